@@ -1,0 +1,31 @@
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: demo test lint bench clean
+
+demo: $(READY)
+	@$(BIN)/python examples/count_gpt.py
+	@$(BIN)/lflops show gpt.profile.json
+
+test: lint
+	@$(BIN)/pytest
+
+lint: $(READY)
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy lflops
+
+bench: $(READY)
+	@$(BIN)/python benchmarks/overhead.py
+
+clean:
+	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis dist gpt.profile.json
+	@find lflops tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The build tools come first, without isolation: constraints do not reach into an isolated build, so its versions would not be pinned.
+$(READY): pyproject.toml constraints.txt
+	@echo "Setting up .venv (minutes the first time: torch is large)"
+	@python3 -m venv .venv
+	@$(BIN)/pip install -qq -c constraints.txt hatchling editables
+	@$(BIN)/pip install -qq -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@

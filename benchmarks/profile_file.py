@@ -1,0 +1,45 @@
+"""How large a large model's profile is, and how long it takes to save and to load: 5,000 modules, 45,000 cells, a time in every work."""
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from samples import profile_of
+
+from lflops.profile_file import load, save
+
+MODULES = 5_000
+REPEATS = 11
+
+
+def median_seconds(action: Callable[[], object]) -> float:
+    """What one run takes, garbage collection and the freeing of its result included."""
+    seconds = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        action()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def main() -> None:
+    """Print one line for each figure."""
+    profile = profile_of(MODULES)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "large.profile.json"
+        save_seconds = median_seconds(lambda: save(profile, path))
+        load_seconds = median_seconds(lambda: load(path))
+        size = path.stat().st_size
+    print(f"modules, cells   {len(profile.modules):,}, {len(profile.cells):,}")
+    print(f"size             {size / 1e6:.1f} MB")
+    print(f"save             {save_seconds:.3f} s, median of {REPEATS}")
+    print(f"load             {load_seconds:.3f} s, median of {REPEATS} (0.2 s at most is wanted)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Where the FLOPs, bytes and milliseconds of a PyTorch training go.
+
+Names are loaded when they are first used, so that importing the package costs next to nothing and a reader of profiles needs no torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lflops.collect.counting.formulas.table import register_formula
+    from lflops.collect.passes import count, counting
+    from lflops.collect.scopes import scope
+    from lflops.errors import CountError, HardwareError, LflopsError, ProfileError, ScheduleError
+    from lflops.profile import Profile
+    from lflops.profile_file import load
+
+__all__ = [
+    "CountError",
+    "HardwareError",
+    "LflopsError",
+    "Profile",
+    "ProfileError",
+    "ScheduleError",
+    "count",
+    "counting",
+    "load",
+    "register_formula",
+    "scope",
+]
+
+_HOMES = {
+    **dict.fromkeys(["CountError", "HardwareError", "LflopsError", "ProfileError", "ScheduleError"], "lflops.errors"),
+    **dict.fromkeys(["count", "counting"], "lflops.collect.passes"),
+    "Profile": "lflops.profile",
+    "load": "lflops.profile_file",
+    "register_formula": "lflops.collect.counting.formulas.table",
+    "scope": "lflops.collect.scopes",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name, and keep it."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("lflops")
+    if name not in _HOMES:
+        msg = f"module 'lflops' has no attribute {name!r}"
+        raise AttributeError(msg)
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not."""
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,30 @@
+"""What can go wrong, as a tree.
+
+LflopsError
+├── ProfileError     a profile file that cannot be read or written
+├── ScheduleError    a schedule that cannot be
+├── CountError       a count that cannot be made, or an argument of one that is wrong
+└── HardwareError    a chip that cannot be described or measured
+"""
+
+__all__ = ["CountError", "HardwareError", "LflopsError", "ProfileError", "ScheduleError"]
+
+
+class LflopsError(Exception):
+    """The base of every error that lflops raises on purpose."""
+
+
+class ProfileError(LflopsError):
+    """A profile file cannot be read or written; the message names the file, the module and the field."""
+
+
+class ScheduleError(LflopsError):
+    """A schedule cannot be; the message names the argument, its value and what is taken."""
+
+
+class CountError(LflopsError):
+    """A count cannot be made, or one of its arguments is wrong; the message names it and what is taken."""
+
+
+class HardwareError(LflopsError):
+    """A chip cannot be described or measured."""

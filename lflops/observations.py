@@ -1,0 +1,87 @@
+"""What only watching a run tells: its steps, its traces, its ranks; and the phases and units that every part of a profile shares."""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+__all__ = ["PHASES", "Count", "Phase", "Rank", "RankStat", "Seconds", "Spread", "Step", "Trace", "TracedOperator"]
+
+Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
+PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer", "other")
+
+Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0)]
+
+
+class Spread(Struct, frozen=True, kw_only=True):
+    """Seconds over several steps: the median and the quartiles around it."""
+
+    median: Seconds
+    low: Seconds
+    high: Seconds
+    n: Count
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One optimizer step as the clock saw it."""
+
+    index: Count
+    kind: Literal["clean", "counted", "active"]
+    seconds: Seconds | None
+    phases: Mapping[str, Seconds]
+    cpu_user: Seconds | None = None
+    cpu_system: Seconds | None = None
+    samples: Count | None = None
+    tokens: Count | None = None
+    marks: tuple[str, ...] = ()
+
+
+class TracedOperator(Struct, frozen=True, kw_only=True):
+    """An operator's times in the traces, inclusive and its own."""
+
+    name: str
+    calls: Count
+    host_seconds: Seconds
+    own_host_seconds: Seconds
+    device_seconds: Seconds
+    own_device_seconds: Seconds
+
+
+class Trace(Struct, frozen=True, kw_only=True):
+    """What the recorded steps showed, and where their files are."""
+
+    files: Mapping[str, str]
+    device_idle_seconds: Seconds | None = None
+    exposed_comm_seconds: Seconds | None = None
+    operators: tuple[TracedOperator, ...] = ()
+
+
+class Rank(Struct, frozen=True, kw_only=True):
+    """One rank of the run, also one that did not answer."""
+
+    rank: Count
+    node: str | None
+    host: str | None
+    device: str | None
+    coordinates: Mapping[str, Count]
+    status: Literal["ok", "late", "missing", "failed"]
+    step: Spread | None = None
+    data: Spread | None = None
+    cpu: Spread | None = None
+    macs: Count | None = None
+    peak_bytes: Count | None = None
+    slowest: Count | None = None
+
+
+class RankStat(Struct, frozen=True, kw_only=True):
+    """A module's time in one phase over the ranks."""
+
+    module: str
+    phase: Phase
+    low: Seconds
+    median: Seconds
+    high: Seconds
+    high_rank: Count
+    slowest_steps: Count
+    steps: Count

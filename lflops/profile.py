@@ -1,0 +1,295 @@
+"""The value that everything rests on: what one rank or one run computed, moved and kept, module by module.
+
+Numbers are in SI units (bytes, seconds, operations), exact integers where they are counts. `None` means unknown, never 0.
+There are no sentences and no torch objects in here: a reader that has neither torch nor a terminal can use all of it.
+
+A module is named by its dotted path, the root by the empty string. Own work is what ran while the module was the innermost one
+running; inclusive work adds that of every row below it in the tree of names.
+"""
+
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from typing import Literal
+
+from msgspec import Struct
+
+from lflops.observations import PHASES, Count, Phase, Rank, RankStat, Seconds, Spread, Step, Trace
+
+__all__ = ["PHASES", "SCHEMA_VERSION", "Phase", "Profile", "Work"]
+
+SCHEMA_VERSION = "1.0"
+"""Of the file. A reader takes every minor version of its major one: unknown fields are ignored, new ones have a default."""
+
+
+class Work(Struct, frozen=True, kw_only=True):
+    """What ran in one phase of one module: inclusive, and `own_`.
+
+    Attributes:
+        calls: Operator calls that computed or moved something; views and allocations are none.
+        macs: Multiply-accumulates of contractions. Attention counts its full square.
+        executed_macs: The same without what a causal or block mask lets the kernel skip.
+        flops: 2 x `macs` plus the convention for everything else.
+        bytes_moved: The least traffic of the operators as dispatched; not DRAM traffic.
+        comm_bytes: Payload of the collectives.
+        logical_macs: Of the unsharded model; `None` where sharding hides it.
+        seconds: Stream time on CUDA, host time on CPU.
+        device_seconds: Kernel time; needs a trace.
+    """
+
+    calls: Count
+    macs: Count
+    executed_macs: Count
+    flops: Count
+    bytes_moved: Count
+    comm_bytes: Count
+    own_calls: Count
+    own_macs: Count
+    own_executed_macs: Count
+    own_flops: Count
+    own_bytes_moved: Count
+    own_comm_bytes: Count
+    logical_macs: Count | None = None
+    own_logical_macs: Count | None = None
+    seconds: Spread | None = None
+    own_seconds: Spread | None = None
+    device_seconds: Spread | None = None
+
+
+class DtypeShare(Struct, frozen=True, kw_only=True):
+    """The parameters of one dtype below a module."""
+
+    parameters: Count
+    bytes: Count
+
+
+class ModuleProfile(Struct, frozen=True, kw_only=True):
+    """One row of the tree of names.
+
+    Attributes:
+        kind: The class's name; `"scope"` for a named part that is no module.
+        calls: How often it was called in forward. A container that only its children's names pass through has 0.
+        compiled: Whether it runs under torch.compile outside of the counted pass.
+        owner: The row that counts this row's parameters, where they are shared with an earlier one.
+        parameters: Distinct parameters here and below, each counted once in the whole profile.
+        local_parameters: The part of them that this rank holds.
+        dtypes: `parameters` by dtype.
+        peak_bytes: The most bytes alive at once while this row or one below it ran.
+    """
+
+    kind: str
+    depth: Count
+    calls: Count
+    compiled: bool
+    owner: str | None
+    parameters: Count
+    trainable_parameters: Count
+    parameter_bytes: Count
+    own_parameters: Count
+    local_parameters: Count
+    local_parameter_bytes: Count
+    dtypes: Mapping[str, DtypeShare]
+    peak_bytes: Count | None
+    forward: Work
+    backward: Work
+    recompute: Work
+    optimizer: Work
+    other: Work
+
+    def work(self, phase: Phase) -> Work:
+        """The work of one phase, by its name."""
+        work: Work = getattr(self, phase)
+        return work
+
+
+class Cell(Struct, frozen=True, kw_only=True):
+    """What one operator did in one phase of one module itself, in one dtype: of its operands for a contraction, else of its result."""
+
+    module: str
+    operator: str
+    phase: Phase
+    dtype: str
+    calls: Count
+    macs: Count
+    executed_macs: Count
+    flops: Count
+    bytes_moved: Count
+
+
+class Uncounted(Struct, frozen=True, kw_only=True):
+    """An operator that ran without a formula: in no total, so listed here."""
+
+    module: str
+    operator: str
+    phase: Phase
+    calls: Count
+    bytes: Count
+    seconds: Seconds | None = None
+
+
+class Communication(Struct, frozen=True, kw_only=True):
+    """One collective on one group. `bytes` is the larger of what a rank gives and gets."""
+
+    module: str
+    phase: Phase
+    collective: str
+    group: str
+    group_size: Count | None
+    calls: Count
+    bytes: Count
+    seconds: Seconds | None = None
+    exposed_seconds: Seconds | None = None
+
+
+class Moment(Struct, frozen=True, array_like=True):
+    """One operator of the timeline and the bytes that were alive before it ran."""
+
+    operator: str
+    module: str
+    phase: Phase
+    live_bytes: Count
+
+
+class Allocation(Struct, frozen=True, array_like=True):
+    """A storage that was alive at the peak, and what made it."""
+
+    category: str
+    operator: str
+    module: str
+    phase: Phase
+    bytes: Count
+
+
+class Memory(Struct, frozen=True, kw_only=True):
+    """Bytes alive from operator to operator: of tensors, without the allocator's rounding and the kernels' workspaces.
+
+    Attributes:
+        source: `counted` on a real pass, `fake` where nothing was allocated.
+        peak_index: Which operator reached the peak, as an index into the whole run of operators.
+        by_category: The peak by parameters, gradients, optimizer_state, activations, temporary, other.
+        by_module: The peak by the row that made or owns the bytes, own bytes.
+        alive: The 50 largest storages at the peak.
+        timeline: In the order of execution; above 20,000 operators the extremes of equal buckets, and the peak.
+    """
+
+    source: Literal["counted", "fake"]
+    peak_bytes: Count
+    peak_index: Count
+    by_category: Mapping[str, Count]
+    by_module: Mapping[str, Count]
+    alive: tuple[Allocation, ...]
+    timeline: tuple[Moment, ...]
+    allocator_peak_bytes: Count | None = None
+    reserved_bytes: Count | None = None
+
+    def fits(self, memory_bytes: float) -> bool:
+        """Whether the peak is within `memory_bytes`."""
+        return self.peak_bytes <= memory_bytes
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """What was profiled, where and how. `created` is in ISO 8601, UTC; `shapes` are the inputs'."""
+
+    kind: Literal["count", "measure", "estimate", "training"]
+    created: str
+    versions: Mapping[str, str]
+    host: str
+    device_name: str
+    dtype: str | None
+    shapes: Mapping[str, tuple[Count, ...]]
+    stage: str | None = None
+    step: Count | None = None
+    window: Count | None = None
+    partial: bool = False
+    hardware: str | None = None
+    precision: str | None = None
+    samples_per_step: Count | None = None
+    tokens_per_step: Count | None = None
+    accumulation: Count | None = None
+    strategy: str | None = None
+    world_size: Count = 1
+    data_parallel_size: Count | None = None
+    tensor_parallel_size: Count | None = None
+    pipeline_parallel_size: Count | None = None
+    expert_parallel_size: Count | None = None
+    observer_ratio: float | None = None
+
+
+class Note(Struct, frozen=True, kw_only=True):
+    """Something that a reader of the numbers has to know; the sentence is made where it is shown."""
+
+    code: str
+    subject: str
+    values: Mapping[str, int | float | str]
+
+
+class Profile(Struct, frozen=True, kw_only=True):
+    """What one pass or one window did. Saved as JSON, the file is this value."""
+
+    schema_version: str
+    run: Run
+    modules: Mapping[str, ModuleProfile]
+    cells: tuple[Cell, ...]
+    uncounted: tuple[Uncounted, ...]
+    communication: tuple[Communication, ...] = ()
+    steps: tuple[Step, ...] = ()
+    memory: Memory | None = None
+    trace: Trace | None = None
+    ranks: tuple[Rank, ...] = ()
+    rank_stats: tuple[RankStat, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+    def by_module(self, phase: Phase | None = "forward") -> dict[str, int]:
+        """MACs of each module and all below it; `phase=None` adds the phases up."""
+        return {name: sum(module.work(each).macs for each in _phases(phase)) for name, module in self.modules.items()}
+
+    def by_operator(self, phase: Phase | None = "forward", module: str = "") -> dict[str, int]:
+        """MACs of each operator in `module` and below it, the most first."""
+        macs: dict[str, int] = {}
+        for cell in self._contractions(phase):
+            if module in ancestry(cell.module):
+                macs[cell.operator] = macs.get(cell.operator, 0) + cell.macs
+        return dict(sorted(macs.items(), key=lambda item: -item[1]))
+
+    def by_module_and_operator(self, phase: Phase | None = "forward") -> dict[str, dict[str, int]]:
+        """MACs of each operator in each module and below it."""
+        table: dict[str, dict[str, int]] = {name: {} for name in self.modules}
+        for cell in self._contractions(phase):
+            for name in ancestry(cell.module):
+                table[name][cell.operator] = table[name].get(cell.operator, 0) + cell.macs
+        return table
+
+    def total(self, module: str = "", phase: Phase | None = "forward") -> int:
+        """MACs of one module and all below it."""
+        return sum(self.modules[module].work(each).macs for each in _phases(phase))
+
+    @property
+    def uncalled(self) -> tuple[str, ...]:
+        """The modules that were never called, nor anything below them."""
+        called = {above for name, module in self.modules.items() if module.calls for above in ancestry(name)}
+        return tuple(name for name in self.modules if name not in called)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the JSON file, whole or not at all.
+
+        Raises:
+            ProfileError: A number in it is NaN or infinite, or the file cannot be written.
+        """
+        from lflops.profile_file import save
+
+        save(self, path)
+
+    def _contractions(self, phase: Phase | None) -> Iterator[Cell]:
+        return (cell for cell in self.cells if cell.macs and cell.phase in _phases(phase))
+
+
+def ancestry(name: str) -> tuple[str, ...]:
+    """A row's name and those of all the rows above it, itself first, the root last."""
+    names = [name]
+    while name:
+        name = name.rpartition(".")[0]
+        names.append(name)
+    return tuple(names)
+
+
+def _phases(phase: Phase | None) -> tuple[Phase, ...]:
+    return PHASES if phase is None else (phase,)
