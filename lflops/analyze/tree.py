@@ -1,0 +1,264 @@
+"""The modules of a profile as rows: a tree that folds what repeats, a flat list by own work, and what no total holds."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lflops.profile import PHASES, ModuleProfile, Phase, Profile, Work
+
+__all__ = ["SORT_KEYS", "Figures", "Ledger", "Repeat", "Row", "flat", "ledger", "totals", "tree"]
+
+
+class Figures(Struct, frozen=True, kw_only=True):
+    """What ran in one phase. The fields mean what those of `Work` mean, inclusive or own as the row says."""
+
+    calls: int = 0
+    macs: int = 0
+    executed_macs: int = 0
+    flops: int = 0
+    bytes_moved: int = 0
+
+    def __add__(self, other: "Figures") -> "Figures":
+        return Figures(**{field: getattr(self, field) + getattr(other, field) for field in _FIGURES})
+
+    def __mul__(self, times: int) -> "Figures":
+        return Figures(**{field: getattr(self, field) * times for field in _FIGURES})
+
+
+class Repeat(Struct, frozen=True, kw_only=True):
+    """A run of alike siblings, by the labels at its ends."""
+
+    first: str
+    last: str
+    times: int
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """One module, or a run of siblings that are alike: then every figure is that of ONE of them.
+
+    Attributes:
+        name: The dotted path; of the first one where the row is a run.
+        label: Its last part.
+        names: Every module that the row stands for, within the row above.
+        repeat: The run, `None` where the row is a single module.
+        depth: 0 for the root.
+        own: Whether the figures and the parameters are the module's own, without what is below it.
+        calls: How often it was called in forward.
+        trainable_parameters: `None` where only the inclusive number is known. So is `parameter_bytes`.
+        phases: The work of each phase.
+        share: This row's part of the root's MACs in the phase asked for; `None` where the root has none.
+        children: The rows below, where there is a tree.
+    """
+
+    name: str
+    label: str
+    names: tuple[str, ...]
+    repeat: Repeat | None
+    depth: int
+    own: bool
+    kind: str
+    calls: int
+    compiled: bool
+    owner: str | None
+    parameters: int
+    trainable_parameters: int | None
+    parameter_bytes: int | None
+    phases: Mapping[Phase, Figures]
+    share: float | None
+    children: tuple["Row", ...] = ()
+
+    @property
+    def times(self) -> int:
+        """How many modules the row stands for within the row above."""
+        return len(self.names)
+
+    def one(self, phase: Phase | None) -> Figures:
+        """The work of one of the row's modules; `phase=None` adds the phases up."""
+        return sum((self.phases[each] for each in _phases(phase)), Figures())
+
+    def all(self, phase: Phase | None) -> Figures:
+        """The work of all the row's modules within one of the row above."""
+        return self.one(phase) * self.times
+
+
+class Ledger(Struct, frozen=True, kw_only=True):
+    """An operator that is in no total: what it did in all modules and phases. `seconds` is `None` unless known of every call."""
+
+    operator: str
+    modules: tuple[str, ...]
+    calls: int
+    bytes: int
+    seconds: float | None
+
+
+_ORDERS: dict[str, Callable[[Row, Phase | None], Any]] = {
+    "macs": lambda row, phase: (-row.all(phase).macs, -row.all(phase).flops),
+    "flops": lambda row, phase: -row.all(phase).flops,
+    "parameters": lambda row, _: -row.parameters * row.times,
+    "bytes": lambda row, phase: -row.all(phase).bytes_moved,
+    "name": lambda row, _: [int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", row.name))],
+}
+
+SORT_KEYS = tuple(_ORDERS)
+"""What rows can be sorted by: the name, or the most first."""
+
+_FIGURES = Figures.__struct_fields__
+_COUNTS = tuple(field for field in Work.__struct_fields__ if not field.endswith("seconds"))
+_FACTS = (
+    "kind",
+    "calls",
+    "compiled",
+    "parameters",
+    "trainable_parameters",
+    "parameter_bytes",
+    "own_parameters",
+    "local_parameters",
+    "local_parameter_bytes",
+)
+
+
+def tree(
+    profile: Profile, *, depth: int = -1, fold: bool = True, sort: str | None = None, phase: Phase | None = "forward"
+) -> tuple[Row, ...]:
+    """The modules by name, inclusive: the root, and in each row the rows below it.
+
+    Args:
+        profile: What to show.
+        depth: How many levels below the root; -1 is all of them.
+        fold: Whether consecutive siblings with the same kinds, labels and counts all the way down share a row.
+        sort: One of `SORT_KEYS`, among siblings; `None` keeps the model's order. A run is sorted by the sum of its modules.
+        phase: What `share` and `sort` are about; `None` is all the phases together.
+
+    Raises:
+        ValueError: An argument is none of what is taken.
+    """
+    _check_sort(sort)
+    if depth < -1:
+        raise ValueError(f"depth={depth}: give -1 for all levels, 0 for the root alone, or how many to show below it")
+    below = _children(profile)
+    alike: Mapping[str, object] = _signatures(profile, below) if fold else {name: name for name in below}
+
+    def rows(names: Iterable[str], level: int) -> tuple[Row, ...]:
+        made = []
+        for _, group in groupby(names, key=alike.__getitem__):
+            run = tuple(group)
+            row = _row(profile, run, own=False, phase=phase)
+            made.append(row if level == depth else replace(row, children=rows(below[run[0]], level + 1)))
+        return _sorted(made, sort, phase)
+
+    return rows([""], 0)
+
+
+def flat(profile: Profile, *, sort: str | None = None, phase: Phase | None = "forward") -> tuple[Row, ...]:
+    """Every module by its own work, the most first.
+
+    Args:
+        profile: What to show.
+        sort: One of `SORT_KEYS`; `None` is by MACs.
+        phase: What `share` and `sort` are about; `None` is all the phases together.
+
+    Raises:
+        ValueError: An argument is none of what is taken.
+    """
+    _check_sort(sort)
+    return _sorted([_row(profile, (name,), own=True, phase=phase) for name in profile.modules], sort or "macs", phase)
+
+
+def totals(profile: Profile) -> dict[Phase, Figures]:
+    """What ran in each phase, everywhere."""
+    return _by_phase(profile.modules[""], own=False)
+
+
+def ledger(profile: Profile) -> tuple[Ledger, ...]:
+    """The operators that ran without a formula, those that moved the most bytes first."""
+    entries = sorted(profile.uncounted, key=lambda entry: entry.operator)
+    lines = []
+    for operator, group in groupby(entries, key=lambda entry: entry.operator):
+        found = list(group)
+        seconds = [entry.seconds for entry in found if entry.seconds is not None]
+        lines.append(
+            Ledger(
+                operator=operator,
+                modules=tuple(dict.fromkeys(entry.module for entry in found)),
+                calls=sum(entry.calls for entry in found),
+                bytes=sum(entry.bytes for entry in found),
+                seconds=sum(seconds) if len(seconds) == len(found) else None,
+            )
+        )
+    return tuple(sorted(lines, key=lambda line: -line.bytes))
+
+
+def _check_sort(sort: str | None) -> None:
+    if sort is not None and sort not in SORT_KEYS:
+        raise ValueError(f"sort={sort!r}: give one of {', '.join(SORT_KEYS)}")
+
+
+def _sorted(rows: list[Row], sort: str | None, phase: Phase | None) -> tuple[Row, ...]:
+    return tuple(sorted(rows, key=lambda row: _ORDERS[sort](row, phase))) if sort else tuple(rows)
+
+
+def _row(profile: Profile, names: tuple[str, ...], *, own: bool, phase: Phase | None) -> Row:
+    """The row of the first of the names, without children."""
+    module = profile.modules[names[0]]
+    phases = _by_phase(module, own=own)
+    whole = sum(profile.modules[""].work(each).macs for each in _phases(phase))
+    return Row(
+        name=names[0],
+        label=_label(names[0]),
+        names=names,
+        repeat=Repeat(first=_label(names[0]), last=_label(names[-1]), times=len(names)) if len(names) > 1 else None,
+        depth=module.depth,
+        own=own,
+        kind=module.kind,
+        calls=module.calls,
+        compiled=module.compiled,
+        owner=module.owner,
+        parameters=module.own_parameters if own else module.parameters,
+        trainable_parameters=None if own else module.trainable_parameters,
+        parameter_bytes=None if own else module.parameter_bytes,
+        phases=phases,
+        share=sum(phases[each].macs for each in _phases(phase)) / whole if whole else None,
+    )
+
+
+def _label(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _by_phase(module: ModuleProfile, *, own: bool) -> dict[Phase, Figures]:
+    prefix = "own_" if own else ""
+    return {phase: Figures(**{field: getattr(module.work(phase), prefix + field) for field in _FIGURES}) for phase in PHASES}
+
+
+def _phases(phase: Phase | None) -> tuple[Phase, ...]:
+    return PHASES if phase is None else (phase,)
+
+
+def _children(profile: Profile) -> dict[str, list[str]]:
+    """The names right below each name, in the model's order."""
+    below: dict[str, list[str]] = {name: [] for name in profile.modules}
+    for name in filter(None, profile.modules):
+        below[name.rpartition(".")[0]].append(name)
+    return below
+
+
+def _signatures(profile: Profile, below: Mapping[str, list[str]]) -> dict[str, int]:
+    """A number for each module: the same for two of them where all counts are, with the same labels and counts below."""
+    numbers: dict[str, int] = {}
+    seen: dict[Any, int] = {}
+    for name in sorted(profile.modules, key=len, reverse=True):  # the longer first, so that those below come before those above
+        children = tuple((_label(child), numbers[child]) for child in below[name])
+        numbers[name] = seen.setdefault((_counts(profile.modules[name]), children), len(seen))
+    return numbers
+
+
+def _counts(module: ModuleProfile) -> tuple[Any, ...]:
+    """All that makes two modules alike: neither the times, nor the peak, in which each one differs by when it runs."""
+    works = (getattr(module.work(phase), field) for phase in PHASES for field in _COUNTS)
+    dtypes = ((dtype, share.parameters, share.bytes) for dtype, share in sorted(module.dtypes.items()))
+    facts = (getattr(module, field) for field in _FACTS)
+    return (module.owner is None, *facts, *dtypes, *works)

@@ -1,0 +1,147 @@
+"""The shell: `lflops show`. Exit status 0 is fine, 2 is wrong usage or an unreadable file, with one line that says which."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from io import BytesIO, TextIOWrapper
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from msgspec import json
+from rich.console import Console, RenderableType
+
+from lflops.analyze.tree import SORT_KEYS, flat, ledger, totals, tree
+from lflops.errors import LflopsError
+from lflops.profile import PHASES, Phase, Profile
+from lflops.profile_file import load
+from lflops.report.table import render
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
+
+WIDTH = 120
+"""Of what is not a terminal, unless COLUMNS says another."""
+
+# What typer raises on wrong usage: it exports no other of these by name, and which package they live in depends on its version.
+UsageError: Any = typer.BadParameter.__bases__[0]
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        args: What stands after `lflops`; `None` takes it from the shell.
+
+    Returns:
+        The exit status.
+    """
+    try:
+        status = typer.main.get_command(app).main(args, prog_name="lflops", standalone_mode=False)
+        sys.stdout.flush()
+    except OSError as error:  # of writing: what reads has errors of its own
+        # What is left in the buffer must not fail once more while Python shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0 if isinstance(error, BrokenPipeError) else _refused(f"cannot write: {error.strerror}")
+    except UsageError as error:
+        return _refused(f"{error.format_message()} (lflops --help)")
+    except LflopsError as error:
+        return _refused(str(error))
+    return status or 0
+
+
+def _print_version(*, wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(f"lflops {version('lflops')}")
+        except PackageNotFoundError:
+            typer.echo("lflops, not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def lflops(
+    *, _version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")] = False
+) -> None:
+    """Where every FLOP, byte and millisecond of a PyTorch training step goes, module by module."""
+
+
+@app.command()
+def show(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile's JSON file.")],
+    *,
+    depth: Annotated[int, typer.Option(metavar="N", help="How many levels of the tree below the root; -1 is all.")] = -1,
+    sort: Annotated[
+        str | None, typer.Option(metavar="KEY", help=f"Order the rows by {', '.join(SORT_KEYS)}: the most first, names from A to Z.")
+    ] = None,
+    own: Annotated[bool, typer.Option("--flat", help="No tree: every module by its own work, the most MACs first.")] = False,
+    phase: Annotated[
+        str, typer.Option(metavar="NAME", help=f"What the share, the FLOPs and the bytes are of: {', '.join(PHASES)}, or all.")
+    ] = "forward",
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON object: run, totals (by phase), rows (nested by children, with the exact counts of each phase), uncounted "
+            "(operators without a formula), uncalled (modules) and notes. A row with a repeat holds the figures of one of its names.",
+        ),
+    ] = False,
+) -> None:
+    """Print a profile: totals, what they leave out, and its modules."""
+    if phase not in (*PHASES, "all"):
+        raise UsageError(f"phase={phase!r}: give one of {', '.join(PHASES)}, or all")
+    if own and depth != -1:
+        raise UsageError(f"depth={depth}: --flat has no depth, give one of the two")
+    profile = load(file)
+    chosen = next((each for each in PHASES if each == phase), None)
+    try:
+        if as_json:
+            _write(_as_json(profile, depth=depth, sort=sort, own=own, phase=chosen))
+        else:
+            _draw(render(profile, depth=depth, sort=sort, own=own, phase=chosen))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    except RecursionError as error:
+        raise UsageError("the modules are nested too deeply for a tree: give --depth or --flat") from error
+
+
+def _as_json(profile: Profile, *, depth: int, sort: str | None, own: bool, phase: Phase | None) -> bytes:
+    rows = flat(profile, sort=sort, phase=phase) if own else tree(profile, depth=depth, sort=sort, phase=phase)
+    shown = {
+        "schema_version": profile.schema_version,
+        "run": profile.run,
+        "phase": phase or "all",
+        "totals": totals(profile),
+        "rows": rows,
+        "uncounted": ledger(profile),
+        "uncalled": profile.uncalled,
+        "notes": profile.notes,
+    }
+    return json.format(json.encode(shown)) + b"\n"
+
+
+def _draw(content: RenderableType) -> None:
+    """On a terminal in its width and colours; elsewhere plain."""
+    drawn = BytesIO()
+    file = TextIOWrapper(drawn, encoding=sys.stdout.encoding, errors="replace", newline="\n")
+    if sys.stdout.isatty():
+        console = Console(file=file, force_terminal=True)
+    else:
+        columns = os.environ.get("COLUMNS", "")
+        width = int(columns) if columns.isdecimal() and int(columns) else WIDTH
+        console = Console(file=file, force_terminal=False, color_system=None, width=width)
+    console.print(content)
+    file.flush()
+    _write(b"\n".join(line.rstrip() for line in drawn.getvalue().split(b"\n")))
+
+
+def _write(content: bytes) -> None:
+    sys.stdout.buffer.write(content)
+
+
+def _refused(reason: str) -> int:
+    """One line, whatever the reason holds."""
+    typer.echo(f"lflops: {' '.join(reason.split())}", err=True)
+    return 2

@@ -1,0 +1,147 @@
+"""The lines above a table: what was profiled, what ran in each phase, and what stands beside the totals."""
+
+from collections.abc import Iterator
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from lflops import units
+from lflops.analyze.tree import Figures, ledger, totals
+from lflops.profile import Profile
+from lflops.report.cells import figure, text
+from lflops.report.notes import sentence
+
+__all__ = ["head"]
+
+_KINDS = {
+    "count": "counted on one pass",
+    "measure": "counted on one pass, timed on others",
+    "estimate": "estimated: nothing ran",
+    "training": "training",
+}
+_MARGIN = 16
+_LISTED = 12
+
+
+def head(profile: Profile) -> Group:
+    """What was profiled, the totals, and their ledger."""
+    return Group(_what(profile), "", _totals(profile), "", _apart(profile))
+
+
+def _what(profile: Profile) -> Table:
+    """What was profiled, on what, and its parameters."""
+    run = profile.run
+    when = [f"{name} {at}" for name, at in (("step", run.step), ("window", run.window)) if at is not None]
+    ranks = _counted(run.world_size, "rank") if run.world_size > 1 else None
+    # Positional inputs are named by their number, which would read as one more size.
+    shapes = [f"{'' if name.isdecimal() else name} {'×'.join(map(str, shape)) or 'scalar'}".strip() for name, shape in run.shapes.items()]
+    batch = [_counted(n, unit) for n, unit in ((run.samples_per_step, "sample"), (run.tokens_per_step, "token")) if n is not None]
+    table = _margin()
+    table.add_row("profiled", _listed(profile.modules[""].kind, _KINDS[run.kind], run.stage, *when, "partial" if run.partial else None))
+    table.add_row("device", _listed(f"{run.device_name} on {run.host}", run.dtype, run.precision, ranks))
+    table.add_row("created", text(run.created.replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC")))
+    table.add_row("inputs", _listed(*shapes, *batch))
+    table.add_row("parameters", _listed(*_parameters(profile)))
+    return table
+
+
+def _listed(*parts: str | None) -> Text:
+    return text(", ".join(part for part in parts if part) or units.UNKNOWN)
+
+
+def _parameters(profile: Profile) -> list[str]:
+    root = profile.modules[""]
+    parts = [f"{units.count(root.parameters)} in {units.size(root.parameter_bytes)}"]
+    if root.trainable_parameters != root.parameters:
+        share = root.trainable_parameters / root.parameters
+        parts.append(f"{units.count(root.trainable_parameters)} trainable ({units.percent(share)})")
+    elif root.parameters:
+        parts.append("all trainable")
+    if len(root.dtypes) == 1:
+        parts.append(f"all {next(iter(root.dtypes))}")
+    else:
+        parts += [f"{units.count(share.parameters)} {dtype} in {units.size(share.bytes)}" for dtype, share in root.dtypes.items()]
+    if root.local_parameters != root.parameters:
+        parts.append(f"{units.count(root.local_parameters)} in {units.size(root.local_parameter_bytes)} on this rank")
+    return parts
+
+
+def _totals(profile: Profile) -> Table:
+    """What ran in each phase."""
+    ran: dict[str, Figures] = {phase: figures for phase, figures in totals(profile).items() if figures != Figures()}
+    ran = ran or {"forward": Figures()}
+    if len(ran) > 1:
+        ran["all"] = sum(ran.values(), Figures())
+    masked = any(figures.executed_macs != figures.macs for figures in ran.values())
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("totals", min_width=_MARGIN, no_wrap=True)
+    for heading in ("MACs", *(["executed MACs"] if masked else []), "FLOPs", "bytes moved", "operator calls"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for phase, figures in ran.items():
+        macs = [figures.macs, figures.executed_macs] if masked else [figures.macs]
+        cells = [*map(units.count, [*macs, figures.flops]), units.size(figures.bytes_moved), units.count(figures.calls)]
+        table.add_row(phase, *map(figure, cells))
+    return table
+
+
+def _apart(profile: Profile) -> Table:
+    """What stands beside the totals: memory, what is in none of them, and what a reader has to know."""
+    table = _margin()
+    table.add_row("peak live memory", text(_memory(profile)))
+    for i, line in enumerate(_ledger(profile)):
+        table.add_row("" if i else "not counted", line)
+    if profile.uncalled:
+        table.add_row("never called", text(_never_called(profile), "yellow"))
+    for i, note in enumerate(profile.notes):
+        table.add_row("" if i else "note", text(sentence(note), "yellow"))
+    return table
+
+
+def _ledger(profile: Profile) -> Iterator[Text]:
+    lines = ledger(profile)
+    if not lines:
+        yield text("nothing: every operator that ran has a formula")
+    longest = max((len(line.operator) for line in lines[:_LISTED]), default=0)
+    for line in lines[:_LISTED]:
+        place = _counted(len(line.modules), "module") if len(line.modules) > 1 else line.modules[0] or "the root"
+        took = "" if line.seconds is None else f", {units.duration(line.seconds)}"
+        yield text(f"{line.operator:<{longest}}  {_counted(line.calls, 'call')} in {place}, {units.size(line.bytes)}{took}", "yellow")
+    if left := lines[_LISTED:]:
+        calls, moved = _counted(sum(line.calls for line in left), "call"), units.size(sum(line.bytes for line in left))
+        yield text(f"and {_counted(len(left), 'more operator')}  {calls}, {moved}", "yellow")
+
+
+def _memory(profile: Profile) -> str:
+    if profile.memory is None:
+        return units.size(profile.modules[""].peak_bytes)
+    largest = sorted(profile.memory.by_category.items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{category.replace('_', ' ')} {units.size(held)}" for category, held in largest if held)
+    return units.size(profile.memory.peak_bytes) + (f": {parts}" if parts else "")
+
+
+def _never_called(profile: Profile) -> str:
+    """The uppermost names, those that differ in numbers alone as one; those below them are only numbered."""
+    uncalled = set(profile.uncalled)
+    top = [name for name in profile.uncalled if not name or name.rpartition(".")[0] not in uncalled]
+    alike: dict[str, list[str]] = {}
+    for name in top:
+        alike.setdefault(".".join("*" if part.isdecimal() else part for part in name.split(".")), []).append(name)
+    said = [f"{pattern} ×{len(names)}" if len(names) > 1 else names[0] or profile.modules[""].kind for pattern, names in alike.items()]
+    below = len(uncalled) - len(top)
+    ends = [
+        f"{len(said) - _LISTED} more" if len(said) > _LISTED else "",
+        f"{below} below {'it' if len(top) == 1 else 'them'}" if below else "",
+    ]
+    return " and ".join([", ".join(said[:_LISTED]), *filter(None, ends)])
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{units.count(number)} {noun}" if number == 1 else f"{units.count(number)} {noun}s"
+
+
+def _margin() -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(min_width=_MARGIN, no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    return table

@@ -1,0 +1,82 @@
+"""Numbers to text: the one place where they are rounded.
+
+Two decimals and a prefix; what needs no prefix stays exact. Unknown is a dash, 0 is `0`, and what is not 0 never reads as 0.
+"""
+
+from decimal import ROUND_HALF_UP, Context, Decimal
+
+__all__ = ["UNKNOWN", "count", "duration", "percent", "quantity", "size"]
+
+UNKNOWN = "–"
+
+_DECIMAL = ("", "k", "M", "G", "T", "P", "E", "Z", "Y", "R", "Q")
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB", "YiB")
+_SECONDS = ("ns", "µs", "ms", "s")
+
+_HALF_UP = Context(prec=400, rounding=ROUND_HALF_UP)  # wide enough for any float with its decimals
+
+
+def count(value: float | None) -> str:
+    """A count, as `1.23 G`."""
+    return quantity(value, "")
+
+
+def quantity(value: float | None, unit: str, *, digits: int = 2) -> str:
+    """An amount with a decimal prefix before its unit, as `312.00 TFLOP/s`."""
+    return _scaled(_known(value), 1000, tuple(prefix + unit for prefix in _DECIMAL), digits)
+
+
+def size(value: float | None, *, digits: int = 2) -> str:
+    """Bytes in binary units, as `417.76 MiB`."""
+    return _scaled(_known(value), 1024, _BINARY, digits)
+
+
+def duration(value: float | None, *, digits: int = 2) -> str:
+    """Seconds, as `76.67 ms`; from a second on they stay seconds."""
+    known = _known(value)
+    if known is None or known == 0:
+        return UNKNOWN if known is None else "0 s"
+    if abs(known) >= 1:
+        return f"{_rounded(known, digits)} s"
+    return _scaled(known.scaleb(9), 1000, _SECONDS, digits)
+
+
+def percent(share: float | None, *, digits: int = 1) -> str:
+    """A share of 1, as `41.5 %`."""
+    known = _known(share)
+    if known is None or known == 0:
+        return UNKNOWN if known is None else "0 %"
+    rounded = _rounded(known.scaleb(2), digits)
+    if rounded == 0:
+        return f"{'<' if known > 0 else '>-'}{Decimal(1).scaleb(-digits)} %"
+    return f"{rounded} %"
+
+
+def _known(value: float | None) -> Decimal | None:
+    """The number; `None` also for what is no number, or not finite."""
+    number = None if value is None else Decimal(value) + 0  # -0.0 becomes 0
+    return number if number is not None and number.is_finite() else None
+
+
+def _scaled(number: Decimal | None, base: int, symbols: tuple[str, ...], digits: int) -> str:
+    """The number in the unit in which it has the fewest digits before the point, but at least one."""
+    if number is None:
+        return UNKNOWN
+    if abs(number) >= Decimal(base) ** len(symbols):
+        return f"{number:.{digits}e} {symbols[0]}".rstrip()
+    power, scaled = 0, number
+    while abs(_rounded(scaled, digits)) >= base and power + 1 < len(symbols):
+        power += 1
+        scaled = number / Decimal(base) ** power
+    return f"{_digits(scaled, digits, exact=power == 0)} {symbols[power]}".rstrip()
+
+
+def _digits(number: Decimal, digits: int, *, exact: bool) -> str:
+    if exact and number == number.to_integral_value():
+        return f"{number:f}"
+    rounded = _rounded(number, digits)
+    return f"{rounded:f}" if rounded else f"{number:.{digits}e}"
+
+
+def _rounded(number: Decimal, digits: int) -> Decimal:
+    return number.quantize(Decimal(1).scaleb(-digits), context=_HALF_UP)

@@ -1,0 +1,149 @@
+import json
+import os
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from samples import product, profile, profile_of, run, small_profile
+
+from lflops.cli import main
+from lflops.profile import Profile
+from lflops.profile_file import save
+from lflops.report.table import render
+
+COMMAND = [sys.executable, "-c", "import sys; from lflops.cli import main; sys.exit(main())"]
+
+
+def drawn(given: Profile, width: int = 100, **options: Any) -> list[str]:
+    """The lines on a terminal without colours."""
+    console = Console(file=StringIO(), width=width, color_system=None)
+    console.print(render(given, **options))
+    file = console.file
+    assert isinstance(file, StringIO)
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """The small profile's file."""
+    path = tmp_path / "small.profile.json"
+    save(small_profile(), path)
+    return path
+
+
+def shell(*args: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command as a shell runs it, its output not a terminal."""
+    inherited = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    command = [*COMMAND, *map(str, args)]
+    return subprocess.run(command, check=False, capture_output=True, text=True, encoding="utf-8", env=inherited | environment)
+
+
+def test_show_prints_the_table_without_colours_in_the_width_asked_for(file: Path) -> None:
+    """Not a terminal: 120 columns, or what COLUMNS says; no blanks at the ends of lines."""
+    shown = shell("show", file, COLUMNS="60", FORCE_COLOR="1")
+    assert (0, "") == (shown.returncode, shown.stderr)
+    assert "\x1b" not in shown.stdout
+    assert shown.stdout.splitlines() == [line.rstrip() for line in drawn(small_profile(), 60)]
+    assert drawn(small_profile(), 120) == shell("show", file).stdout.splitlines()
+
+
+def test_show_takes_depth_order_phase_and_flat(file: Path) -> None:
+    """The options reach the table."""
+    sorted_rows = shell("show", file, "--depth", 1, "--sort", "name", "--phase", "all").stdout.splitlines()
+    assert drawn(small_profile(), 120, depth=1, sort="name", phase=None) == sorted_rows
+    assert drawn(small_profile(), 120, own=True) == shell("show", file, "--flat").stdout.splitlines()
+
+
+def test_json_holds_exact_integers_in_rows_within_rows(tmp_path: Path) -> None:
+    """Two blocks share a row, each with a layer of 2**60 + 1 MACs, which no float could hold."""
+    blocks = [f"{block}.layer" for block in range(2)]
+    cells = [product(name, "aten::mm", "forward", macs=2**60 + 1, bytes_moved=1) for name in blocks]
+    save(profile({"": {}, "0": {}, "0.layer": {}, "1": {}, "1.layer": {}}, cells, run=run(tokens_per_step=8192)), tmp_path / "large.json")
+    shown = json.loads(shell("show", tmp_path / "large.json", "--json").stdout)
+    (block,) = shown["rows"][0]["children"]
+    assert {"first": "0", "last": "1", "times": 2} == block["repeat"]
+    assert 2**60 + 1 == block["children"][0]["phases"]["forward"]["macs"]
+    assert 2**61 + 2 == shown["totals"]["forward"]["macs"]
+    assert ("forward", 8192, [], []) == (shown["phase"], shown["run"]["tokens_per_step"], shown["uncounted"], shown["uncalled"])
+
+
+def test_json_of_the_flat_list_has_every_module(file: Path) -> None:
+    """Each one by itself, unknown numbers as null."""
+    rows = json.loads(shell("show", file, "--flat", "--json", "--sort", "parameters").stdout)["rows"]
+    assert [("encoder.0", 144), ("head", 34), ("", 0), ("encoder", 0), ("encoder.1", 0)] == [
+        (row["name"], row["parameters"]) for row in rows
+    ]
+    assert {None} == {row["trainable_parameters"] for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "Missing command"),
+        (["sow"], "No such command 'sow'"),
+        (["show"], "Missing argument 'FILE'"),
+        (["show", "{file}", "--deep"], "No such option: --deep"),
+        (["show", "{file}", "--depth", "two"], "Invalid value for '--depth'"),
+        (["show", "{file}", "--depth", "-2"], "depth=-2: give -1 for all levels"),
+        (["show", "{file}", "--sort", "size"], "sort='size': give one of macs, flops, parameters, bytes, name"),
+        (["show", "{file}", "--phase", "sideways"], "phase='sideways': give one of forward, backward"),
+        (["show", "{file}", "--flat", "--depth", "1"], "depth=1: --flat has no depth"),
+        (["show", "nowhere.json"], "nowhere.json: No such file"),
+        (["show", "."], "."),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(arguments: list[str], reason: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On stderr, with exit status 2 and nothing on stdout."""
+    assert 2 == main([argument.format(file=file) for argument in arguments])
+    shown = capsys.readouterr()
+    assert "" == shown.out
+    assert shown.err.startswith(f"lflops: {reason}")
+    assert 1 == len(shown.err.splitlines())
+
+
+def test_a_broken_file_is_named_in_one_line(tmp_path: Path) -> None:
+    """No traceback, whatever is in it; also where the name itself would break the line."""
+    broken = tmp_path / "broken\nfile.json"
+    broken.write_text('{"schema_version": "1.0", "modules": ')
+    shown = shell("show", broken)
+    assert (2, "", 1) == (shown.returncode, shown.stdout, len(shown.stderr.splitlines()))
+    assert "broken" in shown.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    """As in `lflops show FILE | head -1`, with more to come than a pipe holds."""
+    save(profile_of(2000), tmp_path / "large.json")
+    with subprocess.Popen([*COMMAND, "show", tmp_path / "large.json", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stderr
+        assert b"{\n" == process.stdout.readline()
+        process.stdout.close()
+        assert b"" == process.stderr.read()
+    assert 0 == process.returncode
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
+def test_a_full_disk_is_said_in_one_line(file: Path) -> None:
+    """Not twice, when Python shuts down."""
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run([*COMMAND, "show", file], check=False, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (2, "lflops: cannot write: No space left on device\n") == (ended.returncode, ended.stderr)
+
+
+def test_a_terminal_that_has_no_such_letters_gets_others(file: Path) -> None:
+    """An ASCII output has no dash and no times sign: it shows something else, and does not fail."""
+    shown = shell("show", file, PYTHONIOENCODING="ascii")
+    assert (0, "") == (shown.returncode, shown.stderr)
+    assert shown.stdout.isascii()
+
+
+def test_help_and_version_are_plain_text() -> None:
+    """No boxes, and every option of `show` is said."""
+    assert "Commands:\n  show" in shell("--help").stdout
+    shown = shell("show", "--help").stdout
+    assert [] == [option for option in ("--depth", "--sort", "--flat", "--phase", "--json") if option not in shown]
+    assert shell("--version").stdout.startswith("lflops")

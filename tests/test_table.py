@@ -1,0 +1,225 @@
+from io import StringIO
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from rich.console import Console
+from samples import product, profile, small_profile, weights
+
+from lflops.profile import DtypeShare, Note, Profile, Uncounted
+from lflops.report.notes import sentence
+from lflops.report.table import render
+
+D = 768
+NAMES = {"attn.c_attn": 3 * D * D, "attn.c_proj": D * D, "mlp.c_fc": 4 * D * D, "mlp.c_proj": 4 * D * D}
+KINDS = {"": "GPT2Block", "attn": "GPT2Attention", "mlp": "GPT2MLP"}
+
+
+def gpt(blocks: int = 12) -> Profile:
+    """The linear layers of a GPT-2's blocks on 8 x 1024 tokens: a weight costs one MAC a token, and twice that backward."""
+    inside = {"attn": 4 * D * D, "mlp": 8 * D * D, "": 12 * D * D}
+    rows: dict[str, dict[str, Any]] = {name: weights(0, blocks * inside[""]) | {"kind": "GPT2Model"} for name in ("", "h")}
+    rows["h"] |= {"kind": "ModuleList", "calls": 0}
+    cells = []
+    for block in range(blocks):
+        for part, kind in KINDS.items():
+            rows[f"h.{block}.{part}".rstrip(".")] = weights(0, inside[part]) | {"kind": kind}
+        for name, own in NAMES.items():
+            rows[f"h.{block}.{name}"] = weights(own) | {"kind": "Conv1D"}
+            cells.append(product(f"h.{block}.{name}", "aten::addmm", "forward", macs=8192 * own, bytes_moved=own))
+            cells.append(product(f"h.{block}.{name}", "aten::mm", "backward", macs=2 * 8192 * own, bytes_moved=own))
+    return profile(rows, cells)
+
+
+def drawn(given: Profile, width: int = 100, **options: Any) -> list[str]:
+    """The lines on a terminal without colours."""
+    console = Console(file=StringIO(), width=width, color_system=None)
+    console.print(render(given, **options))
+    file = console.file
+    assert isinstance(file, StringIO)
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+def line_of(start: str, lines: list[str]) -> str:
+    """The first line that begins so, blanks aside, each run of blanks as one."""
+    return next(" ".join(line.split()) for line in lines if line.lstrip().startswith(start))
+
+
+def test_a_row_of_the_table_says_what_each_module_costs() -> None:
+    """A block: 12 * 768**2 = 7,077,888 parameters, times 8192 tokens 57.98 G MACs forward, a twelfth of all, and twice that backward."""
+    assert "0…11 ×12 GPT2Block 7.08 M 57.98 G 8.3 % 115.96 G 115.96 G 6.75 MiB" == line_of("0…11", drawn(gpt()))
+
+
+def test_the_header_says_what_each_column_is() -> None:
+    """The phase stands above the quantity; phases without MACs have no column."""
+    lines = drawn(gpt())
+    assert "module params MACs fwd MACs FLOPs moved" == line_of("module", lines)
+    assert "fwd % of bwd fwd fwd bytes" == " ".join(
+        lines[lines.index(next(line for line in lines if line.startswith("module"))) - 1].split()
+    )
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 100, 200])
+def test_no_line_is_wider_than_the_terminal_and_no_figure_is_cut(width: int) -> None:
+    """Columns are left out, names shortened."""
+    lines = drawn(gpt(), width)
+    assert max(map(len, lines)) <= width
+    assert width < 80 or "57.98 G" in line_of("0…11", lines)
+    assert "695.78" in "".join(lines)
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(66, "fwd FLOPs, fwd bytes moved"), (76, "fwd FLOPs"), (100, None)])
+def test_the_columns_that_had_no_room_are_named(width: int, left_out: str | None) -> None:
+    """Nobody takes a missing column for a missing figure."""
+    lines = drawn(gpt(), width)
+    assert [f"no room for {left_out}"] * bool(left_out) == [line for line in lines if line.startswith("no room")]
+
+
+def test_a_long_name_keeps_its_two_ends() -> None:
+    """What is between them gives way."""
+    name = "the_first_of_all_the_projections_of_the_last_layer"
+    lines = drawn(profile({"": {}, name: {"kind": "Linear"}}, [product(name, "aten::mm", "forward", macs=4, bytes_moved=1)]), 60)
+    assert "the_first_of" in line_of("the_first", lines)
+    assert "…" in line_of("the_first", lines)
+    assert "last_layer 0" in line_of("the_first", lines)
+
+
+def test_alike_neighbours_with_names_of_their_own_are_all_named() -> None:
+    """Two or three are listed, more have their ends said."""
+    cells = [product(name, "aten::mm", "forward", macs=4, bytes_moved=1) for name in ("q", "k", "v", "x.a", "x.b", "x.c", "x.d")]
+    rows: dict[str, dict[str, Any]] = {name: {} for name in ("", "q", "k", "v", "x", "x.a", "x.b", "x.c", "x.d")}
+    lines = drawn(profile(rows, cells))
+    assert line_of("q", lines).startswith("q, k, v ×3 Module")
+    assert line_of("a", lines).startswith("a…d ×4 Module")
+
+
+def test_the_flat_list_says_names_in_full_and_how_many_it_leaves_out() -> None:
+    """The largest is a layer of the MLP; 38 modules of the 86 are containers."""
+    lines = drawn(gpt(), own=True)
+    assert line_of("h.0.mlp.c_fc", lines).startswith("h.0.mlp.c_fc Conv1D 2.36 M 19.33 G 2.8 % 38.65 G")
+    assert "38 modules without work or parameters of their own are not listed" in lines
+
+
+def test_another_phase_has_its_own_columns() -> None:
+    """The share stands behind the MACs of the phase it is of; all phases together have a column of their own."""
+    backward, together = drawn(small_profile(), phase="backward"), drawn(small_profile(), phase=None)
+    assert "head Linear 34 128 256 33.3 % 512 832 B" == line_of("head", backward)
+    assert "head Linear 34 128 256 384 27.3 % 802 1.63 KiB" == line_of("head", together)
+
+
+def test_the_lines_above_the_table_say_what_was_profiled() -> None:
+    """What, where, when, on what, and the parameters with their bytes and dtype."""
+    lines = drawn(small_profile())
+    assert "profiled Model, training, fit, step 8, window 0" == line_of("profiled", lines)
+    assert "device cpu on node0, float32, 2 ranks" == line_of("device", lines)
+    assert "created 2026-01-02 03:04:05 UTC" == line_of("created", lines)
+    assert "inputs 4×8, 4 samples" == line_of("inputs", lines)
+    assert "parameters 178 in 712 B, all trainable, all float32" == line_of("parameters", lines)
+
+
+def test_parameters_are_told_apart_where_they_differ() -> None:
+    """Half is trainable, in two dtypes, half of all on this rank."""
+    dtypes = {"bfloat16": DtypeShare(parameters=60, bytes=120), "float32": DtypeShare(parameters=40, bytes=160)}
+    root = weights(100) | {"trainable_parameters": 50, "parameter_bytes": 280, "dtypes": dtypes}
+    given = profile({"": root | {"local_parameters": 50, "local_parameter_bytes": 140}}, [])
+    said = "parameters 100 in 280 B, 50 trainable (50.0 %), 60 bfloat16 in 120 B, 40 float32 in 160 B, 50 in 140 B on this rank"
+    assert said == line_of("parameters", drawn(given, 200))
+
+
+def test_totals_are_by_phase_and_together() -> None:
+    """640 and 768 MACs; masked attention would add a column of executed MACs."""
+    lines = drawn(small_profile())
+    assert "totals MACs FLOPs bytes moved operator calls" == line_of("totals", lines)
+    assert "forward 640 1.34 k 1.85 KiB 3" == line_of("forward", lines)
+    assert "all 1.41 k 3.15 k 6.44 KiB 9" == line_of("all", lines)
+
+
+def test_executed_macs_have_a_column_where_a_mask_spared_some() -> None:
+    """100 MACs, 60 of them executed."""
+    masked = replace(product("", "aten::sdpa", "forward", macs=100, bytes_moved=0), executed_macs=60)
+    lines = drawn(profile({"": {}}, [masked]))
+    assert "totals MACs executed MACs FLOPs bytes moved operator calls" == line_of("totals", lines)
+    assert "forward 100 60 200 0 B 1" == line_of("forward", lines)
+
+
+def test_an_unknown_peak_is_a_dash_and_a_known_one_is_broken_down() -> None:
+    """The largest part first."""
+    assert "peak live memory –" == line_of("peak", drawn(gpt()))
+    assert "peak live memory 2.93 KiB: activations 2.23 KiB, parameters 712 B" == line_of("peak", drawn(small_profile()))
+
+
+def test_what_was_not_counted_is_listed() -> None:
+    """Each operator with its calls, where they were, its bytes and its time if it is known; or that there was none."""
+    more = Uncounted(module="encoder", operator="my_ops::scan", phase="backward", calls=1, bytes=960)
+    given = replace(small_profile(), uncounted=(*small_profile().uncounted, more))
+    assert "not counted my_ops::scan 2 calls in head, 64 B, 10.00 µs" == line_of("not counted", drawn(small_profile()))
+    assert "not counted my_ops::scan 3 calls in 2 modules, 1.00 KiB" == line_of("not counted", drawn(given))
+    assert "not counted nothing: every operator that ran has a formula" == line_of("not counted", drawn(gpt()))
+
+
+def test_a_long_ledger_ends_in_the_sum_of_the_rest() -> None:
+    """12 operators are listed, 3 more have 2 calls and 10 bytes each."""
+    entries = tuple(Uncounted(module="", operator=f"my::op{n}", phase="forward", calls=2, bytes=10) for n in range(15))
+    assert "and 3 more operators 6 calls, 30 B" == line_of("and 3", drawn(replace(gpt(), uncounted=entries)))
+
+
+def test_modules_that_were_never_called_are_named_by_the_uppermost() -> None:
+    """`pooler` has one module below it, `probe` none."""
+    idle = {"kind": "Linear", "calls": 0}
+    given = profile({"": {}, "pooler": idle, "pooler.dense": idle, "probe": idle}, [])
+    assert "never called pooler, probe and 1 below them" == line_of("never called", drawn(given))
+    assert not [line for line in drawn(gpt()) if line.startswith("never called")]
+
+
+def test_modules_that_were_never_called_in_every_block_are_one() -> None:
+    """Names that differ in their numbers alone; after 12 others the rest is a number."""
+    idle = {"kind": "Dropout", "calls": 0}
+    blocks = {name: {} if name.isdecimal() else idle for block in range(12) for name in (str(block), f"{block}.drop")}
+    probes = {f"probe_{letter}": idle for letter in "abcdefghijklm"}
+    assert "never called *.drop ×12" == line_of("never called", drawn(profile({"": {}, **blocks}, [])))
+    assert "probe_l and 1 more" in "\n".join(drawn(profile({"": {}, **probes}, []), 200))
+
+
+@pytest.mark.parametrize(
+    ("note", "said"),
+    [
+        (
+            Note(code="ignored", subject="probe", values={"macs": 1_230_000, "flops": 2_460_000, "calls": 3}),
+            "probe is left out of every total, as asked: 1.23 M MACs and 2.46 M FLOPs in 3 operator calls",
+        ),
+        (
+            Note(code="ambiguous_threads", subject="", values={"calls": 1}),
+            "the work of 1 operator call in backward is the root's own: which module's it is could not be told",
+        ),
+        (
+            Note(code="formula_failed", subject="my::op", values={"error": "IndexError: tuple index out of range"}),
+            "the formula of my::op failed, so its calls are not counted: IndexError: tuple index out of range",
+        ),
+        (
+            Note(code="compiled_ran_eager", subject="12", values={}),
+            "12 compiled modules were counted eagerly: the work is that of the code as written, not as compiled",
+        ),
+        (
+            Note(code="compiled_ran_eager", subject="1", values={}),
+            "1 compiled module was counted eagerly: the work is that of the code as written, not as compiled",
+        ),
+        (Note(code="rank_missing", subject="7", values={"waited_seconds": 30.0}), "rank missing 7: waited_seconds 30.0"),
+        (Note(code="strange", subject="", values={}), "strange"),
+        (
+            Note(code="ignored", subject="probe", values={}),
+            "probe is left out of every total, as asked: – MACs and – FLOPs in – operator calls",
+        ),
+    ],
+)
+def test_a_note_becomes_a_sentence(note: Note, said: str) -> None:
+    """Also one that nobody has a sentence for, and one that does not hold what its sentence needs."""
+    assert said == sentence(note)
+
+
+def test_names_do_not_drive_the_terminal() -> None:
+    """Neither markup nor control characters do anything; a name with a line break stays on its line."""
+    name = "[red]a\x1b[31m\nb"
+    given = profile({"": {}, name: {}}, [], notes=(Note(code="ignored", subject="[bold]x\x1b[0m", values={}),))
+    text = "\n".join(drawn(given))
+    assert "[red]a�[31m�b" in text
+    assert "[bold]x�[0m is left out" in text
