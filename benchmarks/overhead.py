@@ -1,0 +1,81 @@
+"""What counting costs: the counted training step as a ratio to the plain one, beside torch's FlopCounterMode.
+
+All kinds of step take turns in one process, so that a slow moment of the machine falls on all of them; a ratio is the median over rounds.
+"""
+
+import argparse
+import contextlib
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from results import record
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import BertConfig, BertForMaskedLM
+
+from lflops.collect.counting.mode import Extent
+from lflops.collect.passes import Counting
+
+THIN = {"hidden_size": 48, "num_hidden_layers": 12, "num_attention_heads": 4, "intermediate_size": 192, "vocab_size": 1000}
+
+
+def step_of(config: BertConfig, batch: int, length: int) -> tuple[torch.nn.Module, Callable[[], None]]:
+    """A model and one training step of it."""
+    torch.manual_seed(0)
+    model = BertForMaskedLM(config)
+    optimizer = torch.optim.AdamW(model.parameters())
+    ids = torch.randint(config.vocab_size, (batch, length))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+
+    return model, step
+
+
+def ratios(model: torch.nn.Module, step: Callable[[], None], rounds: int) -> tuple[float, dict[str, float]]:
+    """The plain step in seconds, and the ratio to it of every way to count."""
+    ways: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
+        "plain": contextlib.nullcontext,
+        "FlopCounterMode": lambda: FlopCounterMode(display=False),
+        "lflops: MACs, FLOPs, scopes": lambda: Counting({"": model}, extent=Extent(traffic=False, memory=False)),
+        "lflops: all that `count` collects": lambda: Counting({"": model}),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for each in range(rounds + 2):
+        for name, way in ways.items():
+            with way():
+                start = time.perf_counter()
+                step()
+                elapsed = time.perf_counter() - start
+            if each >= 2:
+                seconds[name].append(elapsed)
+    plain = seconds.pop("plain")
+    return median(plain), {name: median(a / b for a, b in zip(taken, plain, strict=True)) for name, taken in seconds.items()}
+
+
+def main() -> None:
+    """Measure the two models and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=25)
+    rounds = parser.parse_args().rounds
+    lines = ["| training step (AdamW) | plain | counted by | ratio to plain | extra, FlopCounterMode's = 1 |", "|---|--:|---|--:|--:|"]
+    cases = [
+        ("BERT, 12 layers, hidden 48, batch 1, length 16 (launch-bound)", BertConfig(**THIN), 1, 16, rounds),
+        ("BERT-base, batch 4, length 128", BertConfig(), 4, 128, max(rounds // 3, 5)),
+    ]
+    for title, config, batch, length, times in cases:
+        model, step = step_of(config, batch, length)
+        plain, found = ratios(model, step, times)
+        torchs = found["FlopCounterMode"] - 1
+        lines += [
+            f"| {title} | {plain * 1e3:.1f} ms | {name} | {ratio:.2f} | {(ratio - 1) / torchs:.2f} |" for name, ratio in found.items()
+        ]
+    lines += ["", f"Medians of {rounds} rounds (a third of them for BERT-base), all kinds of step in turn in one process."]
+    record("overhead.py", "What counting costs", lines)
+
+
+if __name__ == "__main__":
+    main()

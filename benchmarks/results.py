@@ -1,0 +1,33 @@
+"""Write what a benchmark printed into RESULTS.md, under its own heading, with machine and date."""
+
+import datetime as dt
+import os
+import pathlib
+import platform
+import re
+from collections.abc import Sequence
+
+import torch
+
+RESULTS = pathlib.Path(__file__).with_name("RESULTS.md")
+HEAD = "# Measured\n\nEach section is what the script it names printed; `make bench` writes them anew.\n"
+
+
+def record(script: str, title: str, lines: Sequence[str]) -> None:
+    """Print a section and put it in the place of the script's last one."""
+    section = "\n".join([f"## {title}", "", f"`benchmarks/{script}`, {_machine()}.", "", *lines, ""])
+    print(section)
+    text = RESULTS.read_text() if RESULTS.exists() else HEAD
+    sections = [each for each in re.split(r"(?m)^(?=## )", text) if f"`benchmarks/{script}`" not in each]
+    RESULTS.write_text("\n".join(each.strip() + "\n" for each in [*sections, section]))
+
+
+def _machine() -> str:
+    today = dt.datetime.now(dt.UTC).date().isoformat()
+    cpu = next((line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")), platform.machine())
+    return f"{today}, {cpu}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
+
+
+def _cpuinfo() -> list[str]:
+    path = pathlib.Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []

@@ -1,0 +1,216 @@
+"""From running sums to a `Profile`: rows, inclusive figures, parameters, notes."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from lflops.collect.counting.tally import Tally
+from lflops.collect.modules import ModuleTree
+from lflops.observations import PHASES, Phase
+from lflops.profile import (
+    SCHEMA_VERSION,
+    Cell,
+    Communication,
+    DtypeShare,
+    Memory,
+    ModuleProfile,
+    Note,
+    Profile,
+    Run,
+    Uncounted,
+    Work,
+    ancestry,
+)
+
+__all__ = ["Collected", "assemble"]
+
+FIGURES = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """All that a pass gathered.
+
+    Attributes:
+        sharded: Whether logical work cannot be told from the local work.
+        peaks: The most bytes alive while each row ran.
+        ignored: Rows whose own work is left out.
+    """
+
+    tree: ModuleTree
+    calls: Counter[str]
+    tally: Tally
+    sharded: bool
+    memory: Memory | None
+    peaks: Mapping[str, int] = field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
+    notes: tuple[Note, ...] = ()
+
+
+@dataclass
+class _Parameters:
+    """The parameters at or below a row."""
+
+    count: int = 0
+    trainable: int = 0
+    bytes: int = 0
+    own: int = 0
+    local: int = 0
+    local_bytes: int = 0
+    dtypes: dict[str, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
+
+
+def assemble(collected: Collected, run: Run) -> Profile:
+    """Put a profile together."""
+    tally = collected.tally
+    cells = tuple(
+        Cell(
+            module=row,
+            operator=operator,
+            phase=phase,
+            dtype=_name_of(dtype),
+            calls=sums[0],
+            macs=sums[1],
+            executed_macs=sums[2],
+            flops=sums[3],
+            bytes_moved=sums[4],
+        )
+        for (row, operator, phase, dtype), sums in tally.cells.items()
+        if row not in collected.ignored
+    )
+    uncounted = tuple(
+        Uncounted(module=row, operator=operator, phase=phase, calls=calls, bytes=moved)
+        for (row, operator, phase), (calls, moved) in tally.uncounted.items()
+        if row not in collected.ignored
+    )
+    communication = tuple(
+        Communication(module=row, phase=phase, collective=collective, group=group, group_size=group_size, calls=calls, bytes=carried)
+        for (row, phase, collective, group, group_size), (calls, carried) in tally.collectives.items()
+        if row not in collected.ignored
+    )
+    return Profile(
+        schema_version=SCHEMA_VERSION,
+        run=run,
+        modules=_modules(collected, cells, communication),
+        cells=cells,
+        uncounted=uncounted,
+        communication=communication,
+        memory=collected.memory,
+        notes=collected.notes + tuple(_notes(collected)),
+    )
+
+
+def _modules(collected: Collected, cells: Iterable[Cell], communication: Iterable[Communication]) -> dict[str, ModuleProfile]:
+    tree = collected.tree
+    own: dict[tuple[str, Phase], list[int]] = defaultdict(lambda: [0] * len(FIGURES))
+    for cell in cells:
+        figures = (cell.calls, cell.macs, cell.executed_macs, cell.flops, cell.bytes_moved, 0)
+        _add(own[cell.module, cell.phase], figures)
+    for each in communication:
+        _add(own[each.module, each.phase], (each.calls, 0, 0, 0, 0, each.bytes))
+    below: dict[tuple[str, Phase], list[int]] = defaultdict(lambda: [0] * len(FIGURES))
+    for (row, phase), sums in own.items():
+        for above in ancestry(row):
+            _add(below[above, phase], sums)
+    parameters, elsewhere = _parameters(tree)
+    rows = {above: None for row in (*tree.modules, *collected.calls, *collected.tally.rows()) for above in reversed(ancestry(row))}
+    return {
+        row: _module(
+            row,
+            collected,
+            parameters.get(row, _Parameters()),
+            elsewhere.get(row),
+            {str(phase): _work(below[row, phase], own[row, phase], sharded=collected.sharded) for phase in PHASES},
+        )
+        for row in rows
+    }
+
+
+def _module(row: str, collected: Collected, parameters: _Parameters, owner: str | None, work: Mapping[str, Work]) -> ModuleProfile:
+    module = collected.tree.modules.get(row)
+    return ModuleProfile(
+        kind=type(module).__name__ if module is not None else _kind_without_module(row, collected),
+        depth=len(ancestry(row)) - 1,
+        calls=collected.calls[row],
+        compiled=row in collected.tree.compiled,
+        owner=owner,
+        parameters=parameters.count,
+        trainable_parameters=parameters.trainable,
+        parameter_bytes=parameters.bytes,
+        own_parameters=parameters.own,
+        local_parameters=parameters.local,
+        local_parameter_bytes=parameters.local_bytes,
+        dtypes={dtype: DtypeShare(parameters=count, bytes=size) for dtype, (count, size) in parameters.dtypes.items()},
+        peak_bytes=collected.peaks.get(row),
+        **work,
+    )
+
+
+def _kind_without_module(row: str, collected: Collected) -> str:
+    """A named part of a step; or a container on the way to a further name of a shared module."""
+    inside = (name for name in collected.tree.modules if name.startswith(f"{row}."))
+    return "" if not row or any(inside) else "scope"
+
+
+def _work(below: list[int], own: list[int], *, sharded: bool) -> Work:
+    figures: dict[str, Any] = dict(zip(FIGURES, below, strict=True))
+    figures |= {f"own_{name}": value for name, value in zip(FIGURES, own, strict=True)}
+    if not sharded:
+        figures |= {"logical_macs": figures["macs"], "own_logical_macs": figures["own_macs"]}
+    return Work(**figures)
+
+
+def _parameters(tree: ModuleTree) -> tuple[dict[str, _Parameters], dict[str, str]]:
+    """What each row holds, and for rows that hold somebody else's parameters, whose."""
+    held: dict[str, _Parameters] = defaultdict(_Parameters)
+    for parameter, owner in tree.parameters():
+        if isinstance(parameter, UninitializedParameter):
+            continue
+        local = _local(parameter)
+        held[owner].own += parameter.numel()
+        for row in ancestry(owner):
+            sums = held[row]
+            sums.count += parameter.numel()
+            sums.trainable += parameter.numel() if parameter.requires_grad else 0
+            sums.bytes += parameter.numel() * parameter.element_size()
+            sums.local += local.numel()
+            sums.local_bytes += local.numel() * local.element_size()
+            _add(sums.dtypes[_name_of(parameter.dtype)], (parameter.numel(), parameter.numel() * parameter.element_size()))
+    elsewhere = {}
+    for row, module in tree.modules.items():
+        for parameter in module.parameters(recurse=False):
+            owner = tree.owner(parameter)
+            if owner != row:
+                elsewhere[row] = owner
+    return held, elsewhere
+
+
+def _local(parameter: nn.Parameter) -> torch.Tensor:
+    """The part of a parameter that this rank holds."""
+    with torch.no_grad():
+        return parameter.to_local() if hasattr(parameter, "to_local") else parameter
+
+
+def _notes(collected: Collected) -> Iterable[Note]:
+    for row in sorted(collected.ignored):
+        sums = [0] * 5
+        for key, cell in collected.tally.cells.items():
+            if key[0] == row:
+                _add(sums, cell)
+        yield Note(code="ignored", subject=row, values={"calls": sums[0], "macs": sums[1], "flops": sums[3]})
+    for operator, error in collected.tally.failures.items():
+        yield Note(code="formula_failed", subject=operator, values={"error": error})
+
+
+def _add(sums: list[int], more: Iterable[int]) -> None:
+    for place, value in enumerate(more):
+        sums[place] += value
+
+
+def _name_of(dtype: torch.dtype | None) -> str:
+    return "" if dtype is None else str(dtype).removeprefix("torch.")

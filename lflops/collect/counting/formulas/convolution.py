@@ -1,0 +1,41 @@
+"""Convolutions: the weight is [out, in / groups, *kernel], so its size is already the products that one position costs."""
+
+from math import prod
+
+from lflops.collect.counting.formulas.table import Cost, Shape, formula
+
+Mask = tuple[bool, bool, bool]
+"""Which gradients a backward gives: of the input, of the weight, of the bias."""
+
+
+@formula("convolution", "_convolution", "convolution_overrideable", "mkldnn_convolution", "miopen_convolution", "_slow_conv2d_forward")
+def convolution(x: Shape, weight: Shape, bias: Shape | None, *, out: Shape, transposed: bool = False) -> Cost:
+    """A kernel's products at each position: of the output, or of the input where that is spread out (transposed)."""
+    positions = prod((x if transposed else out)[2:])
+    return Cost(x[0] * positions * prod(weight), other_flops=prod(out) if bias is not None else 0)
+
+
+@formula("cudnn_convolution", "cudnn_convolution_add_relu", "cudnn_convolution_relu", "slow_conv3d_forward", "_conv_depthwise2d")
+def direct_convolution(x: Shape, weight: Shape, *, out: Shape) -> int:
+    """The kernels behind `convolution` that are dispatched by themselves; the bias is an addition after them."""
+    return x[0] * prod(out[2:]) * prod(weight)
+
+
+@formula("cudnn_convolution_transpose", "miopen_convolution_transpose")
+def transposed_convolution(x: Shape, weight: Shape) -> int:
+    """A kernel's products at each position of the input."""
+    return x[0] * prod(x[2:]) * prod(weight)
+
+
+@formula("convolution_backward", "convolution_backward_overrideable")
+def convolution_backward(grad: Shape, x: Shape, weight: Shape, *, transposed: bool, output_mask: Mask) -> Cost:
+    """The forward's MACs once for each gradient asked for: of the input, of the weight. The bias costs a sum and no product."""
+    positions = prod((x if transposed else grad)[2:])
+    of_input, of_weight, of_bias = output_mask
+    return Cost(x[0] * positions * prod(weight) * (of_input + of_weight), other_flops=prod(grad) if of_bias else 0)
+
+
+@formula("_slow_conv2d_backward")
+def slow_convolution_backward(grad: Shape, x: Shape, weight: Shape, *, output_mask: Mask) -> Cost:
+    """The same for the kernel that the CPU falls back to."""
+    return convolution_backward(grad, x, weight, transposed=False, output_mask=output_mask)

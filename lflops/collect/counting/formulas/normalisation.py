@@ -1,0 +1,66 @@
+"""Normalisations, by the convention: 5 operations an element, 2 with known statistics, one for a weight and one for a bias."""
+
+from math import prod
+from typing import Any
+
+from lflops.collect.counting.formulas.table import Cost, Shape, formula
+
+
+def _normalised(x: Shape, weight: Any, bias: Any, each: int) -> int:
+    return prod(x) * (each + (weight is not None) + (bias is not None))
+
+
+@formula("native_layer_norm")
+def layer_norm(x: Shape, normalized: Shape, weight: Shape | None, bias: Shape | None) -> Cost:
+    """Statistics over the last dimensions."""
+    return Cost(other_flops=_normalised(x, weight, bias, 5))
+
+
+@formula("native_layer_norm_backward")
+def layer_norm_backward(
+    grad: Shape, x: Shape, normalized: Shape, mean: Shape, rstd: Shape, weight: Shape | None, bias: Shape | None
+) -> Cost:
+    """Twice the forward."""
+    return Cost(other_flops=2 * _normalised(x, weight, bias, 5))
+
+
+@formula("_fused_rms_norm")
+def rms_norm(x: Shape, normalized: Shape, weight: Shape | None) -> Cost:
+    """Square, sum, scale."""
+    return Cost(other_flops=_normalised(x, weight, None, 3))
+
+
+@formula("_fused_rms_norm_backward")
+def rms_norm_backward(grad: Shape, x: Shape, normalized: Shape, rstd: Shape, weight: Shape | None) -> Cost:
+    """Twice the forward."""
+    return Cost(other_flops=2 * _normalised(x, weight, None, 3))
+
+
+@formula("native_group_norm")
+def group_norm(x: Shape, weight: Shape | None, bias: Shape | None) -> Cost:
+    """Statistics over groups of channels."""
+    return Cost(other_flops=_normalised(x, weight, bias, 5))
+
+
+@formula("native_group_norm_backward")
+def group_norm_backward(grad: Shape, x: Shape, mean: Shape, rstd: Shape, weight: Shape | None) -> Cost:
+    """Twice the forward; where there is a weight there is a bias."""
+    return Cost(other_flops=2 * _normalised(x, weight, weight, 5))
+
+
+@formula("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
+def batch_norm(x: Shape, weight: Shape | None, bias: Shape | None, *, training: bool = True) -> Cost:
+    """Statistics over the batch in training, known ones otherwise."""
+    return Cost(other_flops=_normalised(x, weight, bias, 5 if training else 2))
+
+
+@formula("_native_batch_norm_legit_no_training", "_batch_norm_no_update")
+def known_batch_norm(x: Shape, weight: Shape | None, bias: Shape | None) -> Cost:
+    """Subtract and scale."""
+    return batch_norm(x, weight, bias, training=False)
+
+
+@formula("native_batch_norm_backward", "cudnn_batch_norm_backward", "miopen_batch_norm_backward", "batch_norm_backward")
+def batch_norm_backward(grad: Shape, x: Shape, weight: Shape | None, *, train: bool = True) -> Cost:
+    """Twice the forward; where there is a weight there is a bias."""
+    return Cost(other_flops=2 * _normalised(grad, weight, weight, 5 if train else 2))

@@ -1,0 +1,165 @@
+"""Bytes alive from operator to operator, from the tensors that operators return and the moments that their storages die."""
+
+import heapq
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from lflops.collect.torch_compat import storage_key
+from lflops.observations import Phase
+from lflops.profile import Allocation, Memory, Moment, ancestry
+
+__all__ = ["LiveMemory"]
+
+LARGEST = 50
+LONGEST_TIMELINE = 20_000
+CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "temporary", "other")
+BORN_IN: dict[Phase, str] = {
+    "forward": "activations",
+    "recompute": "activations",
+    "backward": "temporary",
+    "optimizer": "temporary",
+    "other": "other",
+}
+
+
+class Birth(NamedTuple):
+    """A storage when it was first seen."""
+
+    nbytes: int
+    category: str
+    operator: str
+    row: str
+    phase: Phase
+
+
+class LiveMemory:
+    """Follows storages from birth to death; nothing is kept alive by it.
+
+    Births and deaths go into one list, which is replayed at the end up to the peak: keeping what is alive at each new peak instead would
+    cost as much as all the rest.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing alive."""
+        self._births: list[Birth] = []
+        self._events: list[int] = []
+        self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
+        self._live = 0
+        self._peak = 0
+        self._peak_event = 0
+        self._peak_index = 0
+        self._moments: list[tuple[str, str, Phase, int]] = []
+        self._highest: dict[str, int] = {}
+        self._relabelled: dict[int, str] = {}
+
+    def hold(self, tensors: Iterable[Tensor], category: str, row: str) -> None:
+        """Take in what is there before the first operator."""
+        for tensor in tensors:
+            self._bear(tensor, Birth(0, category, "", row, "other"))
+
+    def before(self, operator: str, row: str, phase: Phase) -> None:
+        """An operator is about to run."""
+        self._moments.append((operator, row, phase, self._live))
+        self._raise_peak_of(row)
+
+    def after(self, operator: str, row: str, phase: Phase, out: Any) -> None:
+        """It has run and returned `out`."""
+        self._take(out, Birth(0, BORN_IN[phase], operator, row, phase))
+        self._raise_peak_of(row)
+
+    def relabel(self, tensors: Iterable[Tensor], category: str) -> None:
+        """Say what became of storages that are still alive."""
+        for tensor in tensors:
+            alive = self._alive.get(storage_key(tensor)[1])
+            if alive is not None:
+                self._relabelled[alive[0]] = category
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        self._alive.clear()
+
+    def peak_of_rows(self) -> dict[str, int]:
+        """The most bytes alive while a row or one below it ran."""
+        peaks: dict[str, int] = {}
+        for row, live in self._highest.items():
+            for above in ancestry(row):
+                peaks[above] = max(peaks.get(above, 0), live)
+        return peaks
+
+    def result(self) -> Memory:
+        """The peak, what it was made of, and the way to it."""
+        alive = [(self._relabelled.get(serial, birth.category), birth) for serial, birth in self._alive_at_peak()]
+        by_category = Counter(dict.fromkeys(CATEGORIES, 0))
+        by_module: dict[str, int] = defaultdict(int)
+        for category, birth in alive:
+            by_category[category] += birth.nbytes
+            by_module[birth.row] += birth.nbytes
+        largest = heapq.nlargest(LARGEST, alive, key=lambda each: each[1].nbytes)
+        return Memory(
+            source="counted",
+            peak_bytes=self._peak,
+            peak_index=self._peak_index,
+            by_category=dict(by_category),
+            by_module=dict(by_module),
+            alive=tuple(Allocation(category, birth.operator, birth.row, birth.phase, birth.nbytes) for category, birth in largest),
+            timeline=tuple(Moment(*self._moments[index]) for index in _shortened(self._moments, self._peak_index)),
+        )
+
+    def _raise_peak_of(self, row: str) -> None:
+        if self._live > self._highest.get(row, -1):
+            self._highest[row] = self._live
+
+    def _take(self, out: Any, birth: Birth) -> None:
+        if isinstance(out, Tensor):
+            self._bear(out, birth)
+        elif isinstance(out, list | tuple):
+            for each in out:
+                self._take(each, birth)
+
+    def _bear(self, tensor: Tensor, birth: Birth) -> None:
+        try:
+            storage, key = storage_key(tensor)
+        except (NotImplementedError, RuntimeError):  # a sparse tensor has none
+            return
+        nbytes = storage.nbytes()
+        if key in self._alive or not nbytes:
+            return
+        serial = len(self._births)
+        self._births.append(birth._replace(nbytes=nbytes))
+        self._alive[key] = (serial, weakref.ref(storage, partial(self._die, key)))
+        self._events.append(serial)
+        self._live += nbytes
+        if self._live > self._peak:
+            self._peak, self._peak_event, self._peak_index = self._live, len(self._events), max(len(self._moments) - 1, 0)
+
+    def _die(self, key: int, _reference: object) -> None:
+        alive = self._alive.pop(key, None)
+        if alive is not None:
+            self._events.append(~alive[0])
+            self._live -= self._births[alive[0]].nbytes
+
+    def _alive_at_peak(self) -> list[tuple[int, Birth]]:
+        alive: dict[int, Birth] = {}
+        for event in self._events[: self._peak_event]:
+            if event >= 0:
+                alive[event] = self._births[event]
+            else:
+                del alive[~event]
+        return list(alive.items())
+
+
+def _shortened(moments: Sequence[tuple[str, str, Phase, int]], peak: int) -> list[int]:
+    """The indices to keep of a timeline: all, or the lowest and highest of each of equal buckets, and the peak."""
+    if len(moments) <= LONGEST_TIMELINE:
+        return list(range(len(moments)))
+    keep = {0, peak, len(moments) - 1}
+    width = -(-len(moments) // (LONGEST_TIMELINE // 2 - 2))
+    for start in range(0, len(moments), width):
+        bucket = range(start, min(start + width, len(moments)))
+        keep.update((min(bucket, key=lambda index: moments[index][3]), max(bucket, key=lambda index: moments[index][3])))
+    return sorted(keep)

@@ -1,0 +1,219 @@
+"""The dispatch mode: every operator that runs on a thread passes through here once, above the kernels and below autograd."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lflops.collect.counting.collectives import collective_of
+from lflops.collect.counting.memory import LiveMemory
+from lflops.collect.counting.operators import FOREACH, Kind, Operator, first_tensor
+from lflops.collect.counting.owners import StepOwners
+from lflops.collect.counting.tally import Tally
+from lflops.collect.counting.traffic import bytes_moved, size, tensors_of
+from lflops.collect.scopes import Scopes
+from lflops.collect.torch_compat import FakeTensor, TorchDispatchMode, decompose, pop_mode, push_mode
+from lflops.observations import Phase
+
+__all__ = ["Counter", "CountingMode", "Extent"]
+
+
+FUSED = "_fused_"
+MODEL_PHASES = ("forward", "backward", "recompute")
+
+
+class ThreadTally(threading.local):
+    """This thread's sums, and whether the counter's mode is on this thread's stack."""
+
+    def __init__(self) -> None:
+        """Begin a thread with none."""
+        self.tally: Tally | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extent:
+    """What to collect beside MACs and FLOPs, which are always counted."""
+
+    traffic: bool = True
+    memory: bool = True
+
+
+class Call(NamedTuple):
+    """One operator that has run."""
+
+    operator: Operator
+    row: str
+    phase: Phase
+    args: Any
+    kwargs: Any
+    out: Any
+
+
+class Counter:
+    """Collects what operators do, by row and phase, from all threads; `modes` on their stacks feed it.
+
+    Args:
+        scopes: Tells which row and phase is running.
+        extent: What to collect.
+
+    Attributes:
+        sharded: Whether the model's own work is done on parts of its tensors, so that the whole cannot be read from it.
+    """
+
+    def __init__(self, scopes: Scopes, extent: Extent) -> None:
+        """Begin with nothing."""
+        self.scopes = scopes
+        self.memory = LiveMemory() if extent.memory else None
+        self._traffic = extent.traffic
+        self._local = ThreadTally()
+        self._tallies: list[Tally] = []
+        self._step: StepOwners | None = None
+        self._optimizers: dict[int, Optimizer] = {}
+        self.sharded = False
+
+    def total(self) -> Tally:
+        """The sums of all threads."""
+        total = Tally()
+        for tally in self._tallies:
+            total.merge(tally)
+        return total
+
+    def optimizer_state(self) -> Iterator[Tensor]:
+        """The state of every optimizer that made a step."""
+        for optimizer in self._optimizers.values():
+            for state in optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, Tensor))
+
+    def follow(self) -> Callable[[], None]:
+        """Count on this thread too, until what is returned is called."""
+        mode = CountingMode(self)
+        push_mode(mode)
+        return lambda: pop_mode(mode)
+
+    def unwrap(self, kind: type) -> None:
+        """A tensor that wraps others is about to be taken apart."""
+        if kind.__name__ == "DTensor" and not self.sharded:
+            self.sharded = self.scopes.current()[1] in MODEL_PHASES
+
+    def record(self, call: Call) -> None:
+        """Add one call."""
+        tally = self._local.tally
+        if tally is None:
+            tally = self._local.tally = Tally()
+            self._tallies.append(tally)
+        if call.operator.kind is Kind.COLLECTIVE:
+            collective, group, group_size, carried = collective_of(call.operator.name, call.args, call.kwargs, call.out)
+            sums = tally.collectives[call.row, call.phase, collective, group, group_size]
+            sums[0] += 1
+            sums[1] += carried
+        elif call.operator.kind is Kind.UNCOUNTED:
+            _add_uncounted(tally, call)
+        elif call.phase == "optimizer":
+            for part in self._by_owner(call):
+                self._add(tally, part)
+        else:
+            self._add(tally, call)
+
+    def _add(self, tally: Tally, call: Call) -> None:
+        operator, row, phase, args, kwargs, out = call
+        try:
+            cost = operator.cost(args, kwargs, out)
+        except Exception as error:  # noqa: BLE001 - a formula, a user's perhaps, must not stop the run that it is to count
+            tally.failures[operator.name] = f"{type(error).__name__}: {error}"
+            _add_uncounted(tally, call)
+            return
+        moved = bytes_moved(operator, args, kwargs, out) if self._traffic else 0
+        dtype = _dtype(args, out) if cost.macs else _dtype(out, args)
+        tally.add((row, operator.name, phase, dtype), cost, moved)
+        if cost.recompute is not None:
+            tally.add((row, operator.name, "recompute", dtype), cost.recompute, 0)
+
+    def _by_owner(self, call: Call) -> Iterator[Call]:
+        """Inside an optimizer's step the row is the owner of the parameter; an operator on lists is one on each element."""
+        optimizer = self.scopes.optimizer
+        if optimizer is None:
+            yield call
+            return
+        if self._step is None or self._step.optimizer is not optimizer:
+            self._step = StepOwners(optimizer, self.scopes.tree)
+            self._optimizers[id(optimizer)] = optimizer
+        operator, _, phase, args, kwargs, out = call
+        if not (operator.name.startswith((FOREACH, FUSED)) and args and isinstance(args[0], list)):
+            yield call._replace(row=self._step.one(tensors_of(args)))
+            return
+        for place, row in enumerate(self._step.each(args[0])):
+            part = [_element(each, place) for each in args]
+            keywords = {name: _element(each, place) for name, each in kwargs.items()}
+            yield Call(operator, row, phase, part, keywords, _element(out, place))
+
+
+class CountingMode(TorchDispatchMode):
+    """Feeds a counter. Each thread that is counted has one of its own."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, counter: Counter) -> None:
+        """Belong to a counter."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._counter = counter
+        self._scopes = counter.scopes
+        self._memory = counter.memory
+        self._operators: dict[Any, Operator] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not to be wrapped in a frame that dynamo skips: that loads dynamo, and costs as much again on every operator."""
+        return False
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator, and add what it did."""
+        kwargs = kwargs or {}
+        for kind in types:
+            if issubclass(kind, FakeTensor):
+                return function(*args, **kwargs)  # not a run, but somebody working out shapes
+            if kind is not Tensor:
+                self._counter.unwrap(kind)
+                return NotImplemented  # a wrapper: what it does with the tensors inside is what runs here
+        operator = self._operators.get(function)
+        if operator is None:
+            operator = self._operators[function] = Operator(function)
+        if operator.kind is Kind.DECOMPOSED:
+            push_mode(self)
+            try:
+                return decompose(function, args, kwargs)
+            finally:
+                pop_mode(self)
+        row, phase = self._scopes.current()
+        if operator.kind is Kind.FREE and not operator.makes_storage:
+            return function(*args, **kwargs)
+        if self._memory is not None:
+            self._memory.before(operator.name, row, phase)
+        out = function(*args, **kwargs)
+        if operator.kind is not Kind.FREE:
+            self._counter.record(Call(operator, row, phase, args, kwargs, out))
+        if self._memory is not None and operator.makes_storage:
+            self._memory.after(operator.name, row, phase, out)
+        return out
+
+
+def _add_uncounted(tally: Tally, call: Call) -> None:
+    sums = tally.uncounted[call.row, call.operator.name, call.phase]
+    sums[0] += 1
+    sums[1] += sum(map(size, tensors_of((*call.args, *call.kwargs.values(), call.out))))
+
+
+def _dtype(*places: Any) -> torch.dtype | None:
+    """Of the first tensor: a contraction's operands come first, other operators' results."""
+    tensor = first_tensor(places)
+    return None if tensor is None else tensor.dtype
+
+
+def _element(value: Any, place: int) -> Any:
+    """The part of a list of tensors that is one parameter's, kept a list."""
+    if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
+        return [value[place]] if place < len(value) else []
+    return value

@@ -1,0 +1,270 @@
+"""The passes that people ask for: `count`, and `counting` around a loop of their own."""
+
+import contextlib
+from collections import Counter as Tallies
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Self
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from lflops.collect import torch_compat
+from lflops.collect.assemble import Collected, assemble
+from lflops.collect.counting.mode import Counter, Extent
+from lflops.collect.modules import ModuleTree
+from lflops.collect.scopes import Scopes
+from lflops.collect.surroundings import run_of
+from lflops.collect.tensors import tensors_in
+from lflops.collect.untouched import Gradients, untouched
+from lflops.errors import CountError
+from lflops.observations import Phase
+from lflops.profile import Note, Profile
+
+__all__ = ["Counting", "count", "counting"]
+
+Ignored = Iterable[str | type[nn.Module]]
+
+
+def count(
+    model: nn.Module,
+    args: tuple[Any, ...] | Tensor = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    backward: bool = False,
+    loss: Callable[[Any], Tensor] | None = None,
+    ignore: Ignored = (),
+) -> Profile:
+    """Run one real pass and count the work in it, module by module; nothing is timed.
+
+    Compiled modules run eagerly for this pass. Afterwards the model's gradients, buffers, mode and the random numbers are what they were.
+
+    Args:
+        model: In the mode, and under the grad mode and autocast, that it is to be counted in.
+        args: Its positional arguments; a lone tensor stands for itself.
+        kwargs: Its keyword arguments.
+        backward: Whether to go backward from `loss(output)`.
+        loss: Output to a scalar; without it, the sum of the floating outputs, which itself is not counted.
+        ignore: Names or classes of modules whose own work is left out of every total, and listed as left out.
+
+    Raises:
+        CountError: An argument is wrong, or this torch is not one that lflops knows.
+    """
+    if isinstance(args, Tensor):
+        args = (args,)
+    named = dict(kwargs or {})
+    _check_arguments(model, args, loss, backward=backward)
+    with untouched(model, tensors_in((args, named))) as gradients:
+        counted = Counting({"": model}, phase="forward", ignore=ignore, batch=(tuple(args), named))
+        with counted, _grad_mode(backward=backward):
+            output = model(*args, **named)
+            if backward:
+                result = _result(output, loss)
+                del output
+                _differentiate(result, gradients)
+    return counted.profile
+
+
+def counting(*modules: nn.Module, ignore: Ignored = ()) -> "Counting":
+    """Count whatever runs inside of a `with`: a loop of one's own, with its loss, backward and optimizer.
+
+    One module is the root of the profile; of several each is a row below the root, named by its class.
+
+    Args:
+        modules: The models whose parts are told apart; work outside of them is the root's own.
+        ignore: As in `count`.
+
+    Raises:
+        CountError: There is no module, or one of them is none.
+    """
+    if not modules:
+        msg = "counting: give at least one module"
+        raise CountError(msg)
+    for module in modules:
+        _check_module("counting", module)
+    return Counting(_named(modules), ignore=ignore)
+
+
+class Counting:
+    """A count in progress. `profile` is there when the `with` is left, also by an exception: then it is partial."""
+
+    def __init__(
+        self,
+        roots: Mapping[str, nn.Module],
+        *,
+        phase: Phase = "other",
+        ignore: Ignored = (),
+        batch: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}),
+        extent: Extent | None = None,
+    ) -> None:
+        """Name the modules; nothing is touched until the `with` is entered."""
+        torch_compat.check()
+        self._tree = ModuleTree(roots)
+        self._ignored = _ignored(self._tree, ignore)
+        self._batch = batch
+        self._scopes = Scopes(self._tree, phase=phase, follow=self._follow)
+        self._counter = Counter(self._scopes, extent or Extent())
+        self._undo = contextlib.ExitStack()
+        self._profile: Profile | None = None
+        self._run = run_of("count", (each for each, _ in self._tree.parameters()), *batch)
+
+    def __enter__(self) -> Self:
+        """Begin to count on this thread, and on others that enter one of the modules."""
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(torch_compat.force_eager())
+            self._hold()
+            undo.callback(self._scopes.stop)
+            self._scopes.start()
+            undo.callback(self._counter.follow())
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Stop, and put the profile together."""
+        self._undo.close()
+        self._label()
+        self._profile = self._assemble(partial=kind is not None)
+
+    @property
+    def profile(self) -> Profile:
+        """What was counted.
+
+        Raises:
+            CountError: The `with` has not been left yet.
+        """
+        if self._profile is None:
+            msg = "counting: the profile is there when the `with` is left"
+            raise CountError(msg)
+        return self._profile
+
+    def _follow(self) -> Callable[[], None]:
+        return self._counter.follow()
+
+    def _hold(self) -> None:
+        memory = self._counter.memory
+        if memory is None:
+            return
+        for parameter, row in self._tree.parameters():
+            memory.hold([parameter], "parameters", row)
+            memory.hold([parameter.grad] if parameter.grad is not None else [], "gradients", row)
+        for row, module in self._tree.modules.items():
+            memory.hold(module.buffers(recurse=False), "other", row)
+        memory.hold(tensors_in(self._batch), "other", "")
+
+    def _label(self) -> None:
+        memory = self._counter.memory
+        if memory is not None:
+            memory.relabel((each.grad for each, _ in self._tree.parameters() if each.grad is not None), "gradients")
+            memory.relabel(self._counter.optimizer_state(), "optimizer_state")
+            memory.stop()
+
+    def _assemble(self, *, partial: bool) -> Profile:
+        memory = self._counter.memory
+        run = msgspec.structs.replace(self._run, partial=True) if partial else self._run
+        collected = Collected(
+            tree=self._tree,
+            calls=self._scopes.calls,
+            tally=self._counter.total(),
+            sharded=self._counter.sharded,
+            memory=None if memory is None else memory.result(),
+            peaks={} if memory is None else memory.peak_of_rows(),
+            ignored=self._ignored,
+            notes=tuple(self._notes()),
+        )
+        return assemble(collected, run)
+
+    def _notes(self) -> Iterable[Note]:
+        if self._scopes.ambiguous:
+            yield Note(code="ambiguous_threads", subject="", values={"calls": self._scopes.ambiguous})
+        if self._tree.compiled:
+            yield Note(code="compiled_ran_eager", subject="", values={"modules": len(self._tree.compiled)})
+
+
+@contextlib.contextmanager
+def _grad_mode(*, backward: bool) -> Iterator[None]:
+    """The caller's, unless there has to be a graph."""
+    if not backward:
+        yield
+        return
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        yield
+
+
+def _result(output: Any, loss: Callable[[Any], Tensor] | None) -> list[Tensor]:
+    """The tensors to go backward from."""
+    if loss is None:
+        found = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        if not found:
+            msg = "count: backward=True, but no output requires a gradient: give loss=, or unfreeze what is to be trained"
+            raise CountError(msg)
+        return found
+    value: Any = loss(output)
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+        msg = f"count: loss gave {_describe(value)}: it has to give a tensor of one element that requires a gradient"
+        raise CountError(msg)
+    return [value]
+
+
+def _differentiate(tensors: list[Tensor], gradients: Gradients) -> None:
+    """Go backward from the sum of the tensors, the gradient of which is ones."""
+    gradients.put_aside(torch_compat.leaves(tensors))
+    with torch_compat.unseen():
+        ones = [torch.ones((), dtype=each.dtype, device=each.device).expand_as(each) for each in tensors]
+    torch.autograd.backward(tensors, ones)
+
+
+def _named(modules: tuple[nn.Module, ...]) -> dict[str, nn.Module]:
+    if len(modules) == 1:
+        return {"": modules[0]}
+    roots: dict[str, nn.Module] = {}
+    seen: Tallies[str] = Tallies()
+    for module in modules:
+        kind = type(module).__name__
+        seen[kind] += 1
+        roots[kind if seen[kind] == 1 else f"{kind}-{seen[kind]}"] = module
+    return roots
+
+
+def _ignored(tree: ModuleTree, ignore: Ignored) -> frozenset[str]:
+    """The rows that the names and classes of `ignore` mean."""
+    rows: set[str] = set()
+    wanted: list[Any] = [ignore] if isinstance(ignore, str | type) else list(ignore)
+    for each in wanted:
+        if isinstance(each, str):
+            found = {each} & tree.modules.keys()
+        elif isinstance(each, type) and issubclass(each, nn.Module):
+            found = {row for row, module in tree.modules.items() if isinstance(module, each)}
+        else:
+            msg = f"ignore: {each!r} is neither a module's name nor a module class"
+            raise CountError(msg)
+        if not found and isinstance(each, str):
+            msg = f"ignore: there is no module {each!r}; the names are those of model.named_modules()"
+            raise CountError(msg)
+        rows |= found
+    return frozenset(rows)
+
+
+def _check_arguments(model: Any, args: Any, loss: Any, *, backward: bool) -> None:
+    _check_module("count", model)
+    if not isinstance(args, tuple | list):
+        msg = f"count: args={_describe(args)}: give a tuple of the model's positional arguments, or one tensor"
+        raise CountError(msg)
+    if loss is not None and not callable(loss):
+        msg = f"count: loss={_describe(loss)}: give a function from the output to a scalar"
+        raise CountError(msg)
+    if loss is not None and not backward:
+        msg = "count: loss is given, but backward=False: give backward=True as well"
+        raise CountError(msg)
+
+
+def _check_module(caller: str, module: Any) -> None:
+    if not isinstance(module, nn.Module):
+        msg = f"{caller}: {_describe(module)} is no torch.nn.Module"
+        raise CountError(msg)
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

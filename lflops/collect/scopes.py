@@ -1,0 +1,303 @@
+"""Which module and which phase is running: the one answer that counting, time spans and traces share.
+
+Forward: a stack of the modules entered, one for each thread, kept by global module hooks, which write nothing on the modules.
+Backward: torch numbers the autograd nodes of a thread in the order they are built. The number at each module boundary divides them into
+segments, each with its row; in backward the number of the node that is running says in which segment it was built. Nothing depends on
+what the modules take or return.
+"""
+
+import contextlib
+import inspect
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.utils import checkpoint
+
+from lflops.collect.modules import ModuleTree
+from lflops.collect.optimizers import OptimizerSteps
+from lflops.collect.segments import Claims, Segments
+from lflops.collect.tensors import tensors_in
+from lflops.collect.torch_compat import (
+    ACCUMULATES_GRADIENT,
+    NO_BACKWARD,
+    backward_id,
+    current_node,
+    next_sequence_number,
+    sequence_number,
+)
+from lflops.observations import Phase
+
+__all__ = ["Scopes", "scope"]
+
+
+class Frame(NamedTuple):
+    """Something entered and not yet left. `module_row` is the nearest row that is a module; `backward` the pass it was entered in."""
+
+    key: int
+    row: str
+    module_row: str
+    backward: int
+
+
+class ThreadState(threading.local):
+    """What one thread is running.
+
+    Attributes:
+        backward: The last backward pass seen here with gradients on, and whether it is one that is itself differentiated.
+        recomputed_in: The last backward pass in which modules were entered here, in which round of forward.
+        detour: Whether nodes were built in backward since the last boundary.
+        unfollow: What to call when the thread has left the tree's modules.
+    """
+
+    def __init__(self) -> None:
+        """Begin a thread: nothing entered, no node built."""
+        self.stack: list[Frame] = []
+        self.segments: Segments | None = None
+        self.calls: Counter[str] = Counter()
+        self.backward = NO_BACKWARD
+        self.differentiated = False
+        self.recomputed_in = (NO_BACKWARD, 0)
+        self.detour = False
+        self.unfollow: Callable[[], None] | None = None
+
+
+class Scopes:
+    """Follows the modules of a tree through forward, backward, recompute and the optimizer, between `start` and `stop`.
+
+    Args:
+        tree: The modules and their names.
+        phase: What an operator outside of every module is, until the first module is called.
+        follow: Called when a thread other than the first enters a module of the tree; returns what to call when it has left.
+    """
+
+    def __init__(self, tree: ModuleTree, *, phase: Phase = "other", follow: Callable[[], Callable[[], None]] | None = None) -> None:
+        """Touch nothing yet."""
+        self.tree = tree
+        self.ambiguous = 0
+        self._phase = phase
+        self._follow = follow
+        self._was_backward = False
+        self._round = 0
+        self._optimizers = OptimizerSteps()
+        self._state = ThreadState()
+        self._threads: list[Segments] = []
+        self._calls: list[Counter[str]] = []
+        self._claims = Claims()
+        self._hooks = contextlib.ExitStack()
+        self._home = threading.get_ident()
+
+    def start(self) -> None:
+        """Hook in, on the thread that is the first."""
+        self._home = threading.get_ident()
+        with contextlib.ExitStack() as hooks:
+            for handle in (
+                register_module_forward_pre_hook(self._enter_module),
+                # always_call: early-stopped recomputation leaves forward by an exception
+                register_module_forward_hook(self._leave_module, with_kwargs=True, always_call=True),
+            ):
+                hooks.callback(handle.remove)
+            hooks.callback(self._optimizers.stop)
+            self._optimizers.start()
+            _ACTIVE.append(self)
+            hooks.callback(_ACTIVE.remove, self)
+            self._hooks = hooks.pop_all()
+        self._boundary("", NO_BACKWARD)
+
+    def stop(self) -> None:
+        """Hook out, and take the claims off nodes that live on."""
+        self._hooks.close()
+        self._claims.release()
+
+    @property
+    def calls(self) -> Counter[str]:
+        """How often each row was entered in forward."""
+        return sum(self._calls, Counter())
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer whose step is running, outside of its closure."""
+        return self._optimizers.current
+
+    def current(self) -> tuple[str, Phase]:
+        """The row and the phase of the operator that this thread is about to run."""
+        backward = backward_id()
+        top = self._top(backward)
+        phase: Phase
+        if top is not None:
+            if backward != NO_BACKWARD:
+                return top.row, "recompute"
+            row, phase = top.row, "forward"
+        elif backward != NO_BACKWARD:
+            return self._in_backward(backward)
+        else:
+            row, phase = "", self._outside()
+        if self._state.detour:
+            self._segments().extend(next_sequence_number(), row)
+            self._state.detour = False
+        return row, phase
+
+    def place(self) -> tuple[str, str]:
+        """The row that is running, and the nearest row at or above it that is a module."""
+        backward = backward_id()
+        top = self._top(backward)
+        if top is not None:
+            return top.row, top.module_row
+        row = module_row = "" if backward == NO_BACKWARD else self._in_backward(backward)[0]
+        while module_row not in self.tree.modules and module_row:
+            module_row = module_row.rpartition(".")[0]
+        return row, module_row
+
+    def enter(self, key: int, row: str, module_row: str) -> None:
+        """Push a frame on this thread's stack."""
+        state, backward = self._state, backward_id()
+        if self._top(backward) is None and backward == NO_BACKWARD:
+            self._round += 1
+            if self.optimizer is None:
+                self._phase = "forward"
+            if self._follow is not None and threading.get_ident() != self._home:
+                state.unfollow = self._follow()
+        state.stack.append(Frame(key, row, module_row, backward))
+        self._boundary(row, backward)
+        if backward == NO_BACKWARD:
+            state.calls[row] += 1
+
+    def leave(self, key: int) -> bool:
+        """Pop the frame of that key and any above it that an exception left there. Returns whether it was the outermost."""
+        stack = self._state.stack
+        place = next((place for place in reversed(range(len(stack))) if stack[place].key == key), None)
+        if place is None:
+            return False
+        del stack[place:]
+        self._boundary(self.place()[0], backward_id())
+        if not stack and self._state.unfollow is not None:
+            unfollow, self._state.unfollow = self._state.unfollow, None
+            unfollow()
+        return not stack
+
+    def _top(self, backward: int) -> Frame | None:
+        stack = self._state.stack
+        # A pass is numbered above the one it runs within: a frame of a higher one was left by an exception.
+        while stack and stack[-1].backward > backward:
+            stack.pop()
+        return stack[-1] if stack and stack[-1].backward == backward else None
+
+    def _outside(self) -> Phase:
+        if self.optimizer is not None:
+            return "optimizer"
+        # After a backward, what can be differentiated is the rest of a loss; the others are clipping, averages, metrics.
+        return "forward" if self._was_backward and torch.is_grad_enabled() else self._phase
+
+    def _in_backward(self, backward: int) -> tuple[str, Phase]:
+        state = self._state
+        self._was_backward, self._phase = True, "other"
+        node = current_node()
+        row = "" if node is None else self._built_by(node, backward)
+        if not torch.is_grad_enabled():
+            state.backward, state.differentiated = backward, False
+            return row, "backward"
+        if state.backward != backward:
+            state.backward, state.differentiated = backward, not _checkpoint_is_running()
+        self._segments().extend(next_sequence_number(), row)
+        state.detour = True
+        if state.differentiated:
+            return row, "backward"
+        state.recomputed_in = (backward, self._round)
+        return row, "recompute"
+
+    def _built_by(self, node: Any, backward: int) -> str:
+        number = sequence_number(node)
+        if number >= ACCUMULATES_GRADIENT:
+            return self.tree.owner(getattr(node, "variable", None))
+        if len(self._threads) == 1:
+            return self._threads[0].row(number)
+        state = self._state
+        recomputed_in, round_ = state.recomputed_in
+        # A pass within the one that recomputed, on the same thread, runs what was recomputed.
+        if NO_BACKWARD < recomputed_in < backward and round_ == self._round:
+            return self._segments().row(number)
+        owner = self._claims.owner(node)
+        if owner is not None:
+            return owner.row(number)
+        forward = [each for each in self._threads if each.forward]
+        rows = {each.row(number) for each in forward if each.spans(number)} or {forward[0].row(number)}
+        if len(rows) > 1:
+            self.ambiguous += 1
+            return ""
+        return rows.pop()
+
+    def _segments(self) -> Segments:
+        state = self._state
+        if state.segments is None:
+            state.segments = Segments()
+            self._threads.append(state.segments)
+            self._calls.append(state.calls)
+        return state.segments
+
+    def _boundary(self, row: str, backward: int) -> None:
+        segments = self._segments()
+        segments.mark(next_sequence_number(), row)
+        self._state.detour = False
+        if backward == NO_BACKWARD:
+            segments.forward = True
+        else:
+            self._state.recomputed_in = (backward, self._round)
+
+    def _enter_module(self, module: nn.Module, _args: Any) -> None:
+        if module in self.tree:
+            row = self.tree.row(module, self.place()[1])
+            self.enter(id(module), row, row)
+
+    def _leave_module(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if module not in self.tree:
+            return
+        outermost = self.leave(id(module))
+        if outermost and sum(each.forward for each in self._threads) > 1 and backward_id() == NO_BACKWARD:
+            if threading.get_ident() != self._home:
+                self._claims.claim(tensors_in((args, kwargs)), self._threads[0])
+            self._claims.claim(tensors_in(output), self._segments())
+
+
+_ACTIVE: list[Scopes] = []
+
+
+@contextlib.contextmanager
+def scope(name: str) -> Iterator[None]:
+    """Name a part of a step that is no module: it becomes a row under the module that is running.
+
+    Under `torch.compiler.is_compiling()`, and where nothing is being profiled, it does nothing.
+
+    Raises:
+        ValueError: The name is empty or has a dot in it.
+    """
+    if not name or "." in name:
+        msg = f"scope: name={name!r} cannot be: give a name without dots"
+        raise ValueError(msg)
+    if torch.compiler.is_compiling():
+        yield
+        return
+    entered = list(_ACTIVE)
+    key = id(entered)
+    for scopes in entered:
+        row, module_row = scopes.place()
+        scopes.enter(key, f"{row}.{name}" if row else name, module_row)
+    try:
+        yield
+    finally:
+        for scopes in entered:
+            scopes.leave(key)
+
+
+def _checkpoint_is_running() -> bool:
+    """Whether torch's activation checkpointing is on this thread's Python stack, above the backward that is running."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+        if frame.f_code.co_filename == checkpoint.__file__:
+            return True
+        frame = frame.f_back
+    return False

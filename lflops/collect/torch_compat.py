@@ -1,0 +1,271 @@
+"""Every private name of torch that lflops rests on, in one place, with a test of itself.
+
+`check()` runs once, before the first count: it asks each name for something whose answer is known and turns a surprise into
+a `CountError` that names the torch version, so that a torch that moved says so instead of giving wrong numbers.
+"""
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch._C import _current_autograd_node, _current_graph_task_id
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
+from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lflops.errors import CountError
+
+__all__ = [
+    "FakeTensor",
+    "HigherOrderOperator",
+    "OpOverload",
+    "OpOverloadPacket",
+    "TorchDispatchMode",
+    "backward_id",
+    "check",
+    "child_modules",
+    "current_node",
+    "decompose",
+    "decomposes",
+    "force_eager",
+    "group_named",
+    "is_compiled",
+    "leaves",
+    "name_of",
+    "next_sequence_number",
+    "pop_mode",
+    "push_mode",
+    "sequence_number",
+    "sparse_parts",
+    "storage_key",
+    "unseen",
+    "written_arguments",
+]
+
+NO_BACKWARD = -1
+"""`backward_id()` outside of a backward pass."""
+
+ACCUMULATES_GRADIENT = 1 << 62
+"""Sequence numbers from here on belong to nodes that no forward operator built: those that write `.grad`."""
+
+next_sequence_number: Callable[[], int] = _get_sequence_nr
+"""The number that the next autograd node built on this thread will get."""
+
+backward_id: Callable[[], int] = _current_graph_task_id
+"""Which backward pass this thread is running; they are numbered upwards."""
+
+current_node: Callable[[], Any] = _current_autograd_node
+"""The autograd node that this thread is evaluating, or `None`."""
+
+
+def sequence_number(node: Any) -> int:
+    """When an autograd node was built, in its thread's order."""
+    number: int = node._sequence_nr()
+    return number
+
+
+def storage_key(tensor: Tensor) -> tuple[Any, int]:
+    """A tensor's storage, which a weak reference can watch, and a number that only living storages do not share."""
+    storage = tensor.untyped_storage()
+    return storage, storage._cdata
+
+
+def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Indices and values of a coordinate tensor as it is; the public names refuse one that is not coalesced."""
+    return tensor._indices(), tensor._values()
+
+
+def child_modules(module: nn.Module) -> Iterable[tuple[str, nn.Module | None]]:
+    """The registered children with repetitions, which `named_children` leaves out."""
+    return module._modules.items()
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether calling the module runs it under torch.compile."""
+    return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+
+
+def name_of(operator: Any) -> str:
+    """Namespace, name and overload, as `aten::add.Tensor`; the default overload has no name."""
+    name: str = operator.name()
+    return name
+
+
+def decomposes(operator: Any) -> bool:
+    """Whether the operator is written in terms of others and reached us whole, as it does under inference mode."""
+    return isinstance(operator, OpOverload) and operator._can_decompose()
+
+
+def decompose(operator: OpOverload, args: Any, kwargs: Any) -> Any:
+    """Run the operator as the others that it is written in."""
+    return operator.decompose(*args, **kwargs)
+
+
+def written_arguments(operator: OpOverload) -> tuple[tuple[str, int], ...]:
+    """Names and positions of the arguments that the operator writes to."""
+    arguments = operator._schema.arguments
+    return tuple((each.name, place) for place, each in enumerate(arguments) if each.alias_info is not None and each.alias_info.is_write)
+
+
+def argument_names(operator: OpOverload) -> tuple[tuple[str, Any], ...]:
+    """Names and defaults of all arguments, in the order of the schema."""
+    return tuple((each.name, each.default_value if each.has_default_value() else None) for each in operator._schema.arguments)
+
+
+def makes_storage(operator: OpOverload) -> bool:
+    """Whether something that the operator returns is new, rather than one of its arguments or a view."""
+    return any(each.alias_info is None for each in operator._schema.returns)
+
+
+def group_named(name: str) -> Any:
+    """The process group of that name, or `None`."""
+    try:
+        return torch._C._distributed_c10d._resolve_process_group(cast("Any", name))
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors whose `.grad` going backward from these would write."""
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
+    seen: set[Any] = set()
+    found = [tensor for tensor in tensors if tensor.is_leaf]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if sequence_number(node) >= ACCUMULATES_GRADIENT and hasattr(node, "variable"):
+            found.append(node.variable)
+        waiting.extend(following for following, _ in node.next_functions)
+    return found
+
+
+def unseen() -> contextlib.AbstractContextManager[Any]:
+    """Within it, no mode sees the operators that run."""
+    manager: contextlib.AbstractContextManager[Any] = _python_dispatch._disable_current_modes()
+    return manager
+
+
+def push_mode(mode: TorchDispatchMode) -> None:
+    """Put a mode on top of this thread's stack.
+
+    Not by the mode's own `__enter__`: that also tells dynamo, which from then on would never compile again the frames that it met.
+    """
+    _python_dispatch._push_mode(mode)
+
+
+def pop_mode(mode: TorchDispatchMode) -> None:
+    """Take a mode off this thread's stack, wherever in it the mode stands: two observers need not end in reverse order."""
+    above = []
+    while (top := _python_dispatch._pop_mode()) is not mode:
+        above.append(top)
+    for each in reversed(above):
+        _python_dispatch._push_mode(each)
+
+
+class _Eager:
+    """The stance of the process, set by the first who needs it and put back by the last: they need not end in reverse order."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._stance: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._stance = torch.compiler.set_stance("force_eager")
+                self._stance.__enter__()
+            self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._stance.__exit__(None, None, None)
+
+
+_EAGER = _Eager()
+
+
+def force_eager() -> contextlib.AbstractContextManager[None]:
+    """Run compiled functions eagerly, and leave their compiled code as it is.
+
+    Where dynamo was never loaded nothing is compiled, and the time that loading it takes is saved.
+    """
+    return _EAGER if "torch._dynamo" in sys.modules else contextlib.nullcontext()
+
+
+@functools.cache
+def check() -> None:
+    """See that torch still means what lflops takes it to mean.
+
+    Raises:
+        CountError: It does not.
+    """
+    try:
+        seen = _observe()
+    except (AttributeError, TypeError, RuntimeError) as error:
+        msg = f"torch {torch.__version__}: its internals are not as lflops knows them: {error}"
+        raise CountError(msg) from error
+    wrong = [fact for fact, holds in seen.items() if not holds]
+    if wrong:
+        msg = f"torch {torch.__version__}: its internals are not as lflops knows them: {'; '.join(wrong)}"
+        raise CountError(msg)
+
+
+class _Watch(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.numbers: list[int] = []
+        self.names: list[str] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        if func.name() == "aten::mm" and current_node() is not None:
+            self.numbers.append(sequence_number(current_node()))
+        return func(*args, **(kwargs or {}))
+
+
+def _observe() -> dict[str, bool]:
+    """Two products on one input, the gradient of which is the case that naive attribution gets wrong."""
+    aten = torch.ops.aten
+    watch = _Watch()
+    with _python_dispatch._disable_current_modes(), torch.inference_mode(mode=False), torch.enable_grad():
+        x = torch.zeros(2, 2, device="cpu", requires_grad=True)
+        w = torch.zeros(2, 2, device="cpu", requires_grad=True)
+        before = next_sequence_number()
+        first = x.mm(w)
+        between = next_sequence_number()
+        second = x.mm(w)
+        after = next_sequence_number()
+        outside = backward_id()
+        push_mode(watch)
+        try:
+            torch.autograd.grad([first, second], [x, w], [torch.zeros_like(first)] * 2)
+        finally:
+            pop_mode(watch)
+        storage, key = storage_key(x)
+    return {
+        "autograd nodes are not numbered in the order they are built": before <= between - 1 and between <= after - 1,
+        "a node's number does not survive to backward": watch.numbers == [after - 1] * 2 + [between - 1] * 2,
+        "backward passes are not told apart": outside == NO_BACKWARD,
+        "operators have other names": "aten::mm" in watch.names,
+        "a storage has no key": key == storage_key(x.view(4))[1] and storage.nbytes() == x.nbytes,
+        "views are not marked": aten.t.default.is_view and not aten.mm.default.is_view,
+        "composite operators are not marked": decomposes(aten.linear.default) and not decomposes(aten.mm.default),
+        "written arguments are not marked": written_arguments(aten.add_.Tensor) == (("self", 0),),
+        "fresh results are not marked": makes_storage(aten.mm.default) and not makes_storage(aten.add_.Tensor),
+    }
