@@ -7,20 +7,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lflops import hardware as hardware
+    from lflops.collect.calibrate import calibrate
     from lflops.collect.counting.formulas.table import register_formula
     from lflops.collect.passes import count, counting
     from lflops.collect.scopes import scope
     from lflops.errors import CountError, HardwareError, LflopsError, ProfileError, ScheduleError
+    from lflops.hardware import Hardware
     from lflops.profile import Profile
     from lflops.profile_file import load
 
 __all__ = [
     "CountError",
+    "Hardware",
     "HardwareError",
     "LflopsError",
     "Profile",
     "ProfileError",
     "ScheduleError",
+    "calibrate",
     "count",
     "counting",
     "load",
@@ -31,11 +36,16 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(["CountError", "HardwareError", "LflopsError", "ProfileError", "ScheduleError"], "lflops.errors"),
     **dict.fromkeys(["count", "counting"], "lflops.collect.passes"),
+    "Hardware": "lflops.hardware",
     "Profile": "lflops.profile",
+    "calibrate": "lflops.collect.calibrate",
     "load": "lflops.profile_file",
     "register_formula": "lflops.collect.counting.formulas.table",
     "scope": "lflops.collect.scopes",
 }
+
+_MODULES = {"hardware"}
+"""What is reached as a module: `lflops.hardware.lookup`."""
 
 
 def __getattr__(name: str) -> Any:
@@ -44,6 +54,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("lflops")
+    if name in _MODULES:
+        return importlib.import_module(f"lflops.{name}")
     if name not in _HOMES:
         msg = f"module 'lflops' has no attribute {name!r}"
         raise AttributeError(msg)

@@ -1,4 +1,4 @@
-"""The shell: `lflops show`. Exit status 0 is fine, 2 is wrong usage or an unreadable file, with one line that says which."""
+"""The shell: `lflops show`, `lflops hardware`. Exit status 0 is fine, 2 is wrong usage or an unreadable file: one line says which."""
 
 import os
 import sys
@@ -13,9 +13,11 @@ from msgspec import json
 from rich.console import Console, RenderableType
 
 from lflops.analyze.tree import SORT_KEYS, flat, ledger, totals, tree
-from lflops.errors import LflopsError
+from lflops.errors import HardwareError, LflopsError
+from lflops.hardware import chips, hint, lookup
 from lflops.profile import PHASES, Phase, Profile
 from lflops.profile_file import load
+from lflops.report.hardware import figures, listing
 from lflops.report.table import render
 
 __all__ = ["app", "main"]
@@ -105,6 +107,31 @@ def show(
         raise UsageError(str(error)) from error
     except RecursionError as error:
         raise UsageError("the modules are nested too deeply for a tree: give --depth or --flat") from error
+
+
+@app.command()
+def hardware(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A chip, as its driver or the list names it.")] = None,
+    *,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure what this machine reaches, beside the chip's figures.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: chips (a list) and measured (or null).")] = False,
+) -> None:
+    """List the chips whose peaks are known, print one of them, or measure this machine."""
+    chip = None if name is None else lookup(name)
+    if name is not None and chip is None:
+        raise HardwareError(hint(name))
+    measured = None
+    if measure:
+        from lflops.collect.calibrate import calibrate  # with torch, which no other part of the shell waits for
+
+        measured = calibrate(fresh=True)
+        chip = chip or lookup(measured.name)
+    everything = name is None and measured is None
+    if as_json:
+        shown = [each for of_vendor in chips().values() for each in of_vendor] if everything else [chip] if chip else []
+        _write(json.format(json.encode({"chips": shown, "measured": measured})) + b"\n")
+    else:
+        _draw(listing(chips()) if everything else figures(chip, measured))
 
 
 def _as_json(profile: Profile, *, depth: int, sort: str | None, own: bool, phase: Phase | None) -> bytes:
