@@ -1,5 +1,7 @@
 BIN := .venv/bin
 READY := .venv/ready
+PEERS := .venv-peers/bin
+PEERS_READY := .venv-peers/ready
 
 .PHONY: demo test lint bench clean
 
@@ -15,11 +17,13 @@ lint: $(READY)
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy lflops
 
-bench: $(READY)
+bench: $(READY) $(PEERS_READY)
 	@$(BIN)/python benchmarks/overhead.py
+	@$(BIN)/python benchmarks/profile_file.py
+	@$(PEERS)/python benchmarks/accuracy.py
 
 clean:
-	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis dist gpt.profile.json
+	@rm -rf .venv .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis dist gpt.profile.json
 	@find lflops tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The build tools come first, without isolation: constraints do not reach into an isolated build, so its versions would not be pinned.
@@ -28,4 +32,12 @@ $(READY): pyproject.toml constraints.txt
 	@python3 -m venv .venv
 	@$(BIN)/pip install -qq -c constraints.txt hatchling editables
 	@$(BIN)/pip install -qq -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+# DeepSpeed's build imports torch, and none of its kernels are needed.
+$(PEERS_READY): pyproject.toml constraints.txt benchmarks/peers.txt
+	@echo "Setting up .venv-peers"
+	@python3 -m venv .venv-peers
+	@$(PEERS)/pip install -qq -c constraints.txt -c benchmarks/peers.txt torch hatchling editables setuptools wheel
+	@DS_BUILD_OPS=0 $(PEERS)/pip install -qq -c constraints.txt --no-build-isolation -r benchmarks/peers.txt -e .
 	@touch $@

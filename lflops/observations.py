@@ -14,7 +14,7 @@ Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
 
 
-class Spread(Struct, frozen=True, kw_only=True):
+class Spread(Struct, frozen=True, kw_only=True, gc=False):
     """Seconds over several steps: the median and the quartiles around it."""
 
     median: Seconds

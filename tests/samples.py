@@ -46,6 +46,7 @@ def module_profile(**fields: Any) -> ModuleProfile:
         "parameters": 0,
         "trainable_parameters": 0,
         "parameter_bytes": 0,
+        "trainable_parameter_bytes": 0,
         "own_parameters": 0,
         "local_parameters": 0,
         "local_parameter_bytes": 0,
@@ -102,13 +103,15 @@ def profile(rows: Mapping[str, Mapping[str, Any]], cells: Iterable[Cell], **fiel
     cells = tuple(cells)
     counted = works(rows, cells, fields.get("communication", ()))
     modules = {name: module_profile(**({"depth": len(ancestry(name)) - 1} | counted[name] | dict(row))) for name, row in rows.items()}
-    return Profile(**({"schema_version": SCHEMA_VERSION, "run": run(), "modules": modules, "cells": cells, "uncounted": ()} | fields))
+    counted_profile: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "run": run(), "modules": modules, "cells": cells, "uncounted": ()}
+    return Profile(**(counted_profile | fields))
 
 
 def weights(own: int, below: int = 0) -> dict[str, Any]:
     """The fields of a row that has `own` float32 parameters itself and `below` in the rows below it."""
     total = own + below
-    fields = {"parameters": total, "trainable_parameters": total, "parameter_bytes": 4 * total, "own_parameters": own}
+    fields = {"parameters": total, "trainable_parameters": total, "own_parameters": own}
+    fields |= {"parameter_bytes": 4 * total, "trainable_parameter_bytes": 4 * total}
     local = {"local_parameters": total, "local_parameter_bytes": 4 * total}
     return fields | local | {"dtypes": {"float32": DtypeShare(parameters=total, bytes=4 * total)} if total else {}}
 

@@ -5,6 +5,7 @@ import stat
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -418,6 +419,11 @@ def test_what_is_no_json_is_named_with_its_module_and_field(path: Path, literal:
     assert "modules['encoder.0'].forward.seconds.median: JSON is malformed" in refusal(path, spoilt(keys, literal))
 
 
+def test_a_wrong_row_that_is_there_twice_is_refused_with_the_mapping(path: Path) -> None:
+    """The second one is right: which row was wrong can no longer be told."""
+    assert "modules[...]: 'Expected `object`, got `int`'" == refusal(path, SMALL.replace(b'"head":{"kind"', b'"head":5,"head":{"kind"', 1))
+
+
 def test_a_truncated_file_is_named_with_the_place_at_which_it_ends(path: Path) -> None:
     """The copy broke off behind the first key of a work."""
     end = SMALL.index(b'"calls"', SMALL.index(b'"encoder.1"')) + len(b'"calls":')
@@ -439,6 +445,8 @@ def test_the_place_in_a_huge_file_is_not_searched_for(path: Path, monkeypatch: p
         (("notes", 0, "values", "host"), "notes[0].values.host"),
         (("memory", "timeline", 3, 0), "memory.timeline[3][0]"),
         (("unknown",), "unknown"),
+        (("not a name",), "['not a name']"),
+        (("x" * 5000,), f"['{'x' * 37}...{'x' * 38}']"),
     ],
 )
 def test_bad_utf8_is_named_with_its_place(path: Path, keys: Keys, place: str) -> None:
@@ -453,6 +461,20 @@ def test_bad_utf8_in_a_key_is_named_with_the_mapping(path: Path) -> None:
     text = SMALL.replace(b'"encoder.0"', b'"encoder.\xff"', 1)
     position = text.index(b"\xff")
     assert f"modules: byte {position} is not UTF-8" == refusal(path, text)
+
+
+def test_bad_utf8_in_a_first_key_is_named_with_the_mapping(path: Path) -> None:
+    """The mapping has no key yet."""
+    text = spoilt(("run", "versions"), b'{"\xff": "1"}')
+    position = text.index(b"\xff")
+    assert f"run.versions: byte {position} is not UTF-8" == refusal(path, text)
+
+
+def test_quotes_and_brackets_in_strings_do_not_mislead_the_search_for_a_place(path: Path) -> None:
+    """They stand before the place, escaped as JSON wants it."""
+    text = replaced(("run", "host"), 'a"]}, {"b": [\\').replace(b'"node1"', b'"\xff"')
+    position = text.index(b"\xff")
+    assert f"notes[0].values.host: byte {position} is not UTF-8" == refusal(path, text)
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])
@@ -471,6 +493,7 @@ def test_deep_nesting_is_refused_wherever_it_is(path: Path, opening: bytes, *, c
         said = refusal(path, spoilt(keys, deep))
         assert said.startswith(str(keys[0]))
         assert said.endswith("nested too deeply")
+        assert len(said) < 200
         assert keys[0] != "modules" or said.startswith("modules['encoder'].forward.calls")
 
 
@@ -507,8 +530,8 @@ def test_strings_of_a_hostile_file_are_shown_short_and_printable(path: Path) -> 
     [
         (without(("modules", "")), "modules has no row '', the root"),
         (without(("modules", "encoder")), "modules['encoder.0'] has no row above it, 'encoder' is missing"),
-        (replaced(("modules", "head", "depth"), 2), "modules['head'].depth is 2, its place in the tree of names says 1"),
-        (replaced(("modules", "", "depth"), 1), "modules[''].depth is 1, its place in the tree of names says 0"),
+        (replaced(("modules", "head", "depth"), 2), "modules['head'].depth is 2, which is not how deep its name is"),
+        (replaced(("modules", "", "depth"), 1), "modules[''].depth is 1, which is not how deep its name is"),
         (replaced(("modules", "head", "owner"), "tail"), "modules['head'].owner is 'tail', which is no row of modules"),
         (replaced(("cells", 1, "module"), "encoder.2"), "cells[1].module is 'encoder.2', which is no row of modules"),
         (replaced(("uncounted", 0, "module"), "encoder.2"), "uncounted[0].module is 'encoder.2', which is no row of modules"),
@@ -524,6 +547,10 @@ def test_strings_of_a_hostile_file_are_shown_short_and_printable(path: Path) -> 
         (
             replaced(("modules", "", "backward", "own_comm_bytes"), 0),
             "modules[''].backward.comm_bytes is 712, own_comm_bytes and the rows right below add up to 0",
+        ),
+        (
+            replaced(("modules", "head", "optimizer", "own_flops"), 10**4300 - 1),
+            "modules['head'].optimizer.flops is 34, own_flops and the rows right below add up to more",
         ),
         (
             replaced(("modules", "head", "optimizer", "own_flops"), 10**30),
@@ -644,7 +671,7 @@ def test_what_is_no_plain_value_is_refused_with_its_place(path: Path) -> None:
     ("given", "said"),
     [
         (with_row("head", calls=-1), "modules['head'].calls is -1: expected `int` >= 0"),
-        (with_row("head", depth=0), "modules['head'].depth is 0, its place in the tree of names says 1"),
+        (with_row("head", depth=0), "modules['head'].depth is 0, which is not how deep its name is"),
         (msgspec.structs.replace(small_profile(), modules={}), "modules has no row '', the root"),
         (msgspec.structs.replace(small_profile(), modules={"a": module_profile()}), "modules has no row '', the root"),
         (
@@ -666,6 +693,32 @@ def test_what_would_not_be_read_is_not_written(path: Path, given: Profile, said:
 def test_a_name_that_unicode_cannot_write_is_refused(path: Path) -> None:
     """Half of a surrogate pair."""
     assert "surrogates not allowed" in unsaved(with_row("head", kind="\ud800"), path)
+
+
+def test_a_value_that_contains_itself_is_refused(path: Path) -> None:
+    """It has no end."""
+    values: dict[str, Any] = {}
+    values["self"] = values
+    unsaved(msgspec.structs.replace(small_profile(), notes=(Note(code="c", subject="s", values=values),)), path)
+
+
+def test_a_key_that_json_cannot_write_is_refused(path: Path) -> None:
+    """Neither a string nor a number."""
+    nothing: Any = None
+    unsaved(msgspec.structs.replace(small_profile(), notes=(Note(code="c", subject="s", values={nothing: 1}),)), path)
+
+
+def test_any_mapping_can_be_saved(path: Path) -> None:
+    """A read-only one comes back as a dictionary, equal to it."""
+    small = small_profile()
+    save(msgspec.structs.replace(small, modules=MappingProxyType(small.modules)), path)
+    assert small == load(path)
+
+
+def test_a_name_as_long_as_the_system_takes_can_be_saved(tmp_path: Path) -> None:
+    """The temporary file's name is not made from it."""
+    save(small_profile(), tmp_path / ("x" * 255))
+    assert small_profile() == load(tmp_path / ("x" * 255))
 
 
 def test_missing_folders_are_made(tmp_path: Path) -> None:

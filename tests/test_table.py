@@ -120,9 +120,9 @@ def test_the_lines_above_the_table_say_what_was_profiled() -> None:
 def test_parameters_are_told_apart_where_they_differ() -> None:
     """Half is trainable, in two dtypes, half of all on this rank."""
     dtypes = {"bfloat16": DtypeShare(parameters=60, bytes=120), "float32": DtypeShare(parameters=40, bytes=160)}
-    root = weights(100) | {"trainable_parameters": 50, "parameter_bytes": 280, "dtypes": dtypes}
+    root = weights(100) | {"trainable_parameters": 50, "parameter_bytes": 280, "trainable_parameter_bytes": 160, "dtypes": dtypes}
     given = profile({"": root | {"local_parameters": 50, "local_parameter_bytes": 140}}, [])
-    said = "parameters 100 in 280 B, 50 trainable (50.0 %), 60 bfloat16 in 120 B, 40 float32 in 160 B, 50 in 140 B on this rank"
+    said = "parameters 100 in 280 B, 50 trainable in 160 B (50.0 %), 60 bfloat16 in 120 B, 40 float32 in 160 B, 50 in 140 B on this rank"
     assert said == line_of("parameters", drawn(given, 200))
 
 

@@ -115,6 +115,7 @@ _FACTS = (
     "parameters",
     "trainable_parameters",
     "parameter_bytes",
+    "trainable_parameter_bytes",
     "own_parameters",
     "local_parameters",
     "local_parameter_bytes",

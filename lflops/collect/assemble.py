@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from lflops.collect.counting.tally import Tally
 from lflops.collect.modules import ModuleTree
+from lflops.collect.torch_compat import local_part
 from lflops.observations import PHASES, Phase
 from lflops.profile import (
     SCHEMA_VERSION,
@@ -59,6 +59,7 @@ class _Parameters:
     count: int = 0
     trainable: int = 0
     bytes: int = 0
+    trainable_bytes: int = 0
     own: int = 0
     local: int = 0
     local_bytes: int = 0
@@ -142,6 +143,7 @@ def _module(row: str, collected: Collected, parameters: _Parameters, owner: str 
         parameters=parameters.count,
         trainable_parameters=parameters.trainable,
         parameter_bytes=parameters.bytes,
+        trainable_parameter_bytes=parameters.trainable_bytes,
         own_parameters=parameters.own,
         local_parameters=parameters.local,
         local_parameter_bytes=parameters.local_bytes,
@@ -171,16 +173,19 @@ def _parameters(tree: ModuleTree) -> tuple[dict[str, _Parameters], dict[str, str
     for parameter, owner in tree.parameters():
         if isinstance(parameter, UninitializedParameter):
             continue
-        local = _local(parameter)
+        local = local_part(parameter)
+        size = parameter.numel() * parameter.element_size()
         held[owner].own += parameter.numel()
         for row in ancestry(owner):
             sums = held[row]
             sums.count += parameter.numel()
-            sums.trainable += parameter.numel() if parameter.requires_grad else 0
-            sums.bytes += parameter.numel() * parameter.element_size()
+            sums.bytes += size
+            if parameter.requires_grad:
+                sums.trainable += parameter.numel()
+                sums.trainable_bytes += size
             sums.local += local.numel()
             sums.local_bytes += local.numel() * local.element_size()
-            _add(sums.dtypes[_name_of(parameter.dtype)], (parameter.numel(), parameter.numel() * parameter.element_size()))
+            _add(sums.dtypes[_name_of(parameter.dtype)], (parameter.numel(), size))
     elsewhere = {}
     for row, module in tree.modules.items():
         for parameter in module.parameters(recurse=False):
@@ -188,12 +193,6 @@ def _parameters(tree: ModuleTree) -> tuple[dict[str, _Parameters], dict[str, str
             if owner != row:
                 elsewhere[row] = owner
     return held, elsewhere
-
-
-def _local(parameter: nn.Parameter) -> torch.Tensor:
-    """The part of a parameter that this rank holds."""
-    with torch.no_grad():
-        return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
 def _notes(collected: Collected) -> Iterable[Note]:

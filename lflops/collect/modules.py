@@ -27,6 +27,7 @@ class ModuleTree:
         """Walk the modules once; the model is referred to, never written to."""
         self.modules: dict[str, nn.Module] = {}
         self.compiled: set[str] = set()
+        self.wrappers: set[int] = set()
         self._first: dict[int, str] = {}
         self._rows: dict[tuple[str, int], str] = {}
         self._owners: dict[int, tuple[nn.Parameter, str]] = {}
@@ -63,6 +64,8 @@ class ModuleTree:
             self._first[id(module)] = name
             if is_compiled(module):
                 self.compiled.add(name)
+            if any(key in TRANSPARENT for key, _ in child_modules(module)):
+                self.wrappers.add(id(module))
             self.modules[name] = module
             for parameter in module.parameters(recurse=False):
                 self._owners.setdefault(id(parameter), (parameter, name))

@@ -1,12 +1,23 @@
 """Which optimizer's step is running, told by torch's own hooks on all optimizers."""
 
 import contextlib
+import threading
 from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from lflops.collect.torch_compat import backward_id
+
 __all__ = ["OptimizerSteps"]
+
+
+class Steps(threading.local):
+    """The steps that one thread is in, each with the backward pass, if any, that it was begun in; `None` for a closure."""
+
+    def __init__(self) -> None:
+        """Begin a thread with none."""
+        self.steps: list[tuple[Optimizer | None, int]] = []
 
 
 class OptimizerSteps:
@@ -14,7 +25,7 @@ class OptimizerSteps:
 
     def __init__(self) -> None:
         """Touch nothing yet."""
-        self._running: list[Optimizer | None] = []
+        self._thread = Steps()
         self._hooks = contextlib.ExitStack()
 
     def start(self) -> None:
@@ -29,20 +40,25 @@ class OptimizerSteps:
     @property
     def current(self) -> Optimizer | None:
         """The optimizer whose own work is running."""
-        return self._running[-1] if self._running else None
+        steps = self._thread.steps
+        return steps[-1][0] if steps and steps[-1][1] == backward_id() else None
 
     def _enter(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        self._running.append(optimizer)
+        self._thread.steps.append((optimizer, backward_id()))
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
             return None
 
         def outside_of_the_step() -> Any:
-            self._running.append(None)
+            outside = len(self._thread.steps)
+            self._thread.steps.append((None, backward_id()))
             try:
-                return closure()
-            finally:
-                self._running.pop()
+                result = closure()
+            except BaseException:
+                del self._thread.steps[outside - 1 :]  # the step is left as well
+                raise
+            del self._thread.steps[outside:]
+            return result
 
         if "closure" in kwargs:
             return args, {**kwargs, "closure": outside_of_the_step}
@@ -50,5 +66,5 @@ class OptimizerSteps:
 
     def _leave(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         # Steps above it on the stack were left by an exception.
-        while self._running and self._running.pop() is not optimizer:
+        while self._thread.steps and self._thread.steps.pop()[0] is not optimizer:
             pass

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from lflops.collect import torch_compat
 from lflops.collect.assemble import Collected, assemble
+from lflops.collect.compiled import force_eager, unremarked_hooks
 from lflops.collect.counting.mode import Counter, Extent
 from lflops.collect.modules import ModuleTree
 from lflops.collect.scopes import Scopes
 from lflops.collect.surroundings import run_of
-from lflops.collect.tensors import tensors_in
+from lflops.collect.tensors import cut_off, tensors_in
 from lflops.collect.untouched import Gradients, untouched
 from lflops.errors import CountError
 from lflops.observations import Phase
@@ -52,12 +53,12 @@ def count(
     """
     if isinstance(args, Tensor):
         args = (args,)
-    named = dict(kwargs or {})
-    _check_arguments(model, args, loss, backward=backward)
-    with untouched(model, tensors_in((args, named))) as gradients:
-        counted = Counting({"": model}, phase="forward", ignore=ignore, batch=(tuple(args), named))
+    _check_arguments(model, args, kwargs, loss, backward=backward)
+    positional, named = cut_off(tuple(args)), cut_off(dict(kwargs or {}))
+    with untouched(model, tensors_in((positional, named))) as gradients:
+        counted = Counting({"": model}, phase="forward", ignore=ignore, batch=(positional, named))
         with counted, _grad_mode(backward=backward):
-            output = model(*args, **named)
+            output = model(*positional, **named)
             if backward:
                 result = _result(output, loss)
                 del output
@@ -100,18 +101,25 @@ class Counting:
         """Name the modules; nothing is touched until the `with` is entered."""
         torch_compat.check()
         self._tree = ModuleTree(roots)
-        self._ignored = _ignored(self._tree, ignore)
+        self._ignore = [ignore] if isinstance(ignore, str | nn.Module) or not isinstance(ignore, Iterable) else list(ignore)
+        _ignored(self._tree, self._ignore)  # a wrong name is said now, not after the pass
         self._batch = batch
         self._scopes = Scopes(self._tree, phase=phase, follow=self._follow)
         self._counter = Counter(self._scopes, extent or Extent())
         self._undo = contextlib.ExitStack()
+        self._entered = False
         self._profile: Profile | None = None
         self._run = run_of("count", (each for each, _ in self._tree.parameters()), *batch)
 
     def __enter__(self) -> Self:
         """Begin to count on this thread, and on others that enter one of the modules."""
+        if self._entered:
+            raise CountError("counting: this count was entered before, and counts once: make another")
+        self._entered = True
         with contextlib.ExitStack() as undo:
-            undo.enter_context(torch_compat.force_eager())
+            undo.enter_context(force_eager())
+            if self._tree.compiled:
+                undo.enter_context(unremarked_hooks())
             self._hold()
             undo.callback(self._scopes.stop)
             self._scopes.start()
@@ -124,6 +132,7 @@ class Counting:
         self._undo.close()
         self._label()
         self._profile = self._assemble(partial=kind is not None)
+        del self._tree, self._scopes, self._counter, self._batch  # what was counted may be freed while the profile is read
 
     @property
     def profile(self) -> Profile:
@@ -168,7 +177,7 @@ class Counting:
             sharded=self._counter.sharded,
             memory=None if memory is None else memory.result(),
             peaks={} if memory is None else memory.peak_of_rows(),
-            ignored=self._ignored,
+            ignored=_ignored(self._tree, self._ignore),  # a shared module has more rows by now
             notes=tuple(self._notes()),
         )
         return assemble(collected, run)
@@ -177,7 +186,7 @@ class Counting:
         if self._scopes.ambiguous:
             yield Note(code="ambiguous_threads", subject="", values={"calls": self._scopes.ambiguous})
         if self._tree.compiled:
-            yield Note(code="compiled_ran_eager", subject="", values={"modules": len(self._tree.compiled)})
+            yield Note(code="compiled_ran_eager", subject=str(len(self._tree.compiled)), values={})
 
 
 @contextlib.contextmanager
@@ -209,8 +218,13 @@ def _differentiate(tensors: list[Tensor], gradients: Gradients) -> None:
     """Go backward from the sum of the tensors, the gradient of which is ones."""
     gradients.put_aside(torch_compat.leaves(tensors))
     with torch_compat.unseen():
-        ones = [torch.ones((), dtype=each.dtype, device=each.device).expand_as(each) for each in tensors]
+        ones = [_ones(each) for each in tensors]
     torch.autograd.backward(tensors, ones)
+
+
+def _ones(tensor: Tensor) -> Tensor:
+    """Like the tensor, and but one number in memory where torch can do that."""
+    return torch.ones_like(tensor) if tensor.is_nested else torch.ones((), dtype=tensor.dtype, device=tensor.device).expand_as(tensor)
 
 
 def _named(modules: tuple[nn.Module, ...]) -> dict[str, nn.Module]:
@@ -225,11 +239,10 @@ def _named(modules: tuple[nn.Module, ...]) -> dict[str, nn.Module]:
     return roots
 
 
-def _ignored(tree: ModuleTree, ignore: Ignored) -> frozenset[str]:
+def _ignored(tree: ModuleTree, ignore: Iterable[Any]) -> frozenset[str]:
     """The rows that the names and classes of `ignore` mean."""
     rows: set[str] = set()
-    wanted: list[Any] = [ignore] if isinstance(ignore, str | type) else list(ignore)
-    for each in wanted:
+    for each in ignore:
         if isinstance(each, str):
             found = {each} & tree.modules.keys()
         elif isinstance(each, type) and issubclass(each, nn.Module):
@@ -244,10 +257,13 @@ def _ignored(tree: ModuleTree, ignore: Ignored) -> frozenset[str]:
     return frozenset(rows)
 
 
-def _check_arguments(model: Any, args: Any, loss: Any, *, backward: bool) -> None:
+def _check_arguments(model: Any, args: Any, kwargs: Any, loss: Any, *, backward: bool) -> None:
     _check_module("count", model)
     if not isinstance(args, tuple | list):
         msg = f"count: args={_describe(args)}: give a tuple of the model's positional arguments, or one tensor"
+        raise CountError(msg)
+    if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)):
+        msg = f"count: kwargs={_describe(kwargs)}: give a mapping from names to the model's keyword arguments"
         raise CountError(msg)
     if loss is not None and not callable(loss):
         msg = f"count: loss={_describe(loss)}: give a function from the output to a scalar"

@@ -11,60 +11,31 @@ import inspect
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
-from torch.utils import checkpoint
 
+from lflops.collect.frames import Frame, ThreadState, checkpoint_is_running, is_running
 from lflops.collect.modules import ModuleTree
 from lflops.collect.optimizers import OptimizerSteps
 from lflops.collect.segments import Claims, Segments
-from lflops.collect.tensors import tensors_in
+from lflops.collect.tensors import nodes_of, tensors_in
 from lflops.collect.torch_compat import (
     ACCUMULATES_GRADIENT,
     NO_BACKWARD,
     backward_id,
     current_node,
     next_sequence_number,
+    remove_hook,
     sequence_number,
 )
 from lflops.observations import Phase
 
 __all__ = ["Scopes", "scope"]
-
-
-class Frame(NamedTuple):
-    """Something entered and not yet left. `module_row` is the nearest row that is a module; `backward` the pass it was entered in."""
-
-    key: int
-    row: str
-    module_row: str
-    backward: int
-
-
-class ThreadState(threading.local):
-    """What one thread is running.
-
-    Attributes:
-        backward: The last backward pass seen here with gradients on, and whether it is one that is itself differentiated.
-        recomputed_in: The last backward pass in which modules were entered here, in which round of forward.
-        detour: Whether nodes were built in backward since the last boundary.
-        unfollow: What to call when the thread has left the tree's modules.
-    """
-
-    def __init__(self) -> None:
-        """Begin a thread: nothing entered, no node built."""
-        self.stack: list[Frame] = []
-        self.segments: Segments | None = None
-        self.calls: Counter[str] = Counter()
-        self.backward = NO_BACKWARD
-        self.differentiated = False
-        self.recomputed_in = (NO_BACKWARD, 0)
-        self.detour = False
-        self.unfollow: Callable[[], None] | None = None
 
 
 class Scopes:
@@ -82,7 +53,6 @@ class Scopes:
         self.ambiguous = 0
         self._phase = phase
         self._follow = follow
-        self._was_backward = False
         self._round = 0
         self._optimizers = OptimizerSteps()
         self._state = ThreadState()
@@ -90,18 +60,18 @@ class Scopes:
         self._calls: list[Counter[str]] = []
         self._claims = Claims()
         self._hooks = contextlib.ExitStack()
-        self._home = threading.get_ident()
+        self.home = threading.get_ident()
 
     def start(self) -> None:
         """Hook in, on the thread that is the first."""
-        self._home = threading.get_ident()
+        self.home = threading.get_ident()
         with contextlib.ExitStack() as hooks:
             for handle in (
                 register_module_forward_pre_hook(self._enter_module),
                 # always_call: early-stopped recomputation leaves forward by an exception
                 register_module_forward_hook(self._leave_module, with_kwargs=True, always_call=True),
             ):
-                hooks.callback(handle.remove)
+                hooks.callback(remove_hook, handle)
             hooks.callback(self._optimizers.stop)
             self._optimizers.start()
             _ACTIVE.append(self)
@@ -113,6 +83,7 @@ class Scopes:
         """Hook out, and take the claims off nodes that live on."""
         self._hooks.close()
         self._claims.release()
+        self._follow = None  # else it and whoever follows would keep each other, and the model, alive
 
     @property
     def calls(self) -> Counter[str]:
@@ -124,19 +95,21 @@ class Scopes:
         """The optimizer whose step is running, outside of its closure."""
         return self._optimizers.current
 
-    def current(self) -> tuple[str, Phase]:
-        """The row and the phase of the operator that this thread is about to run."""
+    def current(self, operands: Any = ()) -> tuple[str, Phase]:
+        """The row and the phase of the operator that this thread is about to run on these operands."""
         backward = backward_id()
         top = self._top(backward)
         phase: Phase
-        if top is not None:
+        if self.optimizer is not None:
+            row, phase = "", "optimizer"
+        elif top is not None:
             if backward != NO_BACKWARD:
                 return top.row, "recompute"
             row, phase = top.row, "forward"
         elif backward != NO_BACKWARD:
             return self._in_backward(backward)
         else:
-            row, phase = "", self._outside()
+            row, phase = "", self._outside(operands)
         if self._state.detour:
             self._segments().extend(next_sequence_number(), row)
             self._state.detour = False
@@ -153,18 +126,18 @@ class Scopes:
             module_row = module_row.rpartition(".")[0]
         return row, module_row
 
-    def enter(self, key: int, row: str, module_row: str) -> None:
+    def enter(self, key: int, row: str, module_row: str, caller: FrameType | None) -> None:
         """Push a frame on this thread's stack."""
         state, backward = self._state, backward_id()
         if self._top(backward) is None and backward == NO_BACKWARD:
             self._round += 1
             if self.optimizer is None:
                 self._phase = "forward"
-            if self._follow is not None and threading.get_ident() != self._home:
+            if self._follow is not None and threading.get_ident() != self.home:
                 state.unfollow = self._follow()
-        state.stack.append(Frame(key, row, module_row, backward))
+        state.stack.append(Frame(key, row, module_row, backward, caller))
         self._boundary(row, backward)
-        if backward == NO_BACKWARD:
+        if backward == NO_BACKWARD and key not in self.tree.wrappers:  # a call of a wrapper is one of what it wraps
             state.calls[row] += 1
 
     def leave(self, key: int) -> bool:
@@ -183,27 +156,32 @@ class Scopes:
     def _top(self, backward: int) -> Frame | None:
         stack = self._state.stack
         # A pass is numbered above the one it runs within: a frame of a higher one was left by an exception.
-        while stack and stack[-1].backward > backward:
+        while stack and (stack[-1].backward > backward or not is_running(stack[-1].caller)):
             stack.pop()
+            self._state.detour = True
         return stack[-1] if stack and stack[-1].backward == backward else None
 
-    def _outside(self) -> Phase:
-        if self.optimizer is not None:
-            return "optimizer"
-        # After a backward, what can be differentiated is the rest of a loss; the others are clipping, averages, metrics.
-        return "forward" if self._was_backward and torch.is_grad_enabled() else self._phase
+    def _outside(self, operands: Any) -> Phase:
+        # What can be differentiated is part of a forward; the others are clipping, averages, metrics.
+        differentiable = torch.is_grad_enabled() and any(each.requires_grad for each in tensors_in(operands))
+        return "forward" if differentiable else self._phase
 
     def _in_backward(self, backward: int) -> tuple[str, Phase]:
         state = self._state
-        self._was_backward, self._phase = True, "other"
+        self._phase = "other"
         node = current_node()
         row = "" if node is None else self._built_by(node, backward)
         if not torch.is_grad_enabled():
             state.backward, state.differentiated = backward, False
             return row, "backward"
         if state.backward != backward:
-            state.backward, state.differentiated = backward, not _checkpoint_is_running()
-        self._segments().extend(next_sequence_number(), row)
+            state.backward, state.differentiated = backward, not checkpoint_is_running()
+        segments = self._segments()
+        if state.differentiated and segments is not self._threads[0] and node is not None:
+            # What it makes is met by a later backward; what it is made from was there before.
+            segments.lasting = True
+            self._claims.claim([node], self._threads[0])
+        segments.extend(next_sequence_number(), row)
         state.detour = True
         if state.differentiated:
             return row, "backward"
@@ -224,8 +202,8 @@ class Scopes:
         owner = self._claims.owner(node)
         if owner is not None:
             return owner.row(number)
-        forward = [each for each in self._threads if each.forward]
-        rows = {each.row(number) for each in forward if each.spans(number)} or {forward[0].row(number)}
+        lasting = [each for each in self._threads if each.lasting]
+        rows = {each.row(number) for each in lasting if each.spans(number)} or {lasting[0].row(number)}
         if len(rows) > 1:
             self.ambiguous += 1
             return ""
@@ -234,7 +212,7 @@ class Scopes:
     def _segments(self) -> Segments:
         state = self._state
         if state.segments is None:
-            state.segments = Segments()
+            state.segments = Segments(next_sequence_number() - 1)  # the operator that is about to run has its node already
             self._threads.append(state.segments)
             self._calls.append(state.calls)
         return state.segments
@@ -244,23 +222,37 @@ class Scopes:
         segments.mark(next_sequence_number(), row)
         self._state.detour = False
         if backward == NO_BACKWARD:
-            segments.forward = True
+            segments.lasting = True
         else:
             self._state.recomputed_in = (backward, self._round)
 
     def _enter_module(self, module: nn.Module, _args: Any) -> None:
-        if module in self.tree:
+        if module in self.tree and self._follows_this_thread():
             row = self.tree.row(module, self.place()[1])
-            self.enter(id(module), row, row)
+            caller = inspect.currentframe()
+            # Not this frame itself: one that names itself lives on, and with it the tensors of all its callers.
+            caller = None if caller is None else caller.f_back
+            self.enter(id(module), row, row, caller)
 
-    def _leave_module(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _follows_this_thread(self) -> bool:
+        """A thread that counts for itself is not counted by others as well."""
+        thread = threading.get_ident()
+        return thread == self.home or all(thread != each.home for each in _ACTIVE)
+
+    def counts_here(self) -> bool:
+        """Whether this thread is the first, is within a module or goes backward."""
+        inside = threading.get_ident() == self.home or bool(self._state.stack) or backward_id() != NO_BACKWARD
+        return inside and self._follows_this_thread()
+
+    def _leave_module(self, module: nn.Module, *values: Any) -> None:
+        # Arguments, keyword arguments and output; torch leaves the second out where forward was left by an exception.
         if module not in self.tree:
             return
         outermost = self.leave(id(module))
-        if outermost and sum(each.forward for each in self._threads) > 1 and backward_id() == NO_BACKWARD:
-            if threading.get_ident() != self._home:
-                self._claims.claim(tensors_in((args, kwargs)), self._threads[0])
-            self._claims.claim(tensors_in(output), self._segments())
+        if outermost and sum(each.lasting for each in self._threads) > 1 and backward_id() == NO_BACKWARD:
+            if threading.get_ident() != self.home:
+                self._claims.claim(nodes_of(values[:-1]), self._threads[0])
+            self._claims.claim(nodes_of(values[-1]), self._segments())
 
 
 _ACTIVE: list[Scopes] = []
@@ -275,29 +267,18 @@ def scope(name: str) -> Iterator[None]:
     Raises:
         ValueError: The name is empty or has a dot in it.
     """
-    if not name or "." in name:
-        msg = f"scope: name={name!r} cannot be: give a name without dots"
-        raise ValueError(msg)
+    if not isinstance(name, str) or not name or "." in name:  # type: ignore[redundant-expr,unused-ignore]
+        raise ValueError(f"scope: name={name!r} cannot be: give a name without dots")
     if torch.compiler.is_compiling():
         yield
         return
-    entered = list(_ACTIVE)
+    entered = [each for each in _ACTIVE if each.counts_here()]
     key = id(entered)
     for scopes in entered:
         row, module_row = scopes.place()
-        scopes.enter(key, f"{row}.{name}" if row else name, module_row)
+        scopes.enter(key, f"{row}.{name}" if row else name, module_row, None)
     try:
         yield
     finally:
         for scopes in entered:
             scopes.leave(key)
-
-
-def _checkpoint_is_running() -> bool:
-    """Whether torch's activation checkpointing is on this thread's Python stack, above the backward that is running."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
-        if frame.f_code.co_filename == checkpoint.__file__:
-            return True
-        frame = frame.f_back
-    return False

@@ -4,8 +4,6 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor
-
 from lflops.collect.torch_compat import ACCUMULATES_GRADIENT, sequence_number
 
 __all__ = ["Claims", "Segments"]
@@ -15,16 +13,16 @@ class Segments:
     """The numbering of one thread, divided at the boundaries of modules.
 
     Attributes:
-        forward: Whether the thread built nodes outside of a backward pass. One that only recomputes numbers nodes too, but those that the
-            next backward meets are not its own.
+        lasting: Whether the thread built nodes that a later backward pass can meet. One that only recomputes builds nodes too, but they
+            are gone when the pass is.
     """
 
-    def __init__(self) -> None:
-        """Begin with no boundary."""
-        self.forward = False
+    def __init__(self, start: int) -> None:
+        """Begin with no boundary, and nothing known of what was built before `start`."""
+        self.lasting = False
         self._starts: list[int] = []
         self._rows: list[str] = []
-        self._end = 0
+        self._end = start
 
     def mark(self, number: int, row: str) -> None:
         """Let nodes from `number` on belong to `row`."""
@@ -61,9 +59,9 @@ class Claims:
         """Claim nothing yet."""
         self._claimed: list[dict[Any, Any]] = []
 
-    def claim(self, tensors: Iterable[Tensor], segments: Segments) -> None:
-        """Give every node that `tensors` were computed by, and that nobody has claimed, to `segments`."""
-        waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
+    def claim(self, nodes: Iterable[Any], segments: Segments) -> None:
+        """Give these nodes, and all that they lead back to, to `segments`, but for those that have been claimed."""
+        waiting = list(nodes)
         seen: set[Any] = set()
         while waiting:
             node = waiting.pop()

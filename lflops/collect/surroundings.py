@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from lflops.collect.tensors import samples_and_tokens, shapes_of
 from lflops.profile import Run
@@ -25,7 +26,7 @@ def device_of(tensors: Iterable[Tensor]) -> torch.device:
 
 def run_of(kind: Literal["count"], parameters: Iterable[Tensor], args: tuple[object, ...], kwargs: dict[str, object]) -> Run:
     """The facts about a pass over these parameters and this batch."""
-    held = list(parameters)
+    held = [each for each in parameters if not is_lazy(each)]
     device = device_of(held)
     samples, tokens = samples_and_tokens(args, kwargs)
     return Run(
@@ -35,7 +36,7 @@ def run_of(kind: Literal["count"], parameters: Iterable[Tensor], args: tuple[obj
         host=platform.node(),
         device_name=_device_name(device),
         dtype=_dtype(held, device),
-        precision=f"autocast {_short(torch.get_autocast_dtype(device.type))}" if torch.is_autocast_enabled(device.type) else None,
+        precision=f"autocast {_short(torch.get_autocast_dtype(device.type))}" if _autocasts(device) else None,
         shapes=shapes_of(args, kwargs),
         samples_per_step=samples,
         tokens_per_step=tokens,
@@ -44,13 +45,17 @@ def run_of(kind: Literal["count"], parameters: Iterable[Tensor], args: tuple[obj
 
 def _dtype(tensors: list[Tensor], device: torch.device) -> str | None:
     """What contractions run in: autocast's dtype, else that of most parameters."""
-    if torch.is_autocast_enabled(device.type):
+    if _autocasts(device):
         return _short(torch.get_autocast_dtype(device.type))
     sizes: Counter[torch.dtype] = Counter()
     for tensor in tensors:
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
             sizes[tensor.dtype] += tensor.numel()
     return _short(sizes.most_common(1)[0][0]) if sizes else None
+
+
+def _autocasts(device: torch.device) -> bool:
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
-__all__ = ["samples_and_tokens", "shapes_of", "tensors_in"]
+__all__ = ["cut_off", "nodes_of", "samples_and_tokens", "shapes_of", "tensors_in"]
 
 DEEPEST = 12
 """Levels that are looked into; a structure that holds itself ends there."""
@@ -18,13 +19,20 @@ def tensors_in(value: Any, depth: int = DEEPEST) -> Iterator[Tensor]:
         yield tensor
 
 
-def named_tensors_in(value: Any, name: str, depth: int = DEEPEST) -> Iterator[tuple[str, Tensor]]:
-    """The same, each with the path that leads to it."""
+def nodes_of(value: Any) -> Iterator[Any]:
+    """The autograd nodes that computed the tensors."""
+    return (tensor.grad_fn for tensor in tensors_in(value) if tensor.grad_fn is not None)
+
+
+def named_tensors_in(value: Any, name: str, depth: int = DEEPEST, seen: dict[int, Any] | None = None) -> Iterator[tuple[str, Tensor]]:
+    """The same, each with the path that leads to it; what many paths lead to is looked into once."""
+    seen = {} if seen is None else seen
     if isinstance(value, Tensor):
         yield name, value
-    elif depth:
+    elif depth and id(value) not in seen:
+        seen[id(value)] = value  # kept, so that no other object can have its address
         for key, part in _parts(value):
-            yield from named_tensors_in(part, f"{name}.{key}" if name else str(key), depth - 1)
+            yield from named_tensors_in(part, f"{name}.{key}" if name else str(key), depth - 1, seen)
 
 
 def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -38,15 +46,44 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from getattr(value, "__dict__", {}).items()
 
 
+def cut_off(value: Any) -> Any:
+    """The same structure with tensors that have a history in place of which are leaves: to go back into it is not the model's work.
+
+    Lists, tuples and dictionaries are looked into. What needs no change is the object that was given.
+    """
+    if isinstance(value, Tensor):
+        return value if value.is_leaf else _copy_of_a_leaf(value)
+    if type(value) is dict:
+        parts = {key: cut_off(part) for key, part in value.items()}
+        return parts if any(parts[key] is not part for key, part in value.items()) else value
+    if isinstance(value, list | tuple):
+        cut = [cut_off(part) for part in value]
+        if all(new is old for new, old in zip(cut, value, strict=True)):
+            return value
+        return type(value)(*cut) if hasattr(value, "_fields") else type(value)(cut)
+    return value
+
+
+def _copy_of_a_leaf(tensor: Tensor) -> Tensor:
+    """Which a model may write to, as it may to the tensor itself."""
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        return tensor.detach().requires_grad_().clone()
+
+
 def shapes_of(args: Any, kwargs: Any) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor in the arguments, by position or name."""
-    return {name: tuple(tensor.shape) for name, tensor in named_tensors_in({**dict(enumerate(args)), **kwargs}, "")}
+    return {name: _shape(tensor) for name, tensor in named_tensors_in({**dict(enumerate(args)), **kwargs}, "")}
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    """Its extents; those of the values where sequences of several lengths are packed in one tensor."""
+    return tuple((tensor.values() if tensor.is_nested else tensor).shape)
 
 
 def samples_and_tokens(args: Any, kwargs: Any) -> tuple[int | None, int | None]:
     """Samples are the dimension 0 that most tensors share; tokens the size of the first 2-d integer tensor."""
     tensors = list(tensors_in((args, kwargs)))
-    first = [tensor.shape[0] for tensor in tensors if tensor.dim()]
+    first = [tensor.size(0) for tensor in tensors if tensor.dim()]
     samples = max(first, key=first.count) if first else None
     whole = (tensor for tensor in tensors if tensor.dim() == 2 and not tensor.is_floating_point() and not tensor.is_complex())
     tokens = next((tensor.numel() for tensor in whole), None)

@@ -6,21 +6,25 @@ a `CountError` that names the torch version, so that a torch that moved says so 
 
 import contextlib
 import functools
-import sys
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch._C import _current_autograd_node, _current_graph_task_id
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
-from torch.utils import _python_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
 
 from lflops.errors import CountError
+
+try:
+    from torch._C import _current_autograd_node, _current_graph_task_id
+    from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
+    from torch.nn.modules.module import _global_forward_hooks_with_kwargs
+    from torch.utils import _python_dispatch
+    from torch.utils._python_dispatch import TorchDispatchMode
+except ImportError as error:
+    raise CountError(f"torch {torch.__version__}: its internals are not as lflops knows them: {error}") from error
 
 __all__ = [
     "FakeTensor",
@@ -29,22 +33,27 @@ __all__ = [
     "OpOverloadPacket",
     "TorchDispatchMode",
     "backward_id",
+    "buffers_of",
     "check",
     "child_modules",
     "current_node",
     "decompose",
     "decomposes",
-    "force_eager",
     "group_named",
     "is_compiled",
+    "kernel_for_sequences",
     "leaves",
+    "local_part",
     "name_of",
     "next_sequence_number",
     "pop_mode",
     "push_mode",
+    "remove_hook",
     "sequence_number",
     "sparse_parts",
     "storage_key",
+    "stored_elements",
+    "takes_sequences",
     "unseen",
     "written_arguments",
 ]
@@ -54,6 +63,16 @@ NO_BACKWARD = -1
 
 ACCUMULATES_GRADIENT = 1 << 62
 """Sequence numbers from here on belong to nodes that no forward operator built: those that write `.grad`."""
+
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+"""Under which the dispatcher keeps operators that are written in terms of others."""
+
+_KEY = torch._C.DispatchKey
+SEQUENCES = {
+    device: (key, _KEY.CompositeImplicitAutogradNestedTensor)
+    for device, key in (("cpu", _KEY.NestedTensorCPU), ("cuda", _KEY.NestedTensorCUDA))
+}
+"""The same of what operators do with sequences of several lengths in one tensor, by its device."""
 
 next_sequence_number: Callable[[], int] = _get_sequence_nr
 """The number that the next autograd node built on this thread will get."""
@@ -82,9 +101,25 @@ def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
     return tensor._indices(), tensor._values()
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor that is spread over ranks; any other tensor itself."""
+    part: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
+
+
+def stored_elements(tensor: Tensor) -> int:
+    """How many elements a sparse tensor stores."""
+    return (sparse_parts(tensor)[1] if tensor.layout is torch.sparse_coo else tensor.values()).numel()
+
+
 def child_modules(module: nn.Module) -> Iterable[tuple[str, nn.Module | None]]:
     """The registered children with repetitions, which `named_children` leaves out."""
     return module._modules.items()
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
+    """The registered buffers themselves, to be put back; `named_buffers` leaves out those that are still `None`."""
+    return module._buffers
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -99,13 +134,31 @@ def name_of(operator: Any) -> str:
 
 
 def decomposes(operator: Any) -> bool:
-    """Whether the operator is written in terms of others and reached us whole, as it does under inference mode."""
-    return isinstance(operator, OpOverload) and operator._can_decompose()
+    """Whether the operator is written in terms of others and reached us whole, as it does under inference mode.
+
+    Only the dispatcher's own word counts: torch also keeps Python versions of a few kernels (`upsample_nearest2d`), which do not run here.
+    """
+    return isinstance(operator, OpOverload) and _has_kernel(operator, COMPOSITE)
 
 
 def decompose(operator: OpOverload, args: Any, kwargs: Any) -> Any:
-    """Run the operator as the others that it is written in."""
-    return operator.decompose(*args, **kwargs)
+    """Run the operator as the others that it is written in, or that its kernel for sequences calls."""
+    return operator._op_dk(kernel_for_sequences(operator, args) or COMPOSITE, *args, **kwargs)
+
+
+def kernel_for_sequences(operator: OpOverload, args: Any) -> Any:
+    """Where the kernel is kept that calls other operators on sequences of several lengths, if the arguments hold any in one tensor."""
+    device = next((each.device.type for each in args if isinstance(each, Tensor) and each.is_nested and each.layout is torch.strided), "")
+    return next((key for key in SEQUENCES.get(device, ()) if _has_kernel(operator, key)), None)
+
+
+def takes_sequences(operator: OpOverload) -> bool:
+    """Whether there may be such a kernel."""
+    return any(_has_kernel(operator, keys[0]) for keys in SEQUENCES.values())
+
+
+def _has_kernel(operator: OpOverload, key: Any) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key.name)
 
 
 def written_arguments(operator: OpOverload) -> tuple[tuple[str, int], ...]:
@@ -130,6 +183,12 @@ def group_named(name: str) -> Any:
         return torch._C._distributed_c10d._resolve_process_group(cast("Any", name))
     except (AttributeError, RuntimeError):
         return None
+
+
+def remove_hook(handle: RemovableHandle) -> None:
+    """Take a global module hook away, and with it the mark that it wants keyword arguments, which torch would leave behind."""
+    handle.remove()
+    _global_forward_hooks_with_kwargs.pop(handle.id, None)
 
 
 def leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -169,39 +228,6 @@ def pop_mode(mode: TorchDispatchMode) -> None:
         above.append(top)
     for each in reversed(above):
         _python_dispatch._push_mode(each)
-
-
-class _Eager:
-    """The stance of the process, set by the first who needs it and put back by the last: they need not end in reverse order."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._stance: Any = None
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._users:
-                self._stance = torch.compiler.set_stance("force_eager")
-                self._stance.__enter__()
-            self._users += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._users -= 1
-            if not self._users:
-                self._stance.__exit__(None, None, None)
-
-
-_EAGER = _Eager()
-
-
-def force_eager() -> contextlib.AbstractContextManager[None]:
-    """Run compiled functions eagerly, and leave their compiled code as it is.
-
-    Where dynamo was never loaded nothing is compiled, and the time that loading it takes is saved.
-    """
-    return _EAGER if "torch._dynamo" in sys.modules else contextlib.nullcontext()
 
 
 @functools.cache

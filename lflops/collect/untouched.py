@@ -1,13 +1,14 @@
 """Run a model and leave it as it was: gradients, buffers, mode and random numbers."""
 
 import contextlib
-import random
-import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from lflops.collect.random_numbers import same_random_numbers
+from lflops.collect.torch_compat import buffers_of
 
 __all__ = ["Gradients", "untouched"]
 
@@ -42,32 +43,15 @@ def untouched(model: nn.Module, inputs: Iterable[Tensor]) -> Iterator[Gradients]
     """
     gradients = Gradients()
     with contextlib.ExitStack() as undo:
-        undo.enter_context(_same_random_numbers((*model.parameters(), *model.buffers())))
-        undo.callback(_restore_modes, [(module, module.training) for module in model.modules()])
-        undo.callback(_restore_buffers, _buffers(model))
+        inputs = list(inputs)
+        undo.enter_context(same_random_numbers((*model.parameters(), *model.buffers(), *inputs)))
+        # A frozen script knows no mode.
+        undo.callback(_restore_modes, [(module, module.training) for module in model.modules() if hasattr(module, "training")])
+        undo.callback(_restore_contents, _contents(model))
+        undo.callback(_restore_buffers, [(module, dict(buffers_of(module))) for module in model.modules()])
         undo.callback(gradients.put_back)
         gradients.put_aside((*model.parameters(), *inputs))
         yield gradients
-
-
-@contextlib.contextmanager
-def _same_random_numbers(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Put the generators back that a model may draw from: torch's on its devices, Python's, NumPy's."""
-    devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
-    numpy: Any = sys.modules.get("numpy")
-    python_state = random.getstate()
-    numpy_state = numpy.random.get_state() if numpy is not None else None
-    with contextlib.ExitStack() as forked:
-        forked.enter_context(torch.random.fork_rng(devices=[]))
-        for kind in {device.type for device in devices}:
-            places = [device.index or 0 for device in devices if device.type == kind]
-            forked.enter_context(torch.random.fork_rng(devices=places, device_type=kind))
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            if numpy is not None:
-                numpy.random.set_state(numpy_state)
 
 
 def _restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:
@@ -76,26 +60,32 @@ def _restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:
             module.training = training
 
 
-def _buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor, Tensor]]:
-    """Each buffer where it is registered, with a copy of what is in it."""
-    with torch.no_grad():
-        return [
-            (module, name, buffer, buffer.detach().clone())
-            for module in model.modules()
-            for name, buffer in module.named_buffers(recurse=False)
-        ]
+def _restore_buffers(registered: list[tuple[nn.Module, dict[str, Tensor | None]]]) -> None:
+    for module, before in registered:
+        buffers = buffers_of(module)
+        now = dict(buffers.items())  # a scripted module has something like a mapping, whose keys are a list
+        if now.keys() != before.keys() or any(now[name] is not buffer for name, buffer in before.items()):
+            buffers.clear()
+            buffers.update(before)
 
 
-def _restore_buffers(buffers: list[tuple[nn.Module, str, Tensor, Tensor]]) -> None:
+def _contents(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Each buffer with a copy of what is in it."""
     with torch.no_grad():
-        for module, name, buffer, copy in buffers:
-            if getattr(module, name, None) is not buffer:
-                setattr(module, name, buffer)
-            # One that is as it was is not written to: somebody's graph may have saved it.
+        return [(buffer, buffer.detach().clone()) for buffer in model.buffers() if not is_lazy(buffer)]
+
+
+def _restore_contents(buffers: list[tuple[Tensor, Tensor]]) -> None:
+    with torch.no_grad():
+        for buffer, copy in buffers:
             if not _same(buffer, copy):
                 with torch.inference_mode(mode=buffer.is_inference()):
-                    buffer.copy_(copy)
+                    # By `data`, unseen by autograd: a graph that saved the buffer finds what it saved, and may go backward.
+                    buffer.data.copy_(copy)
 
 
 def _same(buffer: Tensor, copy: Tensor) -> bool:
-    return buffer.device.type == "meta" or (buffer.shape == copy.shape and bool(torch.equal(buffer, copy)))
+    try:
+        return buffer.device.type == "meta" or (buffer.shape == copy.shape and bool(torch.equal(buffer, copy)))
+    except RuntimeError:  # sparse, or of a dtype that knows no comparison
+        return False

@@ -55,7 +55,9 @@ def _parameters(profile: Profile) -> list[str]:
     parts = [f"{units.count(root.parameters)} in {units.size(root.parameter_bytes)}"]
     if root.trainable_parameters != root.parameters:
         share = root.trainable_parameters / root.parameters
-        parts.append(f"{units.count(root.trainable_parameters)} trainable ({units.percent(share)})")
+        parts.append(
+            f"{units.count(root.trainable_parameters)} trainable in {units.size(root.trainable_parameter_bytes)} ({units.percent(share)})"
+        )
     elif root.parameters:
         parts.append("all trainable")
     if len(root.dtypes) == 1:

@@ -15,7 +15,7 @@ def sentence(note: Note) -> str:
 
 def _ignored(note: Note) -> str:
     work = f"{_count(note, 'macs')} MACs and {_count(note, 'flops')} FLOPs in {_calls(note)}"
-    return f"{note.subject} is left out of every total, as asked: {work}"
+    return f"{note.subject or 'the root'} is left out of every total, as asked: {work}"
 
 
 def _ambiguous_threads(note: Note) -> str:

@@ -16,10 +16,9 @@ Collective = tuple[str, str, int | None, int]
 
 def collective_of(name: str, args: Any, kwargs: Any, out: Any) -> Collective:
     """The larger of what this rank gives and gets, and the group as torch names it."""
-    given = sum(map(size, tensors_of((*args, *kwargs.values()))))
-    gotten = sum(map(size, tensors_of((out,))))
+    # What is gotten may be written into an argument, so each is taken for itself.
+    carried = max(sum(map(size, tensors_of((each,)))) for each in (*args, *kwargs.values(), out))
     group = next((found for found in map(_group, (*args, *kwargs.values())) if found is not None), None)
-    carried = max(given, gotten)
     return name.rpartition("::")[2], "" if group is None else group.group_name, None if group is None else group.size(), carried
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lflops.collect.torch_compat import storage_key
+from lflops.collect.torch_compat import local_part, storage_key
 from lflops.observations import Phase
 from lflops.profile import Allocation, Memory, Moment, ancestry
 
@@ -72,10 +72,25 @@ class LiveMemory:
         self._take(out, Birth(0, BORN_IN[phase], operator, row, phase))
         self._raise_peak_of(row)
 
+    def find(self, tensors: Iterable[tuple[Tensor, str]], category: str) -> None:
+        """Take in what turns out to have been there all along, each with its row."""
+        before, peak, peak_event, peak_index = self._events, self._peak, self._peak_event, self._peak_index
+        self._events = []
+        for tensor, row in tensors:
+            self._bear(tensor, Birth(0, category, "", row, "other"))
+        found = [event for event in self._events if event >= 0]
+        died = [event for event in self._events if event < 0]
+        more = sum(self._births[event].nbytes for event in found)
+        self._events = found + before + died
+        self._peak, self._peak_event, self._peak_index = peak + more, peak_event + len(found), peak_index
+        self._moments = [(operator, row, phase, live + more) for operator, row, phase, live in self._moments]
+        self._highest = {row: highest + more for row, highest in self._highest.items()}
+
     def relabel(self, tensors: Iterable[Tensor], category: str) -> None:
         """Say what became of storages that are still alive."""
         for tensor in tensors:
-            alive = self._alive.get(storage_key(tensor)[1])
+            found = _storage(tensor)
+            alive = self._alive.get(found[1]) if found else None
             if alive is not None:
                 self._relabelled[alive[0]] = category
 
@@ -122,10 +137,10 @@ class LiveMemory:
                 self._take(each, birth)
 
     def _bear(self, tensor: Tensor, birth: Birth) -> None:
-        try:
-            storage, key = storage_key(tensor)
-        except (NotImplementedError, RuntimeError):  # a sparse tensor has none
+        found = _storage(tensor)
+        if found is None:
             return
+        storage, key = found
         nbytes = storage.nbytes()
         if key in self._alive or not nbytes:
             return
@@ -151,6 +166,13 @@ class LiveMemory:
             else:
                 del alive[~event]
         return list(alive.items())
+
+
+def _storage(tensor: Tensor) -> tuple[Any, int] | None:
+    try:
+        return storage_key(local_part(tensor))
+    except (NotImplementedError, RuntimeError, ValueError):  # a sparse tensor has none, a lazy one not yet
+        return None
 
 
 def _shortened(moments: Sequence[tuple[str, str, Phase, int]], peak: int) -> list[int]:

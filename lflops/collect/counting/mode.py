@@ -16,7 +16,8 @@ from lflops.collect.counting.owners import StepOwners
 from lflops.collect.counting.tally import Tally
 from lflops.collect.counting.traffic import bytes_moved, size, tensors_of
 from lflops.collect.scopes import Scopes
-from lflops.collect.torch_compat import FakeTensor, TorchDispatchMode, decompose, pop_mode, push_mode
+from lflops.collect.tensors import tensors_in
+from lflops.collect.torch_compat import FakeTensor, TorchDispatchMode, decompose, kernel_for_sequences, pop_mode, push_mode
 from lflops.observations import Phase
 
 __all__ = ["Counter", "CountingMode", "Extent"]
@@ -86,7 +87,7 @@ class Counter:
         """The state of every optimizer that made a step."""
         for optimizer in self._optimizers.values():
             for state in optimizer.state.values():
-                yield from (value for value in state.values() if isinstance(value, Tensor))
+                yield from tensors_in(state)
 
     def follow(self) -> Callable[[], None]:
         """Count on this thread too, until what is returned is called."""
@@ -116,36 +117,55 @@ class Counter:
             for part in self._by_owner(call):
                 self._add(tally, part)
         else:
+            self._step = None
             self._add(tally, call)
 
     def _add(self, tally: Tally, call: Call) -> None:
         operator, row, phase, args, kwargs, out = call
         try:
             cost = operator.cost(args, kwargs, out)
+            moved = bytes_moved(operator, args, kwargs, out) if self._traffic else 0
         except Exception as error:  # noqa: BLE001 - a formula, a user's perhaps, must not stop the run that it is to count
             tally.failures[operator.name] = f"{type(error).__name__}: {error}"
             _add_uncounted(tally, call)
             return
-        moved = bytes_moved(operator, args, kwargs, out) if self._traffic else 0
         dtype = _dtype(args, out) if cost.macs else _dtype(out, args)
         tally.add((row, operator.name, phase, dtype), cost, moved)
         if cost.recompute is not None:
             tally.add((row, operator.name, "recompute", dtype), cost.recompute, 0)
 
+    def pass_by(self, args: Any) -> None:
+        """Note a view in an optimizer's step: what follows works on what it looks at."""
+        owners = self._owners()
+        if owners is not None:
+            owners.one(tensors_of(args))
+
+    def _owners(self) -> StepOwners | None:
+        optimizer = self.scopes.optimizer
+        if optimizer is not None and (self._step is None or self._step.optimizer is not optimizer):
+            self._step = self._begin_step(optimizer)
+        return None if optimizer is None else self._step
+
+    def _begin_step(self, optimizer: Optimizer) -> StepOwners:
+        """The gradients are what the last backward made, so they are looked up for each step."""
+        self._optimizers[id(optimizer)] = optimizer
+        owners = StepOwners(optimizer, self.scopes.tree)
+        if self.memory is not None:
+            self.memory.relabel(owners.gradients(), "gradients")
+            self.memory.find(owners.states(), "optimizer_state")
+        return owners
+
     def _by_owner(self, call: Call) -> Iterator[Call]:
         """Inside an optimizer's step the row is the owner of the parameter; an operator on lists is one on each element."""
-        optimizer = self.scopes.optimizer
-        if optimizer is None:
+        owners = self._owners()
+        operator, _, phase, args, kwargs, out = call
+        if owners is None:
             yield call
             return
-        if self._step is None or self._step.optimizer is not optimizer:
-            self._step = StepOwners(optimizer, self.scopes.tree)
-            self._optimizers[id(optimizer)] = optimizer
-        operator, _, phase, args, kwargs, out = call
         if not (operator.name.startswith((FOREACH, FUSED)) and args and isinstance(args[0], list)):
-            yield call._replace(row=self._step.one(tensors_of(args)))
+            yield call._replace(row=owners.one(tensors_of(args)))
             return
-        for place, row in enumerate(self._step.each(args[0])):
+        for place, row in enumerate(owners.each(args[0], out)):
             part = [_element(each, place) for each in args]
             keywords = {name: _element(each, place) for name, each in kwargs.items()}
             yield Call(operator, row, phase, part, keywords, _element(out, place))
@@ -175,20 +195,25 @@ class CountingMode(TorchDispatchMode):
         for kind in types:
             if issubclass(kind, FakeTensor):
                 return function(*args, **kwargs)  # not a run, but somebody working out shapes
-            if kind is not Tensor:
+            if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
                 self._counter.unwrap(kind)
                 return NotImplemented  # a wrapper: what it does with the tensors inside is what runs here
         operator = self._operators.get(function)
         if operator is None:
             operator = self._operators[function] = Operator(function)
-        if operator.kind is Kind.DECOMPOSED:
+        if operator.kind is Kind.DECOMPOSED or (operator.takes_sequences and kernel_for_sequences(function, args)):
             push_mode(self)
             try:
                 return decompose(function, args, kwargs)
             finally:
                 pop_mode(self)
-        row, phase = self._scopes.current()
+        return self._run(operator, function, args, kwargs)
+
+    def _run(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
+        row, phase = self._scopes.current(args)
         if operator.kind is Kind.FREE and not operator.makes_storage:
+            if phase == "optimizer":
+                self._counter.pass_by(args)
             return function(*args, **kwargs)
         if self._memory is not None:
             self._memory.before(operator.name, row, phase)

@@ -1,6 +1,5 @@
 """What kind of thing an operator is, worked out once for each and kept."""
 
-from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any
 
@@ -8,16 +7,32 @@ import torch
 from torch import Tensor
 
 # The families enter themselves in the table.
-from lflops.collect.counting.formulas import attention, convolution, matmul, normalisation, sums, updates  # noqa: F401
+from lflops.collect.counting.formulas import (  # noqa: F401
+    attention,
+    convolution,
+    distances,
+    encoder,
+    flex,
+    matmul,
+    normalisation,
+    quantized,
+    recurrent,
+    spectral,
+    sums,
+    updates,
+)
 from lflops.collect.counting.formulas.conventions import FREE, MOVES, PER_INPUT, PER_OUTPUT
-from lflops.collect.counting.formulas.table import Cost, formula_of
-from lflops.collect.torch_compat import OpOverload, decomposes, makes_storage, name_of, written_arguments
+from lflops.collect.counting.formulas.table import CallCost, Cost, formula_of
+from lflops.collect.torch_compat import OpOverload, decomposes, makes_storage, name_of, takes_sequences, written_arguments
 
 __all__ = ["Kind", "Operator", "first_tensor"]
 
 NAMESPACES_WITHOUT_WORK = frozenset({"prim", "profiler", "prims_guard", "debugprims", "inductor_guard"})
 COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd"})
 FOREACH = "_foreach_"
+TAKES_IN = frozenset({"lift", "lift_fresh"})
+"""By these, memory that was made without an operator comes in: `torch.tensor`, a loaded array."""
+
 NOTHING = Cost()
 
 
@@ -39,10 +54,11 @@ class Operator:
         kind: What there is to do for a call.
         cost: The arithmetic of a call, from its arguments and result.
         makes_storage: Whether results are new memory.
+        takes_sequences: Whether a tensor of sequences of several lengths is work for other operators, as its kernel calls them.
         written: Names and places of the arguments written to.
     """
 
-    __slots__ = ("cost", "kind", "makes_storage", "name", "packet", "written")
+    __slots__ = ("cost", "kind", "makes_storage", "name", "packet", "takes_sequences", "written")
 
     def __init__(self, function: Any) -> None:
         """Look the operator up in the table and the convention."""
@@ -51,18 +67,20 @@ class Operator:
         self.packet = name
         self.name = name if namespace in ("aten", "") else qualified
         self.written = written_arguments(function) if isinstance(function, OpOverload) else ()
-        self.makes_storage = not isinstance(function, OpOverload) or makes_storage(function)
+        self.makes_storage = not isinstance(function, OpOverload) or name in TAKES_IN or makes_storage(function)
+        views = bool(getattr(function, "is_view", False))
+        self.takes_sequences = isinstance(function, OpOverload) and not views and takes_sequences(function)
         formula = formula_of(function)
-        self.cost: Callable[[Any, Any, Any], Cost] = formula or _nothing
+        self.cost: CallCost = formula or _nothing
         self.kind = Kind.COUNTED
         if formula is not None:
             return
-        if namespace in NAMESPACES_WITHOUT_WORK or name in FREE or getattr(function, "is_view", False):
+        if namespace in NAMESPACES_WITHOUT_WORK or name in FREE or views:
             self.kind = Kind.FREE
         elif decomposes(function):
             self.kind = Kind.DECOMPOSED
         elif namespace in COLLECTIVES:
-            self.kind = Kind.FREE if name in ("wait_tensor", "barrier", "monitored_barrier_") else Kind.COLLECTIVE
+            self.kind = Kind.FREE if name in ("wait_tensor", "_wrap_tensor_autograd", "barrier", "monitored_barrier_") else Kind.COLLECTIVE
         else:
             convention = _convention(function, name)
             self.kind = Kind.UNCOUNTED if convention is None else Kind.COUNTED
@@ -78,22 +96,25 @@ def first_tensor(value: Any) -> Tensor | None:
     return None
 
 
-def _convention(function: Any, name: str) -> Callable[[Any, Any, Any], Cost] | None:
+def _convention(function: Any, name: str) -> CallCost | None:
     """The arithmetic of an operator that multiplies no matrices; `None` where nothing is known about it."""
+    if not isinstance(function, OpOverload):
+        return None
+    foreach = name.startswith(FOREACH)
     base = name.removeprefix(FOREACH)
-    plain = base if base in MOVES or base.endswith("__") else base.rstrip("_")
+    plain = base if base.endswith("__") else base.rstrip("_")
     if base in MOVES or plain in MOVES:
         return _nothing
-    if name.startswith(FOREACH):
-        return _per_input(PER_INPUT[plain]) if plain in PER_INPUT else _foreach(PER_OUTPUT.get(plain, 1))
-    if plain in PER_OUTPUT:
-        return _per_output(PER_OUTPUT[plain])
     # `max` and `min` of two tensors are pointwise, of one a reduction.
-    if plain in PER_INPUT and not (_is_pointwise(function) and plain not in ("max", "min")):
-        return _per_input(PER_INPUT[plain])
-    if name in PER_INPUT:
-        return _per_input(PER_INPUT[name])
-    return _per_output(1) if _is_pointwise(function) else None
+    pointwise = foreach or _is_pointwise(function)
+    reduced = PER_INPUT.get(base, PER_INPUT.get(plain))
+    if reduced is not None and (foreach or plain in ("max", "min") or not pointwise):
+        return _per_input(reduced)
+    operations = PER_OUTPUT.get(plain, 1 if pointwise else None)
+    if operations is None:
+        return None
+    # A list's results may be its own elements, written in place and not returned.
+    return _per_input(operations) if foreach else _per_output(operations)
 
 
 def _is_pointwise(function: Any) -> bool:
@@ -112,25 +133,18 @@ def _floating_elements(tensor: Tensor | None) -> int:
     return tensor.numel() if tensor is not None and (tensor.dtype.is_floating_point or tensor.dtype.is_complex) else 0
 
 
-def _per_output(operations: int) -> Callable[[Any, Any, Any], Cost]:
+def _per_output(operations: int) -> CallCost:
     def cost(_args: Any, _kwargs: Any, out: Any) -> Cost:
         return Cost(other_flops=operations * _floating_elements(first_tensor(out)))
 
     return cost
 
 
-def _per_input(operations: int) -> Callable[[Any, Any, Any], Cost]:
+def _per_input(operations: int) -> CallCost:
     def cost(args: Any, _kwargs: Any, _out: Any) -> Cost:
         first = args[0] if args else None
         if isinstance(first, list | tuple):
             return Cost(other_flops=operations * sum(map(_floating_elements, first)))
         return Cost(other_flops=operations * _floating_elements(first))
-
-    return cost
-
-
-def _foreach(operations: int) -> Callable[[Any, Any, Any], Cost]:
-    def cost(args: Any, _kwargs: Any, _out: Any) -> Cost:
-        return Cost(other_flops=operations * sum(map(_floating_elements, args[0])))
 
     return cost

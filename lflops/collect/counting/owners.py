@@ -1,11 +1,15 @@
 """Whose parameter an optimizer's operator works on."""
 
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lflops.collect.modules import ModuleTree
+from lflops.collect.tensors import tensors_in
+from lflops.collect.torch_compat import local_part
 
 __all__ = ["StepOwners"]
 
@@ -22,12 +26,21 @@ class StepOwners:
         """Look the optimizer's tensors up."""
         self.optimizer = optimizer
         self._tree = tree
-        self._rows: dict[int, str] = {}
-        self._held: list[Tensor] = []
+        self._rows: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._states = 0
         self._last = ""
         self._lists: dict[int, list[str]] = {}
         self._look()
+
+    def gradients(self) -> Iterator[Tensor]:
+        """Those of all the optimizer's parameters."""
+        yield from (parameter.grad for parameter in self._parameters() if parameter.grad is not None)
+
+    def states(self) -> Iterator[tuple[Tensor, str]]:
+        """The tensors of the optimizer's state that there are, with the rows of their parameters."""
+        for parameter in self._parameters():
+            for value in tensors_in(self.optimizer.state.get(parameter)):
+                yield value, self._tree.owner(parameter)
 
     def one(self, args: Any) -> str:
         """The row of an operator on single tensors."""
@@ -38,28 +51,42 @@ class StepOwners:
                 break
         return self._last
 
-    def each(self, tensors: list[Tensor]) -> list[str]:
-        """The rows of an operator on lists, element by element."""
+    def each(self, tensors: list[Tensor], results: Any) -> list[str]:
+        """The rows of an operator on lists, element by element; its results are theirs as well."""
         rows = [self._row(each) for each in tensors]
         known = self._lists.get(len(rows), [self._last] * len(rows))
-        if all(row is None for row in rows):
-            return known
-        self._lists[len(rows)] = [row if row is not None else before for row, before in zip(rows, known, strict=True)]
-        return self._lists[len(rows)]
+        rows_or_last = [row if row is not None else before for row, before in zip(rows, known, strict=True)]
+        if any(row is not None for row in rows):
+            self._lists[len(rows)] = rows_or_last
+        for result, row in zip(results or (), rows_or_last, strict=False):
+            if isinstance(result, Tensor):
+                self._enter(result, row)
+        return rows_or_last
 
     def _row(self, tensor: Tensor) -> str | None:
-        if id(tensor) not in self._rows and len(self.optimizer.state) != self._states:
+        if not self._knows(tensor) and len(self.optimizer.state) != self._states:
             self._look()  # the first step makes the state
-        return self._rows.get(id(tensor))
+        return self._rows[id(tensor)][1] if self._knows(tensor) else None
+
+    def _knows(self, tensor: Tensor) -> bool:
+        # An identity says something only as long as its tensor lives; and nothing is kept alive for it.
+        known = self._rows.get(id(tensor))
+        return known is not None and known[0]() is tensor
 
     def _look(self) -> None:
         self._states = len(self.optimizer.state)
+        for parameter in self._parameters():
+            self._enter(parameter, self._tree.owner(parameter))
+            if parameter.grad is not None:
+                self._enter(parameter.grad, self._tree.owner(parameter))
+        for tensor, row in self.states():
+            self._enter(tensor, row)
+
+    def _enter(self, tensor: Tensor, row: str) -> None:
+        held = local_part(tensor)  # operators see no other
+        if not self._knows(held):
+            self._rows[id(held)] = (weakref.ref(held), row)
+
+    def _parameters(self) -> Iterator[Tensor]:
         for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                row = self._tree.owner(parameter)
-                states = self.optimizer.state.get(parameter, {}).values()
-                for tensor in (parameter, parameter.grad, *states):
-                    if isinstance(tensor, Tensor) and id(tensor) not in self._rows:
-                        self._rows[id(tensor)] = row
-                        # An identity says something only as long as its tensor lives.
-                        self._held.append(tensor)
+            yield from group["params"]

@@ -1,9 +1,12 @@
 """The least bytes that an operator has to move: distinct inputs read once, results written once, views none.
 
 A dimension that is only repeated (stride 0) counts once. A gather reads the rows it takes, not the table they come from; a scatter in place
-writes what it is given, not all that it could write to; what is overwritten is not read.
+sets what it is given, not all that it could, and reads that first where it adds to it; what is overwritten or only asked for its shape is
+not read.
 """
 
+from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -14,37 +17,72 @@ from lflops.collect.torch_compat import sparse_parts
 
 __all__ = ["bytes_moved", "size", "tensors_of"]
 
-GATHERS = frozenset(
-    ("embedding", "gather", "index", "index_select", "take", "_unsafe_index", "_embedding_bag", "_embedding_bag_forward_only")
-)
-SCATTERS = frozenset(
-    ("index_put_", "_index_put_impl_", "index_add_", "index_copy_", "scatter_", "scatter_add_", "scatter_reduce_", "masked_scatter_")
-)
+TAKES_ITS_RESULT = ("embedding", "gather", "index", "index_select", "take", "_unsafe_index")
+TAKES: dict[str, Callable[[Any], int]] = {
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), lambda args: _rows(args[0], args[1])),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), lambda args: int(args[1].numel())),
+}
+"""Elements of its first argument that a gather takes."""
+
+SETS: dict[str, Callable[[Any], int]] = {
+    **dict.fromkeys(("index_put_", "_index_put_impl_"), lambda args: _indexed(args[0], args[1], args[2])),
+    **dict.fromkeys(("index_add_", "index_copy_", "index_reduce_"), lambda args: int(args[3].numel())),
+    **dict.fromkeys(("scatter_", "scatter_add_", "scatter_reduce_"), lambda args: int(args[2].numel())),
+    "masked_scatter_": lambda args: min(args[1].numel(), args[2].numel()),
+    "index_fill_": lambda args: args[0].numel() // max(args[0].shape[args[1]], 1) * args[2].numel(),
+    "put_": lambda args: int(args[1].numel()),
+    "embedding_renorm_": lambda args: _rows(args[0], args[1]),
+}
+"""Elements of its first argument that a scatter sets."""
+
+ADDS = frozenset(("index_add_", "index_reduce_", "scatter_add_", "scatter_reduce_", "embedding_renorm_"))
+ADDS_WHEN_TOLD = frozenset(("index_put_", "_index_put_impl_", "put_"))
+
+LIKENESSES = ("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros", "new_ones", "new_full")
 FILLS = ("fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_")
-OVERWRITES = frozenset((*FILLS, "copy_", "_foreach_copy_", "_foreach_zero_", "_fill_mem_eff_dropout_mask_"))
+COPIES = ("copy_", "_foreach_copy_", "_foreach_zero_", "_fill_mem_eff_dropout_mask_")
+POOLS = ("avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d")
+NOT_READ = {
+    **dict.fromkeys((*TAKES_ITS_RESULT, *TAKES, *SETS, *LIKENESSES, *FILLS, *COPIES), 0),
+    **dict.fromkeys((f"{pool}_backward" for pool in (*POOLS, "max_pool2d_with_indices", "max_pool3d_with_indices")), 1),
+    **dict.fromkeys((f"{kind}_pad{each}d_backward" for kind in ("reflection", "replication") for each in (1, 2, 3)), 1),
+    **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), 1),
+}
+"""Which argument is overwritten, only asked for its shape, or read in part."""
 
 
 def bytes_moved(operator: Operator, args: Any, kwargs: Any, out: Any) -> int:
     """Bytes read and written by one call."""
-    if operator.packet in SCATTERS:
-        return _given(args[1:], kwargs) + max((size(each) for each in tensors_of(args[1:])), default=0)
-    written = _written(operator, args, kwargs, out)
-    if operator.packet in GATHERS:
-        return _given(args[1:], kwargs) + 2 * written
-    read = {id(each): each for each in tensors_of(args)}
-    overwritten = 0
-    if operator.packet in OVERWRITES:
-        overwritten = sum(size(each) for each in tensors_of(args[:1]))
+    packet = operator.packet
+    skipped = NOT_READ.get(packet)
+    given = {id(each): each for place, arg in enumerate(args) if place != skipped for each in tensors_of((arg,))}
     for name, value in kwargs.items():
         if not any(name == out_name for out_name, _ in operator.written):
-            read.update((id(each), each) for each in tensors_of((value,)))
-    return sum(map(size, read.values())) - overwritten + written
+            given.update((id(each), each) for each in tensors_of((value,)))
+    read = sum(map(size, given.values()))
+    if packet in SETS:
+        written = SETS[packet](args) * size_of_element(args[0])
+        adds = packet in ADDS or (packet in ADDS_WHEN_TOLD and len(args) > 3 and args[3])
+        return read + written * (2 if adds else 1)
+    written = _written(operator, args, kwargs, out)
+    if packet in TAKES_ITS_RESULT:
+        read += written
+    elif packet in TAKES:
+        read += TAKES[packet](args) * size_of_element(args[0])
+    return read + written
+
+
+def size_of_element(tensor: Tensor) -> int:
+    """Bytes of one element."""
+    nbytes: int = tensor.element_size()
+    return nbytes
 
 
 def size(tensor: Tensor) -> int:
     """Bytes of the distinct elements of a tensor."""
-    if tensor.layout is not torch.strided:
-        return sum(size(part) for part in _sparse_parts(tensor))
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        parts = _sparse_parts(tensor)
+        return sum(map(size, parts)) if parts else tensor.numel() * tensor.element_size()
     whole: int = tensor.nbytes
     if not whole or tensor.is_contiguous():
         return whole
@@ -58,12 +96,25 @@ def _written(operator: Operator, args: Any, kwargs: Any, out: Any) -> int:
     returned = list(tensors_of((out,)))
     if returned or not operator.written:
         return sum(map(size, returned))
-    places = [args[place] if place < len(args) else kwargs.get(name) for name, place in operator.written]
+    # A fused optimizer writes gradients only where it has to unscale them.
+    unwritten = "grads" if operator.packet.startswith("_fused_") and kwargs.get("grad_scale") is None else ""
+    places = [args[place] if place < len(args) else kwargs.get(name) for name, place in operator.written if name != unwritten]
     return sum(map(size, tensors_of(places)))
 
 
-def _given(args: Any, kwargs: Any) -> int:
-    return sum(map(size, tensors_of((*args, *kwargs.values()))))
+def _rows(table: Tensor, indices: Tensor) -> int:
+    """Elements of the rows that the indices name."""
+    return indices.numel() * table.shape[-1]
+
+
+def _indexed(x: Tensor, indices: Any, values: Tensor) -> int:
+    """Elements that `x[indices] = values` sets. How many a mask names only its values tell: at least as many as it is given."""
+    named = [each for each in indices if each is not None]
+    if any(each.dtype in (torch.bool, torch.uint8) for each in named):
+        return values.numel()
+    places = torch.broadcast_shapes(*(each.shape for each in named))
+    whole = [extent for place, extent in enumerate(x.shape) if place >= len(indices) or indices[place] is None]
+    return int(places.numel()) * prod(whole)
 
 
 def tensors_of(values: Any) -> list[Tensor]:

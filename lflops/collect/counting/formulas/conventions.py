@@ -25,37 +25,41 @@ def _operations(table: Mapping[int, str]) -> dict[str, int]:
 FREE = _names(
     """
     _assert_async _assert_scalar _assert_tensor_metadata _coalesced_ _conj _cudnn_init_dropout_state _dimI _dimV _efficientzerotensor
-    _functional_assert_async _functional_assert_scalar _fused_sdp_choice _has_compatible_shallow_copy_type _has_same_storage_numel
-    _indices _is_all_true _lazy_clone _linalg_check_errors _local_scalar_dense _make_dep_token _nested_get_jagged_dummy
-    _nested_get_lengths _nested_get_max_seqlen _nested_get_min_seqlen _nested_get_offsets _nested_get_ragged_idx _nnz _print
-    _reshape_alias _resize_output_ _unsafe_view _values _version as_strided_ dense_dim detach_ empty empty_like empty_permuted
-    empty_quantized empty_strided is_coalesced is_pinned is_same_size is_set_to lift lift_fresh new_empty new_empty_strided
-    q_per_channel_axis q_per_channel_scales q_per_channel_zero_points q_scale q_zero_point qscheme record_stream resize_ resize_as_
-    scalar_tensor set_ sparse_dim squeeze_ sym_constrain_range sym_constrain_range_for_size t_ transpose_ unsafe_split
-    unsafe_split_with_sizes unsqueeze_
+    _functional_assert_async _functional_assert_scalar _fused_sdp_choice _has_compatible_shallow_copy_type _has_same_storage_numel _indices
+    _is_all_true _is_any_true _lazy_clone _linalg_check_errors _local_scalar_dense _make_dep_token _nested_get_jagged_dummy
+    _nested_get_lengths _nested_get_max_seqlen _nested_get_min_seqlen _nested_get_offsets _nested_get_ragged_idx
+    _nested_tensor_from_mask_left_aligned _nested_tensor_size _nested_tensor_storage_offsets _nested_tensor_strides _nnz _print
+    _reshape_alias _resize_output_ _sparse_compressed_tensor_with_dims _sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensors
+    _unsafe_view _values _version as_strided_ dense_dim detach_ empty empty_like empty_permuted empty_quantized empty_strided is_coalesced
+    is_pinned is_same_size is_set_to lift lift_fresh new_empty new_empty_strided q_per_channel_axis q_per_channel_scales
+    q_per_channel_zero_points q_scale q_zero_point qscheme record_stream resize_ resize_as_ scalar_tensor set_ sparse_dim squeeze_
+    sym_constrain_range sym_constrain_range_for_size t_ transpose_ unsafe_split unsafe_split_with_sizes unsqueeze_
     """
 )
 """No arithmetic and no traffic: allocations, views that are not marked as such, questions about a tensor."""
 
 MOVES = _names(
     """
-    _chunk_cat _copy_from _copy_from_and_resize _fill_mem_eff_dropout_mask_ _index_put_impl_ _jagged_to_padded_dense_forward
-    _mkldnn_reshape _mkldnn_transpose _nested_tensor_from_tensor_list _pack_padded_sequence _padded_dense_to_jagged_forward _pin_memory
-    _stack _to_copy _to_dense _unique _unique2 _unsafe_index _unsafe_masked_index _upsample_nearest_exact1d _upsample_nearest_exact2d
-    _upsample_nearest_exact3d alias_copy arange argsort as_strided_copy as_strided_scatter bernoulli bernoulli_ bincount block_diag
-    bucketize cat cauchy_ channel_shuffle clone col2im complex constant_pad_nd copy copy_ count_nonzero diag_embed diagonal_backward
-    diagonal_copy diagonal_scatter embedding equal expand_copy exponential_ eye fill fill_ flip from_file full full_like gather
-    geometric_ im2col index index_copy index_copy_ index_fill index_fill_ index_put index_put_ index_select int_repr isin kthvalue
-    lift_fresh_copy linspace log_normal_ logspace masked_fill masked_fill_ masked_scatter masked_scatter_ masked_scatter_backward
-    masked_select max_pool2d_with_indices_backward max_pool3d_with_indices_backward max_unpool2d max_unpool3d median
-    mkldnn_reorder_conv2d_weight mkldnn_reorder_conv3d_weight mode multinomial narrow_copy new_full new_ones new_zeros nonzero
-    nonzero_static normal normal_ ones ones_like permute_copy pixel_shuffle pixel_unshuffle poisson put_ rand rand_like randint
-    randint_like randn randn_like random random_ randperm range reflection_pad1d reflection_pad2d reflection_pad3d repeat
-    repeat_interleave replication_pad1d replication_pad2d replication_pad3d roll rot90 scatter scatter_ searchsorted select_backward
-    select_copy select_scatter slice_backward slice_copy slice_scatter sort split_copy split_with_sizes_copy squeeze_copy stack t_copy
-    take to_mkldnn topk transpose_copy tril tril_ tril_indices triu triu_ triu_indices unbind_copy unfold_copy uniform uniform_
-    unique_consecutive unique_dim unsqueeze_copy upsample_nearest1d upsample_nearest2d upsample_nearest3d values_copy view_copy where
-    zero zero_ zeros zeros_like
+    _amp_update_scale_ _chunk_cat _convert_weight_to_int4pack_for_cpu _copy_from _copy_from_and_resize _dyn_quant_pack_4bit_weight
+    _fill_mem_eff_dropout_mask_ _index_put_impl_ _jagged_to_padded_dense_forward _mkldnn_reshape _mkldnn_transpose _nested_from_padded
+    _nested_tensor_from_mask _nested_tensor_from_tensor_list _pack_padded_sequence _padded_dense_to_jagged_forward _pin_memory
+    _sample_dirichlet _stack _standard_gamma _to_copy _to_dense _unique _unique2 _unsafe_index _unsafe_index_put _unsafe_masked_index
+    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d adaptive_max_pool2d_backward adaptive_max_pool3d_backward
+    alias_copy all all_gather_copy_in allclose any arange argsort as_strided_copy as_strided_scatter bartlett_window bernoulli bernoulli_
+    bincount binomial blackman_window block_diag bucketize cat cauchy_ channel_shuffle chunk_cat clone col2im complex constant_pad_nd copy
+    copy_ count_nonzero dequantize diag_embed diagonal_backward diagonal_copy diagonal_scatter embedding equal expand_copy exponential_ eye
+    fill fill_ flip fractional_max_pool2d_backward fractional_max_pool3d_backward from_file full full_like gather geometric_ hamming_window
+    hann_window histc histogram im2col index index_copy index_copy_ index_fill index_fill_ index_put index_put_ index_select int_repr isin
+    kaiser_window kthvalue lift_fresh_copy linspace log_normal_ logspace masked_fill masked_fill_ masked_scatter masked_scatter_
+    masked_scatter_backward masked_select max_pool2d_with_indices_backward max_pool3d_with_indices_backward max_unpool2d max_unpool3d median
+    mkldnn_reorder_conv2d_weight mkldnn_reorder_conv3d_weight mode multinomial nanmedian narrow_copy new_full new_ones new_zeros nonzero
+    nonzero_static normal normal_ ones ones_like permute_copy pixel_shuffle pixel_unshuffle poisson put put_ quantize_per_channel
+    quantize_per_tensor quantize_per_tensor_dynamic rand rand_like randint randint_like randn randn_like random random_ randperm range
+    reflection_pad1d reflection_pad2d reflection_pad3d repeat repeat_interleave replication_pad1d replication_pad2d replication_pad3d roll
+    rot90 scatter scatter_ searchsorted select_backward select_copy select_scatter slice_backward slice_copy slice_scatter sort split_copy
+    split_with_sizes_copy squeeze_copy stack t_copy take to_mkldnn to_padded_tensor topk transpose_copy tril tril_ tril_indices triu triu_
+    triu_indices unbind_copy unfold_copy uniform uniform_ unique_consecutive unique_dim unsqueeze_copy upsample_nearest1d upsample_nearest2d
+    upsample_nearest3d values_copy view_copy where zero zero_ zeros zeros_like
     """
 )
 """Bytes and no arithmetic: copies, gathers, fills, sorts, random numbers."""
@@ -63,13 +67,17 @@ MOVES = _names(
 PER_OUTPUT = _operations(
     {
         1: """
-            _add_relu _prelu_kernel _prelu_kernel_backward copysign elu_backward floor_divide gelu_backward glu_backward
+            _add_relu _prelu_kernel _prelu_kernel_backward _segment_reduce_backward copysign elu_backward floor_divide gelu_backward
+            glu_backward
             hardshrink_backward hardsigmoid_backward hardswish hardswish_backward hardtanh_backward hypot leaky_relu_backward
-            log_sigmoid_backward log_sigmoid_forward native_dropout_backward nll_loss2d_backward nll_loss_backward rrelu_with_noise
+            log_sigmoid_backward log_sigmoid_forward native_dropout_backward rrelu_with_noise
             rrelu_with_noise_backward silu_backward softplus_backward softshrink_backward
         """,
-        2: "addcdiv addcmul addr glu huber_loss_backward lerp mse_loss_backward native_dropout smooth_l1_loss_backward",
-        3: "_masked_scale binary_cross_entropy_backward polar",
+        2: """
+            _fused_dropout addcdiv addcmul addr glu huber_loss_backward lerp mse_loss_backward multi_margin_loss_backward native_dropout
+            smooth_l1_loss_backward
+        """,
+        3: "_masked_scale binary_cross_entropy_backward linalg_cross polar soft_margin_loss_backward",
         4: "upsample_linear1d",
         8: "_upsample_bilinear2d_aa upsample_bilinear2d",
         16: "upsample_trilinear3d",
@@ -82,22 +90,24 @@ PER_INPUT = _operations(
     {
         1: """
             _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
-            _amp_foreach_non_finite_check_and_unscale_ _cummax_helper _cummin_helper adaptive_max_pool2d adaptive_max_pool3d amax amin
-            argmax argmin avg_pool2d_backward avg_pool3d_backward cummax cummin cumprod cumsum embedding_dense_backward max mean min
-            nansum nll_loss2d_forward nll_loss_forward prod reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward
-            replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward sum trace unfold_backward
+            _amp_foreach_non_finite_check_and_unscale_ _cummax_helper _cummin_helper _upsample_nearest_exact1d_backward
+            _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward adaptive_max_pool2d adaptive_max_pool3d amax amin argmax
+            argmin avg_pool2d_backward avg_pool3d_backward cummax cummin cumprod cumsum embedding_dense_backward max mean min nansum
+            prod reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward
+            replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward segment_reduce sum trace unfold_backward
             upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
         """,
         2: "_aminmax aminmax linalg__powsum linalg_vector_norm norm",
-        3: "dist mse_loss",
+        3: "_weight_norm_interface dist mse_loss renorm",
         4: """
-            _log_softmax_backward_data _masked_softmax_backward _softmax_backward_data huber_loss logcumsumexp logsumexp smooth_l1_loss
-            soft_margin_loss std std_mean var var_mean
+            _log_softmax_backward_data _masked_softmax_backward _softmax_backward_data huber_loss logcumsumexp logsumexp multi_margin_loss
+            smooth_l1_loss soft_margin_loss std std_mean upsample_linear1d_backward var var_mean
         """,
         5: "_log_softmax _masked_softmax _safe_softmax _softmax binary_cross_entropy binary_cross_entropy_with_logits",
-        8: "upsample_bilinear2d_backward upsample_linear1d_backward",
+        6: "_weight_norm_interface_backward",
+        8: "_upsample_bilinear2d_aa_backward upsample_bilinear2d_backward",
         16: "upsample_trilinear3d_backward",
-        32: "upsample_bicubic2d_backward",
+        32: "_upsample_bicubic2d_aa_backward upsample_bicubic2d_backward",
     }
 )
 """Operations an element of the first input."""

@@ -8,23 +8,40 @@ Mask = tuple[bool, bool, bool]
 """Which gradients a backward gives: of the input, of the weight, of the bias."""
 
 
-@formula("convolution", "_convolution", "convolution_overrideable", "mkldnn_convolution", "miopen_convolution", "_slow_conv2d_forward")
-def convolution(x: Shape, weight: Shape, bias: Shape | None, *, out: Shape, transposed: bool = False) -> Cost:
+@formula(
+    "convolution",
+    "_convolution",
+    "convolution_overrideable",
+    "mkldnn_convolution",
+    "miopen_convolution",
+    "cudnn_convolution",
+    "_slow_conv2d_forward",
+    "slow_conv3d_forward",
+    "_conv_depthwise2d",
+)
+def convolution(x: Shape, weight: Shape, *, out: Shape, bias: Shape | None = None, transposed: bool = False) -> Cost:
     """A kernel's products at each position: of the output, or of the input where that is spread out (transposed)."""
     positions = prod((x if transposed else out)[2:])
     return Cost(x[0] * positions * prod(weight), other_flops=prod(out) if bias is not None else 0)
 
 
-@formula("cudnn_convolution", "cudnn_convolution_add_relu", "cudnn_convolution_relu", "slow_conv3d_forward", "_conv_depthwise2d")
-def direct_convolution(x: Shape, weight: Shape, *, out: Shape) -> int:
-    """The kernels behind `convolution` that are dispatched by themselves; the bias is an addition after them."""
-    return x[0] * prod(out[2:]) * prod(weight)
+@formula("conv_tbc")
+def convolution_time_first(x: Shape, weight: Shape, bias: Shape, *, out: Shape) -> Cost:
+    """[time, batch, in] by [kernel, in, out], and always a bias."""
+    return Cost(out[0] * out[1] * prod(weight), other_flops=prod(out))
+
+
+@formula("cudnn_convolution_relu", "cudnn_convolution_add_relu")
+def activated_convolution(x: Shape, weight: Shape, *, out: Shape, bias: Shape | None = None, z: Shape | None = None) -> Cost:
+    """The same with a ReLU behind it; `z` is scaled and added before."""
+    plain = convolution(x, weight, out=out, bias=bias)
+    return plain._replace(other_flops=plain.other_flops + prod(out) * (1 if z is None else 3))
 
 
 @formula("cudnn_convolution_transpose", "miopen_convolution_transpose")
-def transposed_convolution(x: Shape, weight: Shape) -> int:
+def transposed_convolution(x: Shape, weight: Shape, *, out: Shape, bias: Shape | None = None) -> Cost:
     """A kernel's products at each position of the input."""
-    return x[0] * prod(x[2:]) * prod(weight)
+    return convolution(x, weight, out=out, bias=bias, transposed=True)
 
 
 @formula("convolution_backward", "convolution_backward_overrideable")

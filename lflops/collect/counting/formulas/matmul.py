@@ -1,41 +1,65 @@
 """Matrix products: every output element is a dot product over the inner dimension. A bias adds one operation an element."""
 
+from collections.abc import Sequence
 from math import prod
 
-from lflops.collect.counting.formulas.table import Cost, Shape, formula
+from lflops.collect.counting.formulas.table import Cost, Shape, SparseShape, formula
 
 
 @formula("mm", "_int_mm")
 def mm(a: Shape, b: Shape) -> int:
-    """[n, k] x [k, m]."""
-    return a[0] * a[1] * b[1]
+    """[n, k] x [k, m]; of a sparse matrix, what it stores."""
+    if isinstance(a, SparseShape) and isinstance(b, SparseShape):
+        raise NotImplementedError("two sparse matrices: the places of their elements decide")
+    if isinstance(a, SparseShape):
+        return a.stored * b[1]
+    return a[0] * (b.stored if isinstance(b, SparseShape) else prod(b))
 
 
-@formula("_scaled_mm")
+@formula("_foreach_mm")
+def foreach_mm(a: Sequence[Shape], b: Sequence[Shape]) -> int:
+    """Pairs of [n, k] x [k, m]."""
+    return sum(map(mm, a, b))
+
+
+@formula("sparse_sampled_addmm")
+def sampled_addmm(x: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
+    """x + [n, k] x [k, m], only where the sparse x stores something."""
+    places = x.stored if isinstance(x, SparseShape) else prod(x)
+    return Cost(places * a[-1], other_flops=places if beta else 0)
+
+
+@formula("_scaled_mm", "_scaled_mm_v2")
 def scaled_mm(a: Shape, b: Shape) -> Cost:
     """[n, k] x [k, m] of scaled eight-bit floats; scaling the result is one operation an element."""
     return Cost(mm(a, b), other_flops=a[0] * b[1])
 
 
-@formula("addmm", "_addmm_activation")
+@formula("addmm", "addmm_", "_sparse_addmm")
 def addmm(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
     """bias + [n, k] x [k, m]."""
     return Cost(mm(a, b), other_flops=a[0] * b[1] if beta else 0)
 
 
+@formula("_addmm_activation")
+def addmm_activation(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
+    """The same, and one operation an element for the activation."""
+    return Cost(mm(a, b), other_flops=a[0] * b[1] * (2 if beta else 1))
+
+
 @formula("bmm")
 def bmm(a: Shape, b: Shape) -> int:
-    """[batch, n, k] x [batch, k, m]."""
-    return a[0] * mm(a[1:], b[1:])
+    """[batch, n, k] x [batch, k, m]; of a sparse batch, what it stores."""
+    return a.stored * b[2] if isinstance(a, SparseShape) else a[0] * mm(a[1:], b[1:])
 
 
-@formula("baddbmm")
+@formula("baddbmm", "baddbmm_")
 def baddbmm(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
     """bias + [batch, n, k] x [batch, k, m]."""
     return Cost(bmm(a, b), other_flops=a[0] * a[1] * b[2] if beta else 0)
 
 
-@formula("addbmm")
+@formula("addbmm", "addbmm_")
 def addbmm(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
     """bias + the sum over the batch of [n, k] x [k, m]: the sum is one longer dot product."""
     return Cost(bmm(a, b), other_flops=a[1] * b[2] if beta else 0)
@@ -44,13 +68,13 @@ def addbmm(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
 @formula("mv")
 def mv(a: Shape, x: Shape) -> int:
     """[n, k] x [k]."""
-    return prod(a)
+    return a.stored if isinstance(a, SparseShape) else prod(a)
 
 
-@formula("addmv")
+@formula("addmv", "addmv_")
 def addmv(bias: Shape, a: Shape, x: Shape, *, beta: float = 1) -> Cost:
     """bias + [n, k] x [k]."""
-    return Cost(prod(a), other_flops=a[0] if beta else 0)
+    return Cost(mv(a, x), other_flops=a[0] if beta else 0)
 
 
 @formula("dot", "vdot")
@@ -59,9 +83,14 @@ def dot(x: Shape, y: Shape) -> int:
     return x[0]
 
 
-@formula("_grouped_mm", "_scaled_grouped_mm")
-def grouped_mm(a: Shape, b: Shape, *, offs: Shape | None = None) -> int:
-    """Rows in groups, each group times its own matrix. Where both are 2-d it is the inner dimension that the groups divide."""
-    if offs is not None and len(a) == len(b) == 2:
-        return a[0] * a[1] * b[1]
-    return prod(a) * b[-1]
+@formula("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2")
+def grouped_mm(a: Shape, b: Shape) -> int:
+    """Each group times its own matrix; what the groups divide is 2-d: rows of `a`, columns of `b`, or the inner dimension of both."""
+    each = a[1:] if len(a) > len(b) else a
+    return prod(each) * b[-1]
+
+
+@formula("affine_grid_generator")
+def affine_grid(theta: Shape, *, out: Shape) -> int:
+    """[positions, k] x [k, dimensions] a sample, k one more than the dimensions."""
+    return prod(out) * theta[-1]

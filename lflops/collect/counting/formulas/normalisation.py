@@ -61,6 +61,6 @@ def known_batch_norm(x: Shape, weight: Shape | None, bias: Shape | None) -> Cost
 
 
 @formula("native_batch_norm_backward", "cudnn_batch_norm_backward", "miopen_batch_norm_backward", "batch_norm_backward")
-def batch_norm_backward(grad: Shape, x: Shape, weight: Shape | None, *, train: bool = True) -> Cost:
+def batch_norm_backward(grad: Shape, x: Shape, weight: Shape | None, *, train: bool = True, update: bool = True) -> Cost:
     """Twice the forward; where there is a weight there is a bias."""
-    return Cost(other_flops=2 * _normalised(grad, weight, weight, 5 if train else 2))
+    return Cost(other_flops=2 * _normalised(grad, weight, weight, 5 if train and update else 2))

@@ -1,4 +1,4 @@
-"""Sums over windows and over indices: one operation an element that goes in."""
+"""Sums over windows and over indices: one operation an element that goes in, two where it is weighted."""
 
 from math import prod
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 from lflops.collect.counting.formulas.table import Cost, Shape, formula
 
 
-@formula("max_pool2d_with_indices", "avg_pool2d")
+@formula("max_pool2d_with_indices", "avg_pool2d", "fractional_max_pool2d")
 def pool2d(x: Shape, kernel: Shape, *, out: Any) -> Cost:
     """Each window once."""
     return Cost(other_flops=_windows(out, kernel, 2))
 
 
-@formula("max_pool3d_with_indices", "avg_pool3d")
+@formula("max_pool3d_with_indices", "avg_pool3d", "fractional_max_pool3d")
 def pool3d(x: Shape, kernel: Shape, *, out: Any) -> Cost:
     """Each window once."""
     return Cost(other_flops=_windows(out, kernel, 3))
@@ -24,7 +24,7 @@ def _windows(out: Any, kernel: Any, dimensions: int) -> int:
     return prod(pooled) * prod(window)
 
 
-@formula("index_add", "index_add_")
+@formula("index_add", "index_add_", "index_reduce", "index_reduce_")
 def index_add(x: Shape, dim: int, index: Shape, source: Shape) -> Cost:
     """One addition an element of the source."""
     return Cost(other_flops=prod(source))
@@ -40,3 +40,47 @@ def scatter_add(x: Shape, dim: int, index: Shape, source: Shape) -> Cost:
 def embedding_bag(weight: Shape, indices: Shape) -> Cost:
     """One addition an element of the rows gathered."""
     return Cost(other_flops=prod(indices) * weight[-1])
+
+
+@formula("_embedding_bag_backward", "_embedding_bag_dense_backward")
+def embedding_bag_backward(grad: Shape, indices: Shape) -> Cost:
+    """One addition an element of the rows that were gathered."""
+    return Cost(other_flops=prod(indices) * grad[-1])
+
+
+@formula("embedding_renorm_")
+def embedding_renorm(weight: Shape, indices: Shape) -> Cost:
+    """Square, sum and scale the rows that the indices name."""
+    return Cost(other_flops=3 * prod(indices) * weight[-1])
+
+
+@formula("nll_loss_forward", "nll_loss2d_forward")
+def nll_loss(x: Shape, target: Shape) -> Cost:
+    """One addition a target."""
+    return Cost(other_flops=prod(target))
+
+
+@formula("nll_loss_backward", "nll_loss2d_backward")
+def nll_loss_backward(grad: Shape, x: Shape, target: Shape) -> Cost:
+    """One element a target; all others are zero."""
+    return Cost(other_flops=prod(target))
+
+
+@formula("grid_sampler_2d", "grid_sampler_3d")
+def grid_sample(x: Shape, grid: Shape, interpolation: int, *, out: Shape) -> Cost:
+    """Two operations for each neighbour."""
+    return Cost(other_flops=prod(out) * 2 * _neighbours(grid, interpolation))
+
+
+@formula("grid_sampler_2d_backward", "grid_sampler_3d_backward")
+def grid_sample_backward(grad: Shape, x: Shape, grid: Shape, interpolation: int, *, output_mask: tuple[bool, bool]) -> Cost:
+    """The forward once for each gradient asked for: of the input, of the places."""
+    return Cost(other_flops=prod(grad) * 2 * _neighbours(grid, interpolation) * sum(output_mask))
+
+
+def _neighbours(grid: Shape, interpolation: int) -> int:
+    """By torch's number: linear weighs 2 in each dimension, nearest takes one and weighs none, cubic weighs 4."""
+    linear, nearest = 0, 1
+    if interpolation == nearest:
+        return 0
+    return int((2 if interpolation == linear else 4) ** grid[-1])

@@ -2,16 +2,44 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
+import torch
 from torch import Tensor
 
-from lflops.collect.torch_compat import HigherOrderOperator, OpOverload, OpOverloadPacket, argument_names, name_of
+from lflops.collect.torch_compat import HigherOrderOperator, OpOverload, OpOverloadPacket, argument_names, name_of, stored_elements
 from lflops.errors import CountError
 
-__all__ = ["Cost", "Formula", "Shape", "bind", "formula", "formula_of", "register_formula", "shapes"]
+__all__ = [
+    "CallCost",
+    "Cost",
+    "Formula",
+    "Shape",
+    "SparseShape",
+    "bind",
+    "cost_of_call",
+    "formula",
+    "formula_of",
+    "register_formula",
+    "shapes",
+]
 
 Shape = tuple[int, ...]
+
+SPARSE = frozenset((torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
+"""Layouts that store only some of the elements."""
+
+
+class SparseShape(tuple[int, ...]):  # noqa: SLOT001 - a tuple cannot have slots
+    """The shape of a tensor that stores only some of its elements, and how many."""
+
+    stored: int
+
+    def __new__(cls, tensor: Tensor) -> Self:
+        """Ask the tensor."""
+        shape = super().__new__(cls, tensor.shape)
+        shape.stored = stored_elements(tensor)
+        return shape
 
 
 class Cost(NamedTuple):
@@ -33,16 +61,33 @@ class Cost(NamedTuple):
 Formula = Callable[..., "int | Cost"]
 _AnyFormula = TypeVar("_AnyFormula", bound=Formula)
 
+CallCost = Callable[[Any, Any, Any], Cost]
+"""From the arguments, keyword arguments and result of a call."""
+
 _FORMULAS: dict[str, Formula] = {}
+_COSTS: dict[str, CallCost] = {}
 _USERS: dict[str, Formula] = {}
 
 
 def formula(*operators: str) -> Callable[[_AnyFormula], _AnyFormula]:
-    """Enter a formula for operators of ATen. It takes shapes in the order of the schema, and by its keywords whatever else it needs."""
+    """Enter a formula for operators, of ATen where no namespace is given.
+
+    It takes shapes in the order of the schema, and by its keywords whatever else it needs.
+    """
 
     def enter(function: _AnyFormula) -> _AnyFormula:
         for operator in operators:
-            _FORMULAS[f"aten::{operator}"] = function
+            _FORMULAS[operator if "::" in operator else f"aten::{operator}"] = function
+        return function
+
+    return enter
+
+
+def cost_of_call(*operators: str) -> Callable[[CallCost], CallCost]:
+    """Enter what works a cost out from the tensors themselves, for operators whose shapes do not tell it."""
+
+    def enter(function: CallCost) -> CallCost:
+        _COSTS.update(dict.fromkeys(operators, function))
         return function
 
     return enter
@@ -69,26 +114,28 @@ def register_formula(operator: Any, formula: Callable[..., int]) -> None:
     _USERS[name] = formula
 
 
-def formula_of(operator: Any) -> Callable[[Any, Any, Any], Cost] | None:
-    """What computes an operator's cost from the arguments and the result of a call, or `None`."""
+def formula_of(operator: Any) -> CallCost | None:
+    """What computes an operator's cost, or `None`."""
     name = name_of(operator)
     packet = name.split(".")[0]
     users = _USERS.get(name) or _USERS.get(packet)
     if users is not None:
         return _as_called(users)
-    return bind(_FORMULAS[packet], operator) if packet in _FORMULAS else None
+    if packet in _FORMULAS:
+        return bind(_FORMULAS[packet], operator)
+    return _COSTS.get(packet)
 
 
 def shapes(value: Any) -> Any:
     """The same structure with a shape in place of each tensor."""
     if isinstance(value, Tensor):
-        return tuple(value.shape)
+        return SparseShape(value) if value.layout in SPARSE else tuple(value.shape)
     if isinstance(value, list | tuple):
         return [shapes(each) for each in value] if isinstance(value, list) else tuple(shapes(each) for each in value)
     return value
 
 
-def bind(function: Formula, operator: OpOverload) -> Callable[[Any, Any, Any], Cost]:
+def bind(function: Formula, operator: OpOverload) -> CallCost:
     """Fit a formula to its operator: the first arguments by position, those it names as keywords from wherever the call has them."""
     parameters = inspect.signature(function).parameters.values()
     positional = sum(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
@@ -101,12 +148,20 @@ def bind(function: Formula, operator: OpOverload) -> Callable[[Any, Any, Any], C
         named = {name: shapes(args[place] if place < len(args) else kwargs.get(name, default)) for place, name, default in keywords}
         if "out" in wanted:
             named["out"] = shapes(out)
-        return _cost(function(*given, **named))
+        found = _cost(function(*given, **named))
+        operand = args[0] if args else None
+        return _in_reals(found) if isinstance(operand, Tensor) and operand.is_complex() else found
 
     return cost
 
 
-def _as_called(function: Formula) -> Callable[[Any, Any, Any], Cost]:
+def _in_reals(cost: Cost) -> Cost:
+    """A complex multiply-accumulate is four real ones, a complex addition two."""
+    executed = None if cost.executed_macs is None else 4 * cost.executed_macs
+    return cost._replace(macs=4 * cost.macs, executed_macs=executed, other_flops=2 * cost.other_flops if cost.macs else cost.other_flops)
+
+
+def _as_called(function: Formula) -> CallCost:
     def cost(args: Any, kwargs: Any, out: Any) -> Cost:
         named = {name: shapes(value) for name, value in kwargs.items()}
         return _cost(function(*shapes(tuple(args)), **{**named, "out": shapes(out)}))

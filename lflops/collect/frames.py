@@ -1,0 +1,75 @@
+"""What one thread has entered and not yet left, and whether it still is there."""
+
+import inspect
+import threading
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType
+from typing import NamedTuple
+
+from torch.utils import checkpoint
+
+from lflops.collect.segments import Segments
+from lflops.collect.torch_compat import NO_BACKWARD
+
+__all__ = ["Frame", "ThreadState", "checkpoint_is_running", "is_running"]
+
+
+class Frame(NamedTuple):
+    """Something entered and not yet left.
+
+    Attributes:
+        key: What it is left by.
+        row: Its row, and the nearest at or above it that is a module's.
+        backward: The backward pass that it was entered in.
+        caller: The Python frame that entered it, for those that may be left unsaid: torch calls no hook when forward is left by an
+            interrupt. Once the frame is gone, so is this.
+    """
+
+    key: int
+    row: str
+    module_row: str
+    backward: int
+    caller: FrameType | None
+
+
+class ThreadState(threading.local):
+    """What one thread is running.
+
+    Attributes:
+        backward: The last backward pass seen here with gradients on, and whether it is one that is itself differentiated.
+        recomputed_in: The last backward pass in which modules were entered here, in which round of forward.
+        detour: Whether nodes were built in backward since the last boundary.
+        unfollow: What to call when the thread has left the tree's modules.
+    """
+
+    def __init__(self) -> None:
+        """Begin a thread: nothing entered, no node built."""
+        self.stack: list[Frame] = []
+        self.segments: Segments | None = None
+        self.calls: Counter[str] = Counter()
+        self.backward = NO_BACKWARD
+        self.differentiated = False
+        self.recomputed_in = (NO_BACKWARD, 0)
+        self.detour = False
+        self.unfollow: Callable[[], None] | None = None
+
+
+def is_running(caller: FrameType | None) -> bool:
+    """Whether the Python frame is on this thread's stack; taken to be so where there is none to look for."""
+    if caller is None:
+        return True
+    frame = inspect.currentframe()
+    while frame is not None and frame is not caller:
+        frame = frame.f_back
+    return frame is not None
+
+
+def checkpoint_is_running() -> bool:
+    """Whether torch's activation checkpointing is on this thread's Python stack, above the backward that is running."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+        if frame.f_code.co_filename == checkpoint.__file__:
+            return True
+        frame = frame.f_back
+    return False

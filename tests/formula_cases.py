@@ -1,0 +1,303 @@
+"""A case with a pencil's answer for every formula: what it is called with, and what it has to say."""
+
+from itertools import product
+from typing import Any, NamedTuple
+
+from lflops.collect.counting.formulas.table import Cost
+
+
+class Case(NamedTuple):
+    """A call of a formula.
+
+    Attributes:
+        operators: Those of ATen that the formula stands for, as words.
+        args: Shapes, and what else the operator takes by position.
+        kwargs: What the formula takes by keyword.
+        expected: What one call costs.
+    """
+
+    operators: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    expected: Cost
+
+
+def case(operators: str, *args: Any, expected: int | Cost, **kwargs: Any) -> Case:
+    """A case; a plain number is MACs."""
+    return Case(operators, args, kwargs, expected if isinstance(expected, Cost) else Cost(expected))
+
+
+N, K, M, G = 3, 5, 7, 4
+"""Rows, inner dimension, columns, matrices. All dimensions here are such that no two products of them are alike."""
+
+matmul = [
+    case("mm _int_mm", (N, K), (K, M), expected=N * K * M),
+    case("_foreach_mm", [(N, K), (K, M)], [(K, M), (M, G)], expected=N * K * M + K * M * G),
+    case("sparse_sampled_addmm", (N, M), (N, K), (K, M), expected=Cost(N * M * K, other_flops=N * M)),
+    case("sparse_sampled_addmm", (N, M), (N, K), (K, M), beta=0, expected=Cost(N * M * K)),
+    case("_scaled_mm _scaled_mm_v2", (N, K), (K, M), expected=Cost(N * K * M, other_flops=N * M)),
+    case("addmm addmm_ _sparse_addmm", (M,), (N, K), (K, M), expected=Cost(N * K * M, other_flops=N * M)),
+    case("addmm addmm_ _sparse_addmm", (M,), (N, K), (K, M), beta=0, expected=Cost(N * K * M)),
+    case("_addmm_activation", (M,), (N, K), (K, M), expected=Cost(N * K * M, other_flops=2 * N * M)),
+    case("_addmm_activation", (M,), (N, K), (K, M), beta=0, expected=Cost(N * K * M, other_flops=N * M)),
+    case("bmm", (G, N, K), (G, K, M), expected=G * N * K * M),
+    case("baddbmm baddbmm_", (M,), (G, N, K), (G, K, M), expected=Cost(G * N * K * M, other_flops=G * N * M)),
+    case("baddbmm baddbmm_", (M,), (G, N, K), (G, K, M), beta=0, expected=Cost(G * N * K * M)),
+    case("addbmm addbmm_", (N, M), (G, N, K), (G, K, M), expected=Cost(G * N * K * M, other_flops=N * M)),
+    case("addbmm addbmm_", (N, M), (G, N, K), (G, K, M), beta=0, expected=Cost(G * N * K * M)),
+    case("mv", (N, K), (K,), expected=N * K),
+    case("addmv addmv_", (N,), (N, K), (K,), expected=Cost(N * K, other_flops=N)),
+    case("addmv addmv_", (N,), (N, K), (K,), beta=0, expected=Cost(N * K)),
+    case("dot vdot", (K,), (K,), expected=K),
+    # Of experts: rows go to one each; columns; the inner dimension of a weight's gradient; no groups.
+    case("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2", (N, K), (G, K, M), expected=N * K * M),
+    case("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2", (G, N, K), (K, M), expected=N * K * M),
+    case("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2", (N, K), (K, M), expected=N * K * M),
+    case("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2", (G, N, K), (G, K, M), expected=G * N * K * M),
+    # Places of N images, 8 by 9 of them: 3 numbers by 2.
+    case("affine_grid_generator", (N, 2, 3), out=(N, 8, 9, 2), expected=N * 8 * 9 * 3 * 2),
+]
+
+B, IN, OUT, GROUPS, KERNEL = 2, 6, 9, 3, 5 * 7
+HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH = 17, 19, 13, 11
+image, smaller = (B, IN, HEIGHT, WIDTH), (B, OUT, OUT_HEIGHT, OUT_WIDTH)
+dense, grouped, depthwise = (OUT, IN, 5, 7), (OUT, IN // GROUPS, 5, 7), (IN, 1, 5, 7)
+spread_out = (IN, OUT // GROUPS, 5, 7)
+once = B * OUT_HEIGHT * OUT_WIDTH * OUT * IN * KERNEL
+
+any_convolution = (
+    "convolution _convolution convolution_overrideable mkldnn_convolution miopen_convolution cudnn_convolution _slow_conv2d_forward"
+    " _conv_depthwise2d slow_conv3d_forward"
+)
+backwards = "convolution_backward convolution_backward_overrideable"
+added = B * OUT * OUT_HEIGHT * OUT_WIDTH
+
+convolution = [
+    case(any_convolution, image, dense, out=smaller, expected=once),
+    case(any_convolution, image, dense, bias=(OUT,), out=smaller, expected=Cost(once, other_flops=added)),
+    case(any_convolution, image, grouped, out=smaller, expected=once // GROUPS),
+    case(any_convolution, image, depthwise, out=image, expected=B * HEIGHT * WIDTH * IN * KERNEL),
+    case(any_convolution, (B, IN, 17), (OUT, IN, 5), out=(B, OUT, 13), expected=B * 13 * OUT * IN * 5),
+    case(any_convolution, (B, IN, 7, 8, 9), (OUT, IN, 2, 3, 4), out=(B, OUT, 6, 6, 6), expected=B * 6**3 * OUT * IN * 2 * 3 * 4),
+    # Transposed, each position of the input spreads a kernel's products: [in, out / groups, *kernel].
+    case(any_convolution, image, spread_out, transposed=True, out=smaller, expected=B * HEIGHT * WIDTH * IN * OUT // GROUPS * KERNEL),
+    case("conv_tbc", (17, B, IN), (5, IN, OUT), (OUT,), out=(13, B, OUT), expected=Cost(13 * B * 5 * IN * OUT, other_flops=13 * B * OUT)),
+    case("cudnn_convolution_relu cudnn_convolution_add_relu", image, dense, out=smaller, expected=Cost(once, other_flops=added)),
+    case(
+        "cudnn_convolution_relu cudnn_convolution_add_relu",
+        image,
+        dense,
+        out=smaller,
+        bias=(OUT,),
+        z=smaller,
+        expected=Cost(once, other_flops=4 * added),
+    ),
+    case(
+        "cudnn_convolution_transpose miopen_convolution_transpose",
+        image,
+        spread_out,
+        out=smaller,
+        bias=(OUT,),
+        expected=Cost(B * HEIGHT * WIDTH * IN * OUT // GROUPS * KERNEL, other_flops=added),
+    ),
+    *(
+        case(
+            operators,
+            smaller,
+            image,
+            dense,
+            **options,
+            output_mask=mask,
+            expected=Cost(once * (mask[0] + mask[1]), other_flops=added * mask[2]),
+        )
+        for operators, options in ((backwards, {"transposed": False}), ("_slow_conv2d_backward", {}))
+        for mask in product((False, True), repeat=3)
+    ),
+    case(backwards, smaller, image, grouped, transposed=False, output_mask=(True, True, False), expected=2 * once // GROUPS),
+    case(
+        backwards, image, image, depthwise, transposed=False, output_mask=(True, True, False), expected=2 * B * HEIGHT * WIDTH * IN * KERNEL
+    ),
+    case(
+        backwards,
+        smaller,
+        image,
+        spread_out,
+        transposed=True,
+        output_mask=(True, True, False),
+        expected=2 * B * HEIGHT * WIDTH * IN * OUT // GROUPS * KERNEL,
+    ),
+]
+
+HEADS, ROWS, COLUMNS, WIDE, VALUE = 3, 5, 8, 16, 24
+"""Queries, keys; the width of queries and keys, that of values."""
+
+query, key, value = (B, HEADS, ROWS, WIDE), (B, HEADS, COLUMNS, WIDE), (B, HEADS, COLUMNS, VALUE)
+one_key, one_value = (B, 1, COLUMNS, WIDE), (B, 1, COLUMNS, VALUE)
+kernel_query, kernel_key, kernel_value = (B, ROWS, HEADS, WIDE), (B, COLUMNS, HEADS, WIDE), (B, COLUMNS, HEADS, VALUE)
+grad, kernel_grad = (B, HEADS, ROWS, VALUE), (B, ROWS, HEADS, VALUE)
+square = B * HEADS * ROWS * COLUMNS
+first = B * HEADS * (1 + 2 + 3 + 4 + 5)
+"""Scores that query 0 sees of key 0, query 1 of keys 0 and 1, and so on."""
+last = B * HEADS * (4 + 5 + 6 + 7 + 8)
+"""The same where the last query is beside the last key."""
+
+
+def attention(seen: int = square) -> Cost:
+    """Q x K and P x V, a softmax a score."""
+    return Cost(square * (WIDE + VALUE), seen * (WIDE + VALUE), 5 * square)
+
+
+def attention_backward(seen: int = square) -> Cost:
+    """V, P, Q and K have a gradient each; the scores are computed once more, and their exponentials from the sums that were kept."""
+    again = Cost(square * WIDE, seen * WIDE, 2 * square)
+    return Cost(square * 2 * (WIDE + VALUE), seen * 2 * (WIDE + VALUE), 4 * square, again)
+
+
+dot_products = (
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"
+    " _scaled_dot_product_fused_attention_overrideable"
+)
+gradients = " ".join(f"{operator}_backward" for operator in dot_products.split())
+dot_products += " _scaled_dot_product_attention_math_for_mps"
+
+fused = [
+    case(dot_products, query, key, value, is_causal=False, expected=attention()),
+    case(dot_products, query, one_key, one_value, is_causal=False, expected=attention()),
+    case(dot_products, query, key, value, is_causal=True, expected=attention(first)),
+    case(gradients, grad, query, key, value, is_causal=False, expected=attention_backward()),
+    case(gradients, grad, query, key, value, is_causal=True, expected=attention_backward(first)),
+    case("_scaled_dot_product_flash_attention", query, key, value, is_causal=False, expected=attention()),
+    case("_scaled_dot_product_flash_attention", query, key, value, is_causal=True, expected=attention(last)),
+    case("_scaled_dot_product_flash_attention_backward", grad, query, key, value, is_causal=False, expected=attention_backward()),
+    case("_scaled_dot_product_flash_attention_backward", grad, query, key, value, is_causal=True, expected=attention_backward(last)),
+    case("_flash_attention_forward", kernel_query, kernel_key, kernel_value, is_causal=False, expected=attention()),
+    case("_flash_attention_forward", kernel_query, kernel_key, kernel_value, is_causal=True, expected=attention(last)),
+    case("_flash_attention_backward", kernel_grad, kernel_query, kernel_key, kernel_value, is_causal=False, expected=attention_backward()),
+    case(
+        "_flash_attention_backward", kernel_grad, kernel_query, kernel_key, kernel_value, is_causal=True, expected=attention_backward(last)
+    ),
+    *(
+        case(
+            "_efficient_attention_forward",
+            kernel_query,
+            kernel_key,
+            kernel_value,
+            custom_mask_type=mask,
+            cu_seqlens_q=None,
+            expected=attention(seen),
+        )
+        for mask, seen in ((0, square), (1, first), (2, last))
+    ),
+    *(
+        case(
+            "_efficient_attention_backward",
+            kernel_grad,
+            kernel_query,
+            kernel_key,
+            kernel_value,
+            custom_mask_type=mask,
+            cu_seqlens_q=None,
+            expected=attention_backward(seen),
+        )
+        for mask, seen in ((0, square), (1, first), (2, last))
+    ),
+]
+
+ELEMENTS = 2 * 6 * 5
+x, channels, wide = (2, 6, 5), (6,), (5,)
+
+
+def norm(each: int) -> Cost:
+    """Operations that are no products, so many an element."""
+    return Cost(other_flops=each * ELEMENTS)
+
+
+batch_norms = "native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit _batch_norm_with_update"
+known = "_native_batch_norm_legit_no_training _batch_norm_no_update"
+batch_norm_gradients = "native_batch_norm_backward cudnn_batch_norm_backward miopen_batch_norm_backward batch_norm_backward"
+
+normalisation = [
+    case("native_layer_norm", x, wide, None, None, expected=norm(5)),
+    case("native_layer_norm", x, wide, wide, None, expected=norm(6)),
+    case("native_layer_norm", x, wide, wide, wide, expected=norm(7)),
+    case("native_layer_norm_backward", x, x, wide, (2, 6, 1), (2, 6, 1), wide, wide, expected=norm(2 * 7)),
+    case("native_layer_norm_backward", x, x, wide, (2, 6, 1), (2, 6, 1), None, None, expected=norm(2 * 5)),
+    case("_fused_rms_norm", x, wide, None, expected=norm(3)),
+    case("_fused_rms_norm", x, wide, wide, expected=norm(4)),
+    case("_fused_rms_norm_backward", x, x, wide, (2, 6, 1), wide, expected=norm(2 * 4)),
+    case("_fused_rms_norm_backward", x, x, wide, (2, 6, 1), None, expected=norm(2 * 3)),
+    case("native_group_norm", x, None, None, expected=norm(5)),
+    case("native_group_norm", x, channels, channels, expected=norm(7)),
+    case("native_group_norm_backward", x, x, (2, 3), (2, 3), channels, expected=norm(2 * 7)),
+    case("native_group_norm_backward", x, x, (2, 3), (2, 3), None, expected=norm(2 * 5)),
+    case(batch_norms, x, channels, channels, expected=norm(7)),
+    case(batch_norms, x, channels, channels, training=False, expected=norm(4)),
+    case(batch_norms, x, None, None, expected=norm(5)),
+    case(known, x, channels, channels, expected=norm(4)),
+    case(known, x, None, None, expected=norm(2)),
+    case(batch_norm_gradients, x, x, channels, expected=norm(2 * 7)),
+    case(batch_norm_gradients, x, x, None, expected=norm(2 * 5)),
+    case(batch_norm_gradients, x, x, channels, train=False, expected=norm(2 * 4)),
+    case(batch_norm_gradients, x, x, channels, update=False, expected=norm(2 * 4)),
+]
+
+pooled, pooled_3d = (2, 3, 4, 5), (2, 3, 4, 5, 6)
+pools, pools_3d = (f"max_pool{d}d_with_indices avg_pool{d}d fractional_max_pool{d}d" for d in (2, 3))
+CUBIC, NEAREST, LINEAR = 2, 1, 0
+places, places_3d = (2, 7, 9, 2), (2, 7, 9, 11, 3)
+sampled, sampled_3d = (2, 3, 7, 9), (2, 3, 7, 9, 11)
+samples, samples_3d = 2 * 3 * 7 * 9, 2 * 3 * 7 * 9 * 11
+
+sums = [
+    case(pools, (2, 3, 8, 15), [2, 3], out=pooled, expected=Cost(other_flops=2 * 3 * 4 * 5 * 2 * 3)),
+    case(pools, (2, 3, 8, 10), [2], out=(pooled, pooled), expected=Cost(other_flops=2 * 3 * 4 * 5 * 2 * 2)),
+    case(pools_3d, (2, 3, 8, 10, 12), [2], out=pooled_3d, expected=Cost(other_flops=2 * 3 * 4 * 5 * 6 * 2**3)),
+    case(pools_3d, (2, 3, 8, 15, 24), [2, 3, 4], out=(pooled_3d, pooled_3d), expected=Cost(other_flops=2 * 3 * 4 * 5 * 6 * 2 * 3 * 4)),
+    case("index_add index_add_ index_reduce index_reduce_", (9, 5), 0, (3,), (3, 5), expected=Cost(other_flops=3 * 5)),
+    case("scatter_add scatter_add_ scatter_reduce scatter_reduce_", (9, 5), 1, (3, 2), (4, 5), expected=Cost(other_flops=3 * 2)),
+    case("_embedding_bag _embedding_bag_forward_only", (100, 8), (12,), expected=Cost(other_flops=12 * 8)),
+    case("_embedding_bag_backward _embedding_bag_dense_backward", (4, 8), (12,), expected=Cost(other_flops=12 * 8)),
+    case("embedding_renorm_", (100, 8), (12,), expected=Cost(other_flops=12 * 8 * 3)),
+    case("nll_loss_forward nll_loss2d_forward", (4, 100), (4,), expected=Cost(other_flops=4)),
+    case("nll_loss_backward nll_loss2d_backward", (), (4, 100), (4,), expected=Cost(other_flops=4)),
+    case("grid_sampler_2d", (2, 3, 4, 5), places, LINEAR, out=sampled, expected=Cost(other_flops=2 * 4 * samples)),
+    case("grid_sampler_2d", (2, 3, 4, 5), places, CUBIC, out=sampled, expected=Cost(other_flops=2 * 16 * samples)),
+    case("grid_sampler_2d", (2, 3, 4, 5), places, NEAREST, out=sampled, expected=Cost()),
+    case("grid_sampler_3d", (2, 3, 4, 5, 6), places_3d, LINEAR, out=sampled_3d, expected=Cost(other_flops=2 * 8 * samples_3d)),
+    *(
+        case(
+            operator,
+            shape,
+            (2, 3, 4, 5),
+            at,
+            LINEAR,
+            output_mask=(of_input, of_places),
+            expected=Cost(other_flops=(of_input + of_places) * 2 * neighbours * elements),
+        )
+        for operator, shape, at, neighbours, elements in (
+            ("grid_sampler_2d_backward", sampled, places, 4, samples),
+            ("grid_sampler_3d_backward", sampled_3d, places_3d, 8, samples_3d),
+        )
+        for of_input, of_places in ((True, True), (True, False), (False, True))
+    ),
+]
+
+parameters = [(5, 6), (6,)]
+PARAMETERS = 5 * 6 + 6
+adam, sgd, adagrad = "_fused_adam _fused_adam_ _fused_adamw _fused_adamw_", "_fused_sgd _fused_sgd_", "_fused_adagrad _fused_adagrad_"
+plain_sgd = {"momentum": 0, "weight_decay": 0, "nesterov": False, "is_first_step": False}
+
+updates = [
+    case(adam, parameters, weight_decay=0, amsgrad=False, expected=Cost(other_flops=10 * PARAMETERS)),
+    case(adam, parameters, weight_decay=0.1, amsgrad=False, expected=Cost(other_flops=11 * PARAMETERS)),
+    case(adam, parameters, weight_decay=0.1, amsgrad=True, expected=Cost(other_flops=12 * PARAMETERS)),
+    case(sgd, parameters, **plain_sgd, expected=Cost(other_flops=PARAMETERS)),
+    case(sgd, parameters, **plain_sgd | {"momentum": 0.9}, expected=Cost(other_flops=3 * PARAMETERS)),
+    case(sgd, parameters, **plain_sgd | {"momentum": 0.9, "is_first_step": True}, expected=Cost(other_flops=PARAMETERS)),
+    case(sgd, parameters, **plain_sgd | {"momentum": 0.9, "nesterov": True}, expected=Cost(other_flops=4 * PARAMETERS)),
+    case(sgd, parameters, **plain_sgd | {"weight_decay": 0.1}, expected=Cost(other_flops=2 * PARAMETERS)),
+    case(adagrad, parameters, weight_decay=0, expected=Cost(other_flops=6 * PARAMETERS)),
+    case(adagrad, parameters, weight_decay=0.1, expected=Cost(other_flops=7 * PARAMETERS)),
+]
+
+CASES = [*matmul, *convolution, *fused, *normalisation, *sums, *updates]
