@@ -239,6 +239,11 @@ normalisation = [
     case(batch_norm_gradients, x, x, None, expected=norm(2 * 5)),
     case(batch_norm_gradients, x, x, channels, train=False, expected=norm(2 * 4)),
     case(batch_norm_gradients, x, x, channels, update=False, expected=norm(2 * 4)),
+    # Synchronised over ranks the parts add up to the same: 4 + 3, and the gradient's two halves of 7.
+    case("batch_norm_stats", x, expected=norm(4)),
+    case("batch_norm_elemt", x, channels, channels, expected=norm(3)),
+    case("batch_norm_gather_stats_with_counts", x, (8, 6), expected=Cost(other_flops=(3 + 3) * 8 * 6)),
+    case("batch_norm_backward_reduce batch_norm_backward_elemt", x, x, channels, channels, channels, expected=norm(7)),
 ]
 
 pooled, pooled_3d = (2, 3, 4, 5), (2, 3, 4, 5, 6)

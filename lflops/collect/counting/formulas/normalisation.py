@@ -64,3 +64,27 @@ def known_batch_norm(x: Shape, weight: Shape | None, bias: Shape | None) -> Cost
 def batch_norm_backward(grad: Shape, x: Shape, weight: Shape | None, *, train: bool = True, update: bool = True) -> Cost:
     """Twice the forward; where there is a weight there is a bias."""
     return Cost(other_flops=2 * _normalised(grad, weight, weight, 5 if train and update else 2))
+
+
+@formula("batch_norm_stats")
+def synchronised_statistics(x: Shape) -> Cost:
+    """The first part of a batch normalisation over several ranks: sum; subtract, square, sum."""
+    return Cost(other_flops=4 * prod(x))
+
+
+@formula("batch_norm_elemt")
+def synchronised_scaling(x: Shape, weight: Shape | None, bias: Shape | None) -> Cost:
+    """The second part: scale."""
+    return Cost(other_flops=_normalised(x, weight, bias, 1))
+
+
+@formula("batch_norm_gather_stats_with_counts")
+def synchronised_gathering(x: Shape, mean: Shape) -> Cost:
+    """Between them the ranks' statistics become one: a mean and a variance, weighted by the counts, 3 an element each."""
+    return Cost(other_flops=6 * prod(mean))
+
+
+@formula("batch_norm_backward_reduce", "batch_norm_backward_elemt")
+def synchronised_backward(grad: Shape, x: Shape, mean: Shape, rstd: Shape, weight: Shape | None) -> Cost:
+    """Sums before the ranks meet and the gradient after it: half of twice the forward each."""
+    return Cost(other_flops=_normalised(x, weight, weight, 5))
