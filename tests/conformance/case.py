@@ -1,0 +1,35 @@
+"""What a case of the conformance suite is: a model, its inputs, and the MACs that a pencil gives."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+Build = Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]
+"""Makes a model, its positional and its keyword arguments, from scratch at each call."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One model and what it costs.
+
+    Attributes:
+        name: Unique in the suite.
+        family: What kind of operator or model it stands for.
+        build: Makes the model and its inputs.
+        forward: MACs of forward.
+        backward: MACs of backward from the sum of the floating outputs; `None` where nothing is differentiated.
+        recompute: MACs run again in backward: checkpointing's, and a fused attention's scores.
+        grad: Whether forward runs with gradients on; `False` takes the paths of inference.
+        executed: MACs of forward that a mask leaves to run; `None` where it leaves all.
+    """
+
+    name: str
+    family: str
+    build: Build
+    forward: int
+    backward: int | None
+    recompute: int = 0
+    grad: bool = True
+    executed: int | None = None

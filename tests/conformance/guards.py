@@ -1,0 +1,112 @@
+"""Which case would notice if a formula were wrong, and why some formulas have none."""
+
+__all__ = ["ELSEWHERE", "GUARDS"]
+
+GUARDS = {
+    operator: case
+    for case, operators in {
+        "mm": "mm",
+        "linear of 2 dimensions with bias": "addmm",
+        "addmm in place": "addmm_",
+        "addmm with an activation": "_addmm_activation",
+        "bmm": "bmm",
+        "baddbmm": "baddbmm",
+        "baddbmm in place": "baddbmm_",
+        "addbmm": "addbmm",
+        "addbmm in place": "addbmm_",
+        "mv": "mv",
+        "addmv": "addmv",
+        "addmv in place": "addmv_",
+        "dot": "dot",
+        "vdot": "vdot",
+        "bilinear": "_trilinear",
+        "int_mm": "_int_mm",
+        "foreach_mm": "_foreach_mm",
+        "a product at the places of a sparse matrix": "sparse_sampled_addmm",
+        "sparse.mm of coordinates": "_sparse_addmm",
+        "grouped_mm of rows that go to experts": "_grouped_mm",
+        "linear of floats of eight bits": "_scaled_mm",
+        "linear of floats of eight bits by its public name": "_scaled_mm_v2",
+        "linear with weights of eight bits": "_weight_int8pack_mm",
+        "linear with weights of four bits": "_weight_int4pack_mm_for_cpu",
+        "linear with weights of four bits, quantized dynamically": "_dyn_quant_matmul_4bit",
+        "linear in oneDNN's layout": "mkldnn_linear",
+        "linear, quantized": "quantized::linear",
+        "linear and ReLU, quantized": "quantized::linear_relu",
+        "linear, quantized dynamically": "quantized::linear_dynamic",
+        "linear and ReLU, quantized dynamically": "quantized::linear_relu_dynamic",
+        "linear, quantized dynamically to 16 bits": "quantized::linear_dynamic_fp16",
+        **{f"conv{each}d, quantized": f"quantized::conv{each}d" for each in (1, 2, 3)},
+        **{f"conv{each}d and ReLU, quantized": f"quantized::conv{each}d_relu" for each in (1, 2, 3)},
+        **{f"conv{each}d, quantized dynamically": f"quantized::conv{each}d_dynamic" for each in (1, 2, 3)},
+        "conv2d": "convolution convolution_backward",
+        "conv_tbc, time first": "conv_tbc",
+        "_convolution": "_convolution",
+        "mkldnn_convolution": "mkldnn_convolution",
+        "_slow_conv2d_forward": "_slow_conv2d_forward _slow_conv2d_backward",
+        "slow_conv3d_forward": "slow_conv3d_forward",
+        "sdpa": "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward",
+        "flex attention on blocks": "flex_attention",
+        "MultiheadAttention in one kernel": "_native_multi_head_attention",
+        "TransformerEncoderLayer in one kernel": "_transformer_encoder_layer_fwd",
+        "LSTM": "mkldnn_rnn_layer mkldnn_rnn_layer_backward",
+        "cdist of few rows": "_cdist_forward _cdist_backward",
+        "distances to data": "_euclidean_dist",
+        "pdist": "_pdist_forward _pdist_backward",
+        "affine_grid": "affine_grid_generator",
+        "normalisation of rows": "native_layer_norm native_layer_norm_backward",
+        "normalisation of images": "native_group_norm native_group_norm_backward",
+        "batch normalisation, evaluated": "native_batch_norm native_batch_norm_backward",
+        "_native_batch_norm_legit": "_native_batch_norm_legit",
+        "_native_batch_norm_legit_no_training": "_native_batch_norm_legit_no_training",
+        "_batch_norm_with_update": "_batch_norm_with_update batch_norm_backward",
+        "_batch_norm_no_update": "_batch_norm_no_update",
+        "Fourier transforms": "_fft_c2c _fft_r2c _fft_c2r",
+        "pooling in two dimensions": "max_pool2d_with_indices avg_pool2d fractional_max_pool2d",
+        "pooling in three dimensions": "max_pool3d_with_indices avg_pool3d fractional_max_pool3d",
+        "sums at indices": "index_add index_reduce scatter_add scatter_reduce",
+        "sums in place": "index_add_ index_reduce_ scatter_add_ scatter_reduce_",
+        "embedding bag, sum": "_embedding_bag _embedding_bag_backward",
+        "embedding bag of frozen rows": "_embedding_bag_forward_only",
+        "_embedding_bag_dense_backward": "_embedding_bag_dense_backward",
+        "embedding with a largest norm": "embedding_renorm_",
+        "cross entropy": "nll_loss_forward nll_loss_backward",
+        "cross entropy of images": "nll_loss2d_forward nll_loss2d_backward",
+        "sampling at a grid": "grid_sampler_2d grid_sampler_2d_backward",
+        "sampling in a volume": "grid_sampler_3d grid_sampler_3d_backward",
+    }.items()
+    for operator in operators.split()
+}
+"""Operator to the case whose counts would be others if the operator's formula gave one MAC more."""
+
+ELSEWHERE = {
+    operator: reason
+    for reason, operators in {
+        "runs on NVIDIA's GPUs": """
+            _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
+            _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
+            _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
+            _flash_attention_forward _flash_attention_backward _efficient_attention_forward _efficient_attention_backward
+            cudnn_convolution cudnn_convolution_relu cudnn_convolution_add_relu cudnn_convolution_transpose _conv_depthwise2d
+            cudnn_batch_norm cudnn_batch_norm_backward _fused_rms_norm _fused_rms_norm_backward
+            _cudnn_rnn _cudnn_rnn_backward _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl
+            _thnn_fused_gru_cell _thnn_fused_gru_cell_backward
+            batch_norm_stats batch_norm_elemt batch_norm_gather_stats_with_counts batch_norm_backward_reduce batch_norm_backward_elemt
+            _scaled_grouped_mm _scaled_grouped_mm_v2 _weight_int4pack_mm _cslt_sparse_mm
+            _sparse_semi_structured_linear _sparse_semi_structured_mm _sparse_semi_structured_addmm flex_attention_backward
+        """,
+        "runs on AMD's GPUs": """
+            miopen_convolution miopen_convolution_transpose miopen_batch_norm miopen_batch_norm_backward miopen_rnn miopen_rnn_backward
+        """,
+        "runs on Apple's GPUs": "_lstm_mps _scaled_dot_product_attention_math_for_mps",
+        "runs on devices that others bring": """
+            convolution_overrideable convolution_backward_overrideable
+            _scaled_dot_product_fused_attention_overrideable _scaled_dot_product_fused_attention_overrideable_backward
+        """,
+        "runs in an optimizer's step, which no case makes": """
+            _fused_adam _fused_adam_ _fused_adamw _fused_adamw_ _fused_sgd _fused_sgd_ _fused_adagrad _fused_adagrad_
+        """,
+    }.items()
+    for operator in operators.split()
+}
+"""Operators that no case can reach, and why not; they are held by what shapes tell."""
