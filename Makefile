@@ -20,6 +20,7 @@ lint: $(READY)
 bench: $(READY) $(PEERS_READY)
 	@$(BIN)/python benchmarks/overhead.py
 	@$(BIN)/python benchmarks/profile_file.py
+	@$(BIN)/python benchmarks/calibrate.py
 	@$(PEERS)/python benchmarks/accuracy.py
 
 clean:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from results import record
 from samples import profile_of
 
 from lflops.profile_file import load, save
@@ -28,17 +29,22 @@ def median_seconds(action: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Print one line for each figure."""
+    """Measure, and write the table."""
     profile = profile_of(MODULES)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "large.profile.json"
         save_seconds = median_seconds(lambda: save(profile, path))
         load_seconds = median_seconds(lambda: load(path))
         size = path.stat().st_size
-    print(f"modules, cells   {len(profile.modules):,}, {len(profile.cells):,}")
-    print(f"size             {size / 1e6:.1f} MB")
-    print(f"save             {save_seconds:.3f} s, median of {REPEATS}")
-    print(f"load             {load_seconds:.3f} s, median of {REPEATS} (0.2 s at most is wanted)")
+    lines = [
+        f"{len(profile.modules):,} modules, {len(profile.cells):,} cells, a time in every work: {size / 1e6:.1f} MB. Medians of {REPEATS}.",
+        "",
+        "| | seconds |",
+        "|---|--:|",
+        f"| save | {save_seconds:.3f} |",
+        f"| load, and check that it adds up | {load_seconds:.3f} |",
+    ]
+    record("profile_file.py", "A large profile's file", lines)
 
 
 if __name__ == "__main__":

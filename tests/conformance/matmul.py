@@ -27,6 +27,22 @@ def into(a: Tensor, b: Tensor) -> Tensor:
     return torch.matmul(a, b, out=torch.empty(*b.shape[:-2], n, m))
 
 
+def in_pairs(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
+    """Several products by one kernel, which not every torch has."""
+    return torch._foreach_mm(a, b)
+
+
+class Eights(nn.Module):
+    """A product of eight-bit integers, in the sizes that kernels take."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.ones(inputs, outputs, dtype=torch.int8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch._int_mm(x.to(torch.int8), self.weight)
+
+
 PRODUCTS = (
     trained("mm", of(torch.mm, *matrices), once),
     trained("mm, its operator called", of(torch.ops.aten.mm.default, *matrices), once),
@@ -48,24 +64,9 @@ PRODUCTS = (
     trained("kron", of(torch.kron, *matrices), NOTHING),
     inference("matmul into a tensor", of(into, data(n, k), data(k, m)), once),
     inference("matmul of a batch into a tensor", of(into, data(n, k), data(batch, k, m)), each_in_batch),
-    inference("foreach_mm", of(torch._foreach_mm, [data(n, k), data(k, m)], [data(k, m), data(m, batch)]), once + product(k, m, batch)),
-    inference(
-        "int_mm",
-        layer(lambda: Eights(16, 8), data(32, 16)),
-        product(32, 16, 8),
-    ),
+    inference("foreach_mm", of(in_pairs, [data(n, k), data(k, m)], [data(k, m), data(m, batch)]), once + product(k, m, batch)),
+    inference("int_mm", layer(lambda: Eights(16, 8), data(32, 16)), product(32, 16, 8)),
 )
-
-
-class Eights(nn.Module):
-    """A product of eight-bit integers, in the sizes that kernels take."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.register_buffer("weight", torch.ones(inputs, outputs, dtype=torch.int8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch._int_mm(x.to(torch.int8), self.weight)
 
 
 VECTORS = (
@@ -113,7 +114,7 @@ LINEAR = (
     trained("bilinear of data", layer(lambda: nn.Bilinear(n, k, m), data(batch, n), data(batch, k)), product(batch, m, n, k, gradients=1)),
 )
 
-# The middle one of the three or four matrices is wide: from the right it is cheap.
+# Cheapest from the middle: what is wide is summed away first.
 tall, narrow, wide, low, last = 10, 2, 9, 3, 4
 CHAINS = (
     trained(

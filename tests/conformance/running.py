@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, stack_module_state, vmap
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import lflops
 from conformance.making import Family, Function, data, layer, leaf, of
@@ -65,6 +65,16 @@ def cast(model: nn.Module, x: Tensor) -> Tensor:
 def checkpointed(model: nn.Module, x: Tensor, *, reentrant: bool) -> Tensor:
     """Forward again when backward comes."""
     return checkpoint(model, x, use_reentrant=reentrant)
+
+
+def selected(model: nn.Module, x: Tensor, *, products: bool) -> Tensor:
+    """Forward again but for what a policy keeps: the products, or nothing."""
+    keep = torch.ops.aten.addmm.default
+
+    def policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if products and operator is keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return checkpoint(model, x, use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts(policy))
 
 
 def penalised(model: nn.Module, x: Tensor) -> Tensor:
@@ -172,6 +182,12 @@ AGAIN = (
     trained("checkpoint, reentrant", layer(by(functools.partial(checkpointed, reentrant=True)), x), both + Macs(recompute=again)),
     # It stops as soon as it has what backward needs: the last product's input, and not what comes of it.
     trained("checkpoint", layer(by(functools.partial(checkpointed, reentrant=False)), x), both + Macs(recompute=up.forward)),
+    trained("checkpoint that keeps products", layer(by(functools.partial(selected, products=True)), x), both),
+    trained(
+        "checkpoint that could keep products",
+        layer(by(functools.partial(selected, products=False)), x),
+        both + Macs(recompute=up.forward),
+    ),
     trained(
         "a gradient's gradient",
         layer(by(penalised), x),
