@@ -57,8 +57,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"lflops.{name}")
     if name not in _HOMES:
-        msg = f"module 'lflops' has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise AttributeError(f"module 'lflops' has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
     return value
 

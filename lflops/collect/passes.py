@@ -39,6 +39,7 @@ def count(
     """Run one real pass and count the work in it, module by module; nothing is timed.
 
     Compiled modules run eagerly for this pass. Afterwards the model's gradients, buffers, mode and the random numbers are what they were.
+    Hooks of the user's run as in any pass: one that steps an optimizer steps it.
 
     Args:
         model: In the mode, and under the grad mode and autocast, that it is to be counted in.
@@ -79,8 +80,7 @@ def counting(*modules: nn.Module, ignore: Ignored = ()) -> "Counting":
         CountError: There is no module, or one of them is none.
     """
     if not modules:
-        msg = "counting: give at least one module"
-        raise CountError(msg)
+        raise CountError("counting: give at least one module")
     for module in modules:
         _check_module("counting", module)
     return Counting(_named(modules), ignore=ignore)
@@ -142,8 +142,7 @@ class Counting:
             CountError: The `with` has not been left yet.
         """
         if self._profile is None:
-            msg = "counting: the profile is there when the `with` is left"
-            raise CountError(msg)
+            raise CountError("counting: the profile is there when the `with` is left")
         return self._profile
 
     def _follow(self) -> Callable[[], None]:
@@ -204,13 +203,11 @@ def _result(output: Any, loss: Callable[[Any], Tensor] | None) -> list[Tensor]:
     if loss is None:
         found = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
         if not found:
-            msg = "count: backward=True, but no output requires a gradient: give loss=, or unfreeze what is to be trained"
-            raise CountError(msg)
+            raise CountError("count: backward=True, but no output requires a gradient: give loss=, or unfreeze what is to be trained")
         return found
     value: Any = loss(output)
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-        msg = f"count: loss gave {_describe(value)}: it has to give a tensor of one element that requires a gradient"
-        raise CountError(msg)
+        raise CountError(f"count: loss gave {_describe(value)}: it has to give a tensor of one element that requires a gradient")
     return [value]
 
 
@@ -248,11 +245,9 @@ def _ignored(tree: ModuleTree, ignore: Iterable[Any]) -> frozenset[str]:
         elif isinstance(each, type) and issubclass(each, nn.Module):
             found = {row for row, module in tree.modules.items() if isinstance(module, each)}
         else:
-            msg = f"ignore: {each!r} is neither a module's name nor a module class"
-            raise CountError(msg)
+            raise CountError(f"ignore: {each!r} is neither a module's name nor a module class")
         if not found and isinstance(each, str):
-            msg = f"ignore: there is no module {each!r}; the names are those of model.named_modules()"
-            raise CountError(msg)
+            raise CountError(f"ignore: there is no module {each!r}; the names are those of model.named_modules()")
         rows |= found
     return frozenset(rows)
 
@@ -260,23 +255,18 @@ def _ignored(tree: ModuleTree, ignore: Iterable[Any]) -> frozenset[str]:
 def _check_arguments(model: Any, args: Any, kwargs: Any, loss: Any, *, backward: bool) -> None:
     _check_module("count", model)
     if not isinstance(args, tuple | list):
-        msg = f"count: args={_describe(args)}: give a tuple of the model's positional arguments, or one tensor"
-        raise CountError(msg)
+        raise CountError(f"count: args={_describe(args)}: give a tuple of the model's positional arguments, or one tensor")
     if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)):
-        msg = f"count: kwargs={_describe(kwargs)}: give a mapping from names to the model's keyword arguments"
-        raise CountError(msg)
+        raise CountError(f"count: kwargs={_describe(kwargs)}: give a mapping from names to the model's keyword arguments")
     if loss is not None and not callable(loss):
-        msg = f"count: loss={_describe(loss)}: give a function from the output to a scalar"
-        raise CountError(msg)
+        raise CountError(f"count: loss={_describe(loss)}: give a function from the output to a scalar")
     if loss is not None and not backward:
-        msg = "count: loss is given, but backward=False: give backward=True as well"
-        raise CountError(msg)
+        raise CountError("count: loss is given, but backward=False: give backward=True as well")
 
 
 def _check_module(caller: str, module: Any) -> None:
     if not isinstance(module, nn.Module):
-        msg = f"{caller}: {_describe(module)} is no torch.nn.Module"
-        raise CountError(msg)
+        raise CountError(f"{caller}: {_describe(module)} is no torch.nn.Module")
 
 
 def _describe(value: Any) -> str:

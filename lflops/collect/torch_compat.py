@@ -240,12 +240,10 @@ def check() -> None:
     try:
         seen = _observe()
     except (AttributeError, TypeError, RuntimeError) as error:
-        msg = f"torch {torch.__version__}: its internals are not as lflops knows them: {error}"
-        raise CountError(msg) from error
+        raise CountError(f"torch {torch.__version__}: its internals are not as lflops knows them: {error}") from error
     wrong = [fact for fact, holds in seen.items() if not holds]
     if wrong:
-        msg = f"torch {torch.__version__}: its internals are not as lflops knows them: {'; '.join(wrong)}"
-        raise CountError(msg)
+        raise CountError(f"torch {torch.__version__}: its internals are not as lflops knows them: {'; '.join(wrong)}")
 
 
 class _Watch(TorchDispatchMode):

@@ -113,6 +113,5 @@ def _heads_second(shape: Shape, offsets: Shape | None = None) -> Shape:
         NotImplementedError: Sequences of several lengths are packed in one tensor; their shapes do not tell the lengths.
     """
     if offsets is not None or len(shape) != 4:
-        msg = "packed sequences of several lengths"
-        raise NotImplementedError(msg)
+        raise NotImplementedError("packed sequences of several lengths")
     return (shape[0], shape[2], shape[1], shape[3])
