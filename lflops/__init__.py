@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lflops import hardware as hardware
     from lflops.collect.calibrate import calibrate
-    from lflops.collect.counting.formulas.table import register_formula
+    from lflops.collect.counting.formulas.table import Cost, register_formula
     from lflops.collect.passes import count, counting
     from lflops.collect.scopes import scope
     from lflops.errors import CountError, HardwareError, LflopsError, ProfileError, ScheduleError
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lflops.profile_file import load
 
 __all__ = [
+    "Cost",
     "CountError",
     "Hardware",
     "HardwareError",
@@ -36,11 +37,11 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(["CountError", "HardwareError", "LflopsError", "ProfileError", "ScheduleError"], "lflops.errors"),
     **dict.fromkeys(["count", "counting"], "lflops.collect.passes"),
+    **dict.fromkeys(["Cost", "register_formula"], "lflops.collect.counting.formulas.table"),
     "Hardware": "lflops.hardware",
     "Profile": "lflops.profile",
     "calibrate": "lflops.collect.calibrate",
     "load": "lflops.profile_file",
-    "register_formula": "lflops.collect.counting.formulas.table",
     "scope": "lflops.collect.scopes",
 }
 
@@ -64,4 +65,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """The public names, loaded or not."""
-    return sorted([*globals(), *__all__])
+    return sorted([*__all__, *_MODULES])

@@ -12,12 +12,14 @@ import typer
 from msgspec import json
 from rich.console import Console, RenderableType
 
-from lflops.analyze.tree import SORT_KEYS, flat, ledger, totals, tree
+from lflops.analyze.operators import operators
+from lflops.analyze.tree import SORT_KEYS, flat, ledger, share_of, totals, tree
 from lflops.errors import HardwareError, LflopsError
-from lflops.hardware import chips, hint, lookup
+from lflops.hardware import chips, lookup, unknown
 from lflops.profile import PHASES, Phase, Profile
 from lflops.profile_file import load
 from lflops.report.hardware import figures, listing
+from lflops.report.operators import render_operators
 from lflops.report.table import render
 
 __all__ = ["app", "main"]
@@ -67,7 +69,7 @@ def _print_version(*, wanted: bool) -> None:
 def lflops(
     *, _version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")] = False
 ) -> None:
-    """Where every FLOP, byte and millisecond of a PyTorch training step goes, module by module."""
+    """Where the FLOPs and bytes of a PyTorch training step go, module by module."""
 
 
 @app.command()
@@ -76,9 +78,13 @@ def show(
     *,
     depth: Annotated[int, typer.Option(metavar="N", help="How many levels of the tree below the root; -1 is all.")] = -1,
     sort: Annotated[
-        str | None, typer.Option(metavar="KEY", help=f"Order the rows by {', '.join(SORT_KEYS)}: the most first, names from A to Z.")
+        str | None,
+        typer.Option(
+            metavar="KEY", help=f"Order the rows by {', '.join(SORT_KEYS)}: the most in the phase shown first, names from A to Z."
+        ),
     ] = None,
     own: Annotated[bool, typer.Option("--flat", help="No tree: every module by its own work, the most MACs first.")] = False,
+    by_operator: Annotated[bool, typer.Option("--operators", help="No modules: every operator, the most MACs first.")] = False,
     phase: Annotated[
         str, typer.Option(metavar="NAME", help=f"What the share, the FLOPs and the bytes are of: {', '.join(PHASES)}, or all.")
     ] = "forward",
@@ -86,8 +92,9 @@ def show(
         bool,
         typer.Option(
             "--json",
-            help="Print one JSON object: run, totals (by phase), rows (nested by children, with the exact counts of each phase), uncounted "
-            "(operators without a formula), uncalled (modules) and notes. A row with a repeat holds the figures of one of its names.",
+            help="Print one JSON object: run, phase, share_of (macs, or flops where the phase has no MACs), totals (by phase), rows "
+            "(nested by children, with the exact counts of each phase; or operators), uncounted (operators without a formula), uncalled "
+            "(modules) and notes. A row with a repeat holds the figures of one of its names.",
         ),
     ] = False,
 ) -> None:
@@ -96,11 +103,16 @@ def show(
         raise UsageError(f"phase={phase!r}: give one of {', '.join(PHASES)}, or all")
     if own and depth != -1:
         raise UsageError(f"depth={depth}: --flat has no depth, give one of the two")
+    if by_operator and (own or depth != -1 or sort):
+        raise UsageError("--operators goes with --phase and --json, not with --depth, --sort or --flat")
     profile = load(file)
     chosen = next((each for each in PHASES if each == phase), None)
     try:
-        if as_json:
-            _write(_as_json(profile, depth=depth, sort=sort, own=own, phase=chosen))
+        if by_operator:
+            _write(_as_json(profile, chosen, operators=operators(profile, chosen))) if as_json else _draw(render_operators(profile, chosen))
+        elif as_json:
+            rows = flat(profile, sort=sort, phase=chosen) if own else tree(profile, depth=depth, sort=sort, phase=chosen)
+            _write(_as_json(profile, chosen, rows=rows))
         else:
             _draw(render(profile, depth=depth, sort=sort, own=own, phase=chosen))
     except ValueError as error:
@@ -119,7 +131,7 @@ def hardware(
     """List the chips whose peaks are known, print one of them, or measure this machine."""
     chip = None if name is None else lookup(name)
     if name is not None and chip is None:
-        raise HardwareError(hint(name))
+        raise HardwareError(f"{unknown(name)}: lflops hardware lists the chips, lflops hardware --measure measures this machine")
     measured = None
     if measure:
         from lflops.collect.calibrate import calibrate  # with torch, which no other part of the shell waits for
@@ -134,14 +146,14 @@ def hardware(
         _draw(listing(chips()) if everything else figures(chip, measured))
 
 
-def _as_json(profile: Profile, *, depth: int, sort: str | None, own: bool, phase: Phase | None) -> bytes:
-    rows = flat(profile, sort=sort, phase=phase) if own else tree(profile, depth=depth, sort=sort, phase=phase)
+def _as_json(profile: Profile, phase: Phase | None, **listed: object) -> bytes:
     shown = {
         "schema_version": profile.schema_version,
         "run": profile.run,
         "phase": phase or "all",
+        "share_of": share_of(profile, phase),
         "totals": totals(profile),
-        "rows": rows,
+        **listed,
         "uncounted": ledger(profile),
         "uncalled": profile.uncalled,
         "notes": profile.notes,

@@ -16,7 +16,7 @@ import msgspec
 
 from lflops.errors import HardwareError
 
-__all__ = ["DTYPES", "Hardware", "chips", "hint", "lookup", "names"]
+__all__ = ["DTYPES", "Hardware", "chips", "hint", "lookup", "names", "unknown"]
 
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
 """What a peak can be of."""
@@ -83,14 +83,19 @@ def chips() -> Mapping[str, tuple[Hardware, ...]]:
 
 
 def hint(name: str) -> str:
-    """What to do about a chip that the table does not have, in one sentence."""
+    """What to do in Python about a chip that the table does not have, in one sentence."""
+    return (
+        f"{unknown(name)}: give one of lflops.hardware.names(), or figures of your own as lflops.Hardware(name=..., "
+        "peak_flops_per_second={'bf16': ...}, bandwidth_bytes_per_second=...), or measure this machine's with lflops.calibrate()"
+    )
+
+
+def unknown(name: str) -> str:
+    """That the table does not have a chip, and which ones are near."""
     near = ", ".join(_nearest(name))
     known = f"is not in the table of chips (nearest: {near})" if near else "is not in the table of chips"
     why = ", a MIG slice being only a part of its chip" if "mig" in _words(name) else ""
-    return (
-        f"{name!r} {known}{why}: give one of lflops.hardware.names(), or figures of your own as lflops.Hardware(name=..., "
-        "peak_flops_per_second={'bf16': ...}, bandwidth_bytes_per_second=...), or measure this machine's with lflops.calibrate()"
-    )
+    return f"{name!r} {known}{why}"
 
 
 class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,15 +10,17 @@ The values that a profile has by the thousand are left out of Python's garbage c
 loading 5,000 modules takes a quarter less.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from os import PathLike
 from typing import Literal
 
 from msgspec import Struct
 
+from lflops import queries
 from lflops.observations import PHASES, Count, Phase, Rank, RankStat, Seconds, Spread, Step, Trace
+from lflops.queries import Asked, Metric, ancestry
 
-__all__ = ["PHASES", "SCHEMA_VERSION", "Phase", "Profile", "Work"]
+__all__ = ["PHASES", "SCHEMA_VERSION", "Phase", "Profile", "Work", "ancestry"]
 
 SCHEMA_VERSION = "1.0"
 """Of the file. A reader takes every minor version of its major one: unknown fields are ignored, new ones have a default."""
@@ -242,35 +244,35 @@ class Profile(Struct, frozen=True, kw_only=True):
     rank_stats: tuple[RankStat, ...] = ()
     notes: tuple[Note, ...] = ()
 
-    def by_module(self, phase: Phase | None = "forward") -> dict[str, int]:
-        """MACs of each module and all below it; `phase=None` adds the phases up."""
-        return {name: sum(module.work(each).macs for each in _phases(phase)) for name, module in self.modules.items()}
+    def __repr__(self) -> str:
+        return queries.summary(self)
 
-    def by_operator(self, phase: Phase | None = "forward", module: str = "") -> dict[str, int]:
-        """MACs of each operator in `module` and below it, the most first."""
-        macs: dict[str, int] = {}
-        for cell in self._contractions(phase):
-            if module in ancestry(cell.module):
-                macs[cell.operator] = macs.get(cell.operator, 0) + cell.macs
-        return dict(sorted(macs.items(), key=lambda item: -item[1]))
+    def by_module(self, phase: Asked = "forward", *, metric: Metric = "macs") -> dict[str, int]:
+        """MACs, or another metric, of each module and all below it; `"all"` and `None` add the phases up.
 
-    def by_module_and_operator(self, phase: Phase | None = "forward") -> dict[str, dict[str, int]]:
-        """MACs of each operator in each module and below it."""
-        table: dict[str, dict[str, int]] = {name: {} for name in self.modules}
-        for cell in self._contractions(phase):
-            for name in ancestry(cell.module):
-                table[name][cell.operator] = table[name].get(cell.operator, 0) + cell.macs
-        return table
+        Raises:
+            ValueError: An argument is none of what is taken; so it is with the other queries.
+        """
+        return queries.by_module(self, phase, metric)
 
-    def total(self, module: str = "", phase: Phase | None = "forward") -> int:
-        """MACs of one module and all below it."""
-        return sum(self.modules[module].work(each).macs for each in _phases(phase))
+    def by_operator(self, phase: Asked = "forward", module: str = "", *, metric: Metric = "macs") -> dict[str, int]:
+        """MACs, or another metric, of each operator in `module` and below it, the most first; those that have none are left out."""
+        return queries.by_operator(self, phase, module, metric)
+
+    def by_module_and_operator(self, phase: Asked = "forward", *, metric: Metric = "macs") -> dict[str, dict[str, int]]:
+        """MACs, or another metric, of each operator in each module and below it."""
+        return queries.by_module_and_operator(self, phase, metric)
+
+    def total(self, module: str = "", phase: Asked = "forward", *, metric: Metric = "macs") -> int:
+        """MACs, or another metric, of one module and all below it."""
+        return queries.total(self, module, phase, metric)
 
     @property
     def uncalled(self) -> tuple[str, ...]:
-        """The modules that were never called, nor anything below them."""
+        """The modules that were never called, nor anything below them. The parts of a script are not seen to be called."""
         called = {above for name, module in self.modules.items() if module.calls for above in ancestry(name)}
-        return tuple(name for name in self.modules if name not in called)
+        scripts = {note.subject for note in self.notes if note.code == "scripted"}
+        return tuple(name for name in self.modules if name not in called and scripts.isdisjoint(ancestry(name)[1:]))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the JSON file, whole or not at all.
@@ -281,19 +283,3 @@ class Profile(Struct, frozen=True, kw_only=True):
         from lflops.profile_file import save
 
         save(self, path)
-
-    def _contractions(self, phase: Phase | None) -> Iterator[Cell]:
-        return (cell for cell in self.cells if cell.macs and cell.phase in _phases(phase))
-
-
-def ancestry(name: str) -> tuple[str, ...]:
-    """A row's name and those of all the rows above it, itself first, the root last."""
-    names = [name]
-    while name:
-        name = name.rpartition(".")[0]
-        names.append(name)
-    return tuple(names)
-
-
-def _phases(phase: Phase | None) -> tuple[Phase, ...]:
-    return PHASES if phase is None else (phase,)

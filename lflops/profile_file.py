@@ -26,14 +26,16 @@ LARGEST_SEARCH = 1 << 25
 DEEPEST_NESTING = 100
 LARGEST_SHOWN = 10**1000
 COUNTS = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes")
-_inclusive_counts = attrgetter(*COUNTS)
-_own_counts = attrgetter(*(f"own_{count}" for count in COUNTS))
+_inclusive_counts, _own_counts = attrgetter(*COUNTS), attrgetter(*(f"own_{count}" for count in COUNTS))
 
 # What is quoted comes from a file that anybody may have made.
 _short = reprlib.Repr()
 _short.maxstring = _short.maxlong = 80
-
 Key = str | int
+
+
+class _OtherVersionError(ProfileError):
+    """A profile, though not one to read here: no other file is asked for."""
 
 
 def load(path: str | PathLike[str]) -> Profile:
@@ -59,12 +61,12 @@ def save(profile: Profile, path: str | PathLike[str]) -> None:
 @contextmanager
 def _naming(path: str | PathLike[str], remark: str) -> Iterator[None]:
     """Makes whatever goes wrong a `ProfileError` that begins with the file's name and ends with the remark."""
-    name = os.fspath(path)
-    name = name if name and name.isprintable() else ascii(name)
+    name = given if (given := os.fspath(path)) and given.isprintable() else ascii(given)
     try:
         yield
     except ProfileError as error:
-        raise ProfileError(f"{name}: {error}; {remark}") from None
+        tail = "" if isinstance(error, _OtherVersionError) and remark.startswith("give") else f"; {remark}"
+        raise ProfileError(f"{name}: {error}{tail}") from None
     except OSError as error:
         raise ProfileError(f"{name}: {error.strerror or error}; {remark}") from error
     except (RuntimeError, ValueError, TypeError, MemoryError) as error:
@@ -111,7 +113,7 @@ def _check_version(given: bytes) -> None:
     major, read_major = int(version[1]), int(SCHEMA_VERSION.partition(".")[0])
     if major != read_major:
         needed = "a later" if major > read_major else "an earlier"
-        raise ProfileError(f"schema_version is {given.decode()}, this lflops reads {read_major}.x: {needed} one is needed")
+        raise _OtherVersionError(f"schema_version is {given.decode()}, this lflops reads {read_major}.x: {needed} one is needed")
 
 
 def _check_rows(modules: Mapping[str, ModuleProfile]) -> None:

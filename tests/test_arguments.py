@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lflops
 from lflops.profile import Profile
@@ -36,9 +37,21 @@ def enter_scope(name: Any) -> None:
 
 
 WRONG: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
-    "model, a class": (lambda: lflops.count(Net, x), lflops.CountError, ["count", "Net", "torch.nn.Module"]),
+    "model, a class": (lambda: lflops.count(Net, x), lflops.CountError, ["count: Net is a class: give an instance"]),
     "model, a function": (lambda: lflops.count(len, x), lflops.CountError, ["count", "built-in function len", "torch.nn.Module"]),
-    "args, a mapping": (lambda: lflops.count(net, {"x": 1}), lflops.CountError, ["count", "args={'x': 1}", "tuple", "tensor"]),
+    "args, a mapping": (
+        lambda: lflops.count(net, {"x": x}),
+        lflops.CountError,
+        ["count: args is a dict: give kwargs=batch, or args=(batch,) if the model takes the dict itself"],
+    ),
+    "args, a list": (
+        lambda: lflops.count(net, [x]),
+        lflops.CountError,
+        ["count: args is a list: give (batch,) if it is one argument, tuple(batch) if it is several"],
+    ),
+    "backward, a number": (lambda: lflops.count(net, x, backward=1), lflops.CountError, ["count: backward=1: give True or False"]),
+    "backward, a tensor": (lambda: lflops.count(net, x, backward=x), lflops.CountError, ["count: backward=a tensor of shape", "True"]),
+    "counting a class": (lambda: lflops.counting(Net), lflops.CountError, ["counting: Net is a class: give an instance"]),
     "args, nothing": (lambda: lflops.count(net, None), lflops.CountError, ["count", "args=None", "tuple", "tensor"]),
     "args, text": (lambda: lflops.count(net, "ab"), lflops.CountError, ["count", "args='ab'", "tuple", "tensor"]),
     "kwargs, a number": (lambda: lflops.count(net, x, 3), lflops.CountError, ["count", "kwargs=3", "mapping"]),
@@ -122,7 +135,6 @@ def test_what_the_user_raises_is_let_through() -> None:
 
 FORMS: dict[str, Callable[[], Profile]] = {
     "a tuple": lambda: lflops.count(net, (x,)),
-    "a list": lambda: lflops.count(net, [x]),
     "a lone tensor": lambda: lflops.count(net, x),
     "keyword only": lambda: lflops.count(net, kwargs={"x": x}),
     "both": lambda: lflops.count(net, x, {"twice": True}),
@@ -159,6 +171,38 @@ def test_a_batch_whose_parts_refer_to_each_other_is_looked_through_once() -> Non
 def test_a_model_on_the_meta_device_is_counted() -> None:
     """Nothing is computed, and the work is the same."""
     assert 3 * 48 == lflops.count(Net().to("meta"), x.to("meta"), backward=True).total()
+
+
+def within(mode: Any, call: Callable[[], object]) -> object:
+    """A call inside of a mode."""
+    with mode:
+        return call()
+
+
+FAKE = FakeTensorMode()
+PRETENDED: dict[str, Callable[[], object]] = {
+    "a mode around all": lambda: within(FAKE, lambda: lflops.count(Net(), torch.ones(3, 4))),
+    "a mode around the count": lambda: within(FakeTensorMode(allow_non_fake_inputs=True), lambda: lflops.count(net, x)),
+    "a model": lambda: lflops.count(within(FAKE, Net), x),
+    "buffers": lambda: lflops.count(within(FAKE, lambda: nn.BatchNorm1d(4, affine=False)), x),
+    "a batch": lambda: lflops.count(net, kwargs={"x": within(FAKE, lambda: torch.ones(3, 4))}),
+}
+
+
+@pytest.mark.parametrize("call", PRETENDED.values(), ids=PRETENDED)
+def test_fake_tensors_are_refused(call: Callable[[], object]) -> None:
+    """No operator runs on them, so all figures would be zero."""
+    with pytest.raises(lflops.CountError, match="fake, and nothing would be counted: put it on device='meta'"):
+        call()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_script_is_noted_for_its_parts_never_show_as_called() -> None:
+    """Once, at the outermost; a script without parts needs no note."""
+    scripted = torch.jit.trace(nn.Sequential(nn.Sequential(nn.Linear(4, 8)), nn.Linear(8, 2)), x)
+    profile = lflops.count(nn.Sequential(scripted, torch.jit.trace(nn.ReLU(), x)), x)
+    assert 3 * 48 == profile.total()
+    assert [("scripted", "0")] == [(note.code, note.subject) for note in profile.notes]
 
 
 IGNORED: dict[str, tuple[Any, set[str]]] = {

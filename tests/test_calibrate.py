@@ -99,10 +99,10 @@ def test_one_size_that_was_slow_by_chance_does_not_end_the_search() -> None:
 
 
 def test_no_product_is_tried_that_would_take_too_long() -> None:
-    """256 takes 2**25 / 2**29 = 1/16 s; 512 would take eight times that, five times over: 2.5 s, and there are 2."""
+    """256 takes 2**25 / 2**27 = 1/4 s, three times; 512 would take eight times that: 6 s more, and there are 4 in all."""
     clock = FakeClock()
-    machine = FakeMachine(clock, lambda dtype, size: 2.0**29 * size / 256)
-    assert {"fp64": 2.0**29} == measure(machine, clock, ["fp64"])[0]
+    machine = FakeMachine(clock, lambda dtype, size: 2.0**27 * size / 256)
+    assert {"fp64": 2.0**27} == measure(machine, clock, ["fp64"])[0]
     assert [("fp64", 256)] == machine.products
 
 
@@ -156,7 +156,7 @@ def test_a_slow_machine_is_given_three_rounds() -> None:
     clock = FakeClock()
     machine = FakeMachine(clock, lambda dtype, size: 2.0**23, cache=1 << 60)
     assert ({"fp64": 2.0**23}, None) == measure(machine, clock, ["fp64"])
-    assert [4.0] * (5 + 3) == clock.blocks
+    assert [4.0] * (3 + 3) == clock.blocks
 
 
 def test_a_dtype_without_products_is_left_out() -> None:
@@ -523,11 +523,11 @@ def test_unknown_memory_is_taken_to_be_little(tmp_path: Path) -> None:
 MEASURED = Hardware("NVIDIA H200", {"fp32": 50e12, "bf16": 989.5e12 * 3 / 4}, 4.08e12, 150e9, "measured by lflops.calibrate")
 
 
-@pytest.mark.parametrize(("arguments", "chip"), [([], "H200 SXM"), (["H100 SXM"], "H100 SXM")])
+@pytest.mark.parametrize(("arguments", "chip"), [([], "H200 SXM"), (["H200"], "H200 SXM")])
 def test_the_shell_measures_beside_the_table(
     arguments: list[str], chip: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This machine's chip where the table has it, or the one that is named; three quarters of its bf16 are reached."""
+    """This machine's chip where the table has it, also where it is named; three quarters of its bf16 are reached."""
     monkeypatch.setattr(page, "calibrate", lambda fresh: MEASURED)
     assert 0 == main(["hardware", *arguments, "--measure"])
     out = capsys.readouterr().out

@@ -267,8 +267,8 @@ def test_an_update_is_the_same_work_however_it_is_run(name: str, how: dict[str, 
 
 
 def test_the_convention_speaks_of_operators_that_there_are() -> None:
-    """A misspelt one would never be met. Two are of FSDP, which makes its operators when it is loaded."""
-    of_fsdp = {"all_gather_copy_in", "chunk_cat"}
+    """A misspelt one would never be met. Those of FSDP are made when it is loaded."""
+    of_fsdp = {f"fsdp::{name}" for name in ("all_gather_copy_in", "chunk_cat", "copy_", "split_with_sizes_copy")}
     assert of_fsdp == {name for name in (*FREE, *MOVES, *PER_INPUT, *PER_OUTPUT) if not hasattr(torch.ops.aten, name)}
 
 

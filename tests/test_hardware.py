@@ -6,17 +6,20 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 import lflops
 from lflops.cli import main
 from lflops.errors import HardwareError
 from lflops.hardware import DTYPES, Hardware, chips, hint, lookup, names
+from lflops.report.hardware import figures
 
 # What drivers say of a chip, and figures of it as its sheet has them: halved where they are with sparsity, or cores, operations a
 # clock and clock. Bandwidth in GB/s, None where boards of one name differ.
@@ -104,8 +107,8 @@ CHIPS: list[tuple[list[str], str, dict[str, float], float | None]] = [
     (["NVIDIA GeForce RTX 5090"], "RTX 5090", {"bf16": 419e12 / 2, "fp8": 838e12 / 2, "fp4": 3352e12 / 2}, 1792),
     # Compute units, operations a clock and clock; one device of MI250 and MI250X is one of two dies.
     (["AMD Instinct MI210"], "MI210", {"bf16": 104 * 1024 * 1.7e9, "fp64": 104 * 256 * 1.7e9}, 1638.4),
-    (["AMD Instinct MI250"], "MI250", {"bf16": 362.1e12 / 2, "fp64": 90.5e12 / 2}, 3276.8 / 2),
-    (["AMD Instinct MI250X"], "MI250X", {"bf16": 383e12 / 2, "fp32": 95.7e12 / 2}, 3276.8 / 2),
+    (["AMD Instinct MI250", "MI250"], "MI250 (per die)", {"bf16": 362.1e12 / 2, "fp64": 90.5e12 / 2}, 3276.8 / 2),
+    (["AMD Instinct MI250X", "MI250X"], "MI250X (per die)", {"bf16": 383e12 / 2, "fp32": 95.7e12 / 2}, 3276.8 / 2),
     (["AMD Instinct MI300A"], "MI300A", {"bf16": 228 * 2048 * 2.1e9, "tf32": 490.3e12}, 5300),
     (["AMD Instinct MI300X", "AMD Instinct MI300X VF"], "MI300X", {"bf16": 304 * 2048 * 2.1e9, "fp8": 2614.9e12}, 5300),
     (["AMD Instinct MI325X", "AMD Instinct MI325X VF"], "MI325X", {"bf16": 304 * 2048 * 2.1e9, "fp64": 163.4e12}, 6000),
@@ -341,6 +344,25 @@ def test_the_shell_refuses_an_unknown_chip_in_one_line(capsys: pytest.CaptureFix
     assert "" == out
     assert err.startswith("lflops: 'H100' is not in the table of chips (nearest: H100 SXM")
     assert 1 == len(err.splitlines())
+    assert err.endswith(": lflops hardware lists the chips, lflops hardware --measure measures this machine\n")
+
+
+def test_a_narrow_list_says_where_the_rest_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The columns are left out of the list, not out of the table of chips."""
+    monkeypatch.setenv("COLUMNS", "90")
+    assert re.search(r"left out for width: .*int8.*; --json has all", shown(capsys))
+
+
+def test_another_chip_has_no_share_of_what_is_measured() -> None:
+    """What a CPU reaches is no part of an H100, what an H200 reaches is one of an H200."""
+    drawn = []
+    for chip, device in (("H100 SXM", "some CPU"), ("H200", "NVIDIA H200")):
+        console = Console(file=StringIO(), width=100, color_system=None)
+        with console.capture() as captured:
+            console.print(figures(lookup(chip), Hardware(device, {"bf16": 400e12})))
+        drawn.append(captured.get())
+    assert [False, True] == ["reached" in each for each in drawn]
+    assert [False, True] == ["40.4 %" in each for each in drawn]
 
 
 def test_the_table_needs_no_torch() -> None:

@@ -43,6 +43,14 @@ def test_a_layer_holds_its_weights_its_input_and_its_output() -> None:
     assert {"parameters": (IN + 1) * OUT * FLOAT, "other": BATCH * IN * FLOAT, "activations": BATCH * OUT * FLOAT} == parts(counted)
 
 
+@pytest.mark.parametrize(("device", "source"), [("cpu", "counted"), ("meta", "fake")])
+def test_memory_that_was_never_there_is_said_to_be_fake(device: str, source: str) -> None:
+    """The figures are the same."""
+    with torch.device(device), torch.no_grad():
+        counted = lflops.count(nn.Linear(IN, OUT), torch.zeros(BATCH, IN))
+    assert (source, ((IN + 1) * OUT + BATCH * (IN + OUT)) * FLOAT) == (memory(counted).source, memory(counted).peak_bytes)
+
+
 def test_without_a_graph_a_chain_holds_two_links() -> None:
     """Each result is let go when the next is there; the input is the caller's."""
     with torch.no_grad():

@@ -83,14 +83,14 @@ def without(keys: Keys) -> bytes:
 
 
 def refusal(path: Path, text: bytes | None = None) -> str:
-    """What is said about a file after its name; every refusal begins with the name and ends with what to give."""
+    """What is said about a file after its name; a refusal ends with what to give, but for a profile of another version."""
     if text is not None:
         path.write_bytes(text)
     with pytest.raises(ProfileError) as caught:
         load(path)
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
-    assert message.endswith("; give a file as Profile.save writes it")
+    assert ("this lflops reads" in message) != message.endswith("; give a file as Profile.save writes it")
     return message.removeprefix(f"{path}: ").removesuffix("; give a file as Profile.save writes it")
 
 

@@ -1,5 +1,6 @@
 """Formulas of the user's own: they are called as the operator was, the last one counts, and one that fails breaks nothing."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -93,6 +94,55 @@ def test_a_formula_registered_for_one_overload_is_for_that_one(operator: Any) ->
     assert lflops.count(Calls(torch.ops.aten.add.Scalar, 1), x).total() == 0
 
 
+def test_the_formula_of_an_operator_takes_the_place_of_those_of_its_overloads(operator: Any) -> None:
+    """It was the last to be given."""
+    lflops.register_formula(torch.ops.aten.add.Tensor, lambda x, y, out: 5)
+    lflops.register_formula(torch.ops.aten.add, lambda x, y, out: 6)
+    assert [6, 6] == [lflops.count(Calls(add, y), x).total() for add, y in ((torch.ops.aten.add.Tensor, x), (torch.ops.aten.add.Scalar, 1))]
+
+
+def test_what_made_a_custom_operator_stands_for_it(operator: Any) -> None:
+    """`torch.library.custom_op` gives no operator of torch.ops, but has one."""
+    lflops.register_formula(blur, lambda *_, out: 7)
+    assert lflops.count(Calls(blur, []), x).total() == 7
+
+
+def test_a_formula_can_tell_of_work_that_is_no_multiply_accumulate(operator: Any) -> None:
+    """7 MACs of two operations, and 5 more."""
+    lflops.register_formula(operator, lambda *_, out: lflops.Cost(macs=7, other_flops=5))
+    work = lflops.count(Calls(operator, []), x).modules[""].forward
+    assert (7, 2 * 7 + 5) == (work.macs, work.flops)
+
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize("whole", [aten.linear, aten.linear.default, aten.scaled_dot_product_attention, aten.einsum, aten.matmul], ids=str)
+def test_what_is_taken_apart_takes_no_formula(whole: Any, operator: Any) -> None:
+    """It would never be asked for; under grad, the operator does not arrive."""
+    with pytest.raises(lflops.CountError, match=f"{whole} is taken apart before it is counted: what it is made of is counted"):
+        lflops.register_formula(whole, lambda *_, out: 1)
+    assert {} == table._USERS
+
+
+@pytest.mark.parametrize("some", [aten.mm, aten.add, aten.std, aten._convolution, aten._fused_rms_norm], ids=str)
+def test_what_arrives_whole_if_only_here_and_there_takes_a_formula(some: Any, operator: Any) -> None:
+    """One of its overloads does, or it does on another device."""
+    lflops.register_formula(some, lambda *_, out: 1)
+    assert 1 == len(table._USERS)
+
+
+def test_a_custom_operator_takes_a_formula_even_if_it_is_made_of_others(operator: Any) -> None:
+    """Under inference mode it arrives whole."""
+    library = torch.library.Library("lflops_composite", "DEF")
+    library.define("halves(Tensor x) -> Tensor")
+    library.impl("halves", lambda x: x.mul(0.5), "CompositeImplicitAutograd")
+    lflops.register_formula(torch.ops.lflops_composite.halves, lambda *_, out: 7)
+    with torch.inference_mode():
+        assert lflops.count(Calls(torch.ops.lflops_composite.halves), x).total() == 7
+    library._destroy()
+
+
 def fail(*_: Any, **__: Any) -> int:
     """A formula that has a bug."""
     raise KeyError("kernel")
@@ -105,15 +155,18 @@ NONSENSE: dict[str, tuple[Callable[..., Any], str]] = {
     "nothing": (lambda *_, out: None, "TypeError: a formula gives a whole number of MACs, not None"),
     "a fraction": (lambda *_, out: 0.5, "TypeError: a formula gives a whole number of MACs, not 0.5"),
     "less than nothing": (lambda *_, out: -1, "TypeError: a formula gives a whole number of MACs, not -1"),
+    "a cost of fractions": (lambda *_, out: lflops.Cost(macs=0.5), "TypeError: a formula's Cost has whole numbers, not Cost("),
     "true": (lambda *_, out: True, "TypeError: a formula gives a whole number of MACs, not True"),
 }
 
 
 @pytest.mark.parametrize(("formula", "error"), NONSENSE.values(), ids=NONSENSE)
 def test_a_formula_that_fails_puts_its_operator_in_the_ledger(formula: Callable[..., Any], error: str, operator: Any) -> None:
-    """The run goes on, the other operators are counted, and a note says what was wrong."""
+    """The run goes on, the other operators are counted, and a note and one warning say what was wrong."""
     lflops.register_formula(operator, formula)
-    profile = lflops.count(nn.Sequential(nn.Linear(4, 8), Calls(operator, []), Calls(operator, [])), x)
+    with pytest.warns(UserWarning, match=re.escape(f"no call is counted: tests::blur ({error}")) as warned:
+        profile = lflops.count(nn.Sequential(nn.Linear(4, 8), Calls(operator, []), Calls(operator, [])), x)
+    assert len(warned) == 1
     assert profile.total() == 3 * 4 * 8
     assert [("1", "tests::blur", 1), ("2", "tests::blur", 1)] == [(each.module, each.operator, each.calls) for each in profile.uncounted]
     (note,) = profile.notes

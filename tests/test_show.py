@@ -80,6 +80,28 @@ def test_json_of_the_flat_list_has_every_module(file: Path) -> None:
     assert {None} == {row["trainable_parameters"] for row in rows}
 
 
+def test_operators_are_shown_in_place_of_modules(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a table, or as JSON with the exact figures."""
+    assert 0 == main(["show", str(file), "--operators"])
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert ["operators, forward MACs % of MACs FLOPs bytes moved calls", "aten::addmm 640 100.0 % 1.28 k 1.35 KiB 2"] == lines[-3:-1]
+    assert 0 == main(["show", str(file), "--operators", "--phase", "recompute"])
+    assert "no operators in recompute" == capsys.readouterr().out.splitlines()[-1]
+    assert 0 == main(["show", str(file), "--operators", "--json", "--phase", "optimizer"])
+    said = json.loads(capsys.readouterr().out)
+    assert ("flops", [("aten::_foreach_add_", 178)]) == (
+        said["share_of"],
+        [(row["operator"], row["figures"]["flops"]) for row in said["operators"]],
+    )
+
+
+def test_a_file_of_another_version_is_no_wrong_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is needed is another lflops."""
+    file.write_text('{"schema_version": "2.0"}')
+    assert 2 == main(["show", str(file)])
+    assert capsys.readouterr().err.endswith(': schema_version is "2.0", this lflops reads 1.x: a later one is needed\n')
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -92,6 +114,7 @@ def test_json_of_the_flat_list_has_every_module(file: Path) -> None:
         (["show", "{file}", "--sort", "size"], "sort='size': give one of macs, flops, parameters, bytes, name"),
         (["show", "{file}", "--phase", "sideways"], "phase='sideways': give one of forward, backward"),
         (["show", "{file}", "--flat", "--depth", "1"], "depth=1: --flat has no depth"),
+        (["show", "{file}", "--operators", "--flat"], "--operators goes with --phase and --json"),
         (["show", "nowhere.json"], "nowhere.json: No such file"),
         (["show", "."], "."),
     ],
@@ -145,5 +168,5 @@ def test_help_and_version_are_plain_text() -> None:
     """No boxes, and every option of `show` is said."""
     assert "Commands:\n  show" in shell("--help").stdout
     shown = shell("show", "--help").stdout
-    assert [] == [option for option in ("--depth", "--sort", "--flat", "--phase", "--json") if option not in shown]
+    assert [] == [option for option in ("--depth", "--sort", "--flat", "--operators", "--phase", "--json") if option not in shown]
     assert shell("--version").stdout.startswith("lflops")

@@ -68,6 +68,16 @@ def test_no_line_is_wider_than_the_terminal_and_no_figure_is_cut(width: int) -> 
     assert "695.78" in "".join(lines)
 
 
+@pytest.mark.parametrize(("width", "headings"), [(63, 4), (62, 3), (47, 3), (46, 2), (20, 1)])
+def test_the_totals_give_up_columns_and_no_digit(width: int, headings: int) -> None:
+    """The names take 16 columns, the figures 10, 8, 13 and 16 with the gaps; twelve blocks of four products are 48 calls."""
+    lines = drawn(gpt(), width)
+    figures = ["695.78 G", "1.39 T", "81.00 MiB", "48"]
+    assert f"forward {' '.join(figures[:headings])}" == line_of("forward", lines)
+    left_out = ["MACs", "FLOPs", "bytes moved", "operator calls"][headings:]
+    assert not left_out or f"no room for {', '.join(left_out)}" in " ".join(" ".join(lines).split())
+
+
 @pytest.mark.parametrize(("width", "left_out"), [(66, "fwd FLOPs, fwd bytes moved"), (76, "fwd FLOPs"), (100, None)])
 def test_the_columns_that_had_no_room_are_named(width: int, left_out: str | None) -> None:
     """Nobody takes a missing column for a missing figure."""
@@ -105,6 +115,33 @@ def test_another_phase_has_its_own_columns() -> None:
     backward, together = drawn(small_profile(), phase="backward"), drawn(small_profile(), phase=None)
     assert "head Linear 34 128 256 33.3 % 512 832 B" == line_of("head", backward)
     assert "head Linear 34 128 256 384 27.3 % 802 1.63 KiB" == line_of("head", together)
+
+
+def test_a_phase_without_macs_has_the_share_of_its_flops() -> None:
+    """The optimizer's 34 of 178: one operation for each parameter."""
+    lines = drawn(small_profile(), phase="optimizer")
+    assert "head Linear 34 128 256 34 19.1 % 408 B" == line_of("head", lines)
+    assert any("% of optim" in line for line in lines)
+
+
+def test_passes_that_are_added_up_are_numbered() -> None:
+    """A model that was called once needs no number, one whose forward was not called has none."""
+    said = [line_of("profiled", drawn(profile({"": {"kind": "Model", "calls": calls}}, []))) for calls in (1, 3, 0)]
+    assert ["counted on one pass", "counted, 3 forward passes added up", "counted"] == [each.partition(", ")[2] for each in said]
+
+
+def test_several_models_are_named_by_their_kinds() -> None:
+    """Each kind once; the row that they are added up in is all of it."""
+    rows = {
+        "": {"kind": "", "calls": 0},
+        "a": {"kind": "Linear"},
+        "b": {"kind": "Sequential"},
+        "b.0": {"kind": "GELU"},
+        "c": {"kind": "Linear"},
+    }
+    lines = drawn(profile(rows, []))
+    assert "profiled Linear and Sequential, counted" == line_of("profiled", lines)
+    assert line_of("all of it", lines)
 
 
 def test_the_lines_above_the_table_say_what_was_profiled() -> None:
@@ -169,6 +206,12 @@ def test_modules_that_were_never_called_are_named_by_the_uppermost() -> None:
     given = profile({"": {}, "pooler": idle, "pooler.dense": idle, "probe": idle}, [])
     assert "never called pooler, probe and 1 below them" == line_of("never called", drawn(given))
     assert not [line for line in drawn(gpt()) if line.startswith("never called")]
+
+
+def test_numbers_that_were_never_called_are_named() -> None:
+    """A pattern without a word would say nothing."""
+    idle = {"kind": "Linear", "calls": 0}
+    assert "never called 0, 1" == line_of("never called", drawn(profile({"": {}, "0": idle, "1": idle}, [])))
 
 
 def test_modules_that_were_never_called_in_every_block_are_one() -> None:

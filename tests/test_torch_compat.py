@@ -88,6 +88,7 @@ def test_a_torch_without_a_private_name_is_named(name: str, monkeypatch: pytest.
 
 
 PUBLIC = [
+    "Cost",
     "CountError",
     "Hardware",
     "HardwareError",

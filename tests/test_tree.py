@@ -5,6 +5,7 @@ import pytest
 from msgspec.structs import replace
 from samples import cell, fields_of, product, profile, small_profile, weights, with_seconds
 
+from lflops.analyze.operators import operators
 from lflops.analyze.tree import SORT_KEYS, Figures, Ledger, Repeat, Row, flat, ledger, totals, tree
 from lflops.profile import PHASES, ModuleProfile, Profile, Uncounted
 
@@ -73,9 +74,11 @@ def test_a_row_holds_the_inclusive_figures_of_its_module() -> None:
     assert not encoder.own
 
 
-@pytest.mark.parametrize(("phase", "share"), [("forward", 128 / 640), ("backward", 256 / 768), (None, 384 / 1408), ("recompute", None)])
+@pytest.mark.parametrize(
+    ("phase", "share"), [("forward", 128 / 640), ("backward", 256 / 768), (None, 384 / 1408), ("optimizer", 34 / 178), ("recompute", None)]
+)
 def test_the_share_is_of_the_phase_that_is_asked_for(phase: Any, share: float | None) -> None:
-    """The head has 128 of 640 MACs forward, 256 of 768 backward; nothing has no share of a phase without MACs."""
+    """The head has 128 of 640 MACs forward, 256 of 768 backward, 34 of 178 FLOPs in the optimizer; of no work there is no share."""
     assert share == tree(small_profile(), phase=phase)[0].children[1].share
 
 
@@ -255,6 +258,14 @@ def test_totals_are_the_roots_work() -> None:
     """640 MACs forward, 768 backward, none recomputed."""
     macs = {phase: figures.macs for phase, figures in totals(small_profile()).items()}
     assert {"forward": 640, "backward": 768, "recompute": 0, "optimizer": 0, "other": 0} == macs
+
+
+def test_operators_are_added_up_over_modules_the_most_first() -> None:
+    """Two products of 512 and 128 MACs, and an activation; the optimizer's only operator is all of it."""
+    found = [(row.operator, row.figures.calls, row.figures.macs, row.share) for row in operators(small_profile())]
+    assert [("aten::addmm", 2, 640, 1.0), ("aten::gelu", 1, 0, 0.0)] == found
+    assert [("aten::_foreach_add_", 1.0)] == [(row.operator, row.share) for row in operators(small_profile(), "optimizer")]
+    assert totals(small_profile())["backward"] == sum((row.figures for row in operators(small_profile(), "backward")), Figures())
 
 
 def test_the_ledger_adds_operators_up_over_modules_and_phases() -> None:

@@ -3,14 +3,14 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops.profile import PHASES, ModuleProfile, Phase, Profile, Work
 
-__all__ = ["SORT_KEYS", "Figures", "Ledger", "Repeat", "Row", "flat", "ledger", "totals", "tree"]
+__all__ = ["SORT_KEYS", "Figures", "Ledger", "Repeat", "Row", "flat", "ledger", "share_of", "totals", "tree"]
 
 
 class Figures(Struct, frozen=True, kw_only=True):
@@ -50,7 +50,8 @@ class Row(Struct, frozen=True, kw_only=True):
         calls: How often it was called in forward.
         trainable_parameters: `None` where only the inclusive number is known. So is `parameter_bytes`.
         phases: The work of each phase.
-        share: This row's part of the root's MACs in the phase asked for; `None` where the root has none.
+        share: This row's part of the root's MACs in the phase asked for, or of its FLOPs where the root has no MACs in it; `None`
+            where it has neither. `share_of` says which.
         children: The rows below, where there is a tree.
     """
 
@@ -174,6 +175,12 @@ def totals(profile: Profile) -> dict[Phase, Figures]:
     return _by_phase(profile.modules[""], own=False)
 
 
+def share_of(profile: Profile, phase: Phase | None) -> Literal["macs", "flops"]:
+    """What a share in that phase is of: MACs, or FLOPs where there are only those, as in the optimizer."""
+    root = [profile.modules[""].work(each) for each in _phases(phase)]
+    return "flops" if any(work.flops for work in root) and not any(work.macs for work in root) else "macs"
+
+
 def ledger(profile: Profile) -> tuple[Ledger, ...]:
     """The operators that ran without a formula, those that moved the most bytes first."""
     entries = sorted(profile.uncounted, key=lambda entry: entry.operator)
@@ -206,7 +213,8 @@ def _row(profile: Profile, names: tuple[str, ...], *, own: bool, phase: Phase | 
     """The row of the first of the names, without children."""
     module = profile.modules[names[0]]
     phases = _by_phase(module, own=own)
-    whole = sum(profile.modules[""].work(each).macs for each in _phases(phase))
+    shared = share_of(profile, phase)
+    whole = sum(getattr(profile.modules[""].work(each), shared) for each in _phases(phase))
     return Row(
         name=names[0],
         label=_label(names[0]),
@@ -222,7 +230,7 @@ def _row(profile: Profile, names: tuple[str, ...], *, own: bool, phase: Phase | 
         trainable_parameters=None if own else module.trainable_parameters,
         parameter_bytes=None if own else module.parameter_bytes,
         phases=phases,
-        share=sum(phases[each].macs for each in _phases(phase)) / whole if whole else None,
+        share=sum(getattr(phases[each], shared) for each in _phases(phase)) / whole if whole else None,
     )
 
 

@@ -202,6 +202,11 @@ def _notes(collected: Collected) -> Iterable[Note]:
             if key[0] == row:
                 _add(sums, cell)
         yield Note(code="ignored", subject=row, values={"calls": sums[0], "macs": sums[1], "flops": sums[3]})
+    scripted: set[str] = set()
+    for row, module in collected.tree.modules.items():
+        if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.children()) and scripted.isdisjoint(ancestry(row)):
+            scripted.add(row)
+            yield Note(code="scripted", subject=row, values={})
     for operator, error in collected.tally.failures.items():
         yield Note(code="formula_failed", subject=operator, values={"error": error})
 

@@ -29,7 +29,7 @@ METHOD = 1
 """Counted up when figures are measured in another way, so that older ones are not taken for new."""
 
 SIZES = tuple(1 << exponent for exponent in range(8, 15))
-SIZING_SECONDS, PROBES, PROBE_SECONDS = 2.0, 3, 0.02
+SIZING_SECONDS, PROBES, PROBE_SECONDS = 4.0, 3, 0.02
 GROWTH = 1.03
 PATIENCE = 2
 """Sizes in a row without growth that end the search: one of them can have been slow by chance."""
@@ -170,8 +170,8 @@ def _fastest(machine: Machine, clock: Clock, dtype: str, memory: float) -> _Task
         slower = 0 if best is None or task.rate > GROWTH * best.rate else slower + 1
         best = task if best is None or task.rate > best.rate else best
         left -= spent
-        # A product of twice the size takes eight times as long, and is called at least this often to be probed.
-        if slower == PATIENCE or 8 * (2 + PROBES) * task.work / task.rate > left:
+        # A product of twice the size takes eight times as long, and a long one is called three times to be probed.
+        if slower == PATIENCE or 3 * 8 * task.work / task.rate > left:
             break
     return best
 
@@ -193,8 +193,8 @@ def _probed(clock: Clock, work: float, run: Callable[[], object]) -> tuple[_Task
     first = _seconds(clock, run, 1)  # sets up what the library keeps
     once = _seconds(clock, run, 1)
     calls = max(1, math.ceil(PROBE_SECONDS / once))
-    blocks = [_seconds(clock, run, calls) for _ in range(PROBES)]
-    seconds = min(blocks) / calls
+    blocks = [_seconds(clock, run, calls) for _ in range(PROBES if once < BLOCK_SECONDS else 1)]
+    seconds = min(once, *(block / calls for block in blocks))
     return _Task(work, run, max(1, math.ceil(BLOCK_SECONDS / seconds)), work / seconds), first + once + sum(blocks)
 
 

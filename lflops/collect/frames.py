@@ -1,6 +1,7 @@
 """What one thread has entered and not yet left, and whether it still is there."""
 
 import inspect
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from torch.utils import checkpoint
 from lflops.collect.segments import Segments
 from lflops.collect.torch_compat import NO_BACKWARD
 
-__all__ = ["Frame", "ThreadState", "checkpoint_is_running", "is_running"]
+__all__ = ["Frame", "ThreadLocal", "ThreadState", "checkpoint_is_running", "is_running"]
 
 
 class Frame(NamedTuple):
@@ -33,7 +34,7 @@ class Frame(NamedTuple):
     caller: FrameType | None
 
 
-class ThreadState(threading.local):
+class ThreadState:
     """What one thread is running.
 
     Attributes:
@@ -55,11 +56,19 @@ class ThreadState(threading.local):
         self.unfollow: Callable[[], None] | None = None
 
 
+class ThreadLocal(threading.local):
+    """Each thread's own."""
+
+    def __init__(self) -> None:
+        """Begin a thread."""
+        self.state = ThreadState()
+
+
 def is_running(caller: FrameType | None) -> bool:
     """Whether the Python frame is on this thread's stack; taken to be so where there is none to look for."""
     if caller is None:
         return True
-    frame = inspect.currentframe()
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - as `inspect.currentframe`, in half the time, for every operator
     while frame is not None and frame is not caller:
         frame = frame.f_back
     return frame is not None

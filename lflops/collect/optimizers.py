@@ -26,6 +26,7 @@ class OptimizerSteps:
     def __init__(self) -> None:
         """Touch nothing yet."""
         self._thread = Steps()
+        self._begun = False
         self._hooks = contextlib.ExitStack()
 
     def start(self) -> None:
@@ -40,11 +41,14 @@ class OptimizerSteps:
     @property
     def current(self) -> Optimizer | None:
         """The optimizer whose own work is running."""
+        if not self._begun:  # on any thread: this is asked for every operator
+            return None
         steps = self._thread.steps
         return steps[-1][0] if steps and steps[-1][1] == backward_id() else None
 
     def _enter(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self._thread.steps.append((optimizer, backward_id()))
+        self._begun = True
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
             return None

@@ -1,6 +1,7 @@
 """The passes that people ask for: `count`, and `counting` around a loop of their own."""
 
 import contextlib
+import warnings
 from collections import Counter as Tallies
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lflops.collect import torch_compat
+from lflops.collect.arguments import check_arguments, check_module, describe
 from lflops.collect.assemble import Collected, assemble
 from lflops.collect.compiled import force_eager, unremarked_hooks
 from lflops.collect.counting.mode import Counter, Extent
@@ -54,7 +56,7 @@ def count(
     """
     if isinstance(args, Tensor):
         args = (args,)
-    _check_arguments(model, args, kwargs, loss, backward=backward)
+    check_arguments(model, args, kwargs, loss, backward=backward)
     positional, named = cut_off(tuple(args)), cut_off(dict(kwargs or {}))
     with untouched(model, tensors_in((positional, named))) as gradients:
         counted = Counting({"": model}, phase="forward", ignore=ignore, batch=(positional, named))
@@ -82,7 +84,7 @@ def counting(*modules: nn.Module, ignore: Ignored = ()) -> "Counting":
     if not modules:
         raise CountError("counting: give at least one module")
     for module in modules:
-        _check_module("counting", module)
+        check_module("counting", module)
     return Counting(_named(modules), ignore=ignore)
 
 
@@ -133,6 +135,7 @@ class Counting:
         self._label()
         self._profile = self._assemble(partial=kind is not None)
         del self._tree, self._scopes, self._counter, self._batch  # what was counted may be freed while the profile is read
+        _warn_of_failures(self._profile)
 
     @property
     def profile(self) -> Profile:
@@ -188,6 +191,13 @@ class Counting:
             yield Note(code="compiled_ran_eager", subject=str(len(self._tree.compiled)), values={})
 
 
+def _warn_of_failures(profile: Profile) -> None:
+    """Whoever gave the formula is to hear of it, also without looking at the notes."""
+    failed = [f"{note.subject} ({note.values['error']})" for note in profile.notes if note.code == "formula_failed"]
+    if failed:
+        warnings.warn(f"count: the formula failed, so no call is counted: {', '.join(failed)}", stacklevel=4)
+
+
 @contextlib.contextmanager
 def _grad_mode(*, backward: bool) -> Iterator[None]:
     """The caller's, unless there has to be a graph."""
@@ -207,7 +217,7 @@ def _result(output: Any, loss: Callable[[Any], Tensor] | None) -> list[Tensor]:
         return found
     value: Any = loss(output)
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-        raise CountError(f"count: loss gave {_describe(value)}: it has to give a tensor of one element that requires a gradient")
+        raise CountError(f"count: loss gave {describe(value)}: it has to give a tensor of one element that requires a gradient")
     return [value]
 
 
@@ -250,27 +260,3 @@ def _ignored(tree: ModuleTree, ignore: Iterable[Any]) -> frozenset[str]:
             raise CountError(f"ignore: there is no module {each!r}; the names are those of model.named_modules()")
         rows |= found
     return frozenset(rows)
-
-
-def _check_arguments(model: Any, args: Any, kwargs: Any, loss: Any, *, backward: bool) -> None:
-    _check_module("count", model)
-    if not isinstance(args, tuple | list):
-        raise CountError(f"count: args={_describe(args)}: give a tuple of the model's positional arguments, or one tensor")
-    if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)):
-        raise CountError(f"count: kwargs={_describe(kwargs)}: give a mapping from names to the model's keyword arguments")
-    if loss is not None and not callable(loss):
-        raise CountError(f"count: loss={_describe(loss)}: give a function from the output to a scalar")
-    if loss is not None and not backward:
-        raise CountError("count: loss is given, but backward=False: give backward=True as well")
-
-
-def _check_module(caller: str, module: Any) -> None:
-    if not isinstance(module, nn.Module):
-        raise CountError(f"{caller}: {_describe(module)} is no torch.nn.Module")
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

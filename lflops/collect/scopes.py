@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim import Optimizer
 
-from lflops.collect.frames import Frame, ThreadState, checkpoint_is_running, is_running
+from lflops.collect.frames import Frame, ThreadLocal, checkpoint_is_running, is_running
 from lflops.collect.modules import ModuleTree
 from lflops.collect.optimizers import OptimizerSteps
 from lflops.collect.segments import Claims, Segments
@@ -54,8 +53,8 @@ class Scopes:
         self._phase = phase
         self._follow = follow
         self._round = 0
-        self._optimizers = OptimizerSteps()
-        self._state = ThreadState()
+        self.steps = OptimizerSteps()
+        self._local = ThreadLocal()
         self._threads: list[Segments] = []
         self._calls: list[Counter[str]] = []
         self._claims = Claims()
@@ -72,8 +71,8 @@ class Scopes:
                 register_module_forward_hook(self._leave_module, with_kwargs=True, always_call=True),
             ):
                 hooks.callback(remove_hook, handle)
-            hooks.callback(self._optimizers.stop)
-            self._optimizers.start()
+            hooks.callback(self.steps.stop)
+            self.steps.start()
             _ACTIVE.append(self)
             hooks.callback(_ACTIVE.remove, self)
             self._hooks = hooks.pop_all()
@@ -90,17 +89,12 @@ class Scopes:
         """How often each row was entered in forward."""
         return sum(self._calls, Counter())
 
-    @property
-    def optimizer(self) -> Optimizer | None:
-        """The optimizer whose step is running, outside of its closure."""
-        return self._optimizers.current
-
     def current(self, operands: Any = ()) -> tuple[str, Phase]:
         """The row and the phase of the operator that this thread is about to run on these operands."""
         backward = backward_id()
         top = self._top(backward)
         phase: Phase
-        if self.optimizer is not None:
+        if self.steps.current is not None:
             row, phase = "", "optimizer"
         elif top is not None:
             if backward != NO_BACKWARD:
@@ -110,9 +104,9 @@ class Scopes:
             return self._in_backward(backward)
         else:
             row, phase = "", self._outside(operands)
-        if self._state.detour:
+        if self._local.state.detour:
             self._segments().extend(next_sequence_number(), row)
-            self._state.detour = False
+            self._local.state.detour = False
         return row, phase
 
     def place(self) -> tuple[str, str]:
@@ -128,10 +122,10 @@ class Scopes:
 
     def enter(self, key: int, row: str, module_row: str, caller: FrameType | None) -> None:
         """Push a frame on this thread's stack."""
-        state, backward = self._state, backward_id()
+        state, backward = self._local.state, backward_id()
         if self._top(backward) is None and backward == NO_BACKWARD:
             self._round += 1
-            if self.optimizer is None:
+            if self.steps.current is None:
                 self._phase = "forward"
             if self._follow is not None and threading.get_ident() != self.home:
                 state.unfollow = self._follow()
@@ -142,23 +136,24 @@ class Scopes:
 
     def leave(self, key: int) -> bool:
         """Pop the frame of that key and any above it that an exception left there. Returns whether it was the outermost."""
-        stack = self._state.stack
+        stack = self._local.state.stack
         place = next((place for place in reversed(range(len(stack))) if stack[place].key == key), None)
         if place is None:
             return False
         del stack[place:]
         self._boundary(self.place()[0], backward_id())
-        if not stack and self._state.unfollow is not None:
-            unfollow, self._state.unfollow = self._state.unfollow, None
+        if not stack and self._local.state.unfollow is not None:
+            unfollow, self._local.state.unfollow = self._local.state.unfollow, None
             unfollow()
         return not stack
 
     def _top(self, backward: int) -> Frame | None:
-        stack = self._state.stack
+        state = self._local.state
+        stack = state.stack
         # A pass is numbered above the one it runs within: a frame of a higher one was left by an exception.
         while stack and (stack[-1].backward > backward or not is_running(stack[-1].caller)):
             stack.pop()
-            self._state.detour = True
+            state.detour = True
         return stack[-1] if stack and stack[-1].backward == backward else None
 
     def _outside(self, operands: Any) -> Phase:
@@ -167,7 +162,7 @@ class Scopes:
         return "forward" if differentiable else self._phase
 
     def _in_backward(self, backward: int) -> tuple[str, Phase]:
-        state = self._state
+        state = self._local.state
         self._phase = "other"
         node = current_node()
         row = "" if node is None else self._built_by(node, backward)
@@ -194,7 +189,7 @@ class Scopes:
             return self.tree.owner(getattr(node, "variable", None))
         if len(self._threads) == 1:
             return self._threads[0].row(number)
-        state = self._state
+        state = self._local.state
         recomputed_in, round_ = state.recomputed_in
         # A pass within the one that recomputed, on the same thread, runs what was recomputed.
         if NO_BACKWARD < recomputed_in < backward and round_ == self._round:
@@ -210,7 +205,7 @@ class Scopes:
         return rows.pop()
 
     def _segments(self) -> Segments:
-        state = self._state
+        state = self._local.state
         if state.segments is None:
             state.segments = Segments(next_sequence_number() - 1)  # the operator that is about to run has its node already
             self._threads.append(state.segments)
@@ -220,11 +215,11 @@ class Scopes:
     def _boundary(self, row: str, backward: int) -> None:
         segments = self._segments()
         segments.mark(next_sequence_number(), row)
-        self._state.detour = False
+        self._local.state.detour = False
         if backward == NO_BACKWARD:
             segments.lasting = True
         else:
-            self._state.recomputed_in = (backward, self._round)
+            self._local.state.recomputed_in = (backward, self._round)
 
     def _enter_module(self, module: nn.Module, _args: Any) -> None:
         if module in self.tree and self._follows_this_thread():
@@ -241,7 +236,7 @@ class Scopes:
 
     def counts_here(self) -> bool:
         """Whether this thread is the first, is within a module or goes backward."""
-        inside = threading.get_ident() == self.home or bool(self._state.stack) or backward_id() != NO_BACKWARD
+        inside = threading.get_ident() == self.home or bool(self._local.state.stack) or backward_id() != NO_BACKWARD
         return inside and self._follows_this_thread()
 
     def _leave_module(self, module: nn.Module, *values: Any) -> None:

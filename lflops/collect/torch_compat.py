@@ -18,7 +18,7 @@ from lflops.errors import CountError
 try:
     from torch._C import _current_autograd_node, _current_graph_task_id
     from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
     from torch.nn.modules.module import _global_forward_hooks_with_kwargs
     from torch.utils import _python_dispatch
@@ -46,9 +46,11 @@ __all__ = [
     "local_part",
     "name_of",
     "next_sequence_number",
+    "overloads_of",
     "pop_mode",
     "push_mode",
     "remove_hook",
+    "runs_nothing",
     "sequence_number",
     "sparse_parts",
     "storage_key",
@@ -57,6 +59,9 @@ __all__ = [
     "unseen",
     "written_arguments",
 ]
+
+PLAIN = (Tensor, nn.Parameter)
+"""What nearly every tensor is. To ask one of these for an attribute that it has not takes as long as to run a small operator."""
 
 NO_BACKWARD = -1
 """`backward_id()` outside of a backward pass."""
@@ -103,6 +108,8 @@ def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 def local_part(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor that is spread over ranks; any other tensor itself."""
+    if type(tensor) in PLAIN:
+        return tensor
     part: Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
 
@@ -133,6 +140,21 @@ def name_of(operator: Any) -> str:
     return name
 
 
+def overloads_of(operator: Any) -> list[Any]:
+    """Those of an operator of any kind, without such as only scripts call; none of what is no operator."""
+    if isinstance(operator, OpOverloadPacket):
+        found = (getattr(operator, each) for each in operator.overloads())
+        return [each for each in found if torch._C._dispatch_has_kernel(each.name())]
+    only = getattr(operator, "_opoverload", operator)  # what `torch.library.custom_op` made
+    return [only] if isinstance(only, OpOverload | HigherOrderOperator) else []
+
+
+def runs_nothing(tensors: Iterable[Tensor]) -> bool:
+    """Whether only shapes would be worked out: with fake tensors, or where a mode makes all tensors fake."""
+    modes = _python_dispatch._get_current_dispatch_mode_stack()
+    return any(isinstance(mode, FakeTensorMode) for mode in modes) or any(isinstance(local_part(each), FakeTensor) for each in tensors)
+
+
 def decomposes(operator: Any) -> bool:
     """Whether the operator is written in terms of others and reached us whole, as it does under inference mode.
 
@@ -148,8 +170,10 @@ def decompose(operator: OpOverload, args: Any, kwargs: Any) -> Any:
 
 def kernel_for_sequences(operator: OpOverload, args: Any) -> Any:
     """Where the kernel is kept that calls other operators on sequences of several lengths, if the arguments hold any in one tensor."""
-    device = next((each.device.type for each in args if isinstance(each, Tensor) and each.is_nested and each.layout is torch.strided), "")
-    return next((key for key in SEQUENCES.get(device, ()) if _has_kernel(operator, key)), None)
+    for each in args:
+        if isinstance(each, Tensor) and each.is_nested and each.layout is torch.strided:
+            return next((key for key in SEQUENCES.get(each.device.type, ()) if _has_kernel(operator, key)), None)
+    return None
 
 
 def takes_sequences(operator: OpOverload) -> bool:
@@ -291,5 +315,6 @@ def _observe() -> dict[str, bool]:
         "views are not marked": aten.t.default.is_view and not aten.mm.default.is_view,
         "composite operators are not marked": decomposes(aten.linear.default) and not decomposes(aten.mm.default),
         "written arguments are not marked": written_arguments(aten.add_.Tensor) == (("self", 0),),
+        "modes cannot be listed": not runs_nothing([x]),
         "fresh results are not marked": makes_storage(aten.mm.default) and not makes_storage(aten.add_.Tensor),
     }

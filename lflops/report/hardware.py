@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lflops import units
-from lflops.hardware import DTYPES, Hardware
+from lflops.hardware import DTYPES, Hardware, lookup
 from lflops.report.cells import figure, text
 
 __all__ = ["figures", "listing"]
@@ -27,18 +27,19 @@ def listing(chips: Mapping[str, tuple[Hardware, ...]]) -> RenderableType:
 
 
 def figures(chip: Hardware | None, measured: Hardware | None = None) -> RenderableType:
-    """One chip's figures, or those of a machine, or both with the share that is reached."""
+    """One chip's figures, or those of a machine, or both: with the share that is reached, where the machine has that chip."""
     devices = [device for device in (chip, measured) if device is not None]
+    reached = chip is not None and measured is not None and lookup(measured.name) == chip
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     table.add_column("", style="bold", no_wrap=True)
     for device in devices:
         table.add_column(text("measured" if device is measured else device.name), justify="right", no_wrap=True)
-    if len(devices) > 1:
+    if reached:
         table.add_column("reached", justify="right", no_wrap=True)
     for name, unit in (("memory", ""), ("bandwidth", "B/s"), *((dtype, "OP/s" if dtype == "int8" else "FLOP/s") for dtype in DTYPES)):
         values = [_value(device, name) for device in devices]
         if any(value is not None for value in values):
-            share = [figure(units.percent(_share(values)))] if len(devices) > 1 else []
+            share = [figure(units.percent(_share(values)))] if reached else []
             table.add_row(name, *(figure(units.quantity(value, unit) if unit else units.size(value)) for value in values), *share)
     sources = [
         Text.assemble((f"{'device' if device is measured else 'source'}  ", "bold"), text(_origin(device, measured))) for device in devices
@@ -66,7 +67,7 @@ class _Listing:
                 table.add_row(text(chip.name), *(figure(_cell(chip, column)) for column in columns))
         yield table
         if left_out := [column for column in self._columns if column not in columns]:
-            yield Group("", text(f"no room for {', '.join(left_out)}", "dim"))
+            yield Group("", text(f"left out for width: {', '.join(left_out)}; --json has all", "dim"))
 
     def _fitting(self, width: int) -> list[str]:
         kept = list(self._columns)

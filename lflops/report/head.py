@@ -9,7 +9,8 @@ from rich.text import Text
 from lflops import units
 from lflops.analyze.tree import Figures, ledger, totals
 from lflops.profile import Profile
-from lflops.report.cells import figure, text
+from lflops.report.cells import text
+from lflops.report.fitted import Fitted
 from lflops.report.notes import sentence
 
 __all__ = ["head"]
@@ -38,12 +39,29 @@ def _what(profile: Profile) -> Table:
     shapes = [f"{'' if name.isdecimal() else name} {'×'.join(map(str, shape)) or 'scalar'}".strip() for name, shape in run.shapes.items()]
     batch = [_counted(n, unit) for n, unit in ((run.samples_per_step, "sample"), (run.tokens_per_step, "token")) if n is not None]
     table = _margin()
-    table.add_row("profiled", _listed(profile.modules[""].kind, _KINDS[run.kind], run.stage, *when, "partial" if run.partial else None))
+    table.add_row("profiled", _listed(_root(profile), _passes(profile), run.stage, *when, "partial" if run.partial else None))
     table.add_row("device", _listed(f"{run.device_name} on {run.host}", run.dtype, run.precision, ranks))
     table.add_row("created", text(run.created.replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC")))
     table.add_row("inputs", _listed(*shapes, *batch))
     table.add_row("parameters", _listed(*_parameters(profile)))
     return table
+
+
+def _root(profile: Profile) -> str:
+    """What was profiled: where the root is no module, the kinds of those right below it."""
+    kinds = list(dict.fromkeys(module.kind for name, module in profile.modules.items() if name and "." not in name))
+    if kind := profile.modules[""].kind:
+        return kind
+    named = [*kinds[:_LISTED], *([f"{len(kinds) - _LISTED} more kinds"] if len(kinds) > _LISTED else [])]
+    return " and ".join(filter(None, [", ".join(named[:-1]), *named[-1:]]))
+
+
+def _passes(profile: Profile) -> str:
+    """How it was profiled. A root that ran otherwise than once was counted over as many passes."""
+    calls = profile.modules[""].calls
+    if profile.run.kind != "count" or calls == 1:
+        return _KINDS[profile.run.kind]
+    return f"counted, {units.count(calls)} forward passes added up" if calls else "counted"
 
 
 def _listed(*parts: str | None) -> Text:
@@ -69,22 +87,19 @@ def _parameters(profile: Profile) -> list[str]:
     return parts
 
 
-def _totals(profile: Profile) -> Table:
+def _totals(profile: Profile) -> Fitted:
     """What ran in each phase."""
     ran: dict[str, Figures] = {phase: figures for phase, figures in totals(profile).items() if figures != Figures()}
     ran = ran or {"forward": Figures()}
     if len(ran) > 1:
         ran["all"] = sum(ran.values(), Figures())
-    masked = any(figures.executed_macs != figures.macs for figures in ran.values())
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("totals", min_width=_MARGIN, no_wrap=True)
-    for heading in ("MACs", *(["executed MACs"] if masked else []), "FLOPs", "bytes moved", "operator calls"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for phase, figures in ran.items():
-        macs = [figures.macs, figures.executed_macs] if masked else [figures.macs]
-        cells = [*map(units.count, [*macs, figures.flops]), units.size(figures.bytes_moved), units.count(figures.calls)]
-        table.add_row(phase, *map(figure, cells))
-    return table
+    columns = {"MACs": [units.count(figures.macs) for figures in ran.values()]}
+    if any(figures.executed_macs != figures.macs for figures in ran.values()):
+        columns["executed MACs"] = [units.count(figures.executed_macs) for figures in ran.values()]
+    columns["FLOPs"] = [units.count(figures.flops) for figures in ran.values()]
+    columns["bytes moved"] = [units.size(figures.bytes_moved) for figures in ran.values()]
+    columns["operator calls"] = [units.count(figures.calls) for figures in ran.values()]
+    return Fitted("totals", list(ran), columns, room=_MARGIN)
 
 
 def _apart(profile: Profile) -> Table:
@@ -129,7 +144,11 @@ def _never_called(profile: Profile) -> str:
     alike: dict[str, list[str]] = {}
     for name in top:
         alike.setdefault(".".join("*" if part.isdecimal() else part for part in name.split(".")), []).append(name)
-    said = [f"{pattern} ×{len(names)}" if len(names) > 1 else names[0] or profile.modules[""].kind for pattern, names in alike.items()]
+    said = []
+    for pattern, names in alike.items():
+        # A pattern without a word in it would say nothing.
+        spelled = len(names) == 1 or set(pattern) <= {"*", "."}
+        said += [name or profile.modules[""].kind or "all of it" for name in names] if spelled else [f"{pattern} ×{len(names)}"]
     below = len(uncalled) - len(top)
     ends = [
         f"{len(said) - _LISTED} more" if len(said) > _LISTED else "",

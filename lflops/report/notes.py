@@ -31,6 +31,10 @@ def _compiled_ran_eager(note: Note) -> str:
     return f"{modules} counted eagerly: the work is that of the code as written, not as compiled"
 
 
+def _scripted(note: Note) -> str:
+    return f"the parts of {note.subject or 'the root'} run as a script: their work is its own"
+
+
 def _unknown(note: Note) -> str:
     values = ", ".join(f"{name} {value}" for name, value in note.values.items())
     head = " ".join(filter(None, [note.code.replace("_", " "), note.subject]))
@@ -51,4 +55,5 @@ _SENTENCES: dict[str, Callable[[Note], str]] = {
     "ambiguous_threads": _ambiguous_threads,
     "formula_failed": _formula_failed,
     "compiled_ran_eager": _compiled_ran_eager,
+    "scripted": _scripted,
 }

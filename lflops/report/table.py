@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lflops import units
-from lflops.analyze.tree import Row, flat, totals, tree
+from lflops.analyze.tree import Row, flat, share_of, totals, tree
 from lflops.profile import Phase, Profile
 from lflops.report.cells import figure, plain, shortened, text
 from lflops.report.head import head
@@ -61,7 +61,7 @@ class _Name:
     def __init__(self, row: Row) -> None:
         kind = row.kind + (", compiled" if row.compiled else "") + (f", shares {row.owner}" if row.owner else "")
         self.indent = 0 if row.own else 2 * row.depth
-        self.label, self.kind = plain(_label(row) or kind), plain(kind if _label(row) else "")
+        self.label, self.kind = plain(_label(row) or kind or "all of it"), plain(kind if _label(row) else "")
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         whole = self.indent + len(self.label) + (2 + len(self.kind) if self.kind else 0)
@@ -127,21 +127,25 @@ def _walk(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def _columns(profile: Profile, phase: Phase | None) -> Iterator[_Column]:
-    """MACs of the phases that have some, the share after the phase that it is of, and what else that phase did."""
-    short = _SHORT[phase]
-    share = _Column(f"% of\n{short}", lambda row: units.percent(row.share), gives=0)
+    """MACs of the phases that have some, the share after what it is of, and what else the phase shown did."""
+    short, by_flops = _SHORT[phase], share_of(profile, phase) == "flops"
+    share = _Column(f"% of {short}\nFLOPs" if by_flops else f"% of\n{short}", lambda row: units.percent(row.share), gives=0)
     yield _Column("params", lambda row: units.count(row.parameters))
     for each, figures in totals(profile).items():
+        if each == phase and by_flops:
+            continue
         if each == phase:
             yield _Column(f"{short}\nMACs", partial(_macs, each), gives=0)
             yield share
         elif figures.macs or each == "forward":
             gives = _SHORT_NAME if each in {"forward", "backward"} else _LONG_NAME
             yield _Column(f"{_SHORT[each]}\nMACs", partial(_macs, each), gives=gives)
-    if phase is None:
+    if phase is None and not by_flops:
         yield _Column("all\nMACs", partial(_macs, None), gives=0)
         yield share
-    yield _Column(f"{short}\nFLOPs", lambda row: units.count(row.one(phase).flops), gives=_LONG_NAME)
+    yield _Column(f"{short}\nFLOPs", lambda row: units.count(row.one(phase).flops), gives=0 if by_flops else _LONG_NAME)
+    if by_flops:
+        yield share
     yield _Column(f"{short} bytes\nmoved", lambda row: units.size(row.one(phase).bytes_moved))
 
 

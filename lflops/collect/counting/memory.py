@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from lflops.collect.counting.traffic import tensors_of
 from lflops.collect.torch_compat import local_part, storage_key
 from lflops.observations import Phase
 from lflops.profile import Allocation, Memory, Moment, ancestry
@@ -56,32 +57,39 @@ class LiveMemory:
         self._moments: list[tuple[str, str, Phase, int]] = []
         self._highest: dict[str, int] = {}
         self._relabelled: dict[int, str] = {}
+        self._never_allocated: set[int] = set()
 
     def hold(self, tensors: Iterable[Tensor], category: str, row: str) -> None:
         """Take in what is there before the first operator."""
         for tensor in tensors:
-            self._bear(tensor, Birth(0, category, "", row, "other"))
+            self._bear(tensor, category, "", row, "other")
 
     def before(self, operator: str, row: str, phase: Phase) -> None:
         """An operator is about to run."""
-        self._moments.append((operator, row, phase, self._live))
-        self._raise_peak_of(row)
+        live = self._live
+        self._moments.append((operator, row, phase, live))
+        if live > self._highest.get(row, -1):
+            self._highest[row] = live
 
     def after(self, operator: str, row: str, phase: Phase, out: Any) -> None:
         """It has run and returned `out`."""
-        self._take(out, Birth(0, BORN_IN[phase], operator, row, phase))
-        self._raise_peak_of(row)
+        for tensor in (out,) if isinstance(out, Tensor) else tensors_of((out,)):
+            self._bear(tensor, BORN_IN[phase], operator, row, phase)
+        if self._live > self._highest.get(row, -1):
+            self._highest[row] = self._live
 
     def find(self, tensors: Iterable[tuple[Tensor, str]], category: str) -> None:
         """Take in what turns out to have been there all along, each with its row."""
         before, peak, peak_event, peak_index = self._events, self._peak, self._peak_event, self._peak_index
         self._events = []
         for tensor, row in tensors:
-            self._bear(tensor, Birth(0, category, "", row, "other"))
+            self._bear(tensor, category, "", row, "other")
         found = [event for event in self._events if event >= 0]
         died = [event for event in self._events if event < 0]
         more = sum(self._births[event].nbytes for event in found)
         self._events = found + before + died
+        if not found:
+            return
         self._peak, self._peak_event, self._peak_index = peak + more, peak_event + len(found), peak_index
         self._moments = [(operator, row, phase, live + more) for operator, row, phase, live in self._moments]
         self._highest = {row: highest + more for row, highest in self._highest.items()}
@@ -108,7 +116,8 @@ class LiveMemory:
 
     def result(self) -> Memory:
         """The peak, what it was made of, and the way to it."""
-        alive = [(self._relabelled.get(serial, birth.category), birth) for serial, birth in self._alive_at_peak()]
+        at_peak = self._alive_at_peak()
+        alive = [(self._relabelled.get(serial, birth.category), birth) for serial, birth in at_peak]
         by_category = Counter(dict.fromkeys(CATEGORIES, 0))
         by_module: dict[str, int] = defaultdict(int)
         for category, birth in alive:
@@ -116,7 +125,7 @@ class LiveMemory:
             by_module[birth.row] += birth.nbytes
         largest = heapq.nlargest(LARGEST, alive, key=lambda each: each[1].nbytes)
         return Memory(
-            source="counted",
+            source="counted" if self._never_allocated.isdisjoint(serial for serial, _ in at_peak) else "fake",
             peak_bytes=self._peak,
             peak_index=self._peak_index,
             by_category=dict(by_category),
@@ -125,18 +134,7 @@ class LiveMemory:
             timeline=tuple(Moment(*self._moments[index]) for index in _shortened(self._moments, self._peak_index)),
         )
 
-    def _raise_peak_of(self, row: str) -> None:
-        if self._live > self._highest.get(row, -1):
-            self._highest[row] = self._live
-
-    def _take(self, out: Any, birth: Birth) -> None:
-        if isinstance(out, Tensor):
-            self._bear(out, birth)
-        elif isinstance(out, list | tuple):
-            for each in out:
-                self._take(each, birth)
-
-    def _bear(self, tensor: Tensor, birth: Birth) -> None:
+    def _bear(self, tensor: Tensor, category: str, operator: str, row: str, phase: Phase) -> None:
         found = _storage(tensor)
         if found is None:
             return
@@ -145,9 +143,11 @@ class LiveMemory:
         if key in self._alive or not nbytes:
             return
         serial = len(self._births)
-        self._births.append(birth._replace(nbytes=nbytes))
+        self._births.append(Birth(nbytes, category, operator, row, phase))
         self._alive[key] = (serial, weakref.ref(storage, partial(self._die, key)))
         self._events.append(serial)
+        if tensor.is_meta:
+            self._never_allocated.add(serial)
         self._live += nbytes
         if self._live > self._peak:
             self._peak, self._peak_event, self._peak_index = self._live, len(self._events), max(len(self._moments) - 1, 0)

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from lflops.collect.counting.collectives import collective_of
 from lflops.collect.counting.memory import LiveMemory
-from lflops.collect.counting.operators import FOREACH, Kind, Operator, first_tensor
+from lflops.collect.counting.operators import FOREACH, Kind, Operator, first_tensor, known_operators
 from lflops.collect.counting.owners import StepOwners
 from lflops.collect.counting.tally import Tally
 from lflops.collect.counting.traffic import bytes_moved, size, tensors_of
@@ -24,6 +24,8 @@ __all__ = ["Counter", "CountingMode", "Extent"]
 
 
 FUSED = "_fused_"
+FREE, COLLECTIVE, DECOMPOSED, UNCOUNTED = Kind.FREE, Kind.COLLECTIVE, Kind.DECOMPOSED, Kind.UNCOUNTED
+"""By names of this module: an enumeration takes its time to give one of its own, and every operator asks."""
 MODEL_PHASES = ("forward", "backward", "recompute")
 
 
@@ -106,22 +108,22 @@ class Counter:
         if tally is None:
             tally = self._local.tally = Tally()
             self._tallies.append(tally)
-        if call.operator.kind is Kind.COLLECTIVE:
+        kind = call.operator.kind
+        if kind is COLLECTIVE:
             collective, group, group_size, carried = collective_of(call.operator.name, call.args, call.kwargs, call.out)
             sums = tally.collectives[call.row, call.phase, collective, group, group_size]
             sums[0] += 1
             sums[1] += carried
-        elif call.operator.kind is Kind.UNCOUNTED:
+        elif kind is UNCOUNTED:
             _add_uncounted(tally, call)
         elif call.phase == "optimizer":
-            for part in self._by_owner(call):
-                self._add(tally, part)
+            self._add_step(tally, call)
         else:
             self._step = None
-            self._add(tally, call)
+            self._add(tally, call, call.row)
 
-    def _add(self, tally: Tally, call: Call) -> None:
-        operator, row, phase, args, kwargs, out = call
+    def _add(self, tally: Tally, call: Call, row: str) -> None:
+        operator, _, phase, args, kwargs, out = call
         try:
             cost = operator.cost(args, kwargs, out)
             moved = bytes_moved(operator, args, kwargs, out) if self._traffic else 0
@@ -134,14 +136,28 @@ class Counter:
         if cost.recompute is not None:
             tally.add((row, operator.name, "recompute", dtype), cost.recompute, 0)
 
+    def _add_step(self, tally: Tally, call: Call) -> None:
+        """Inside an optimizer's step the row is the owner of the parameter; an operator on lists is one on each element."""
+        owners = self._owners()
+        operator, _, phase, args, kwargs, out = call
+        if owners is None:
+            self._add(tally, call, call.row)
+        elif args and isinstance(args[0], list) and operator.name.startswith((FOREACH, FUSED)):
+            for place, row in enumerate(owners.each(args[0], out)):
+                part = [_element(each, place) for each in args]
+                keywords = {name: _element(each, place) for name, each in kwargs.items()}
+                self._add(tally, Call(operator, row, phase, part, keywords, _element(out, place)), row)
+        else:
+            self._add(tally, call, owners.one(args))
+
     def pass_by(self, args: Any) -> None:
         """Note a view in an optimizer's step: what follows works on what it looks at."""
         owners = self._owners()
         if owners is not None:
-            owners.one(tensors_of(args))
+            owners.one(args)
 
     def _owners(self) -> StepOwners | None:
-        optimizer = self.scopes.optimizer
+        optimizer = self.scopes.steps.current
         if optimizer is not None and (self._step is None or self._step.optimizer is not optimizer):
             self._step = self._begin_step(optimizer)
         return None if optimizer is None else self._step
@@ -155,21 +171,6 @@ class Counter:
             self.memory.find(owners.states(), "optimizer_state")
         return owners
 
-    def _by_owner(self, call: Call) -> Iterator[Call]:
-        """Inside an optimizer's step the row is the owner of the parameter; an operator on lists is one on each element."""
-        owners = self._owners()
-        operator, _, phase, args, kwargs, out = call
-        if owners is None:
-            yield call
-            return
-        if not (operator.name.startswith((FOREACH, FUSED)) and args and isinstance(args[0], list)):
-            yield call._replace(row=owners.one(tensors_of(args)))
-            return
-        for place, row in enumerate(owners.each(args[0], out)):
-            part = [_element(each, place) for each in args]
-            keywords = {name: _element(each, place) for name, each in kwargs.items()}
-            yield Call(operator, row, phase, part, keywords, _element(out, place))
-
 
 class CountingMode(TorchDispatchMode):
     """Feeds a counter. Each thread that is counted has one of its own."""
@@ -182,7 +183,7 @@ class CountingMode(TorchDispatchMode):
         self._counter = counter
         self._scopes = counter.scopes
         self._memory = counter.memory
-        self._operators: dict[Any, Operator] = {}
+        self._operators = known_operators()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -198,10 +199,11 @@ class CountingMode(TorchDispatchMode):
             if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
                 self._counter.unwrap(kind)
                 return NotImplemented  # a wrapper: what it does with the tensors inside is what runs here
-        operator = self._operators.get(function)
-        if operator is None:
-            operator = self._operators[function] = Operator(function)
-        if operator.kind is Kind.DECOMPOSED or (operator.takes_sequences and kernel_for_sequences(function, args)):
+        known = self._operators.get(id(function))  # its own hash is written in Python
+        if known is None:
+            known = self._operators[id(function)] = (function, Operator(function))
+        operator = known[1]
+        if operator.kind is DECOMPOSED or (operator.takes_sequences and kernel_for_sequences(function, args)):
             push_mode(self)
             try:
                 return decompose(function, args, kwargs)
@@ -211,14 +213,14 @@ class CountingMode(TorchDispatchMode):
 
     def _run(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
         row, phase = self._scopes.current(args)
-        if operator.kind is Kind.FREE and not operator.makes_storage:
+        if operator.kind is FREE and not operator.makes_storage:
             if phase == "optimizer":
                 self._counter.pass_by(args)
             return function(*args, **kwargs)
         if self._memory is not None:
             self._memory.before(operator.name, row, phase)
         out = function(*args, **kwargs)
-        if operator.kind is not Kind.FREE:
+        if operator.kind is not FREE:
             self._counter.record(Call(operator, row, phase, args, kwargs, out))
         if self._memory is not None and operator.makes_storage:
             self._memory.after(operator.name, row, phase, out)
@@ -231,9 +233,9 @@ def _add_uncounted(tally: Tally, call: Call) -> None:
     sums[1] += sum(map(size, tensors_of((*call.args, *call.kwargs.values(), call.out))))
 
 
-def _dtype(*places: Any) -> torch.dtype | None:
+def _dtype(first: Any, second: Any) -> torch.dtype | None:
     """Of the first tensor: a contraction's operands come first, other operators' results."""
-    tensor = first_tensor(places)
+    tensor = first if isinstance(first, Tensor) else first_tensor((first, second))
     return None if tensor is None else tensor.dtype
 
 

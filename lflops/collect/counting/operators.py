@@ -22,12 +22,15 @@ from lflops.collect.counting.formulas import (  # noqa: F401
     updates,
 )
 from lflops.collect.counting.formulas.conventions import FREE, MOVES, PER_INPUT, PER_OUTPUT
-from lflops.collect.counting.formulas.table import CallCost, Cost, formula_of
+from lflops.collect.counting.formulas.table import CallCost, Cost, all_formulas, formula_of
 from lflops.collect.torch_compat import OpOverload, decomposes, makes_storage, name_of, takes_sequences, written_arguments
 
-__all__ = ["Kind", "Operator", "first_tensor"]
+__all__ = ["Kind", "Operator", "first_tensor", "known_operators"]
 
 NAMESPACES_WITHOUT_WORK = frozenset({"prim", "profiler", "prims_guard", "debugprims", "inductor_guard"})
+LIKE_ATEN = frozenset({"aten", "prims", "quantized"})
+"""Where a name means what it means in ATen. Anywhere else it may mean anything: the tables know it with its namespace, or not at all."""
+
 COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd"})
 FOREACH = "_foreach_"
 TAKES_IN = frozenset({"lift", "lift_fresh"})
@@ -51,6 +54,7 @@ class Operator:
 
     Attributes:
         name: Without the namespace where that is ATen's.
+        known_as: What the tables call it: without the namespace where a name means what it means in ATen.
         kind: What there is to do for a call.
         cost: The arithmetic of a call, from its arguments and result.
         makes_storage: Whether results are new memory.
@@ -58,16 +62,16 @@ class Operator:
         written: Names and places of the arguments written to.
     """
 
-    __slots__ = ("cost", "kind", "makes_storage", "name", "packet", "takes_sequences", "written")
+    __slots__ = ("cost", "kind", "known_as", "makes_storage", "name", "takes_sequences", "written")
 
     def __init__(self, function: Any) -> None:
         """Look the operator up in the table and the convention."""
         qualified = name_of(function).split(".")[0]
         namespace, _, name = qualified.rpartition("::")
-        self.packet = name
+        self.known_as = name if namespace in LIKE_ATEN else f"{namespace}::{name}"
         self.name = name if namespace in ("aten", "") else qualified
         self.written = written_arguments(function) if isinstance(function, OpOverload) else ()
-        self.makes_storage = not isinstance(function, OpOverload) or name in TAKES_IN or makes_storage(function)
+        self.makes_storage = not isinstance(function, OpOverload) or self.known_as in TAKES_IN or makes_storage(function)
         views = bool(getattr(function, "is_view", False))
         self.takes_sequences = isinstance(function, OpOverload) and not views and takes_sequences(function)
         formula = formula_of(function)
@@ -75,16 +79,28 @@ class Operator:
         self.kind = Kind.COUNTED
         if formula is not None:
             return
-        if namespace in NAMESPACES_WITHOUT_WORK or name in FREE or views:
+        if namespace in NAMESPACES_WITHOUT_WORK or self.known_as in FREE or views:
             self.kind = Kind.FREE
         elif decomposes(function):
             self.kind = Kind.DECOMPOSED
         elif namespace in COLLECTIVES:
             self.kind = Kind.FREE if name in ("wait_tensor", "_wrap_tensor_autograd", "barrier", "monitored_barrier_") else Kind.COLLECTIVE
         else:
-            convention = _convention(function, name)
+            convention = _convention(function, self.known_as)
             self.kind = Kind.UNCOUNTED if convention is None else Kind.COUNTED
             self.cost = convention or _nothing
+
+
+_KNOWN: dict[int, tuple[Any, Operator]] = {}
+_known_with: tuple[Any, ...] = ()
+
+
+def known_operators() -> dict[int, tuple[Any, Operator]]:
+    """Those met so far in this process, by the identity of torch's object, which stands beside them. Another table begins them anew."""
+    global _KNOWN, _known_with
+    if _known_with != all_formulas():
+        _KNOWN, _known_with = {}, all_formulas()
+    return _KNOWN
 
 
 def first_tensor(value: Any) -> Tensor | None:
@@ -106,7 +122,7 @@ def _convention(function: Any, name: str) -> CallCost | None:
     if base in MOVES or plain in MOVES:
         return _nothing
     # `max` and `min` of two tensors are pointwise, of one a reduction.
-    pointwise = foreach or _is_pointwise(function)
+    pointwise = foreach or _is_pointwise(function, name)
     reduced = PER_INPUT.get(base, PER_INPUT.get(plain))
     if reduced is not None and (foreach or plain in ("max", "min") or not pointwise):
         return _per_input(reduced)
@@ -117,11 +133,11 @@ def _convention(function: Any, name: str) -> CallCost | None:
     return _per_input(operations) if foreach else _per_output(operations)
 
 
-def _is_pointwise(function: Any) -> bool:
-    """Whether torch marks the operator so, or the one that it is the in-place form of."""
+def _is_pointwise(function: Any, name: str) -> bool:
+    """Whether the operator is marked so, or the one of ATen's that it is the in-place form of."""
     if torch.Tag.pointwise in function.tags:
         return True
-    plain = getattr(torch.ops.aten, name_of(function).split("::")[-1].split(".")[0].rstrip("_"), None)
+    plain = None if "::" in name else getattr(torch.ops.aten, name.rstrip("_"), None)
     return plain is not None and any(torch.Tag.pointwise in getattr(plain, overload).tags for overload in plain.overloads())
 
 
@@ -135,7 +151,7 @@ def _floating_elements(tensor: Tensor | None) -> int:
 
 def _per_output(operations: int) -> CallCost:
     def cost(_args: Any, _kwargs: Any, out: Any) -> Cost:
-        return Cost(other_flops=operations * _floating_elements(first_tensor(out)))
+        return Cost(0, None, operations * _floating_elements(out if isinstance(out, Tensor) else first_tensor(out)))
 
     return cost
 

@@ -39,8 +39,10 @@ class StepOwners:
     def states(self) -> Iterator[tuple[Tensor, str]]:
         """The tensors of the optimizer's state that there are, with the rows of their parameters."""
         for parameter in self._parameters():
-            for value in tensors_in(self.optimizer.state.get(parameter)):
-                yield value, self._tree.owner(parameter)
+            row = self._tree.owner(parameter)
+            state = self.optimizer.state.get(parameter, {})
+            for value in state.values() if isinstance(state, dict) else [state]:
+                yield from ((tensor, row) for tensor in ([value] if isinstance(value, Tensor) else tensors_in(value)))
 
     def one(self, args: Any) -> str:
         """The row of an operator on single tensors."""
@@ -49,6 +51,10 @@ class StepOwners:
             if row is not None:
                 self._last = row
                 break
+        else:
+            for each in args:
+                if isinstance(each, list | tuple):
+                    return self.one(each)
         return self._last
 
     def each(self, tensors: list[Tensor], results: Any) -> list[str]:
@@ -64,14 +70,14 @@ class StepOwners:
         return rows_or_last
 
     def _row(self, tensor: Tensor) -> str | None:
-        if not self._knows(tensor) and len(self.optimizer.state) != self._states:
-            self._look()  # the first step makes the state
-        return self._rows[id(tensor)][1] if self._knows(tensor) else None
-
-    def _knows(self, tensor: Tensor) -> bool:
         # An identity says something only as long as its tensor lives; and nothing is kept alive for it.
         known = self._rows.get(id(tensor))
-        return known is not None and known[0]() is tensor
+        if known is not None and known[0]() is tensor:
+            return known[1]
+        if len(self.optimizer.state) == self._states:
+            return None
+        self._look()  # the first step makes the state
+        return self._row(tensor)
 
     def _look(self) -> None:
         self._states = len(self.optimizer.state)
@@ -84,7 +90,8 @@ class StepOwners:
 
     def _enter(self, tensor: Tensor, row: str) -> None:
         held = local_part(tensor)  # operators see no other
-        if not self._knows(held):
+        known = self._rows.get(id(held))
+        if known is None or known[0]() is not held:
             self._rows[id(held)] = (weakref.ref(held), row)
 
     def _parameters(self) -> Iterator[Tensor]:

@@ -5,6 +5,7 @@ sets what it is given, not all that it could, and reads that first where it adds
 not read.
 """
 
+import contextlib
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -40,7 +41,7 @@ ADDS_WHEN_TOLD = frozenset(("index_put_", "_index_put_impl_", "put_"))
 
 LIKENESSES = ("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros", "new_ones", "new_full")
 FILLS = ("fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_")
-COPIES = ("copy_", "_foreach_copy_", "_foreach_zero_", "_fill_mem_eff_dropout_mask_")
+COPIES = ("copy_", "fsdp::copy_", "_foreach_copy_", "_foreach_zero_", "_fill_mem_eff_dropout_mask_")
 POOLS = ("avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 NOT_READ = {
     **dict.fromkeys((*TAKES_ITS_RESULT, *TAKES, *SETS, *LIKENESSES, *FILLS, *COPIES), 0),
@@ -52,10 +53,23 @@ NOT_READ = {
 
 
 def bytes_moved(operator: Operator, args: Any, kwargs: Any, out: Any) -> int:
-    """Bytes read and written by one call."""
-    packet = operator.packet
+    """Bytes read and written by one call. A rule of the tables' that cannot read the call leaves it to the general one."""
+    if operator.known_as in NOT_READ:
+        with contextlib.suppress(Exception):  # or the formula would be blamed, and the call not counted at all
+            return _moved(operator, operator.known_as, args, kwargs, out)
+    return _moved(operator, "", args, kwargs, out)
+
+
+def _moved(operator: Operator, packet: str, args: Any, kwargs: Any, out: Any) -> int:
     skipped = NOT_READ.get(packet)
-    given = {id(each): each for place, arg in enumerate(args) if place != skipped for each in tensors_of((arg,))}
+    given: dict[int, Tensor] = {}
+    for place, arg in enumerate(args):
+        if place == skipped:
+            continue
+        if isinstance(arg, Tensor):
+            given[id(arg)] = arg
+        elif isinstance(arg, list | tuple):
+            given.update((id(each), each) for each in tensors_of(arg))
     for name, value in kwargs.items():
         if not any(name == out_name for out_name, _ in operator.written):
             given.update((id(each), each) for each in tensors_of((value,)))
@@ -80,24 +94,27 @@ def size_of_element(tensor: Tensor) -> int:
 
 def size(tensor: Tensor) -> int:
     """Bytes of the distinct elements of a tensor."""
+    if tensor.layout is torch.strided and tensor.is_contiguous():
+        nbytes: int = tensor.nbytes
+        return nbytes
     if tensor.layout is not torch.strided or tensor.is_nested:
         parts = _sparse_parts(tensor)
         return sum(map(size, parts)) if parts else tensor.numel() * tensor.element_size()
     whole: int = tensor.nbytes
-    if not whole or tensor.is_contiguous():
-        return whole
     for extent, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        if not stride:
+        if not stride and extent:
             whole //= extent
     return whole
 
 
 def _written(operator: Operator, args: Any, kwargs: Any, out: Any) -> int:
-    returned = list(tensors_of((out,)))
+    if isinstance(out, Tensor):
+        return size(out)
+    returned = tensors_of((out,))
     if returned or not operator.written:
         return sum(map(size, returned))
     # A fused optimizer writes gradients only where it has to unscale them.
-    unwritten = "grads" if operator.packet.startswith("_fused_") and kwargs.get("grad_scale") is None else ""
+    unwritten = "grads" if operator.known_as.startswith("_fused_") and kwargs.get("grad_scale") is None else ""
     places = [args[place] if place < len(args) else kwargs.get(name) for name, place in operator.written if name != unwritten]
     return sum(map(size, tensors_of(places)))
 

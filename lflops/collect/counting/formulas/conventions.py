@@ -40,13 +40,14 @@ FREE = _names(
 
 MOVES = _names(
     """
+    fsdp::all_gather_copy_in fsdp::chunk_cat fsdp::copy_ fsdp::split_with_sizes_copy
     _amp_update_scale_ _chunk_cat _convert_weight_to_int4pack_for_cpu _copy_from _copy_from_and_resize _dyn_quant_pack_4bit_weight
     _fill_mem_eff_dropout_mask_ _index_put_impl_ _jagged_to_padded_dense_forward _mkldnn_reshape _mkldnn_transpose _nested_from_padded
     _nested_tensor_from_mask _nested_tensor_from_tensor_list _pack_padded_sequence _padded_dense_to_jagged_forward _pin_memory
     _sample_dirichlet _stack _standard_gamma _to_copy _to_dense _unique _unique2 _unsafe_index _unsafe_index_put _unsafe_masked_index
     _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d adaptive_max_pool2d_backward adaptive_max_pool3d_backward
-    alias_copy all all_gather_copy_in allclose any arange argsort as_strided_copy as_strided_scatter bartlett_window bernoulli bernoulli_
-    bincount binomial blackman_window block_diag bucketize cat cauchy_ channel_shuffle chunk_cat clone col2im complex constant_pad_nd copy
+    alias_copy all allclose any arange argsort as_strided_copy as_strided_scatter bartlett_window bernoulli bernoulli_
+    bincount binomial blackman_window block_diag bucketize cat cauchy_ channel_shuffle clone col2im complex constant_pad_nd copy
     copy_ count_nonzero dequantize diag_embed diagonal_backward diagonal_copy diagonal_scatter embedding equal expand_copy exponential_ eye
     fill fill_ flip fractional_max_pool2d_backward fractional_max_pool3d_backward from_file full full_like gather geometric_ hamming_window
     hann_window histc histogram im2col index index_copy index_copy_ index_fill index_fill_ index_put index_put_ index_select int_repr isin

@@ -7,7 +7,16 @@ from typing import Any, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor
 
-from lflops.collect.torch_compat import HigherOrderOperator, OpOverload, OpOverloadPacket, argument_names, name_of, stored_elements
+from lflops.collect.torch_compat import (
+    OpOverload,
+    OpOverloadPacket,
+    argument_names,
+    decomposes,
+    name_of,
+    overloads_of,
+    stored_elements,
+    written_arguments,
+)
 from lflops.errors import CountError
 
 __all__ = [
@@ -16,6 +25,7 @@ __all__ = [
     "Formula",
     "Shape",
     "SparseShape",
+    "all_formulas",
     "bind",
     "cost_of_call",
     "formula",
@@ -93,25 +103,42 @@ def cost_of_call(*operators: str) -> Callable[[CallCost], CallCost]:
     return enter
 
 
-def register_formula(operator: Any, formula: Callable[..., int]) -> None:
+def register_formula(operator: Any, formula: Formula) -> None:
     """Say what an operator costs, in MACs; the last formula given for an operator is the one that counts.
 
     Args:
-        operator: `torch.ops.my.op`, one of its overloads, or a higher-order operator.
-        formula: Called as the operator was, with shapes in place of tensors, and `out=`, the result's shape. Returns MACs.
+        operator: `torch.ops.my.op`, one of its overloads, what `torch.library.custom_op` made, or a higher-order operator.
+        formula: Called as the operator was, with shapes in place of tensors, and `out=`, the result's shape. Returns MACs; or
+            `lflops.Cost(macs=..., other_flops=...)`, where there is work that is no multiply-accumulate.
 
     Raises:
-        CountError: One of the two is something else.
+        CountError: One of the two is something else, or the operator is never counted itself, but what torch makes it of.
     """
     if not callable(formula):  # type: ignore[redundant-expr,unused-ignore]
         raise CountError(f"register_formula: formula={formula!r} cannot be called: give a function of shapes that returns MACs")
-    if isinstance(operator, OpOverload | HigherOrderOperator):
-        name = name_of(operator)
-    elif isinstance(operator, OpOverloadPacket):
-        name = str(operator).replace(".", "::", 1)
-    else:
+    packet, overloads = isinstance(operator, OpOverloadPacket), overloads_of(operator)
+    if not packet and not overloads:
         raise CountError(f"register_formula: operator={operator!r} is no operator: give one of torch.ops, as torch.ops.my.op")
+    name = str(operator).replace(".", "::", 1) if packet else name_of(overloads[0])
+    if name.startswith("aten::") and name.split(".")[0] not in _FORMULAS and _is_taken_apart(overloads):
+        raise CountError(
+            f"register_formula: {operator} is taken apart before it is counted: what it is made of is counted, and takes formulas"
+        )
+    if packet:
+        for each in [users for users in _USERS if users.split(".")[0] == name]:
+            del _USERS[each]
     _USERS[name] = formula
+
+
+def _is_taken_apart(overloads: list[Any]) -> bool:
+    """Whether all of them arrive as other operators. Whoever names the operator does not mean the one that writes into an `out`."""
+    meant = [each for each in overloads if not written_arguments(each)] if len(overloads) > 1 else overloads
+    return all(map(decomposes, meant or overloads)) and bool(overloads)
+
+
+def all_formulas() -> tuple[tuple[str, Any], ...]:
+    """What the table holds now, users' formulas with it."""
+    return (*_FORMULAS.items(), *_COSTS.items(), *_USERS.items())
 
 
 def formula_of(operator: Any) -> CallCost | None:
@@ -164,7 +191,10 @@ def _in_reals(cost: Cost) -> Cost:
 def _as_called(function: Formula) -> CallCost:
     def cost(args: Any, kwargs: Any, out: Any) -> Cost:
         named = {name: shapes(value) for name, value in kwargs.items()}
-        return _cost(function(*shapes(tuple(args)), **{**named, "out": shapes(out)}))
+        found = _cost(function(*shapes(tuple(args)), **{**named, "out": shapes(out)}))
+        if not all(_is_whole(each) for each in (found.macs, found.other_flops, found.executed_macs or 0)):
+            raise TypeError(f"a formula's Cost has whole numbers, not {found!r}")
+        return found
 
     return cost
 
@@ -172,6 +202,10 @@ def _as_called(function: Formula) -> CallCost:
 def _cost(result: Any) -> Cost:
     if isinstance(result, Cost):
         return result
-    if isinstance(result, bool) or not isinstance(result, int) or result < 0:
+    if not _is_whole(result):
         raise TypeError(f"a formula gives a whole number of MACs, not {result!r}")
     return Cost(result)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,0 +1,34 @@
+"""The operators of a profile on a terminal, under the lines that every view of it has."""
+
+from rich.console import Group, RenderableType
+
+from lflops import units
+from lflops.analyze.operators import operators
+from lflops.analyze.tree import share_of
+from lflops.profile import Phase, Profile
+from lflops.report.cells import text
+from lflops.report.fitted import Fitted
+from lflops.report.head import head
+
+__all__ = ["render_operators"]
+
+_LONG_NAME = 40
+
+
+def render_operators(profile: Profile, phase: Phase | None = "forward") -> RenderableType:
+    """The operators of a phase as text for a terminal, the most first; `None` is all the phases together."""
+    rows = operators(profile, phase)
+    if not rows:
+        return Group(head(profile), "", text(f"no operators in {phase or 'any phase'}", "dim"))
+    macs = {"MACs": [units.count(row.figures.macs) for row in rows]}
+    flops = {"FLOPs": [units.count(row.figures.flops) for row in rows]}
+    by_flops = share_of(profile, phase) == "flops"
+    share = {f"% of {'FLOPs' if by_flops else 'MACs'}": [units.percent(row.share) for row in rows]}
+    columns = (flops | share if by_flops else macs | share | flops) | {
+        "bytes moved": [units.size(row.figures.bytes_moved) for row in rows],
+        "calls": [units.count(row.figures.calls) for row in rows],
+    }
+    names = [row.operator for row in rows]
+    heading = f"operators, {phase or 'all'}"
+    room = max(len(heading), min(max(map(len, names)), _LONG_NAME))
+    return Group(head(profile), "", Fitted(heading, names, columns, room=room))
