@@ -74,6 +74,7 @@ def main() -> None:
     profile = lflops.count(GPT(), ids, backward=True, loss=loss)
     profile.save("gpt.profile.json")
     forward, backward = profile.total(), profile.total(phase="backward")
+    print("saved gpt.profile.json; to see it: lflops show gpt.profile.json")
     print(f"forward {forward:,} MACs, backward {backward:,} MACs: {backward / forward:.3f} times as many")
 
 
