@@ -60,6 +60,10 @@ class Work(Struct, frozen=True, kw_only=True, gc=False):
     device_seconds: Spread | None = None
 
 
+COUNTS = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes")
+"""The fields of `Work` that are exact, known always, and there as `own_` too."""
+
+
 class DtypeShare(Struct, frozen=True, kw_only=True, gc=False):
     """The parameters of one dtype below a module."""
 

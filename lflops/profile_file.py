@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from lflops.errors import ProfileError
-from lflops.profile import PHASES, SCHEMA_VERSION, ModuleProfile, Profile, Work
+from lflops.profile import COUNTS, PHASES, SCHEMA_VERSION, ModuleProfile, Profile, Work
 
 __all__ = ["load", "save"]
 
@@ -25,7 +25,6 @@ LARGEST_FILE = 1 << 30
 LARGEST_SEARCH = 1 << 25
 DEEPEST_NESTING = 100
 LARGEST_SHOWN = 10**1000
-COUNTS = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes")
 _inclusive_counts, _own_counts = attrgetter(*COUNTS), attrgetter(*(f"own_{count}" for count in COUNTS))
 
 # What is quoted comes from a file that anybody may have made.

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lflops.profile import PHASES, ModuleProfile, Phase, Profile, Work
+from lflops.profile import COUNTS, PHASES, ModuleProfile, Phase, Profile
 
 __all__ = ["SORT_KEYS", "Figures", "Ledger", "Repeat", "Row", "flat", "ledger", "share_of", "totals", "tree"]
 
@@ -108,7 +108,7 @@ SORT_KEYS = tuple(_ORDERS)
 """What rows can be sorted by: the name, or the most first."""
 
 _FIGURES = Figures.__struct_fields__
-_COUNTS = tuple(field for field in Work.__struct_fields__ if not field.endswith("seconds"))
+_COMPARED = (*COUNTS, *(f"own_{count}" for count in COUNTS), "logical_macs", "own_logical_macs")
 _FACTS = (
     "kind",
     "calls",
@@ -267,7 +267,7 @@ def _signatures(profile: Profile, below: Mapping[str, list[str]]) -> dict[str, i
 
 def _counts(module: ModuleProfile) -> tuple[Any, ...]:
     """All that makes two modules alike: neither the times, nor the peak, in which each one differs by when it runs."""
-    works = (getattr(module.work(phase), field) for phase in PHASES for field in _COUNTS)
+    works = (getattr(module.work(phase), field) for phase in PHASES for field in _COMPARED)
     dtypes = ((dtype, share.parameters, share.bytes) for dtype, share in sorted(module.dtypes.items()))
     facts = (getattr(module, field) for field in _FACTS)
     return (module.owner is None, *facts, *dtypes, *works)

@@ -10,9 +10,11 @@ from torch.nn.parameter import UninitializedParameter
 
 from lflops.collect.counting.tally import Tally
 from lflops.collect.modules import ModuleTree
+from lflops.collect.tensors import dtype_name
 from lflops.collect.torch_compat import local_part
 from lflops.observations import PHASES, Phase
 from lflops.profile import (
+    COUNTS,
     SCHEMA_VERSION,
     Cell,
     Communication,
@@ -28,8 +30,6 @@ from lflops.profile import (
 )
 
 __all__ = ["Collected", "assemble"]
-
-FIGURES = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ def assemble(collected: Collected, run: Run) -> Profile:
             module=row,
             operator=operator,
             phase=phase,
-            dtype=_name_of(dtype),
+            dtype="" if dtype is None else dtype_name(dtype),
             calls=sums[0],
             macs=sums[1],
             executed_macs=sums[2],
@@ -108,13 +108,13 @@ def assemble(collected: Collected, run: Run) -> Profile:
 
 def _modules(collected: Collected, cells: Iterable[Cell], communication: Iterable[Communication]) -> dict[str, ModuleProfile]:
     tree = collected.tree
-    own: dict[tuple[str, Phase], list[int]] = defaultdict(lambda: [0] * len(FIGURES))
+    own: dict[tuple[str, Phase], list[int]] = defaultdict(lambda: [0] * len(COUNTS))
     for cell in cells:
         figures = (cell.calls, cell.macs, cell.executed_macs, cell.flops, cell.bytes_moved, 0)
         _add(own[cell.module, cell.phase], figures)
     for each in communication:
         _add(own[each.module, each.phase], (each.calls, 0, 0, 0, 0, each.bytes))
-    below: dict[tuple[str, Phase], list[int]] = defaultdict(lambda: [0] * len(FIGURES))
+    below: dict[tuple[str, Phase], list[int]] = defaultdict(lambda: [0] * len(COUNTS))
     for (row, phase), sums in own.items():
         for above in ancestry(row):
             _add(below[above, phase], sums)
@@ -160,8 +160,8 @@ def _kind_without_module(row: str, collected: Collected) -> str:
 
 
 def _work(below: list[int], own: list[int], *, sharded: bool) -> Work:
-    figures: dict[str, Any] = dict(zip(FIGURES, below, strict=True))
-    figures |= {f"own_{name}": value for name, value in zip(FIGURES, own, strict=True)}
+    figures: dict[str, Any] = dict(zip(COUNTS, below, strict=True))
+    figures |= {f"own_{name}": value for name, value in zip(COUNTS, own, strict=True)}
     if not sharded:
         figures |= {"logical_macs": figures["macs"], "own_logical_macs": figures["own_macs"]}
     return Work(**figures)
@@ -185,7 +185,7 @@ def _parameters(tree: ModuleTree) -> tuple[dict[str, _Parameters], dict[str, str
                 sums.trainable_bytes += size
             sums.local += local.numel()
             sums.local_bytes += local.numel() * local.element_size()
-            _add(sums.dtypes[_name_of(parameter.dtype)], (parameter.numel(), size))
+            _add(sums.dtypes[dtype_name(parameter.dtype)], (parameter.numel(), size))
     elsewhere = {}
     for row, module in tree.modules.items():
         for parameter in module.parameters(recurse=False):
@@ -214,7 +214,3 @@ def _notes(collected: Collected) -> Iterable[Note]:
 def _add(sums: list[int], more: Iterable[int]) -> None:
     for place, value in enumerate(more):
         sums[place] += value
-
-
-def _name_of(dtype: torch.dtype | None) -> str:
-    return "" if dtype is None else str(dtype).removeprefix("torch.")

@@ -40,7 +40,7 @@ class ThreadState:
     Attributes:
         backward: The last backward pass seen here with gradients on, and whether it is one that is itself differentiated.
         recomputed_in: The last backward pass in which modules were entered here, in which round of forward.
-        detour: Whether nodes were built in backward since the last boundary.
+        detour: Whether the next operator has to begin a segment: nodes were built in backward, or a frame was found abandoned.
         unfollow: What to call when the thread has left the tree's modules.
     """
 

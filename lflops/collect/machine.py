@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from lflops.collect.surroundings import _device_name
+from lflops.collect.surroundings import device_name
 from lflops.collect.torch_compat import unseen
 
 __all__ = ["Machine", "TorchMachine", "available_memory", "last_level_cache"]
@@ -59,7 +59,7 @@ class TorchMachine:
         """Look at the device; nothing runs on it yet."""
         self.device = device
         self.kind = device.type
-        self.name = _device_name(device)
+        self.name = device_name(device)
         properties: Any = torch.cuda.get_device_properties(device) if self.kind == "cuda" else None
         nvidia = properties is not None and not torch.version.hip
         self.memory_bytes = properties.total_memory if properties else _memory_field(ROOT, "MemTotal")

@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from collections import Counter as Tallies
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
@@ -14,7 +14,7 @@ from lflops.collect import torch_compat
 from lflops.collect.arguments import check_arguments, check_module, describe
 from lflops.collect.assemble import Collected, assemble
 from lflops.collect.compiled import force_eager, unremarked_hooks
-from lflops.collect.counting.mode import Counter, Extent
+from lflops.collect.counting.mode import Extent, OperatorCounter
 from lflops.collect.modules import ModuleTree
 from lflops.collect.scopes import Scopes
 from lflops.collect.surroundings import run_of
@@ -107,7 +107,7 @@ class Counting:
         _ignored(self._tree, self._ignore)  # a wrong name is said now, not after the pass
         self._batch = batch
         self._scopes = Scopes(self._tree, phase=phase, follow=self._follow)
-        self._counter = Counter(self._scopes, extent or Extent())
+        self._counter = OperatorCounter(self._scopes, extent or Extent())
         self._undo = contextlib.ExitStack()
         self._entered = False
         self._profile: Profile | None = None
@@ -238,7 +238,7 @@ def _named(modules: tuple[nn.Module, ...]) -> dict[str, nn.Module]:
     if len(modules) == 1:
         return {"": modules[0]}
     roots: dict[str, nn.Module] = {}
-    seen: Tallies[str] = Tallies()
+    seen: Counter[str] = Counter()
     for module in modules:
         kind = type(module).__name__
         seen[kind] += 1

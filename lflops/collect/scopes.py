@@ -4,6 +4,15 @@ Forward: a stack of the modules entered, one for each thread, kept by global mod
 Backward: torch numbers the autograd nodes of a thread in the order they are built. The number at each module boundary divides them into
 segments, each with its row; in backward the number of the node that is running says in which segment it was built. Nothing depends on
 what the modules take or return.
+
+    forward     enter q   mm   leave q   enter k   mm   leave k       boundaries: 5 q, 6 root, 6 k, 7 root
+    number                5                        6
+    backward    node 6: k, node 5: q
+
+On CUDA backward runs on a thread of the device's, which numbers from 0 itself. What activation checkpointing builds there again is run by a
+pass within the pass, on that thread (`recomputed_in`), and gone with it. What a backward that is itself differentiated builds there lasts,
+and so does what a second thread builds in forward: then nodes are claimed, and where that does not tell, the root has the work and a note
+says so (`ambiguous`).
 """
 
 import contextlib
@@ -55,7 +64,7 @@ class Scopes:
         self._round = 0
         self.steps = OptimizerSteps()
         self._local = ThreadLocal()
-        self._threads: list[Segments] = []
+        self._threads: list[Segments] = []  # the first thread's own comes first: `start` sees to it
         self._calls: list[Counter[str]] = []
         self._claims = Claims()
         self._hooks = contextlib.ExitStack()

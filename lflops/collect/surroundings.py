@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from lflops.collect.tensors import samples_and_tokens, shapes_of
+from lflops.collect.tensors import dtype_name, samples_and_tokens, shapes_of
 from lflops.profile import Run
 
-__all__ = ["device_of", "run_of"]
+__all__ = ["device_name", "device_of", "run_of"]
 
 
 def device_of(tensors: Iterable[Tensor]) -> torch.device:
@@ -34,9 +34,9 @@ def run_of(kind: Literal["count"], parameters: Iterable[Tensor], args: tuple[obj
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         versions={"lflops": importlib.metadata.version("lflops"), "torch": str(torch.__version__), "python": platform.python_version()},
         host=platform.node(),
-        device_name=_device_name(device),
+        device_name=device_name(device),
         dtype=_dtype(held, device),
-        precision=f"autocast {_short(torch.get_autocast_dtype(device.type))}" if _autocasts(device) else None,
+        precision=f"autocast {dtype_name(torch.get_autocast_dtype(device.type))}" if _autocasts(device) else None,
         shapes=shapes_of(args, kwargs),
         samples_per_step=samples,
         tokens_per_step=tokens,
@@ -46,23 +46,20 @@ def run_of(kind: Literal["count"], parameters: Iterable[Tensor], args: tuple[obj
 def _dtype(tensors: list[Tensor], device: torch.device) -> str | None:
     """What contractions run in: autocast's dtype, else that of most parameters."""
     if _autocasts(device):
-        return _short(torch.get_autocast_dtype(device.type))
+        return dtype_name(torch.get_autocast_dtype(device.type))
     sizes: Counter[torch.dtype] = Counter()
     for tensor in tensors:
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
             sizes[tensor.dtype] += tensor.numel()
-    return _short(sizes.most_common(1)[0][0]) if sizes else None
+    return dtype_name(sizes.most_common(1)[0][0]) if sizes else None
 
 
 def _autocasts(device: torch.device) -> bool:
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """As its driver says it; of a CPU, as the system does."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type != "cpu":

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["cut_off", "nodes_of", "samples_and_tokens", "shapes_of", "tensors_in"]
+__all__ = ["cut_off", "dtype_name", "nodes_of", "samples_and_tokens", "shapes_of", "tensors_in"]
 
 DEEPEST = 12
 """Levels that are looked into; a structure that holds itself ends there."""
@@ -88,3 +88,8 @@ def samples_and_tokens(args: Any, kwargs: Any) -> tuple[int | None, int | None]:
     whole = (tensor for tensor in tensors if tensor.dim() == 2 and not tensor.is_floating_point() and not tensor.is_complex())
     tokens = next((tensor.numel() for tensor in whole), None)
     return samples, tokens
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As torch names it, without torch."""
+    return str(dtype).removeprefix("torch.")

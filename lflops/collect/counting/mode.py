@@ -20,7 +20,7 @@ from lflops.collect.tensors import tensors_in
 from lflops.collect.torch_compat import FakeTensor, TorchDispatchMode, decompose, kernel_for_sequences, pop_mode, push_mode
 from lflops.observations import Phase
 
-__all__ = ["Counter", "CountingMode", "Extent"]
+__all__ = ["CountingMode", "Extent", "OperatorCounter"]
 
 
 FUSED = "_fused_"
@@ -30,7 +30,7 @@ MODEL_PHASES = ("forward", "backward", "recompute")
 
 
 class ThreadTally(threading.local):
-    """This thread's sums, and whether the counter's mode is on this thread's stack."""
+    """This thread's sums."""
 
     def __init__(self) -> None:
         """Begin a thread with none."""
@@ -56,7 +56,7 @@ class Call(NamedTuple):
     out: Any
 
 
-class Counter:
+class OperatorCounter:
     """Collects what operators do, by row and phase, from all threads; `modes` on their stacks feed it.
 
     Args:
@@ -97,8 +97,8 @@ class Counter:
         push_mode(mode)
         return lambda: pop_mode(mode)
 
-    def unwrap(self, kind: type) -> None:
-        """A tensor that wraps others is about to be taken apart."""
+    def note_wrapper(self, kind: type) -> None:
+        """Note whether an operator on tensors that wrap others is one on parts of the model's."""
         if kind.__name__ == "DTensor" and not self.sharded:
             self.sharded = self.scopes.current()[1] in MODEL_PHASES
 
@@ -177,7 +177,7 @@ class CountingMode(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, counter: Counter) -> None:
+    def __init__(self, counter: OperatorCounter) -> None:
         """Belong to a counter."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._counter = counter
@@ -197,7 +197,7 @@ class CountingMode(TorchDispatchMode):
             if issubclass(kind, FakeTensor):
                 return function(*args, **kwargs)  # not a run, but somebody working out shapes
             if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
-                self._counter.unwrap(kind)
+                self._counter.note_wrapper(kind)
                 return NotImplemented  # a wrapper: what it does with the tensors inside is what runs here
         known = self._operators.get(id(function))  # its own hash is written in Python
         if known is None:
