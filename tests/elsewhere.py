@@ -16,7 +16,7 @@ from lflops import Profile
 __all__ = ["Ranks", "Scenario", "anywhere", "as_a_device_would"]
 
 Scenario = Callable[[], Profile]
-SECONDS = 60
+SECONDS = 240
 """That a scenario may take."""
 
 

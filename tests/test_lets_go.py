@@ -15,7 +15,7 @@ from traces import about, differences, modes, random_numbers
 
 import lflops
 
-TIMEOUT = 30
+TIMEOUT = 120
 """Seconds after which a thread that waits for another gives up: only a test that fails waits so long."""
 
 
