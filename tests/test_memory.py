@@ -286,3 +286,18 @@ def test_activations_die_while_they_are_counted_as_they_do_without() -> None:
     with torch.no_grad():
         count(let_go, fixed(100))
     assert [True] == died
+
+
+def test_the_state_of_the_first_step_is_its_parameters_owners() -> None:
+    """Two averages of each parameter, made in the step: at the rows that hold the parameters, as in every later step."""
+    wide, narrow = 64, 4
+    model = nn.Sequential(nn.Linear(narrow, wide, bias=False), nn.Linear(wide, narrow, bias=False))
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    model(torch.ones(1, narrow)).sum().backward()
+    with lflops.counting(model) as counted:
+        optimizer.step()
+    averages = [each for each in memory(counted.profile).alive if each.operator == "zeros_like"]
+    one = FLOAT * wide * narrow
+    assert [("optimizer_state", "0", one)] * 2 + [("optimizer_state", "1", one)] * 2 == sorted(
+        (each.category, each.module, each.bytes) for each in averages
+    )

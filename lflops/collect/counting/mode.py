@@ -156,6 +156,10 @@ class OperatorCounter:
         if owners is not None:
             owners.one(args)
 
+    def owner(self, row: str, phase: Phase) -> str:
+        """Whose the results of the operator just added are: in an optimizer's step the parameter's."""
+        return row if phase != "optimizer" or self._step is None else self._step.last
+
     def _owners(self) -> StepOwners | None:
         optimizer = self.scopes.steps.current
         if optimizer is not None and (self._step is None or self._step.optimizer is not optimizer):
@@ -223,7 +227,7 @@ class CountingMode(TorchDispatchMode):
         if operator.kind is not FREE:
             self._counter.record(Call(operator, row, phase, args, kwargs, out))
         if self._memory is not None and operator.makes_storage:
-            self._memory.after(operator.name, row, phase, out)
+            self._memory.after(operator.name, self._counter.owner(row, phase), phase, out)
         return out
 
 

@@ -15,7 +15,7 @@ __all__ = ["StepOwners"]
 
 
 class StepOwners:
-    """The rows behind the tensors of one optimizer step.
+    """The rows behind the tensors of one optimizer step; `last` is that of the last operator.
 
     Parameters, their gradients and their state are known by identity. What the step makes of them is not; but a step goes through its
     parameters in order, one by one or as lists, so an unknown tensor belongs with the last known one, and an unknown list with the last
@@ -28,7 +28,7 @@ class StepOwners:
         self._tree = tree
         self._rows: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._states = 0
-        self._last = ""
+        self.last = ""
         self._lists: dict[int, list[str]] = {}
         self._look()
 
@@ -49,18 +49,18 @@ class StepOwners:
         for each in args:
             row = self._row(each) if isinstance(each, Tensor) else None
             if row is not None:
-                self._last = row
+                self.last = row
                 break
         else:
             for each in args:
                 if isinstance(each, list | tuple):
                     return self.one(each)
-        return self._last
+        return self.last
 
     def each(self, tensors: list[Tensor], results: Any) -> list[str]:
         """The rows of an operator on lists, element by element; its results are theirs as well."""
         rows = [self._row(each) for each in tensors]
-        known = self._lists.get(len(rows), [self._last] * len(rows))
+        known = self._lists.get(len(rows), [self.last] * len(rows))
         rows_or_last = [row if row is not None else before for row, before in zip(rows, known, strict=True)]
         if any(row is not None for row in rows):
             self._lists[len(rows)] = rows_or_last
