@@ -83,26 +83,29 @@ def growing(top: int) -> Callable[[str, int], float]:
     return lambda dtype, size: 2.0**40 * min(size, top) / 256
 
 
-def test_the_peak_is_the_rate_that_larger_products_do_not_exceed() -> None:
-    """2**40 FLOP/s at 256, 2**42 at 1024: two more sizes are tried, and bring nothing."""
+def test_the_peak_is_the_fastest_products_rate() -> None:
+    """2**40 FLOP/s at 256, 2**42 at 1024; 8192 takes 1/4 s and brings no more, and for a larger one there is no time."""
     clock = FakeClock()
     machine = FakeMachine(clock, growing(1024))
     assert ({"fp32": 2.0**42}, 2.0**33) == measure(machine, clock, ["fp32"])
-    assert [("fp32", size) for size in (256, 512, 1024, 2048, 4096)] == machine.products
+    assert [("fp32", size) for size in (256, 512, 1024, 2048, 4096, 8192)] == machine.products
 
 
-def test_one_size_that_was_slow_by_chance_does_not_end_the_search() -> None:
-    """512 runs at a quarter of what it should; 2048 is found nonetheless."""
+def test_a_size_that_was_slow_by_chance_does_not_end_the_search() -> None:
+    """1024 takes 1/32 s and not 1/128; twice as fast as that should have been, 2048 is found nonetheless, and 4096 is slower."""
     clock = FakeClock()
-    machine = FakeMachine(clock, lambda dtype, size: growing(2048)(dtype, size) / (4 if size == 512 else 1))
-    assert {"bf16": 2.0**43} == measure(machine, clock, ["bf16"])[0]
+    slow = {1024: 4, 4096: 2}
+    machine = FakeMachine(clock, lambda dtype, size: 2.0**36 * min(size, 2048) / 256 / slow.get(size, 1))
+    assert {"bf16": 2.0**39} == measure(machine, clock, ["bf16"])[0]
+    assert ("bf16", 4096) == machine.products[-1]
 
 
-def test_no_product_is_tried_that_would_take_too_long() -> None:
-    """256 takes 2**25 / 2**27 = 1/4 s, three times; 512 would take eight times that: 6 s more, and there are 4 in all."""
+@pytest.mark.parametrize("seconds", [1 / 4, 5 / 32])
+def test_no_product_is_tried_that_would_take_too_long(seconds: float) -> None:
+    """Three of eight times the size: 6 s more, and there are 4; or 15/4 s, after five times 5/32 s were used up."""
     clock = FakeClock()
-    machine = FakeMachine(clock, lambda dtype, size: 2.0**27 * size / 256)
-    assert {"fp64": 2.0**27} == measure(machine, clock, ["fp64"])[0]
+    machine = FakeMachine(clock, lambda dtype, size: 2.0**25 / seconds)
+    assert {"fp64": pytest.approx(2.0**25 / seconds)} == measure(machine, clock, ["fp64"])[0]
     assert [("fp64", 256)] == machine.products
 
 
@@ -133,22 +136,23 @@ def test_a_copy_is_several_times_the_cache_or_not_made(free: int, half: int | No
     assert ([] if half is None else [half]) == machine.copied
 
 
-@pytest.mark.parametrize(("slow", "peak"), [((0, 3, 5), 2.0**40), ((0, 1, 3, 5), 2.0**39)])
+@pytest.mark.parametrize(("slow", "peak"), [((0, 3, 5, 6, 9), 2.0**40), ((0, 1, 3, 5, 6, 9), 2.0**39)])
 def test_the_median_of_the_rounds_is_taken(slow: tuple[int, ...], peak: float) -> None:
-    """Of seven rounds three may be of half the speed; with four, half the speed is what the machine has."""
-    clock = FakeClock(lambda block: 2.0 if block - 3 * 5 in slow else 1.0)  # 3 sizes are probed, in 5 blocks each
-    machine = FakeMachine(clock, growing(256), cache=1 << 60)
+    """Of eleven rounds five may be of half the speed; with six, half the speed is what the machine has."""
+    free = 32 * 3 * 256 * 256 * 2  # for one size, which is probed in 5 blocks
+    clock = FakeClock(lambda block: 2.0 if block - 5 in slow else 1.0)
+    machine = FakeMachine(clock, growing(256), cache=1 << 60, free=free)
     assert ({"fp16": peak}, None) == measure(machine, clock, ["fp16"])
-    assert 3 * 5 + 7 == len(clock.blocks)
+    assert 5 + 11 == len(clock.blocks)
 
 
 def test_all_take_turns_in_blocks_of_some_tenths_of_a_second() -> None:
-    """Seven rounds, of 0.2 s for each and at most one call more."""
+    """Eleven rounds, of 0.2 s for each and at most one call more."""
     clock = FakeClock()
     machine = FakeMachine(clock, growing(256))
     measure(machine, clock, ["fp32", "bf16"])
-    assert ["fp32", "bf16", "copy"] * 7 == machine.runs[-21:]
-    assert all(0.2 <= seconds < 0.2 + 2**-9 for seconds in clock.blocks[-21:])
+    assert ["fp32", "bf16", "copy"] * 11 == machine.runs[-33:]
+    assert all(0.2 <= seconds < 0.2 + 2**-9 for seconds in clock.blocks[-33:])
 
 
 def test_a_slow_machine_is_given_three_rounds() -> None:

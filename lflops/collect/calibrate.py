@@ -30,12 +30,9 @@ METHOD = 1
 
 SIZES = tuple(1 << exponent for exponent in range(8, 15))
 SIZING_SECONDS, PROBES, PROBE_SECONDS = 4.0, 3, 0.02
-GROWTH = 1.03
-PATIENCE = 2
-"""Sizes in a row without growth that end the search: one of them can have been slow by chance."""
 
-MEASURING_SECONDS, BLOCK_SECONDS = 10.0, 0.2
-ROUNDS, FEWEST_ROUNDS = 7, 3
+MEASURING_SECONDS, BLOCK_SECONDS = 12.0, 0.2
+ROUNDS, FEWEST_ROUNDS = 11, 3
 
 PRODUCT_SHARE, COPY_SHARE = 1 / 32, 1 / 4
 """Of the free memory: the operands of one dtype, and both ends of the copy. They are all held at once."""
@@ -88,7 +85,7 @@ class EventClock:
 def calibrate(
     device: torch.device | str | None = None, *, dtypes: Iterable[str] | None = None, fresh: bool = False, clock: Clock | None = None
 ) -> Hardware:
-    """Measure the peaks that this machine reaches, which takes some seconds, or read what was measured before.
+    """Measure the peaks that this machine reaches, which takes up to half a minute, or read what was measured before.
 
     Args:
         device: The CPU or a CUDA device; `None` is CUDA where there is one.
@@ -156,9 +153,12 @@ class _Task:
 
 
 def _fastest(machine: Machine, clock: Clock, dtype: str, memory: float) -> _Task | None:
-    """The product in its fastest size: larger ones are no faster, or would take too long to try, or too much memory."""
+    """The product in the fastest of the sizes that there is time and memory for.
+
+    It is not enough to stop where the rate does: a size can be slow by chance, and then all that is measured would be.
+    """
     best: _Task | None = None
-    left, slower = SIZING_SECONDS, 0
+    left = SIZING_SECONDS
     for size in SIZES:
         if 3 * size**2 * ITEM_BYTES[dtype] > memory:
             break
@@ -167,11 +167,10 @@ def _fastest(machine: Machine, clock: Clock, dtype: str, memory: float) -> _Task
                 task, spent = _probed(clock, 2 * size**3, machine.product(dtype, size))
         except RuntimeError:  # torch has no such product here, or no memory for it
             break
-        slower = 0 if best is None or task.rate > GROWTH * best.rate else slower + 1
         best = task if best is None or task.rate > best.rate else best
         left -= spent
         # A product of twice the size takes eight times as long, and a long one is called three times to be probed.
-        if slower == PATIENCE or 3 * 8 * task.work / task.rate > left:
+        if 3 * 8 * task.work / task.rate > left:
             break
     return best
 
