@@ -2,29 +2,16 @@ import json
 import os
 import subprocess
 import sys
-from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
-from rich.console import Console
+from drawing import drawn
 from samples import product, profile, profile_of, run, small_profile
 
 from lflops.cli import main
-from lflops.profile import Profile
 from lflops.profile_file import save
-from lflops.report.table import render
 
 COMMAND = [sys.executable, "-c", "import sys; from lflops.cli import main; sys.exit(main())"]
-
-
-def drawn(given: Profile, width: int = 100, **options: Any) -> list[str]:
-    """The lines on a terminal without colours."""
-    console = Console(file=StringIO(), width=width, color_system=None)
-    console.print(render(given, **options))
-    file = console.file
-    assert isinstance(file, StringIO)
-    return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
 @pytest.fixture

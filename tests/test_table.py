@@ -1,14 +1,12 @@
-from io import StringIO
 from typing import Any
 
 import pytest
+from drawing import drawn
 from msgspec.structs import replace
-from rich.console import Console
 from samples import product, profile, small_profile, weights
 
 from lflops.profile import DtypeShare, Note, Profile, Uncounted
 from lflops.report.notes import sentence
-from lflops.report.table import render
 
 D = 768
 NAMES = {"attn.c_attn": 3 * D * D, "attn.c_proj": D * D, "mlp.c_fc": 4 * D * D, "mlp.c_proj": 4 * D * D}
@@ -29,15 +27,6 @@ def gpt(blocks: int = 12) -> Profile:
             cells.append(product(f"h.{block}.{name}", "aten::addmm", "forward", macs=8192 * own, bytes_moved=own))
             cells.append(product(f"h.{block}.{name}", "aten::mm", "backward", macs=2 * 8192 * own, bytes_moved=own))
     return profile(rows, cells)
-
-
-def drawn(given: Profile, width: int = 100, **options: Any) -> list[str]:
-    """The lines on a terminal without colours."""
-    console = Console(file=StringIO(), width=width, color_system=None)
-    console.print(render(given, **options))
-    file = console.file
-    assert isinstance(file, StringIO)
-    return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
 def line_of(start: str, lines: list[str]) -> str:

@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 import lflops
-from lflops.collect import torch_compat
+from lflops.collect import torch_check, torch_compat
 
 
 @pytest.fixture
 def unchecked() -> Iterator[None]:
     """The test of torch has not been made yet, and is made anew afterwards."""
-    torch_compat.check.cache_clear()
+    torch_check.check.cache_clear()
     yield
-    torch_compat.check.cache_clear()
+    torch_check.check.cache_clear()
 
 
 def gone(*_: object) -> Any:
@@ -69,8 +69,8 @@ def test_a_torch_that_means_something_else_is_named(name: str, lie: Callable[...
 def test_the_torch_at_hand_passes_wherever_it_is_first_asked(context: Callable[[], Any]) -> None:
     """In whatever mode the first count is made."""
     with context():
-        torch_compat.check.cache_clear()
-        torch_compat.check()
+        torch_check.check.cache_clear()
+        torch_check.check()
 
 
 PRIVATE = ["torch.autograd._get_sequence_nr", "torch._C._current_graph_task_id", "torch._C._current_autograd_node"]

@@ -6,7 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from lflops.collect.tensors import tensors_in
-from lflops.collect.torch_compat import check, runs_nothing
+from lflops.collect.torch_check import check
+from lflops.collect.torch_compat import runs_nothing
 from lflops.errors import CountError
 
 __all__ = ["check_arguments", "check_module", "describe"]

@@ -19,6 +19,7 @@ from lflops.collect.modules import ModuleTree
 from lflops.collect.scopes import Scopes
 from lflops.collect.surroundings import run_of
 from lflops.collect.tensors import cut_off, tensors_in
+from lflops.collect.torch_check import check
 from lflops.collect.untouched import Gradients, untouched
 from lflops.errors import CountError
 from lflops.observations import Phase
@@ -101,7 +102,7 @@ class Counting:
         extent: Extent | None = None,
     ) -> None:
         """Name the modules; nothing is touched until the `with` is entered."""
-        torch_compat.check()
+        check()
         self._tree = ModuleTree(roots)
         self._ignore = [ignore] if isinstance(ignore, str | nn.Module) or not isinstance(ignore, Iterable) else list(ignore)
         _ignored(self._tree, self._ignore)  # a wrong name is said now, not after the pass

@@ -1,11 +1,6 @@
-"""Every private name of torch that lflops rests on, in one place, with a test of itself.
-
-`check()` runs once, before the first count: it asks each name for something whose answer is known and turns a surprise into
-a `CountError` that names the torch version, so that a torch that moved says so instead of giving wrong numbers.
-"""
+"""Every private name of torch that lflops rests on, in one place; `torch_check` tries them out before the first count."""
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -34,7 +29,6 @@ __all__ = [
     "TorchDispatchMode",
     "backward_id",
     "buffers_of",
-    "check",
     "child_modules",
     "current_node",
     "decompose",
@@ -252,69 +246,3 @@ def pop_mode(mode: TorchDispatchMode) -> None:
         above.append(top)
     for each in reversed(above):
         _python_dispatch._push_mode(each)
-
-
-@functools.cache
-def check() -> None:
-    """See that torch still means what lflops takes it to mean.
-
-    Raises:
-        CountError: It does not.
-    """
-    try:
-        seen = _observe()
-    except (AttributeError, TypeError, RuntimeError) as error:
-        raise CountError(f"torch {torch.__version__}: its internals are not as lflops knows them: {error}") from error
-    wrong = [fact for fact, holds in seen.items() if not holds]
-    if wrong:
-        raise CountError(f"torch {torch.__version__}: its internals are not as lflops knows them: {'; '.join(wrong)}")
-
-
-class _Watch(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.numbers: list[int] = []
-        self.names: list[str] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.name())
-        if func.name() == "aten::mm" and current_node() is not None:
-            self.numbers.append(sequence_number(current_node()))
-        return func(*args, **(kwargs or {}))
-
-
-def _observe() -> dict[str, bool]:
-    """Two products on one input, the gradient of which is the case that naive attribution gets wrong."""
-    aten = torch.ops.aten
-    watch = _Watch()
-    with _python_dispatch._disable_current_modes(), torch.inference_mode(mode=False), torch.enable_grad():
-        x = torch.zeros(2, 2, device="cpu", requires_grad=True)
-        w = torch.zeros(2, 2, device="cpu", requires_grad=True)
-        before = next_sequence_number()
-        first = x.mm(w)
-        between = next_sequence_number()
-        second = x.mm(w)
-        after = next_sequence_number()
-        outside = backward_id()
-        push_mode(watch)
-        try:
-            torch.autograd.grad([first, second], [x, w], [torch.zeros_like(first)] * 2)
-        finally:
-            pop_mode(watch)
-        storage, key = storage_key(x)
-    return {
-        "autograd nodes are not numbered in the order they are built": before <= between - 1 and between <= after - 1,
-        "a node's number does not survive to backward": watch.numbers == [after - 1] * 2 + [between - 1] * 2,
-        "backward passes are not told apart": outside == NO_BACKWARD,
-        "operators have other names": "aten::mm" in watch.names,
-        "a storage has no key": key == storage_key(x.view(4))[1] and storage.nbytes() == x.nbytes,
-        "views are not marked": aten.t.default.is_view and not aten.mm.default.is_view,
-        "composite operators are not marked": decomposes(aten.linear.default) and not decomposes(aten.mm.default),
-        "written arguments are not marked": written_arguments(aten.add_.Tensor) == (("self", 0),),
-        "modes cannot be listed": not runs_nothing([x]),
-        "fresh results are not marked": makes_storage(aten.mm.default) and not makes_storage(aten.add_.Tensor),
-    }

@@ -75,21 +75,15 @@ def _moved(operator: Operator, packet: str, args: Any, kwargs: Any, out: Any) ->
             given.update((id(each), each) for each in tensors_of((value,)))
     read = sum(map(size, given.values()))
     if packet in SETS:
-        written = SETS[packet](args) * size_of_element(args[0])
+        written: int = SETS[packet](args) * args[0].element_size()
         adds = packet in ADDS or (packet in ADDS_WHEN_TOLD and len(args) > 3 and args[3])
         return read + written * (2 if adds else 1)
     written = _written(operator, args, kwargs, out)
     if packet in TAKES_ITS_RESULT:
         read += written
     elif packet in TAKES:
-        read += TAKES[packet](args) * size_of_element(args[0])
+        read += TAKES[packet](args) * args[0].element_size()
     return read + written
-
-
-def size_of_element(tensor: Tensor) -> int:
-    """Bytes of one element."""
-    nbytes: int = tensor.element_size()
-    return nbytes
 
 
 def size(tensor: Tensor) -> int:
