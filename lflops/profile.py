@@ -17,6 +17,7 @@ from typing import Literal
 from msgspec import Struct
 
 from lflops import queries
+from lflops.hardware import Hardware
 from lflops.observations import PHASES, Count, Phase, Rank, RankStat, Seconds, Spread, Step, Trace
 from lflops.queries import Asked, Metric, ancestry
 
@@ -76,6 +77,7 @@ class ModuleProfile(Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: The class's name; `"scope"` for a named part that is no module.
+        detail: What the module says of itself, as `in_features=768, out_features=3072, bias=True`.
         calls: How often it was called in forward. A container that only its children's names pass through has 0.
         compiled: Whether it runs under torch.compile outside of the counted pass.
         owner: The row that counts this row's parameters, where they are shared with an earlier one.
@@ -99,6 +101,7 @@ class ModuleProfile(Struct, frozen=True, kw_only=True):
     local_parameter_bytes: Count
     dtypes: Mapping[str, DtypeShare]
     peak_bytes: Count | None
+    detail: str = ""
     forward: Work
     backward: Work
     recompute: Work
@@ -210,7 +213,7 @@ class Run(Struct, frozen=True, kw_only=True):
     step: Count | None = None
     window: Count | None = None
     partial: bool = False
-    hardware: str | None = None
+    hardware: Hardware | None = None
     precision: str | None = None
     samples_per_step: Count | None = None
     tokens_per_step: Count | None = None

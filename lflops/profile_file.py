@@ -16,7 +16,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Raw, Struct
 
-from lflops.errors import ProfileError
+from lflops.errors import HardwareError, ProfileError
+from lflops.hardware import Hardware
 from lflops.profile import COUNTS, PHASES, SCHEMA_VERSION, ModuleProfile, Profile, Work
 
 __all__ = ["load", "save"]
@@ -70,6 +71,8 @@ def _naming(path: str | PathLike[str], remark: str) -> Iterator[None]:
         raise ProfileError(f"{name}: {error.strerror or error}; {remark}") from error
     except (RuntimeError, ValueError, TypeError, MemoryError) as error:
         raise ProfileError(f"{name}: {_short.repr(str(error) or type(error).__name__)}; {remark}") from error
+    except HardwareError as error:
+        raise ProfileError(f"{name}: run.hardware: {error}; {remark}") from error
 
 
 def _content(path: Path) -> bytes:
@@ -258,6 +261,8 @@ def _check_leaves(value: object, keys: tuple[Key, ...] = ()) -> None:
     match value:
         case Struct():
             items = ((name, getattr(value, name)) for name in value.__struct_fields__)
+        case Hardware():
+            items = vars(value).items()
         case Mapping():
             items = value.items()
         case tuple() | list():

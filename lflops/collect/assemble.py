@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from lflops.collect.counting.tally import Tally
@@ -30,6 +31,9 @@ from lflops.profile import (
 )
 
 __all__ = ["Collected", "assemble"]
+
+LONGEST_DETAIL = 200
+"""Letters of what a module says of itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +153,18 @@ def _module(row: str, collected: Collected, parameters: _Parameters, owner: str 
         local_parameter_bytes=parameters.local_bytes,
         dtypes={dtype: DtypeShare(parameters=count, bytes=size) for dtype, (count, size) in parameters.dtypes.items()},
         peak_bytes=collected.peaks.get(row),
+        detail="" if module is None else _detail(module),
         **work,
     )
+
+
+def _detail(module: nn.Module) -> str:
+    """What the module's class has to say of it, on one line; nothing where saying it fails."""
+    try:
+        said = " ".join(str(module.extra_repr()).split())
+    except Exception:  # noqa: BLE001 - the user's code, which nobody asked for here
+        return ""
+    return said if len(said) <= LONGEST_DETAIL else f"{said[: LONGEST_DETAIL - 1]}…"
 
 
 def _kind_without_module(row: str, collected: Collected) -> str:

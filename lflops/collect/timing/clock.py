@@ -1,0 +1,71 @@
+"""What a moment is read from: this process's own clock on a CPU, the stream's events on CUDA, and in tests a clock that the test advances.
+
+A mark is cheap and waits for nothing. How far apart two marks are is asked later, after one `settle`.
+"""
+
+import time
+from typing import Any, Protocol
+
+import torch
+
+from lflops.errors import CountError
+
+__all__ = ["Clock", "HostClock", "StreamClock", "clock_of"]
+
+
+class Clock(Protocol):
+    """Marks moments now, and tells later how far apart they are."""
+
+    def mark(self) -> Any:
+        """This moment."""
+
+    def settle(self) -> None:
+        """Wait until every moment marked so far has come."""
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """From one settled mark to another."""
+
+
+class HostClock:
+    """The process's own: on a CPU an operator is done when it returns."""
+
+    mark = staticmethod(time.perf_counter)
+
+    def settle(self) -> None:
+        """Nothing is under way."""
+
+    def seconds(self, start: float, end: float) -> float:
+        """The difference."""
+        return end - start
+
+
+class StreamClock:
+    """Events on the current CUDA stream: what lies between two of them is the time that the stream took, however far ahead the host is."""
+
+    def mark(self) -> torch.cuda.Event:
+        """An event behind all that has been queued."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def settle(self) -> None:
+        """Wait for the device."""
+        torch.cuda.synchronize()
+
+    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """CUDA tells milliseconds."""
+        milliseconds: float = start.elapsed_time(end)
+        return milliseconds / 1e3
+
+
+def clock_of(device: torch.device) -> Clock:
+    """The clock that a device's work is timed by.
+
+    Raises:
+        CountError: There is none.
+    """
+    if device.type == "cpu":
+        return HostClock()
+    if device.type == "cuda":
+        return StreamClock()
+    raise CountError(f"the tensors are on {device.type!r}: times are taken on 'cpu' and 'cuda'; lflops.count works on every device")
