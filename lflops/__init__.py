@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from lflops import hardware as hardware
     from lflops.collect.calibrate import calibrate
     from lflops.collect.counting.formulas.table import Cost, register_formula
+    from lflops.collect.measure import measure
+    from lflops.collect.named_parts import scope
     from lflops.collect.passes import count, counting
-    from lflops.collect.scopes import scope
     from lflops.errors import CountError, HardwareError, LflopsError, ProfileError, ScheduleError
     from lflops.hardware import Hardware
     from lflops.profile import Profile
@@ -30,6 +31,7 @@ __all__ = [
     "count",
     "counting",
     "load",
+    "measure",
     "register_formula",
     "scope",
 ]
@@ -42,7 +44,8 @@ _HOMES = {
     "Profile": "lflops.profile",
     "calibrate": "lflops.collect.calibrate",
     "load": "lflops.profile_file",
-    "scope": "lflops.collect.scopes",
+    "measure": "lflops.collect.measure",
+    "scope": "lflops.collect.named_parts",
 }
 
 _MODULES = {"hardware"}

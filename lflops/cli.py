@@ -13,7 +13,9 @@ from msgspec import json
 from rich.console import Console, RenderableType
 
 from lflops.analyze.operators import operators
+from lflops.analyze.pace import pace
 from lflops.analyze.tree import SORT_KEYS, flat, ledger, share_of, totals, tree
+from lflops.analyze.utilization import utilization
 from lflops.errors import HardwareError, LflopsError
 from lflops.hardware import chips, lookup, unknown
 from lflops.profile import PHASES, Phase, Profile
@@ -86,15 +88,16 @@ def show(
     own: Annotated[bool, typer.Option("--flat", help="No tree: every module by its own work, the most MACs first.")] = False,
     by_operator: Annotated[bool, typer.Option("--operators", help="No modules: every operator, the most MACs first.")] = False,
     phase: Annotated[
-        str, typer.Option(metavar="NAME", help=f"What the share, the FLOPs and the bytes are of: {', '.join(PHASES)}, or all.")
+        str, typer.Option(metavar="NAME", help=f"What the shares, the FLOPs and the bytes are of: {', '.join(PHASES)}, or all.")
     ] = "forward",
     as_json: Annotated[
         bool,
         typer.Option(
             "--json",
-            help="Print one JSON object: run, phase, share_of (macs, or flops where the phase has no MACs), totals (by phase), rows "
-            "(nested by children, with the exact counts of each phase; or operators), uncounted (operators without a formula), uncalled "
-            "(modules) and notes. A row with a repeat holds the figures of one of its names.",
+            help="Print one JSON object: run, phase, pace (of the clean steps), utilization, share_of (macs, or flops where the phase has "
+            "no MACs), totals (by phase), rows (nested by children, with the exact counts and the seconds of each phase; or operators), "
+            "uncounted (operators without a formula), uncalled (modules) and notes. A row with a repeat holds the figures of one of its "
+            "names, and the mean of the times of all. Unknown is null.",
         ),
     ] = False,
 ) -> None:
@@ -151,6 +154,8 @@ def _as_json(profile: Profile, phase: Phase | None, **listed: object) -> bytes:
         "schema_version": profile.schema_version,
         "run": profile.run,
         "phase": phase or "all",
+        "pace": pace(profile),
+        "utilization": utilization(profile),
         "share_of": share_of(profile, phase),
         "totals": totals(profile),
         **listed,

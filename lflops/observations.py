@@ -1,7 +1,8 @@
 """What only watching a run tells: its steps, its traces, its ranks; and the phases and units that every part of a profile shares."""
 
-from collections.abc import Mapping
-from typing import Annotated, Literal
+import statistics
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Literal, Self
 
 from msgspec import Meta, Struct
 
@@ -21,6 +22,15 @@ class Spread(Struct, frozen=True, kw_only=True, gc=False):
     low: Seconds
     high: Seconds
     n: Count
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Self | None:
+        """The spread of measured seconds; `None` where there are none. A difference that noise made negative counts as nothing."""
+        seconds = [max(value, 0.0) for value in values]
+        if not seconds:
+            return None
+        low, median, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else seconds * 3
+        return cls(median=median, low=low, high=high, n=len(seconds))
 
 
 class Step(Struct, frozen=True, kw_only=True):

@@ -207,6 +207,30 @@ def with_seconds(counted: Profile) -> Profile:
     return Profile(**fields_of(counted) | {"modules": {name: row(each) for name, each in counted.modules.items()}})
 
 
+def clocked(counted: Profile, own: Mapping[tuple[str, Phase], float]) -> Profile:
+    """The same profile with these times of modules themselves in phases, and with those of all modules above that they add up to."""
+
+    def timed(name: str, phase: Phase, given: Work) -> Work:
+        inside = [seconds for (module, when), seconds in own.items() if when == phase and name in ancestry(module)]
+        fields = {"seconds": spread(sum(inside)) if inside else None}
+        return Work(**fields_of(given) | fields | ({"own_seconds": spread(own[name, phase])} if (name, phase) in own else {}))
+
+    def row(name: str, given: ModuleProfile) -> ModuleProfile:
+        return ModuleProfile(**fields_of(given) | {phase: timed(name, phase, given.work(phase)) for phase in PHASES})
+
+    return Profile(**fields_of(counted) | {"modules": {name: row(name, each) for name, each in counted.modules.items()}})
+
+
+def untimed(given: Profile) -> Profile:
+    """The same profile as a count would have left it: without a time in any work, and without steps."""
+
+    def row(each: ModuleProfile) -> ModuleProfile:
+        fields = {phase: dict.fromkeys(("seconds", "own_seconds", "device_seconds")) for phase in PHASES}
+        return ModuleProfile(**fields_of(each) | {phase: Work(**fields_of(each.work(phase)) | fields[phase]) for phase in PHASES})
+
+    return Profile(**fields_of(given) | {"modules": {name: row(each) for name, each in given.modules.items()}, "steps": ()})
+
+
 def fields_of(value: Any) -> dict[str, Any]:
     """The fields of a struct, to make another one with some of them changed."""
     return {field: getattr(value, field) for field in value.__struct_fields__}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from drawing import drawn
-from samples import product, profile, profile_of, run, small_profile
+from samples import product, profile, profile_of, run, small_profile, untimed
 
 from lflops.cli import main
 from lflops.profile_file import save
@@ -56,6 +56,42 @@ def test_json_holds_exact_integers_in_rows_within_rows(tmp_path: Path) -> None:
     assert 2**60 + 1 == block["children"][0]["phases"]["forward"]["macs"]
     assert 2**61 + 2 == shown["totals"]["forward"]["macs"]
     assert ("forward", 8192, [], []) == (shown["phase"], shown["run"]["tokens_per_step"], shown["uncounted"], shown["uncalled"])
+
+
+def test_json_has_the_pace_and_the_times(file: Path) -> None:
+    """One clean step of 3 ms: 2 * 1408 FLOPs in it, of an unknown peak. The head takes 100 µs of 300, and was not run again."""
+    shown = json.loads(shell("show", file, "--json").stdout)
+    assert (1, 0.003, 0.001) == (shown["pace"]["steps"], shown["pace"]["seconds"]["median"], shown["pace"]["phases"]["forward"]["median"])
+    assert (2816 / 0.003, None) == (shown["utilization"]["flops_per_second"], shown["utilization"]["mfu"])
+    head = shown["rows"][0]["children"][1]
+    assert (1e-4, None) == (head["seconds"]["forward"], head["seconds"]["recompute"])
+    assert pytest.approx(1 / 3) == head["time_share"]
+
+
+def test_without_times_json_says_that_they_are_unknown(tmp_path: Path) -> None:
+    """Null, nowhere 0."""
+    save(untimed(small_profile()), tmp_path / "counted.json")
+    shown = json.loads(shell("show", tmp_path / "counted.json", "--json", "--operators").stdout)
+    assert (0, None, {}, None) == tuple(shown["pace"][field] for field in ("steps", "seconds", "phases", "samples_per_second"))
+    assert {None} == {value for field, value in shown["utilization"].items() if field != "dtype"}
+    shown = json.loads(shell("show", tmp_path / "counted.json", "--json").stdout)
+    assert {None} == {*shown["rows"][0]["seconds"].values(), shown["rows"][0]["time_share"]}
+
+
+def test_rows_are_sorted_by_time(file: Path) -> None:
+    """The encoder's two operators took 200 µs, the head's one took 100."""
+    rows = json.loads(shell("show", file, "--json", "--sort", "time").stdout)["rows"][0]["children"]
+    assert [("encoder", 2e-4), ("head", 1e-4)] == [(row["name"], row["seconds"]["forward"]) for row in rows]
+
+
+def test_times_that_are_not_there_are_no_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Wrong usage, in one line; also with --flat and --json."""
+    save(untimed(small_profile()), tmp_path / "counted.json")
+    for options in ([], ["--flat"], ["--json"]):
+        assert 2 == main(["show", str(tmp_path / "counted.json"), "--sort", "time", *options])
+        shown = capsys.readouterr()
+        assert ("", 1) == (shown.out, len(shown.err.splitlines()))
+        assert shown.err.startswith("lflops: sort='time': no module of this profile has a time in forward; give one of macs, flops")
 
 
 def test_json_of_the_flat_list_has_every_module(file: Path) -> None:

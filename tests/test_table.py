@@ -3,8 +3,9 @@ from typing import Any
 import pytest
 from drawing import drawn
 from msgspec.structs import replace
-from samples import product, profile, small_profile, weights
+from samples import clocked, product, profile, small_profile, untimed, weights
 
+from lflops.observations import Phase
 from lflops.profile import DtypeShare, Note, Profile, Uncounted
 from lflops.report.notes import sentence
 
@@ -101,16 +102,93 @@ def test_the_flat_list_says_names_in_full_and_how_many_it_leaves_out() -> None:
 
 def test_another_phase_has_its_own_columns() -> None:
     """The share stands behind the MACs of the phase it is of; all phases together have a column of their own."""
-    backward, together = drawn(small_profile(), phase="backward"), drawn(small_profile(), phase=None)
+    backward, together = drawn(untimed(small_profile()), phase="backward"), drawn(untimed(small_profile()), phase=None)
     assert "head Linear 34 128 256 33.3 % 512 832 B" == line_of("head", backward)
     assert "head Linear 34 128 256 384 27.3 % 802 1.63 KiB" == line_of("head", together)
 
 
 def test_a_phase_without_macs_has_the_share_of_its_flops() -> None:
     """The optimizer's 34 of 178: one operation for each parameter."""
-    lines = drawn(small_profile(), phase="optimizer")
+    lines = drawn(untimed(small_profile()), phase="optimizer")
     assert "head Linear 34 128 256 34 19.1 % 408 B" == line_of("head", lines)
     assert any("% of optim" in line for line in lines)
+
+
+def timed_gpt() -> Profile:
+    """1 ms for each 768 x 768 weights, twice that backward; the first block is twice as slow forward, the root itself takes 6 ms."""
+    own: dict[tuple[str, Phase], float] = {("", "forward"): 6e-3}
+    for block in range(12):
+        for name, weight in NAMES.items():
+            own[f"h.{block}.{name}", "forward"] = weight / (D * D) * (2e-3 if block == 0 else 1e-3)
+            own[f"h.{block}.{name}", "backward"] = weight / (D * D) * 2e-3
+    return clocked(gpt(), own)
+
+
+def test_a_row_says_what_each_module_takes() -> None:
+    """11 blocks take 12 ms and one 24: 13 on average, of 12 * 13 + 6 = 162 ms; 2 * 57.98 G FLOPs in 13 ms are 8.92 T a second."""
+    lines = drawn(timed_gpt(), 140)
+    assert "module params MACs MACs MACs time time FLOP/s time FLOPs moved" == line_of("module", lines)
+    assert "0…11 ×12 GPT2Block 7.08 M 57.98 G 8.3 % 115.96 G 13.00 ms 8.0 % 8.92 T 24.00 ms 115.96 G 6.75 MiB" == line_of("0…11", lines)
+    assert "×N: N modules that are alike; the figures are those of one of them, times the mean over all of them" in lines
+
+
+def test_the_usual_width_has_room_for_the_time_and_the_rate_of_long_names() -> None:
+    """Of the columns only those that a timed profile can do without give way: parameters, MACs, times and their rate stay."""
+    name = "the_first_of_all_the_projections_of_the_last_layer"
+    cells = [product(name, "aten::mm", phase, macs=10**11, bytes_moved=10**5) for phase in ("forward", "backward")]
+    own: dict[tuple[str, Phase], float] = {(name, "forward"): 0.1, (name, "backward"): 0.2}
+    lines = drawn(clocked(profile({"": {}, name: weights(10**6)}, cells), own), 120)
+    assert line_of("the_first", lines).endswith("1.00 M 100.00 G 100.0 % 100.00 G 100.00 ms 100.0 % 2.00 T 200.00 ms")
+    assert "no room for fwd FLOPs, fwd bytes moved" in lines
+
+
+@pytest.mark.parametrize(
+    ("width", "block"),
+    [
+        (20, "57.98 G"),
+        (34, "57.98 G 13.00 ms"),
+        (47, "57.98 G 8.3 % 13.00 ms"),
+        (60, "57.98 G 8.3 % 13.00 ms 8.0 %"),
+        (80, "7.08 M 57.98 G 8.3 % 13.00 ms 8.0 % 8.92 T"),
+    ],
+)
+def test_the_time_gives_way_after_its_share_and_before_the_work(width: int, block: str) -> None:
+    """No digit is cut, and no line is wider than the terminal."""
+    lines = drawn(timed_gpt(), width)
+    assert max(map(len, lines)) <= width
+    assert any(" ".join(line.split()).endswith(block) for line in lines)
+
+
+def test_the_flat_list_has_the_time_of_each_module_itself() -> None:
+    """The root's 6 ms of 162, without any MACs: a rate of nothing. The layers of the first block took twice as long."""
+    lines = drawn(timed_gpt(), 140, own=True, sort="time")
+    assert line_of("h.0.mlp.c_fc", lines).startswith("h.0.mlp.c_fc Conv1D 2.36 M 19.33 G 2.8 % 38.65 G 8.00 ms 4.9 % 4.83 T 8.00 ms")
+    kept = replace(timed_gpt(), modules={"": replace(timed_gpt().modules[""], own_parameters=1)})
+    assert line_of("GPT2Model", drawn(kept, 140, own=True)).startswith("GPT2Model 1 0 0 % 0 6.00 ms 3.7 % 0 – 0")
+
+
+def test_another_phase_has_its_own_time() -> None:
+    """24 of 288 ms backward, where 115.96 G MACs are 9.66 T FLOPs a second; both phases together take 37 of 450 ms."""
+    backward, together = drawn(timed_gpt(), 140, phase="backward"), drawn(timed_gpt(), 140, phase=None)
+    assert "7.08 M 57.98 G 115.96 G 8.3 % 24.00 ms 8.3 % 9.66 T 13.00 ms 231.93 G 6.75 MiB" in line_of("0…11", backward)
+    assert "173.95 G 8.3 % 37.00 ms 8.2 % 9.40 T 13.00 ms 24.00 ms" in line_of("0…11", together)
+
+
+def test_a_phase_whose_times_are_unknown_has_no_columns_for_them() -> None:
+    """The others keep theirs; a phase without MACs has a time, and no rate."""
+    lines = drawn(timed_gpt(), 140, phase="optimizer")
+    assert "module params MACs MACs MACs optim time time FLOPs moved" == line_of("module", lines)
+    timed = drawn(small_profile(), 140, phase="optimizer")
+    assert "head Linear 34 128 256 100.00 µs 50.0 % 100.00 µs 100.00 µs – 34 19.1 % 408 B" == line_of("head", timed)
+
+
+def test_a_time_that_is_unknown_is_a_dash() -> None:
+    """The root ran the loss, and nobody knows how long: all phases together are unknown too, and so is every share of them."""
+    given = clocked(untimed(small_profile()), {("head", "forward"): 1e-3})
+    lines = drawn(given, 140)
+    assert "encoder Sequential 144 512 80.0 % 512 – – – 1.09 k 1.44 KiB" == line_of("encoder", lines)
+    assert "head Linear 34 128 20.0 % 256 1.00 ms 100.0 % 256.00 k 256 424 B" == line_of("head", lines)
+    assert "head Linear 34 128 256 384 27.3 % – – – 1.00 ms 802 1.63 KiB" == line_of("head", drawn(given, 140, phase=None))
 
 
 def test_passes_that_are_added_up_are_numbered() -> None:
@@ -154,7 +232,7 @@ def test_parameters_are_told_apart_where_they_differ() -> None:
 
 def test_totals_are_by_phase_and_together() -> None:
     """640 and 768 MACs; masked attention would add a column of executed MACs."""
-    lines = drawn(small_profile())
+    lines = drawn(untimed(small_profile()))
     assert "totals MACs FLOPs bytes moved operator calls" == line_of("totals", lines)
     assert "forward 640 1.34 k 1.85 KiB 3" == line_of("forward", lines)
     assert "all 1.41 k 3.15 k 6.44 KiB 9" == line_of("all", lines)
@@ -219,6 +297,29 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
             Note(code="ignored", subject="probe", values={"macs": 1_230_000, "flops": 2_460_000, "calls": 3}),
             "probe is left out of every total, as asked: 1.23 M MACs and 2.46 M FLOPs in 3 operator calls",
         ),
+        (
+            Note(code="ignored", subject="probe", values={"macs": 4, "flops": 8, "calls": 1, "seconds": 0.00125}),
+            "probe is left out of every total, as asked: 4 MACs and 8 FLOPs in 1 operator call, 1.25 ms",
+        ),
+        (
+            Note(
+                code="generated",
+                subject="",
+                values={"prefill_macs": 3000, "decode_macs": 500, "decode_calls": 7, "prefill_flops": 6000, "decode_flops": 1000},
+            ),
+            "of forward, prefill has 3.00 k MACs (6.00 k FLOPs), decode 500 MACs (1.00 k FLOPs) in 7 calls",
+        ),
+        (
+            Note(code="generated", subject="", values={"prefill_macs": 1, "decode_calls": 1}),
+            "of forward, prefill has 1 MACs (– FLOPs), decode – MACs (– FLOPs) in 1 call",
+        ),
+        (
+            Note(code="time_scaled", subject="", values={"forward": 0.925, "backward": 1.0625}),
+            "the times of modules are scaled to what clean passes took: forward by 0.93, backward by 1.06",
+        ),
+        (Note(code="time_scaled", subject="", values={}), "the times of modules are scaled to what clean passes took: –"),
+        (Note(code="host_clock", subject="", values={}), "times are from the host's clock, not from the device's"),
+        (Note(code="host_clock", subject="decode", values={}), "times of decode are from the host's clock, not from the device's"),
         (
             Note(code="ambiguous_threads", subject="", values={"calls": 1}),
             "the work of 1 operator call in backward is the root's own: which module's it is could not be told",

@@ -100,6 +100,7 @@ PUBLIC = [
     "count",
     "counting",
     "load",
+    "measure",
     "register_formula",
     "scope",
 ]

@@ -3,10 +3,11 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from samples import cell, fields_of, product, profile, small_profile, weights, with_seconds
+from samples import cell, clocked, fields_of, product, profile, small_profile, untimed, weights, with_seconds
 
 from lflops.analyze.operators import operators
 from lflops.analyze.tree import SORT_KEYS, Figures, Ledger, Repeat, Row, flat, ledger, totals, tree
+from lflops.observations import Phase
 from lflops.profile import PHASES, ModuleProfile, Profile, Uncounted
 
 
@@ -145,6 +146,80 @@ def test_times_and_peaks_do_not_keep_rows_apart() -> None:
     timed = changed(timed, "layers.1", peak_bytes=7)
     untimed: ModuleProfile = stack(2).modules["layers.0.q"]
     assert [("0", 2)] == repeats(layers(changed(timed, "layers.0.q", **{phase: untimed.work(phase) for phase in PHASES})))
+
+
+def timed_stack() -> Profile:
+    """Each Linear of the first block takes 1 s forward, of the second 3; the root itself 2. Backward `q` alone has a time, 5 s."""
+    own: dict[tuple[str, Phase], float] = {("", "forward"): 2.0}
+    for block, seconds in ((0, 1.0), (1, 3.0)):
+        own |= {(f"layers.{block}.{label}", "forward"): seconds for label in ("q", "k", "out")}
+        own[f"layers.{block}.q", "backward"] = 5.0
+    return clocked(stack(2), own)
+
+
+def test_a_row_has_the_time_of_its_module() -> None:
+    """Forward 2 + 3 + 9 seconds, of which the layers' 12; where nothing was timed there is no time."""
+    (root,) = tree(timed_stack())
+    assert (14.0, 12.0) == (root.time("forward"), root.children[0].time("forward"))
+    assert (1.0, 12 / 14) == (root.time_share, root.children[0].time_share)
+    assert {"forward": 14.0, "backward": 10.0, "recompute": None, "optimizer": None, "other": None} == root.seconds
+
+
+def test_a_shared_row_has_the_mean_of_the_times() -> None:
+    """Blocks of 3 and 9 seconds: 6 of 14. Within them `q` and `k` take 1 or 3 seconds, 2 on average, and `out` too: 2 + 2 + 2 are 6."""
+    (block,) = layers(timed_stack())
+    assert (6.0, 6 / 14) == (block.time("forward"), block.time_share)
+    assert [("q", 2, 2.0), ("out", 1, 2.0)] == [(row.label, row.times, row.time("forward")) for row in block.children]
+
+
+def test_a_mean_of_which_a_part_is_unknown_is_unknown() -> None:
+    """`q` has a time backward, `k` in the same row has none; by itself `q` has its 5 seconds."""
+    (block,) = layers(timed_stack())
+    assert None is block.children[0].time("backward")
+    assert [5.0, None, None] == [row.time("backward") for row in layers(timed_stack(), fold=False)[0].children]
+
+
+def test_all_phases_together_take_as_long_as_those_that_ran() -> None:
+    """14 seconds forward and 10 backward. `out` ran backward, nobody knows how long: so together it is unknown, and so is its share."""
+    root, *_ = flat(timed_stack(), sort="name", phase=None)
+    assert 24.0 == tree(timed_stack(), phase=None)[0].time(None)
+    assert 2.0 == root.time(None)
+    assert [(6.0, 6 / 24), (None, None)] == [
+        (row.time(None), row.time_share) for row in layers(timed_stack(), fold=False, phase=None)[0].children[::2]
+    ]
+
+
+def test_the_rate_is_of_the_macs_in_that_time() -> None:
+    """2 * 500 MACs of a block in 6 seconds on average; without a time there is none."""
+    (block,) = layers(timed_stack())
+    assert 2 * 500 / 6 == block.flops_per_second("forward")
+    assert None is block.flops_per_second("optimizer")
+    assert None is layers(clocked(stack(2), {("layers.0", "forward"): 0.0}))[0].flops_per_second("forward")
+
+
+def test_a_flat_row_has_its_own_time() -> None:
+    """The root's 2 of 14 seconds; a block has no operator of its own, and its time is not known."""
+    rows = {row.name: row for row in flat(timed_stack())}
+    assert (2.0, 2 / 14) == (rows[""].time("forward"), rows[""].time_share)
+    assert (None, None) == (rows["layers.0"].time("forward"), rows["layers.0"].time_share)
+
+
+def test_rows_are_sorted_by_time_and_the_unknown_come_last() -> None:
+    """`b` takes 2 seconds, `a` 0, of `c` nobody knows; two of 3 seconds that share a row come before one of 5."""
+    given = clocked(profile({"": {}, "c": {}, "a": {}, "b": {}}, []), {("a", "forward"): 0.0, ("b", "forward"): 2.0})
+    assert ["b", "a", "c"] == [row.label for row in tree(given, sort="time", fold=False)[0].children]
+    assert ["b", "", "c", "a"] == [row.name for row in flat(changed(given, "a", forward=given.modules["c"].forward), sort="time")]
+    one_block = stack(1, labels=("out", "a", "b"))
+    own: dict[tuple[str, Phase], float] = {("layers.0.out", "forward"): 5.0, ("layers.0.a", "forward"): 3.0, ("layers.0.b", "forward"): 3.0}
+    assert [("a", 2), ("out", 1)] == repeats(layers(clocked(one_block, own), sort="time")[0].children)
+
+
+@pytest.mark.parametrize("rows_of", [tree, flat])
+@pytest.mark.parametrize(("phase", "where"), [("forward", "in forward"), (None, "in any phase")])
+def test_without_times_there_is_no_order_by_time(rows_of: Any, phase: Any, where: str) -> None:
+    """The error says so, and what can be given."""
+    with pytest.raises(ValueError, match=f"sort='time': no module of this profile has a time {where}; give one of macs, .*, name$"):
+        rows_of(untimed(small_profile()), sort="time", phase=phase)
 
 
 def test_without_folding_every_module_has_its_row() -> None:

@@ -1,16 +1,19 @@
 """The modules of a profile as rows: a tree that folds what repeats, a flat list by own work, and what no total holds."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
+from statistics import fmean
 from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lflops.profile import COUNTS, PHASES, ModuleProfile, Phase, Profile
+from lflops.analyze.alike import alike
+from lflops.observations import Spread
+from lflops.profile import PHASES, ModuleProfile, Phase, Profile
 
-__all__ = ["SORT_KEYS", "Figures", "Ledger", "Repeat", "Row", "flat", "ledger", "share_of", "totals", "tree"]
+__all__ = ["SORT_KEYS", "Figures", "Ledger", "Repeat", "Row", "flat", "has_times", "ledger", "share_of", "totals", "tree"]
 
 
 class Figures(Struct, frozen=True, kw_only=True):
@@ -38,7 +41,7 @@ class Repeat(Struct, frozen=True, kw_only=True):
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """One module, or a run of siblings that are alike: then every figure is that of ONE of them.
+    """One module, or a run of siblings that are alike: then every figure is that of ONE of them, and a time the mean of them all.
 
     Attributes:
         name: The dotted path; of the first one where the row is a run.
@@ -50,8 +53,11 @@ class Row(Struct, frozen=True, kw_only=True):
         calls: How often it was called in forward.
         trainable_parameters: `None` where only the inclusive number is known. So is `parameter_bytes`.
         phases: The work of each phase.
+        seconds: The median time of each phase; `None` where it is unknown. Where rows are folded, the mean over all the modules that
+            this one stands for: of a layer in a run of 12 blocks that are alike, over the layer's 12.
         share: This row's part of the root's MACs in the phase asked for, or of its FLOPs where the root has no MACs in it; `None`
             where it has neither. `share_of` says which.
+        time_share: Its part of the root's time in that phase.
         children: The rows below, where there is a tree.
     """
 
@@ -69,7 +75,9 @@ class Row(Struct, frozen=True, kw_only=True):
     trainable_parameters: int | None
     parameter_bytes: int | None
     phases: Mapping[Phase, Figures]
+    seconds: Mapping[Phase, float | None]
     share: float | None
+    time_share: float | None
     children: tuple["Row", ...] = ()
 
     @property
@@ -84,6 +92,15 @@ class Row(Struct, frozen=True, kw_only=True):
     def all(self, phase: Phase | None) -> Figures:
         """The work of all the row's modules within one of the row above."""
         return self.one(phase) * self.times
+
+    def time(self, phase: Phase | None) -> float | None:
+        """Seconds of one of the row's modules; `phase=None` adds the phases up, unless it ran in one whose time is unknown."""
+        return _summed((self.seconds[each], self.phases[each].calls) for each in _phases(phase))
+
+    def flops_per_second(self, phase: Phase | None) -> float | None:
+        """2 x MACs over the time."""
+        seconds = self.time(phase)
+        return 2 * self.one(phase).macs / seconds if seconds else None
 
 
 class Ledger(Struct, frozen=True, kw_only=True):
@@ -102,25 +119,13 @@ _ORDERS: dict[str, Callable[[Row, Phase | None], Any]] = {
     "parameters": lambda row, _: -row.parameters * row.times,
     "bytes": lambda row, phase: -row.all(phase).bytes_moved,
     "name": lambda row, _: [int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", row.name))],
+    "time": lambda row, phase: (row.time(phase) is None, -(row.time(phase) or 0) * row.times),
 }
 
 SORT_KEYS = tuple(_ORDERS)
 """What rows can be sorted by: the name, or the most first."""
 
 _FIGURES = Figures.__struct_fields__
-_COMPARED = (*COUNTS, *(f"own_{count}" for count in COUNTS), "logical_macs", "own_logical_macs")
-_FACTS = (
-    "kind",
-    "calls",
-    "compiled",
-    "parameters",
-    "trainable_parameters",
-    "parameter_bytes",
-    "trainable_parameter_bytes",
-    "own_parameters",
-    "local_parameters",
-    "local_parameter_bytes",
-)
 
 
 def tree(
@@ -138,21 +143,25 @@ def tree(
     Raises:
         ValueError: An argument is none of what is taken.
     """
-    _check_sort(sort)
+    _check_sort(profile, sort, phase)
     if depth < -1:
         raise ValueError(f"depth={depth}: give -1 for all levels, 0 for the root alone, or how many to show below it")
     below = _children(profile)
-    alike: Mapping[str, object] = _signatures(profile, below) if fold else {name: name for name in below}
+    kinds: Mapping[str, object] = alike(profile, below) if fold else {name: name for name in below}
 
-    def rows(names: Iterable[str], level: int) -> tuple[Row, ...]:
+    def rows(siblings: Iterable[tuple[str, ...]], level: int) -> tuple[Row, ...]:
+        """Of each sibling its name, and the names of those in its place in the other modules of the run above."""
         made = []
-        for _, group in groupby(names, key=alike.__getitem__):
+        for _, group in groupby(siblings, key=lambda sibling: kinds[sibling[0]]):
             run = tuple(group)
-            row = _row(profile, run, own=False, phase=phase)
-            made.append(row if level == depth else replace(row, children=rows(below[run[0]], level + 1)))
+            folded = [name for sibling in run for name in sibling]
+            row = _row(profile, tuple(sibling[0] for sibling in run), folded, own=False, phase=phase)
+            made.append(
+                row if level == depth else replace(row, children=rows(zip(*(below[name] for name in folded), strict=True), level + 1))
+            )
         return _sorted(made, sort, phase)
 
-    return rows([""], 0)
+    return rows([("",)], 0)
 
 
 def flat(profile: Profile, *, sort: str | None = None, phase: Phase | None = "forward") -> tuple[Row, ...]:
@@ -166,8 +175,8 @@ def flat(profile: Profile, *, sort: str | None = None, phase: Phase | None = "fo
     Raises:
         ValueError: An argument is none of what is taken.
     """
-    _check_sort(sort)
-    return _sorted([_row(profile, (name,), own=True, phase=phase) for name in profile.modules], sort or "macs", phase)
+    _check_sort(profile, sort, phase)
+    return _sorted([_row(profile, (name,), (name,), own=True, phase=phase) for name in profile.modules], sort or "macs", phase)
 
 
 def totals(profile: Profile) -> dict[Phase, Figures]:
@@ -179,6 +188,11 @@ def share_of(profile: Profile, phase: Phase | None) -> Literal["macs", "flops"]:
     """What a share in that phase is of: MACs, or FLOPs where there are only those, as in the optimizer."""
     root = [profile.modules[""].work(each) for each in _phases(phase)]
     return "flops" if any(work.flops for work in root) and not any(work.macs for work in root) else "macs"
+
+
+def has_times(profile: Profile, phase: Phase | None) -> bool:
+    """Whether any module has a time in that phase, or in any of them."""
+    return any(module.work(each).seconds is not None for module in profile.modules.values() for each in _phases(phase))
 
 
 def ledger(profile: Profile) -> tuple[Ledger, ...]:
@@ -200,21 +214,27 @@ def ledger(profile: Profile) -> tuple[Ledger, ...]:
     return tuple(sorted(lines, key=lambda line: -line.bytes))
 
 
-def _check_sort(sort: str | None) -> None:
+def _check_sort(profile: Profile, sort: str | None, phase: Phase | None) -> None:
     if sort is not None and sort not in SORT_KEYS:
         raise ValueError(f"sort={sort!r}: give one of {', '.join(SORT_KEYS)}")
+    if sort == "time" and not has_times(profile, phase):
+        where = "in any phase" if phase is None else f"in {phase}"
+        raise ValueError(f"sort='time': no module of this profile has a time {where}; give one of {', '.join(SORT_KEYS[:-1])}")
 
 
 def _sorted(rows: list[Row], sort: str | None, phase: Phase | None) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: _ORDERS[sort](row, phase))) if sort else tuple(rows)
 
 
-def _row(profile: Profile, names: tuple[str, ...], *, own: bool, phase: Phase | None) -> Row:
-    """The row of the first of the names, without children."""
+def _row(profile: Profile, names: tuple[str, ...], folded: Sequence[str], *, own: bool, phase: Phase | None) -> Row:
+    """The row of the first of the names, with the mean time of all that is folded, without children."""
     module = profile.modules[names[0]]
     phases = _by_phase(module, own=own)
-    shared = share_of(profile, phase)
-    whole = sum(getattr(profile.modules[""].work(each), shared) for each in _phases(phase))
+    root, shared = profile.modules[""], share_of(profile, phase)
+    whole = sum(getattr(root.work(each), shared) for each in _phases(phase))
+    whole_time = _summed((_median(root.work(each).seconds), root.work(each).calls) for each in _phases(phase))
+    seconds = _seconds(profile, folded, own=own)
+    time = _summed((seconds[each], phases[each].calls) for each in _phases(phase))
     return Row(
         name=names[0],
         label=_label(names[0]),
@@ -230,8 +250,32 @@ def _row(profile: Profile, names: tuple[str, ...], *, own: bool, phase: Phase | 
         trainable_parameters=None if own else module.trainable_parameters,
         parameter_bytes=None if own else module.parameter_bytes,
         phases=phases,
+        seconds=seconds,
         share=sum(getattr(phases[each], shared) for each in _phases(phase)) / whole if whole else None,
+        time_share=time / whole_time if whole_time and time is not None else None,
     )
+
+
+def _seconds(profile: Profile, names: Sequence[str], *, own: bool) -> dict[Phase, float | None]:
+    """The mean over the modules, where it is known of each."""
+    field = "own_seconds" if own else "seconds"
+    means: dict[Phase, float | None] = {}
+    for phase in PHASES:
+        medians = [_median(getattr(profile.modules[name].work(phase), field)) for name in names]
+        known = [median for median in medians if median is not None]
+        means[phase] = fmean(known) if len(known) == len(medians) else None
+    return means
+
+
+def _median(seconds: Spread | None) -> float | None:
+    return None if seconds is None else seconds.median
+
+
+def _summed(times: Iterable[tuple[float | None, int]]) -> float | None:
+    """The seconds of phases that come with their operator calls; unknown where a time is not known of calls."""
+    ran = [seconds for seconds, calls in times if seconds is not None or calls]
+    known = [seconds for seconds in ran if seconds is not None]
+    return sum(known) if known and len(known) == len(ran) else None
 
 
 def _label(name: str) -> str:
@@ -253,21 +297,3 @@ def _children(profile: Profile) -> dict[str, list[str]]:
     for name in filter(None, profile.modules):
         below[name.rpartition(".")[0]].append(name)
     return below
-
-
-def _signatures(profile: Profile, below: Mapping[str, list[str]]) -> dict[str, int]:
-    """A number for each module: the same for two of them where all counts are, with the same labels and counts below."""
-    numbers: dict[str, int] = {}
-    seen: dict[Any, int] = {}
-    for name in sorted(profile.modules, key=len, reverse=True):  # the longer first, so that those below come before those above
-        children = tuple((_label(child), numbers[child]) for child in below[name])
-        numbers[name] = seen.setdefault((_counts(profile.modules[name]), children), len(seen))
-    return numbers
-
-
-def _counts(module: ModuleProfile) -> tuple[Any, ...]:
-    """All that makes two modules alike: neither the times, nor the peak, in which each one differs by when it runs."""
-    works = (getattr(module.work(phase), field) for phase in PHASES for field in _COMPARED)
-    dtypes = ((dtype, share.parameters, share.bytes) for dtype, share in sorted(module.dtypes.items()))
-    facts = (getattr(module, field) for field in _FACTS)
-    return (module.owner is None, *facts, *dtypes, *works)

@@ -10,29 +10,29 @@ from lflops.collect.torch_check import check
 from lflops.collect.torch_compat import runs_nothing
 from lflops.errors import CountError
 
-__all__ = ["check_arguments", "check_module", "describe"]
+__all__ = ["check_arguments", "check_module", "check_whole", "describe"]
 
 
-def check_arguments(model: Any, args: Any, kwargs: Any, loss: Any, *, backward: Any) -> None:
-    """See that `count` was given what it takes.
+def check_arguments(asker: str, model: Any, args: Any, kwargs: Any, loss: Any, *, backward: Any) -> None:
+    """See that a public function was given what it takes; errors begin with its name.
 
     Raises:
         CountError: Something is wrong.
     """
-    check_module("count", model)
-    _check_args(args)
+    check_module(asker, model)
+    _check_args(asker, args)
     if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)):
-        raise CountError(f"count: kwargs={describe(kwargs)}: give a mapping from names to the model's keyword arguments")
+        raise CountError(f"{asker}: kwargs={describe(kwargs)}: give a mapping from names to the model's keyword arguments")
     if not isinstance(backward, bool):
-        raise CountError(f"count: backward={describe(backward)}: give True or False")
+        raise CountError(f"{asker}: backward={describe(backward)}: give True or False")
     if loss is not None and not callable(loss):
-        raise CountError(f"count: loss={describe(loss)}: give a function from the output to a scalar")
+        raise CountError(f"{asker}: loss={describe(loss)}: give a function from the output to a scalar")
     if loss is not None and not backward:
-        raise CountError("count: loss is given, but backward=False: give backward=True as well")
+        raise CountError(f"{asker}: loss is given, but backward=False: give backward=True as well")
     check()
     if runs_nothing([*model.parameters(), *model.buffers(), *tensors_in((args, kwargs))]):
         raise CountError(
-            "count: the model's tensors are fake, and nothing would be counted: put it on device='meta', which costs no memory either"
+            f"{asker}: the model's tensors are fake, and nothing would be counted: put it on device='meta', which costs no memory either"
         )
 
 
@@ -48,6 +48,16 @@ def check_module(caller: str, module: Any) -> None:
         raise CountError(f"{caller}: {describe(module)} is no torch.nn.Module")
 
 
+def check_whole(asker: str, name: str, value: Any, *, least: int) -> None:
+    """See that an argument is a whole number, not below the least.
+
+    Raises:
+        CountError: It is none.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise CountError(f"{asker}: {name}={describe(value)}: give a whole number, at least {least}")
+
+
 def describe(value: Any) -> str:
     """A value in a few words, a tensor without its numbers."""
     if isinstance(value, Tensor):
@@ -56,10 +66,12 @@ def describe(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _check_args(args: Any) -> None:
+def _check_args(asker: str, args: Any) -> None:
     if isinstance(args, Mapping):
-        raise CountError(f"count: args is a {type(args).__name__}: give kwargs=batch, or args=(batch,) if the model takes the dict itself")
+        raise CountError(
+            f"{asker}: args is a {type(args).__name__}: give kwargs=batch, or args=(batch,) if the model takes the dict itself"
+        )
     if isinstance(args, list):
-        raise CountError("count: args is a list: give (batch,) if it is one argument, tuple(batch) if it is several")
+        raise CountError(f"{asker}: args is a list: give (batch,) if it is one argument, tuple(batch) if it is several")
     if not isinstance(args, tuple):
-        raise CountError(f"count: args={describe(args)}: give a tuple of the model's positional arguments, or one tensor")
+        raise CountError(f"{asker}: args={describe(args)}: give a tuple of the model's positional arguments, or one tensor")

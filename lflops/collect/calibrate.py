@@ -20,10 +20,11 @@ import msgspec
 import torch
 
 from lflops.collect.machine import Machine, TorchMachine
+from lflops.collect.surroundings import device_name
 from lflops.errors import HardwareError, LflopsError
-from lflops.hardware import Hardware
+from lflops.hardware import Hardware, hint, lookup
 
-__all__ = ["Clock", "EventClock", "HostClock", "calibrate", "measure"]
+__all__ = ["Clock", "EventClock", "HostClock", "calibrate", "hardware_of", "measure"]
 
 METHOD = 1
 """Counted up when figures are measured in another way, so that older ones are not taken for new."""
@@ -41,6 +42,9 @@ CACHES, FEWEST_CACHES = 8, 4
 """How many times the last-level cache the copy works on; less than the fewer would measure the cache."""
 
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
+
+
+TAKEN = 'give "auto", "measure", a name of lflops.hardware.names(), an lflops.Hardware, or None'
 
 
 class Clock(Protocol):
@@ -114,6 +118,29 @@ def calibrate(
     hardware = Hardware(machine.name, peaks, bandwidth, machine.memory_bytes, source)
     _keep(key, hardware)
     return hardware
+
+
+def hardware_of(asked: Hardware | str | None, device: torch.device) -> Hardware | None:
+    """What a device can do: `"auto"` looks its name up, `"measure"` measures it, another name is the table's, figures are taken as given.
+
+    Returns:
+        `None` where nothing was asked for, and where `"auto"` does not know the name.
+
+    Raises:
+        HardwareError: The table does not have the name, or the device cannot be measured.
+    """
+    if asked is None or isinstance(asked, Hardware):
+        return asked
+    if asked == "auto":
+        return lookup(device_name(device))
+    if asked == "measure":
+        return calibrate(device)
+    if not isinstance(asked, str):
+        raise HardwareError(f"hardware={asked!r}: {TAKEN}")
+    found = lookup(asked)
+    if found is None:
+        raise HardwareError(f"hardware={asked!r}: {hint(asked)}")
+    return found
 
 
 def measure(machine: Machine, clock: Clock, dtypes: Iterable[str]) -> tuple[dict[str, float], float | None]:

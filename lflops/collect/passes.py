@@ -3,29 +3,27 @@
 import contextlib
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 import msgspec
-import torch
 from torch import Tensor, nn
 
-from lflops.collect import torch_compat
-from lflops.collect.arguments import check_arguments, check_module, describe
+from lflops.collect.arguments import check_module
 from lflops.collect.assemble import Collected, assemble
 from lflops.collect.compiled import force_eager, unremarked_hooks
 from lflops.collect.counting.mode import Extent, OperatorCounter
+from lflops.collect.model_call import ModelCall
 from lflops.collect.modules import ModuleTree
 from lflops.collect.scopes import Scopes
 from lflops.collect.surroundings import run_of
-from lflops.collect.tensors import cut_off, tensors_in
+from lflops.collect.tensors import tensors_in
 from lflops.collect.torch_check import check
-from lflops.collect.untouched import Gradients, untouched
 from lflops.errors import CountError
 from lflops.observations import Phase
 from lflops.profile import Note, Profile
 
-__all__ = ["Counting", "count", "counting"]
+__all__ = ["Counting", "Ignored", "count", "counted", "counting"]
 
 Ignored = Iterable[str | type[nn.Module]]
 
@@ -55,19 +53,17 @@ def count(
     Raises:
         CountError: An argument is wrong, or this torch is not one that lflops knows.
     """
-    if isinstance(args, Tensor):
-        args = (args,)
-    check_arguments(model, args, kwargs, loss, backward=backward)
-    positional, named = cut_off(tuple(args)), cut_off(dict(kwargs or {}))
-    with untouched(model, tensors_in((positional, named))) as gradients:
-        counted = Counting({"": model}, phase="forward", ignore=ignore, batch=(positional, named))
-        with counted, _grad_mode(backward=backward):
-            output = model(*positional, **named)
-            if backward:
-                result = _result(output, loss)
-                del output
-                _differentiate(result, gradients)
-    return counted.profile
+    call = ModelCall.of("count", model, args, kwargs, backward=backward, loss=loss)
+    with call.untouched():
+        return counted(call, ignore)
+
+
+def counted(call: ModelCall, ignore: Ignored) -> Profile:
+    """What one pass of a call does."""
+    counting = Counting({"": call.model}, phase="forward", ignore=ignore, batch=(call.args, call.kwargs))
+    with counting:
+        call.run()
+    return counting.profile
 
 
 def counting(*modules: nn.Module, ignore: Ignored = ()) -> "Counting":
@@ -100,6 +96,7 @@ class Counting:
         ignore: Ignored = (),
         batch: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}),
         extent: Extent | None = None,
+        counter: Callable[[Scopes, Extent], OperatorCounter] = OperatorCounter,
     ) -> None:
         """Name the modules; nothing is touched until the `with` is entered."""
         check()
@@ -108,7 +105,7 @@ class Counting:
         _ignored(self._tree, self._ignore)  # a wrong name is said now, not after the pass
         self._batch = batch
         self._scopes = Scopes(self._tree, phase=phase, follow=self._follow)
-        self._counter = OperatorCounter(self._scopes, extent or Extent())
+        self._counter = counter(self._scopes, extent or Extent())
         self._undo = contextlib.ExitStack()
         self._entered = False
         self._profile: Profile | None = None
@@ -138,6 +135,10 @@ class Counting:
         del self._tree, self._scopes, self._counter, self._batch  # what was counted may be freed while the profile is read
         _warn_of_failures(self._profile)
 
+    def outside(self, phase: Phase) -> None:
+        """Say what work outside of every module is from now on; a module's forward and any backward change that."""
+        self._scopes.outside(phase)
+
     @property
     def profile(self) -> Profile:
         """What was counted.
@@ -148,6 +149,11 @@ class Counting:
         if self._profile is None:
             raise CountError("counting: the profile is there when the `with` is left")
         return self._profile
+
+    def so_far(self) -> tuple[int, int]:
+        """MACs and FLOPs up to here, while the `with` is running."""
+        cells = self._counter.total().cells.values()
+        return sum(sums[1] for sums in cells), sum(sums[3] for sums in cells)
 
     def _follow(self) -> Callable[[], None]:
         return self._counter.follow()
@@ -197,42 +203,6 @@ def _warn_of_failures(profile: Profile) -> None:
     failed = [f"{note.subject} ({note.values['error']})" for note in profile.notes if note.code == "formula_failed"]
     if failed:
         warnings.warn(f"count: the formula failed, so no call is counted: {', '.join(failed)}", stacklevel=4)
-
-
-@contextlib.contextmanager
-def _grad_mode(*, backward: bool) -> Iterator[None]:
-    """The caller's, unless there has to be a graph."""
-    if not backward:
-        yield
-        return
-    with torch.inference_mode(mode=False), torch.enable_grad():
-        yield
-
-
-def _result(output: Any, loss: Callable[[Any], Tensor] | None) -> list[Tensor]:
-    """The tensors to go backward from."""
-    if loss is None:
-        found = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
-        if not found:
-            raise CountError("count: backward=True, but no output requires a gradient: give loss=, or unfreeze what is to be trained")
-        return found
-    value: Any = loss(output)
-    if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-        raise CountError(f"count: loss gave {describe(value)}: it has to give a tensor of one element that requires a gradient")
-    return [value]
-
-
-def _differentiate(tensors: list[Tensor], gradients: Gradients) -> None:
-    """Go backward from the sum of the tensors, the gradient of which is ones."""
-    gradients.put_aside(torch_compat.leaves(tensors))
-    with torch_compat.unseen():
-        ones = [_ones(each) for each in tensors]
-    torch.autograd.backward(tensors, ones)
-
-
-def _ones(tensor: Tensor) -> Tensor:
-    """Like the tensor, and but one number in memory where torch can do that."""
-    return torch.ones_like(tensor) if tensor.is_nested else torch.ones((), dtype=tensor.dtype, device=tensor.device).expand_as(tensor)
 
 
 def _named(modules: tuple[nn.Module, ...]) -> dict[str, nn.Module]:

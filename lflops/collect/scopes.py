@@ -19,7 +19,7 @@ import contextlib
 import inspect
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -29,6 +29,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from lflops.collect.frames import Frame, ThreadLocal, checkpoint_is_running, is_running
 from lflops.collect.modules import ModuleTree
+from lflops.collect.named_parts import FOLLOWERS, following
 from lflops.collect.optimizers import OptimizerSteps
 from lflops.collect.segments import Claims, Segments
 from lflops.collect.tensors import nodes_of, tensors_in
@@ -43,7 +44,7 @@ from lflops.collect.torch_compat import (
 )
 from lflops.observations import Phase
 
-__all__ = ["Scopes", "scope"]
+__all__ = ["Scopes"]
 
 
 class Scopes:
@@ -82,8 +83,7 @@ class Scopes:
                 hooks.callback(remove_hook, handle)
             hooks.callback(self.steps.stop)
             self.steps.start()
-            _ACTIVE.append(self)
-            hooks.callback(_ACTIVE.remove, self)
+            hooks.enter_context(following(self))
             self._hooks = hooks.pop_all()
         self._boundary("", NO_BACKWARD)
 
@@ -92,6 +92,10 @@ class Scopes:
         self._hooks.close()
         self._claims.release()
         self._follow = None  # else it and whoever follows would keep each other, and the model, alive
+
+    def outside(self, phase: Phase) -> None:
+        """Say what an operator outside of every module is from now on; a module's forward and any backward change that."""
+        self._phase = phase
 
     @property
     def calls(self) -> Counter[str]:
@@ -117,6 +121,14 @@ class Scopes:
             self._segments().extend(next_sequence_number(), row)
             self._local.state.detour = False
         return row, phase
+
+    def between(self) -> tuple[str, Phase]:
+        """The row and the phase that Python code between operators belongs to; outside of every module it is in no pass."""
+        backward = backward_id()
+        top = self._top(backward)
+        if backward == NO_BACKWARD:
+            return ("", "other") if top is None else (top.row, "forward")
+        return self._in_backward(backward) if top is None else (top.row, "recompute")
 
     def place(self) -> tuple[str, str]:
         """The row that is running, and the nearest row at or above it that is a module."""
@@ -241,7 +253,7 @@ class Scopes:
     def _follows_this_thread(self) -> bool:
         """A thread that counts for itself is not counted by others as well."""
         thread = threading.get_ident()
-        return thread == self.home or all(thread != each.home for each in _ACTIVE)
+        return thread == self.home or all(thread != each.home for each in FOLLOWERS)
 
     def counts_here(self) -> bool:
         """Whether this thread is the first, is within a module or goes backward."""
@@ -257,32 +269,3 @@ class Scopes:
             if threading.get_ident() != self.home:
                 self._claims.claim(nodes_of(values[:-1]), self._threads[0])
             self._claims.claim(nodes_of(values[-1]), self._segments())
-
-
-_ACTIVE: list[Scopes] = []
-
-
-@contextlib.contextmanager
-def scope(name: str) -> Iterator[None]:
-    """Name a part of a step that is no module: it becomes a row under the module that is running.
-
-    Under `torch.compiler.is_compiling()`, and where nothing is being profiled, it does nothing.
-
-    Raises:
-        ValueError: The name is empty or has a dot in it.
-    """
-    if not isinstance(name, str) or not name or "." in name:  # type: ignore[redundant-expr,unused-ignore]
-        raise ValueError(f"scope: name={name!r} cannot be: give a name without dots")
-    if torch.compiler.is_compiling():
-        yield
-        return
-    entered = [each for each in _ACTIVE if each.counts_here()]
-    key = id(entered)
-    for scopes in entered:
-        row, module_row = scopes.place()
-        scopes.enter(key, f"{row}.{name}" if row else name, module_row, None)
-    try:
-        yield
-    finally:
-        for scopes in entered:
-            scopes.leave(key)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from lflops.collect.tensors import dtype_name, samples_and_tokens, shapes_of
+from lflops.collect.batch import samples_and_tokens
+from lflops.collect.tensors import dtype_name, shapes_of
 from lflops.profile import Run
 
 __all__ = ["device_name", "device_of", "run_of"]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["cut_off", "dtype_name", "nodes_of", "samples_and_tokens", "shapes_of", "tensors_in"]
+__all__ = ["cut_off", "dtype_name", "nodes_of", "shapes_of", "tensors_in"]
 
 DEEPEST = 12
 """Levels that are looked into; a structure that holds itself ends there."""
@@ -78,16 +78,6 @@ def shapes_of(args: Any, kwargs: Any) -> dict[str, tuple[int, ...]]:
 def _shape(tensor: Tensor) -> tuple[int, ...]:
     """Its extents; those of the values where sequences of several lengths are packed in one tensor."""
     return tuple((tensor.values() if tensor.is_nested else tensor).shape)
-
-
-def samples_and_tokens(args: Any, kwargs: Any) -> tuple[int | None, int | None]:
-    """Samples are the dimension 0 that most tensors share; tokens the size of the first 2-d integer tensor."""
-    tensors = list(tensors_in((args, kwargs)))
-    first = [tensor.size(0) for tensor in tensors if tensor.dim()]
-    samples = max(first, key=first.count) if first else None
-    whole = (tensor for tensor in tensors if tensor.dim() == 2 and not tensor.is_floating_point() and not tensor.is_complex())
-    tokens = next((tensor.numel() for tensor in whole), None)
-    return samples, tokens
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -27,6 +27,11 @@ class Gradients:
                 self._kept[id(leaf)] = (leaf, leaf.grad)
                 leaf.grad = None
 
+    def clear(self) -> None:
+        """Take away what a pass has made, before the next one."""
+        for leaf, _ in self._kept.values():
+            leaf.grad = None
+
     def put_back(self) -> None:
         """Undo it."""
         for leaf, gradient in self._kept.values():
@@ -35,13 +40,14 @@ class Gradients:
 
 
 @contextlib.contextmanager
-def untouched(model: nn.Module, inputs: Iterable[Tensor]) -> Iterator[Gradients]:
-    """Undo, at the end, what a pass does to the model, to its inputs' gradients and to the random numbers.
+def untouched(model: nn.Module, inputs: Iterable[Tensor], gradients: Gradients) -> Iterator[None]:
+    """Undo, at the end, what passes do to the model, to gradients and to the random numbers.
 
-    Yields:
-        The gradients put aside, for leaves that only the pass brings to light.
+    Args:
+        model: What is run.
+        inputs: What it is run on.
+        gradients: Puts them aside, also those of leaves that only a pass brings to light.
     """
-    gradients = Gradients()
     with contextlib.ExitStack() as undo:
         inputs = list(inputs)
         undo.enter_context(same_random_numbers((*model.parameters(), *model.buffers(), *inputs)))
@@ -51,7 +57,7 @@ def untouched(model: nn.Module, inputs: Iterable[Tensor]) -> Iterator[Gradients]
         undo.callback(_restore_buffers, [(module, dict(buffers_of(module))) for module in model.modules()])
         undo.callback(gradients.put_back)
         gradients.put_aside((*model.parameters(), *inputs))
-        yield gradients
+        yield
 
 
 def _restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:

@@ -1,10 +1,14 @@
 """Text for a terminal, which anybody's names may be part of."""
 
+from rich.table import Table
 from rich.text import Text
 
 from lflops import units
 
-__all__ = ["figure", "plain", "shortened", "text"]
+__all__ = ["MARGIN", "figure", "margin", "plain", "shortened", "text"]
+
+MARGIN = 16
+"""Of the lines above a table: what their labels have."""
 
 _NOTHING = {"0", "0 B", "0 %", units.UNKNOWN}
 
@@ -30,3 +34,11 @@ def shortened(name: str, width: int) -> str:
         return name
     end = max(width - 1, 0) // 2
     return f"{name[: max(width - 1 - end, 0)]}…{name[len(name) - end :]}"
+
+
+def margin() -> Table:
+    """Lines with a label in the margin."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(min_width=MARGIN, no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    return table

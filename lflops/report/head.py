@@ -9,9 +9,10 @@ from rich.text import Text
 from lflops import units
 from lflops.analyze.tree import Figures, ledger, totals
 from lflops.profile import Profile
-from lflops.report.cells import text
+from lflops.report.cells import MARGIN, margin, text
 from lflops.report.fitted import Fitted
 from lflops.report.notes import sentence
+from lflops.report.times import times
 
 __all__ = ["head"]
 
@@ -21,13 +22,13 @@ _KINDS = {
     "estimate": "estimated: nothing ran",
     "training": "training",
 }
-_MARGIN = 16
 _LISTED = 12
 
 
 def head(profile: Profile) -> Group:
-    """What was profiled, the totals, and their ledger."""
-    return Group(_what(profile), "", _totals(profile), "", _apart(profile))
+    """What was profiled, how long it took, the totals, and their ledger."""
+    took = times(profile)
+    return Group(_what(profile), "", *((took, "") if took else ()), _totals(profile), "", _apart(profile))
 
 
 def _what(profile: Profile) -> Table:
@@ -38,7 +39,7 @@ def _what(profile: Profile) -> Table:
     # Positional inputs are named by their number, which would read as one more size.
     shapes = [f"{'' if name.isdecimal() else name} {'×'.join(map(str, shape)) or 'scalar'}".strip() for name, shape in run.shapes.items()]
     batch = [_counted(n, unit) for n, unit in ((run.samples_per_step, "sample"), (run.tokens_per_step, "token")) if n is not None]
-    table = _margin()
+    table = margin()
     table.add_row("profiled", _listed(_root(profile), _passes(profile), run.stage, *when, "partial" if run.partial else None))
     table.add_row("device", _listed(f"{run.device_name} on {run.host}", run.dtype, run.precision, ranks))
     table.add_row("created", text(run.created.replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC")))
@@ -99,12 +100,12 @@ def _totals(profile: Profile) -> Fitted:
     columns["FLOPs"] = [units.count(figures.flops) for figures in ran.values()]
     columns["bytes moved"] = [units.size(figures.bytes_moved) for figures in ran.values()]
     columns["operator calls"] = [units.count(figures.calls) for figures in ran.values()]
-    return Fitted("totals", list(ran), columns, room=_MARGIN)
+    return Fitted("totals", list(ran), columns, room=MARGIN)
 
 
 def _apart(profile: Profile) -> Table:
     """What stands beside the totals: memory, what is in none of them, and what a reader has to know."""
-    table = _margin()
+    table = margin()
     table.add_row("peak live memory", text(_memory(profile)))
     for i, line in enumerate(_ledger(profile)):
         table.add_row("" if i else "not counted", line)
@@ -159,10 +160,3 @@ def _never_called(profile: Profile) -> str:
 
 def _counted(number: int, noun: str) -> str:
     return f"{units.count(number)} {noun}" if number == 1 else f"{units.count(number)} {noun}s"
-
-
-def _margin() -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(min_width=_MARGIN, no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
-    return table

@@ -15,7 +15,8 @@ def sentence(note: Note) -> str:
 
 def _ignored(note: Note) -> str:
     work = f"{_count(note, 'macs')} MACs and {_count(note, 'flops')} FLOPs in {_calls(note)}"
-    return f"{note.subject or 'the root'} is left out of every total, as asked: {work}"
+    took = f", {_duration(note, 'seconds')}" if "seconds" in note.values else ""
+    return f"{note.subject or 'the root'} is left out of every total, as asked: {work}{took}"
 
 
 def _ambiguous_threads(note: Note) -> str:
@@ -35,6 +36,22 @@ def _scripted(note: Note) -> str:
     return f"the parts of {note.subject or 'the root'} run as a script: their work is its own"
 
 
+def _generated(note: Note) -> str:
+    prefill, decode = (f"{_count(note, f'{part}_macs')} MACs ({_count(note, f'{part}_flops')} FLOPs)" for part in ("prefill", "decode"))
+    calls = f"{_count(note, 'decode_calls')} call{'' if note.values.get('decode_calls') == 1 else 's'}"
+    return f"of forward, prefill has {prefill}, decode {decode} in {calls}"
+
+
+def _time_scaled(note: Note) -> str:
+    factors = ", ".join(f"{phase} by {_count(note, phase)}" for phase in note.values)
+    return f"the times of modules are scaled to what clean passes took: {factors or units.UNKNOWN}"
+
+
+def _host_clock(note: Note) -> str:
+    of = f" of {note.subject}" if note.subject else ""
+    return f"times{of} are from the host's clock, not from the device's"
+
+
 def _unknown(note: Note) -> str:
     values = ", ".join(f"{name} {value}" for name, value in note.values.items())
     head = " ".join(filter(None, [note.code.replace("_", " "), note.subject]))
@@ -50,10 +67,18 @@ def _count(note: Note, name: str) -> str:
     return value if isinstance(value, str) else units.count(value)
 
 
+def _duration(note: Note, name: str) -> str:
+    value = note.values.get(name)
+    return value if isinstance(value, str) else units.duration(value)
+
+
 _SENTENCES: dict[str, Callable[[Note], str]] = {
     "ignored": _ignored,
     "ambiguous_threads": _ambiguous_threads,
     "formula_failed": _formula_failed,
     "compiled_ran_eager": _compiled_ran_eager,
     "scripted": _scripted,
+    "generated": _generated,
+    "time_scaled": _time_scaled,
+    "host_clock": _host_clock,
 }

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from lflops import units
-from lflops.analyze.tree import Row, flat, share_of, totals, tree
-from lflops.profile import Phase, Profile
+from lflops.analyze.tree import Row, flat, has_times, share_of, totals, tree
+from lflops.profile import PHASES, Phase, Profile
 from lflops.report.cells import figure, plain, shortened, text
 from lflops.report.head import head
 
@@ -27,7 +27,7 @@ _SHORT: dict[Phase | None, str] = {
     None: "all",
 }
 _GAP = 2
-_SHORT_NAME, _LONG_NAME = 16, 40
+_CUT_NAME, _CLIPPED_NAME, _SHORT_NAME, _LONG_NAME = 4, 12, 16, 40
 
 
 def render(
@@ -40,7 +40,7 @@ def render(
         depth: How many levels of the tree below the root; -1 is all of them.
         sort: A column, one of `analyze.tree.SORT_KEYS`; `None` is the model's order, or by own MACs.
         own: A flat list of modules by their own work, in place of the tree.
-        phase: What the share, the FLOPs and the bytes are about; `None` is all the phases together.
+        phase: What the shares, the rate, the FLOPs and the bytes are about; `None` is all the phases together.
 
     Raises:
         ValueError: An argument is none of what is taken.
@@ -113,7 +113,8 @@ class _Modules:
 
     def _remarks(self, columns: list[_Column]) -> Iterator[str]:
         if any(row.repeat for row in self._rows):
-            yield "×N: N modules that are alike; the figures are those of one of them"
+            times = ", times the mean over all of them" if any(column.heading.endswith("time") for column in columns) else ""
+            yield f"×N: N modules that are alike; the figures are those of one of them{times}"
         if self._idle:
             yield f"{self._idle} modules without work or parameters of their own are not listed"
         if left_out := [" ".join(column.heading.split()) for column in self._columns if column not in columns]:
@@ -127,10 +128,24 @@ def _walk(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def _columns(profile: Profile, phase: Phase | None) -> Iterator[_Column]:
-    """MACs of the phases that have some, the share after what it is of, and what else the phase shown did."""
-    short, by_flops = _SHORT[phase], share_of(profile, phase) == "flops"
-    share = _Column(f"% of {short}\nFLOPs" if by_flops else f"% of\n{short}", lambda row: units.percent(row.share), gives=0)
+    """Work and, where it is known, time: of the phase shown, with its shares, and of the other phases that have some."""
+    short, by_flops, timed = _SHORT[phase], share_of(profile, phase) == "flops", has_times(profile, None)
+    extra = _LONG_NAME if timed else _SHORT_NAME
     yield _Column("params", lambda row: units.count(row.parameters))
+    yield from _macs_columns(profile, phase, extra)
+    if timed:
+        yield from _time_columns(profile, phase)
+    yield _Column(f"{short}\nFLOPs", lambda row: units.count(row.one(phase).flops), gives=0 if by_flops else _LONG_NAME)
+    if by_flops:
+        yield _share(f"% of {short}\nFLOPs")
+    yield _Column(f"{short} bytes\nmoved", lambda row: units.size(row.one(phase).bytes_moved), gives=extra)
+
+
+def _macs_columns(profile: Profile, phase: Phase | None, extra: int) -> Iterator[_Column]:
+    """MACs of the phases that have some, the share after what it is of."""
+    short, by_flops = _SHORT[phase], share_of(profile, phase) == "flops"
+    timed = has_times(profile, phase)
+    share = _share(f"% of {short}\nMACs", gives=_CLIPPED_NAME) if timed else _share(f"% of\n{short}")
     for each, figures in totals(profile).items():
         if each == phase and by_flops:
             continue
@@ -138,15 +153,33 @@ def _columns(profile: Profile, phase: Phase | None) -> Iterator[_Column]:
             yield _Column(f"{short}\nMACs", partial(_macs, each), gives=0)
             yield share
         elif figures.macs or each == "forward":
-            gives = _SHORT_NAME if each in {"forward", "backward"} else _LONG_NAME
+            gives = {"forward": _SHORT_NAME, "backward": extra}.get(each, _LONG_NAME)
             yield _Column(f"{_SHORT[each]}\nMACs", partial(_macs, each), gives=gives)
     if phase is None and not by_flops:
         yield _Column("all\nMACs", partial(_macs, None), gives=0)
         yield share
-    yield _Column(f"{short}\nFLOPs", lambda row: units.count(row.one(phase).flops), gives=0 if by_flops else _LONG_NAME)
-    if by_flops:
-        yield share
-    yield _Column(f"{short} bytes\nmoved", lambda row: units.size(row.one(phase).bytes_moved))
+
+
+def _time_columns(profile: Profile, phase: Phase | None) -> Iterator[_Column]:
+    """The time of the phase shown, its share and the rate of its MACs; then the times of the other phases."""
+    short = _SHORT[phase]
+    if has_times(profile, phase):
+        yield _Column(f"{short}\ntime", partial(_time, phase), gives=_CUT_NAME)
+        yield _Column(f"% of {short}\ntime", lambda row: units.percent(row.time_share), gives=_CLIPPED_NAME)
+        if share_of(profile, phase) == "macs":
+            yield _Column(f"{short}\nFLOP/s", lambda row: units.count(row.flops_per_second(phase)))
+    for each in PHASES:
+        if each != phase and has_times(profile, each):
+            gives = _SHORT_NAME if each in {"forward", "backward"} else _LONG_NAME
+            yield _Column(f"{_SHORT[each]}\ntime", partial(_time, each), gives=gives)
+
+
+def _share(heading: str, gives: int = 0) -> _Column:
+    return _Column(heading, lambda row: units.percent(row.share), gives=gives)
+
+
+def _time(phase: Phase | None, row: Row) -> str:
+    return units.duration(row.time(phase))
 
 
 def _macs(phase: Phase | None, row: Row) -> str:

@@ -1,0 +1,61 @@
+"""How fast it went: the time of a step and of its phases, from the steps that nothing of ours was in the way of."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from lflops.observations import Spread, Step
+from lflops.profile import Profile
+
+__all__ = ["Pace", "pace"]
+
+_DISTURBED = frozenset({"cold", "recompiled", "new_shapes", "validation", "checkpoint"})
+
+
+class Pace(Struct, frozen=True, kw_only=True):
+    """Medians and quartiles over the clean steps; `None` and an absent phase are unknown.
+
+    Attributes:
+        steps: How many steps it rests on.
+        seconds: Of a step.
+        phases: Seconds of each phase that steps tell of, in their order.
+        samples_per_second: Samples of the average step in the time of the median one.
+        tokens_per_second: So it is with the tokens.
+        cpu_seconds: CPU time of a step, user and system together, over all threads of the process.
+    """
+
+    steps: int
+    seconds: Spread | None
+    phases: Mapping[str, Spread]
+    samples_per_second: float | None
+    tokens_per_second: float | None
+    cpu_seconds: Spread | None
+
+
+def pace(profile: Profile) -> Pace:
+    """The pace of the clean steps whose time is known, without those that are no measure of the others.
+
+    These are steps in which something was cold, was compiled again, met new shapes, or waited for a validation or a checkpoint.
+    """
+    steps = [step for step in profile.steps if step.kind == "clean" and step.seconds is not None and _DISTURBED.isdisjoint(step.marks)]
+    names = dict.fromkeys(name for step in steps for name in step.phases)
+    phases = {name: Spread.of([step.phases[name] for step in steps if name in step.phases]) for name in names}
+    cpu = [step.cpu_user + step.cpu_system for step in steps if step.cpu_user is not None and step.cpu_system is not None]
+    return Pace(
+        steps=len(steps),
+        seconds=Spread.of([step.seconds for step in steps if step.seconds is not None]),
+        phases={name: spread for name, spread in phases.items() if spread is not None},
+        samples_per_second=_rate(steps, [step.samples for step in steps], profile.run.samples_per_step),
+        tokens_per_second=_rate(steps, [step.tokens for step in steps], profile.run.tokens_per_step),
+        cpu_seconds=Spread.of(cpu),
+    )
+
+
+def _rate(steps: Sequence[Step], units: Sequence[int | None], usual: int | None) -> float | None:
+    """Units a second. A step that does not tell how many it had is taken to have had as many as the run says."""
+    told = [(usual if n is None else n, step.seconds) for n, step in zip(units, steps, strict=True)]
+    known = [(n, seconds) for n, seconds in told if n is not None and seconds is not None]
+    if not known or not (median := statistics.median(seconds for _, seconds in known)):
+        return None
+    return statistics.fmean(n for n, _ in known) / median

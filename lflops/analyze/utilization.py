@@ -1,0 +1,86 @@
+"""How much of what the chip can do was done: the rate of a step's contractions, and its share of the peak."""
+
+from msgspec import Struct
+
+from lflops.analyze.pace import pace
+from lflops.hardware import Hardware
+from lflops.observations import Phase
+from lflops.profile import Profile, Run
+
+__all__ = ["Utilization", "utilization"]
+
+# The MACs of complex numbers are counted in reals.
+_PEAKS = {
+    **dict.fromkeys(("float64", "complex128"), "fp64"),
+    **dict.fromkeys(("float32", "complex64"), "fp32"),
+    **dict.fromkeys(("float16", "complex32"), "fp16"),
+    "bfloat16": "bf16",
+    **dict.fromkeys(("int8", "uint8", "qint8", "quint8"), "int8"),
+}
+_FAMILIES = {"float8": "fp8", "float4": "fp4"}
+_MODEL: tuple[Phase, ...] = ("forward", "backward")
+_HARDWARE: tuple[Phase, ...] = (*_MODEL, "recompute")
+
+
+class Utilization(Struct, frozen=True, kw_only=True):
+    """What one device reached over the clean steps. `None` is unknown.
+
+    Attributes:
+        mfu: 2 x MACs of forward and backward, over the step and the peak of the run's dtype: a share of 1.
+        hfu: The same of the MACs that were executed, recompute among them, each at the peak of its own dtype.
+        flops_per_second: 2 x MACs of forward and backward, over the step.
+        peak_flops_per_second: Of the run's dtype.
+        dtype: The peak's name, one of `hardware.DTYPES`.
+        hardware: The chip's name.
+    """
+
+    mfu: float | None
+    hfu: float | None
+    flops_per_second: float | None
+    peak_flops_per_second: float | None
+    dtype: str | None
+    hardware: str | None
+
+
+def utilization(profile: Profile, hardware: Hardware | None = None) -> Utilization:
+    """The share of the peak that a step reached.
+
+    Args:
+        profile: What was counted, with the times of its steps.
+        hardware: What the device can do; `None` takes what the run says it is.
+    """
+    chip = hardware or profile.run.hardware
+    dtype = _peak_of(profile.run.dtype, profile.run)
+    peak = chip.peak_flops_per_second.get(dtype) if chip and dtype else None
+    step = pace(profile).seconds
+    flops = 2 * sum(profile.modules[""].work(phase).macs for phase in _MODEL)
+    # Without a cell nothing was counted.
+    rate = flops / step.median if step and step.median and profile.cells else None
+    needed = _peak_seconds(profile, chip) if chip else None
+    return Utilization(
+        mfu=None if rate is None or peak is None else rate / peak,
+        hfu=None if rate is None or step is None or needed is None else needed / step.median,
+        flops_per_second=rate,
+        peak_flops_per_second=peak,
+        dtype=dtype,
+        hardware=chip.name if chip else None,
+    )
+
+
+def _peak_seconds(profile: Profile, chip: Hardware) -> float | None:
+    """What the executed contractions would take at the peaks of their dtypes; `None` where one of these is unknown."""
+    macs: dict[str, int] = {}
+    for cell in profile.cells:
+        if cell.phase in _HARDWARE and cell.executed_macs:
+            macs[cell.dtype] = macs.get(cell.dtype, 0) + cell.executed_macs
+    peaks = {dtype: chip.peak_flops_per_second.get(_peak_of(dtype, profile.run) or "") for dtype in macs}
+    known = [2 * macs[dtype] / peak for dtype, peak in peaks.items() if peak is not None]
+    return sum(known) if len(known) == len(macs) else None
+
+
+def _peak_of(dtype: str | None, run: Run) -> str | None:
+    """The peak's name of a dtype of torch. What torch calls float32 may be multiplied as TF32: then the run's precision says so."""
+    if dtype is None:
+        return None
+    name = _PEAKS.get(dtype) or _FAMILIES.get(dtype.partition("_")[0])
+    return "tf32" if name == "fp32" and "tf32" in (run.precision or "").lower() else name

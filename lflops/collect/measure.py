@@ -1,0 +1,84 @@
+"""`measure`: one pass is counted, others are timed."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
+from torch import Tensor, nn
+
+from lflops.collect.arguments import check_whole
+from lflops.collect.batch import Units, units_of
+from lflops.collect.calibrate import hardware_of
+from lflops.collect.compiled import unremarked_hooks
+from lflops.collect.model_call import ModelCall
+from lflops.collect.modules import ModuleTree
+from lflops.collect.passes import Ignored, counted
+from lflops.collect.surroundings import device_of
+from lflops.collect.timing.clock import Clock, clock_of
+from lflops.collect.timing.glue import glue_of
+from lflops.collect.timing.join import join
+from lflops.collect.timing.passes import Pass, time_passes
+from lflops.collect.timing.spans import Spans
+from lflops.hardware import Hardware
+from lflops.profile import Profile
+
+__all__ = ["measure", "timed"]
+
+
+def measure(
+    model: nn.Module,
+    args: tuple[Any, ...] | Tensor = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    backward: bool = False,
+    loss: Callable[[Any], Tensor] | None = None,
+    warmup: int = 3,
+    repeats: int = 10,
+    ignore: Ignored = (),
+    hardware: Hardware | str | None = "auto",
+    units: Units | None = None,
+) -> Profile:
+    """Count one pass, then time others: clean ones for the total, as many hooked ones in turn with them to divide it over the modules.
+
+    Afterwards the model's gradients, buffers, mode and the random numbers are what they were.
+
+    Args:
+        model: As in `count`; so are `args`, `kwargs`, `backward`, `loss` and `ignore`.
+        args: Its positional arguments; a lone tensor stands for itself.
+        kwargs: Its keyword arguments.
+        backward: Whether to go backward from `loss(output)`.
+        loss: Output to a scalar; without it, the sum of the floating outputs.
+        warmup: Passes that are thrown away first.
+        repeats: Clean passes, and hooked ones, that are kept.
+        ignore: Names or classes of modules whose own work and time are left out of every total.
+        hardware: What the device can do: `"auto"` looks its name up, `"measure"` measures it, else a name of the table, figures of your
+            own, or `None`.
+        units: Samples and tokens of the batch, as `{"samples": 8, "tokens": 1024}` or a function of the model's arguments that gives
+            that; `None` finds them in the shapes.
+
+    Raises:
+        CountError: An argument is wrong, or times cannot be taken where the model is.
+        HardwareError: The chip is not known, or cannot be measured.
+    """
+    call = ModelCall.of("measure", model, args, kwargs, backward=backward, loss=loss)
+    check_whole("measure", "warmup", warmup, least=0)
+    check_whole("measure", "repeats", repeats, least=1)
+    device = device_of([*call.model.parameters(), *call.model.buffers(), *call.inputs()])
+    clock, chip = clock_of(device), hardware_of(hardware, device)
+    batch = units_of("measure", units, call.args, call.kwargs)
+    with call.untouched():
+        profile = counted(call, ignore)
+        profile = replace(profile, run=replace(profile.run, hardware=chip, **batch))
+        run = Pass(lambda divide: call.run(partial(divide, "backward")), first="forward")
+        return timed(profile, run, call.model, clock, warmup=warmup, repeats=repeats)
+
+
+def timed(profile: Profile, run: Pass, model: nn.Module, clock: Clock, *, warmup: int, repeats: int) -> Profile:
+    """A counted profile with the time that runs of the same take."""
+    tree = ModuleTree({"": model})
+    glue = glue_of(clock)
+    with unremarked_hooks() if tree.compiled else contextlib.nullcontext():
+        passes = time_passes(run, Spans(tree, clock), clock, warmup=warmup, repeats=repeats)
+    return join(profile, passes, glue)

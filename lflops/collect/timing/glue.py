@@ -1,0 +1,91 @@
+"""What being watched costs beside what is stamped: found once for each clock, on modules that do nothing."""
+
+import functools
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lflops.collect.modules import ModuleTree
+from lflops.collect.timing.clock import Clock, HostClock, StreamClock
+from lflops.collect.timing.spans import Spans
+from lflops.collect.timing.timeline import NO_GLUE, Glue, Lap, Place
+
+__all__ = ["glue_of"]
+
+LEAVES = 100
+TRIALS = 15
+
+
+class _Leaf(nn.Module):
+    """Nothing to do in forward; one autograd node where a gradient is asked for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view_as(x) if x.requires_grad else x
+
+
+class _Chain(nn.Module):
+    """Leaves one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaves = nn.ModuleList([_Leaf() for _ in range(LEAVES)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for leaf in self.leaves:
+            x = leaf(x)
+        return x
+
+
+def glue_of(clock: Clock) -> Glue:
+    """The glue of hooks whose marks are read from this clock; none for a clock that is not this machine's."""
+    if isinstance(clock, HostClock):
+        return _tried(HostClock)
+    return _tried(StreamClock) if isinstance(clock, StreamClock) else NO_GLUE
+
+
+@functools.cache
+def _tried(kind: Callable[[], Clock]) -> Glue:
+    """Medians of some trials, each beside one without hooks."""
+    clock = kind()
+    chain, plain = _Chain(), torch.ones(())
+    leaf = torch.ones((), requires_grad=True)
+    tried: list[Glue] = []
+    with torch.inference_mode(mode=False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        for _ in range(TRIALS):
+            clean = _seconds(clock, lambda: chain(plain)) / LEAVES
+            lap = _watched(clock, chain, plain)
+            in_leaves = _sum(lap, lambda place: place.row.startswith("leaves."))
+            in_callers = _sum(lap, lambda place: not place.row.startswith("leaves."))
+            result = chain(leaf)
+            clean_backward = _seconds(clock, result.backward)
+            backward = _sum(_watched(clock, chain, leaf, backward=True), lambda place: place.phase == "backward")
+            tried.append(Glue(inside=in_leaves / LEAVES - clean, outside=in_callers / LEAVES, segment=(backward - clean_backward) / LEAVES))
+    return Glue(**{name: statistics.median(getattr(each, name) for each in tried) for name in ("inside", "outside", "segment")})
+
+
+def _sum(lap: Lap, wanted: Callable[[Place], bool]) -> float:
+    return sum(seconds for place, seconds in lap.own.items() if wanted(place))
+
+
+def _seconds(clock: Clock, run: Callable[[], Any]) -> float:
+    start = clock.mark()
+    run()
+    end = clock.mark()
+    clock.settle()
+    return clock.seconds(start, end)
+
+
+def _watched(clock: Clock, chain: nn.Module, x: Tensor, *, backward: bool = False) -> Lap:
+    spans = Spans(ModuleTree({"": chain}), clock)
+    with spans.hooked():
+        spans.begin()
+        result = chain(x)
+        if backward:
+            spans.begin_backward(result)
+            result.backward()
+        stamps = spans.end()
+    clock.settle()
+    return spans.lap(stamps)

@@ -1,0 +1,78 @@
+"""A counted profile and timed passes of the same call, as one profile."""
+
+import statistics
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from lflops.collect.timing.passes import TimedPasses
+from lflops.collect.timing.split import PARTS, Split, split
+from lflops.collect.timing.timeline import Glue, Place
+from lflops.observations import Step
+from lflops.profile import ModuleProfile, Note, Profile
+
+__all__ = ["join", "with_times"]
+
+WORTH_SAYING = 0.05
+"""How far the hooked passes may be off the clean ones before a note says so."""
+
+
+def join(profile: Profile, passes: TimedPasses, glue: Glue) -> Profile:
+    """The profile with the steps, and the time of its modules."""
+    clean, hooked = ([step for step in passes.steps if step.kind == kind] for kind in ("clean", "active"))
+    parts = {part: median for part in PARTS if (median := _median(_part(step, part) for step in clean)) is not None}
+    ignored = frozenset(note.subject for note in profile.notes if note.code == "ignored")
+    divided = split(passes.laps, parts, glue, ignored)
+    run, timed = profile.run, with_times(profile, divided)
+    ratio = _ratio(_median(step.seconds for step in hooked), _median(step.seconds for step in clean))
+    return replace(
+        timed,
+        run=replace(run, kind="measure", observer_ratio=ratio),
+        steps=tuple(replace(step, samples=run.samples_per_step, tokens=run.tokens_per_step) for step in passes.steps),
+        notes=(*timed.notes, *_scaled(divided)),
+    )
+
+
+def with_times(profile: Profile, divided: Split) -> Profile:
+    """The profile with the seconds of its modules; those of a row that ran in no stamped place stay unknown."""
+    notes = (
+        replace(note, values={**note.values, "seconds": divided.ignored[note.subject]})
+        if note.code == "ignored" and note.subject in divided.ignored
+        else note
+        for note in profile.notes
+    )
+    return replace(profile, modules={name: _timed(name, module, divided) for name, module in profile.modules.items()}, notes=tuple(notes))
+
+
+def _timed(name: str, module: ModuleProfile, divided: Split) -> ModuleProfile:
+    works: dict[str, Any] = {}
+    for phases in PARTS.values():
+        for phase in phases:
+            place = Place(name, phase)
+            if place in divided.inclusive:
+                seconds, own = divided.inclusive[place], divided.own.get(place)
+                works[phase] = replace(module.work(phase), seconds=seconds, own_seconds=own)
+    return replace(module, **works) if works else module
+
+
+def _part(step: Step, part: str) -> float | None:
+    """Generating has parts of its own, which are all forward."""
+    if part == "forward":
+        return sum(seconds for name, seconds in step.phases.items() if name not in PARTS or name == "forward")
+    return step.phases.get(part)
+
+
+def _scaled(divided: Split) -> Iterable[Note]:
+    far: Mapping[str, float] = {part: factor for part, factor in divided.factors.items() if abs(factor - 1) > WORTH_SAYING}
+    if far:
+        yield Note(code="time_scaled", subject="", values=far)
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _ratio(hooked: float | None, clean: float | None) -> float | None:
+    return hooked / clean if hooked is not None and clean else None

@@ -1,0 +1,135 @@
+"""Passes of a model, timed: clean ones for the total, hooked ones between them for its parts."""
+
+import resource
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from lflops.collect.timing.clock import Clock
+from lflops.collect.timing.spans import Spans
+from lflops.collect.timing.timeline import Lap, Stamp
+from lflops.observations import Step
+
+__all__ = ["Divide", "Pass", "TimedPasses", "time_passes"]
+
+
+class Divide(Protocol):
+    """Called in a pass where its next part begins."""
+
+    def __call__(self, part: str, results: Any = None, /) -> None:
+        """The part's name; of backward also what is gone backward from."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """How to run one: `run` calls what it is given where the second part begins, and so on; `first` is what the first is called."""
+
+    run: Callable[[Divide], None]
+    first: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedPasses:
+    """What was timed: a step for each pass, and for each hooked one what its stamps say."""
+
+    steps: tuple[Step, ...]
+    laps: tuple[Lap, ...]
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """One that is over: what its parts are called, where each began, and at the end what the process had used of the CPU."""
+
+    kind: str
+    parts: list[str]
+    marks: list[Any]
+    cpu: tuple[float, float]
+    stamps: list[Stamp] = field(default_factory=list)
+
+
+def time_passes(one: Pass, spans: Spans, clock: Clock, *, warmup: int, repeats: int) -> TimedPasses:
+    """Run `warmup` passes for nothing, then `repeats` clean and as many hooked ones in turn.
+
+    In turn, so that a machine that slows down slows both; a clean one first, so that whatever is compiled is compiled without hooks. The
+    marks are read at the end: nothing waits for a device in between.
+
+    Args:
+        one: What to run.
+        spans: For the hooked passes.
+        clock: For the clean ones.
+        warmup: How many passes are thrown away.
+        repeats: How many of either are kept.
+    """
+    for _ in range(warmup):
+        one.run(_nothing)
+    passes: list[_Timed] = []
+    for _ in range(repeats):
+        passes.append(_clean(one, clock))
+        passes.append(_hooked(one, spans, clock))
+    clock.settle()
+    return TimedPasses(
+        steps=tuple(_step(index, each, clock) for index, each in enumerate(passes)),
+        laps=tuple(spans.lap(each.stamps) for each in passes if each.stamps),
+    )
+
+
+def _nothing(_part: str, _results: Any = None, /) -> None:
+    pass
+
+
+def _clean(one: Pass, clock: Clock) -> _Timed:
+    parts, marks = [one.first], []
+
+    def divide(part: str, _results: Any = None, /) -> None:
+        parts.append(part)
+        marks.append(clock.mark())
+
+    before = _cpu()
+    marks.append(clock.mark())
+    one.run(divide)
+    marks.append(clock.mark())
+    return _Timed("clean", parts, marks, _since(before))
+
+
+def _hooked(one: Pass, spans: Spans, clock: Clock) -> _Timed:
+    parts, marks = [one.first], []
+
+    def divide(part: str, results: Any = None, /) -> None:
+        parts.append(part)
+        marks.append(clock.mark())
+        if part == "backward":
+            spans.begin_backward(results)
+
+    with spans.hooked():
+        before = _cpu()
+        marks.append(clock.mark())
+        spans.begin()
+        one.run(divide)
+        stamps = spans.end()
+        marks.append(clock.mark())
+        return _Timed("active", parts, marks, _since(before), stamps)
+
+
+def _step(index: int, given: _Timed, clock: Clock) -> Step:
+    ends = zip(given.marks, given.marks[1:], strict=False)
+    phases: Mapping[str, float] = {part: clock.seconds(*each) for part, each in zip(given.parts, ends, strict=True)}
+    user, system = given.cpu
+    return Step(
+        index=index,
+        kind="clean" if given.kind == "clean" else "active",
+        seconds=clock.seconds(given.marks[0], given.marks[-1]),
+        phases=phases,
+        cpu_user=user,
+        cpu_system=system,
+    )
+
+
+def _cpu() -> tuple[float, float]:
+    """Seconds of the CPU that this process has used, all its threads together: its own, and the system's for it."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime, usage.ru_stime
+
+
+def _since(before: tuple[float, float]) -> tuple[float, float]:
+    user, system = _cpu()
+    return user - before[0], system - before[1]

@@ -1,0 +1,235 @@
+"""Who runs when: stamps at the boundaries of modules, in forward and in backward.
+
+Forward: hooks before and behind every module. Backward: at each boundary the newest autograd node that the tensors crossing it lead to
+gets a hook of its own. The engine runs the nodes of a thread from the newest to the oldest, so backward is forward's row of segments
+reversed, and that hook runs where the segment's part of it begins:
+
+    forward     root | q | root | k | root          nodes built in q, in k, and in the root behind them
+    backward    root (from its newest node) | k (from k's newest) | q
+
+Nodes of a segment that no crossing tensor leads to, as those of a gate computed early and used late, are looked for when the module is
+left. What a checkpoint computes again within backward is stamped as recompute.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from types import FrameType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from lflops.collect.modules import ModuleTree
+from lflops.collect.named_parts import following
+from lflops.collect.tensors import nodes_of
+from lflops.collect.timing.clock import Clock
+from lflops.collect.timing.timeline import ENTERS, SEGMENT, Lap, Place, Stamp, lap_of
+from lflops.collect.torch_compat import NO_BACKWARD, backward_id, next_sequence_number, remove_hook, sequence_number
+from lflops.observations import Phase
+
+__all__ = ["Spans"]
+
+FARTHEST = 2000
+"""Nodes that are looked at for those of a segment that no crossing tensor leads to."""
+
+
+@dataclass
+class _Frame:
+    key: int
+    place: Place
+    module_row: str
+    unfound: list[tuple[int, int, str]] = field(default_factory=list)  # numbers of nodes without a hook, and the row that built them
+
+
+class _Lane:
+    """What one of forward and recompute has entered and not yet left."""
+
+    def __init__(self, phase: Phase) -> None:
+        self.phase = phase
+        self.stack: list[_Frame] = []
+        self.segment = 0  # the number of its first node
+
+
+class Spans:
+    """Stamps what runs, while it is entered; passes one after the other, each between `begin` and `end`.
+
+    Args:
+        tree: The modules and their names.
+        clock: What the marks are read from.
+    """
+
+    def __init__(self, tree: ModuleTree, clock: Clock) -> None:
+        """Touch nothing yet."""
+        self._tree = tree
+        self._clock = clock
+        self._mark = clock.mark
+        self._stamps: list[Stamp] = []
+        self._outside = Place("", "forward")
+        self._running = Place("", "backward")
+        self._forward, self._recompute = _Lane("forward"), _Lane("recompute")
+        self._handles: list[Any] = []
+        self.home = threading.get_ident()
+
+    @contextlib.contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Hook in, on the thread that is the first; hook out."""
+        self.home = threading.get_ident()
+        with contextlib.ExitStack() as hooks:
+            for handle in (
+                register_module_forward_pre_hook(self._enter_module),
+                # always_call: early-stopped recomputation leaves forward by an exception
+                register_module_forward_hook(self._leave_module, with_kwargs=True, always_call=True),
+            ):
+                hooks.callback(remove_hook, handle)
+            hooks.enter_context(following(self))
+            hooks.callback(self._release)
+            yield
+
+    def begin(self) -> None:
+        """Start a pass: from here on the root's forward runs."""
+        self._stamps = []
+        self._forward, self._recompute = _Lane("forward"), _Lane("recompute")
+        self._forward.segment = next_sequence_number()
+        self._stamps.append((self._mark(), self._outside, ""))
+
+    def begin_backward(self, results: Any) -> None:
+        """Go on to backward, from these results."""
+        self._stamps.append((self._mark(), None, ""))
+        self._divide(self._forward, results, "")
+        self._running = Place("", "backward")
+        self._stamps.append((self._mark(), self._running, ""))
+
+    def end(self) -> list[Stamp]:
+        """The pass is over. Returns its stamps, to be read when the clock has settled."""
+        self._stamps.append((self._mark(), None, ""))
+        self._release()
+        stamps, self._stamps = self._stamps, []
+        return stamps
+
+    def lap(self, stamps: list[Stamp]) -> Lap:
+        """What settled stamps say."""
+        return lap_of(stamps, self._clock)
+
+    def counts_here(self) -> bool:
+        """Whether this thread is the first, or goes backward."""
+        return threading.get_ident() == self.home or backward_id() != NO_BACKWARD
+
+    def place(self) -> tuple[str, str]:
+        """The row that is running, and the nearest row at or above it that is a module."""
+        lane = self._lane()
+        if lane.stack:
+            return lane.stack[-1].place.row, lane.stack[-1].module_row
+        row = module_row = "" if lane is self._forward else self._running.row
+        while module_row not in self._tree.modules and module_row:
+            module_row = module_row.rpartition(".")[0]
+        return row, module_row
+
+    def enter(self, key: int, row: str, module_row: str, _caller: FrameType | None) -> None:
+        """Something that is no module is entered."""
+        self._stamps.append((self._mark(), None, ""))
+        self._push(key, row, module_row, None)
+
+    def leave(self, key: int) -> None:
+        """And left."""
+        self._pop(key, None)
+
+    def _enter_module(self, module: nn.Module, args: Any) -> None:
+        if module in self._tree and self.counts_here():
+            self._stamps.append((self._mark(), None, ENTERS))
+            row = self._tree.row(module, self.place()[1])
+            self._push(id(module), row, row, args)
+
+    def _leave_module(self, module: nn.Module, *values: Any) -> None:
+        if module in self._tree and self.counts_here():
+            self._pop(id(module), values)
+
+    def _lane(self) -> _Lane:
+        return self._forward if backward_id() == NO_BACKWARD else self._recompute
+
+    def _push(self, key: int, row: str, module_row: str, crossing: Any) -> None:
+        lane = self._lane()
+        if lane.stack or lane is self._forward:
+            self._divide(lane, crossing, self.place()[0])
+        place = Place(row, lane.phase)
+        lane.stack.append(_Frame(key, place, module_row))
+        lane.segment = next_sequence_number()
+        self._stamps.append((self._mark(), place, ""))
+
+    def _pop(self, key: int, values: tuple[Any, ...] | None) -> None:
+        mark = self._mark()
+        lane = self._lane()
+        place = next((place for place in reversed(range(len(lane.stack))) if lane.stack[place].key == key), None)
+        if place is None:
+            return
+        self._stamps.append((mark, None, ""))
+        frame = lane.stack[place]
+        # Torch leaves keyword arguments out where forward was left by an exception; the output comes last.
+        self._divide(lane, None if values is None else values[-1], frame.place.row)
+        if frame.unfound and values is not None:
+            self._find(frame.unfound, values[-1])
+        del lane.stack[place:]
+        lane.segment = next_sequence_number()
+        self._stamps.append((self._mark(), self._now(lane), ""))
+
+    def _now(self, lane: _Lane) -> Place:
+        if lane.stack:
+            return lane.stack[-1].place
+        return self._outside if lane is self._forward else self._running
+
+    def _divide(self, lane: _Lane, crossing: Any, row: str) -> None:
+        """End the segment of a row, and hook the newest of its nodes that the crossing tensors lead to."""
+        end = next_sequence_number()
+        if end == lane.segment:
+            return
+        newest, number = _newest(crossing, lane.segment, end)
+        if newest is not None:
+            self._hook(newest, row)
+        if number + 1 < end and lane.stack:
+            lane.stack[-1].unfound.append((number + 1, end, row))
+        lane.segment = end
+
+    def _find(self, unfound: list[tuple[int, int, str]], output: Any) -> None:
+        """Hook the newest node of each range that the output leads back to."""
+        first = min(start for start, _, _ in unfound)
+        newest: dict[int, tuple[int, Any]] = {}
+        waiting: list[Any] = list(nodes_of(output))
+        seen: set[Any] = set()
+        while waiting and len(seen) < FARTHEST:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            number = sequence_number(node)
+            for index, (start, end, _) in enumerate(unfound):
+                if start <= number < end and number > newest.get(index, (-1, None))[0]:
+                    newest[index] = (number, node)
+            if number >= first:
+                waiting.extend(each for each, _ in node.next_functions)
+        for index, (_, node) in newest.items():
+            self._hook(node, unfound[index][2])
+
+    def _hook(self, node: Any, row: str) -> None:
+        self._handles.append(node.register_prehook(partial(self._begin_segment, Place(row, "backward"))))
+
+    def _begin_segment(self, place: Place, _gradients: Any) -> None:
+        self._running = place
+        self._stamps.append((self._mark(), place, SEGMENT))
+
+    def _release(self) -> None:
+        """A graph that the user keeps is as it was."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def _newest(crossing: Any, start: int, end: int) -> tuple[Any, int]:
+    """The newest node numbered within, and its number; `None` and the number before the first where there is none."""
+    newest, best = None, start - 1
+    only = crossing[0] if type(crossing) is tuple and len(crossing) == 1 else crossing
+    for node in (only.grad_fn,) if type(only) is Tensor else nodes_of(crossing):
+        if node is not None and best < (number := sequence_number(node)) < end:
+            newest, best = node, number
+    return newest, best

@@ -1,0 +1,87 @@
+"""How the time of clean passes divides over the modules: as it did in the hooked ones.
+
+Hooked passes took longer. Part of that is the observer's own time, which is stamped and in no place. Of what remains, as much as can be is
+explained by the glue, which is known from a trial but not how far it holds: among cold caches it is more, behind a busy device nothing. So
+its size is found here, between nothing and three times the trial's; only what then is left scales all places alike, and is reported.
+"""
+
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lflops.collect.timing.timeline import Glue, Lap, Place, inclusive
+from lflops.observations import Phase, Spread
+
+__all__ = ["PARTS", "Split", "split"]
+
+PARTS: Mapping[str, tuple[Phase, ...]] = {"forward": ("forward",), "backward": ("backward", "recompute")}
+"""What a clean pass times as one, and the phases that it consists of."""
+
+MOST_GLUE = 3.0
+"""Times the trial's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Seconds by place, own and inclusive, over the hooked passes.
+
+    Attributes:
+        factors: What the seconds of each part were multiplied by to add up to the clean passes'.
+        ignored: Median seconds of each row that is in none of the others.
+    """
+
+    own: Mapping[Place, Spread]
+    inclusive: Mapping[Place, Spread]
+    factors: Mapping[str, float]
+    ignored: Mapping[str, float]
+
+
+def split(laps: Sequence[Lap], clean: Mapping[str, float], glue: Glue, ignored: Collection[str] = ()) -> Split:
+    """Take off the glue, and let what remains add up to the clean passes.
+
+    Args:
+        laps: The hooked passes.
+        clean: Seconds of each part of a clean pass; of what is not in it nothing but the glue is taken off.
+        glue: What each call's hooks cost beside what is stamped.
+        ignored: Rows that are left out.
+    """
+    fitted: list[dict[Place, float]] = [dict(lap.own) for lap in laps]
+    factors = {}
+    for part, phases in PARTS.items():
+        times = _times_the_glue(laps, phases, clean[part], glue) if part in clean else 1.0
+        for lap, own in zip(laps, fitted, strict=True):
+            own.update({place: max(own[place] - times * lap.glue(place, glue), 0.0) for place in own if place.phase in phases})
+        hooked = statistics.median(_total(own.items(), phases) for own in fitted)
+        if part in clean and hooked > 0:
+            factors[part] = clean[part] / hooked
+            for own in fitted:
+                own.update({place: own[place] * factors[part] for place in own if place.phase in phases})
+    kept = [{place: seconds for place, seconds in own.items() if place.row not in ignored} for own in fitted]
+    return Split(
+        own=_spreads(kept),
+        inclusive=_spreads([inclusive(own) for own in kept]),
+        factors=factors,
+        ignored={row: statistics.median(_of_row(own, row) for own in fitted) for row in ignored},
+    )
+
+
+def _times_the_glue(laps: Sequence[Lap], phases: Collection[Phase], clean: float, glue: Glue) -> float:
+    """How much of it explains what hooked passes took longer."""
+    hooked = statistics.median(_total(lap.own.items(), phases) for lap in laps)
+    expected = statistics.median(_total(((place, lap.glue(place, glue)) for place in lap.own), phases) for lap in laps)
+    return min(max((hooked - clean) / expected, 0.0), MOST_GLUE) if expected > 0 else 0.0
+
+
+def _total(seconds: Iterable[tuple[Place, float]], phases: Collection[Phase]) -> float:
+    return sum(each for place, each in seconds if place.phase in phases)
+
+
+def _of_row(own: Mapping[Place, float], row: str) -> float:
+    return sum(seconds for place, seconds in own.items() if place.row == row)
+
+
+def _spreads(laps: Sequence[Mapping[Place, float]]) -> dict[Place, Spread]:
+    """Over the laps; one that a lap does not have took no time in it."""
+    places = dict.fromkeys(place for lap in laps for place in lap)
+    spreads = {place: Spread.of(lap.get(place, 0.0) for lap in laps) for place in places}
+    return {place: spread for place, spread in spreads.items() if spread is not None}

@@ -1,0 +1,217 @@
+"""Count and time the same pass, for those who have but one.
+
+Counting is what takes the time then, so it is stamped as well, around every operator, and left out; what torch needs to get to it cannot be
+stamped and is taken off by a trial's figure. What remains is near the truth on a CPU, and `observer_ratio` says how far it was from it.
+"""
+
+import contextlib
+import functools
+import statistics
+import threading
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from lflops.collect.counting.mode import CountingMode, Extent, OperatorCounter
+from lflops.collect.counting.operators import Operator
+from lflops.collect.passes import Counting, Ignored
+from lflops.collect.scopes import Scopes
+from lflops.collect.surroundings import device_of
+from lflops.collect.timing.clock import Clock, HostClock, clock_of
+from lflops.collect.timing.join import with_times
+from lflops.collect.timing.split import split
+from lflops.collect.timing.timeline import ENTERS, NO_GLUE, OPERATOR, Glue, Lap, Place, Stamp, lap_of
+from lflops.collect.torch_compat import NO_BACKWARD, backward_id, pop_mode, push_mode, remove_hook
+from lflops.observations import Step
+from lflops.profile import Profile
+
+__all__ = ["Watching"]
+
+MODULES, TRIALS = 50, 9
+"""On how many modules, how often, it is tried what being watched costs them."""
+
+ROOT = Place("", "forward")
+
+
+class Watching:
+    """Counts and times whatever runs inside of a `with`. `profile` is there when it is left.
+
+    Args:
+        model: What is run.
+        ignore: Names or classes of modules whose own work and time are left out.
+        clock: What times it; `None` is that of the model's device.
+        glue: What being watched costs beside what is stamped; `None` finds out.
+
+    Raises:
+        CountError: An argument is wrong, or times cannot be taken where the model is.
+    """
+
+    def __init__(self, model: nn.Module, *, ignore: Ignored = (), clock: Clock | None = None, glue: Glue | None = None) -> None:
+        """Touch nothing yet."""
+        self._watch = _Watch(clock or clock_of(device_of([*model.parameters(), *model.buffers()])))
+        self._glue = glue
+        self._counting = Counting({"": model}, ignore=ignore, counter=partial(_WatchedCounter, self._watch))
+        self._undo = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        watch = self._watch
+        if self._glue is None:
+            self._glue = _glue() if isinstance(watch.clock, HostClock) else NO_GLUE
+        with contextlib.ExitStack() as undo:
+            # One hook before the count's own, one behind: what lies between them is the observer's.
+            undo.callback(remove_hook, register_module_forward_pre_hook(lambda *_: watch.observe(ENTERS)))
+            undo.callback(remove_hook, register_module_forward_hook(lambda *_: watch.observe(), always_call=True))
+            undo.push(self._counting)
+            self._counting.__enter__()
+            undo.callback(remove_hook, register_module_forward_pre_hook(lambda *_: watch.go_on()))
+            undo.callback(remove_hook, register_module_forward_hook(lambda *_: watch.go_on(), always_call=True))
+            self._undo = undo.pop_all()
+        watch.go_on()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Stop."""
+        self._watch.observe()
+        self._undo.__exit__(kind, error, trace)
+
+    @property
+    def profile(self) -> Profile:
+        """What was counted and timed.
+
+        Raises:
+            CountError: The `with` has not been left yet.
+        """
+        return _joined(self._counting.profile, self.lap, self._glue or NO_GLUE)
+
+    @property
+    def lap(self) -> Lap:
+        """What was timed, glue and all."""
+        return self._watch.lap()
+
+
+class _Watch:
+    """The stamps of one watched pass."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.scopes: Scopes | None = None
+        self._stamps: list[Stamp] = []
+        self._home = threading.get_ident()
+
+    def observe(self, why: str = "") -> None:
+        """From here on the observer runs."""
+        if self._watches_here():
+            self._stamps.append((self.clock.mark(), None, why))
+
+    def go_on(self, place: Place | None = None) -> None:
+        """From here on the place runs; `None` asks which one it is."""
+        if self._watches_here() and self.scopes is not None:
+            place = Place(*self.scopes.between()) if place is None else place
+            self._stamps.append((self.clock.mark(), place, ""))
+
+    def lap(self) -> Lap:
+        """What the stamps say."""
+        self.clock.settle()
+        return lap_of(self._stamps, self.clock)
+
+    def _watches_here(self) -> bool:
+        """Two threads at once would cut each other's time short."""
+        return threading.get_ident() == self._home or backward_id() != NO_BACKWARD
+
+
+class _WatchedCounter(OperatorCounter):
+    """A counter whose modes stamp what they do."""
+
+    def __init__(self, watch: _Watch, scopes: Scopes, extent: Extent) -> None:
+        super().__init__(scopes, extent)
+        self.watch = watch
+        watch.scopes = scopes
+
+    def follow(self) -> Callable[[], None]:
+        mode = _WatchedMode(self)
+        push_mode(mode)
+        return lambda: pop_mode(mode)
+
+
+class _WatchedMode(CountingMode):
+    """Stamps what counting an operator takes, and what the operator itself does."""
+
+    def __init__(self, counter: _WatchedCounter) -> None:
+        super().__init__(counter)
+        self._watch = counter.watch
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._watch.observe(OPERATOR)
+        try:
+            return super().__torch_dispatch__(function, types, args, kwargs)
+        finally:
+            self._watch.go_on()
+
+    def _run(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
+        return super()._run(operator, partial(self._timed, function), args, kwargs)
+
+    def _timed(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        self._watch.go_on(Place(*self._scopes.current(args)))
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._watch.observe()
+
+
+def _joined(profile: Profile, lap: Lap, glue: Glue) -> Profile:
+    ignored = frozenset(note.subject for note in profile.notes if note.code == "ignored")
+    timed = with_times(profile, split([lap], {}, glue, ignored))
+    phases = {phase: spread.median for phase in ("forward", "backward", "recompute") if (spread := timed.modules[""].work(phase).seconds)}
+    seconds = sum(phases.values())
+    watched = seconds + lap.observer + sum(lap.glue(place, glue) for place in lap.own)
+    run = profile.run
+    step = Step(index=0, kind="counted", seconds=seconds, phases=phases, samples=run.samples_per_step, tokens=run.tokens_per_step)
+    return replace(timed, run=replace(run, kind="measure", observer_ratio=watched / seconds if seconds else None), steps=(step,))
+
+
+@functools.cache
+def _glue() -> Glue:
+    """What torch takes to get to hooks and modes and back: tried on modules that do nothing, and on modules that do little."""
+    idle, small = nn.Sequential(*map(_Idle, range(MODULES))), nn.Sequential(*(nn.Linear(8, 8) for _ in range(MODULES)))
+    x, clock = torch.ones(1, 8), HostClock()
+    found = []
+    with torch.no_grad():
+        for _ in range(TRIALS):
+            clean, lap = _clean(idle, x, clock), _watched(idle, x, clock)
+            inside = sum(lap.own.values()) - lap.own[ROOT] - clean
+            outside = lap.own[ROOT]
+            clean, lap = _clean(small, x, clock), _watched(small, x, clock)
+            operators = sum(lap.own.values()) - clean - inside - outside
+            found.append((inside / MODULES, outside / MODULES, operators / sum(lap.operators.values())))
+    inside, outside, operator = (statistics.median(column) for column in zip(*found, strict=True))
+    return Glue(inside=inside, outside=outside, operator=max(operator, 0.0))
+
+
+class _Idle(nn.Module):
+    """Nothing to do."""
+
+    def __init__(self, _: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def _clean(model: nn.Module, x: Tensor, clock: HostClock) -> float:
+    start = clock.mark()
+    model(x)
+    return clock.mark() - start
+
+
+def _watched(model: nn.Module, x: Tensor, clock: HostClock) -> Lap:
+    watching = Watching(model, clock=clock, glue=NO_GLUE)
+    with watching:
+        model(x)
+    return watching.lap
