@@ -31,11 +31,14 @@ class FakeClock:
         self.blocks: list[float] = []
         self._slow = slow
 
-    def start(self) -> None:
-        self._start = self.now
+    def mark(self) -> float:
+        return self.now
 
-    def stop(self) -> float:
-        seconds = (self.now - self._start) * self._slow(len(self.blocks))
+    def settle(self) -> None:
+        pass
+
+    def seconds(self, start: float, end: float) -> float:
+        seconds = (end - start) * self._slow(len(self.blocks))
         self.blocks.append(seconds)
         return seconds
 
@@ -180,17 +183,20 @@ def test_a_dtype_without_products_is_left_out() -> None:
 class Second:
     """A clock by which every block takes a second, so that the smallest product is the only one that there is time for."""
 
-    def start(self) -> None:
+    def mark(self) -> None:
         pass
 
-    def stop(self) -> float:
+    def settle(self) -> None:
+        pass
+
+    def seconds(self, start: None, end: None) -> float:
         return 1.0
 
 
 class Forbidden:
     """A clock that must not be looked at."""
 
-    def start(self) -> None:
+    def mark(self) -> None:
         raise AssertionError
 
 

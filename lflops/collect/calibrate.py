@@ -11,20 +11,19 @@ import os
 import pathlib
 import secrets
 import statistics
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 import torch
 
 from lflops.collect.machine import Machine, TorchMachine
 from lflops.collect.surroundings import device_name
+from lflops.collect.timing.clock import Clock, clock_of
 from lflops.errors import HardwareError, LflopsError
 from lflops.hardware import Hardware, hint, lookup
 
-__all__ = ["Clock", "EventClock", "HostClock", "calibrate", "hardware_of", "measure"]
+__all__ = ["calibrate", "hardware_of", "measure"]
 
 METHOD = 1
 """Counted up when figures are measured in another way, so that older ones are not taken for new."""
@@ -45,45 +44,6 @@ ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 
 
 TAKEN = 'give "auto", "measure", a name of lflops.hardware.names(), an lflops.Hardware, or None'
-
-
-class Clock(Protocol):
-    """What times a stretch of work."""
-
-    def start(self) -> None:
-        """Begin one."""
-
-    def stop(self) -> float:
-        """Seconds since `start`, until everything begun since then is done."""
-
-
-class HostClock:
-    """The host's clock, for devices whose work is done when the call returns."""
-
-    def start(self) -> None:
-        """Begin a stretch."""
-        self._start = time.perf_counter()
-
-    def stop(self) -> float:
-        """Seconds since `start`."""
-        return time.perf_counter() - self._start
-
-
-class EventClock:
-    """Events on the current CUDA stream."""
-
-    def start(self) -> None:
-        """Begin a stretch."""
-        self._start = torch.cuda.Event(enable_timing=True)
-        self._start.record()
-
-    def stop(self) -> float:
-        """Seconds between the events, once the device has come to the second."""
-        end = torch.cuda.Event(enable_timing=True)
-        end.record()
-        end.synchronize()
-        milliseconds: float = self._start.elapsed_time(end)
-        return milliseconds / 1e3
 
 
 def calibrate(
@@ -112,7 +72,7 @@ def calibrate(
     if known is not None:
         return known
     with machine.alone():
-        peaks, bandwidth = measure(machine, clock or (EventClock() if machine.kind == "cuda" else HostClock()), wanted)
+        peaks, bandwidth = measure(machine, clock or clock_of(torch.device(machine.kind)), wanted)
     today = dt.datetime.now(dt.UTC).date().isoformat()
     source = f"measured by lflops.calibrate, {today}, torch {torch.__version__}, {threads} threads"
     hardware = Hardware(machine.name, peaks, bandwidth, machine.memory_bytes, source)
@@ -225,10 +185,12 @@ def _probed(clock: Clock, work: float, run: Callable[[], object]) -> tuple[_Task
 
 
 def _seconds(clock: Clock, run: Callable[[], object], calls: int) -> float:
-    clock.start()
+    start = clock.mark()
     for _ in range(calls):
         run()
-    return max(clock.stop(), 1e-9)  # a clock that did not move must not divide
+    end = clock.mark()
+    clock.settle()
+    return max(clock.seconds(start, end), 1e-9)  # a clock that did not move must not divide
 
 
 def _device(device: torch.device | str | None) -> torch.device:
