@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lflops import hardware as hardware
+    from lflops.analyze.utilization import utilization
     from lflops.collect.calibrate import calibrate
     from lflops.collect.counting.formulas.table import Cost, register_formula
     from lflops.collect.measure import measure
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from lflops.collect.passes import count, counting
     from lflops.errors import CountError, HardwareError, LflopsError, ProfileError, ScheduleError
     from lflops.hardware import Hardware
+    from lflops.merging import merge
     from lflops.profile import Profile
     from lflops.profile_file import load
 
@@ -32,8 +34,10 @@ __all__ = [
     "counting",
     "load",
     "measure",
+    "merge",
     "register_formula",
     "scope",
+    "utilization",
 ]
 
 _HOMES = {
@@ -45,7 +49,9 @@ _HOMES = {
     "calibrate": "lflops.collect.calibrate",
     "load": "lflops.profile_file",
     "measure": "lflops.collect.measure",
+    "merge": "lflops.merging",
     "scope": "lflops.collect.named_parts",
+    "utilization": "lflops.analyze.utilization",
 }
 
 _MODULES = {"hardware"}

@@ -1,7 +1,7 @@
 """What can go wrong, as a tree.
 
 LflopsError
-├── ProfileError     a profile file that cannot be read or written
+├── ProfileError     a profile that cannot be read, written or merged
 ├── ScheduleError    a schedule that cannot be
 ├── CountError       a count that cannot be made, or an argument of one that is wrong
 └── HardwareError    a chip that cannot be described or measured
@@ -15,7 +15,7 @@ class LflopsError(Exception):
 
 
 class ProfileError(LflopsError):
-    """A profile file cannot be read or written; the message names the file, the module and the field."""
+    """A profile cannot be read, written or merged; the message names the file or the rank, the module and the field."""
 
 
 class ScheduleError(LflopsError):

@@ -11,6 +11,9 @@ __all__ = ["PHASES", "Count", "Phase", "Rank", "RankStat", "Seconds", "Spread", 
 Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer", "other")
 
+DISTURBANCES = frozenset({"cold", "recompiled", "new_shapes", "validation", "checkpoint"})
+"""Marks of steps whose time is no measure of the others'."""
+
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
 
@@ -45,6 +48,11 @@ class Step(Struct, frozen=True, kw_only=True):
     samples: Count | None = None
     tokens: Count | None = None
     marks: tuple[str, ...] = ()
+
+    @property
+    def is_typical(self) -> bool:
+        """Whether nobody was in its way: a clean step in which nothing was cold or compiled anew, no shapes new, no validation awaited."""
+        return self.kind == "clean" and DISTURBANCES.isdisjoint(self.marks)
 
 
 class TracedOperator(Struct, frozen=True, kw_only=True):
@@ -93,5 +101,5 @@ class RankStat(Struct, frozen=True, kw_only=True):
     median: Seconds
     high: Seconds
     high_rank: Count
-    slowest_steps: Count
-    steps: Count
+    slowest_steps: Count | None = None
+    steps: Count | None = None

@@ -321,6 +321,18 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
         (Note(code="host_clock", subject="", values={}), "times are from the host's clock, not from the device's"),
         (Note(code="host_clock", subject="decode", values={}), "times of decode are from the host's clock, not from the device's"),
         (
+            Note(code="ranks_missing", subject="1, 3", values={"missing": 2, "world_size": 5}),
+            "2 of 5 ranks gave no profile: 1, 3",
+        ),
+        (
+            Note(code="ranks_differ", subject="", values={"leading_rank": 1, "least_macs": 192, "most_macs": 576, "rows_of_others": 0}),
+            "ranks differ: 192 to 576 MACs; the counts are those of rank 1",
+        ),
+        (
+            Note(code="ranks_differ", subject="", values={"leading_rank": 0, "least_macs": 8, "most_macs": 9, "rows_of_others": 4}),
+            "ranks differ: 8 to 9 MACs; the counts are those of rank 0, 4 rows are other ranks'",
+        ),
+        (
             Note(code="ambiguous_threads", subject="", values={"calls": 1}),
             "the work of 1 operator call in backward is the root's own: which module's it is could not be told",
         ),

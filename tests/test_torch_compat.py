@@ -101,8 +101,10 @@ PUBLIC = [
     "counting",
     "load",
     "measure",
+    "merge",
     "register_formula",
     "scope",
+    "utilization",
 ]
 
 

@@ -6,7 +6,7 @@ from samples import cell, product, profile, run
 
 from lflops.analyze.utilization import Utilization, utilization
 from lflops.hardware import Hardware
-from lflops.observations import Step
+from lflops.observations import Rank, Step
 from lflops.profile import Cell, Profile
 
 CHIP = Hardware("chip", {"fp32": 1000.0, "tf32": 4000.0, "bf16": 8000.0, "fp64": 500.0})
@@ -128,3 +128,13 @@ def test_what_was_counted_without_a_product_has_a_rate_of_0() -> None:
     """It is known to have none."""
     found = utilization(timed(replace(product("", "aten::add", "forward", macs=0, bytes_moved=1), flops=8)))
     assert (0.0, 0.0, 0.0) == (found.flops_per_second, found.mfu, found.hfu)
+
+
+def test_a_merged_profile_reaches_what_its_mean_rank_does() -> None:
+    """Ranks of 30 and 90 MACs, of which the root tells 120: 60 a rank are 240 FLOPs a second of 1000, backward and forward alike."""
+    of_ranks = tuple(
+        Rank(rank=index, node=None, host=None, device=None, coordinates={}, status="ok", macs=macs) for index, macs in enumerate((30, 90))
+    )
+    cells = (product("", "aten::mm", "forward", macs=40, bytes_moved=1), product("", "aten::mm", "backward", macs=80, bytes_moved=1))
+    found = utilization(replace(timed(*cells), ranks=of_ranks))
+    assert (240.0, 0.24, 0.24) == (found.flops_per_second, found.mfu, found.hfu)

@@ -10,8 +10,6 @@ from lflops.profile import Profile
 
 __all__ = ["Pace", "pace"]
 
-_DISTURBED = frozenset({"cold", "recompiled", "new_shapes", "validation", "checkpoint"})
-
 
 class Pace(Struct, frozen=True, kw_only=True):
     """Medians and quartiles over the clean steps; `None` and an absent phase are unknown.
@@ -38,7 +36,7 @@ def pace(profile: Profile) -> Pace:
 
     These are steps in which something was cold, was compiled again, met new shapes, or waited for a validation or a checkpoint.
     """
-    steps = [step for step in profile.steps if step.kind == "clean" and step.seconds is not None and _DISTURBED.isdisjoint(step.marks)]
+    steps = [step for step in profile.steps if step.is_typical and step.seconds is not None]
     names = dict.fromkeys(name for step in steps for name in step.phases)
     phases = {name: Spread.of([step.phases[name] for step in steps if name in step.phases]) for name in names}
     cpu = [step.cpu_user + step.cpu_system for step in steps if step.cpu_user is not None and step.cpu_system is not None]

@@ -1,5 +1,7 @@
 """How much of what the chip can do was done: the rate of a step's contractions, and its share of the peak."""
 
+import statistics
+
 from msgspec import Struct
 
 from lflops.analyze.pace import pace
@@ -53,18 +55,25 @@ def utilization(profile: Profile, hardware: Hardware | None = None) -> Utilizati
     dtype = _peak_of(profile.run.dtype, profile.run)
     peak = chip.peak_flops_per_second.get(dtype) if chip and dtype else None
     step = pace(profile).seconds
-    flops = 2 * sum(profile.modules[""].work(phase).macs for phase in _MODEL)
+    macs = sum(profile.modules[""].work(phase).macs for phase in _MODEL)
+    share = _share_of_a_rank(profile, macs)
     # Without a cell nothing was counted.
-    rate = flops / step.median if step and step.median and profile.cells else None
+    rate = 2 * macs * share / step.median if step and step.median and profile.cells else None
     needed = _peak_seconds(profile, chip) if chip else None
     return Utilization(
         mfu=None if rate is None or peak is None else rate / peak,
-        hfu=None if rate is None or step is None or needed is None else needed / step.median,
+        hfu=None if rate is None or step is None or needed is None else needed * share / step.median,
         flops_per_second=rate,
         peak_flops_per_second=peak,
         dtype=dtype,
         hardware=chip.name if chip else None,
     )
+
+
+def _share_of_a_rank(profile: Profile, macs: int) -> float:
+    """What of the root's MACs the mean rank did: where ranks differ the root's are no single rank's."""
+    known = [rank.macs for rank in profile.ranks if rank.macs is not None]
+    return statistics.mean(known) / macs if known and macs else 1.0
 
 
 def _peak_seconds(profile: Profile, chip: Hardware) -> float | None:

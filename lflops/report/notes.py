@@ -52,6 +52,16 @@ def _host_clock(note: Note) -> str:
     return f"times{of} are from the host's clock, not from the device's"
 
 
+def _ranks_missing(note: Note) -> str:
+    return f"{_count(note, 'missing')} of {_count(note, 'world_size')} ranks gave no profile: {note.subject}"
+
+
+def _ranks_differ(note: Note) -> str:
+    macs = f"{_count(note, 'least_macs')} to {_count(note, 'most_macs')} MACs"
+    others = f", {_count(note, 'rows_of_others')} rows are other ranks'" if note.values.get("rows_of_others") else ""
+    return f"ranks differ: {macs}; the counts are those of rank {note.values.get('leading_rank', units.UNKNOWN)}{others}"
+
+
 def _unknown(note: Note) -> str:
     values = ", ".join(f"{name} {value}" for name, value in note.values.items())
     head = " ".join(filter(None, [note.code.replace("_", " "), note.subject]))
@@ -81,4 +91,6 @@ _SENTENCES: dict[str, Callable[[Note], str]] = {
     "generated": _generated,
     "time_scaled": _time_scaled,
     "host_clock": _host_clock,
+    "ranks_missing": _ranks_missing,
+    "ranks_differ": _ranks_differ,
 }
