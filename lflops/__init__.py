@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lflops.collect.measure import measure
     from lflops.collect.named_parts import scope
     from lflops.collect.passes import count, counting
+    from lflops.deepspeed_api import FlopsProfiler, get_model_profile
     from lflops.errors import CountError, HardwareError, LflopsError, ProfileError, ScheduleError
     from lflops.hardware import Hardware
     from lflops.merging import merge
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Cost",
     "CountError",
+    "FlopsProfiler",
     "Hardware",
     "HardwareError",
     "LflopsError",
@@ -32,6 +34,7 @@ __all__ = [
     "calibrate",
     "count",
     "counting",
+    "get_model_profile",
     "load",
     "measure",
     "merge",
@@ -44,6 +47,7 @@ _HOMES = {
     **dict.fromkeys(["CountError", "HardwareError", "LflopsError", "ProfileError", "ScheduleError"], "lflops.errors"),
     **dict.fromkeys(["count", "counting"], "lflops.collect.passes"),
     **dict.fromkeys(["Cost", "register_formula"], "lflops.collect.counting.formulas.table"),
+    **dict.fromkeys(["FlopsProfiler", "get_model_profile"], "lflops.deepspeed_api"),
     "Hardware": "lflops.hardware",
     "Profile": "lflops.profile",
     "calibrate": "lflops.collect.calibrate",

@@ -321,6 +321,14 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
         (Note(code="host_clock", subject="", values={}), "times are from the host's clock, not from the device's"),
         (Note(code="host_clock", subject="decode", values={}), "times of decode are from the host's clock, not from the device's"),
         (
+            Note(code="backward_assumed", subject="", values={"forwards": 2.5}),
+            "backward was timed and not counted: it is taken to cost 2.50 times the forward",
+        ),
+        (
+            Note(code="experts", subject="", values={"expert_parameters": 3000, "non_expert_parameters": 500, "tensor_parallel": 1}),
+            "3.00 k parameters are experts', 500 are not",
+        ),
+        (
             Note(code="ranks_missing", subject="1, 3", values={"missing": 2, "world_size": 5}),
             "2 of 5 ranks gave no profile: 1, 3",
         ),

@@ -90,6 +90,7 @@ def test_a_torch_without_a_private_name_is_named(name: str, monkeypatch: pytest.
 PUBLIC = [
     "Cost",
     "CountError",
+    "FlopsProfiler",
     "Hardware",
     "HardwareError",
     "LflopsError",
@@ -99,6 +100,7 @@ PUBLIC = [
     "calibrate",
     "count",
     "counting",
+    "get_model_profile",
     "load",
     "measure",
     "merge",

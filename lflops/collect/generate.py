@@ -13,6 +13,7 @@ from lflops.collect.passes import Counting, Ignored
 from lflops.collect.surroundings import device_of
 from lflops.collect.timing.clock import clock_of
 from lflops.collect.timing.passes import Divide, Pass
+from lflops.collect.timing.spans import uncompiled
 from lflops.observations import Step
 from lflops.profile import Note, Profile
 
@@ -40,14 +41,16 @@ def measure_generate(
     clock = clock_of(device_of([*model.parameters(), *model.buffers(), *call.inputs()]))
     generate: Callable[..., Any] = model.generate  # type: ignore[assignment]
 
+    called = getattr(generate, "__self__", model)  # what torch.compile wrapped, it is that calls itself
+
     def run(divide: Divide) -> None:
-        with _calls_of(model, lambda calls: divide("decode") if calls == 1 else None):
+        with _calls_of(called, lambda calls: divide("decode") if calls == 1 else None):
             generate(*call.args, **call.kwargs)
 
     with call.untouched():
         counting = Counting({"": model}, phase="forward", ignore=ignore, batch=(call.args, call.kwargs))
         prefill: list[tuple[int, int]] = []
-        with counting, _calls_of(model, lambda _: prefill.append(counting.so_far())):
+        with counting, _calls_of(called, lambda _: prefill.append(counting.so_far())):
             generate(*call.args, **call.kwargs)
         profile = timed(_told(counting.profile, prefill), Pass(run, first="prefill"), model, clock, warmup=warmup, repeats=repeats)
     return replace(profile, steps=tuple(_with_forward(step, apart=len(prefill) > 1) for step in profile.steps))
@@ -68,7 +71,7 @@ def _calls_of(model: nn.Module, ended: Callable[[int], None]) -> Iterator[None]:
         calls += 1
         ended(calls)
 
-    handle = model.register_forward_hook(count)
+    handle = model.register_forward_hook(uncompiled(count))
     try:
         yield
     finally:
@@ -80,6 +83,8 @@ def _told(profile: Profile, so_far: list[tuple[int, int]]) -> Profile:
     if len(so_far) < 2:
         return profile
     macs, flops = so_far[0]
+    samples = profile.run.samples_per_step
+    run = replace(profile.run, tokens_per_step=None if samples is None else samples * len(so_far))  # one a call for each sample
     forward = profile.modules[""].forward
     values = {
         "prefill_macs": macs,
@@ -88,4 +93,4 @@ def _told(profile: Profile, so_far: list[tuple[int, int]]) -> Profile:
         "decode_flops": forward.flops - flops,
         "decode_calls": len(so_far) - 1,
     }
-    return replace(profile, notes=(*profile.notes, Note(code="generated", subject="", values=values)))
+    return replace(profile, run=run, notes=(*profile.notes, Note(code="generated", subject="", values=values)))

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -71,7 +70,7 @@ def measure(
     with call.untouched():
         profile = counted(call, ignore)
         profile = replace(profile, run=replace(profile.run, hardware=chip, **batch))
-        run = Pass(lambda divide: call.run(partial(divide, "backward")), first="forward")
+        run = Pass(call.run, first="forward", prepare=call.forget)
         return timed(profile, run, call.model, clock, warmup=warmup, repeats=repeats)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lflops.collect import torch_compat
 from lflops.collect.arguments import check_arguments, describe
 from lflops.collect.tensors import cut_off, tensors_in
+from lflops.collect.timing.passes import ASIDE, Divide
 from lflops.collect.untouched import Gradients, untouched
 from lflops.errors import CountError
 
@@ -56,21 +57,27 @@ class ModelCall:
         with untouched(self.model, self.inputs(), self._gradients):
             yield
 
-    def run(self, at_backward: Callable[[Any], None] | None = None) -> None:
-        """One pass, with gradients of its own.
+    def forget(self) -> None:
+        """Free the gradients of the last pass."""
+        self._gradients.clear()
+
+    def run(self, divide: Divide = lambda *_: None) -> None:
+        """One pass, with gradients of its own if the last one's are forgotten.
 
         Args:
-            at_backward: Called between forward and backward with what is gone backward from.
+            divide: Called behind forward, and with what is gone backward from before backward.
         """
-        self._gradients.clear()
         with self._grad_mode():
             output = self.model(*self.args, **self.kwargs)
             if self.backward:
                 results = self._results(output)
                 del output
-                if at_backward is not None:
-                    at_backward(results)
-                self._differentiate(results)
+                divide(ASIDE)
+                self._gradients.put_aside(torch_compat.leaves(results))
+                with torch_compat.unseen():
+                    ones = [_ones(each) for each in results]
+                divide("backward", results)
+                torch.autograd.backward(results, ones)
 
     @contextlib.contextmanager
     def _grad_mode(self) -> Iterator[None]:
@@ -94,13 +101,6 @@ class ModelCall:
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             raise CountError(f"{self.asker}: loss gave {describe(value)}: it has to give a tensor of one element that requires a gradient")
         return [value]
-
-    def _differentiate(self, results: list[Tensor]) -> None:
-        """Go backward from the sum of the results, the gradient of which is ones."""
-        self._gradients.put_aside(torch_compat.leaves(results))
-        with torch_compat.unseen():
-            ones = [_ones(each) for each in results]
-        torch.autograd.backward(results, ones)
 
 
 def _ones(tensor: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from lflops.collect.batch import samples_and_tokens
 from lflops.collect.counting.mode import CountingMode, Extent, OperatorCounter
 from lflops.collect.counting.operators import Operator
 from lflops.collect.passes import Counting, Ignored
@@ -58,6 +59,8 @@ class Watching:
         self._glue = glue
         self._counting = Counting({"": model}, ignore=ignore, counter=partial(_WatchedCounter, self._watch))
         self._undo = contextlib.ExitStack()
+        self._model: nn.Module | None = model
+        self._batch: tuple[int | None, int | None] | None = None
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -68,10 +71,9 @@ class Watching:
             # One hook before the count's own, one behind: what lies between them is the observer's.
             undo.callback(remove_hook, register_module_forward_pre_hook(lambda *_: watch.observe(ENTERS)))
             undo.callback(remove_hook, register_module_forward_hook(lambda *_: watch.observe(), always_call=True))
-            undo.push(self._counting)
-            self._counting.__enter__()
+            undo.enter_context(self._counting)
             undo.callback(remove_hook, register_module_forward_pre_hook(lambda *_: watch.go_on()))
-            undo.callback(remove_hook, register_module_forward_hook(lambda *_: watch.go_on(), always_call=True))
+            undo.callback(remove_hook, register_module_forward_hook(self._left, with_kwargs=True, always_call=True))
             self._undo = undo.pop_all()
         watch.go_on()
         return self
@@ -80,6 +82,7 @@ class Watching:
         """Stop."""
         self._watch.observe()
         self._undo.__exit__(kind, error, trace)
+        self._model = None
 
     @property
     def profile(self) -> Profile:
@@ -88,7 +91,16 @@ class Watching:
         Raises:
             CountError: The `with` has not been left yet.
         """
-        return _joined(self._counting.profile, self.lap, self._glue or NO_GLUE)
+        samples, tokens = self._batch or (None, None)
+        profile = self._counting.profile
+        run = replace(profile.run, samples_per_step=samples, tokens_per_step=tokens)
+        return _joined(replace(profile, run=run), self.lap, self._glue or NO_GLUE)
+
+    def _left(self, module: nn.Module, *values: Any) -> None:
+        """Go on behind a module; what the model itself was first called with says how much was in a batch."""
+        if module is self._model and self._batch is None and len(values) == 3:  # without keyword arguments where forward has failed
+            self._batch = samples_and_tokens(*values[:2])
+        self._watch.go_on()
 
     @property
     def lap(self) -> Lap:
@@ -148,6 +160,8 @@ class _WatchedMode(CountingMode):
         self._watch = counter.watch
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._scopes.between() == ("", "other") and self._scopes.steps.current is None:
+            return function(*args, **(kwargs or {}))  # outside of the model: another model's, perhaps
         self._watch.observe(OPERATOR)
         try:
             return super().__torch_dispatch__(function, types, args, kwargs)
@@ -167,7 +181,7 @@ class _WatchedMode(CountingMode):
 
 def _joined(profile: Profile, lap: Lap, glue: Glue) -> Profile:
     ignored = frozenset(note.subject for note in profile.notes if note.code == "ignored")
-    timed = with_times(profile, split([lap], {}, glue, ignored))
+    timed = with_times(profile, split([{"": lap}], {}, glue, ignored))
     phases = {phase: spread.median for phase in ("forward", "backward", "recompute") if (spread := timed.modules[""].work(phase).seconds)}
     seconds = sum(phases.values())
     watched = seconds + lap.observer + sum(lap.glue(place, glue) for place in lap.own)
@@ -179,10 +193,11 @@ def _joined(profile: Profile, lap: Lap, glue: Glue) -> Profile:
 @functools.cache
 def _glue() -> Glue:
     """What torch takes to get to hooks and modes and back: tried on modules that do nothing, and on modules that do little."""
-    idle, small = nn.Sequential(*map(_Idle, range(MODULES))), nn.Sequential(*(nn.Linear(8, 8) for _ in range(MODULES)))
-    x, clock = torch.ones(1, 8), HostClock()
+    weight = torch.ones(8, 8, device="cpu")
+    idle, small = (nn.Sequential(*(_Small(each) for _ in range(MODULES))) for each in (None, weight))
+    x, clock = weight[:1], HostClock()
     found = []
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
         for _ in range(TRIALS):
             clean, lap = _clean(idle, x, clock), _watched(idle, x, clock)
             inside = sum(lap.own.values()) - lap.own[ROOT] - clean
@@ -194,14 +209,15 @@ def _glue() -> Glue:
     return Glue(inside=inside, outside=outside, operator=max(operator, 0.0))
 
 
-class _Idle(nn.Module):
-    """Nothing to do."""
+class _Small(nn.Module):
+    """One product, or nothing to do. No layer of torch's: making one would draw random numbers."""
 
-    def __init__(self, _: int) -> None:
+    def __init__(self, weight: Tensor | None) -> None:
         super().__init__()
+        self.weight = weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return x
+        return x if self.weight is None else nn.functional.linear(x, self.weight)
 
 
 def _clean(model: nn.Module, x: Tensor, clock: HostClock) -> float:

@@ -52,6 +52,14 @@ def _host_clock(note: Note) -> str:
     return f"times{of} are from the host's clock, not from the device's"
 
 
+def _backward_assumed(note: Note) -> str:
+    return f"backward was timed and not counted: it is taken to cost {_count(note, 'forwards')} times the forward"
+
+
+def _experts(note: Note) -> str:
+    return f"{_count(note, 'expert_parameters')} parameters are experts', {_count(note, 'non_expert_parameters')} are not"
+
+
 def _ranks_missing(note: Note) -> str:
     return f"{_count(note, 'missing')} of {_count(note, 'world_size')} ranks gave no profile: {note.subject}"
 
@@ -91,6 +99,8 @@ _SENTENCES: dict[str, Callable[[Note], str]] = {
     "generated": _generated,
     "time_scaled": _time_scaled,
     "host_clock": _host_clock,
+    "backward_assumed": _backward_assumed,
+    "experts": _experts,
     "ranks_missing": _ranks_missing,
     "ranks_differ": _ranks_differ,
 }

@@ -50,18 +50,18 @@ def glue_of(clock: Clock) -> Glue:
 def _tried(kind: Callable[[], Clock]) -> Glue:
     """Medians of some trials, each beside one without hooks."""
     clock = kind()
-    chain, plain = _Chain(), torch.ones(())
-    leaf = torch.ones((), requires_grad=True)
+    chain, plain = _Chain(), torch.ones((), device="cpu")
+    leaf = torch.ones((), requires_grad=True, device="cpu")
     tried: list[Glue] = []
     with torch.inference_mode(mode=False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
         for _ in range(TRIALS):
             clean = _seconds(clock, lambda: chain(plain)) / LEAVES
-            lap = _watched(clock, chain, plain)
+            lap = _watched(clock, chain, plain)["forward"]
             in_leaves = _sum(lap, lambda place: place.row.startswith("leaves."))
             in_callers = _sum(lap, lambda place: not place.row.startswith("leaves."))
             result = chain(leaf)
             clean_backward = _seconds(clock, result.backward)
-            backward = _sum(_watched(clock, chain, leaf, backward=True), lambda place: place.phase == "backward")
+            backward = sum(_watched(clock, chain, leaf, backward=True)["backward"].own.values())
             tried.append(Glue(inside=in_leaves / LEAVES - clean, outside=in_callers / LEAVES, segment=(backward - clean_backward) / LEAVES))
     return Glue(**{name: statistics.median(getattr(each, name) for each in tried) for name in ("inside", "outside", "segment")})
 
@@ -78,14 +78,15 @@ def _seconds(clock: Clock, run: Callable[[], Any]) -> float:
     return clock.seconds(start, end)
 
 
-def _watched(clock: Clock, chain: nn.Module, x: Tensor, *, backward: bool = False) -> Lap:
+def _watched(clock: Clock, chain: nn.Module, x: Tensor, *, backward: bool = False) -> dict[str, Lap]:
     spans = Spans(ModuleTree({"": chain}), clock)
     with spans.hooked():
         spans.begin()
         result = chain(x)
         if backward:
+            spans.end_forward()
             spans.begin_backward(result)
             result.backward()
         stamps = spans.end()
     clock.settle()
-    return spans.lap(stamps)
+    return spans.laps(stamps)

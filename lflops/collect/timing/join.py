@@ -7,12 +7,17 @@ from typing import Any
 from msgspec.structs import replace
 
 from lflops.collect.timing.passes import TimedPasses
-from lflops.collect.timing.split import PARTS, Split, split
+from lflops.collect.timing.split import Split, split
 from lflops.collect.timing.timeline import Glue, Place
-from lflops.observations import Step
+from lflops.observations import Phase, Step
 from lflops.profile import ModuleProfile, Note, Profile
 
 __all__ = ["join", "with_times"]
+
+PARTS = ("forward", "backward")
+"""What a clean pass times as one."""
+
+PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
 
 WORTH_SAYING = 0.05
 """How far the hooked passes may be off the clean ones before a note says so."""
@@ -47,12 +52,10 @@ def with_times(profile: Profile, divided: Split) -> Profile:
 
 def _timed(name: str, module: ModuleProfile, divided: Split) -> ModuleProfile:
     works: dict[str, Any] = {}
-    for phases in PARTS.values():
-        for phase in phases:
-            place = Place(name, phase)
-            if place in divided.inclusive:
-                seconds, own = divided.inclusive[place], divided.own.get(place)
-                works[phase] = replace(module.work(phase), seconds=seconds, own_seconds=own)
+    for phase in PHASES:
+        place = Place(name, phase)
+        if place in divided.inclusive:
+            works[phase] = replace(module.work(phase), seconds=divided.inclusive[place], own_seconds=divided.own.get(place))
     return replace(module, **works) if works else module
 
 

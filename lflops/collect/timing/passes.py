@@ -10,7 +10,10 @@ from lflops.collect.timing.spans import Spans
 from lflops.collect.timing.timeline import Lap, Stamp
 from lflops.observations import Step
 
-__all__ = ["Divide", "Pass", "TimedPasses", "time_passes"]
+__all__ = ["ASIDE", "Divide", "Pass", "TimedPasses", "time_passes"]
+
+ASIDE = "aside"
+"""What is run between two parts for our own sake: it is in no time."""
 
 
 class Divide(Protocol):
@@ -22,18 +25,22 @@ class Divide(Protocol):
 
 @dataclass(frozen=True)
 class Pass:
-    """How to run one: `run` calls what it is given where the second part begins, and so on; `first` is what the first is called."""
+    """How to run one: `run` calls what it is given where the second part begins, and so on; `first` is what the first is called.
+
+    What `prepare` does before each is in no time.
+    """
 
     run: Callable[[Divide], None]
     first: str
+    prepare: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimedPasses:
-    """What was timed: a step for each pass, and for each hooked one what its stamps say."""
+    """What was timed: a step for each pass, and for each hooked one what its stamps say of its parts."""
 
     steps: tuple[Step, ...]
-    laps: tuple[Lap, ...]
+    laps: tuple[Mapping[str, Lap], ...]
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class _Timed:
     parts: list[str]
     marks: list[Any]
     cpu: tuple[float, float]
-    stamps: list[Stamp] = field(default_factory=list)
+    stamps: Mapping[str, list[Stamp]] = field(default_factory=dict)
 
 
 def time_passes(one: Pass, spans: Spans, clock: Clock, *, warmup: int, repeats: int) -> TimedPasses:
@@ -61,6 +68,7 @@ def time_passes(one: Pass, spans: Spans, clock: Clock, *, warmup: int, repeats: 
         repeats: How many of either are kept.
     """
     for _ in range(warmup):
+        one.prepare()
         one.run(_nothing)
     passes: list[_Timed] = []
     for _ in range(repeats):
@@ -69,7 +77,7 @@ def time_passes(one: Pass, spans: Spans, clock: Clock, *, warmup: int, repeats: 
     clock.settle()
     return TimedPasses(
         steps=tuple(_step(index, each, clock) for index, each in enumerate(passes)),
-        laps=tuple(spans.lap(each.stamps) for each in passes if each.stamps),
+        laps=tuple(spans.laps(each.stamps) for each in passes if each.stamps),
     )
 
 
@@ -84,6 +92,7 @@ def _clean(one: Pass, clock: Clock) -> _Timed:
         parts.append(part)
         marks.append(clock.mark())
 
+    one.prepare()
     before = _cpu()
     marks.append(clock.mark())
     one.run(divide)
@@ -97,9 +106,12 @@ def _hooked(one: Pass, spans: Spans, clock: Clock) -> _Timed:
     def divide(part: str, results: Any = None, /) -> None:
         parts.append(part)
         marks.append(clock.mark())
-        if part == "backward":
+        if part == ASIDE:
+            spans.end_forward()
+        elif part == "backward":
             spans.begin_backward(results)
 
+    one.prepare()
     with spans.hooked():
         before = _cpu()
         marks.append(clock.mark())
@@ -112,12 +124,12 @@ def _hooked(one: Pass, spans: Spans, clock: Clock) -> _Timed:
 
 def _step(index: int, given: _Timed, clock: Clock) -> Step:
     ends = zip(given.marks, given.marks[1:], strict=False)
-    phases: Mapping[str, float] = {part: clock.seconds(*each) for part, each in zip(given.parts, ends, strict=True)}
+    phases = {part: clock.seconds(*each) for part, each in zip(given.parts, ends, strict=True) if part != ASIDE}
     user, system = given.cpu
     return Step(
         index=index,
         kind="clean" if given.kind == "clean" else "active",
-        seconds=clock.seconds(given.marks[0], given.marks[-1]),
+        seconds=sum(phases.values()),
         phases=phases,
         cpu_user=user,
         cpu_system=system,

@@ -12,13 +12,15 @@ left. What a checkpoint computes again within backward is stamped as recompute.
 """
 
 import contextlib
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
@@ -30,10 +32,15 @@ from lflops.collect.timing.timeline import ENTERS, SEGMENT, Lap, Place, Stamp, l
 from lflops.collect.torch_compat import NO_BACKWARD, backward_id, next_sequence_number, remove_hook, sequence_number
 from lflops.observations import Phase
 
-__all__ = ["Spans"]
+__all__ = ["Spans", "uncompiled"]
 
 FARTHEST = 2000
 """Nodes that are looked at for those of a segment that no crossing tensor leads to."""
+
+
+def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
+    """The hook, left alone by dynamo: whatever is called on the way into a compiled module would else be compiled as well."""
+    return torch.compiler.disable(hook) if "torch._dynamo" in sys.modules else hook
 
 
 @dataclass
@@ -67,6 +74,7 @@ class Spans:
         self._clock = clock
         self._mark = clock.mark
         self._stamps: list[Stamp] = []
+        self._parts: dict[str, list[Stamp]] = {}
         self._outside = Place("", "forward")
         self._running = Place("", "backward")
         self._forward, self._recompute = _Lane("forward"), _Lane("recompute")
@@ -79,9 +87,9 @@ class Spans:
         self.home = threading.get_ident()
         with contextlib.ExitStack() as hooks:
             for handle in (
-                register_module_forward_pre_hook(self._enter_module),
+                register_module_forward_pre_hook(uncompiled(self._enter_module)),
                 # always_call: early-stopped recomputation leaves forward by an exception
-                register_module_forward_hook(self._leave_module, with_kwargs=True, always_call=True),
+                register_module_forward_hook(uncompiled(self._leave_module), with_kwargs=True, always_call=True),
             ):
                 hooks.callback(remove_hook, handle)
             hooks.enter_context(following(self))
@@ -91,27 +99,31 @@ class Spans:
     def begin(self) -> None:
         """Start a pass: from here on the root's forward runs."""
         self._stamps = []
+        self._parts = {"forward": self._stamps}
         self._forward, self._recompute = _Lane("forward"), _Lane("recompute")
         self._forward.segment = next_sequence_number()
         self._stamps.append((self._mark(), self._outside, ""))
 
+    def end_forward(self) -> None:
+        """What runs until backward begins is no part of the pass."""
+        self._stamps.append((self._mark(), None, ""))
+
     def begin_backward(self, results: Any) -> None:
         """Go on to backward, from these results."""
-        self._stamps.append((self._mark(), None, ""))
         self._divide(self._forward, results, "")
         self._running = Place("", "backward")
-        self._stamps.append((self._mark(), self._running, ""))
+        self._stamps = self._parts["backward"] = [(self._mark(), self._running, "")]
 
-    def end(self) -> list[Stamp]:
-        """The pass is over. Returns its stamps, to be read when the clock has settled."""
+    def end(self) -> dict[str, list[Stamp]]:
+        """The pass is over. Returns the stamps of its parts, to be read when the clock has settled."""
         self._stamps.append((self._mark(), None, ""))
         self._release()
-        stamps, self._stamps = self._stamps, []
-        return stamps
+        parts, self._parts, self._stamps = self._parts, {}, []
+        return parts
 
-    def lap(self, stamps: list[Stamp]) -> Lap:
-        """What settled stamps say."""
-        return lap_of(stamps, self._clock)
+    def laps(self, parts: Mapping[str, list[Stamp]]) -> dict[str, Lap]:
+        """What settled stamps say of each part."""
+        return {part: lap_of(stamps, self._clock) for part, stamps in parts.items()}
 
     def counts_here(self) -> bool:
         """Whether this thread is the first, or goes backward."""

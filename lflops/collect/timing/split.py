@@ -6,16 +6,14 @@ its size is found here, between nothing and three times the trial's; only what t
 """
 
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from lflops.collect.timing.timeline import Glue, Lap, Place, inclusive
-from lflops.observations import Phase, Spread
+from lflops.observations import Spread
 
-__all__ = ["PARTS", "Split", "split"]
-
-PARTS: Mapping[str, tuple[Phase, ...]] = {"forward": ("forward",), "backward": ("backward", "recompute")}
-"""What a clean pass times as one, and the phases that it consists of."""
+__all__ = ["Split", "split"]
 
 MOST_GLUE = 3.0
 """Times the trial's."""
@@ -36,26 +34,27 @@ class Split:
     ignored: Mapping[str, float]
 
 
-def split(laps: Sequence[Lap], clean: Mapping[str, float], glue: Glue, ignored: Collection[str] = ()) -> Split:
+def split(laps: Sequence[Mapping[str, Lap]], clean: Mapping[str, float], glue: Glue, ignored: Collection[str] = ()) -> Split:
     """Take off the glue, and let what remains add up to the clean passes.
 
     Args:
-        laps: The hooked passes.
+        laps: The hooked passes, each by its parts: forward may hold time of the backward phase too, where it takes a gradient.
         clean: Seconds of each part of a clean pass; of what is not in it nothing but the glue is taken off.
         glue: What each call's hooks cost beside what is stamped.
         ignored: Rows that are left out.
     """
-    fitted: list[dict[Place, float]] = [dict(lap.own) for lap in laps]
+    fitted: list[defaultdict[Place, float]] = [defaultdict(float) for _ in laps]
     factors = {}
-    for part, phases in PARTS.items():
-        times = _times_the_glue(laps, phases, clean[part], glue) if part in clean else 1.0
-        for lap, own in zip(laps, fitted, strict=True):
-            own.update({place: max(own[place] - times * lap.glue(place, glue), 0.0) for place in own if place.phase in phases})
-        hooked = statistics.median(_total(own.items(), phases) for own in fitted)
+    for part in dict.fromkeys(part for lap in laps for part in lap):
+        of_part = [lap.get(part, Lap()) for lap in laps]
+        times = _times_the_glue(of_part, clean[part], glue) if part in clean else 1.0
+        own = [{place: max(lap.own[place] - times * lap.glue(place, glue), 0.0) for place in lap.own} for lap in of_part]
+        hooked = statistics.median(sum(each.values()) for each in own)
         if part in clean and hooked > 0:
             factors[part] = clean[part] / hooked
-            for own in fitted:
-                own.update({place: own[place] * factors[part] for place in own if place.phase in phases})
+        for whole, each in zip(fitted, own, strict=True):
+            for place, seconds in each.items():
+                whole[place] += seconds * factors.get(part, 1.0)
     kept = [{place: seconds for place, seconds in own.items() if place.row not in ignored} for own in fitted]
     return Split(
         own=_spreads(kept),
@@ -65,15 +64,11 @@ def split(laps: Sequence[Lap], clean: Mapping[str, float], glue: Glue, ignored: 
     )
 
 
-def _times_the_glue(laps: Sequence[Lap], phases: Collection[Phase], clean: float, glue: Glue) -> float:
+def _times_the_glue(laps: Sequence[Lap], clean: float, glue: Glue) -> float:
     """How much of it explains what hooked passes took longer."""
-    hooked = statistics.median(_total(lap.own.items(), phases) for lap in laps)
-    expected = statistics.median(_total(((place, lap.glue(place, glue)) for place in lap.own), phases) for lap in laps)
+    hooked = statistics.median(sum(lap.own.values()) for lap in laps)
+    expected = statistics.median(sum(lap.glue(place, glue) for place in lap.own) for lap in laps)
     return min(max((hooked - clean) / expected, 0.0), MOST_GLUE) if expected > 0 else 0.0
-
-
-def _total(seconds: Iterable[tuple[Place, float]], phases: Collection[Phase]) -> float:
-    return sum(each for place, each in seconds if place.phase in phases)
 
 
 def _of_row(own: Mapping[Place, float], row: str) -> float:

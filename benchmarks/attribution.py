@@ -1,0 +1,149 @@
+"""Is the time of each module what it takes when it alone is watched? Beside `measure`'s, two clock readings around one module at a time.
+
+Two models. Large: Linears that share an input, one that is frozen, one whose input needs no gradient, beside a
+LayerNorm and a residual sum in place.
+Tiny: 150 Linears of 8 features beside one of 1024, where hooks cost as much as a module.
+"""
+
+import ctypes
+import statistics
+import time
+from typing import Any
+
+import torch
+from results import record
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import lflops
+
+WIDTH, ROWS = 1024, 256
+ROUNDS, REPEATS = 15, 3
+
+
+class Block(nn.Module):
+    """Three projections of one input, a gate computed early and used late, a residual sum in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        y = F.silu(self.q(h)) * self.k(h) + self.v(h)
+        y += x
+        return y
+
+
+class Large(nn.Module):
+    """A stem whose input needs no gradient, two blocks, a frozen layer between them, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(WIDTH, WIDTH)
+        self.first = Block()
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(requires_grad=False)
+        self.second = Block()
+        self.head = nn.Linear(WIDTH, 2 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.second(self.frozen(self.first(self.stem(x)))))
+
+
+class Tiny(nn.Module):
+    """150 tiny modules, then one that takes as long as all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tiny = nn.Sequential(*(nn.Linear(8, 8) for _ in range(150)))
+        self.product = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x) + self.tiny(x[:, :8]).sum()
+
+
+class Stamp(torch.autograd.Function):
+    """Nothing but a moment: when backward comes by."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, times: list[float]) -> Tensor:
+        ctx.times = times
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.times.append(time.perf_counter())
+        return gradient, None
+
+
+def watched_alone(model: nn.Module, name: str, x: Tensor) -> tuple[float, float]:
+    """Median seconds of forward and backward of one module where it stands, the only one that is watched, and not by lflops."""
+    module = model.get_submodule(name)
+    plain = module.forward
+    forward: list[float] = []
+    backward: list[float] = []
+    for _ in range(REPEATS + 2):
+        begun: list[float] = []
+        ended: list[float] = []
+
+        def marked(given: Tensor, begun: list[float] = begun, ended: list[float] = ended) -> Tensor:
+            given = Stamp.apply(given, ended) if given.requires_grad else given
+            start = time.perf_counter()
+            out = plain(given)
+            forward.append(time.perf_counter() - start)
+            return Stamp.apply(out, begun)
+
+        model.zero_grad()
+        module.forward = marked
+        out = model(x)
+        torch.autograd.backward(out, torch.ones_like(out))
+        ended.append(time.perf_counter())  # of a module whose input needs no gradient: nothing comes behind it
+        del module.forward
+        backward.append(ended[0] - begun[0])
+    return statistics.median(forward[2:]), statistics.median(backward[2:])
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what is freed: page faults of fresh memory fall on whoever comes by first, which differs from run to run."""
+    library, mmap_threshold, trim_threshold = ctypes.CDLL(None), -3, -1
+    library.mallopt(mmap_threshold, 1 << 30)
+    library.mallopt(trim_threshold, (1 << 31) - 1)
+
+
+def compared(model: nn.Module, x: Tensor, names: list[str]) -> dict[str, list[float]]:
+    """Forward and backward of each module: `measure`'s, and watched alone; medians over rounds in which both take turns."""
+    found: dict[str, list[list[float]]] = {name: [] for name in names}
+    for _ in range(ROUNDS):
+        profile = lflops.measure(model, x, backward=True, warmup=2, repeats=REPEATS)
+        for name in names:
+            forward, backward = (profile.modules[name].work(phase).seconds for phase in ("forward", "backward"))
+            found[name].append([forward.median, backward.median, *watched_alone(model, name, x)])
+    return {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in found.items()}
+
+
+def main() -> None:
+    """Compare, and write the table."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    torch.manual_seed(0)
+    x = torch.randn(ROWS, WIDTH)
+    blocks = [f"{block}.{part}" for block in ("first", "second") for part in ("q", "k", "v")]
+    cases = [
+        (Large(), x, ["stem", "first", "frozen", "second", *blocks, "head"]),
+        (Tiny(), x.clone().requires_grad_(), ["tiny", "product"]),
+    ]
+    lines = ["| module | phase | `measure` | watched alone | off by |", "|---|---|--:|--:|--:|"]
+    worst = 0.0
+    for model, given, names in cases:
+        for name, (forward, backward, forward_alone, backward_alone) in compared(model, given, names).items():
+            for phase, ours, truth in (("forward", forward, forward_alone), ("backward", backward, backward_alone)):
+                worst = max(worst, abs(ours / truth - 1))
+                title = f"{type(model).__name__} `{name}`"
+                lines.append(f"| {title} | {phase} | {ours * 1e3:.3f} ms | {truth * 1e3:.3f} ms | {ours / truth - 1:+.1%} |")
+    lines += ["", f"Worst: {worst:.1%}. Medians of {ROUNDS} rounds, all in turn in one process; one thread."]
+    record("attribution.py", "Whose time it is", lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""One model under two profilers that are called alike: `docs/deepspeed.md` lays what they print side by side.
+
+python examples/deepspeed_side_by_side.py lflops
+python examples/deepspeed_side_by_side.py deepspeed    # where that is installed
+"""
+
+import sys
+
+import count_gpt
+import torch
+
+
+def main(profiler: str) -> None:
+    """Profile a GPT of 2 layers on 4 sequences."""
+    if profiler == "deepspeed":
+        from deepspeed.profiling.flops_profiler import get_model_profile
+    else:
+        from lflops.deepspeed_api import get_model_profile
+    torch.manual_seed(0)
+    torch.set_num_threads(1)  # what else the machine does then matters less
+    count_gpt.LAYERS = 2
+    ids = torch.randint(count_gpt.VOCABULARY, (4, count_gpt.LENGTH))
+    print(get_model_profile(count_gpt.GPT(), args=[ids], top_modules=2, warm_up=3))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
