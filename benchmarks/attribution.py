@@ -52,15 +52,16 @@ class Large(nn.Module):
 
 
 class Tiny(nn.Module):
-    """150 tiny modules, then one that takes as long as all of them."""
+    """A large module, then 150 tiny ones that take half as long together."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.tiny = nn.Sequential(*(nn.Linear(8, 8) for _ in range(150)))
         self.product = nn.Linear(WIDTH, WIDTH)
+        self.learned = nn.Parameter(torch.randn(ROWS, 8))
+        self.tiny = nn.Sequential(*(nn.Linear(8, 8) for _ in range(150)))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.product(x) + self.tiny(x[:, :8]).sum()
+        return self.product(x) + self.tiny(self.learned).sum()
 
 
 class Stamp(torch.autograd.Function):
@@ -129,14 +130,11 @@ def main() -> None:
     torch.manual_seed(0)
     x = torch.randn(ROWS, WIDTH)
     blocks = [f"{block}.{part}" for block in ("first", "second") for part in ("q", "k", "v")]
-    cases = [
-        (Large(), x, ["stem", "first", "frozen", "second", *blocks, "head"]),
-        (Tiny(), x.clone().requires_grad_(), ["tiny", "product"]),
-    ]
+    cases = [(Large(), ["stem", "first", "frozen", "second", *blocks, "head"]), (Tiny(), ["tiny", "product"])]
     lines = ["| module | phase | `measure` | watched alone | off by |", "|---|---|--:|--:|--:|"]
     worst = 0.0
-    for model, given, names in cases:
-        for name, (forward, backward, forward_alone, backward_alone) in compared(model, given, names).items():
+    for model, names in cases:
+        for name, (forward, backward, forward_alone, backward_alone) in compared(model, x, names).items():
             for phase, ours, truth in (("forward", forward, forward_alone), ("backward", backward, backward_alone)):
                 worst = max(worst, abs(ours / truth - 1))
                 title = f"{type(model).__name__} `{name}`"

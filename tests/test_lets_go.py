@@ -1,4 +1,4 @@
-"""What was counted belongs to the user alone again: memory, graphs, threads."""
+"""What was counted or measured belongs to the user alone again: memory, graphs, threads."""
 
 import gc
 import threading
@@ -11,9 +11,12 @@ import torch
 from patients import batch, in_forward, patient
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-from traces import about, differences, modes, random_numbers
+from traces import about, differences, graph, modes, random_numbers
 
 import lflops
+from lflops.collect.generate import measure_generate
+from lflops.collect.timing.timeline import NO_GLUE
+from lflops.collect.watching import Watching
 
 TIMEOUT = 120
 """Seconds after which a thread that waits for another gives up: only a test that fails waits so long."""
@@ -51,9 +54,52 @@ def counted_and_kept(model: nn.Module, x: Tensor) -> object:
     return count
 
 
+def measured(model: nn.Module, x: Tensor) -> object:
+    """Passes with everything in them, and the profile kept."""
+    return lflops.measure(model, x, backward=True, warmup=1, repeats=1)
+
+
+def measured_until_an_error(model: nn.Module, x: Tensor) -> None:
+    """The third pass fails, which is the one with hooks."""
+    left = iter([None, None])
+
+    def fail_at_last() -> None:
+        if next(left, fail) is fail:
+            fail()
+
+    with in_forward(fail_at_last), pytest.raises(ValueError, match="planted"):
+        lflops.measure(model, x, backward=True, warmup=0, repeats=1)
+
+
+def watched_and_kept(model: nn.Module, x: Tensor) -> object:
+    """A loop that is counted and timed, and over; the user still holds what watched it."""
+    with Watching(model, glue=NO_GLUE) as watching:
+        model(x).sum().backward()
+    return watching
+
+
+class Writer(nn.Module):
+    """Writes by calling itself."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+    def generate(self, x: Tensor) -> Tensor:
+        return self(self(x))
+
+
+def generated(model: nn.Module, x: Tensor) -> object:
+    """Text generation."""
+    return measure_generate(Writer(model), x, warmup=0, repeats=1)
+
+
 def survivors(action: Callable[[nn.Module, Tensor], object]) -> list[str]:
     """What of a model and its batch is still alive when the user lets go of them, before any garbage is collected."""
-    lflops.count(patient(), batch())  # what torch loads when it is first used keeps the frames that asked for it
+    lflops.measure(patient(), batch(), warmup=0, repeats=1)  # what torch loads when it is first used keeps the frames that asked for it
     gc.collect()
     gc.disable()
     try:
@@ -69,7 +115,13 @@ def survivors(action: Callable[[nn.Module, Tensor], object]) -> list[str]:
         gc.enable()
 
 
-@pytest.mark.parametrize("action", [counted, counted_until_an_error, counted_within, counted_and_kept])
+ACTIONS = [
+    *(counted, counted_until_an_error, counted_within, counted_and_kept),
+    *(measured, measured_until_an_error, watched_and_kept, generated),
+]
+
+
+@pytest.mark.parametrize("action", ACTIONS)
 def test_what_was_counted_is_freed_when_the_user_lets_go_of_it(action: Callable[[nn.Module, Tensor], object]) -> None:
     """At once, not when garbage is collected next: on a device that memory is needed."""
     assert [] == survivors(action)
@@ -120,6 +172,62 @@ def test_a_graph_of_two_threads_bears_no_marks_afterwards() -> None:
     assert {"first": 16, "second": 16} == {row: macs for row, macs in count.profile.by_module("backward").items() if row}
     assert any(metadata for _, metadata in marked)
     assert not any(metadata for _, metadata in released)
+
+
+class Keeps(nn.Module):
+    """Holds on to what it computed last, and with it to the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.kept: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = [self.second(self.first(x).relu())]
+        return self.kept[0]
+
+
+def hooks_on_graph(tensor: Tensor) -> int:
+    """How many hooks are on the nodes that it was computed by: they share a dictionary, which each new hook is told of."""
+    found = 0
+    for node in graph(tensor):
+        ours = node.register_prehook(fail)
+        found += len(ours.hooks_dict_ref()) - 1
+        ours.remove()
+    return found
+
+
+def test_a_graph_that_the_model_keeps_bears_no_hooks_afterwards() -> None:
+    """Nodes are hooked to tell when backward comes to them; the last pass that is kept is one that was hooked."""
+    model, x = Keeps(), torch.ones(1, 4)
+    inside: list[int] = []
+
+    def look(out: Tensor) -> Tensor:
+        inside.append(hooks_on_graph(out))
+        return out.sum()
+
+    lflops.measure(model, x, backward=True, loss=look, warmup=0, repeats=1)
+    assert [0, 0] == inside[:2]
+    assert inside[2] > 0
+    assert hooks_on_graph(model.kept[0]) == 0
+
+
+def test_a_graph_that_is_kept_where_a_pass_fails_bears_no_hooks_afterwards() -> None:
+    """As well."""
+    model, x = Keeps(), torch.ones(1, 4)
+    left = iter([None, None])
+    with pytest.raises(ValueError, match="planted"):
+        lflops.measure(model, x, backward=True, warmup=0, repeats=1, loss=lambda out: out.sum() if next(left, fail) is None else fail())
+    assert hooks_on_graph(model.kept[0]) == 0
+
+
+def test_a_hook_that_is_left_on_a_graph_is_seen() -> None:
+    """The checks above can fail."""
+    model = Keeps()
+    out = model(torch.ones(1, 4))
+    out.grad_fn.register_prehook(fail)
+    assert hooks_on_graph(out) == 1
 
 
 def modes_left_on(pool: ThreadPoolExecutor) -> int:

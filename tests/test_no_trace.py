@@ -1,7 +1,8 @@
-"""What a count leaves behind: nothing, whatever happens in it. Every check has a twin that sees it fail."""
+"""What counting and measuring leave behind: nothing, whatever happens in them. Every check has a twin that sees it fail."""
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from culprits import CULPRITS, Culprit, PlainMode
 from patients import Patient, Raises, batch, in_forward, patient
 from torch import Tensor, nn
-from traces import Facts, about, differences, during, everything, settings
+from traces import MISSING, Facts, about, differences, during, everything, settings
 
 import lflops
 
@@ -36,84 +37,119 @@ def raises(error: BaseException) -> Callable[[], None]:
     return function
 
 
-def count_in(context: Callable[[], contextlib.AbstractContextManager[object]], **options: Any) -> Callable[[nn.Module, Tensor], object]:
-    """Count within a context."""
+Run = Callable[..., lflops.Profile]
+Way = Callable[[Run, nn.Module, Tensor], object]
 
-    def way(model: nn.Module, x: Tensor) -> None:
+
+def run_in(context: Callable[[], contextlib.AbstractContextManager[object]], **options: Any) -> Way:
+    """Run within a context."""
+
+    def way(run: Run, model: nn.Module, x: Tensor) -> None:
         with context():
-            lflops.count(model, x, **options)
+            run(model, x, **options)
 
     return way
 
 
-def count_until(error: type[BaseException], **options: Any) -> Callable[[nn.Module, Tensor], object]:
-    """Count until the error comes, which is let through."""
+def run_until(error: type[BaseException], **options: Any) -> Way:
+    """Run until the error comes, which is let through."""
 
-    def way(model: nn.Module, x: Tensor) -> None:
+    def way(run: Run, model: nn.Module, x: Tensor) -> None:
         with pytest.raises(error):
-            lflops.count(model, x, **options)
+            run(model, x, **options)
 
     return way
 
 
-def count_until_forward_raises(error: BaseException) -> Callable[[nn.Module, Tensor], object]:
-    """Count until the error comes out of the middle of forward, when random numbers are drawn and buffers are changed."""
+def run_until_forward_raises(error: BaseException, passes: int = 1) -> Way:
+    """Run until the error comes out of the middle of forward, when random numbers are drawn and buffers are changed."""
+    left = iter([None] * (passes - 1))
 
-    def way(model: nn.Module, x: Tensor) -> None:
-        with in_forward(raises(error)), pytest.raises(type(error)):
-            lflops.count(model, x, backward=True)
+    def look() -> None:
+        if next(left, MISSING) is MISSING:
+            raise error
+
+    def way(run: Run, model: nn.Module, x: Tensor) -> None:
+        with in_forward(look), pytest.raises(type(error)):
+            run(model, x, backward=True)
 
     return way
 
 
-def count_in_forward(model: nn.Module, x: Tensor) -> None:
-    """Count a model while it is being counted."""
+def run_in_forward(run: Run, model: nn.Module, x: Tensor) -> None:
+    """Run a model while it is run."""
     inner = iter([model])
 
     def look() -> None:
         for each in inner:
-            lflops.count(each, x, backward=True)
+            run(each, x, backward=True)
 
     with in_forward(look):
-        lflops.count(model, x, backward=True)
+        run(model, x, backward=True)
+
+
+def fails_at(passes: int, error: BaseException) -> Callable[[Tensor], Tensor]:
+    """A loss from which it is not possible to go backward in the last of so many passes."""
+    left = iter([None] * (passes - 1))
+    return lambda out: (Raises.apply(out, error) if next(left, MISSING) is MISSING else out).sum()
 
 
 ERROR = ValueError("planted")
 
-COUNTS: dict[str, Callable[[nn.Module, Tensor], object]] = {
-    "forward": lflops.count,
-    "backward": lambda model, x: lflops.count(model, x, backward=True),
-    "loss": lambda model, x: lflops.count(model, x, backward=True, loss=lambda out: out.square().mean()),
-    "keyword": lambda model, x: lflops.count(model, kwargs={"x": x}, backward=True),
-    "ignored": lambda model, x: lflops.count(model, x, ignore=[nn.Linear, "norm"]),
-    "twice": lambda model, x: [lflops.count(model, x, backward=True) for _ in range(2)],
-    "no_grad": count_in(torch.no_grad),
-    "no_grad, backward": count_in(torch.no_grad, backward=True),
-    "inference_mode": count_in(torch.inference_mode),
-    "inference_mode, backward": count_in(torch.inference_mode, backward=True),
-    "autocast": count_in(lambda: torch.autocast("cpu", torch.bfloat16), backward=True),
-    "default device": count_in(lambda: torch.device("meta"), backward=True),
-    "saved tensors": count_in(lambda: torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t), backward=True),
-    "within a mode": count_in(PlainMode, backward=True),
-    "error in forward": count_until_forward_raises(ERROR),
-    "Ctrl-C in forward": count_until_forward_raises(KeyboardInterrupt()),
-    "error in backward": count_until(ValueError, backward=True, loss=lambda out: Raises.apply(out, ERROR).sum()),
-    "Ctrl-C in backward": count_until(KeyboardInterrupt, backward=True, loss=lambda out: Raises.apply(out, KeyboardInterrupt()).sum()),
-    "error in loss": count_until(ValueError, backward=True, loss=raises(ERROR)),
-    "loss of two elements": count_until(lflops.CountError, backward=True, loss=lambda out: out[0, :2]),
-    "loss without a graph": count_until(lflops.CountError, backward=True, loss=lambda out: out.detach().sum()),
-    "wrong argument": count_until(lflops.CountError, ignore=["nobody"]),
-    "wrong input": count_until(TypeError, kwargs={"y": 1}),
-    "within itself": count_in_forward,
-    "within counting": lambda model, x: counted(model, lambda: lflops.count(model, x, backward=True)),
+PASSES: dict[str, Run] = {"count": lflops.count, "measure": partial(lflops.measure, warmup=1, repeats=2)}
+HOOKED = 1 + 1 + 1 + 2
+"""One is counted, one warms up, one is clean: this is the second that `measure` hooks."""
+
+WAYS: dict[str, Way] = {
+    "forward": lambda run, model, x: run(model, x),
+    "backward": lambda run, model, x: run(model, x, backward=True),
+    "loss": lambda run, model, x: run(model, x, backward=True, loss=lambda out: out.square().mean()),
+    "keyword": lambda run, model, x: run(model, kwargs={"x": x}, backward=True),
+    "ignored": lambda run, model, x: run(model, x, ignore=[nn.Linear, "norm"]),
+    "twice": lambda run, model, x: [run(model, x, backward=True) for _ in range(2)],
+    "no_grad": run_in(torch.no_grad),
+    "no_grad, backward": run_in(torch.no_grad, backward=True),
+    "inference_mode": run_in(torch.inference_mode),
+    "inference_mode, backward": run_in(torch.inference_mode, backward=True),
+    "autocast": run_in(lambda: torch.autocast("cpu", torch.bfloat16), backward=True),
+    "default device": run_in(lambda: torch.device("meta"), backward=True),
+    "saved tensors": run_in(lambda: torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t), backward=True),
+    "within a mode": run_in(PlainMode, backward=True),
+    "error in forward": run_until_forward_raises(ERROR),
+    "Ctrl-C in forward": run_until_forward_raises(KeyboardInterrupt()),
+    "error in backward": run_until(ValueError, backward=True, loss=lambda out: Raises.apply(out, ERROR).sum()),
+    "Ctrl-C in backward": run_until(KeyboardInterrupt, backward=True, loss=lambda out: Raises.apply(out, KeyboardInterrupt()).sum()),
+    "error in loss": run_until(ValueError, backward=True, loss=raises(ERROR)),
+    "loss of two elements": run_until(lflops.CountError, backward=True, loss=lambda out: out[0, :2]),
+    "loss without a graph": run_until(lflops.CountError, backward=True, loss=lambda out: out.detach().sum()),
+    "wrong argument": run_until(lflops.CountError, ignore=["nobody"]),
+    "wrong input": run_until(TypeError, kwargs={"y": 1}),
+    "within itself": run_in_forward,
+    "within counting": lambda run, model, x: counted(model, lambda: run(model, x, backward=True)),
+}
+
+WHILE_HOOKED: dict[str, Callable[[], Way]] = {
+    "error in forward": lambda: run_until_forward_raises(ERROR, HOOKED),
+    "Ctrl-C in forward": lambda: run_until_forward_raises(KeyboardInterrupt(), HOOKED),
+    "error in backward": lambda: run_until(ValueError, backward=True, loss=fails_at(HOOKED, ERROR)),
+    "Ctrl-C in backward": lambda: run_until(KeyboardInterrupt, backward=True, loss=fails_at(HOOKED, KeyboardInterrupt())),
 }
 
 
-@pytest.mark.parametrize("way", COUNTS.values(), ids=COUNTS)
-def test_count_leaves_no_trace(way: Callable[[nn.Module, Tensor], object], model: Patient, x: Tensor) -> None:
+@pytest.mark.parametrize("run", PASSES.values(), ids=PASSES)
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_nothing_leaves_a_trace(way: Way, run: Run, model: Patient, x: Tensor) -> None:
     """Names, modes, hooks, attributes, parameters, buffers, gradients, random numbers: all is as it was, to the bit and to the object."""
     before = everything(model, x)
-    way(model, x)
+    way(run, model, x)
+    assert [] == differences(before, everything(model, x))
+
+
+@pytest.mark.parametrize("way", WHILE_HOOKED.values(), ids=WHILE_HOOKED)
+def test_an_error_while_modules_are_timed_leaves_no_trace(way: Callable[[], Way], model: Patient, x: Tensor) -> None:
+    """Not in the counted pass nor in a clean one, where hooks cannot be left behind, but in one that has them."""
+    before = everything(model, x)
+    way()(PASSES["measure"], model, x)
     assert [] == differences(before, everything(model, x))
 
 
@@ -222,14 +258,14 @@ def facts_in_forward(model: Patient, action: Callable[[], object]) -> list[str]:
     before, found = during(model), list[Facts]()
     with in_forward(lambda: found.append(during(model))):
         action()
-    (inside,) = found
-    return differences(before, inside)
+    return sorted({name for inside in found for name in differences(before, inside)})
 
 
 def test_nothing_is_patched_or_written_while_a_pass_runs(model: Patient, x: Tensor) -> None:
     """Not even within the pass: names, streams, attributes, hooks and classes are the user's, and the model is pickled and copied."""
     model.eval()
-    assert [] == facts_in_forward(model, lambda: lflops.count(model, x, backward=True))
+    for run in PASSES.values():
+        assert [] == facts_in_forward(model, lambda run=run: run(model, x, backward=True))
     assert [] == facts_in_forward(model, lambda: counted(model, lambda: model(x)))
 
 
@@ -260,46 +296,52 @@ def test_what_is_patched_for_the_pass_only_is_found(culprit: Culprit, expected: 
     assert sorted(expected) == facts_in_forward(model.eval(), tidy)
 
 
-def test_a_leaf_that_only_the_loss_knows_keeps_its_gradient(model: Patient, x: Tensor) -> None:
+@pytest.mark.parametrize("run", PASSES.values(), ids=PASSES)
+def test_a_leaf_that_only_the_loss_knows_keeps_its_gradient(run: Run, model: Patient, x: Tensor) -> None:
     """It is no parameter and no input, and still the same gradient is on it afterwards; one without gets none."""
     known, new = batch(), torch.ones(4, requires_grad=True)
     before = about("known", known) | about("new", new)
-    lflops.count(model, x, backward=True, loss=lambda out: (out * new * known).sum())
+    run(model, x, backward=True, loss=lambda out: (out * new * known).sum())
     assert [] == differences(before, about("known", known) | about("new", new))
     (model(x) * new * known).sum().backward()
     assert ["known.grad", "new.grad"] == differences(before, about("known", known) | about("new", new))
 
 
-def test_an_input_that_a_graph_of_the_users_made_can_still_go_backward(model: Patient) -> None:
+@pytest.mark.parametrize("run", PASSES.values(), ids=PASSES)
+def test_an_input_that_a_graph_of_the_users_made_can_still_go_backward(run: Run, model: Patient) -> None:
     """Counting a head does not go on into the body below it: that work is not counted, and its graph is still there to be used."""
     body = nn.Sequential(nn.Linear(5, 4), nn.Tanh())
     features = body(torch.randn(3, 5))
     before = everything(model, features)
-    on_leaf = lflops.count(model, features.detach().requires_grad_(), backward=True)
-    profile = lflops.count(model, features, backward=True)
+    on_leaf = run(model, features.detach().requires_grad_(), backward=True)
+    profile = run(model, features, backward=True)
     assert [] == differences(before, everything(model, features))
     features.sum().backward()
     assert body[0].weight.grad is not None
     assert on_leaf.by_module("backward") == profile.by_module("backward")
 
 
+@pytest.mark.parametrize("run", PASSES.values(), ids=PASSES)
 @pytest.mark.parametrize("context", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
-def test_an_input_that_the_model_writes_to_is_not_written_to(context: Callable[[], contextlib.AbstractContextManager[object]]) -> None:
+def test_an_input_that_the_model_writes_to_is_not_written_to(
+    context: Callable[[], contextlib.AbstractContextManager[object]], run: Run
+) -> None:
     """A head that begins in place is counted on features that have a history, and the features are not changed by it."""
     features = nn.Linear(5, 4)(torch.randn(3, 5))
     head = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 2))
     before = about("features", features)
     with context():
-        profile = lflops.count(head, features, backward=True)
+        profile = run(head, features, backward=True)
     assert [] == differences(before, about("features", features))
     assert {"forward": 3 * 8, "backward": 2 * 3 * 8} == {phase: profile.total(phase=phase) for phase in ("forward", "backward")}
 
 
-def test_a_graph_that_was_there_before_the_count_goes_backward_after_it(model: Patient, x: Tensor) -> None:
-    """A count between forward and backward changes no gradient, though the pass moved buffers that the graph had saved."""
+@pytest.mark.parametrize("run", PASSES.values(), ids=PASSES)
+def test_a_graph_that_was_there_before_goes_backward_afterwards(run: Run, model: Patient, x: Tensor) -> None:
+    """A pass between forward and backward changes no gradient, though it moved buffers that the graph had saved."""
     (expected,) = torch.autograd.grad(nn.functional.relu(model.norm(model.embedding(x))).sum(), x)
     out = nn.functional.relu(model.norm(model.embedding(x))).sum()
-    lflops.count(model, x, backward=True)
+    run(model, x, backward=True)
     (actual,) = torch.autograd.grad(out, x)
     assert torch.equal(expected, actual)
 
@@ -321,12 +363,13 @@ ODD_BUFFERS: dict[str, Callable[[], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("run", PASSES.values(), ids=PASSES)
 @pytest.mark.parametrize("make", ODD_BUFFERS.values(), ids=ODD_BUFFERS)
-def test_a_model_with_an_odd_buffer_is_counted(make: Callable[[], Tensor], model: Patient, x: Tensor) -> None:
+def test_a_model_with_an_odd_buffer_is_counted(make: Callable[[], Tensor], run: Run, model: Patient, x: Tensor) -> None:
     """Buffers that cannot be compared or written to in the ordinary way do not stand in the way of putting the others back."""
     model.register_buffer("odd", make())
     before = (model.odd, model.steps.item(), model.average)
-    lflops.count(model, x, backward=True)
+    run(model, x, backward=True)
     assert before[0] is model.odd
     assert before[1] == model.steps.item()
     assert before[2] is model.average

@@ -1,4 +1,4 @@
-"""A training that is counted is the training that it would have been, to the bit; and what was compiled stays compiled."""
+"""A training that is counted or measured is the training that it would have been, to the bit."""
 
 import contextlib
 import copy
@@ -16,6 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from traces import Facts, bits, differences, random_numbers
 
 import lflops
+from lflops.collect.timing.timeline import NO_GLUE
+from lflops.collect.watching import Watching
 
 Around = Callable[[nn.Module, Tensor], contextlib.AbstractContextManager[object]]
 Step = Callable[[nn.Module, torch.optim.Optimizer, Tensor], Tensor]
@@ -195,6 +197,21 @@ def counted_before(model: nn.Module, x: Tensor) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def measured_before(model: nn.Module, x: Tensor) -> Iterator[None]:
+    """Passes are counted and timed before the step, on a batch like the step's."""
+    assert lflops.measure(model, x.detach(), backward=True, warmup=1, repeats=2).total()
+    yield
+
+
+@contextlib.contextmanager
+def watched(model: nn.Module, _x: Tensor) -> Iterator[None]:
+    """The step is counted and timed at once."""
+    with Watching(model, glue=NO_GLUE) as watching:
+        yield
+    assert watching.profile.total()
+
+
+@contextlib.contextmanager
 def twice(model: nn.Module, _x: Tensor) -> Iterator[None]:
     """Two counts at once, the first of which ends first."""
     counts = [lflops.counting(model) for _ in range(2)]
@@ -212,10 +229,10 @@ def test_a_training_with_a_counted_step_is_the_same_training(training: Training)
     assert [] == differences(train(training, nothing), train(training, lambda model, x: lflops.counting(model)))
 
 
-@pytest.mark.parametrize("around", [counted_before, twice])
+@pytest.mark.parametrize("around", [counted_before, measured_before, watched, twice])
 @pytest.mark.parametrize("name", ["AdamW, foreach", "accumulated", "attention"])
 def test_a_training_that_is_counted_in_another_way_is_the_same_training(around: Around, name: str) -> None:
-    """A pass between two steps, and two counts at once."""
+    """Passes between two steps, a count that takes the time as well, and two counts at once."""
     assert [] == differences(train(TRAININGS[name], nothing), train(TRAININGS[name], around))
 
 

@@ -1,4 +1,4 @@
-"""A compiled model is counted eagerly, and afterwards runs as compiled as before, without being compiled again."""
+"""A compiled model is counted eagerly and timed compiled, and afterwards runs as it did before, without being compiled again."""
 
 import contextlib
 import subprocess
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lflops
+from lflops.collect.generate import measure_generate
 
 # torch warns of hooks on all modules: tests/test_attribution_compile.py holds that a user does not hear of it.
 pytestmark = pytest.mark.filterwarnings("ignore:Using `torch.compile")
@@ -70,11 +71,29 @@ def function(backend: Backend) -> nn.Module:
     return Around(torch.compile(lambda x: F.gelu(x @ weight), backend=backend))
 
 
+def part_in_place(backend: Backend) -> nn.Module:
+    """`model.part.compile()`."""
+    model = Around(Net())
+    model.inner.compile(backend=backend)
+    return model
+
+
+def with_modules(backend: Backend) -> nn.Module:
+    """A compiled function that calls modules of the model's."""
+    model = Around(Net())
+    inner = model.inner
+    model.forward = lambda x: model.head(compiled(x))
+    compiled = torch.compile(lambda x: inner(x) * 2, backend=backend)
+    return model
+
+
 COMPILED: dict[str, Callable[[Backend], nn.Module]] = {
     "wrapped": lambda backend: torch.compile(Net(), backend=backend),
     "in place": in_place,
     "part": lambda backend: Around(torch.compile(Net(), backend=backend)),
+    "part in place": part_in_place,
     "function": function,
+    "function with modules": with_modules,
 }
 
 
@@ -178,6 +197,85 @@ def test_a_mode_that_is_entered_in_the_ordinary_way_is_seen_to_end_the_compilati
     assert (1, 2) == (backend.compilations, backend.runs)
 
 
+def measured(model: nn.Module, x: Tensor) -> None:
+    """Forward and backward: 1 pass is counted, 1 warms up, 2 are clean, 2 hooked, and 1 is thrown away."""
+    assert lflops.measure(model, x, backward=True, warmup=1, repeats=2).total()
+
+
+MEASURED = 1 + 2 + 2 + 1
+"""So many passes run compiled."""
+
+
+@pytest.mark.parametrize("compile_", COMPILED.values(), ids=COMPILED)
+def test_a_warm_model_is_measured_compiled_and_never_compiled_again(
+    compile_: Callable[[Backend], nn.Module], backend: Backend, x: Tensor
+) -> None:
+    """Neither it nor what watches it: the graph is one, and runs in every pass but the counted one."""
+    model = compile_(backend)
+    for _ in range(2):
+        model(x)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        measured(model, x)
+        assert (1, 2 + MEASURED) == (backend.compilations, backend.runs)
+        for _ in range(2):
+            model(x)
+    assert (1, 2 + MEASURED + 2) == (backend.compilations, backend.runs)
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+@pytest.mark.parametrize("compile_", COMPILED.values(), ids=COMPILED)
+def test_a_cold_model_is_compiled_once_without_hooks(
+    compile_: Callable[[Backend], nn.Module], warmup: int, backend: Backend, x: Tensor
+) -> None:
+    """By the first pass that is timed or warms up; after it nothing is left to be compiled."""
+    model = compile_(backend)
+    lflops.measure(model, x, warmup=warmup, repeats=1)
+    assert (1, warmup + 2) == (backend.compilations, backend.runs)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        model(x)
+    assert (1, warmup + 3) == (backend.compilations, backend.runs)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["wrapped", "in place", "part", "part in place"])
+def test_a_hook_that_is_compiled_as_well_is_seen(name: str, backend: Backend, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks above can fail: whatever runs on the way into a compiled module is compiled, if nobody prevents it."""
+    monkeypatch.setattr("lflops.collect.timing.spans.uncompiled", lambda hook: hook)
+    model = COMPILED[name](backend)
+    for _ in range(2):
+        model(x)
+    measured(model, x)
+    assert backend.compilations > 1
+
+
+class Writer(nn.Module):
+    """Calls itself."""
+
+    def __init__(self, inner: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+    def generate(self, x: Tensor) -> Tensor:
+        return self(self(x))
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_model_that_writes_stays_compiled(in_place: bool, backend: Backend, x: Tensor) -> None:
+    """Told that it has been called once by a hook of ours on it: 2 clean passes and 2 hooked ones, 1 each to warm up and to throw away."""
+    model = Writer(Net()) if in_place else Writer(torch.compile(Net(), backend=backend))
+    if in_place:
+        model.compile(backend=backend)
+    with torch.no_grad():
+        model.generate(x)
+        with torch.compiler.set_stance("fail_on_recompile"):
+            measure_generate(model, x, warmup=1, repeats=2)
+            model.generate(x)
+    assert (1, 2 + 2 * MEASURED + 2) == (backend.compilations, backend.runs)
+
+
 @pytest.mark.parametrize("stance", ["default", "force_eager", "eager_on_recompile", "fail_on_recompile"])
 def test_the_users_own_stance_is_put_back(stance: str, backend: Backend, x: Tensor) -> None:
     """Whatever the user told the compiler holds again afterwards."""
@@ -187,6 +285,7 @@ def test_the_users_own_stance_is_put_back(stance: str, backend: Backend, x: Tens
         before = torch._dynamo.eval_frame._stance
         counted(model, x)
         counted_twice(model, x)
+        measured(model, x)
         assert before is torch._dynamo.eval_frame._stance
 
 

@@ -40,8 +40,7 @@ def measure_generate(
     call = ModelCall.of("measure_generate", model, args, kwargs, backward=False, loss=None)
     clock = clock_of(device_of([*model.parameters(), *model.buffers(), *call.inputs()]))
     generate: Callable[..., Any] = model.generate  # type: ignore[assignment]
-
-    called = getattr(generate, "__self__", model)  # what torch.compile wrapped, it is that calls itself
+    called = getattr(generate, "__self__", model)  # a module that torch.compile wrapped calls itself, not the wrapper
 
     def run(divide: Divide) -> None:
         with _calls_of(called, lambda calls: divide("decode") if calls == 1 else None):
@@ -52,7 +51,8 @@ def measure_generate(
         prefill: list[tuple[int, int]] = []
         with counting, _calls_of(called, lambda _: prefill.append(counting.so_far())):
             generate(*call.args, **call.kwargs)
-        profile = timed(_told(counting.profile, prefill), Pass(run, first="prefill"), model, clock, warmup=warmup, repeats=repeats)
+        told, passes = _told(counting.profile, prefill), Pass(run, first="prefill", prepare=call.prepare)
+        profile = timed(told, passes, model, clock, warmup=warmup, repeats=repeats)
     return replace(profile, steps=tuple(_with_forward(step, apart=len(prefill) > 1) for step in profile.steps))
 
 

@@ -39,7 +39,7 @@ def measure(
     hardware: Hardware | str | None = "auto",
     units: Units | None = None,
 ) -> Profile:
-    """Count one pass, then time others: clean ones for the total, as many hooked ones in turn with them to divide it over the modules.
+    """Count one pass, then time others: clean ones for the total, hooked ones to divide it over the modules.
 
     Afterwards the model's gradients, buffers, mode and the random numbers are what they were.
 
@@ -70,7 +70,7 @@ def measure(
     with call.untouched():
         profile = counted(call, ignore)
         profile = replace(profile, run=replace(profile.run, hardware=chip, **batch))
-        run = Pass(call.run, first="forward", prepare=call.forget)
+        run = Pass(call.run, first="forward", prepare=call.prepare)
         return timed(profile, run, call.model, clock, warmup=warmup, repeats=repeats)
 
 

@@ -1,7 +1,7 @@
 """A model with its arguments, to be run once or often, forward and backward, and left as it was."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +18,13 @@ from lflops.errors import CountError
 __all__ = ["ModelCall"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ModelCall:
     """What is run.
 
     Attributes:
         asker: The public function that it is run for, which errors begin with.
+        args: Cut off from their history, as `kwargs` are.
         loss: Output to a scalar; `None` is the sum of the floating outputs, which itself is no work of the model's.
     """
 
@@ -33,6 +34,7 @@ class ModelCall:
     kwargs: dict[str, Any]
     backward: bool
     loss: Callable[[Any], Tensor] | None
+    _given: tuple[tuple[Any, ...], dict[str, Any]]
     _gradients: Gradients = field(default_factory=Gradients)
 
     @classmethod
@@ -44,8 +46,9 @@ class ModelCall:
         """
         args = (args,) if isinstance(args, Tensor) else args
         check_arguments(asker, model, args, kwargs, loss, backward=backward)
-        named: Mapping[str, Any] = kwargs or {}
-        return cls(asker=asker, model=model, args=cut_off(tuple(args)), kwargs=cut_off(dict(named)), backward=backward, loss=loss)
+        given: tuple[tuple[Any, ...], dict[str, Any]] = tuple(args), dict(kwargs or {})
+        args, kwargs = cut_off(given)
+        return cls(asker=asker, model=model, args=args, kwargs=kwargs, backward=backward, loss=loss, _given=given)
 
     def inputs(self) -> Iterator[Tensor]:
         """The tensors in the arguments."""
@@ -57,15 +60,16 @@ class ModelCall:
         with untouched(self.model, self.inputs(), self._gradients):
             yield
 
-    def forget(self) -> None:
-        """Free the gradients of the last pass."""
+    def prepare(self) -> None:
+        """Get ready for another pass: without the gradients of the last one, and without what its model wrote to a copy of an argument."""
         self._gradients.clear()
+        self.args, self.kwargs = cut_off(self._given)
 
     def run(self, divide: Divide = lambda *_: None) -> None:
-        """One pass, with gradients of its own if the last one's are forgotten.
+        """One pass.
 
         Args:
-            divide: Called behind forward, and with what is gone backward from before backward.
+            divide: Called behind forward, with what is gone backward from before backward, and behind it.
         """
         with self._grad_mode():
             output = self.model(*self.args, **self.kwargs)
@@ -78,6 +82,7 @@ class ModelCall:
                     ones = [_ones(each) for each in results]
                 divide("backward", results)
                 torch.autograd.backward(results, ones)
+                divide(ASIDE)  # to free the graph is no part of going back through it
 
     @contextlib.contextmanager
     def _grad_mode(self) -> Iterator[None]:

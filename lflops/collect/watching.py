@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from lflops.collect.batch import samples_and_tokens
 from lflops.collect.counting.mode import CountingMode, Extent, OperatorCounter
 from lflops.collect.counting.operators import Operator
+from lflops.collect.named_parts import following
 from lflops.collect.passes import Counting, Ignored
 from lflops.collect.scopes import Scopes
 from lflops.collect.surroundings import device_of
@@ -28,7 +29,7 @@ from lflops.collect.timing.clock import Clock, HostClock, clock_of
 from lflops.collect.timing.join import with_times
 from lflops.collect.timing.split import split
 from lflops.collect.timing.timeline import ENTERS, NO_GLUE, OPERATOR, Glue, Lap, Place, Stamp, lap_of
-from lflops.collect.torch_compat import NO_BACKWARD, backward_id, pop_mode, push_mode, remove_hook
+from lflops.collect.torch_compat import NO_BACKWARD, backward_id, pop_mode, push_mode, remove_hook, unseen
 from lflops.observations import Step
 from lflops.profile import Profile
 
@@ -37,7 +38,7 @@ __all__ = ["Watching"]
 MODULES, TRIALS = 50, 9
 """On how many modules, how often, it is tried what being watched costs them."""
 
-ROOT = Place("", "forward")
+ROOT, OUTSIDE = Place("", "forward"), Place("", "other")
 
 
 class Watching:
@@ -65,6 +66,7 @@ class Watching:
     def __enter__(self) -> Self:
         """Begin."""
         watch = self._watch
+        watch.home = threading.get_ident()
         if self._glue is None:
             self._glue = _glue() if isinstance(watch.clock, HostClock) else NO_GLUE
         with contextlib.ExitStack() as undo:
@@ -74,6 +76,7 @@ class Watching:
             undo.enter_context(self._counting)
             undo.callback(remove_hook, register_module_forward_pre_hook(lambda *_: watch.go_on()))
             undo.callback(remove_hook, register_module_forward_hook(self._left, with_kwargs=True, always_call=True))
+            undo.enter_context(following(watch))
             self._undo = undo.pop_all()
         watch.go_on()
         return self
@@ -82,7 +85,7 @@ class Watching:
         """Stop."""
         self._watch.observe()
         self._undo.__exit__(kind, error, trace)
-        self._model = None
+        self._model = self._watch.scopes = None  # what was watched may be freed while the profile is read
 
     @property
     def profile(self) -> Profile:
@@ -114,28 +117,51 @@ class _Watch:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.scopes: Scopes | None = None
+        self.home = threading.get_ident()
         self._stamps: list[Stamp] = []
-        self._home = threading.get_ident()
+        self._backward = NO_BACKWARD  # in which somebody was last said to go on
 
     def observe(self, why: str = "") -> None:
         """From here on the observer runs."""
-        if self._watches_here():
+        if self.counts_here():
+            self._leave_backward()
             self._stamps.append((self.clock.mark(), None, why))
+            self._backward = NO_BACKWARD
 
     def go_on(self, place: Place | None = None) -> None:
         """From here on the place runs; `None` asks which one it is."""
-        if self._watches_here() and self.scopes is not None:
+        if self.counts_here() and self.scopes is not None:
             place = Place(*self.scopes.between()) if place is None else place
             self._stamps.append((self.clock.mark(), place, ""))
+            self._backward = backward_id()
+
+    def _leave_backward(self) -> None:
+        """Nobody says when a backward pass ends: what followed its last operator was no part of it if by now it is over."""
+        now = backward_id()
+        if self._backward not in {NO_BACKWARD, now} and self.scopes is not None:
+            mark, _, why = self._stamps.pop()
+            self._stamps.append((mark, OUTSIDE if now > self._backward else Place(*self.scopes.between()), why))
+
+    def counts_here(self) -> bool:
+        """Two threads at once would cut each other's time short."""
+        return threading.get_ident() == self.home or backward_id() != NO_BACKWARD
+
+    def place(self) -> tuple[str, str]:
+        """The count's to say."""
+        return "", ""
+
+    def enter(self, *_: Any) -> None:
+        """A named part of the step begins; the count has heard of it before."""
+        self.go_on()
+
+    def leave(self, *_: Any) -> None:
+        """And ends."""
+        self.go_on()
 
     def lap(self) -> Lap:
         """What the stamps say."""
         self.clock.settle()
         return lap_of(self._stamps, self.clock)
-
-    def _watches_here(self) -> bool:
-        """Two threads at once would cut each other's time short."""
-        return threading.get_ident() == self._home or backward_id() != NO_BACKWARD
 
 
 class _WatchedCounter(OperatorCounter):
@@ -193,20 +219,24 @@ def _joined(profile: Profile, lap: Lap, glue: Glue) -> Profile:
 @functools.cache
 def _glue() -> Glue:
     """What torch takes to get to hooks and modes and back: tried on modules that do nothing, and on modules that do little."""
+    with unseen(), torch.inference_mode(mode=False), torch.no_grad(), torch.autocast("cpu", enabled=False):
+        return _tried()
+
+
+def _tried() -> Glue:
     weight = torch.ones(8, 8, device="cpu")
     idle, small = (nn.Sequential(*(_Small(each) for _ in range(MODULES))) for each in (None, weight))
     x, clock = weight[:1], HostClock()
     found = []
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        for _ in range(TRIALS):
-            clean, lap = _clean(idle, x, clock), _watched(idle, x, clock)
-            inside = sum(lap.own.values()) - lap.own[ROOT] - clean
-            outside = lap.own[ROOT]
-            clean, lap = _clean(small, x, clock), _watched(small, x, clock)
-            operators = sum(lap.own.values()) - clean - inside - outside
-            found.append((inside / MODULES, outside / MODULES, operators / sum(lap.operators.values())))
-    inside, outside, operator = (statistics.median(column) for column in zip(*found, strict=True))
-    return Glue(inside=inside, outside=outside, operator=max(operator, 0.0))
+    for _ in range(TRIALS):
+        clean, lap = _clean(idle, x, clock), _watched(idle, x, clock)
+        inside = sum(lap.own.values()) - lap.own[ROOT] - clean
+        outside = lap.own[ROOT]
+        clean, lap = _clean(small, x, clock), _watched(small, x, clock)
+        operators = sum(lap.own.values()) - clean - inside - outside
+        found.append((inside / MODULES, outside / MODULES, operators / sum(lap.operators.values())))
+    inside, outside, operator = (max(statistics.median(column), 0.0) for column in zip(*found, strict=True))
+    return Glue(inside=inside, outside=outside, operator=operator)
 
 
 class _Small(nn.Module):

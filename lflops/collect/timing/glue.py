@@ -12,6 +12,7 @@ from lflops.collect.modules import ModuleTree
 from lflops.collect.timing.clock import Clock, HostClock, StreamClock
 from lflops.collect.timing.spans import Spans
 from lflops.collect.timing.timeline import NO_GLUE, Glue, Lap, Place
+from lflops.collect.torch_compat import unseen
 
 __all__ = ["glue_of"]
 
@@ -49,11 +50,10 @@ def glue_of(clock: Clock) -> Glue:
 @functools.cache
 def _tried(kind: Callable[[], Clock]) -> Glue:
     """Medians of some trials, each beside one without hooks."""
-    clock = kind()
-    chain, plain = _Chain(), torch.ones((), device="cpu")
-    leaf = torch.ones((), requires_grad=True, device="cpu")
+    clock, chain = kind(), _Chain()
     tried: list[Glue] = []
-    with torch.inference_mode(mode=False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+    with unseen(), torch.inference_mode(mode=False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        plain, leaf = (torch.ones((), requires_grad=wanted, device="cpu") for wanted in (False, True))
         for _ in range(TRIALS):
             clean = _seconds(clock, lambda: chain(plain)) / LEAVES
             lap = _watched(clock, chain, plain)["forward"]
@@ -63,7 +63,7 @@ def _tried(kind: Callable[[], Clock]) -> Glue:
             clean_backward = _seconds(clock, result.backward)
             backward = sum(_watched(clock, chain, leaf, backward=True)["backward"].own.values())
             tried.append(Glue(inside=in_leaves / LEAVES - clean, outside=in_callers / LEAVES, segment=(backward - clean_backward) / LEAVES))
-    return Glue(**{name: statistics.median(getattr(each, name) for each in tried) for name in ("inside", "outside", "segment")})
+    return Glue(**{name: max(statistics.median(getattr(each, name) for each in tried), 0.0) for name in ("inside", "outside", "segment")})
 
 
 def _sum(lap: Lap, wanted: Callable[[Place], bool]) -> float:
@@ -84,7 +84,7 @@ def _watched(clock: Clock, chain: nn.Module, x: Tensor, *, backward: bool = Fals
         spans.begin()
         result = chain(x)
         if backward:
-            spans.end_forward()
+            spans.set_aside()
             spans.begin_backward(result)
             result.backward()
         stamps = spans.end()

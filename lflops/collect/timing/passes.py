@@ -13,7 +13,7 @@ from lflops.observations import Step
 __all__ = ["ASIDE", "Divide", "Pass", "TimedPasses", "time_passes"]
 
 ASIDE = "aside"
-"""What is run between two parts for our own sake: it is in no time."""
+"""What is run between two parts, or behind the last, for our own sake: it is in no time."""
 
 
 class Divide(Protocol):
@@ -55,10 +55,10 @@ class _Timed:
 
 
 def time_passes(one: Pass, spans: Spans, clock: Clock, *, warmup: int, repeats: int) -> TimedPasses:
-    """Run `warmup` passes for nothing, then `repeats` clean and as many hooked ones in turn.
+    """Run `warmup` passes for nothing, then `repeats` clean ones, half of them before and half behind as many hooked ones.
 
-    In turn, so that a machine that slows down slows both; a clean one first, so that whatever is compiled is compiled without hooks. The
-    marks are read at the end: nothing waits for a device in between.
+    So a machine that slows down slows both alike. A clean one comes first, so that whatever is compiled is compiled without hooks; the
+    first behind the hooked ones, which finds their caches, is thrown away. The marks are read at the end: nothing waits for a device.
 
     Args:
         one: What to run.
@@ -67,18 +67,23 @@ def time_passes(one: Pass, spans: Spans, clock: Clock, *, warmup: int, repeats: 
         warmup: How many passes are thrown away.
         repeats: How many of either are kept.
     """
-    for _ in range(warmup):
-        one.prepare()
-        one.run(_nothing)
-    passes: list[_Timed] = []
-    for _ in range(repeats):
-        passes.append(_clean(one, clock))
-        passes.append(_hooked(one, spans, clock))
+    _thrown_away(one, warmup)
+    before = [_clean(one, clock) for _ in range((repeats + 1) // 2)]
+    hooked = [_hooked(one, spans, clock) for _ in range(repeats)]
+    _thrown_away(one, min(repeats // 2, 1))
+    behind = [_clean(one, clock) for _ in range(repeats // 2)]
     clock.settle()
+    passes = [*before, *hooked, *behind]
     return TimedPasses(
         steps=tuple(_step(index, each, clock) for index, each in enumerate(passes)),
         laps=tuple(spans.laps(each.stamps) for each in passes if each.stamps),
     )
+
+
+def _thrown_away(one: Pass, times: int) -> None:
+    for _ in range(times):
+        one.prepare()
+        one.run(_nothing)
 
 
 def _nothing(_part: str, _results: Any = None, /) -> None:
@@ -107,7 +112,7 @@ def _hooked(one: Pass, spans: Spans, clock: Clock) -> _Timed:
         parts.append(part)
         marks.append(clock.mark())
         if part == ASIDE:
-            spans.end_forward()
+            spans.set_aside()
         elif part == "backward":
             spans.begin_backward(results)
 

@@ -43,12 +43,16 @@ def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
     return torch.compiler.disable(hook) if "torch._dynamo" in sys.modules else hook
 
 
+_Unfound = list[tuple[int, int, str]]
+"""Numbers of nodes without a hook, and the row that built them."""
+
+
 @dataclass
 class _Frame:
     key: int
     place: Place
     module_row: str
-    unfound: list[tuple[int, int, str]] = field(default_factory=list)  # numbers of nodes without a hook, and the row that built them
+    unfound: _Unfound = field(default_factory=list)
 
 
 class _Lane:
@@ -58,6 +62,7 @@ class _Lane:
         self.phase = phase
         self.stack: list[_Frame] = []
         self.segment = 0  # the number of its first node
+        self.unfound: _Unfound = []  # outside of every frame
 
 
 class Spans:
@@ -104,13 +109,14 @@ class Spans:
         self._forward.segment = next_sequence_number()
         self._stamps.append((self._mark(), self._outside, ""))
 
-    def end_forward(self) -> None:
-        """What runs until backward begins is no part of the pass."""
+    def set_aside(self) -> None:
+        """What runs until the next part begins is none of the pass."""
         self._stamps.append((self._mark(), None, ""))
 
     def begin_backward(self, results: Any) -> None:
         """Go on to backward, from these results."""
         self._divide(self._forward, results, "")
+        self._find(self._forward.unfound, results)
         self._running = Place("", "backward")
         self._stamps = self._parts["backward"] = [(self._mark(), self._running, "")]
 
@@ -180,8 +186,7 @@ class Spans:
         frame = lane.stack[place]
         # Torch leaves keyword arguments out where forward was left by an exception; the output comes last.
         self._divide(lane, None if values is None else values[-1], frame.place.row)
-        if frame.unfound and values is not None:
-            self._find(frame.unfound, values[-1])
+        self._find(frame.unfound, None if values is None else values[-1])
         del lane.stack[place:]
         lane.segment = next_sequence_number()
         self._stamps.append((self._mark(), self._now(lane), ""))
@@ -199,12 +204,14 @@ class Spans:
         newest, number = _newest(crossing, lane.segment, end)
         if newest is not None:
             self._hook(newest, row)
-        if number + 1 < end and lane.stack:
-            lane.stack[-1].unfound.append((number + 1, end, row))
+        if number + 1 < end:
+            (lane.stack[-1] if lane.stack else lane).unfound.append((number + 1, end, row))
         lane.segment = end
 
-    def _find(self, unfound: list[tuple[int, int, str]], output: Any) -> None:
+    def _find(self, unfound: _Unfound, output: Any) -> None:
         """Hook the newest node of each range that the output leads back to."""
+        if not unfound:
+            return
         first = min(start for start, _, _ in unfound)
         newest: dict[int, tuple[int, Any]] = {}
         waiting: list[Any] = list(nodes_of(output))
