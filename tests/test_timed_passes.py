@@ -148,7 +148,7 @@ def test_a_step_says_what_the_process_used_of_the_cpu(monkeypatch: pytest.Monkey
     """The difference between two readings, of its own and of the system's for it; samples and marks are for others to add."""
     model = Model(Unsettled())
     readings = iter([(1.0, 10.0), (3.0, 15.0), (3.0, 15.0), (3.5, 15.0)])
-    monkeypatch.setattr("lflops.collect.timing.passes._cpu", lambda: next(readings))
+    monkeypatch.setattr("lflops.collect.timing.passes.cpu_seconds", lambda: next(readings))
     passes = timed(model, lambda _: model(torch.ones(2)), warmup=0, repeats=1)
     assert [(2, 5), (0.5, 0)] == [(step.cpu_user, step.cpu_system) for step in passes.steps]
     assert [(None, None, ())] * 2 == [(step.samples, step.tokens, step.marks) for step in passes.steps]

@@ -3,6 +3,7 @@
 A mark is cheap and waits for nothing. How far apart two marks are is asked later, after one `settle`.
 """
 
+import resource
 import time
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ import torch
 
 from lflops.errors import CountError
 
-__all__ = ["Clock", "HostClock", "StreamClock", "clock_of"]
+__all__ = ["Clock", "HostClock", "StreamClock", "clock_of", "cpu_seconds"]
 
 
 class Clock(Protocol):
@@ -69,3 +70,9 @@ def clock_of(device: torch.device) -> Clock:
     if device.type == "cuda":
         return StreamClock()
     raise CountError(f"the tensors are on {device.type!r}: times are taken on 'cpu' and 'cuda'; lflops.count works on every device")
+
+
+def cpu_seconds() -> tuple[float, float]:
+    """Seconds of the CPU that this process has used, all its threads together: its own, and the system's for it."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime, usage.ru_stime

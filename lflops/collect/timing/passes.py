@@ -1,11 +1,10 @@
 """Passes of a model, timed: clean ones for the total, hooked ones between them for its parts."""
 
-import resource
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from lflops.collect.timing.clock import Clock
+from lflops.collect.timing.clock import Clock, cpu_seconds
 from lflops.collect.timing.spans import Spans
 from lflops.collect.timing.timeline import Lap, Stamp
 from lflops.observations import Step
@@ -98,7 +97,7 @@ def _clean(one: Pass, clock: Clock) -> _Timed:
         marks.append(clock.mark())
 
     one.prepare()
-    before = _cpu()
+    before = cpu_seconds()
     marks.append(clock.mark())
     one.run(divide)
     marks.append(clock.mark())
@@ -118,7 +117,7 @@ def _hooked(one: Pass, spans: Spans, clock: Clock) -> _Timed:
 
     one.prepare()
     with spans.hooked():
-        before = _cpu()
+        before = cpu_seconds()
         marks.append(clock.mark())
         spans.begin()
         one.run(divide)
@@ -141,12 +140,6 @@ def _step(index: int, given: _Timed, clock: Clock) -> Step:
     )
 
 
-def _cpu() -> tuple[float, float]:
-    """Seconds of the CPU that this process has used, all its threads together: its own, and the system's for it."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime, usage.ru_stime
-
-
 def _since(before: tuple[float, float]) -> tuple[float, float]:
-    user, system = _cpu()
+    user, system = cpu_seconds()
     return user - before[0], system - before[1]
