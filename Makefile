@@ -6,8 +6,8 @@ PEERS_READY := .venv-peers/ready
 .PHONY: demo test lint bench clean
 
 demo: $(READY)
-	@$(BIN)/python examples/count_gpt.py
-	@$(BIN)/lflops show gpt.profile.json
+	@$(BIN)/python examples/train_gpt.py
+	@$(BIN)/lflops show gpt/lflops/train-1-*.profile.json
 
 test: lint
 	@$(BIN)/pytest
@@ -21,10 +21,12 @@ bench: $(READY) $(PEERS_READY)
 	@$(BIN)/python benchmarks/overhead.py
 	@$(BIN)/python benchmarks/profile_file.py
 	@$(BIN)/python benchmarks/calibrate.py
+	@$(BIN)/python benchmarks/phases.py
 	@$(PEERS)/python benchmarks/accuracy.py
+	@$(PEERS)/python benchmarks/callback.py
 
 clean:
-	@rm -rf .venv .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis dist gpt.profile.json
+	@rm -rf .venv .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis dist gpt gpt.profile.json
 	@find lflops tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The build tools come first, without isolation: constraints do not reach into an isolated build, so its versions would not be pinned.

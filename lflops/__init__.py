@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lflops import hardware as hardware
     from lflops.analyze.utilization import utilization
+    from lflops.callback.monitor import FlopsMonitor
     from lflops.collect.calibrate import calibrate
     from lflops.collect.counting.formulas.table import Cost, register_formula
     from lflops.collect.measure import measure
@@ -20,16 +21,19 @@ if TYPE_CHECKING:
     from lflops.merging import merge
     from lflops.profile import Profile
     from lflops.profile_file import load
+    from lflops.schedule import Schedule
 
 __all__ = [
     "Cost",
     "CountError",
+    "FlopsMonitor",
     "FlopsProfiler",
     "Hardware",
     "HardwareError",
     "LflopsError",
     "Profile",
     "ProfileError",
+    "Schedule",
     "ScheduleError",
     "calibrate",
     "count",
@@ -48,8 +52,10 @@ _HOMES = {
     **dict.fromkeys(["count", "counting"], "lflops.collect.passes"),
     **dict.fromkeys(["Cost", "register_formula"], "lflops.collect.counting.formulas.table"),
     **dict.fromkeys(["FlopsProfiler", "get_model_profile"], "lflops.deepspeed_api"),
+    "FlopsMonitor": "lflops.callback.monitor",
     "Hardware": "lflops.hardware",
     "Profile": "lflops.profile",
+    "Schedule": "lflops.schedule",
     "calibrate": "lflops.collect.calibrate",
     "load": "lflops.profile_file",
     "measure": "lflops.collect.measure",

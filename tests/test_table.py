@@ -329,6 +329,20 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
             "3.00 k parameters are experts', 500 are not",
         ),
         (
+            Note(code="rounded_to_cycles", subject="", values={"accumulation": 3}),
+            "the schedule is rounded up to whole steps of 3 batches, over which gradients are accumulated",
+        ),
+        (
+            Note(code="schedule_shrunk", subject="", values={"batches": 4, "skip_first": 0, "wait": 1, "windows": 1}),
+            "the schedule is shrunk to the run's 4 batches; what is left, in steps: skip first 0, wait 1, windows 1",
+        ),
+        (Note(code="few_clean_steps", subject="", values={"steps": 2}), "the times rest on few clean steps: 2"),
+        (
+            Note(code="ended_early", subject="KeyboardInterrupt", values={}),
+            "the training was left by KeyboardInterrupt before the window was over",
+        ),
+        (Note(code="not_counted", subject="", values={}), "no step was counted: there are times, and no work"),
+        (
             Note(code="ranks_missing", subject="1, 3", values={"missing": 2, "world_size": 5}),
             "2 of 5 ranks gave no profile: 1, 3",
         ),

@@ -1,6 +1,8 @@
 """Every private name of torch that lflops rests on, in one place; `torch_check` tries them out before the first count."""
 
 import contextlib
+import gc
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -30,6 +32,7 @@ __all__ = [
     "backward_id",
     "buffers_of",
     "child_modules",
+    "compilations",
     "current_node",
     "decompose",
     "decomposes",
@@ -40,9 +43,11 @@ __all__ = [
     "local_part",
     "name_of",
     "next_sequence_number",
+    "other_profiler_runs",
     "overloads_of",
     "pop_mode",
     "push_mode",
+    "recorded_events",
     "remove_hook",
     "runs_nothing",
     "sequence_number",
@@ -126,6 +131,12 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
 def is_compiled(module: nn.Module) -> bool:
     """Whether calling the module runs it under torch.compile."""
     return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+
+
+def compilations() -> int:
+    """How many graphs torch.compile has compiled in this process; its loading is left to who compiles."""
+    loaded: Any = sys.modules.get("torch._dynamo.utils")
+    return 0 if loaded is None else loaded.counters["stats"]["unique_graphs"]
 
 
 def name_of(operator: Any) -> str:
@@ -246,3 +257,28 @@ def pop_mode(mode: TorchDispatchMode) -> None:
         above.append(top)
     for each in reversed(above):
         _python_dispatch._push_mode(each)
+
+
+def other_profiler_runs(own: torch.profiler.profile | None = None) -> bool:
+    """Whether a profiler of torch's, other than this one, has been got ready or entered and is not stopped.
+
+    torch tells only of one that records; to start a second one while another gets ready ends in a crash.
+    """
+    if own is None and torch.autograd._profiler_enabled():  # type: ignore[attr-defined,unused-ignore]
+        return True
+    ours = () if own is None else (own, own.profiler)
+    for each in gc.get_objects():
+        kind = type(each)  # not isinstance, which would ask what stands for another object for that one's class
+        if issubclass(kind, torch.autograd.profiler.profile):
+            running = each.enabled and each.entered and each.kineto_results is None
+        else:
+            running = issubclass(kind, torch.profiler.profile) and each.step_rec_fn is not None
+        if running and all(each is not one for one in ours):
+            return True
+    return False
+
+
+def recorded_events(profiler: torch.profiler.profile) -> Sequence[Any]:
+    """Kineto's own events, of which torch makes its own in a hundred times as long."""
+    results = None if profiler.profiler is None else profiler.profiler.kineto_results
+    return () if results is None else results.events()

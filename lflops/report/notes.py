@@ -60,6 +60,27 @@ def _experts(note: Note) -> str:
     return f"{_count(note, 'expert_parameters')} parameters are experts', {_count(note, 'non_expert_parameters')} are not"
 
 
+def _rounded_to_cycles(note: Note) -> str:
+    return f"the schedule is rounded up to whole steps of {_count(note, 'accumulation')} batches, over which gradients are accumulated"
+
+
+def _schedule_shrunk(note: Note) -> str:
+    left = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in note.values.items() if name != "batches")
+    return f"the schedule is shrunk to the run's {_count(note, 'batches')} batches; what is left, in steps: {left or units.UNKNOWN}"
+
+
+def _few_clean_steps(note: Note) -> str:
+    return f"the times rest on few clean steps: {_count(note, 'steps')}"
+
+
+def _ended_early(note: Note) -> str:
+    return f"the training was left by {note.subject or 'an exception'} before the window was over"
+
+
+def _not_counted(_note: Note) -> str:
+    return "no step was counted: there are times, and no work"
+
+
 def _ranks_missing(note: Note) -> str:
     return f"{_count(note, 'missing')} of {_count(note, 'world_size')} ranks gave no profile: {note.subject}"
 
@@ -101,6 +122,11 @@ _SENTENCES: dict[str, Callable[[Note], str]] = {
     "host_clock": _host_clock,
     "backward_assumed": _backward_assumed,
     "experts": _experts,
+    "rounded_to_cycles": _rounded_to_cycles,
+    "schedule_shrunk": _schedule_shrunk,
+    "few_clean_steps": _few_clean_steps,
+    "ended_early": _ended_early,
+    "not_counted": _not_counted,
     "ranks_missing": _ranks_missing,
     "ranks_differ": _ranks_differ,
 }

@@ -1,0 +1,177 @@
+"""What watching a training costs: steps of a Trainer with `FlopsMonitor` beside those of one without, and beside other ways to watch.
+
+Fits take turns in one process, so that a slow moment of the machine falls on all of them.
+"""
+
+import argparse
+import contextlib
+import logging
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ThroughputMonitor
+from lightning.pytorch.loggers import CSVLogger
+from results import record
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import BertConfig, BertForMaskedLM
+
+from lflops.callback.monitor import FlopsMonitor
+from lflops.schedule import Schedule
+
+THIN = {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 192, "vocab_size": 1000}
+NEVER = 10**9
+
+
+class Masked(LightningModule):
+    """A BERT that learns what it is given."""
+
+    def __init__(self, config: BertConfig) -> None:
+        """Build it."""
+        super().__init__()
+        self.bert = BertForMaskedLM(config)
+
+    def training_step(self, batch: Tensor, _: int) -> Tensor:
+        """Give the loss."""
+        loss: Tensor = self.bert(input_ids=batch, labels=batch).loss
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Train by AdamW."""
+        return torch.optim.AdamW(self.parameters())
+
+
+class Stopwatch(Callback):
+    """When each batch was over."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.times: list[float] = []
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Read the clock."""
+        self.times.append(time.perf_counter())
+
+    def steps(self) -> list[float]:
+        """Seconds from one batch's end to the next one's."""
+        return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
+
+
+class DeepSpeeds(Callback):
+    """DeepSpeed's profiler around one batch."""
+
+    def __init__(self, batch: int) -> None:
+        """Say which."""
+        self.batch = batch
+
+    def on_train_batch_start(self, *given: Any) -> None:
+        """Begin."""
+        _, pl_module, _, batch_idx = given
+        if batch_idx == self.batch:
+            from deepspeed.profiling.flops_profiler import FlopsProfiler
+
+            self.profiler = FlopsProfiler(pl_module)
+            self.profiler.start_profile()
+
+    def on_train_batch_end(self, *given: Any) -> None:
+        """End."""
+        batch_idx = given[-1]
+        if batch_idx == self.batch:
+            self.profiler.stop_profile()
+            self.profiler.print_model_profile(profile_step=batch_idx, output_file="/dev/null")
+            self.profiler.end_profile()
+
+
+def fit(config: BertConfig, shape: tuple[int, int], callback: Callback | None, steps: int) -> list[float]:
+    """Train so many steps, and say how long each took."""
+    torch.manual_seed(0)
+    watch = Stopwatch()
+    batches = [torch.randint(config.vocab_size, shape) for _ in range(8)]
+    data: Any = DataLoader([batches[each % 8] for each in range(steps)], batch_size=None)  # type: ignore[arg-type]
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = Trainer(
+            max_epochs=1,
+            callbacks=[*([callback] if callback else []), watch],
+            logger=CSVLogger(directory),
+            log_every_n_steps=50,
+            accelerator="cpu",
+            devices=1,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            enable_checkpointing=False,
+        )
+        module = Masked(config)
+        module.flops_per_batch = 1  # what ThroughputMonitor is told
+        trainer.fit(module, data)
+    return watch.steps()
+
+
+def compare(config: BertConfig, shape: tuple[int, int], steps: int, rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Seconds of all steps, by the way to watch; and of single steps that are slower, by what they are."""
+    begun = Schedule(wait=2, warmup=1, active=1)
+    behind = 12  # by then the window has been told of
+    ways: dict[str, tuple[Callable[[], Callback | None], int]] = {
+        "nothing": (lambda: None, behind),
+        "FlopsMonitor, clean steps": (lambda: FlopsMonitor(Schedule(wait=NEVER)), behind),
+        "FlopsMonitor, after the last window": (lambda: FlopsMonitor(begun), behind),
+        "the same with track=False": (lambda: FlopsMonitor(begun, track=False), behind),
+        "ThroughputMonitor": (lambda: ThroughputMonitor(batch_size_fn=len, window_size=10), behind),
+    }
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    single: dict[str, list[float]] = {"FlopsMonitor, the counted step": [], "FlopsMonitor, the end of a window": []}
+    with contextlib.suppress(ImportError):
+        import deepspeed.profiling.flops_profiler  # noqa: F401 - only whether it is there
+
+        single["DeepSpeed's profiler, the profiled step"] = []
+    for _ in range(rounds):
+        for name, (callback, first) in ways.items():
+            found[name] += fit(config, shape, callback(), steps)[first:]
+        taken = fit(config, shape, FlopsMonitor(begun), 2 * behind)
+        usual = median(taken[behind:])
+        single["FlopsMonitor, the counted step"].append(taken[1])  # the first is that of the second batch
+        # The watch is read behind the monitor: what it does at the end of the seventh batch is in the step of that batch.
+        single["FlopsMonitor, the end of a window"].append(max(taken[3:behind]) - usual)
+        if "DeepSpeed's profiler, the profiled step" in single:
+            single["DeepSpeed's profiler, the profiled step"].append(fit(config, shape, DeepSpeeds(5), behind)[4])
+    return found, single
+
+
+def main() -> None:
+    """Measure two models and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    rounds = parser.parse_args().rounds
+    for name in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    lines = ["| training step | watched by | a step | more than nothing | ratio |", "|---|---|--:|--:|--:|"]
+    extra = ["| training step | single steps | seconds |", "|---|---|--:|"]
+    cases = [
+        ("BERT, 1 layer, hidden 48, one thread (launch-bound)", BertConfig(**THIN), (1, 16), 1, 300, rounds),
+        ("BERT-base, batch 4, length 128", BertConfig(), (4, 128), torch.get_num_threads(), 24, max(rounds // 2, 3)),
+    ]
+    for title, config, shape, threads, steps, times in cases:
+        torch.set_num_threads(threads)
+        found, single = compare(config, shape, steps, times)
+        usual = {name: quantiles(seconds, n=4)[0] for name, seconds in found.items()}
+        for name, seconds in usual.items():
+            more, ratio = seconds - usual["nothing"], seconds / usual["nothing"]
+            lines.append(f"| {title} | {name} | {seconds * 1e3:.3f} ms | {more * 1e6:.0f} µs | {ratio:.3f} |")
+        extra += [f"| {title} | {name} | {median(seconds):.3f} |" for name, seconds in single.items()]
+    lines += [
+        "",
+        *extra,
+        "",
+        f"Lower quartiles of all steps, medians of single ones, of {rounds} rounds (half for BERT-base), all kinds of fit in turn.",
+    ]
+    record("callback.py", "What watching a training costs", lines)
+
+
+if __name__ == "__main__":
+    main()

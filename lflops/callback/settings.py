@@ -1,0 +1,75 @@
+"""What a monitor was asked for, in one value."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+from lflops.collect.arguments import describe
+from lflops.collect.passes import Ignored
+from lflops.errors import CountError, HardwareError, ScheduleError
+from lflops.hardware import Hardware, hint, lookup
+from lflops.profile import Profile
+from lflops.schedule import Schedule
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The arguments of `FlopsMonitor`, which says what they mean."""
+
+    schedule: Schedule
+    count: bool | Profile
+    module_depth: int
+    top_modules: int
+    detailed: bool
+    ignore_modules: Ignored
+    output_file: str | PathLike[str] | None
+    hardware: Hardware | str | None
+    track: bool
+    units: Callable[[Any], Any] | None
+    dirpath: str | PathLike[str] | None
+    on_error: str
+
+    def __post_init__(self) -> None:
+        """See that the schedule can be.
+
+        Raises:
+            ScheduleError: It is none, or leaves no step to count in.
+        """
+        if not isinstance(self.schedule, Schedule):
+            raise ScheduleError(f"schedule={describe(self.schedule)}: give an lflops.Schedule")
+        if not self.schedule.warmup and self.count is True:
+            raise ScheduleError("warmup=0 leaves no step to count in: give warmup >= 1, or count=False")
+
+    def check(self) -> None:
+        """See that the others can be.
+
+        Raises:
+            CountError: One of them cannot; the message names it, its value and what is taken.
+            HardwareError: The chip is not known.
+        """
+        for name in ("detailed", "track"):
+            if not isinstance(getattr(self, name), bool):
+                raise CountError(f"{name}={describe(getattr(self, name))}: give True or False")
+        if not isinstance(self.count, bool | Profile):
+            raise CountError(f"count={describe(self.count)}: give True, False, or a Profile that was counted elsewhere")
+        for name, least in (("module_depth", -1), ("top_modules", 0)):
+            value: object = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise CountError(f"{name}={describe(value)}: give a whole number, {least} or more")
+        for name in ("output_file", "dirpath"):
+            if not isinstance(getattr(self, name), str | PathLike | None):
+                raise CountError(f"{name}={describe(getattr(self, name))}: give a path, or None")
+        if self.units is not None and not callable(self.units):
+            raise CountError(f"units={describe(self.units)}: give a function from a batch to {{'samples': n, 'tokens': n}}, or None")
+        if self.on_error not in {"warn", "raise"}:
+            raise CountError(f"on_error={self.on_error!r}: give 'warn' or 'raise'")
+        self._check_hardware()
+
+    def _check_hardware(self) -> None:
+        if not isinstance(self.hardware, Hardware | str | None):
+            raise HardwareError(f"hardware={describe(self.hardware)}: give 'auto', 'measure', a chip's name, an lflops.Hardware, or None")
+        if isinstance(self.hardware, str) and self.hardware not in {"auto", "measure"} and lookup(self.hardware) is None:
+            raise HardwareError(f"hardware={self.hardware!r}: {hint(self.hardware)}")

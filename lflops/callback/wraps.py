@@ -1,0 +1,174 @@
+"""Who is told when a phase of the training begins and ends: instance attributes on the Trainer's strategy and profiler, and nothing else.
+
+Lightning looks the strategy's methods up on the instance each time it calls them, in automatic and in manual optimization, and tells its
+profiler of every fetch of a batch and of the clipping of gradients, whichever profiler that is. Callback hooks are too few: none comes
+behind the optimizer's step, and the first that comes before it comes before forward, which the step calls.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+from lflops.collect.timing.phases import OTHER
+
+__all__ = ["Listener", "listen"]
+
+METHODS = {"batch_to_device": "transfer", "training_step": "forward", "backward": "backward", "optimizer_step": "optimizer"}
+"""Of the strategy."""
+
+FETCH, CLIP, BEFORE_STEP = "dataloader_next", "configure_gradient_clipping", "on_before_optimizer_step"
+"""Actions of the profiler, by the end of their names. The hook before the optimizer's step runs within the step's method."""
+
+EMPTY = (".core.hooks", ".core.module", ".callbacks.callback")
+"""Where Lightning keeps the hooks that do nothing unless somebody gives them something to do."""
+
+_ABSENT = object()
+
+
+_Told = Callable[[str], None]
+
+
+class Listener(Protocol):
+    """What is told of phases."""
+
+    @property
+    def innermost(self) -> str:
+        """The phase that is running."""
+
+    def enter(self, phase: str) -> None:
+        """The phase begins."""
+
+    def leave(self) -> None:
+        """The innermost phase ends."""
+
+    def drop(self) -> None:
+        """The innermost phase is left by an exception."""
+
+
+def listen(trainer: Any, listener: Listener) -> Callable[[], None]:
+    """Tell a listener of the phases, until what is returned is called.
+
+    All listeners share the wraps: the first one's are put on, and are taken off with the last.
+    """
+    wraps = _WRAPS.get(trainer)
+    if wraps is None:
+        wraps = _WRAPS[trainer] = _Wraps(trainer)
+    wraps.listeners = (*wraps.listeners, listener)
+
+    def undo() -> None:
+        wraps.listeners = tuple(each for each in wraps.listeners if each is not listener)
+        if not wraps.listeners and _WRAPS.get(trainer) is wraps:
+            del _WRAPS[trainer]
+            wraps.take_off()
+
+    return undo
+
+
+class _Wrap(NamedTuple):
+    """An attribute that was set, and what was there before it."""
+
+    owner: Any
+    name: str
+    wrapper: Any
+    before: Any
+
+
+class _Wraps:
+    """Those of one Trainer. They run some fifty times in every step of the training, so they do little, and nothing twice."""
+
+    def __init__(self, trainer: Any) -> None:
+        """Put them on."""
+        self.listeners: tuple[Listener, ...] = ()
+        self._put_on: list[_Wrap] = []
+        strategy, profiler = trainer.strategy, trainer.profiler
+        for name, phase in METHODS.items():
+            method = getattr(strategy, name)
+            self._put(strategy, name, self._around_step(method) if phase == "optimizer" else self._around(method, phase))
+        actions = _actions(trainer)
+        for name, wrapper in zip(("start", "stop"), self._beside(profiler.start, profiler.stop, actions), strict=True):
+            self._put(profiler, name, wrapper)
+
+    def take_off(self) -> None:
+        """Put back what was there; a wrap that somebody else has wrapped since stays below theirs, and does nothing any more."""
+        for owner, name, wrapper, before in reversed(self._put_on):
+            if vars(owner).get(name) is wrapper:
+                if before is _ABSENT:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, before)
+        self._put_on.clear()
+
+    def _put(self, owner: Any, name: str, wrapper: Any) -> None:
+        self._put_on.append(_Wrap(owner, name, wrapper, vars(owner).get(name, _ABSENT)))
+        setattr(owner, name, wrapper)
+
+    def _around(self, call: Callable[..., Any], phase: str) -> Callable[..., Any]:
+        def told(*args: Any, **kwargs: Any) -> Any:
+            listeners = self.listeners
+            for each in listeners:
+                each.enter(phase)
+            try:
+                result = call(*args, **kwargs)
+            except BaseException:
+                for each in listeners:
+                    each.drop()
+                raise
+            for each in listeners:
+                each.leave()
+            return result
+
+        return told
+
+    def _around_step(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """What the closure runs is not the step's: it is part of what the step is called in, training_step if that is by hand."""
+        step = self._around(method, "optimizer")
+
+        def told(optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+            around = self.listeners[0].innermost if self.listeners else OTHER
+            return step(optimizer, self._around(closure, around), *args, **kwargs)
+
+        return told
+
+    def _beside(self, start: _Told, stop: _Told, actions: dict[str, str]) -> tuple[_Told, _Told]:
+        phases: dict[str, str | None] = {}
+        begun: list[str] = []
+
+        def started(action_name: str) -> None:
+            start(action_name)
+            try:
+                phase = phases[action_name]
+            except KeyError:
+                phase = phases[action_name] = next((phase for end, phase in actions.items() if action_name.endswith(end)), None)
+            if phase is not None:
+                begun.append(action_name)
+                for each in self.listeners:
+                    each.enter(phase)
+
+        def stopped(action_name: str) -> None:
+            # What began before the wraps were put on is none of theirs.
+            if begun and begun[-1] == action_name:
+                begun.pop()
+                for each in self.listeners:
+                    each.leave()
+            stop(action_name)
+
+        return started, stopped
+
+
+def _actions(trainer: Any) -> dict[str, str]:
+    """What to listen for. A hook that does nothing is not worth a mark."""
+    module = trainer.lightning_module
+    actions = {FETCH: "data"}
+    if trainer.gradient_clip_val or _does_something(module, CLIP):
+        actions[CLIP] = "clip"
+    if any(_does_something(each, BEFORE_STEP) for each in (module, *trainer.callbacks)):
+        actions[BEFORE_STEP] = OTHER
+    return actions
+
+
+def _does_something(owner: Any, hook: str) -> bool:
+    home: str = getattr(getattr(owner, hook, None), "__module__", "")
+    return not (home.startswith(("lightning.pytorch.", "pytorch_lightning.")) and home.endswith(EMPTY))
+
+
+_WRAPS: WeakKeyDictionary[Any, _Wraps] = WeakKeyDictionary()

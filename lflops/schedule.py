@@ -1,0 +1,119 @@
+"""When a run is profiled: wait, warm up, be active, over and over; and what becomes of that in a run too short for it."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from lflops.errors import ScheduleError
+
+__all__ = ["Place", "Plan", "Schedule"]
+
+_LEAST = {"wait": 0, "warmup": 0, "active": 1, "repeat": 0, "skip_first": 0}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What `torch.profiler.schedule` means by the same names; a step is a batch.
+
+    Attributes:
+        wait: Steps before each window, which only the clock sees.
+        warmup: Steps that open a window. The last of them is counted, and never timed.
+        active: Steps in which the window records.
+        repeat: Windows; 0 goes on to the end of the run.
+        skip_first: Steps before all that.
+    """
+
+    wait: int = 5
+    warmup: int = 2
+    active: int = 3
+    repeat: int = 1
+    skip_first: int = 0
+
+    def __post_init__(self) -> None:
+        """See that the schedule can be.
+
+        Raises:
+            ScheduleError: It cannot; the message names the argument, its value and what is taken.
+        """
+        for name, least in _LEAST.items():
+            value: object = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ScheduleError(f"{name}={value!r}: give a whole number, {least} or more")
+
+
+class Place(NamedTuple):
+    """Where in a plan a step is; windows are numbered from 0."""
+
+    phase: Literal["wait", "warmup", "count", "active", "over"]
+    window: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A schedule in steps of the optimizer, each as many batches as gradients are accumulated over.
+
+    Attributes:
+        windows: How many there will be; `None` is no end of them.
+    """
+
+    skip_first: int
+    wait: int
+    warmup: int
+    active: int
+    windows: int | None
+
+    @classmethod
+    def of(cls, schedule: Schedule, *, accumulation: int = 1, batches: float = math.inf) -> "Plan":
+        """Round up to whole steps, and shrink to what the run has room for.
+
+        One window at least remains, and in it the step that is counted. What goes first is what is skipped, then the waiting, the active
+        steps but one, the warming up but one, and the last active one.
+
+        Args:
+            schedule: In batches.
+            accumulation: Batches to a step.
+            batches: How many the run will have, where that is known.
+        """
+        skip_first, wait, warmup, active = (
+            -(-each // accumulation) for each in (schedule.skip_first, schedule.wait, schedule.warmup, schedule.active)
+        )
+        if math.isinf(batches):
+            return cls(skip_first, wait, warmup, active, schedule.repeat or None)
+        room = max(-(-int(batches) // accumulation), 1)
+        excess = max(skip_first + wait + warmup + active - room, 0)
+        skip_first, excess = _less(skip_first, excess, 0)
+        wait, excess = _less(wait, excess, 0)
+        active, excess = _less(active, excess, 1)
+        warmup, excess = _less(warmup, excess, min(warmup, 1))
+        active, excess = _less(active, excess, 0)
+        fitting = max((room - skip_first) // (wait + warmup + active), 1)
+        return cls(skip_first, wait, warmup, active, min(schedule.repeat or fitting, fitting))
+
+    @property
+    def length(self) -> int:
+        """Steps to the end of the first window."""
+        return self.skip_first + self.wait + self.warmup + self.active
+
+    def waits_until(self, step: int) -> float:
+        """The first step from this one on that is more than waited in; infinity where there is none."""
+        place = self.place(step)
+        if place.phase == "over":
+            return math.inf
+        return max(step, self.skip_first + place.window * (self.length - self.skip_first) + self.wait)
+
+    def place(self, step: int) -> Place:
+        """Where the run's step of this index, which begins at 0, is. A warm-up's last step is the one to count."""
+        window, within = divmod(max(step - self.skip_first, 0), self.length - self.skip_first)
+        if self.windows is not None and window >= self.windows:
+            return Place("over", self.windows)
+        if step < self.skip_first or within < self.wait:
+            return Place("wait", window)
+        if within < self.wait + self.warmup:
+            return Place("count" if within == self.wait + self.warmup - 1 else "warmup", window)
+        return Place("active", window)
+
+
+def _less(length: int, excess: int, least: int) -> tuple[int, int]:
+    """Shorten a part by what is too much, and tell what is left of that."""
+    cut = min(excess, length - least)
+    return length - cut, excess - cut
