@@ -8,6 +8,7 @@ PEERS_READY := .venv-peers/ready
 demo: $(READY)
 	@$(BIN)/python examples/train_gpt.py
 	@$(BIN)/lflops show gpt/lflops/train-1-*.profile.json
+	@echo "The same as curves and text: $(BIN)/tensorboard --logdir gpt"
 
 test: lint
 	@$(BIN)/pytest

@@ -40,7 +40,7 @@ def _what(profile: Profile) -> Table:
     shapes = [f"{'' if name.isdecimal() else name} {'×'.join(map(str, shape)) or 'scalar'}".strip() for name, shape in run.shapes.items()]
     batch = [_counted(n, unit) for n, unit in ((run.samples_per_step, "sample"), (run.tokens_per_step, "token")) if n is not None]
     table = margin()
-    table.add_row("profiled", _listed(_root(profile), _passes(profile), run.stage, *when, "partial" if run.partial else None))
+    table.add_row("profiled", _listed(_root(profile), _passes(profile), *when, "partial" if run.partial else None))
     table.add_row("device", _listed(f"{run.device_name} on {run.host}", run.dtype, run.precision, ranks))
     table.add_row("created", text(run.created.replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC")))
     table.add_row("inputs", _listed(*shapes, *batch))
@@ -59,6 +59,8 @@ def _root(profile: Profile) -> str:
 
 def _passes(profile: Profile) -> str:
     """How it was profiled. A root that ran otherwise than once was counted over as many passes."""
+    if profile.run.kind == "training" and profile.run.stage not in {None, "train"}:
+        return f"training, {profile.run.stage}"
     calls = profile.modules[""].calls
     if profile.run.kind != "count" or calls == 1:
         return _KINDS[profile.run.kind]
