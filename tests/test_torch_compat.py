@@ -1,5 +1,6 @@
 """What lflops rests on inside of torch is tried out before the first count, and what the package offers is there."""
 
+import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from lflops.collect import torch_check, torch_compat
 @pytest.fixture
 def unchecked() -> Iterator[None]:
     """The test of torch has not been made yet, and is made anew afterwards."""
+    importlib.import_module("lflops.collect.passes")  # or it would be loaded, and kept, with names that are not torch's
     torch_check.check.cache_clear()
     yield
     torch_check.check.cache_clear()

@@ -1,0 +1,185 @@
+"""What a trace costs: the steps that are recorded, the stall behind the last of them, and the annotation beside the training."""
+
+import argparse
+import contextlib
+import gzip
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import torch
+from overhead import THIN, step_of
+from results import record
+from torch.profiler import ProfilerActivity, profile
+from transformers import BertConfig
+
+import lflops
+from lflops.collect.modules import ModuleTree
+from lflops.collect.timing import kineto
+from lflops.collect.timing.kineto import Tracer
+from lflops.traces.annotate import Calls, Slice
+from lflops.traces.child import Annotation
+
+EVENTS = 200_000
+ACTIVE = 3
+HIGHEST = """
+import sys
+from lflops.traces.annotate import main
+main(sys.argv[1:])
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+"""Annotates, and says how many KiB that took; what the system tells of a child begins with what its parent took."""
+
+
+def ratios(model: torch.nn.Module, step: Callable[[], None], rounds: int) -> tuple[float, dict[str, float]]:
+    """The plain step in seconds, and the ratio to it of one that is recorded; starting and stopping are not in it."""
+    tree = ModuleTree({"": model})
+
+    @contextlib.contextmanager
+    def torchs() -> Iterator[None]:
+        with profile(activities=[ProfilerActivity.CPU]):
+            yield
+
+    @contextlib.contextmanager
+    def ours() -> Iterator[None]:
+        tracer = Tracer(tree)
+        tracer.begin()
+        yield
+        tracer.abandon()
+
+    ways = {"plain": contextlib.nullcontext, "torch.profiler": torchs, "`Tracer`, with the boundaries of modules": ours}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for each in range(rounds + 2):
+        for name, way in ways.items():
+            with way():
+                start = time.perf_counter()
+                for _ in range(ACTIVE):
+                    step()
+                elapsed = (time.perf_counter() - start) / ACTIVE
+            if each >= 2:
+                seconds[name].append(elapsed)
+    plain = seconds.pop("plain")
+    return median(plain), {name: median(a / b for a, b in zip(taken, plain, strict=True)) for name, taken in seconds.items()}
+
+
+class Stopwatch:
+    """How long the parts of `Tracer.stop` take, each a name of its module."""
+
+    PARTS = ("other_profiler_runs", "recorded_events", "read", "join")
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Put itself before each part, and the parts back."""
+        parts = {name: getattr(kineto, name) for name in self.PARTS}
+        for name, part in parts.items():
+            setattr(kineto, name, self._timed(name, part))
+        try:
+            yield
+        finally:
+            for name, part in parts.items():
+                setattr(kineto, name, part)
+
+    def _timed(self, name: str, part: Callable[..., object]) -> Callable[..., object]:
+        def timed(*args: object, **kwargs: object) -> object:
+            start = time.perf_counter()
+            result = part(*args, **kwargs)
+            self.seconds[name] = self.seconds.get(name, 0) + time.perf_counter() - start
+            return result
+
+        return timed
+
+
+def large(folder: Path) -> list[str]:
+    """A trace of as many events as a window can have: what is done with it, and how long that takes."""
+    torch.set_num_threads(1)
+    model, step = step_of(BertConfig(**THIN), 1, 16)
+    ids = torch.randint(1000, (1, 16))
+    lflops.count(model, kwargs={"input_ids": ids, "labels": ids}, backward=True).save(folder / "profile.json")
+    tree = ModuleTree({"": model})
+    tracer, steps = Tracer(tree), 3
+    while True:
+        tracer.begin()
+        for number in range(steps):
+            step()
+            if number < steps - 1:
+                tracer.step()
+        watch = Stopwatch()
+        with watch.running():
+            start = time.perf_counter()
+            recording = tracer.stop(folder, "host_0")
+            stall = time.perf_counter() - start
+        if recording is None or recording.events >= EVENTS:
+            break
+        recording.raw.unlink()
+        steps = -(-EVENTS * steps // recording.events) + 1
+    if recording is None:
+        return [f"No trace: {tracer.refusal}."]
+    joined = sum(watch.seconds[name] for name in ("recorded_events", "read", "join"))
+    size = recording.raw.stat().st_size
+    copy = shutil.copy(recording.raw, folder / "copy")
+    start = time.perf_counter()
+    annotation = Annotation(recording.raw, recording.path, recording.calls, batches=steps, profile=folder / "profile.json")
+    started = time.perf_counter() - start
+    failure = annotation.finish()
+    annotated = time.perf_counter() - start
+    told = folder / "calls"
+    told.write_bytes(msgspec.json.encode(Calls(batches=steps, rank=0, world_size=1, calls=tuple(Slice(*call) for call in recording.calls))))
+    command = [sys.executable, "-c", HIGHEST, copy, told, folder / "again", folder / "profile.json"]
+    peak = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) / 1024  # noqa: S603 - our own program
+    with gzip.open(recording.path) as file:
+        unpacked = sum(map(len, file))
+    return [
+        "",
+        f"A trace of {recording.events:,} events ({steps} steps of the thin BERT, {len(recording.calls):,} calls of modules):",
+        "",
+        "| | seconds |",
+        "|---|--:|",
+        f"| joined to modules, with the table of operators | {joined:.2f} |",
+        f"| looking for other profilers | {watch.seconds['other_profiler_runs']:.2f} |",
+        f"| all of `Tracer.stop`: the stall behind the last step; the rest is torch's, which stops and writes | {stall:.2f} |",
+        f"| starting the annotation | {started:.3f} |",
+        f"| until it is done, in a process of its own{'' if failure is None else f' ({failure})'} | {annotated:.2f} |",
+        "",
+        (
+            f"The annotation's process takes {peak:.0f} MiB at most; {size / 1e6:.0f} MB become {unpacked / 1e6:.0f} MB, "
+            f"packed {recording.path.stat().st_size / 1e6:.1f} MB."
+        ),
+    ]
+
+
+def main() -> None:
+    """Measure, and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=25)
+    rounds = parser.parse_args().rounds
+    lines = ["| training step (AdamW) | plain | recorded by | ratio to plain |", "|---|--:|---|--:|"]
+    with tempfile.TemporaryDirectory() as folder:
+        behind = large(Path(folder))
+    cases = [
+        ("BERT, 12 layers, hidden 48, batch 1, length 16, one thread (launch-bound)", BertConfig(**THIN), 1, 16, 1, rounds),
+        ("BERT-base, batch 4, length 128", BertConfig(), 4, 128, torch.get_num_threads(), max(rounds // 2, 5)),
+    ]
+    for title, config, batch, length, threads, times in cases:
+        torch.set_num_threads(threads)
+        model, step = step_of(config, batch, length)
+        plain, found = ratios(model, step, times)
+        lines += [f"| {title} | {plain * 1e3:.1f} ms | {name} | {ratio:.2f} |" for name, ratio in found.items()]
+    lines += [
+        "",
+        f"Medians of {rounds} rounds of {ACTIVE} steps, half as many for BERT-base, in turn in one process. Not run on CUDA.",
+    ]
+    record("traces.py", "Traces", [*lines, *behind])
+
+
+if __name__ == "__main__":
+    main()

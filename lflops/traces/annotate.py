@@ -1,0 +1,239 @@
+"""Adds to a Chrome trace what torch does not write into it: each call of a module with its work, FLOP/s and memory as curves, the rank.
+
+Run as a program it does so in a process of its own, without torch, so that training goes on:
+
+    python -m lflops.traces.annotate TRACE CALLS INTO [PROFILE]
+
+The trace is never parsed as a whole: what is added is put behind its last event, and all else stays as it was, to the byte.
+"""
+
+import contextlib
+import gzip
+import os
+import shutil
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Raw, Struct
+
+from lflops.errors import ProfileError
+from lflops.observations import Phase
+from lflops.profile import Profile
+from lflops.profile_file import load
+
+__all__ = ["PROCESS", "Calls", "Slice", "annotate", "main", "pack"]
+
+PROCESS = "lflops modules"
+"""What the rows of modules are called in a viewer."""
+
+PROCESS_ID = 10_000_000
+"""Larger than any that Linux gives."""
+
+MEMORY = b'"[memory]"'
+"""The name of the events that say what is allocated."""
+
+TRACKS: tuple[Phase, ...] = ("forward", "recompute", "backward")
+
+
+class Slice(NamedTuple):
+    """A call of a module or a named part; in backward a stretch in which nodes of one row ran.
+
+    Attributes:
+        start: Nanoseconds since 1970, as `end`.
+        device: Nanoseconds that a device worked for it; 0 where there is none.
+        innermost: Whether it called no other.
+        thread: Counted from 0, which is the training's.
+    """
+
+    row: str
+    phase: Phase
+    start: int
+    end: int
+    device: int
+    innermost: bool
+    thread: int
+
+
+class Calls(Struct, frozen=True, kw_only=True):
+    """What was called while the trace was recorded, in `batches` batches, on which of the ranks."""
+
+    batches: int
+    rank: int
+    world_size: int
+    calls: tuple[Slice, ...]
+
+
+class _Memory(Struct):
+    ts: float
+    args: dict[str, Any]
+
+
+def annotate(trace: Path, calls: Calls, into: Path, *, profile: Profile | None = None) -> None:
+    """Write the trace with the calls in it, packed, whole or not at all.
+
+    Args:
+        trace: As torch wrote it, unpacked.
+        calls: While it was recorded.
+        into: The packed file; its folder is there.
+        profile: What says how much a call computes. Without it, or where a row is not in it, a slice has its name alone.
+
+    Raises:
+        ProfileError: The trace is not one of torch's; the message names the file.
+    """
+    text = trace.read_bytes()
+    try:
+        parts = msgspec.json.decode(text, type=dict[str, Raw])
+        base = msgspec.json.decode(parts.get("baseTimeNanoseconds", Raw(b"0")), type=int)
+        events = parts.pop("traceEvents", Raw(b"null"))
+        count = len(msgspec.json.decode(events, type=list[Raw]))
+        curves = list(_memory(events)) if MEMORY in text else []
+    except msgspec.MsgspecError as error:
+        raise ProfileError(f"{trace}: is no trace as torch.profiler writes them: {error}") from error
+    added = msgspec.json.encode([*_names(calls.calls), *_slices(calls, base, profile), *curves])
+    parts.setdefault("distributedInfo", Raw(msgspec.json.encode({"rank": calls.rank, "world_size": calls.world_size})))
+    with _whole(into) as file:
+        file.write(b"{\n")
+        for key, value in parts.items():
+            file.write(b"%b: %b,\n" % (msgspec.json.encode(key), value))
+        file.write(b'"traceEvents": ')
+        file.write(memoryview(events)[:-1])  # without the bracket behind the last
+        file.write((b",\n" if count else b"") + added[1:] + b"}\n")
+
+
+def pack(trace: Path, into: Path) -> None:
+    """Write the trace packed as it is, whole or not at all."""
+    with trace.open("rb") as source, _whole(into) as file:
+        shutil.copyfileobj(source, file, 1 << 20)
+
+
+@contextlib.contextmanager
+def _whole(into: Path) -> Iterator[gzip.GzipFile]:
+    """A file that is there once it is finished. Until then its name is none that readers of traces look for."""
+    part = into.with_name(f"{into.name}.part")
+    try:
+        with gzip.open(part, "wb", compresslevel=6) as file:
+            yield file
+        part.replace(into)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _names(calls: Iterable[Slice]) -> Iterator[dict[str, Any]]:
+    """The process, and a track for each phase on each thread."""
+    yield _about("process_name", 0, name=PROCESS)
+    yield _about("process_sort_index", 0, sort_index=-1)
+    for thread, phase in sorted({(call.thread, call.phase) for call in calls}, key=lambda each: (each[0], TRACKS.index(each[1]))):
+        track = _track(thread, phase)
+        yield _about("thread_name", track, name=f"{phase} (thread {thread})" if thread else phase)
+        yield _about("thread_sort_index", track, sort_index=track)
+
+
+def _about(what: str, track: int, **values: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": PROCESS_ID, "tid": track, "args": values}
+
+
+def _track(thread: int, phase: Phase) -> int:
+    return len(TRACKS) * thread + TRACKS.index(phase)
+
+
+def _slices(calls: Calls, base: int, profile: Profile | None) -> Iterator[dict[str, Any]]:
+    """A slice for each call, and the FLOP/s of the innermost as a curve."""
+    known = {} if profile is None else profile.modules
+    per_call = _work(calls, profile)
+    curve: list[tuple[int, float]] = []
+    for call in sorted(calls.calls, key=lambda call: (call.start, -call.end)):
+        args: dict[str, Any] = {"module": call.row, "phase": call.phase}
+        if call.row in known:
+            args |= {"kind": known[call.row].kind, "parameters": known[call.row].parameters}
+        macs, rate = per_call(call)
+        if macs is not None:
+            args["MACs"] = round(macs)
+        if rate is not None:
+            args["FLOP/s"] = rate
+            if call.innermost:
+                curve += [(call.start, rate), (call.end, 0.0)]
+        times = {"ts": (call.start - base) / 1e3, "dur": (call.end - call.start) / 1e3}
+        yield {
+            "ph": "X",
+            "cat": "lflops_module",
+            "name": call.row or "(root)",
+            "pid": PROCESS_ID,
+            "tid": _track(call.thread, call.phase),
+            **times,
+            "args": args,
+        }
+    for moment, rate in sorted(curve, key=lambda point: point[0]):
+        yield _point("FLOP/s", (moment - base) / 1e3, rate)
+
+
+def _point(name: str, moment: float, value: float) -> dict[str, Any]:
+    return {"ph": "C", "name": name, "pid": PROCESS_ID, "tid": 0, "ts": moment, "args": {name: value}}
+
+
+def _work(calls: Calls, profile: Profile | None) -> Callable[[Slice], tuple[float | None, float | None]]:
+    """What says of a call its MACs and its FLOP/s, `None` where it cannot be known.
+
+    A step's work is taken to be the same for all calls of a row, and in backward in proportion to time: there the rate is the row's.
+    On a device time is the device's: what the host takes to ask for the work says nothing.
+    """
+    steps = calls.batches / ((profile.run.accumulation if profile else None) or 1)
+    on_device = any(call.device for call in calls.calls)
+    number = Counter((call.row, call.phase) for call in calls.calls)
+    took: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for call in calls.calls:
+        took[call.row, call.phase] += call.device if on_device else call.end - call.start
+
+    def of(call: Slice) -> tuple[float | None, float | None]:
+        if profile is None or call.row not in profile.modules:
+            return None, None
+        work = profile.modules[call.row].work(call.phase)
+        if call.phase == "backward":
+            nanoseconds = took[call.row, call.phase]
+            return None, 2e9 * work.own_macs * steps / nanoseconds if nanoseconds else None
+        macs = work.macs * steps / number[call.row, call.phase]
+        nanoseconds = call.device if on_device else call.end - call.start
+        return macs, 2e9 * macs / nanoseconds if nanoseconds else None
+
+    return of
+
+
+def _memory(events: Raw) -> Iterator[dict[str, Any]]:
+    """What was allocated on each device, as a curve, where torch recorded that."""
+    for each in msgspec.json.decode(events, type=list[Raw]):
+        if MEMORY not in bytes(each):
+            continue
+        told = msgspec.json.decode(each, type=_Memory)
+        kind, index = told.args.get("Device Type"), told.args.get("Device Id", -1)
+        device = "CPU" if kind == 0 else f"device {index}"
+        yield _point(f"allocated bytes ({device})", told.ts, told.args.get("Total Allocated", 0))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Annotate a trace, as the shell or another process asks for it; pack it as it is where that fails. Takes what it read away.
+
+    Returns:
+        0, or 1 where the trace is there but not annotated; the reason is on stderr.
+    """
+    trace, told, into = map(Path, arguments[:3])
+    with contextlib.suppress(OSError):
+        os.nice(10)
+    failure = None
+    try:
+        calls = msgspec.json.decode(told.read_bytes(), type=Calls)
+        annotate(trace, calls, into, profile=load(arguments[3]) if len(arguments) > 3 else None)
+    except (ProfileError, msgspec.MsgspecError, OSError) as error:
+        failure = error
+        pack(trace, into)
+    trace.unlink()
+    told.unlink(missing_ok=True)
+    if failure is not None:
+        sys.stderr.write(f"{failure}\n")
+    return int(failure is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,83 @@
+"""Starts `annotate` in a process of its own, and sees to it that the trace is there in the end."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from lflops.traces.annotate import Calls, Slice, pack
+
+__all__ = ["Annotation"]
+
+
+class Annotation:
+    """A trace that is being annotated. The process goes on by itself if this one ends first.
+
+    Args:
+        trace: As torch wrote it; it is taken away when the packed one is there.
+        into: The packed one.
+        calls: What was called while it was recorded.
+        batches: In how many batches.
+        rank: Of the process that was traced.
+        world_size: How many there are.
+        profile: The file that says how much a call computes, if there is one.
+    """
+
+    def __init__(
+        self,
+        trace: Path,
+        into: Path,
+        calls: Iterable[tuple[object, ...]],
+        *,
+        batches: int,
+        rank: int = 0,
+        world_size: int = 1,
+        profile: Path | None = None,
+    ) -> None:
+        """Write the calls beside the trace, and start."""
+        self._trace, self._into = trace, into
+        self._told = trace.with_name(f"{trace.name}.calls")
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `finish` closes it; a pipe would fill up where nobody reads
+        self._failure: str | None = None
+        slices = tuple(Slice(*call) for call in calls)  # type: ignore[arg-type]
+        self._told.write_bytes(msgspec.json.encode(Calls(batches=batches, rank=rank, world_size=world_size, calls=slices)))
+        paths = [trace, self._told, into, *([] if profile is None else [profile])]
+        home = str(Path(__file__).parents[2])
+        self._process = subprocess.Popen(  # noqa: S603 - our own program, on our own files
+            [sys.executable, "-m", "lflops.traces.annotate", *(str(path.absolute()) for path in paths)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._said,
+            start_new_session=True,  # Ctrl-C in the terminal is meant for the training
+        )
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the process has ended."""
+        return self._process.poll() is not None
+
+    def finish(self, seconds: float = 60.0) -> str | None:
+        """Wait for it, so long at most, and pack the trace as it is where it failed.
+
+        Returns:
+            Why it is not annotated, or not yet; `None` where it is.
+        """
+        try:
+            status = self._process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return f"still at work after {seconds:g} s"
+        if not self._said.closed:
+            self._said.seek(0)
+            last = self._said.read().strip().rpartition("\n")[2]
+            self._said.close()
+            self._failure = last or f"exit status {status}" if status else None
+        if self._trace.exists():
+            pack(self._trace, self._into)
+            self._trace.unlink()
+            self._told.unlink(missing_ok=True)
+        return self._failure
