@@ -263,8 +263,11 @@ def test_marks_that_come_late_are_waited_for_and_never_forced(batches: int, monk
     monitor = watching()
     fit(Clocked(clock), monitor, data=loader(batches, look=lambda: clock.advance(DATA)))
     (profile,) = monitor.profiles
-    assert [sum(ONCE.values())] * 9 == [step.seconds for step in profile.steps if step.kind == "clean"]
-    assert all({"other": 0.0} | ONCE == step.phases for step in profile.steps if step.kind == "clean")
+    # The clean ones among the first ten are four without the cold ones: an eleventh is taken, where there is one.
+    timed = [step for step in profile.steps if step.kind != "counted"]
+    assert [*["clean"] * 6, *["active"] * 3, *["clean"] * (batches == 40)] == [step.kind for step in timed]
+    assert {sum(ONCE.values())} == {step.seconds for step in timed}
+    assert all({"other": 0.0} | ONCE == step.phases for step in timed)
     assert not profile.run.partial
     assert (profile.run.step > 9) is (batches == 40)
 

@@ -48,7 +48,7 @@ class _Forward:
         """Whether it is forward."""
         return self._phases[-1]
 
-    def enter(self, phase: str) -> None:
+    def enter(self, phase: str, *_given: Any) -> None:
         """Forward, or something else; what comes behind a backward in the same training_step is clipping and the like."""
         if phase in {"backward", "optimizer"}:
             self._phases = ["other"] * len(self._phases)

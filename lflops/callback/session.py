@@ -12,6 +12,7 @@ from lflops.callback.counted import CountedBatch
 from lflops.callback.curve import Curve
 from lflops.callback.cycle import added
 from lflops.callback.facts import data_parallel_size, facts_of, is_compiled_whole, logged_step, steps_here
+from lflops.callback.hooked import HookedStep
 from lflops.callback.loggers import Outlets, scalars
 from lflops.callback.planning import planned
 from lflops.callback.settings import Settings
@@ -20,8 +21,10 @@ from lflops.callback.window import Window
 from lflops.callback.wraps import listen
 from lflops.collect.calibrate import hardware_of
 from lflops.collect.counting.mode import Extent
+from lflops.collect.modules import ModuleTree
 from lflops.collect.passes import Counting
 from lflops.collect.timing.clock import Clock, HostClock, StreamClock
+from lflops.collect.timing.glue import glue_of
 from lflops.collect.timing.phases import Phases
 from lflops.profile import Note, Profile
 
@@ -61,6 +64,8 @@ class Session:
         self._waiting: list[Window] = []
         self._in_batch = False
         self._counting: CountedBatch | None = None
+        self._tree = ModuleTree({"": pl_module})
+        self._hooked: HookedStep | None = None
         self._cycle: list[Profile] | None = None
         self._counted: dict[Hashable, Profile] = {}
         self._nothing_counted: Profile | None = None
@@ -82,6 +87,8 @@ class Session:
         self._in_batch = True
         if not self._steps.shapes:
             self._cycle = [] if self._is_to_be_counted(batch) else None
+            if self._place.phase == "active":
+                self._hooked = HookedStep(self._trainer, self._tree, self._clock)
         if self._cycle is not None:
             self._counting = CountedBatch(self._trainer, self._module, batch, self._settings.ignore_modules)
 
@@ -99,7 +106,7 @@ class Session:
         if self._cycle:
             self._window.counted = self._counted[self._steps.shapes[0]] = self._with_facts(added(self._cycle))
         self._at = logged_step(self._trainer)
-        self._steps.end(self._at, counted=bool(self._cycle))
+        self._steps.end(self._at, counted=bool(self._cycle), hooked=self._unhook())
         self._cycle = None
         self._advance()
 
@@ -135,6 +142,7 @@ class Session:
     def detach(self) -> None:
         """Take off whatever is on."""
         self._stop_counting()
+        self._unhook()
         if self._unwrap is not None:
             self._unwrap()
             self._unwrap = None
@@ -156,9 +164,17 @@ class Session:
         counting, self._counting = self._counting, None
         return None if counting is None else counting.stop(error)
 
+    def _unhook(self) -> HookedStep | None:
+        """What the hooks of this step have stamped; nothing where it had none."""
+        hooked, self._hooked = self._hooked, None
+        if hooked is not None:
+            hooked.stop()
+        return hooked
+
     def _abandon(self) -> None:
         """The last batch was left before it was over, and the fit goes on: count another step."""
         self._stop_counting()
+        self._unhook()
         self._cycle = None
         self._steps.tear()
 
@@ -223,7 +239,8 @@ class Session:
         if self._outlets is None:
             return {}
         step = self._at
-        profile = window.profile(window.counted or self._uncounted(), step, self._notes, of=self._steps.step, failed=failed)
+        counted, glue = window.counted or self._uncounted(), glue_of(self._clock)
+        profile = window.profile(counted, step, self._notes, of=self._steps.step, glue=glue, failed=failed)
         self._profiles.append(profile)
         text, files = self._outlets.window(profile, step)
         written = f": {', '.join(files)}" if files else ""

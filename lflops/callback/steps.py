@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
+from lflops.callback.hooked import HookedStep
 from lflops.collect.batch import samples_and_tokens, units_of
 from lflops.collect.tensors import tensors_in
 from lflops.collect.timing.clock import cpu_seconds
@@ -34,6 +35,7 @@ class Lap(NamedTuple):
         ordinal: Its number in this run, from 0.
         at: What the loggers call it.
         counted: Whether it was counted, and so is not timed.
+        hooked: What its modules' hooks have stamped, where it had some: it is no measure of the others then.
         whole: Whether no batch was left in the middle of it.
         tapped: Whether its phases were told of; else only the whole of it is known.
         shapes: Its batches' signatures.
@@ -43,6 +45,7 @@ class Lap(NamedTuple):
     ordinal: int
     at: int
     counted: bool
+    hooked: HookedStep | None
     whole: bool
     tapped: bool
     stretch: Stretch
@@ -55,7 +58,7 @@ class Lap(NamedTuple):
     @property
     def clean(self) -> bool:
         """Whether nothing but the training ran in it."""
-        return self.whole and not self.counted and DISTURBANCES.isdisjoint(self.marks)
+        return self.whole and not self.counted and self.hooked is None and DISTURBANCES.isdisjoint(self.marks)
 
 
 def signature(batch: Any) -> Hashable:
@@ -132,12 +135,13 @@ class Steps:
         self._held.append(held)
         return shapes
 
-    def end(self, at: int, *, counted: bool) -> None:
+    def end(self, at: int, *, counted: bool, hooked: HookedStep | None = None) -> None:
         """The step is over, and the next one begins.
 
         Args:
             at: What the loggers call it.
             counted: Whether it was counted.
+            hooked: What its modules' hooks have stamped.
         """
         stretch, compiled = self._phases.end(), compilations()
         cpu = cpu_seconds() if self.tapped else self._cpu
@@ -153,6 +157,7 @@ class Steps:
             self.ordinal,
             at,
             counted,
+            hooked,
             not self._torn,
             self.tapped,
             stretch,
@@ -186,14 +191,14 @@ class Steps:
         phases = self._phases.seconds(lap.stretch) if lap.tapped else {}
         idle = lap.tapped and not self._updating <= phases.keys() and "no_update" not in lap.marks
         (user, system), (user_then, system_then) = lap.cpu
-        kind: Literal["clean", "counted"] = "counted" if lap.counted else "clean"
+        kind: Literal["clean", "counted", "active"] = "counted" if lap.counted else "active" if lap.hooked else "clean"
         return Step(
             index=lap.at,
             kind=kind,
             seconds=None if lap.counted else self.seconds(lap),
             phases={} if lap.counted else phases,
-            cpu_user=user_then - user,
-            cpu_system=system_then - system,
+            cpu_user=user_then - user if lap.tapped else None,
+            cpu_system=system_then - system if lap.tapped else None,
             samples=lap.samples,
             tokens=lap.tokens,
             marks=(*lap.marks, "no_update") if idle else lap.marks,

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from lflops.callback.steps import Lap
+from lflops.collect.timing.join import divide
+from lflops.collect.timing.timeline import Glue
 from lflops.observations import Step
 from lflops.profile import Note, Profile
 
@@ -74,7 +76,9 @@ class Window:
         """Whether a window that the run's end has cut short has anything in it that the last one has not."""
         return self.counted is not None or self.opened or (self.number == 0 and bool(self._waited_for))
 
-    def profile(self, counted: Profile, step: int, notes: Iterable[Note], *, of: Callable[[Lap], Step], failed: bool) -> Profile:
+    def profile(
+        self, counted: Profile, step: int, notes: Iterable[Note], *, of: Callable[[Lap], Step], glue: Glue, failed: bool
+    ) -> Profile:
         """The window as a value.
 
         Args:
@@ -82,6 +86,7 @@ class Window:
             step: What the loggers call the step that it is closed at.
             notes: What else is to be said.
             of: Makes a value of a step.
+            glue: What hooks cost beside what they stamp.
             failed: Whether the training was left by an exception.
         """
         steps = tuple(map(of, (*self._waited_for, *self._laps)))
@@ -95,7 +100,8 @@ class Window:
             samples_per_step=counted.run.samples_per_step if usual is None else usual.samples,
             tokens_per_step=counted.run.tokens_per_step if usual is None else usual.tokens,
         )
-        return replace(counted, run=run, steps=steps, notes=(*counted.notes, *notes, *few))
+        profile = replace(counted, run=run, steps=steps, notes=(*counted.notes, *notes, *few))
+        return divide(profile, [lap.hooked.laps() for lap in self._laps if lap.hooked], glue)
 
     @property
     def _clean(self) -> int:

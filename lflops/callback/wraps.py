@@ -35,8 +35,8 @@ class Listener(Protocol):
     def innermost(self) -> str:
         """The phase that is running."""
 
-    def enter(self, phase: str) -> None:
-        """The phase begins."""
+    def enter(self, phase: str, *given: Any) -> None:
+        """The phase begins, with what its method is given."""
 
     def leave(self) -> None:
         """The innermost phase ends."""
@@ -106,7 +106,7 @@ class _Wraps:
         def told(*args: Any, **kwargs: Any) -> Any:
             listeners = self.listeners
             for each in listeners:
-                each.enter(phase)
+                each.enter(phase, *args)
             try:
                 result = call(*args, **kwargs)
             except BaseException:

@@ -1,18 +1,18 @@
 """A counted profile and timed passes of the same call, as one profile."""
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
 from lflops.collect.timing.passes import TimedPasses
 from lflops.collect.timing.split import Split, split
-from lflops.collect.timing.timeline import Glue, Place
-from lflops.observations import Phase, Step
+from lflops.collect.timing.timeline import Glue, Lap, Place
+from lflops.observations import DISTURBANCES, Phase, Step
 from lflops.profile import ModuleProfile, Note, Profile
 
-__all__ = ["join", "with_times"]
+__all__ = ["divide", "join", "with_times"]
 
 PARTS = ("forward", "backward")
 """What a clean pass times as one."""
@@ -25,18 +25,29 @@ WORTH_SAYING = 0.05
 
 def join(profile: Profile, passes: TimedPasses, glue: Glue) -> Profile:
     """The profile with the steps, and the time of its modules."""
-    clean, hooked = ([step for step in passes.steps if step.kind == kind] for kind in ("clean", "active"))
+    run = replace(profile.run, kind="measure")
+    steps = tuple(replace(step, samples=run.samples_per_step, tokens=run.tokens_per_step) for step in passes.steps)
+    return divide(replace(profile, run=run, steps=steps), passes.laps, glue)
+
+
+def divide(profile: Profile, laps: Sequence[Mapping[str, Lap]], glue: Glue) -> Profile:
+    """A profile with the times of its steps, and now of its modules: as laps of the hooked ones divide the clean ones.
+
+    Args:
+        profile: What was counted and timed.
+        laps: What each hooked step's stamps say of its parts.
+        glue: What each call's hooks cost beside what is stamped.
+    """
+    if not laps:
+        return profile
+    clean = [step for step in profile.steps if step.is_typical]
     parts = {part: median for part in PARTS if (median := _median(_part(step, part) for step in clean)) is not None}
     ignored = frozenset(note.subject for note in profile.notes if note.code == "ignored")
-    divided = split(passes.laps, parts, glue, ignored)
-    run, timed = profile.run, with_times(profile, divided)
+    divided = split(laps, parts, glue, ignored)
+    timed = with_times(profile, divided)
+    hooked = [step for step in profile.steps if step.kind == "active" and DISTURBANCES.isdisjoint(step.marks)]
     ratio = _ratio(_median(step.seconds for step in hooked), _median(step.seconds for step in clean))
-    return replace(
-        timed,
-        run=replace(run, kind="measure", observer_ratio=ratio),
-        steps=tuple(replace(step, samples=run.samples_per_step, tokens=run.tokens_per_step) for step in passes.steps),
-        notes=(*timed.notes, *_scaled(divided)),
-    )
+    return replace(timed, run=replace(timed.run, observer_ratio=ratio), notes=(*timed.notes, *_scaled(divided)))
 
 
 def with_times(profile: Profile, divided: Split) -> Profile:
@@ -60,9 +71,10 @@ def _timed(name: str, module: ModuleProfile, divided: Split) -> ModuleProfile:
 
 
 def _part(step: Step, part: str) -> float | None:
-    """Generating has parts of its own, which are all forward."""
-    if part == "forward":
-        return sum(seconds for name, seconds in step.phases.items() if name not in PARTS or name == "forward")
+    """Generating has parts of its own, which are forward together."""
+    if part == "forward" and part not in step.phases:
+        generating = [step.phases[name] for name in ("prefill", "decode") if name in step.phases]
+        return sum(generating) if generating else None
     return step.phases.get(part)
 
 

@@ -44,7 +44,7 @@ class Phases:
         self._marks: list[Any] = []
         self._phases: list[str] = []
 
-    def enter(self, phase: str) -> None:
+    def enter(self, phase: str, *_given: Any) -> None:
         """A phase begins."""
         self._marks.append(self._mark())
         self._phases.append(phase)

@@ -80,6 +80,7 @@ class Spans:
         self._mark = clock.mark
         self._stamps: list[Stamp] = []
         self._parts: dict[str, list[Stamp]] = {}
+        self._aside = False
         self._outside = Place("", "forward")
         self._running = Place("", "backward")
         self._forward, self._recompute = _Lane("forward"), _Lane("recompute")
@@ -103,6 +104,7 @@ class Spans:
 
     def begin(self) -> None:
         """Start a pass: from here on the root's forward runs."""
+        self._aside = False
         self._stamps = []
         self._parts = {"forward": self._stamps}
         self._forward, self._recompute = _Lane("forward"), _Lane("recompute")
@@ -110,15 +112,25 @@ class Spans:
         self._stamps.append((self._mark(), self._outside, ""))
 
     def set_aside(self) -> None:
-        """What runs until the next part begins is none of the pass."""
+        """What runs until the next part begins is none of the pass, also where it runs modules."""
+        self._aside = True
         self._stamps.append((self._mark(), None, ""))
 
     def begin_backward(self, results: Any) -> None:
-        """Go on to backward, from these results."""
-        self._divide(self._forward, results, "")
+        """Go on to backward, from these results; once more, if there was one before."""
+        self._aside = False
+        self._divide(self._forward, results, self._now(self._forward).row)
         self._find(self._forward.unfound, results)
         self._running = Place("", "backward")
-        self._stamps = self._parts["backward"] = [(self._mark(), self._running, "")]
+        self._stamps = self._parts.setdefault("backward", [])
+        self._stamps.append((self._mark(), self._running, ""))
+
+    def resume_forward(self) -> None:
+        """Go on with forward, behind a backward or something that was set aside."""
+        self._aside = False
+        self._stamps = self._parts["forward"]
+        self._forward.segment = next_sequence_number()
+        self._stamps.append((self._mark(), self._now(self._forward), ""))
 
     def end(self) -> dict[str, list[Stamp]]:
         """The pass is over. Returns the stamps of its parts, to be read when the clock has settled."""
@@ -132,8 +144,8 @@ class Spans:
         return {part: lap_of(stamps, self._clock) for part, stamps in parts.items()}
 
     def counts_here(self) -> bool:
-        """Whether this thread is the first, or goes backward."""
-        return threading.get_ident() == self.home or backward_id() != NO_BACKWARD
+        """Whether a part runs that is not set aside, and this thread is the first, or goes backward."""
+        return not self._aside and (threading.get_ident() == self.home or backward_id() != NO_BACKWARD)
 
     def place(self) -> tuple[str, str]:
         """The row that is running, and the nearest row at or above it that is a module."""
@@ -188,6 +200,8 @@ class Spans:
         self._divide(lane, None if values is None else values[-1], frame.place.row)
         self._find(frame.unfound, None if values is None else values[-1])
         del lane.stack[place:]
+        if values is None:  # no output to look from: the next one that is left may lead there
+            (lane.stack[-1] if lane.stack else lane).unfound.extend(frame.unfound)
         lane.segment = next_sequence_number()
         self._stamps.append((self._mark(), self._now(lane), ""))
 
@@ -234,8 +248,9 @@ class Spans:
         self._handles.append(node.register_prehook(partial(self._begin_segment, Place(row, "backward"))))
 
     def _begin_segment(self, place: Place, _gradients: Any) -> None:
-        self._running = place
-        self._stamps.append((self._mark(), place, SEGMENT))
+        if not self._aside:
+            self._running = place
+            self._stamps.append((self._mark(), place, SEGMENT))
 
     def _release(self) -> None:
         """A graph that the user keeps is as it was."""

@@ -65,6 +65,14 @@ class Lap:
     segments: Counter[Place] = field(default_factory=Counter)
     operators: Counter[Place] = field(default_factory=Counter)
 
+    def add(self, other: "Lap") -> None:
+        """Let the other's figures be part of this one's."""
+        self.observer += other.observer
+        for place, seconds in other.own.items():
+            self.own[place] += seconds
+        for name in ("called", "calls_others", "segments", "operators"):
+            getattr(self, name).update(getattr(other, name))
+
     def glue(self, place: Place, glue: Glue) -> float:
         """What of a place's seconds is the glue's."""
         at_modules = glue.inside * self.called[place] + glue.outside * self.calls_others[place]
