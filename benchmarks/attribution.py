@@ -5,13 +5,12 @@ LayerNorm and a residual sum in place.
 Tiny: 150 Linears of 8 features beside one of 1024, where hooks cost as much as a module.
 """
 
-import ctypes
 import statistics
 import time
 from typing import Any
 
 import torch
-from results import record
+from results import keep_freed_memory, record
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -103,13 +102,6 @@ def watched_alone(model: nn.Module, name: str, x: Tensor) -> tuple[float, float]
         del module.forward
         backward.append(ended[0] - begun[0])
     return statistics.median(forward[2:]), statistics.median(backward[2:])
-
-
-def keep_freed_memory() -> None:
-    """Let the C library keep what is freed: page faults of fresh memory fall on whoever comes by first, which differs from run to run."""
-    library, mmap_threshold, trim_threshold = ctypes.CDLL(None), -3, -1
-    library.mallopt(mmap_threshold, 1 << 30)
-    library.mallopt(trim_threshold, (1 << 31) - 1)
 
 
 def compared(model: nn.Module, x: Tensor, names: list[str]) -> dict[str, list[float]]:

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from alexnet import AlexNet
 from deepspeed.profiling.flops_profiler import get_model_profile as deepspeeds
-from results import record
+from results import keep_freed_memory, record
 
 from lflops.deepspeed_api import get_model_profile as ours
 
@@ -78,6 +78,7 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     logging.disable(logging.INFO)
     torch.set_num_threads(1)
+    keep_freed_memory()
     torch.manual_seed(0)
     lines = ["| model | plain loop | lflops prints | DeepSpeed prints |", "|---|--:|--:|--:|"]
     for title, case in cases():

@@ -1,5 +1,6 @@
-"""Write what a benchmark printed into RESULTS.md, under its own heading, with machine and date."""
+"""What the benchmarks share: a steady process, and RESULTS.md, where each has a heading of its own, with machine and date."""
 
+import ctypes
 import datetime as dt
 import os
 import pathlib
@@ -20,6 +21,13 @@ def record(script: str, title: str, lines: Sequence[str]) -> None:
     text = RESULTS.read_text() if RESULTS.exists() else HEAD
     sections = [each for each in re.split(r"(?m)^(?=## )", text) if f"`benchmarks/{script}`" not in each]
     RESULTS.write_text("\n".join(each.strip() + "\n" for each in [*sections, section]))
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what is freed: page faults of fresh memory fall on whoever comes by first, which differs from run to run."""
+    library, mmap_threshold, trim_threshold = ctypes.CDLL(None), -3, -1
+    library.mallopt(mmap_threshold, 1 << 30)
+    library.mallopt(trim_threshold, (1 << 31) - 1)
 
 
 def _machine() -> str:

@@ -16,7 +16,7 @@ import msgspec
 
 from lflops.errors import HardwareError
 
-__all__ = ["DTYPES", "Hardware", "chips", "hint", "lookup", "names", "unknown"]
+__all__ = ["DTYPES", "Hardware", "chips", "hint", "lookup", "named", "names", "unknown"]
 
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
 """What a peak can be of."""
@@ -70,6 +70,18 @@ def lookup(name: str) -> Hardware | None:
         `None` for a chip that the table does not have.
     """
     return _index().get(_words(name))
+
+
+def named(name: str) -> Hardware:
+    """The table's row of a chip that has to be there.
+
+    Raises:
+        HardwareError: It is not.
+    """
+    found = lookup(name)
+    if found is None:
+        raise HardwareError(f"hardware={name!r}: {hint(name)}")
+    return found
 
 
 def names() -> tuple[str, ...]:

@@ -30,6 +30,7 @@ MAY_IMPORT = dict.fromkeys(FIRST_ROW, FOUNDATION) | {
 }
 ROOMS = {f"lflops.{room}" for room in MAY_IMPORT}
 MAY_IMPORT["callback"] = set.union(ROOMS, *MAY_IMPORT.values()) | {"lightning", "pytorch_lightning"}
+MAY_IMPORT["__main__"] = {"lflops.cli"}
 MAY_IMPORT["__init__"] = ROOMS | {"lflops.callback"}
 
 Check = Callable[[PurePosixPath, str], list[str]]

@@ -7,7 +7,8 @@ import pytest
 import torch
 from checks import consistent
 from fits import CLASSES, LIGHTNINGS_WARNINGS, ROWS, WIDTH, Classifier, fit, watching
-from torch import Tensor
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -233,6 +234,13 @@ def test_a_profile_that_was_counted_elsewhere_is_taken() -> None:
     assert counted.cells == profile.cells
     assert {"clean", "active"} == {step.kind for step in profile.steps}
     assert ("training", "train", "32-true") == (profile.run.kind, profile.run.stage, profile.run.precision)
+
+
+def test_a_profile_of_another_model_is_refused() -> None:
+    """It has not the module's parts."""
+    monitor = watching(count=lflops.count(nn.Linear(3, 4), torch.zeros(ROWS, 3)))
+    with pytest.raises(MisconfigurationException, match="count: the profile is of another model: it has no module '"):
+        fit(Classifier(), monitor)
 
 
 def test_without_counting_there_are_times_and_no_work() -> None:

@@ -193,3 +193,9 @@ def test_help_and_version_are_plain_text() -> None:
     shown = shell("show", "--help").stdout
     assert [] == [option for option in ("--depth", "--sort", "--flat", "--operators", "--phase", "--json") if option not in shown]
     assert shell("--version").stdout.startswith("lflops")
+
+
+def test_the_package_itself_is_the_shell() -> None:
+    """Where no script is on the path."""
+    ran = subprocess.run([sys.executable, "-m", "lflops", "--version"], check=True, capture_output=True, text=True)
+    assert ran.stdout.startswith("lflops ")

@@ -5,7 +5,8 @@ from msgspec.structs import replace
 from samples import cell, product, profile, run
 
 from lflops.analyze.utilization import Utilization, utilization
-from lflops.hardware import Hardware
+from lflops.errors import HardwareError
+from lflops.hardware import Hardware, lookup
 from lflops.observations import Rank, Step
 from lflops.profile import Cell, Profile
 
@@ -138,3 +139,11 @@ def test_a_merged_profile_reaches_what_its_mean_rank_does() -> None:
     cells = (product("", "aten::mm", "forward", macs=40, bytes_moved=1), product("", "aten::mm", "backward", macs=80, bytes_moved=1))
     found = utilization(replace(timed(*cells), ranks=of_ranks))
     assert (240.0, 0.24, 0.24) == (found.flops_per_second, found.mfu, found.hfu)
+
+
+def test_a_chip_can_be_given_by_its_name() -> None:
+    """It is the same as the chip; a name that the table does not have is an error that says so."""
+    assert lookup("NVIDIA H200") is not None
+    assert utilization(timed(*training()), lookup("NVIDIA H200")) == utilization(timed(*training()), "NVIDIA H200")
+    with pytest.raises(HardwareError, match="hardware='H2000': 'H2000' is not in the table of chips"):
+        utilization(timed(*training()), "H2000")

@@ -5,7 +5,7 @@ import statistics
 from msgspec import Struct
 
 from lflops.analyze.pace import pace
-from lflops.hardware import Hardware
+from lflops.hardware import Hardware, named
 from lflops.observations import Phase
 from lflops.profile import Profile, Run
 
@@ -44,14 +44,17 @@ class Utilization(Struct, frozen=True, kw_only=True):
     hardware: str | None
 
 
-def utilization(profile: Profile, hardware: Hardware | None = None) -> Utilization:
+def utilization(profile: Profile, hardware: Hardware | str | None = None) -> Utilization:
     """The share of the peak that a step reached.
 
     Args:
         profile: What was counted, with the times of its steps.
-        hardware: What the device can do; `None` takes what the run says it is.
+        hardware: What the device can do, or its name in the table; `None` takes what the run says it is.
+
+    Raises:
+        HardwareError: The table does not have the name.
     """
-    chip = hardware or profile.run.hardware
+    chip = (named(hardware) if isinstance(hardware, str) else hardware) or profile.run.hardware
     dtype = _peak_of(profile.run.dtype, profile.run)
     peak = chip.peak_flops_per_second.get(dtype) if chip and dtype else None
     step = pace(profile).seconds

@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
+from lflops.errors import CountError
 from lflops.hardware import Hardware
 from lflops.profile import Profile, Run
 
 __all__ = [
     "accumulation_of",
     "batches_left",
+    "check_same_model",
     "data_parallel_size",
     "facts_of",
     "is_compiled_whole",
@@ -20,6 +22,21 @@ __all__ = [
     "precision_of",
     "steps_here",
 ]
+
+
+def check_same_model(counted: Profile, pl_module: Any) -> None:
+    """See that a profile from elsewhere is one of this model.
+
+    Raises:
+        CountError: Its modules or parameters are others.
+    """
+    parameters = sum(parameter.numel() for parameter in pl_module.parameters())
+    strange = next((name for name, _ in pl_module.named_modules() if name not in counted.modules), None)
+    if strange is not None or counted.modules[""].parameters != parameters:
+        other = (
+            f"has no module {strange!r}" if strange is not None else f"has {counted.modules[''].parameters} parameters, not {parameters}"
+        )
+        raise CountError(f"count: the profile is of another model: it {other}: give one of lflops.count or lflops.counting of this module")
 
 
 def logged_step(trainer: Any) -> int:

@@ -11,7 +11,7 @@ from lflops.callback.bases import say
 from lflops.callback.counted import CountedBatch
 from lflops.callback.curve import Curve
 from lflops.callback.cycle import added
-from lflops.callback.facts import data_parallel_size, facts_of, is_compiled_whole, logged_step, steps_here
+from lflops.callback.facts import check_same_model, data_parallel_size, facts_of, is_compiled_whole, logged_step, steps_here
 from lflops.callback.hooked import HookedStep
 from lflops.callback.loggers import Outlets, scalars
 from lflops.callback.planning import planned
@@ -56,6 +56,8 @@ class Session:
         device = trainer.strategy.root_device
         self._hardware = hardware_of(settings.hardware, device)
         Counting({"": pl_module}, ignore=settings.ignore_modules)  # a wrong name is said now
+        if isinstance(settings.count, Profile):
+            check_same_model(settings.count, pl_module)
         self._clock: Clock = StreamClock() if device.type == "cuda" else HostClock()
         self._plan, self._notes = planned(settings.schedule, trainer, pl_module)
         self._place = self._plan.place(0)

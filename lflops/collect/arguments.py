@@ -22,7 +22,8 @@ def check_arguments(asker: str, model: Any, args: Any, kwargs: Any, loss: Any, *
     check_module(asker, model)
     _check_args(asker, args)
     if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)):
-        raise CountError(f"{asker}: kwargs={describe(kwargs)}: give a mapping from names to the model's keyword arguments")
+        taken = "give a mapping from names to the model's keyword arguments; of several positional ones, args=(x, y)"
+        raise CountError(f"{asker}: kwargs={describe(kwargs)}: {taken}")
     if not isinstance(backward, bool):
         raise CountError(f"{asker}: backward={describe(backward)}: give True or False")
     if loss is not None and not callable(loss):

@@ -21,7 +21,10 @@ def units_of(asker: str, units: Any, args: Any, kwargs: Any) -> dict[str, int]:
     """
     if units is None:
         return {}
-    given = units(*args, **kwargs) if callable(units) else units
+    try:
+        given = units(*args, **kwargs) if callable(units) else units
+    except Exception as error:
+        raise CountError(f"{asker}: units failed on the batch: {type(error).__name__}: {error}") from error
     if not isinstance(given, Mapping) or not given.keys() <= {"samples", "tokens"} or not all(map(_is_whole, given.values())):
         raise CountError(f"{asker}: units gave {describe(given)}: give {{'samples': n, 'tokens': n}} or a function that returns it")
     return {f"{name}_per_step": int(number) for name, number in given.items()}

@@ -21,7 +21,7 @@ from lflops.collect.machine import Machine, TorchMachine
 from lflops.collect.surroundings import device_name
 from lflops.collect.timing.clock import Clock, clock_of
 from lflops.errors import HardwareError, LflopsError
-from lflops.hardware import Hardware, hint, lookup
+from lflops.hardware import Hardware, lookup, named
 
 __all__ = ["calibrate", "hardware_of", "measure"]
 
@@ -97,10 +97,7 @@ def hardware_of(asked: Hardware | str | None, device: torch.device) -> Hardware 
         return calibrate(device)
     if not isinstance(asked, str):
         raise HardwareError(f"hardware={asked!r}: {TAKEN}")
-    found = lookup(asked)
-    if found is None:
-        raise HardwareError(f"hardware={asked!r}: {hint(asked)}")
-    return found
+    return named(asked)
 
 
 def measure(machine: Machine, clock: Clock, dtypes: Iterable[str]) -> tuple[dict[str, float], float | None]:

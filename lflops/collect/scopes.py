@@ -126,6 +126,8 @@ class Scopes:
         """The row and the phase that Python code between operators belongs to; outside of every module it is in no pass."""
         backward = backward_id()
         top = self._top(backward)
+        if self.steps.current is not None:
+            return "", "optimizer"
         if backward == NO_BACKWARD:
             return ("", "other") if top is None else (top.row, "forward")
         return self._in_backward(backward) if top is None else (top.row, "recompute")

@@ -209,6 +209,8 @@ def _joined(profile: Profile, lap: Lap, glue: Glue) -> Profile:
     ignored = frozenset(note.subject for note in profile.notes if note.code == "ignored")
     timed = with_times(profile, split([{"": lap}], {}, glue, ignored))
     phases = {phase: spread.median for phase in ("forward", "backward", "recompute") if (spread := timed.modules[""].work(phase).seconds)}
+    update = sum(max(seconds - lap.glue(place, glue), 0.0) for place, seconds in lap.own.items() if place.phase == "optimizer")
+    phases |= {"optimizer": update} if update else {}
     seconds = sum(phases.values())
     watched = seconds + lap.observer + sum(lap.glue(place, glue) for place in lap.own)
     run = profile.run

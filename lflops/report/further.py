@@ -86,7 +86,8 @@ def _time(profile: Profile, paced: Pace) -> _Lines:
 def _observer(ratio: float, *, clean: bool) -> tuple[str, str]:
     """Where there is no clean step, every latency is that of a counted one, less what counting took."""
     made = "timing modules made a step" if clean else "counting made the pass"
-    return f"observer's cost: {made}", f"{ratio:.2f} x as long{'' if clean else ', which is taken off'}"
+    rest = "" if clean else "; what could be stamped of that is taken off, some µs an operator remain"
+    return f"observer's cost: {made}", f"{ratio:.2f} x as long{rest}"
 
 
 def _utilization(profile: Profile) -> _Lines:
@@ -104,6 +105,8 @@ def _utilization(profile: Profile) -> _Lines:
 def _ledger(profile: Profile, paced: Pace) -> _Lines:
     """The operators that ran without a formula, and how much they are."""
     lines = ledger(profile)
+    if any(note.code == "not_counted" for note in profile.notes):
+        return
     if not lines:
         yield "not counted", "nothing: every operator that ran has a formula"
         return
@@ -128,7 +131,7 @@ def _share(line: Ledger, moved: int, paced: Pace) -> str:
 def _remarks(profile: Profile) -> _Lines:
     """What a reader has to know."""
     uncalled = set(profile.uncalled)
-    if uncalled:
+    if uncalled and all(note.code != "not_counted" for note in profile.notes):
         top = [name or "all of it" for name in profile.uncalled if not name or name.rpartition(".")[0] not in uncalled]
         more = f" and {len(top) - _LISTED} more" if len(top) > _LISTED else ""
         yield "never called", plain(", ".join(top[:_LISTED]) + more)

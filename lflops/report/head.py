@@ -93,6 +93,10 @@ def _parameters(profile: Profile) -> list[str]:
 def _totals(profile: Profile) -> Fitted:
     """What ran in each phase."""
     ran: dict[str, Figures] = {phase: figures for phase, figures in totals(profile).items() if figures != Figures()}
+    if not ran and _uncounted(profile):
+        return Fitted(
+            "totals", ["all"], {name: [units.UNKNOWN] for name in ("MACs", "FLOPs", "bytes moved", "operator calls")}, room=MARGIN
+        )
     ran = ran or {"forward": Figures()}
     if len(ran) > 1:
         ran["all"] = sum(ran.values(), Figures())
@@ -109,13 +113,19 @@ def _apart(profile: Profile) -> Table:
     """What stands beside the totals: memory, what is in none of them, and what a reader has to know."""
     table = margin()
     table.add_row("peak live memory", text(_memory(profile)))
-    for i, line in enumerate(_ledger(profile)):
-        table.add_row("" if i else "not counted", line)
-    if profile.uncalled:
+    if not _uncounted(profile):
+        for i, line in enumerate(_ledger(profile)):
+            table.add_row("" if i else "not counted", line)
+    if profile.uncalled and not _uncounted(profile):
         table.add_row("never called", text(_never_called(profile), "yellow"))
     for i, note in enumerate(profile.notes):
         table.add_row("" if i else "note", text(sentence(note), "yellow"))
     return table
+
+
+def _uncounted(profile: Profile) -> bool:
+    """Whether there are times alone."""
+    return any(note.code == "not_counted" for note in profile.notes)
 
 
 def _ledger(profile: Profile) -> Iterator[Text]:

@@ -115,6 +115,9 @@ def _work(profile: Profile) -> _Lines:
         yield "params of model = params per GPU * mp_size", short_units.params(whole)
     else:
         yield "params of model, which is sharded", short_units.params(root.parameters)
+    if _note(profile, "not_counted"):
+        yield from (("fwd MACs per GPU", UNKNOWN), ("fwd flops per GPU", UNKNOWN))
+        return
     yield "fwd MACs per GPU", short_units.macs(root.forward.macs)
     yield "fwd flops per GPU", short_units.flops(root.forward.flops)
     yield _flops_of_model(root, tensor_parallel)
@@ -132,7 +135,7 @@ def _flops_of_model(root: ModuleProfile, tensor_parallel: int | None) -> tuple[s
 def _forward(profile: Profile, paced: Pace) -> _Lines:
     seconds = _forward_seconds(profile, paced)
     yield "fwd latency", short_units.duration(seconds)
-    rate = _per_second(profile.modules[""].forward.flops, seconds)
+    rate = None if _note(profile, "not_counted") else _per_second(profile.modules[""].forward.flops, seconds)
     yield "fwd FLOPS per GPU = fwd flops per GPU / fwd latency", short_units.rate(rate)
 
 
