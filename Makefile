@@ -22,8 +22,10 @@ bench: $(READY) $(PEERS_READY)
 	@$(BIN)/python benchmarks/overhead.py
 	@$(BIN)/python benchmarks/profile_file.py
 	@$(BIN)/python benchmarks/calibrate.py
+	@$(BIN)/python benchmarks/attribution.py
 	@$(BIN)/python benchmarks/phases.py
 	@$(PEERS)/python benchmarks/accuracy.py
+	@$(PEERS)/python benchmarks/latency.py
 	@$(PEERS)/python benchmarks/callback.py
 
 clean:

@@ -154,7 +154,7 @@ def main() -> None:
     extra = ["| training step | single steps | seconds |", "|---|---|--:|"]
     cases = [
         ("BERT, 1 layer, hidden 48, one thread (launch-bound)", BertConfig(**THIN), (1, 16), 1, 300, rounds),
-        ("BERT-base, batch 4, length 128", BertConfig(), (4, 128), torch.get_num_threads(), 24, max(rounds // 2, 3)),
+        ("BERT-base, batch 2, length 64", BertConfig(), (2, 64), torch.get_num_threads(), 24, max(rounds // 2, 3)),
     ]
     for title, config, shape, threads, steps, times in cases:
         torch.set_num_threads(threads)
