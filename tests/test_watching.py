@@ -1,5 +1,6 @@
 """Counting and timing the same pass: the counts are those of a count, the times those of the modules, without what counting took."""
 
+import gc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -416,6 +417,7 @@ def test_to_be_watched_leaves_no_trace(way: Callable[[nn.Module, Tensor], object
     """Hooks, modes, attributes, gradients, random numbers; the model evaluates, so that the loop itself changes nothing."""
     model, x = Patient().eval(), torch.randn(3, 4, requires_grad=True)
     way(Patient().eval(), torch.randn(3, 4, requires_grad=True))  # what torch loads when it is first asked is loaded
+    gc.collect()  # what others have left is not to go away meanwhile
     before = everything(model, x)
     way(model, x)
     assert [] == differences(before, everything(model, x))
