@@ -23,7 +23,7 @@ import lflops
 from lflops.collect.modules import ModuleTree
 from lflops.collect.timing import kineto
 from lflops.collect.timing.kineto import Tracer
-from lflops.traces.annotate import Calls, Slice
+from lflops.traces.annotate import Calls
 from lflops.traces.child import Annotation
 
 EVENTS = 200_000
@@ -133,7 +133,7 @@ def large(folder: Path) -> list[str]:
     failure = annotation.finish()
     annotated = time.perf_counter() - start
     told = folder / "calls"
-    told.write_bytes(msgspec.json.encode(Calls(batches=steps, rank=0, world_size=1, calls=tuple(Slice(*call) for call in recording.calls))))
+    told.write_bytes(msgspec.json.encode(Calls(batches=steps, rank=0, world_size=1, calls=tuple(recording.calls))))
     command = [sys.executable, "-c", HIGHEST, copy, told, folder / "again", folder / "profile.json"]
     peak = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) / 1024  # noqa: S603 - our own program
     with gzip.open(recording.path) as file:

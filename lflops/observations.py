@@ -2,11 +2,11 @@
 
 import statistics
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from msgspec import Meta, Struct
 
-__all__ = ["PHASES", "Count", "Phase", "Rank", "RankStat", "Seconds", "Spread", "Step", "Trace", "TracedOperator"]
+__all__ = ["PHASES", "Call", "Count", "Phase", "Rank", "RankStat", "Seconds", "Spread", "Step", "Trace", "TracedOperator"]
 
 Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer", "other")
@@ -64,6 +64,25 @@ class TracedOperator(Struct, frozen=True, kw_only=True):
     own_host_seconds: Seconds
     device_seconds: Seconds
     own_device_seconds: Seconds
+
+
+class Call(NamedTuple):
+    """A module, or a named part, from when it was entered to when it was left; in backward, nodes of one row that ran in a row.
+
+    Attributes:
+        start: Nanoseconds since 1970, as `end`.
+        device: Nanoseconds of what it had the device do, with all that it called; 0 where there is no device.
+        innermost: Whether it called no other.
+        thread: Which of the threads it ran on, counted from 0; 0 is the training's.
+    """
+
+    row: str
+    phase: Phase
+    start: int
+    end: int
+    device: int
+    innermost: bool
+    thread: int
 
 
 class Trace(Struct, frozen=True, kw_only=True):

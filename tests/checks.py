@@ -1,6 +1,9 @@
 """What holds of every profile, and short ways to ask one for its rows."""
 
 from collections import Counter
+from collections.abc import Callable
+
+import pytest
 
 from lflops.profile import PHASES, Phase, Profile, ancestry
 
@@ -49,3 +52,13 @@ def calls(profile: Profile) -> dict[str, int]:
 def _own(profile: Profile, phase: Phase, figure: str) -> dict[str, int]:
     own = {row: getattr(module.work(phase), f"own_{figure}") for row, module in consistent(profile).modules.items()}
     return {row: value for row, value in own.items() if value}
+
+
+def names_what_is_taken(call: Callable[[], object], error: type[Exception], said: list[str], *, shorter_than: int) -> None:
+    """The call raises that error, whose message has these words in this order, and is one line that can be read."""
+    with pytest.raises(error) as caught:
+        call()
+    message = str(caught.value)
+    assert [] == [word for word in said if word not in message]
+    assert sorted(said, key=message.index) == said
+    assert len(message) < shorter_than

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compilers import Backend
 from fits import LIGHTNINGS_WARNINGS, Classifier, Validated, fit, watching
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
@@ -144,23 +145,6 @@ DEEDS: dict[str, tuple[Callable[[Any], object], set[str]]] = {
 def test_a_training_that_was_meddled_with_is_another_one(deed: Callable[[Any], object], expected: set[str], name: str) -> None:
     """The comparison names what became of it."""
     assert expected <= set(differences(train(name), train(name, Culprit(deed))))
-
-
-class Backend:
-    """A compiler that leaves a graph as it is, and knows how many it was given and how often they ran."""
-
-    def __init__(self) -> None:
-        self.compilations = 0
-        self.runs = 0
-
-    def __call__(self, module: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
-        self.compilations += 1
-
-        def run(*args: Any) -> Any:
-            self.runs += 1
-            return module.forward(*args)
-
-        return run
 
 
 def compiled_part(backend: Backend) -> Any:

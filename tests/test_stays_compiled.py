@@ -4,10 +4,10 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
+from compilers import Backend
 from culprits import PlainMode
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,23 +17,6 @@ from lflops.collect.generate import measure_generate
 
 # torch warns of hooks on all modules: tests/test_attribution_compile.py holds that a user does not hear of it.
 pytestmark = pytest.mark.filterwarnings("ignore:Using `torch.compile")
-
-
-class Backend:
-    """A compiler that leaves a graph as it is, and knows how many it was given and how often they ran."""
-
-    def __init__(self) -> None:
-        self.compilations = 0
-        self.runs = 0
-
-    def __call__(self, module: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
-        self.compilations += 1
-
-        def run(*args: Any) -> Any:
-            self.runs += 1
-            return module.forward(*args)
-
-        return run
 
 
 class Net(nn.Module):

@@ -19,8 +19,9 @@ import lflops
 from lflops.collect.modules import ModuleTree
 from lflops.collect.timing.kineto import Recording, Tracer
 from lflops.errors import ProfileError
+from lflops.observations import Call
 from lflops.profile import Profile
-from lflops.traces.annotate import PROCESS, PROCESS_ID, Calls, Slice, annotate, main, pack
+from lflops.traces.annotate import PROCESS, PROCESS_ID, Calls, annotate, main, pack
 from lflops.traces.child import Annotation
 
 BASE = 1_700_000_000_000_000_000
@@ -34,12 +35,12 @@ def written(folder: Path, events: Sequence[dict[str, Any]] = (RECORDED,), **more
     return path
 
 
-def call(row: str, phase: Any, start: int, end: int, *, device: int = 0, innermost: bool = True, thread: int = 0) -> Slice:
+def call(row: str, phase: Any, start: int, end: int, *, device: int = 0, innermost: bool = True, thread: int = 0) -> Call:
     """Its times are in nanoseconds behind the trace's beginning."""
-    return Slice(row, phase, BASE + start, BASE + end, device, innermost, thread)
+    return Call(row, phase, BASE + start, BASE + end, device, innermost, thread)
 
 
-def calls(*slices: Slice, batches: int = 1) -> Calls:
+def calls(*slices: Call, batches: int = 1) -> Calls:
     """What was called."""
     return Calls(batches=batches, rank=3, world_size=8, calls=slices)
 

@@ -4,7 +4,6 @@ import contextlib
 from typing import Any
 
 from lflops.callback.wraps import listen
-from lflops.collect.compiled import unremarked_hooks
 from lflops.collect.modules import ModuleTree
 from lflops.collect.timing.clock import Clock
 from lflops.collect.timing.phases import OTHER
@@ -30,8 +29,6 @@ class HookedStep:
         self._begun = False
         self._passes: list[dict[str, list[Stamp]]] = []
         with contextlib.ExitStack() as undo:
-            if tree.compiled:
-                undo.enter_context(unremarked_hooks())
             undo.enter_context(self._spans.hooked())
             undo.callback(listen(trainer, self))
             self._undo = undo.pop_all()

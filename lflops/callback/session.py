@@ -24,7 +24,6 @@ from lflops.collect.counting.mode import Extent
 from lflops.collect.modules import ModuleTree
 from lflops.collect.passes import Counting
 from lflops.collect.timing.clock import Clock, HostClock, StreamClock
-from lflops.collect.timing.glue import glue_of
 from lflops.collect.timing.phases import Phases
 from lflops.profile import Note, Profile
 
@@ -241,8 +240,8 @@ class Session:
         if self._outlets is None:
             return {}
         step = self._at
-        counted, glue = window.counted or self._uncounted(), glue_of(self._clock)
-        profile = window.profile(counted, step, self._notes, of=self._steps.step, glue=glue, failed=failed)
+        counted = window.counted or self._uncounted()
+        profile = window.profile(counted, step, self._notes, of=self._steps.step, clock=self._clock, failed=failed)
         self._profiles.append(profile)
         text, files = self._outlets.window(profile, step)
         written = f": {', '.join(files)}" if files else ""

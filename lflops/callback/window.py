@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from lflops.callback.steps import Lap
+from lflops.collect.timing.clock import Clock
+from lflops.collect.timing.glue import glue_of
 from lflops.collect.timing.join import divide
-from lflops.collect.timing.timeline import Glue
 from lflops.observations import Step
 from lflops.profile import Note, Profile
 
@@ -77,7 +78,7 @@ class Window:
         return self.counted is not None or self.opened or (self.number == 0 and bool(self._waited_for))
 
     def profile(
-        self, counted: Profile, step: int, notes: Iterable[Note], *, of: Callable[[Lap], Step], glue: Glue, failed: bool
+        self, counted: Profile, step: int, notes: Iterable[Note], *, of: Callable[[Lap], Step], clock: Clock, failed: bool
     ) -> Profile:
         """The window as a value.
 
@@ -86,7 +87,7 @@ class Window:
             step: What the loggers call the step that it is closed at.
             notes: What else is to be said.
             of: Makes a value of a step.
-            glue: What hooks cost beside what they stamp.
+            clock: What hooked steps were stamped by.
             failed: Whether the training was left by an exception.
         """
         steps = tuple(map(of, (*self._waited_for, *self._laps)))
@@ -101,7 +102,8 @@ class Window:
             tokens_per_step=counted.run.tokens_per_step if usual is None else usual.tokens,
         )
         profile = replace(counted, run=run, steps=steps, notes=(*counted.notes, *notes, *few))
-        return divide(profile, [lap.hooked.laps() for lap in self._laps if lap.hooked], glue)
+        laps = [lap.hooked.laps() for lap in self._laps if lap.hooked]
+        return divide(profile, laps, glue_of(clock)) if laps else profile
 
     @property
     def _clean(self) -> int:

@@ -19,7 +19,7 @@ import torch
 
 from lflops.collect.machine import Machine, TorchMachine
 from lflops.collect.surroundings import device_name
-from lflops.collect.timing.clock import Clock, clock_of
+from lflops.collect.timing.clock import Clock, clock_of, seconds_of
 from lflops.errors import HardwareError, LflopsError
 from lflops.hardware import Hardware, lookup, named
 
@@ -182,12 +182,7 @@ def _probed(clock: Clock, work: float, run: Callable[[], object]) -> tuple[_Task
 
 
 def _seconds(clock: Clock, run: Callable[[], object], calls: int) -> float:
-    start = clock.mark()
-    for _ in range(calls):
-        run()
-    end = clock.mark()
-    clock.settle()
-    return max(clock.seconds(start, end), 1e-9)  # a clock that did not move must not divide
+    return max(seconds_of(clock, run, calls), 1e-9)  # a clock that did not move must not divide
 
 
 def _device(device: torch.device | str | None) -> torch.device:

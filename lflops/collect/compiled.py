@@ -1,14 +1,15 @@
-"""Compiled functions while they are counted: they run eagerly, and their compiled code stays what it is."""
+"""Compiled functions while they are counted or timed: counted they run eagerly, and their compiled code stays what it is."""
 
 import contextlib
+import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-__all__ = ["force_eager", "unremarked_hooks"]
+__all__ = ["force_eager", "uncompiled", "unremarked_hooks"]
 
 
 class _Eager:
@@ -42,6 +43,11 @@ def force_eager() -> contextlib.AbstractContextManager[None]:
     Also where nothing is compiled yet: what a model compiles when it is first called would else be compiled under our mode.
     """
     return _EAGER
+
+
+def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
+    """The hook, left alone by dynamo: whatever is called on the way into a compiled module would else be compiled as well."""
+    return torch.compiler.disable(hook) if "torch._dynamo" in sys.modules else hook
 
 
 @contextlib.contextmanager

@@ -7,13 +7,13 @@ from typing import Any
 from msgspec.structs import replace
 from torch import Tensor, nn
 
+from lflops.collect.compiled import uncompiled
 from lflops.collect.measure import timed
 from lflops.collect.model_call import ModelCall
 from lflops.collect.passes import Counting, Ignored
 from lflops.collect.surroundings import device_of
 from lflops.collect.timing.clock import clock_of
 from lflops.collect.timing.passes import Divide, Pass
-from lflops.collect.timing.spans import uncompiled
 from lflops.observations import Step
 from lflops.profile import Note, Profile
 

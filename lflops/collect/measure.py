@@ -1,6 +1,5 @@
 """`measure`: one pass is counted, others are timed."""
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +9,6 @@ from torch import Tensor, nn
 from lflops.collect.arguments import check_whole
 from lflops.collect.batch import Units, units_of
 from lflops.collect.calibrate import hardware_of
-from lflops.collect.compiled import unremarked_hooks
 from lflops.collect.model_call import ModelCall
 from lflops.collect.modules import ModuleTree
 from lflops.collect.passes import Ignored, counted
@@ -76,8 +74,5 @@ def measure(
 
 def timed(profile: Profile, run: Pass, model: nn.Module, clock: Clock, *, warmup: int, repeats: int) -> Profile:
     """A counted profile with the time that runs of the same take."""
-    tree = ModuleTree({"": model})
-    glue = glue_of(clock)
-    with unremarked_hooks() if tree.compiled else contextlib.nullcontext():
-        passes = time_passes(run, Spans(tree, clock), clock, warmup=warmup, repeats=repeats)
-    return join(profile, passes, glue)
+    spans, glue = Spans(ModuleTree({"": model}), clock), glue_of(clock)
+    return join(profile, time_passes(run, spans, clock, warmup=warmup, repeats=repeats), glue)

@@ -46,6 +46,12 @@ class ModuleTree:
             row = self._rows[key] = self._find(module, caller)
         return row
 
+    def nearest(self, row: str) -> str:
+        """The nearest row at or above this one that is a module's: a named part of a step is none."""
+        while row and row not in self.modules:
+            row = row.rpartition(".")[0]
+        return row
+
     def owner(self, parameter: Tensor | None) -> str:
         """The row that counts a parameter: the first that holds it; the root for one that none does."""
         found = self._owners.get(id(parameter))

@@ -138,10 +138,8 @@ class Scopes:
         top = self._top(backward)
         if top is not None:
             return top.row, top.module_row
-        row = module_row = "" if backward == NO_BACKWARD else self._in_backward(backward)[0]
-        while module_row not in self.tree.modules and module_row:
-            module_row = module_row.rpartition(".")[0]
-        return row, module_row
+        row = "" if backward == NO_BACKWARD else self._in_backward(backward)[0]
+        return row, self.tree.nearest(row)
 
     def enter(self, key: int, row: str, module_row: str, caller: FrameType | None) -> None:
         """Push a frame on this thread's stack."""

@@ -25,7 +25,7 @@ from lflops.collect.named_parts import following
 from lflops.collect.passes import Counting, Ignored
 from lflops.collect.scopes import Scopes
 from lflops.collect.surroundings import device_of
-from lflops.collect.timing.clock import Clock, HostClock, clock_of
+from lflops.collect.timing.clock import Clock, HostClock, clock_of, seconds_of
 from lflops.collect.timing.join import with_times
 from lflops.collect.timing.split import split
 from lflops.collect.timing.timeline import ENTERS, NO_GLUE, OPERATOR, Glue, Lap, Place, Stamp, lap_of
@@ -186,7 +186,7 @@ class _WatchedMode(CountingMode):
         self._watch = counter.watch
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._scopes.between() == ("", "other") and self._scopes.steps.current is None:
+        if self._scopes.between() == ("", "other"):
             return function(*args, **(kwargs or {}))  # outside of the model: another model's, perhaps
         self._watch.observe(OPERATOR)
         try:
@@ -231,10 +231,10 @@ def _tried() -> Glue:
     x, clock = weight[:1], HostClock()
     found = []
     for _ in range(TRIALS):
-        clean, lap = _clean(idle, x, clock), _watched(idle, x, clock)
+        clean, lap = seconds_of(clock, partial(idle, x)), _watched(idle, x, clock)
         inside = sum(lap.own.values()) - lap.own[ROOT] - clean
         outside = lap.own[ROOT]
-        clean, lap = _clean(small, x, clock), _watched(small, x, clock)
+        clean, lap = seconds_of(clock, partial(small, x)), _watched(small, x, clock)
         operators = sum(lap.own.values()) - clean - inside - outside
         found.append((inside / MODULES, outside / MODULES, operators / sum(lap.operators.values())))
     inside, outside, operator = (max(statistics.median(column), 0.0) for column in zip(*found, strict=True))
@@ -250,12 +250,6 @@ class _Small(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x if self.weight is None else nn.functional.linear(x, self.weight)
-
-
-def _clean(model: nn.Module, x: Tensor, clock: HostClock) -> float:
-    start = clock.mark()
-    model(x)
-    return clock.mark() - start
 
 
 def _watched(model: nn.Module, x: Tensor, clock: HostClock) -> Lap:

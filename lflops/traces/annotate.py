@@ -15,17 +15,17 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
 
 from lflops.errors import ProfileError
-from lflops.observations import Phase
+from lflops.observations import Call, Phase
 from lflops.profile import Profile
 from lflops.profile_file import load
 
-__all__ = ["PROCESS", "Calls", "Slice", "annotate", "main", "pack"]
+__all__ = ["PROCESS", "Calls", "annotate", "main", "pack"]
 
 PROCESS = "lflops modules"
 """What the rows of modules are called in a viewer."""
@@ -39,32 +39,13 @@ MEMORY = b'"[memory]"'
 TRACKS: tuple[Phase, ...] = ("forward", "recompute", "backward")
 
 
-class Slice(NamedTuple):
-    """A call of a module or a named part; in backward a stretch in which nodes of one row ran.
-
-    Attributes:
-        start: Nanoseconds since 1970, as `end`.
-        device: Nanoseconds that a device worked for it; 0 where there is none.
-        innermost: Whether it called no other.
-        thread: Counted from 0, which is the training's.
-    """
-
-    row: str
-    phase: Phase
-    start: int
-    end: int
-    device: int
-    innermost: bool
-    thread: int
-
-
 class Calls(Struct, frozen=True, kw_only=True):
     """What was called while the trace was recorded, in `batches` batches, on which of the ranks."""
 
     batches: int
     rank: int
     world_size: int
-    calls: tuple[Slice, ...]
+    calls: tuple[Call, ...]
 
 
 class _Memory(Struct):
@@ -122,7 +103,7 @@ def _whole(into: Path) -> Iterator[gzip.GzipFile]:
         part.unlink(missing_ok=True)
 
 
-def _names(calls: Iterable[Slice]) -> Iterator[dict[str, Any]]:
+def _names(calls: Iterable[Call]) -> Iterator[dict[str, Any]]:
     """The process, and a track for each phase on each thread."""
     yield _about("process_name", 0, name=PROCESS)
     yield _about("process_sort_index", 0, sort_index=-1)
@@ -174,7 +155,7 @@ def _point(name: str, moment: float, value: float) -> dict[str, Any]:
     return {"ph": "C", "name": name, "pid": PROCESS_ID, "tid": 0, "ts": moment, "args": {name: value}}
 
 
-def _work(calls: Calls, profile: Profile | None) -> Callable[[Slice], tuple[float | None, float | None]]:
+def _work(calls: Calls, profile: Profile | None) -> Callable[[Call], tuple[float | None, float | None]]:
     """What says of a call its MACs and its FLOP/s, `None` where it cannot be known.
 
     A step's work is taken to be the same for all calls of a row, and in backward in proportion to time: there the rate is the row's.
@@ -187,7 +168,7 @@ def _work(calls: Calls, profile: Profile | None) -> Callable[[Slice], tuple[floa
     for call in calls.calls:
         took[call.row, call.phase] += call.device if on_device else call.end - call.start
 
-    def of(call: Slice) -> tuple[float | None, float | None]:
+    def of(call: Call) -> tuple[float | None, float | None]:
         if profile is None or call.row not in profile.modules:
             return None, None
         work = profile.modules[call.row].work(call.phase)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from lflops.traces.annotate import Calls, Slice, pack
+from lflops.observations import Call
+from lflops.traces.annotate import Calls, pack
 
 __all__ = ["Annotation"]
 
@@ -31,7 +32,7 @@ class Annotation:
         self,
         trace: Path,
         into: Path,
-        calls: Iterable[tuple[object, ...]],
+        calls: Iterable[Call],
         *,
         batches: int,
         rank: int = 0,
@@ -43,8 +44,7 @@ class Annotation:
         self._told = trace.with_name(f"{trace.name}.calls")
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `finish` closes it; a pipe would fill up where nobody reads
         self._failure: str | None = None
-        slices = tuple(Slice(*call) for call in calls)  # type: ignore[arg-type]
-        self._told.write_bytes(msgspec.json.encode(Calls(batches=batches, rank=rank, world_size=world_size, calls=slices)))
+        self._told.write_bytes(msgspec.json.encode(Calls(batches=batches, rank=rank, world_size=world_size, calls=tuple(calls))))
         paths = [trace, self._told, into, *([] if profile is None else [profile])]
         home = str(Path(__file__).parents[2])
         self._process = subprocess.Popen(  # noqa: S603 - our own program, on our own files

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -24,16 +24,15 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.profiler import record_function
 
-from lflops.collect.compiled import unremarked_hooks
+from lflops.collect.compiled import uncompiled, unremarked_hooks
 from lflops.collect.modules import ModuleTree
 from lflops.collect.named_parts import following
 from lflops.collect.segments import Segments
-from lflops.collect.timing.spans import uncompiled
 from lflops.collect.timing.timeline import Place
 from lflops.collect.torch_compat import NO_BACKWARD, backward_id, next_sequence_number, remove_hook
-from lflops.observations import PHASES, Phase
+from lflops.observations import PHASES, Call, Phase
 
-__all__ = ["THREAD", "Boundaries", "Boundary", "Call", "Replay"]
+__all__ = ["THREAD", "Boundaries", "Boundary", "Replay"]
 
 THREAD = "lflops: thread "
 """Begins the name of the one event by which a thread's boundaries and its Kineto events are known to be the same thread's."""
@@ -42,25 +41,6 @@ PART, OPTIMIZER, CLOSURE, LEAVE, STEP = "part:", "step of", "closure", "leave", 
 
 Boundary = tuple[int, int, int, str | nn.Module]
 """Nanoseconds since 1970, which is Kineto's clock; the number of the next autograd node; what is left by the same key; and what it is."""
-
-
-class Call(NamedTuple):
-    """A module, or a named part, from when it was entered to when it was left; in backward, nodes of one row that ran in a row.
-
-    Attributes:
-        start: Nanoseconds since 1970, as `end`.
-        device: Nanoseconds of what it had the device do, with all that it called; 0 where there is no device.
-        innermost: Whether it called no other.
-        thread: Which of the threads it ran on, counted from 0; 0 is the training's.
-    """
-
-    row: str
-    phase: Phase
-    start: int
-    end: int
-    device: int
-    innermost: bool
-    thread: int
 
 
 class Boundaries:
@@ -287,10 +267,7 @@ class Replay:
             name = what.removeprefix(PART)
             row = f"{above}.{name}" if above else name
         else:
-            module_row = above
-            while module_row not in self._tree.modules and module_row:
-                module_row = module_row.rpartition(".")[0]
-            row = self._tree.row(what, module_row)
+            row = self._tree.row(what, self._tree.nearest(above))
         if top is None or top.place is None:
             self._outside = "forward"
         else:

@@ -5,13 +5,14 @@ A mark is cheap and waits for nothing. How far apart two marks are is asked late
 
 import resource
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 
 from lflops.errors import CountError
 
-__all__ = ["Clock", "HostClock", "StreamClock", "clock_of", "cpu_seconds"]
+__all__ = ["Clock", "HostClock", "StreamClock", "clock_of", "cpu_seconds", "seconds_of"]
 
 
 class Clock(Protocol):
@@ -70,6 +71,16 @@ def clock_of(device: torch.device) -> Clock:
     if device.type == "cuda":
         return StreamClock()
     raise CountError(f"the tensors are on {device.type!r}: times are taken on 'cpu' and 'cuda'; lflops.count works on every device")
+
+
+def seconds_of(clock: Clock, run: Callable[[], object], calls: int = 1) -> float:
+    """From before so many calls until what they began is done."""
+    start = clock.mark()
+    for _ in range(calls):
+        run()
+    end = clock.mark()
+    clock.settle()
+    return clock.seconds(start, end)
 
 
 def cpu_seconds() -> tuple[float, float]:

@@ -3,13 +3,12 @@
 import functools
 import statistics
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lflops.collect.modules import ModuleTree
-from lflops.collect.timing.clock import Clock, HostClock, StreamClock
+from lflops.collect.timing.clock import Clock, HostClock, StreamClock, seconds_of
 from lflops.collect.timing.spans import Spans
 from lflops.collect.timing.timeline import NO_GLUE, Glue, Lap, Place
 from lflops.collect.torch_compat import unseen
@@ -55,12 +54,12 @@ def _tried(kind: Callable[[], Clock]) -> Glue:
     with unseen(), torch.inference_mode(mode=False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
         plain, leaf = (torch.ones((), requires_grad=wanted, device="cpu") for wanted in (False, True))
         for _ in range(TRIALS):
-            clean = _seconds(clock, lambda: chain(plain)) / LEAVES
+            clean = seconds_of(clock, lambda: chain(plain)) / LEAVES
             lap = _watched(clock, chain, plain)["forward"]
             in_leaves = _sum(lap, lambda place: place.row.startswith("leaves."))
             in_callers = _sum(lap, lambda place: not place.row.startswith("leaves."))
             result = chain(leaf)
-            clean_backward = _seconds(clock, result.backward)
+            clean_backward = seconds_of(clock, result.backward)
             backward = sum(_watched(clock, chain, leaf, backward=True)["backward"].own.values())
             tried.append(Glue(inside=in_leaves / LEAVES - clean, outside=in_callers / LEAVES, segment=(backward - clean_backward) / LEAVES))
     return Glue(**{name: max(statistics.median(getattr(each, name) for each in tried), 0.0) for name in ("inside", "outside", "segment")})
@@ -68,14 +67,6 @@ def _tried(kind: Callable[[], Clock]) -> Glue:
 
 def _sum(lap: Lap, wanted: Callable[[Place], bool]) -> float:
     return sum(seconds for place, seconds in lap.own.items() if wanted(place))
-
-
-def _seconds(clock: Clock, run: Callable[[], Any]) -> float:
-    start = clock.mark()
-    run()
-    end = clock.mark()
-    clock.settle()
-    return clock.seconds(start, end)
 
 
 def _watched(clock: Clock, chain: nn.Module, x: Tensor, *, backward: bool = False) -> dict[str, Lap]:

@@ -35,11 +35,9 @@ def divide(profile: Profile, laps: Sequence[Mapping[str, Lap]], glue: Glue) -> P
 
     Args:
         profile: What was counted and timed.
-        laps: What each hooked step's stamps say of its parts.
+        laps: What the stamps of each hooked step, of which there is one at least, say of its parts.
         glue: What each call's hooks cost beside what is stamped.
     """
-    if not laps:
-        return profile
     clean = [step for step in profile.steps if step.is_typical]
     parts = {part: median for part in PARTS if (median := _median(_part(step, part) for step in clean)) is not None}
     ignored = frozenset(note.subject for note in profile.notes if note.code == "ignored")

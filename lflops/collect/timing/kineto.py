@@ -18,12 +18,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
 from lflops.collect.modules import ModuleTree
-from lflops.collect.timing.boundaries import Boundaries, Call
+from lflops.collect.timing.boundaries import Boundaries
 from lflops.collect.timing.device_time import exposed_communication, idle
 from lflops.collect.timing.kineto_events import STEP, join, read
 from lflops.collect.timing.timeline import Place, inclusive
 from lflops.collect.torch_compat import other_profiler_runs, recorded_events
-from lflops.observations import Phase, Spread, TracedOperator
+from lflops.observations import Call, Phase, Spread, TracedOperator
 
 __all__ = ["Recording", "Refusal", "Tracer"]
 

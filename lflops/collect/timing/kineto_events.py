@@ -20,9 +20,9 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined,unused-ignore
 
 from lflops.collect.modules import ModuleTree
 from lflops.collect.segments import Segments
-from lflops.collect.timing.boundaries import THREAD, Boundary, Call, Replay
+from lflops.collect.timing.boundaries import THREAD, Boundary, Replay
 from lflops.collect.timing.timeline import Place
-from lflops.observations import TracedOperator
+from lflops.observations import Call, TracedOperator
 
 __all__ = ["STEP", "Event", "Joined", "join", "read"]
 

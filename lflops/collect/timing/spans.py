@@ -12,18 +12,17 @@ left. What a checkpoint computes again within backward is stamped as recompute.
 """
 
 import contextlib
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from lflops.collect.compiled import uncompiled, unremarked_hooks
 from lflops.collect.modules import ModuleTree
 from lflops.collect.named_parts import following
 from lflops.collect.tensors import nodes_of
@@ -32,16 +31,10 @@ from lflops.collect.timing.timeline import ENTERS, SEGMENT, Lap, Place, Stamp, l
 from lflops.collect.torch_compat import NO_BACKWARD, backward_id, next_sequence_number, remove_hook, sequence_number
 from lflops.observations import Phase
 
-__all__ = ["Spans", "uncompiled"]
+__all__ = ["Spans"]
 
 FARTHEST = 2000
 """Nodes that are looked at for those of a segment that no crossing tensor leads to."""
-
-
-def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
-    """The hook, left alone by dynamo: whatever is called on the way into a compiled module would else be compiled as well."""
-    return torch.compiler.disable(hook) if "torch._dynamo" in sys.modules else hook
-
 
 _Unfound = list[tuple[int, int, str]]
 """Numbers of nodes without a hook, and the row that built them."""
@@ -92,6 +85,8 @@ class Spans:
         """Hook in, on the thread that is the first; hook out."""
         self.home = threading.get_ident()
         with contextlib.ExitStack() as hooks:
+            if self._tree.compiled:
+                hooks.enter_context(unremarked_hooks())
             for handle in (
                 register_module_forward_pre_hook(uncompiled(self._enter_module)),
                 # always_call: early-stopped recomputation leaves forward by an exception
@@ -152,10 +147,8 @@ class Spans:
         lane = self._lane()
         if lane.stack:
             return lane.stack[-1].place.row, lane.stack[-1].module_row
-        row = module_row = "" if lane is self._forward else self._running.row
-        while module_row not in self._tree.modules and module_row:
-            module_row = module_row.rpartition(".")[0]
-        return row, module_row
+        row = "" if lane is self._forward else self._running.row
+        return row, self._tree.nearest(row)
 
     def enter(self, key: int, row: str, module_row: str, _caller: FrameType | None) -> None:
         """Something that is no module is entered."""

@@ -49,7 +49,7 @@ def split(laps: Sequence[Mapping[str, Lap]], clean: Mapping[str, float], glue: G
         of_part = [lap.get(part, Lap()) for lap in laps]
         times = _times_the_glue(of_part, clean[part], glue) if part in clean else 1.0
         own = [{place: max(lap.own[place] - times * lap.glue(place, glue), 0.0) for place in lap.own} for lap in of_part]
-        hooked = sum(_medians(own).values())
+        hooked = sum(spread.median for spread in _spreads(own).values())
         if part in clean and hooked > 0:
             factors[part] = clean[part] / hooked
         for whole, each in zip(fitted, own, strict=True):
@@ -57,9 +57,10 @@ def split(laps: Sequence[Mapping[str, Lap]], clean: Mapping[str, float], glue: G
                 whole[place] += seconds * factors.get(part, 1.0)
     kept = [{place: seconds for place, seconds in own.items() if place.row not in ignored} for own in fitted]
     own_spreads = _spreads(kept)
+    medians = {place: spread.median for place, spread in own_spreads.items()}
     return Split(
         own=own_spreads,
-        inclusive=_shifted(_spreads([inclusive(own) for own in kept]), inclusive(_medians(kept))),
+        inclusive=_shifted(_spreads([inclusive(own) for own in kept]), inclusive(medians)),
         factors=factors,
         ignored={row: statistics.median(_of_row(own, row) for own in fitted) for row in ignored},
     )
@@ -74,12 +75,6 @@ def _times_the_glue(laps: Sequence[Lap], clean: float, glue: Glue) -> float:
 
 def _of_row(own: Mapping[Place, float], row: str) -> float:
     return sum(seconds for place, seconds in own.items() if place.row == row)
-
-
-def _medians(laps: Sequence[Mapping[Place, float]]) -> dict[Place, float]:
-    """Over the laps; one that a lap does not have took no time in it."""
-    places = dict.fromkeys(place for lap in laps for place in lap)
-    return {place: statistics.median(lap.get(place, 0.0) for lap in laps) for place in places}
 
 
 def _shifted(spreads: Mapping[Place, Spread], medians: Mapping[Place, float]) -> dict[Place, Spread]:

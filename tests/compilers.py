@@ -1,0 +1,24 @@
+"""A compiler to give to torch.compile."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Backend:
+    """A compiler that leaves a graph as it is, and knows how many it was given and how often they ran."""
+
+    def __init__(self) -> None:
+        self.compilations = 0
+        self.runs = 0
+
+    def __call__(self, module: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
+        self.compilations += 1
+
+        def run(*args: Any) -> Any:
+            self.runs += 1
+            return module.forward(*args)
+
+        return run
