@@ -26,7 +26,8 @@ MAY_IMPORT = dict.fromkeys(FIRST_ROW, FOUNDATION) | {
     "tensorboard": FOUNDATION | {"lflops.report", "tensorboard"},
     "deepspeed_api": FOUNDATION | {"lflops.collect", "lflops.report"},
     # `collect` within a function only: the last tests hold that importing the shell loads no torch.
-    "cli": FOUNDATION | {"lflops.analyze", "lflops.collect", "lflops.report", "lflops.traces", "typer", "rich"},
+    "commands": FOUNDATION | {"lflops.analyze", "lflops.collect", "lflops.report", "lflops.traces", "typer", "rich"},
+    "cli": {"lflops.errors", "lflops.commands", "typer"},
 }
 ROOMS = {f"lflops.{room}" for room in MAY_IMPORT}
 MAY_IMPORT["callback"] = set.union(ROOMS, *MAY_IMPORT.values()) | {"lightning", "pytorch_lightning"}
@@ -158,7 +159,7 @@ CULPRITS = [
     (imports_out_of_its_row, "lflops/report/text.py", "from lflops.collect import passes"),
     (imports_out_of_its_row, "lflops/tensorboard/tab.py", "import matplotlib.pyplot"),
     (imports_out_of_its_row, "lflops/deepspeed_api.py", "import lightning"),
-    (imports_out_of_its_row, "lflops/cli.py", "def estimate():\n    import torch"),
+    (imports_out_of_its_row, "lflops/commands/estimate.py", "def estimate():\n    import torch"),
     (imports_out_of_its_row, "lflops/callback/monitor.py", "import requests"),
     (imports_out_of_its_row, "lflops/__init__.py", "import torch"),
     (imports_out_of_its_row, "lflops/utils.py", ""),
@@ -188,7 +189,7 @@ INNOCENTS = [
     (imports_out_of_its_row, "lflops/profile_file.py", "import json, msgspec\nfrom lflops.profile import Profile\nfrom . import units"),
     (imports_out_of_its_row, "lflops/collect/counting/mode.py", "import torch\nfrom lflops.collect import scopes\nfrom ..passes import f"),
     (imports_out_of_its_row, "lflops/report/text.py", "import rich\nfrom lflops.analyze.tree import tree\nfrom lflops.units import flops"),
-    (imports_out_of_its_row, "lflops/cli.py", "def hardware():\n    from lflops.collect.calibrate import calibrate"),
+    (imports_out_of_its_row, "lflops/commands/hardware.py", "def hardware():\n    from lflops.collect.calibrate import calibrate"),
     (imports_out_of_its_row, "lflops/callback/monitor.py", "import lightning\nimport torch\nfrom lflops.tensorboard import log"),
     (imports_out_of_its_row, "lflops/__init__.py", "from lflops.collect.passes import count\nfrom lflops.errors import LflopsError"),
     (filled_init, "lflops/collect/__init__.py", ""),

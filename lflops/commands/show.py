@@ -1,0 +1,85 @@
+"""`lflops show`: a profile on the terminal."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lflops.analyze.operators import operators
+from lflops.analyze.pace import pace
+from lflops.analyze.tree import SORT_KEYS, flat, ledger, share_of, totals, tree
+from lflops.analyze.utilization import utilization
+from lflops.commands.output import UsageError, draw, write_json
+from lflops.profile import PHASES, Phase, Profile
+from lflops.profile_file import load
+from lflops.report.operators import render_operators
+from lflops.report.table import render
+
+__all__ = ["show"]
+
+
+def show(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile's JSON file.")],
+    *,
+    depth: Annotated[int, typer.Option(metavar="N", help="How many levels of the tree below the root; -1 is all.")] = -1,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY", help=f"Order the rows by {', '.join(SORT_KEYS)}: the most in the phase shown first, names from A to Z."
+        ),
+    ] = None,
+    own: Annotated[bool, typer.Option("--flat", help="No tree: every module by its own work, the most MACs first.")] = False,
+    by_operator: Annotated[bool, typer.Option("--operators", help="No modules: every operator, the most MACs first.")] = False,
+    phase: Annotated[
+        str, typer.Option(metavar="NAME", help=f"What the shares, the FLOPs and the bytes are of: {', '.join(PHASES)}, or all.")
+    ] = "forward",
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON object: run, phase, pace (of the clean steps), utilization, share_of (macs, or flops where the phase has "
+            "no MACs), totals (by phase), rows (nested by children, with the exact counts and the seconds of each phase; or operators), "
+            "uncounted (operators without a formula), uncalled (modules) and notes. A row with a repeat holds the figures of one of its "
+            "names, and the mean of the times of all. Unknown is null.",
+        ),
+    ] = False,
+) -> None:
+    """Print a profile: totals, what they leave out, and its modules."""
+    if phase not in (*PHASES, "all"):
+        raise UsageError(f"phase={phase!r}: give one of {', '.join(PHASES)}, or all")
+    if own and depth != -1:
+        raise UsageError(f"depth={depth}: --flat has no depth, give one of the two")
+    if by_operator and (own or depth != -1 or sort):
+        raise UsageError("--operators goes with --phase and --json, not with --depth, --sort or --flat")
+    profile = load(file)
+    chosen = next((each for each in PHASES if each == phase), None)
+    try:
+        if by_operator and as_json:
+            write_json(_as_json(profile, chosen, operators=operators(profile, chosen)))
+        elif by_operator:
+            draw(render_operators(profile, chosen))
+        elif as_json:
+            rows = flat(profile, sort=sort, phase=chosen) if own else tree(profile, depth=depth, sort=sort, phase=chosen)
+            write_json(_as_json(profile, chosen, rows=rows))
+        else:
+            draw(render(profile, depth=depth, sort=sort, own=own, phase=chosen))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    except RecursionError as error:
+        raise UsageError("the modules are nested too deeply for a tree: give --depth or --flat") from error
+
+
+def _as_json(profile: Profile, phase: Phase | None, **listed: object) -> dict[str, object]:
+    return {
+        "schema_version": profile.schema_version,
+        "run": profile.run,
+        "phase": phase or "all",
+        "pace": pace(profile),
+        "utilization": utilization(profile),
+        "share_of": share_of(profile, phase),
+        "totals": totals(profile),
+        **listed,
+        "uncounted": ledger(profile),
+        "uncalled": profile.uncalled,
+        "notes": profile.notes,
+    }
