@@ -6,6 +6,7 @@ behind the optimizer's step, and the first that comes before it comes before for
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
@@ -87,6 +88,8 @@ class _Wraps:
         actions = _actions(trainer)
         for name, wrapper in zip(("start", "stop"), self._beside(profiler.start, profiler.stop, actions), strict=True):
             self._put(profiler, name, wrapper)
+        if type(profiler).__name__ == "PassThroughProfiler":
+            self._put(profiler, "profile", self._instead(actions))
 
     def take_off(self) -> None:
         """Put back what was there; a wrap that somebody else has wrapped since stays below theirs, and does nothing any more."""
@@ -135,11 +138,9 @@ class _Wraps:
 
         def started(action_name: str) -> None:
             start(action_name)
-            try:
-                phase = phases[action_name]
-            except KeyError:
-                phase = phases[action_name] = next((phase for end, phase in actions.items() if action_name.endswith(end)), None)
-            if phase is not None:
+            if action_name not in phases:
+                phases[action_name] = _phase_of(action_name, actions)
+            if (phase := phases[action_name]) is not None:
                 begun.append(action_name)
                 for each in self.listeners:
                     each.enter(phase)
@@ -153,6 +154,50 @@ class _Wraps:
             stop(action_name)
 
         return started, stopped
+
+    def _instead(self, actions: dict[str, str]) -> Callable[[str], AbstractContextManager[str]]:
+        """What tells of actions where Lightning's profiler does nothing.
+
+        Its own makes a generator for each of them, and calls what does nothing twice: that takes longer than all that is done here.
+        """
+        contexts: dict[str, AbstractContextManager[str]] = {}
+
+        def profile(action_name: str) -> AbstractContextManager[str]:
+            context = contexts.get(action_name)
+            if context is None:
+                phase = _phase_of(action_name, actions)
+                context = contexts[action_name] = nullcontext(action_name) if phase is None else _Action(self, action_name, phase)
+            return context
+
+        return profile
+
+
+class _Action:
+    """Tells of an action that is a phase, each time that it is entered."""
+
+    def __init__(self, wraps: _Wraps, name: str, phase: str) -> None:
+        self._wraps = wraps
+        self._name = name
+        self._phase = phase
+        self._told: list[tuple[Listener, ...]] = []
+
+    def __enter__(self) -> str:
+        listeners = self._wraps.listeners
+        self._told.append(listeners)
+        for each in listeners:
+            each.enter(self._phase)
+        return self._name
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for each in self._told.pop():
+            if kind is None:
+                each.leave()
+            else:
+                each.drop()
+
+
+def _phase_of(action_name: str, actions: dict[str, str]) -> str | None:
+    return next((phase for end, phase in actions.items() if action_name.endswith(end)), None)
 
 
 def _actions(trainer: Any) -> dict[str, str]:
