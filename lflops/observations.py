@@ -11,7 +11,7 @@ __all__ = ["PHASES", "Call", "Count", "Phase", "Rank", "RankStat", "Seconds", "S
 Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer", "other")
 
-DISTURBANCES = frozenset({"cold", "recompiled", "new_shapes", "validation", "checkpoint"})
+DISTURBANCES = frozenset({"cold", "recompiled", "new_shapes", "validation", "checkpoint", "background"})
 """Marks of steps whose time is no measure of the others'."""
 
 Count = Annotated[int, Meta(ge=0)]
@@ -37,12 +37,20 @@ class Spread(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One optimizer step as the clock saw it."""
+    """One optimizer step as the clock saw it.
+
+    Attributes:
+        kind: `clean` had nothing of ours in it; `counted` ran under the count, `hooked` had its modules timed, `traced` was recorded.
+        phases: Seconds of each phase, which add up to the step: stream time on CUDA, host time on a CPU.
+        host_phases: On CUDA, the seconds that the host was in each of them.
+        marks: What else happened in it: `cold`, `recompiled`, `new_shapes`, `validation`, `checkpoint`, `background`, `no_update`.
+    """
 
     index: Count
-    kind: Literal["clean", "counted", "active"]
+    kind: Literal["clean", "counted", "hooked", "traced"]
     seconds: Seconds | None
     phases: Mapping[str, Seconds]
+    host_phases: Mapping[str, Seconds] = {}
     cpu_user: Seconds | None = None
     cpu_system: Seconds | None = None
     samples: Count | None = None
@@ -86,9 +94,18 @@ class Call(NamedTuple):
 
 
 class Trace(Struct, frozen=True, kw_only=True):
-    """What the recorded steps showed, and where their files are."""
+    """What the recorded steps showed, and where their files are.
+
+    Attributes:
+        files: By rank.
+        batches: How many were recorded; the figures below are of all of them together.
+        device_idle_seconds: Between the device's first and last work; `None` where none was recorded.
+        exposed_comm_seconds: In which the device communicated and computed nothing.
+        operators: Those with the most time of their own, on the device or on the host.
+    """
 
     files: Mapping[str, str]
+    batches: Count | None = None
     device_idle_seconds: Seconds | None = None
     exposed_comm_seconds: Seconds | None = None
     operators: tuple[TracedOperator, ...] = ()

@@ -44,7 +44,7 @@ class Schedule:
 class Place(NamedTuple):
     """Where in a plan a step is; windows are numbered from 0."""
 
-    phase: Literal["wait", "warmup", "count", "active", "over"]
+    phase: Literal["wait", "warmup", "count", "traced", "hooked", "over"]
     window: int
 
 
@@ -54,6 +54,7 @@ class Plan:
 
     Attributes:
         windows: How many there will be; `None` is no end of them.
+        traced: Whether the active steps are traced. Then as many again are hooked behind them; else the active ones are the hooked ones.
     """
 
     skip_first: int
@@ -61,9 +62,10 @@ class Plan:
     warmup: int
     active: int
     windows: int | None
+    traced: bool = False
 
     @classmethod
-    def of(cls, schedule: Schedule, *, accumulation: int = 1, batches: float = math.inf) -> "Plan":
+    def of(cls, schedule: Schedule, *, accumulation: int = 1, batches: float = math.inf, traced: bool = False) -> "Plan":
         """Round up to whole steps, and shrink to what the run has room for.
 
         One window at least remains, and in it the step that is counted. What goes first is what is skipped, then the waiting, the active
@@ -73,26 +75,28 @@ class Plan:
             schedule: In batches.
             accumulation: Batches to a step.
             batches: How many the run will have, where that is known.
+            traced: Whether the active steps are to be traced.
         """
         skip_first, wait, warmup, active = (
             -(-each // accumulation) for each in (schedule.skip_first, schedule.wait, schedule.warmup, schedule.active)
         )
         if math.isinf(batches):
-            return cls(skip_first, wait, warmup, active, schedule.repeat or None)
+            return cls(skip_first, wait, warmup, active, schedule.repeat or None, traced)
         room = max(-(-int(batches) // accumulation), 1)
-        excess = max(skip_first + wait + warmup + active - room, 0)
+        times = 2 if traced else 1
+        excess = max(skip_first + wait + warmup + times * active - room, 0)
         skip_first, excess = _less(skip_first, excess, 0)
         wait, excess = _less(wait, excess, 0)
-        active, excess = _less(active, excess, 1)
+        active, excess = _less(active, excess, 1, times)
         warmup, excess = _less(warmup, excess, min(warmup, 1))
-        active, excess = _less(active, excess, 0)
-        fitting = max((room - skip_first) // (wait + warmup + active), 1)
-        return cls(skip_first, wait, warmup, active, min(schedule.repeat or fitting, fitting))
+        active, excess = _less(active, excess, 0, times)
+        fitting = max((room - skip_first) // max(wait + warmup + times * active, 1), 1)
+        return cls(skip_first, wait, warmup, active, min(schedule.repeat or fitting, fitting), traced)
 
     @property
     def length(self) -> int:
         """Steps to the end of the first window."""
-        return self.skip_first + self.wait + self.warmup + self.active
+        return self.skip_first + self.wait + self.warmup + (2 if self.traced else 1) * self.active
 
     def waits_until(self, step: int) -> float:
         """The first step from this one on that is more than waited in; infinity where there is none."""
@@ -110,10 +114,11 @@ class Plan:
             return Place("wait", window)
         if within < self.wait + self.warmup:
             return Place("count" if within == self.wait + self.warmup - 1 else "warmup", window)
-        return Place("active", window)
+        traced = self.traced and within < self.wait + self.warmup + self.active
+        return Place("traced" if traced else "hooked", window)
 
 
-def _less(length: int, excess: int, least: int) -> tuple[int, int]:
-    """Shorten a part by what is too much, and tell what is left of that."""
-    cut = min(excess, length - least)
-    return length - cut, excess - cut
+def _less(length: int, excess: int, least: int, times: int = 1) -> tuple[int, int]:
+    """Shorten a part, which is there so many times, by what is too much, and tell what is left of that."""
+    cut = min(-(-excess // times), length - least)
+    return length - cut, max(excess - times * cut, 0)

@@ -306,7 +306,7 @@ def test_hooked_steps_say_only_how_the_clean_ones_divide(clock: Changing) -> Non
     assert {"forward": {"encoder": 11.0, "head": 2.0, "": 8.0}, "backward": ONCE["backward"]} == own(profile)
     assert 84 / 63 == profile.run.observer_ratio
     assert [{"forward": 0.5}] == [note.values for note in profile.notes if note.code == "time_scaled"]
-    assert {("clean", 63.0), ("active", 84.0), ("counted", None)} == {(step.kind, step.seconds) for step in profile.steps}
+    assert {("clean", 63.0), ("hooked", 84.0), ("counted", None)} == {(step.kind, step.seconds) for step in profile.steps}
 
 
 class Validated(Timed):
@@ -338,14 +338,14 @@ def test_without_a_clean_step_times_are_as_they_were_stamped(clock: Changing) ->
 def test_a_validation_between_the_batches_of_a_step_is_in_no_row(clock: Changing) -> None:
     """Two batches make a step, and each is validated behind: no step is clean, so nothing scales away what does not belong here."""
     profile = fitted(Validated(clock), val_check_interval=1, accumulate_grad_batches=2)
-    assert {("validation",)} == {step.marks for step in profile.steps if step.kind == "active"}
+    assert {("validation",)} == {step.marks for step in profile.steps if step.kind == "hooked"}
     assert times(ONCE, 2) == own(profile)
 
 
 def test_a_hooked_step_that_was_disturbed_is_in_no_ratio(clock: Changing) -> None:
     """Of two, the second has the validation in it."""
     profile = fitted(Validated(clock), watching(schedule=Schedule(wait=6, active=2)), val_check_interval=9)
-    assert [(8, 63.0), (9, 63.0 + 104)] == [(step.index, step.seconds) for step in profile.steps if step.kind == "active"]
+    assert [(8, 63.0), (9, 63.0 + 104)] == [(step.index, step.seconds) for step in profile.steps if step.kind == "hooked"]
     assert 1 == profile.run.observer_ratio
     assert own(profile) == ONCE
 

@@ -76,7 +76,7 @@ def test_forward_is_timed_and_nothing_else(clock: StillClock) -> None:
     profile = measure(block(clock), x, repeats=2)
     assert profile.run.kind == "measure"
     assert profile.run.observer_ratio == 1
-    assert ["clean", "active", "active", "clean"] == [step.kind for step in profile.steps]
+    assert ["clean", "hooked", "hooked", "clean"] == [step.kind for step in profile.steps]
     assert [{"forward": 21}] * 4 == [step.phases for step in profile.steps]
     assert [21] * 4 == [step.seconds for step in profile.steps]
     assert {"": once(21, 2), "first": once(4, 2), "second": once(16, 2), "unused": None} == {
@@ -139,7 +139,7 @@ def test_the_total_is_that_of_the_clean_passes(clock: StillClock) -> None:
     """Passes 2, 3 and 8 are clean and take as many seconds, and 2 s backward; 4, 5 and 6 are hooked, and take four times as long."""
     profile = measure(nn.Sequential(Watched(clock, 4)), x, backward=True, repeats=3)
     assert [2, 3, 8] == [step.phases["forward"] for step in profile.steps if step.kind == "clean"]
-    assert [16, 20, 24] == [step.phases["forward"] for step in profile.steps if step.kind == "active"]
+    assert [16, 20, 24] == [step.phases["forward"] for step in profile.steps if step.kind == "hooked"]
     for row in ("", "0"):
         seconds = profile.modules[row].forward.seconds
         assert pytest.approx((3, 3 * 18 / 20, 3 * 22 / 20)) == (seconds.median, seconds.low, seconds.high)

@@ -283,9 +283,9 @@ def stepped(*steps: Step) -> Profile:
 def test_a_step_lasts_as_long_as_its_slowest_rank() -> None:
     """Step 0 is the second rank's 5 s with its phases and CPU time, step 1 the first rank's 7 s; the active step is one of its own."""
     slow = step(0, 5.0, phases={"data": 1.0, "forward": 4.0}, cpu_user=3.0, samples=4)
-    first = stepped(step(0, 2.0, phases={"data": 0.5, "forward": 1.5}), step(1, 7.0), step(1, 6.0, kind="active"))
-    second = stepped(slow, step(1, 3.0), step(1, 8.0, kind="active"))
-    assert (slow, step(1, 7.0), step(1, 8.0, kind="active")) == merged(first, second).steps
+    first = stepped(step(0, 2.0, phases={"data": 0.5, "forward": 1.5}), step(1, 7.0), step(1, 6.0, kind="hooked"))
+    second = stepped(slow, step(1, 3.0), step(1, 8.0, kind="hooked"))
+    assert (slow, step(1, 7.0), step(1, 8.0, kind="hooked")) == merged(first, second).steps
 
 
 def test_a_step_that_one_rank_does_not_know_or_have_is_that_of_the_others() -> None:
@@ -310,7 +310,7 @@ def test_each_rank_has_the_spread_of_its_clean_steps() -> None:
         step(1, 1.0, cpu_user=0.5, cpu_system=0.25),
         step(2, 3.0, phases={"data": 0.2}),
         step(3, 2.0, cpu_user=4.0),
-        step(4, 40.0, kind="active"),
+        step(4, 40.0, kind="hooked"),
     )
     first, second = merged(told, stepped()).ranks
     assert Spread(median=2.0, low=1.5, high=2.5, n=3) == first.step
@@ -622,7 +622,7 @@ def test_two_processes_that_measure(two_ranks: Ranks, tmp_path: Path) -> None:
     whole = in_file_and_memory(from_files(tmp_path))
     in_pairs = list(zip(*(rank.steps for rank in ranks), strict=True))
     assert [max(float(step.seconds or 0) for step in pair) for pair in in_pairs] == [step.seconds for step in whole.steps]
-    assert ["clean", "active", "active", "clean"] == [step.kind for step in whole.steps]
+    assert ["clean", "hooked", "hooked", "clean"] == [step.kind for step in whole.steps]
     assert 2 == sum(rank.slowest or 0 for rank in whole.ranks)
     assert [2, 2] == [rank.step.n for rank in whole.ranks if rank.step]
     assert {"module.0", "module.1.up", "module.1.down", "module.2"} <= {

@@ -29,7 +29,7 @@ from lflops.schedule import Schedule
 pytestmark = LIGHTNINGS_WARNINGS
 
 
-ONE_WINDOW = "cl" * 6 + "co" + "ac" * 3 + "cl"
+ONE_WINDOW = "cl" * 6 + "co" + "ho" * 3 + "cl"
 """Five steps waited for, two of warm-up, three active ones. Two of the clean ones are cold: a fifth is taken from behind the window."""
 
 
@@ -43,7 +43,7 @@ def test_the_last_warm_up_step_is_counted_and_the_active_ones_are_hooked() -> No
     monitor = watching()
     fit(Classifier(), monitor)
     assert [ONE_WINDOW] == kinds(monitor)
-    assert [("new_shapes", "cold"), ("cold",), *[()] * 9] == [step.marks for step in monitor.profiles[0].steps]
+    assert [("cold", "new_shapes"), ("cold",), *[()] * 9] == [step.marks for step in monitor.profiles[0].steps]
 
 
 def test_windows_follow_each_other() -> None:
@@ -63,7 +63,7 @@ def test_after_the_last_window_nothing_is_on() -> None:
 
     class Look(lightning.pytorch.Callback):
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            seen.append(("training_step" in vars(trainer.strategy), "start" in vars(trainer.profiler), monitor._session is None))
+            seen.append(("training_step" in vars(trainer.strategy), "start" in vars(trainer.profiler), monitor._sessions["train"] is None))
 
     seen: list[tuple[bool, bool, bool]] = []
     monitor = watching()
@@ -73,8 +73,8 @@ def test_after_the_last_window_nothing_is_on() -> None:
 
 SHORT = {
     1: (["co"], {"skip_first": 0, "wait": 0, "warmup": 1, "active": 0, "windows": 1}),
-    3: (["clcoac"], {"skip_first": 0, "wait": 0, "warmup": 2, "active": 1, "windows": 1}),
-    8: (["cl" * 4 + "co" + "ac" * 3], {"skip_first": 0, "wait": 3, "warmup": 2, "active": 3, "windows": 1}),
+    3: (["clcoho"], {"skip_first": 0, "wait": 0, "warmup": 2, "active": 1, "windows": 1}),
+    8: (["cl" * 4 + "co" + "ho" * 3], {"skip_first": 0, "wait": 3, "warmup": 2, "active": 3, "windows": 1}),
 }
 
 
@@ -104,7 +104,7 @@ def test_a_schedule_is_rounded_up_to_whole_steps_and_says_so(caplog: pytest.LogC
     """Five, two and three batches, four to a step."""
     monitor = watching()
     fit(Classifier(), monitor, batches=40, accumulate_grad_batches=4)
-    assert ["clcl" + "co" + "ac" + "cl" * 5] == kinds(monitor)
+    assert ["clcl" + "co" + "ho" + "cl" * 5] == kinds(monitor)
     assert [{"accumulation": 4}] == [note.values for note in monitor.profiles[0].notes if note.code == "rounded_to_cycles"]
     assert 1 == sum("accumulated over 4 batches" in message for message in caplog.messages)
 

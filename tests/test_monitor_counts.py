@@ -232,7 +232,7 @@ def test_a_profile_that_was_counted_elsewhere_is_taken() -> None:
     fit(Classifier(), monitor)
     (profile,) = monitor.profiles
     assert counted.cells == profile.cells
-    assert {"clean", "active"} == {step.kind for step in profile.steps}
+    assert {"clean", "hooked"} == {step.kind for step in profile.steps}
     assert ("training", "train", "32-true") == (profile.run.kind, profile.run.stage, profile.run.precision)
 
 
@@ -251,7 +251,7 @@ def test_without_counting_there_are_times_and_no_work() -> None:
     assert (0, sum(PARAMETERS.values())) == (profile.total(phase="all"), profile.modules[""].parameters)
     # How far the hooked steps were off the clean ones is this machine's affair.
     assert ["not_counted"] == [note.code for note in profile.notes if note.code != "time_scaled"]
-    assert {"clean", "active"} == {step.kind for step in profile.steps}
+    assert {"clean", "hooked"} == {step.kind for step in profile.steps}
 
 
 DTYPES: dict[str, tuple[dict[str, Any], str]] = {

@@ -200,7 +200,7 @@ def test_a_second_monitor_writes_beside_the_first(tmp_path: Path) -> None:
     """Under names of its own."""
     logger = CSVLogger(tmp_path)
     fit(Classifier(), watching(), watching(schedule=Schedule(wait=7)), logger=logger, log_every_n_steps=5)
-    assert ["2-train-0-11.profile.json", "train-0-10.profile.json"] == sorted(path.name for path in tmp_path.rglob("*.profile.json"))
+    assert ["2-train-0-11.profile.json", "train-0-9.profile.json"] == sorted(path.name for path in tmp_path.rglob("*.profile.json"))
     with Path(logger.log_dir, "metrics.csv").open(encoding="utf-8") as file:
         columns = next(csv.reader(file))
     assert {"lflops/train/step_ms", "lflops_2/train/step_ms"} <= set(columns)
@@ -219,7 +219,7 @@ def test_without_a_logger_they_are_below_the_trainers_directory(tmp_path: Path) 
     """And with `dirpath` right there."""
     fit(Classifier(), watching(), default_root_dir=tmp_path)
     fit(Classifier(), watching(dirpath=tmp_path / "there"))
-    assert ["lflops/train-0-10.profile.json", "there/train-0-10.profile.json"] == sorted(
+    assert ["lflops/train-0-9.profile.json", "there/train-0-9.profile.json"] == sorted(
         str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json")
     )
 
@@ -229,7 +229,7 @@ def test_a_trial_run_writes_nothing(tmp_path: Path) -> None:
     monitor = watching()
     fit(Classifier(), monitor, fast_dev_run=3, default_root_dir=tmp_path)
     assert [] == list(tmp_path.rglob("*"))
-    assert ["clean", "counted", "active"] == [step.kind for step in monitor.profiles[0].steps]
+    assert ["clean", "counted", "hooked"] == [step.kind for step in monitor.profiles[0].steps]
 
 
 def test_tensorboard_gets_curves_the_summary_and_a_layout(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_a_long_summary_is_cut_for_tensorboard() -> None:
     monitor = watching()
     fit(Deep(), monitor)
     writer = Mock()
-    outlets = Outlets(Mock(), monitor._settings, None, 1)
+    outlets = Outlets(Mock(), monitor._settings, 1)
     outlets._to_tensorboard(writer, summary(monitor.profiles[0]), monitor.profiles[0], 9)
     (_, text), _ = writer.add_text.call_args
     assert summary(monitor.profiles[0], top_modules=3, detailed=False) == text.removeprefix("```\n").removesuffix("\n```")
@@ -282,10 +282,10 @@ def test_the_summary_is_logged_and_goes_to_the_file(tmp_path: Path, caplog: pyte
     closed = [profile.run.step for profile in monitor.profiles]
     files = [f"{tmp_path}/train-{window}-{step}.profile.json, {path}" for window, step in enumerate(closed)]
     assert [
-        "lflops: window 0 opens at step 2",
-        "lflops: window 1 opens at step 7",
-        f"lflops: window 0 closed at step {closed[0]}: {files[0]}\n{texts[0]}",
-        f"lflops: window 1 closed at step {closed[1]}: {files[1]}\n{texts[1]}",
+        "lflops: train window 0 opens at step 2",
+        "lflops: train window 1 opens at step 7",
+        f"lflops: train window 0 closed at step {closed[0]}: {files[0]}\n{texts[0]}",
+        f"lflops: train window 1 closed at step {closed[1]}: {files[1]}\n{texts[1]}",
     ] == sorted(said, key=lambda line: ("closed" in line, line))
 
 
@@ -304,7 +304,7 @@ def test_the_clean_steps_are_waited_for(clock: StillClock) -> None:
     given = recorded(clock, monitor, log_every_n_steps=50)
     (profile,) = monitor.profiles
     assert [0, 1, 2, 3, 4, 5, 6, 7] == [step.index for step in profile.steps]
-    assert ({7}, 7) == (given.keys(), profile.run.step)
+    assert ({7}, 2) == (given.keys(), profile.run.step)
     assert not profile.run.partial
 
 
@@ -317,7 +317,7 @@ def test_a_window_does_not_wait_for_ever(clock: StillClock) -> None:
     monitor, logger = watching(), Recorder()
     fit(Always(clock), monitor, logger=logger, val_check_interval=1, batches=40)
     (profile,) = monitor.profiles
-    assert 29 == profile.run.step
+    assert {9, 29} == {profile.run.step, max(logger.given)}
     assert {"few_clean_steps": {"steps": 0}} == {note.code: note.values for note in profile.notes}
 
 
@@ -330,7 +330,7 @@ def test_a_saved_window_says_all_that_it_is(tmp_path: Path) -> None:
         "kind": "training",
         "stage": "train",
         "window": 0,
-        "step": 9,
+        "step": 5,
         "accumulation": 2,
         "samples_per_step": 2 * ROWS,
         "strategy": "SingleDeviceStrategy",

@@ -37,7 +37,7 @@ def test_one_step_has_no_width() -> None:
 @pytest.mark.parametrize(
     "disturbed",
     [
-        {"kind": "active"},
+        {"kind": "hooked"},
         {"kind": "counted"},
         {"seconds": None},
         *({"marks": ("no_update", mark)} for mark in ("cold", "recompiled", "new_shapes", "validation", "checkpoint")),
@@ -52,7 +52,7 @@ def test_a_step_that_is_no_measure_of_the_others_is_left_out(disturbed: dict[str
 def test_without_a_clean_step_everything_is_unknown() -> None:
     """Nothing is 0."""
     unknown = Pace(steps=0, seconds=None, phases={}, samples_per_second=None, tokens_per_second=None, cpu_seconds=None)
-    assert unknown == pace(stepped(step(2.0, kind="active"), samples_per_step=4))
+    assert unknown == pace(stepped(step(2.0, kind="hooked"), samples_per_step=4))
 
 
 def test_each_phase_has_the_median_of_the_steps_that_tell_of_it() -> None:

@@ -14,12 +14,12 @@ from lflops.schedule import Place, Plan, Schedule
 PHASES = {
     ProfilerAction.NONE: {"wait", "over"},
     ProfilerAction.WARMUP: {"warmup", "count"},
-    ProfilerAction.RECORD: {"active"},
-    ProfilerAction.RECORD_AND_SAVE: {"active"},
+    ProfilerAction.RECORD: {"hooked"},
+    ProfilerAction.RECORD_AND_SAVE: {"hooked"},
 }
 
 
-LETTERS = {"wait": "-", "warmup": "u", "count": "c", "active": "a", "over": "."}
+LETTERS = {"wait": "-", "warmup": "u", "count": "c", "traced": "t", "hooked": "h", "over": "."}
 
 
 def phases(plan: Plan, steps: int) -> str:
@@ -40,7 +40,7 @@ def test_a_step_has_the_phase_that_torch_gives_it(wait: int, warmup: int, active
 def test_the_last_step_of_the_warmup_is_the_counted_one() -> None:
     """Two windows, 3 steps skipped before them, then nothing."""
     plan = Plan.of(Schedule(wait=2, warmup=2, active=1, repeat=2, skip_first=3))
-    assert "-----uca--uca..." == phases(plan, 16)
+    assert "-----uch--uch..." == phases(plan, 16)
     assert [Place("wait", 0), Place("count", 0), Place("count", 1), Place("over", 2)] == [plan.place(step) for step in (0, 6, 11, 13)]
 
 
@@ -51,7 +51,7 @@ def test_no_end_of_windows_is_what_repeat_0_asks_for() -> None:
 
 def test_without_a_warmup_nothing_is_counted() -> None:
     """A schedule for times alone."""
-    assert "-aa-aa" == phases(Plan.of(Schedule(wait=1, warmup=0, active=2, repeat=0)), 6)
+    assert "-hh-hh" == phases(Plan.of(Schedule(wait=1, warmup=0, active=2, repeat=0)), 6)
 
 
 def test_batches_become_whole_steps() -> None:
@@ -62,14 +62,14 @@ def test_batches_become_whole_steps() -> None:
 
 # Of skip_first=2, wait=5, warmup=2, active=3: 12 steps. What is left in a run of so many batches.
 SHORT = {
-    12: "-------ucaaa",
-    11: "------ucaaa",
-    10: "-----ucaaa",
-    6: "-ucaaa",
-    5: "ucaaa",
-    4: "ucaa",
-    3: "uca",
-    2: "ca",
+    12: "-------uchhh",
+    11: "------uchhh",
+    10: "-----uchhh",
+    6: "-uchhh",
+    5: "uchhh",
+    4: "uchh",
+    3: "uch",
+    2: "ch",
     1: "c",
     0: "c",
 }

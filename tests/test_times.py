@@ -138,7 +138,7 @@ def test_the_observers_cost_is_said() -> None:
 
 def test_without_a_clean_step_the_time_is_a_dash() -> None:
     """Watched ones do not stand in for it."""
-    assert {"pass": "– no clean passes"} == lines_about_time(measured(step(0.2, {"forward": 0.1}, kind="active")))
+    assert {"pass": "– no clean passes"} == lines_about_time(measured(step(0.2, {"forward": 0.1}, kind="hooked")))
     cold = replace(small_profile(), steps=(step(0.2, {}, marks=("cold",)),))
     assert {"step": "– no clean steps"} == lines_about_time(cold)
 

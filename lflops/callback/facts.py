@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
+from lflops.callback.stages import Stage
 from lflops.errors import CountError
 from lflops.hardware import Hardware
 from lflops.profile import Profile, Run
@@ -74,16 +75,16 @@ def batches_left(trainer: Any, pl_module: Any) -> float:
     return max(min(of_epochs, of_steps), 0)
 
 
-def facts_of(profile: Profile, trainer: Any, pl_module: Any, hardware: Hardware | None) -> Run:
+def facts_of(profile: Profile, stage: Stage, trainer: Any, pl_module: Any, hardware: Hardware | None) -> Run:
     """The run's facts: what the count found, and what the Trainer knows better."""
     return replace(
         profile.run,
         kind="training",
-        stage="train",
+        stage=stage.name,
         hardware=hardware,
         dtype=_dtype(profile) or profile.run.dtype,
         precision=precision_of(trainer),
-        accumulation=accumulation_of(trainer, pl_module),
+        accumulation=accumulation_of(trainer, pl_module) if stage.learns else None,
         strategy=type(trainer.strategy).__name__,
         world_size=trainer.world_size,
         data_parallel_size=data_parallel_size(trainer),

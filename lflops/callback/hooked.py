@@ -17,12 +17,13 @@ class HookedStep:
     """Stamps the modules from when it is made until it is stopped. The LightningModule is the root, and training_step its forward.
 
     Args:
-        trainer: Tells when training_step and backward run.
+        trainer: Tells when training_step, or what stands for it, and backward run.
+        stage: Which of the Trainer's it is.
         tree: The modules and their names.
         clock: What the marks are read from.
     """
 
-    def __init__(self, trainer: Any, tree: ModuleTree, clock: Clock) -> None:
+    def __init__(self, trainer: Any, stage: str, tree: ModuleTree, clock: Clock) -> None:
         """Begin."""
         self._spans = Spans(tree, clock)
         self._phases: list[str] = []
@@ -30,7 +31,7 @@ class HookedStep:
         self._passes: list[dict[str, list[Stamp]]] = []
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._spans.hooked())
-            undo.callback(listen(trainer, self))
+            undo.callback(listen(trainer, stage, self))
             self._undo = undo.pop_all()
 
     def stop(self) -> None:

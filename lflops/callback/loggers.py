@@ -1,6 +1,6 @@
 """What a window leaves in the Trainer's loggers and in its log directory."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,35 +51,37 @@ class Outlets:
     Args:
         trainer: Whose loggers they are.
         settings: How the text is to be, and where it goes.
-        directory: For files; `None` for none.
         place: Which of the Trainer's monitors this is, from 1.
     """
 
-    def __init__(self, trainer: Any, settings: Settings, directory: Path | None, place: int) -> None:
+    def __init__(self, trainer: Any, settings: Settings, place: int) -> None:
         """Write nothing yet."""
         self._trainer = trainer
         self._settings = settings
-        self._directory = directory
-        self._mark = "" if place == 1 else f"{place}-"
         self._root = "lflops" if place == 1 else f"lflops_{place}"
         self._laid_out = False
         self._printed = False
 
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Log them to every logger, under the training's name."""
+    def scalars(self, values: Mapping[str, float], stage: str, step: int) -> None:
+        """Log them to every logger, under the stage's name."""
         if not values:
             return
         for logger in self._trainer.loggers:
             separator = getattr(logger, "group_separator", "/")
-            logger.log_metrics({separator.join((self._root, "train", name)): value for name, value in values.items()}, step=step)
+            logger.log_metrics({separator.join((self._root, stage, name)): value for name, value in values.items()}, step=step)
 
-    def window(self, profile: Profile, step: int) -> tuple[str, list[str]]:
-        """Save a window and log its text.
+    def window(self, profile: Profile, saved: Path | None, step: int) -> tuple[str, list[Path]]:
+        """Log a window's text.
+
+        Args:
+            profile: The window.
+            saved: Its file, if it has one.
+            step: The loggers' x-axis.
 
         Returns:
-            The text, and where files were written.
+            The text, and the files of the window.
         """
-        files = list(self._saved(profile, step))
+        files = [] if saved is None else [saved]
         text = self._text(profile, detailed=self._settings.detailed)
         if self._settings.output_file is not None:
             path = Path(self._settings.output_file)
@@ -87,19 +89,11 @@ class Outlets:
             with path.open("a" if self._printed else "w", encoding="utf-8") as file:
                 file.write(f"{text}\n")
             self._printed = True
-            files.append(str(path))
+            files.append(path)
         for logger in self._trainer.loggers:
             if type(logger).__name__ == "TensorBoardLogger":
                 self._to_tensorboard(logger.experiment, text, profile, step)
         return text, files
-
-    def _saved(self, profile: Profile, step: int) -> Iterator[str]:
-        if self._directory is None:
-            return
-        self._directory.mkdir(parents=True, exist_ok=True)
-        path = self._directory / f"{self._mark}train-{profile.run.window}-{step}.profile.json"
-        profile.save(path)
-        yield str(path)
 
     def _to_tensorboard(self, writer: Any, text: str, profile: Profile, step: int) -> None:
         lines = text.splitlines()
@@ -108,7 +102,7 @@ class Outlets:
         if len(lines) > LONGEST_TEXT:
             lines = [*lines[: LONGEST_TEXT - 1], "…"]
         fenced = "\n".join(["```", *lines, "```"])
-        writer.add_text(f"{self._root}/train/summary", fenced, global_step=step)
+        writer.add_text(f"{self._root}/{profile.run.stage}/summary", fenced, global_step=step)
         if not self._laid_out:
             writer.add_custom_scalars(LAYOUT)
             self._laid_out = True

@@ -1,7 +1,7 @@
 """`FlopsMonitor`: one line in a Trainer."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -11,8 +11,11 @@ from torch import nn
 from lflops.callback.bases import Base, MisconfigurationException, warn
 from lflops.callback.deepspeed_config import arguments_of
 from lflops.callback.loggers import Outlets
+from lflops.callback.places import Places
 from lflops.callback.session import Session
 from lflops.callback.settings import Settings
+from lflops.callback.stages import STAGES, Stage
+from lflops.collect.timing.kineto import Activity
 from lflops.errors import LflopsError
 from lflops.hardware import Hardware
 from lflops.profile import Profile
@@ -26,15 +29,23 @@ DEFAULT = Schedule()
 class FlopsMonitor(Base):
     """Tells where a training step's FLOPs, bytes and milliseconds go, from a few steps of the run.
 
-    One batch of a window is counted, operator by operator and eagerly; all others only pass a clock. At a window's end the main process
-    logs a summary, saves the profile under `trainer.log_dir`/lflops, and gives figures to every logger. In between and afterwards, step
-    time, MFU and throughput are logged every `log_every_n_steps`.
+    One batch of a window is counted, operator by operator and eagerly; the active ones are traced by torch.profiler, and in as many behind
+    them the modules are timed; all others only pass a clock. At a window's end the main process logs a summary, saves the profile under
+    `trainer.log_dir`/lflops and the trace under `trainer.log_dir`/lflops_traces, and gives figures to every logger. In between and
+    afterwards, step time, MFU and throughput are logged every `log_every_n_steps`.
 
     An error of lflops' own is warned of once; the training goes on without it.
 
     Args:
-        schedule: Which steps are waited for, warmed up in, counted and profiled.
+        schedule: Which steps are waited for, warmed up in, counted and profiled; each stage has its own count of them.
+        stages: Which of "train", "validate", "test" and "predict" are watched.
         count: Whether to count a step; or a profile of the same model that was counted elsewhere.
+        trace: Whether to trace; without, the modules are timed in the active steps.
+        trace_ranks: Which ranks trace: "zero", "all", or a list of them.
+        activities: What is traced, of "cpu" and "cuda"; as torch.profiler takes it, and so the next three.
+        record_shapes: The shapes of operators' inputs as well.
+        profile_memory: Allocations as well.
+        with_stack: Python's stack as well; it breaks the nesting of your own `record_function` in the trace.
         module_depth: The last depth in the summary's table of classes; -1 is the innermost.
         top_modules: How many classes of modules that table names for each figure.
         detailed: Whether the summary has a line for every module.
@@ -44,14 +55,14 @@ class FlopsMonitor(Base):
             own, or `None`.
         track: Whether to log step time, MFU and throughput over the whole run.
         units: A function from a batch to `{"samples": n, "tokens": n}`; `None` finds them in the shapes of its tensors.
-        dirpath: Where profiles are saved, instead of below `trainer.log_dir`.
+        dirpath: Where profiles are saved, instead of below `trainer.log_dir`; traces in its folder lflops_traces.
         on_error: What an error of lflops' own does: `"warn"`, or `"raise"`.
 
     Raises:
         ScheduleError: The schedule leaves no step to count in.
 
     Attributes:
-        profiles: A profile for each window closed in the last fit, on the main process.
+        profiles: A profile for each window closed in the last run of the Trainer, on the main process.
 
     Example::
 
@@ -62,12 +73,19 @@ class FlopsMonitor(Base):
         self,
         schedule: Schedule = DEFAULT,
         *,
+        stages: Sequence[str] = ("train",),
         count: bool | Profile = True,
         module_depth: int = -1,
         top_modules: int = 3,
         detailed: bool = True,
         ignore_modules: Iterable[str | type[nn.Module]] = (),
         output_file: str | PathLike[str] | None = None,
+        trace: bool = True,
+        trace_ranks: str | Sequence[int] = "zero",
+        activities: Sequence[Activity] = ("cpu", "cuda"),
+        record_shapes: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
         hardware: Hardware | str | None = "auto",
         track: bool = True,
         units: Callable[[Any], Any] | None = None,
@@ -77,7 +95,14 @@ class FlopsMonitor(Base):
         """Touch nothing until a Trainer fits."""
         self._settings = Settings(
             schedule=schedule,
+            stages=stages,
             count=count,
+            trace=trace,
+            trace_ranks=trace_ranks,
+            activities=activities,
+            record_shapes=record_shapes,
+            profile_memory=profile_memory,
+            with_stack=with_stack,
             module_depth=module_depth,
             top_modules=top_modules,
             detailed=detailed,
@@ -91,8 +116,9 @@ class FlopsMonitor(Base):
         )
         self.profiles: list[Profile] = []
         self._enabled = True
-        self._directory: Path | None = None
-        self._session: Session | None = None
+        self._log_dir: str | None = None
+        self._sessions: dict[str, Session | None] = {}  # None is one that is over
+        self._failed = False
 
     @classmethod
     def from_deepspeed(cls, config: str | PathLike[str] | Mapping[str, Any]) -> Self:
@@ -112,8 +138,8 @@ class FlopsMonitor(Base):
         return monitor
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the fit that is going on, which belongs to this process."""
-        return self.__dict__ | {"_session": None}
+        """All but what is going on, which belongs to this process."""
+        return self.__dict__ | {"_sessions": {}}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Check the arguments, and ask where files go: on every process, for Lightning passes the answer round.
@@ -121,78 +147,138 @@ class FlopsMonitor(Base):
         Raises:
             MisconfigurationException: An argument is wrong.
         """
-        if stage != "fit" or not self._enabled:
+        if not self._enabled:
             return
         try:
             self._settings.check()
         except LflopsError as error:
             raise MisconfigurationException(f"FlopsMonitor: {error}") from error
+        self._failed = False
+        self._sessions = {}
+        self.profiles = []
         log_dir = trainer.log_dir
-        self._directory = None if log_dir is None or trainer.fast_dev_run else Path(log_dir) / "lflops"
-        if self._settings.dirpath is not None:
-            self._directory = Path(self._settings.dirpath)
+        self._log_dir = None if trainer.fast_dev_run else log_dir
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin.
+        """Begin."""
+        self._begin("train", trainer, pl_module)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Count or time it, if it is time to."""
+        self._batch_begins("train", batch)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Read the clock."""
+        self._batch_ends("train", batch)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Close what is open."""
+        self._close()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Know why this step takes longer, and begin, or go on, with this stage."""
+        if not trainer.sanity_checking:
+            self._guarded("train", lambda session: session.mark("validation"))
+            self._begin("validate", trainer, pl_module)
+
+    def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Count or time it, if it is time to."""
+        if not trainer.sanity_checking:
+            self._batch_begins("validate", batch)
+
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Read the clock."""
+        if not trainer.sanity_checking:
+            self._batch_ends("validate", batch)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Rest until the next validation."""
+        self._guarded("validate", lambda session: session.rest())
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin."""
+        self._begin("test", trainer, pl_module)
+
+    def on_test_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Count or time it, if it is time to."""
+        self._batch_begins("test", batch)
+
+    def on_test_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Read the clock."""
+        self._batch_ends("test", batch)
+
+    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin."""
+        self._begin("predict", trainer, pl_module)
+
+    def on_predict_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Count or time it, if it is time to."""
+        self._batch_begins("predict", batch)
+
+    def on_predict_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Read the clock."""
+        self._batch_ends("predict", batch)
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Know why this step takes longer; nothing is added to the checkpoint."""
+        self._guarded("train", lambda session: session.mark("checkpoint"))
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Close what is open, with what there is."""
+        self._close(exception)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Close what is open, however it came to be left so."""
+        self._close()
+
+    def _begin(self, name: str, trainer: Any, pl_module: Any) -> None:
+        """A stage begins, or comes again.
 
         Raises:
             MisconfigurationException: The model has no module that is to be ignored.
         """
-        if not self._enabled:
+        if not self._enabled or self._failed:
             return
-        self.profiles = []
-        place = [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)].index(self) + 1
-        outlets = Outlets(trainer, self._settings, self._directory, place) if trainer.is_global_zero else None
-        try:
-            self._session = Session(self._settings, trainer, pl_module, outlets, self.profiles)
-        except LflopsError as error:
-            raise MisconfigurationException(f"FlopsMonitor: {error}") from error
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
-            self._fail(error)
+        if name in self._sessions:
+            self._guarded(name, lambda session: session.go_on())
+        elif name in self._settings.stages:
+            try:
+                self._sessions[name] = self._session(STAGES[name], trainer, pl_module)
+            except LflopsError as error:
+                raise MisconfigurationException(f"FlopsMonitor: {error}") from error
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
+                self._fail(error)
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Count, if it is time to."""
-        session = self._session
+    def _session(self, stage: Stage, trainer: Any, pl_module: Any) -> Session:
+        monitor = [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)].index(self) + 1
+        dirpath = None if self._settings.dirpath is None else Path(self._settings.dirpath)
+        outlets = Outlets(trainer, self._settings, monitor) if trainer.is_global_zero else None
+        places = Places.of(self._log_dir, dirpath, monitor)
+        return Session(self._settings, stage, trainer, pl_module, outlets=outlets, places=places, profiles=self.profiles)
+
+    def _batch_begins(self, name: str, batch: Any) -> None:
+        session = self._sessions.get(name)
         if session is not None:  # as `_guarded`, with less on the way
             try:
                 session.batch_begins(batch)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
                 self._fail(error)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Read the clock."""
-        session = self._session
+    def _batch_ends(self, name: str, batch: Any) -> None:
+        session = self._sessions.get(name)
         if session is not None:  # as `_guarded`, with less on the way
             try:
                 session.batch_ends(batch)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
                 self._fail(error)
             if session.over:
-                self._session = None
+                self._sessions[name] = None
 
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Know why this step takes longer."""
-        self._guarded(lambda session: session.mark("validation"))
-
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Know why this step takes longer; nothing is added to the checkpoint."""
-        self._guarded(lambda session: session.mark("checkpoint"))
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Close what is open."""
-        self._guarded(lambda session: session.close())
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Close what is open, with what there is."""
-        self._guarded(lambda session: session.close(exception))
-
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Close what is open, however it came to be left so."""
-        self._guarded(lambda session: session.close())
-
-    def _guarded(self, action: Callable[[Session], None]) -> None:
-        """Do something with the session, if there is one; an error of it ends the session, not the training."""
-        session = self._session
+    def _guarded(self, name: str, action: Callable[[Session], None]) -> None:
+        """Do something with a stage's session, if it has one; an error of it ends the watching, not the training."""
+        session = self._sessions.get(name)
         if session is None:
             return
         try:
@@ -200,11 +286,15 @@ class FlopsMonitor(Base):
         except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
             self._fail(error)
         if session.over:
-            self._session = None
+            self._sessions[name] = None
+
+    def _close(self, error: BaseException | None = None) -> None:
+        for name in tuple(self._sessions):
+            self._guarded(name, lambda session: session.close(error))
 
     def _fail(self, error: Exception) -> None:
-        session, self._session = self._session, None
-        if session is not None:
+        sessions, self._sessions, self._failed = self._sessions, {}, True
+        for session in filter(None, sessions.values()):
             with contextlib.suppress(Exception):
                 session.detach()
         if self._settings.on_error == "raise":

@@ -5,16 +5,18 @@ from typing import Any
 
 from lflops.callback.bases import say
 from lflops.callback.facts import accumulation_of, batches_left
+from lflops.callback.stages import Stage
 from lflops.profile import Note
 from lflops.schedule import Plan, Schedule
 
 __all__ = ["planned"]
 
 
-def planned(asked: Schedule, trainer: Any, pl_module: Any) -> tuple[Plan, list[Note]]:
+def planned(asked: Schedule, stage: Stage, trainer: Any, pl_module: Any, *, traced: bool) -> tuple[Plan, list[Note]]:
     """The plan, and where it is not what was asked for, notes that say so, as the log does."""
-    accumulation, batches = accumulation_of(trainer, pl_module), batches_left(trainer, pl_module)
-    plan = Plan.of(asked, accumulation=accumulation, batches=batches)
+    accumulation = accumulation_of(trainer, pl_module) if stage.learns else 1
+    batches = batches_left(trainer, pl_module) if stage.learns else stage.batches_left(trainer)
+    plan = Plan.of(asked, accumulation=accumulation, batches=batches, traced=traced)
     return plan, list(_notes(asked, plan, accumulation, batches))
 
 
@@ -22,7 +24,7 @@ def _notes(asked: Schedule, plan: Plan, accumulation: int, batches: float) -> It
     if any(getattr(asked, name) % accumulation for name in ("skip_first", "wait", "warmup", "active")):
         yield Note(code="rounded_to_cycles", subject="", values={"accumulation": accumulation})
         say(f"lflops: gradients are accumulated over {accumulation} batches, so the schedule is rounded up to whole steps of them")
-    whole = Plan.of(asked, accumulation=accumulation)
+    whole = Plan.of(asked, accumulation=accumulation, traced=plan.traced)
     if plan.length < whole.length or (asked.repeat and plan.windows != whole.windows):
         left = {name: getattr(plan, name) for name in ("skip_first", "wait", "warmup", "active")} | {"windows": plan.windows or 0}
         yield Note(code="schedule_shrunk", subject="", values={"batches": int(batches), **left})

@@ -1,29 +1,27 @@
-"""One fit: which batch is counted, which steps are kept, when a window is told of, and how all of it ends."""
+"""One stage of a run: which batch is counted, which steps are kept, when a window is told of, and how all of it ends."""
 
-from collections.abc import Callable, Hashable
+import contextlib
 from typing import Any
 
-import torch
-from msgspec.structs import replace
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lflops.callback.bases import say
-from lflops.callback.counted import CountedBatch
+from lflops.callback.counts import Counts
 from lflops.callback.curve import Curve
-from lflops.callback.cycle import added
-from lflops.callback.facts import check_same_model, data_parallel_size, facts_of, is_compiled_whole, logged_step, steps_here
+from lflops.callback.facts import data_parallel_size, logged_step, steps_here
 from lflops.callback.hooked import HookedStep
 from lflops.callback.loggers import Outlets, scalars
+from lflops.callback.places import Places
 from lflops.callback.planning import planned
 from lflops.callback.settings import Settings
-from lflops.callback.steps import Lap, Steps, signature
+from lflops.callback.stages import Stage
+from lflops.callback.steps import Lap, Steps
+from lflops.callback.tracing import Tracing
 from lflops.callback.window import Window
 from lflops.callback.wraps import listen
-from lflops.collect.calibrate import hardware_of
-from lflops.collect.counting.mode import Extent
 from lflops.collect.modules import ModuleTree
-from lflops.collect.passes import Counting
 from lflops.collect.timing.clock import Clock, HostClock, StreamClock
+from lflops.collect.timing.join import with_trace
 from lflops.collect.timing.phases import Phases
 from lflops.profile import Note, Profile
 
@@ -31,84 +29,111 @@ __all__ = ["Session"]
 
 
 class Session:
-    """What a monitor is while a Trainer fits.
+    """What a monitor is while a Trainer goes through a stage: once in training, again and again in the validations of a fit.
 
     Args:
         settings: What is asked for.
-        trainer: The one that fits.
-        pl_module: What it fits.
+        stage: Which it is.
+        trainer: The one that goes through it.
+        pl_module: What is trained, or asked.
         outlets: Where results go; `None` on all processes but the main one.
+        places: Where files go; `None` for none.
         profiles: The windows that are closed are added to it.
 
     Attributes:
         over: Whether there is nothing left to do.
     """
 
-    def __init__(self, settings: Settings, trainer: Any, pl_module: Any, outlets: Outlets | None, profiles: list[Profile]) -> None:
-        """Begin at the start of training."""
+    def __init__(
+        self,
+        settings: Settings,
+        stage: Stage,
+        trainer: Any,
+        pl_module: Any,
+        *,
+        outlets: Outlets | None,
+        places: Places | None,
+        profiles: list[Profile],
+    ) -> None:
+        """Begin when the stage does."""
         self.over = False
+        self._stage = stage
+        self._places = places
         self._profiles = profiles
         self._settings = settings
         self._trainer = trainer
         self._module = pl_module
         self._outlets = outlets
         device = trainer.strategy.root_device
-        self._hardware = hardware_of(settings.hardware, device)
-        Counting({"": pl_module}, ignore=settings.ignore_modules)  # a wrong name is said now
-        if isinstance(settings.count, Profile):
-            check_same_model(settings.count, pl_module)
+        self._counts = Counts(settings, stage, trainer, pl_module)
         self._clock: Clock = StreamClock() if device.type == "cuda" else HostClock()
-        self._plan, self._notes = planned(settings.schedule, trainer, pl_module)
+        traced = settings.trace and places is not None
+        self._plan, self._notes = planned(settings.schedule, stage, trainer, pl_module, traced=traced)
         self._place = self._plan.place(0)
         self._idle_until = self._plan.waits_until(0)
         self._window = Window(0, 0)
         self._waiting: list[Window] = []
         self._in_batch = False
-        self._counting: CountedBatch | None = None
         self._tree = ModuleTree({"": pl_module})
         self._hooked: HookedStep | None = None
-        self._cycle: list[Profile] | None = None
-        self._counted: dict[Hashable, Profile] = {}
-        self._nothing_counted: Profile | None = None
-        self._last_batch = 0
         self._at = logged_step(trainer)
-        tracked = settings.track and outlets is not None and trainer.loggers and trainer.log_every_n_steps
-        phases = Phases(self._clock)
-        scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
-        updating = frozenset({"backward", "optimizer"}) if pl_module.automatic_optimization else frozenset()
-        self._steps = Steps(phases, settings.units, updating=updating, scaled=scaled)
+        here = traced and settings.traces_on(trainer.global_rank)
+        self._tracing = Tracing(trainer, stage, self._tree, settings, places.traces) if places is not None and here else None
+        tracked = stage.learns and settings.track and outlets is not None and trainer.loggers and trainer.log_every_n_steps
+        phases, on_host = Phases(self._clock), Phases(HostClock()) if device.type == "cuda" else None
+        self._listeners = [phases] if on_host is None else [phases, on_host]
+        scaled = stage.learns and getattr(trainer.precision_plugin, "scaler", None) is not None
+        updating = frozenset({"backward", "optimizer"}) if stage.learns and pl_module.automatic_optimization else frozenset()
+        self._steps = Steps(phases, on_host, settings.units, updating=updating, scaled=scaled)
         self._curve = Curve(self._steps.seconds, data_parallel_size(trainer)) if tracked else None
         self._updates = register_optimizer_step_post_hook(self._steps.update) if scaled else None
-        self._unwrap: Callable[[], None] | None = listen(trainer, phases)
+        self._listening = contextlib.ExitStack()
+        self._tapping = True
+        self._open()
+        self.go_on()
+
+    def go_on(self) -> None:
+        """The stage begins, or begins again: what was in between belongs to no step, and the first one is no measure of the others."""
+        if self._tapping:
+            for each in self._listeners:
+                self._listening.callback(listen(self._trainer, self._stage.name, each))
+            self._steps.resume()
+            self._steps.mark("cold")
+
+    def rest(self) -> None:
+        """The stage ends, and may begin again."""
+        self._listening.close()
 
     def batch_begins(self, batch: Any) -> None:
-        """Count it, if its step is the one to count."""
+        """Count it, or hook its modules, if its step is one of those."""
         if self._in_batch:
             self._abandon()
         self._in_batch = True
         if not self._steps.shapes:
-            self._cycle = [] if self._is_to_be_counted(batch) else None
-            if self._place.phase == "active":
-                self._hooked = HookedStep(self._trainer, self._tree, self._clock)
-        if self._cycle is not None:
-            self._counting = CountedBatch(self._trainer, self._module, batch, self._settings.ignore_modules)
+            if self._place.phase == "count" and self._settings.count is True:
+                self._window.counted = self._counts.begin_step(batch)
+            elif self._place.phase == "hooked":
+                self._hooked = HookedStep(self._trainer, self._stage.name, self._tree, self._clock)
+        self._counts.begin_batch(batch)
 
     def batch_ends(self, batch: Any) -> None:
         """Take note of it, and of the step that may end with it."""
         self._in_batch = False
-        profile = self._stop_counting()
+        profile = self._counts.end_batch(batch)
         shapes = self._steps.batch(batch)
-        self._last_batch = id(batch)
-        if profile is not None and self._cycle is not None:
-            self._cycle.append(profile)
-            self._learn(shapes, profile)
-        if not steps_here(self._trainer, self._module):
+        if profile is not None and self._curve is not None:
+            self._curve.learn(shapes, profile)
+        if self._stage.learns and not steps_here(self._trainer, self._module):
+            if self._tracing is not None:
+                self._tracing.batch()
             return
-        if self._cycle:
-            self._window.counted = self._counted[self._steps.shapes[0]] = self._with_facts(added(self._cycle))
+        counted = self._counts.end_step(self._steps.shapes[0])
+        if counted is not None:
+            self._window.counted = counted
+        if self._tracing is not None:
+            self._look_after(self._tracing)
         self._at = logged_step(self._trainer)
-        self._steps.end(self._at, counted=bool(self._cycle), hooked=self._unhook())
-        self._cycle = None
+        self._steps.end(self._at, counted=counted is not None, hooked=self._unhook(), traced=self._place.phase == "traced")
         self._advance()
 
     def mark(self, mark: str) -> None:
@@ -123,11 +148,13 @@ class Session:
         if self.over:
             return
         self.over = True
-        unfinished = self._stop_counting(error)
+        unfinished = self._counts.stop(error)
+        if self._tracing is not None:
+            self._window.recording = self._tracing.end(failed=error is not None) or self._window.recording
         if error is not None:
             self._notes.append(Note(code="ended_early", subject=type(error).__name__, values={}))
             if self._window.counted is None and unfinished is not None:
-                self._window.counted = self._with_facts(unfinished)
+                self._window.counted = self._counts.with_facts(unfinished)
         else:
             self._clock.settle()
         self.detach()
@@ -138,32 +165,19 @@ class Session:
         for window in (*self._waiting, *cut_short):
             told |= self._tell(window, failed=error is not None)
         if self._outlets is not None:
-            self._outlets.scalars(told, self._at)
+            self._outlets.scalars(told, self._stage.name, self._at)
+        if self._tracing is not None and error is None:
+            self._tracing.wait()
 
     def detach(self) -> None:
         """Take off whatever is on."""
-        self._stop_counting()
+        self._counts.abandon()
         self._unhook()
-        if self._unwrap is not None:
-            self._unwrap()
-            self._unwrap = None
-            self._steps.tapped = False
+        self._listening.close()
+        self._tapping = self._steps.tapped = False
         if self._updates is not None:
             self._updates.remove()
             self._updates = None
-
-    def _is_to_be_counted(self, batch: Any) -> bool:
-        if self._place.phase != "count" or self._settings.count is not True:
-            return False
-        # Where training_step takes the iterator, what is at hand is the last batch.
-        known = None if id(batch) == self._last_batch else self._counted.get(signature(batch))
-        self._window.counted = known
-        return known is None
-
-    def _stop_counting(self, error: BaseException | None = None) -> Profile | None:
-        """What was counted since the batch began; nothing where it was not being counted."""
-        counting, self._counting = self._counting, None
-        return None if counting is None else counting.stop(error)
 
     def _unhook(self) -> HookedStep | None:
         """What the hooks of this step have stamped; nothing where it had none."""
@@ -174,20 +188,9 @@ class Session:
 
     def _abandon(self) -> None:
         """The last batch was left before it was over, and the fit goes on: count another step."""
-        self._stop_counting()
+        self._counts.abandon()
         self._unhook()
-        self._cycle = None
         self._steps.tear()
-
-    def _with_facts(self, profile: Profile) -> Profile:
-        notes = profile.notes
-        if is_compiled_whole(self._module) and all(note.code != "compiled_ran_eager" for note in notes) and profile.cells:
-            notes = (*notes, Note(code="compiled_ran_eager", subject="1", values={}))
-        return replace(profile, run=facts_of(profile, self._trainer, self._module, self._hardware), notes=notes)
-
-    def _learn(self, shapes: Hashable, profile: Profile) -> None:
-        if self._curve is not None:
-            self._curve.learn(shapes, self._with_facts(profile))
 
     def _advance(self) -> None:
         """A step is over: read those that can be read, and do what is due. In most steps nothing is."""
@@ -202,30 +205,48 @@ class Session:
         for window in ready:
             self._waiting.remove(window)
             told |= self._tell(window, failed=False)
-        if self._unwrap is not None and self._window.complete and not self._waiting:
+        if self._tapping and self._window.complete and not self._waiting:
             self.detach()
-            self.over = self._curve is None
+            self.over = self._curve is None and self._tracing is None
         if log and self._curve is not None:
             told = self._curve.point() | told
         if told and self._outlets is not None:
-            self._outlets.scalars(told, self._at)
+            self._outlets.scalars(told, self._stage.name, self._at)
         if busy or ready or told:
             self._steps.resume()
 
     def _move_on(self) -> bool:
-        """Go to the next window where the last is over, and say where one opens. Returns whether anything was done."""
+        """Go to the next window where the last is over, and open one where one opens. Returns whether anything was done."""
+        before = self._place.phase
         self._place = phase, number = self._plan.place(self._steps.ordinal)
         self._idle_until = self._plan.waits_until(self._steps.ordinal)
+        if self._tracing is not None:
+            self._window.recording = self._tracing.step(traced=phase == "traced") or self._window.recording
         if number != self._window.number and not self._window.complete:
-            self._window.end(self._steps.ordinal)
+            self._window.end(self._steps.ordinal, self._at)
             self._waiting.append(self._window)
             if phase != "over":
                 self._window = Window(number, self._steps.ordinal)
-        if phase in {"wait", "over"} or self._window.opened:
+        return self._open() or "traced" in {before, phase}
+
+    def _open(self) -> bool:
+        """Open the window if its time has come. Returns whether it was opened."""
+        if self._place.phase in {"wait", "over"} or self._window.opened:
             return False
         self._window.opened = True
-        say(f"lflops: window {number} opens at step {self._at + 1}")
+        say(f"lflops: {self._stage.name} window {self._window.number} opens at step {self._at + 1}")
+        if self._tracing is not None:
+            self._tracing.open()
+            self._tracing.step(traced=self._place.phase == "traced")
         return True
+
+    def _look_after(self, tracing: Tracing) -> None:
+        """See to the traces that are being annotated beside the training."""
+        if tracing.was_busy():
+            self._steps.mark("background")
+        elif not self._tapping:
+            self._tracing = None
+            self.over = self._curve is None
 
     def _take(self, lap: Lap) -> None:
         for window in self._waiting:
@@ -237,25 +258,27 @@ class Session:
 
     def _tell(self, window: Window, *, failed: bool) -> dict[str, float]:
         """Make a window's profile, and hand it on. Returns its figures for the loggers."""
+        tracing, recording = self._tracing, window.recording
+        if self._outlets is None and recording is None:
+            return {}
+        notes = self._notes if tracing is None else (*self._notes, *tracing.notes)
+        counted = window.counted or self._counts.without()
+        profile = window.profile(counted, self._at, notes, of=self._steps.step, clock=self._clock, failed=failed)
+        rank, saved = self._trainer.global_rank, None
+        if self._places is not None:
+            saved = self._places.profile(profile.run, rank)
+            saved.parent.mkdir(parents=True, exist_ok=True)
+            if recording is not None and tracing is not None:
+                trace = self._places.trace(profile.run, recording.path.name)
+                profile = with_trace(profile, recording, {str(rank): str(trace)})
+            profile.save(saved)
+            if recording is not None and tracing is not None:
+                tracing.annotate(recording, trace, saved)
         if self._outlets is None:
             return {}
-        step = self._at
-        counted = window.counted or self._uncounted()
-        profile = window.profile(counted, step, self._notes, of=self._steps.step, clock=self._clock, failed=failed)
         self._profiles.append(profile)
-        text, files = self._outlets.window(profile, step)
-        written = f": {', '.join(files)}" if files else ""
-        say(f"lflops: window {window.number} closed at step {step}{' before its end' if profile.run.partial else ''}{written}\n{text}")
+        text, files = self._outlets.window(profile, saved, self._at)
+        written = f": {', '.join(map(str, files))}" if files else ""
+        ended = " before its end" if profile.run.partial else ""
+        say(f"lflops: {self._stage.name} window {window.number} closed at step {profile.run.step}{ended}{written}\n{text}")
         return scalars(profile)
-
-    def _uncounted(self) -> Profile:
-        """The profile of a run that was not counted here: what was counted elsewhere, or nothing at all."""
-        if isinstance(self._settings.count, Profile):
-            return self._with_facts(self._settings.count)
-        if self._nothing_counted is None:
-            with torch.no_grad(), Counting({"": self._module}, extent=Extent(traffic=False, memory=False)) as nothing:
-                pass
-            profile = self._with_facts(nothing.profile)
-            notes = (note for note in profile.notes if note.code != "compiled_ran_eager")
-            self._nothing_counted = replace(profile, notes=(*notes, Note(code="not_counted", subject="", values={})))
-        return self._nothing_counted

@@ -1,12 +1,14 @@
 """What a monitor was asked for, in one value."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
+from lflops.callback.stages import STAGES
 from lflops.collect.arguments import describe
 from lflops.collect.passes import Ignored
+from lflops.collect.timing.kineto import ACTIVITIES, Activity
 from lflops.errors import CountError, HardwareError, ScheduleError
 from lflops.hardware import Hardware, named
 from lflops.profile import Profile
@@ -20,7 +22,14 @@ class Settings:
     """The arguments of `FlopsMonitor`, which says what they mean."""
 
     schedule: Schedule
+    stages: Collection[str]
     count: bool | Profile
+    trace: bool
+    trace_ranks: str | Collection[int]
+    activities: Collection[Activity]
+    record_shapes: bool
+    profile_memory: bool
+    with_stack: bool
     module_depth: int
     top_modules: int
     detailed: bool
@@ -50,9 +59,10 @@ class Settings:
             CountError: One of them cannot; the message names it, its value and what is taken.
             HardwareError: The chip is not known.
         """
-        for name in ("detailed", "track"):
+        for name in ("trace", "record_shapes", "profile_memory", "with_stack", "detailed", "track"):
             if not isinstance(getattr(self, name), bool):
                 raise CountError(f"{name}={describe(getattr(self, name))}: give True or False")
+        self._check_choices()
         if not isinstance(self.count, bool | Profile):
             raise CountError(f"count={describe(self.count)}: give True, False, or a Profile that was counted elsewhere")
         for name, least in (("module_depth", -1), ("top_modules", 0)):
@@ -67,6 +77,24 @@ class Settings:
         if self.on_error not in {"warn", "raise"}:
             raise CountError(f"on_error={self.on_error!r}: give 'warn' or 'raise'")
         self._check_hardware()
+
+    def traces_on(self, rank: int) -> bool:
+        """Whether this rank is one of those that trace."""
+        if isinstance(self.trace_ranks, str):
+            return self.trace_ranks == "all" or rank == 0
+        return rank in self.trace_ranks
+
+    def _check_choices(self) -> None:
+        for name, known in (("stages", tuple(STAGES)), ("activities", tuple(ACTIVITIES))):
+            value: object = getattr(self, name)
+            if isinstance(value, str) or not isinstance(value, Collection) or not value or any(each not in known for each in value):
+                raise CountError(f"{name}={describe(value)}: give some of {', '.join(map(repr, known))}, in a tuple or a list")
+        ranks: object = self.trace_ranks
+        if isinstance(ranks, str):
+            if ranks not in {"zero", "all"}:
+                raise CountError(f"trace_ranks={ranks!r}: give 'zero', 'all', or a list of ranks")
+        elif not isinstance(ranks, Collection) or any(isinstance(each, bool) or not isinstance(each, int) or each < 0 for each in ranks):
+            raise CountError(f"trace_ranks={describe(ranks)}: give 'zero', 'all', or a list of ranks")
 
     def _check_hardware(self) -> None:
         if not isinstance(self.hardware, Hardware | str | None):

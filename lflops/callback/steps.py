@@ -36,8 +36,11 @@ class Lap(NamedTuple):
         at: What the loggers call it.
         counted: Whether it was counted, and so is not timed.
         hooked: What its modules' hooks have stamped, where it had some: it is no measure of the others then.
+        traced: Whether it was recorded, which is no measure either.
         whole: Whether no batch was left in the middle of it.
         tapped: Whether its phases were told of; else only the whole of it is known.
+        stretch: Its phases on the device that the training is on.
+        on_host: Its phases on the host, where that is another.
         shapes: Its batches' signatures.
         cpu: What the process had used of it when the step began, and when it ended.
     """
@@ -46,9 +49,11 @@ class Lap(NamedTuple):
     at: int
     counted: bool
     hooked: HookedStep | None
+    traced: bool
     whole: bool
     tapped: bool
     stretch: Stretch
+    on_host: Stretch | None
     marks: tuple[str, ...]
     shapes: tuple[Hashable, ...]
     samples: int | None
@@ -58,7 +63,7 @@ class Lap(NamedTuple):
     @property
     def clean(self) -> bool:
         """Whether nothing but the training ran in it."""
-        return self.whole and not self.counted and self.hooked is None and DISTURBANCES.isdisjoint(self.marks)
+        return self.whole and not self.counted and self.hooked is None and not self.traced and DISTURBANCES.isdisjoint(self.marks)
 
 
 def signature(batch: Any) -> Hashable:
@@ -79,6 +84,7 @@ class Steps:
 
     Args:
         phases: What is told of the phases meanwhile.
+        on_host: What is told of them by the host's clock, where `phases` have another.
         units: As `FlopsMonitor` is given it.
         updating: The phases without which a step has learned nothing.
         scaled: Whether gradients are scaled, so that an optimizer that should step may not.
@@ -89,12 +95,13 @@ class Steps:
         tapped: Whether the phases are told of.
     """
 
-    def __init__(self, phases: Phases, units: Any, *, updating: frozenset[str], scaled: bool) -> None:
+    def __init__(self, phases: Phases, on_host: Phases | None, units: Any, *, updating: frozenset[str], scaled: bool) -> None:
         """Begin the first step."""
         self.ordinal = 0
         self.shapes: list[Hashable] = []
         self.tapped = True
         self._phases = phases
+        self._on_host = on_host
         self._units = units
         self._updating = updating
         self._scaled = scaled
@@ -106,7 +113,7 @@ class Steps:
         self._compiled = compilations()
         self._cpu = cpu_seconds()
         self._torn = False
-        phases.begin()
+        self.resume()
 
     def mark(self, mark: str) -> None:
         """Note something about the step that is going on."""
@@ -135,15 +142,17 @@ class Steps:
         self._held.append(held)
         return shapes
 
-    def end(self, at: int, *, counted: bool, hooked: HookedStep | None = None) -> None:
+    def end(self, at: int, *, counted: bool, hooked: HookedStep | None = None, traced: bool = False) -> None:
         """The step is over, and the next one begins.
 
         Args:
             at: What the loggers call it.
             counted: Whether it was counted.
             hooked: What its modules' hooks have stamped.
+            traced: Whether it was recorded.
         """
         stretch, compiled = self._phases.end(), compilations()
+        on_host = None if self._on_host is None else self._on_host.end()
         cpu = cpu_seconds() if self.tapped else self._cpu
         marks, held = self._marks, self._held
         if self.ordinal < COLD:
@@ -158,9 +167,11 @@ class Steps:
             at,
             counted,
             hooked,
+            traced,
             not self._torn,
             self.tapped,
             stretch,
+            on_host,
             tuple(marks),
             tuple(self.shapes),
             samples,
@@ -175,6 +186,8 @@ class Steps:
     def resume(self) -> None:
         """Begin the step anew: what ran since the last one ended was our own."""
         self._phases.begin()
+        if self._on_host is not None:
+            self._on_host.begin()
         self._cpu = cpu_seconds()
 
     def read(self) -> Iterator[Lap]:
@@ -191,18 +204,26 @@ class Steps:
         phases = self._phases.seconds(lap.stretch) if lap.tapped else {}
         idle = lap.tapped and not self._updating <= phases.keys() and "no_update" not in lap.marks
         (user, system), (user_then, system_then) = lap.cpu
-        kind: Literal["clean", "counted", "active"] = "counted" if lap.counted else "active" if lap.hooked else "clean"
         return Step(
             index=lap.at,
-            kind=kind,
+            kind=_kind(lap),
             seconds=None if lap.counted else self.seconds(lap),
             phases={} if lap.counted else phases,
+            host_phases=self._on_host.seconds(lap.on_host) if self._on_host and lap.on_host and lap.tapped and not lap.counted else {},
             cpu_user=user_then - user if lap.tapped else None,
             cpu_system=system_then - system if lap.tapped else None,
             samples=lap.samples,
             tokens=lap.tokens,
             marks=(*lap.marks, "no_update") if idle else lap.marks,
         )
+
+
+def _kind(lap: Lap) -> Literal["clean", "counted", "hooked", "traced"]:
+    if lap.counted:
+        return "counted"
+    if lap.hooked is not None:
+        return "hooked"
+    return "traced" if lap.traced else "clean"
 
 
 def _sum(counts: Any) -> int | None:

@@ -9,6 +9,7 @@ from lflops.callback.steps import Lap
 from lflops.collect.timing.clock import Clock
 from lflops.collect.timing.glue import glue_of
 from lflops.collect.timing.join import divide
+from lflops.collect.timing.kineto import Recording
 from lflops.observations import Step
 from lflops.profile import Note, Profile
 
@@ -34,7 +35,9 @@ class Window:
     Attributes:
         opened: Whether its warm-up has begun.
         counted: What was counted, with the run's facts; `None` until then.
+        recording: What its traced steps showed; `None` where there are none.
         complete: Whether all its steps were.
+        last: What the loggers call its last step; `None` until that is over.
     """
 
     def __init__(self, number: int, begin: int) -> None:
@@ -43,16 +46,19 @@ class Window:
         self.begin = begin
         self.opened = False
         self.counted: Profile | None = None
+        self.recording: Recording | None = None
         self.complete = False
+        self.last: int | None = None
         self._waited_for: deque[Lap] = deque(maxlen=LONGEST_WAIT)
         self._laps: list[Lap] = []
         self._end: int | None = None
         self._last = -1
         self._late = 0
 
-    def end(self, ordinal: int) -> None:
-        """Its last step was the one before this."""
+    def end(self, ordinal: int, last: int) -> None:
+        """Its last step, which the loggers call so, was the one before this."""
         self.complete = True
+        self.last = last
         self._end = ordinal
 
     def take(self, lap: Lap) -> None:
@@ -84,7 +90,7 @@ class Window:
 
         Args:
             counted: What was counted in it, or the same without any work.
-            step: What the loggers call the step that it is closed at.
+            step: What the loggers call the step that has just been.
             notes: What else is to be said.
             of: Makes a value of a step.
             clock: What hooked steps were stamped by.
@@ -95,7 +101,7 @@ class Window:
         few = () if self._clean >= WANTED else (Note(code="few_clean_steps", subject="", values={"steps": self._clean}),)
         run = replace(
             counted.run,
-            step=step,
+            step=step if self.last is None else self.last,
             window=self.number,
             partial=failed or not self.complete or counted.run.partial,
             samples_per_step=counted.run.samples_per_step if usual is None else usual.samples,

@@ -14,10 +14,22 @@ from lflops.collect.timing.phases import OTHER
 
 __all__ = ["Listener", "listen"]
 
-METHODS = {"batch_to_device": "transfer", "training_step": "forward", "backward": "backward", "optimizer_step": "optimizer"}
-"""Of the strategy."""
+ALL = "all"
+"""Where what is told of belongs to no stage alone."""
 
-FETCH, CLIP, BEFORE_STEP = "dataloader_next", "configure_gradient_clipping", "on_before_optimizer_step"
+STEPS = {"training_step": "train", "validation_step": "validate", "test_step": "test", "predict_step": "predict"}
+"""Of the strategy: the forward of each stage."""
+
+METHODS = {
+    "batch_to_device": ("transfer", ALL),
+    **{step: ("forward", stage) for step, stage in STEPS.items()},
+    "backward": ("backward", "train"),
+    "optimizer_step": ("optimizer", "train"),
+}
+"""Of the strategy: the phase that it is, and whose."""
+
+FETCHES = {"train_dataloader_next": "train", "val_next": "validate", "test_next": "test", "predict_next": "predict"}
+CLIP, BEFORE_STEP = "configure_gradient_clipping", "on_before_optimizer_step"
 """Actions of the profiler, by the end of their names. The hook before the optimizer's step runs within the step's method."""
 
 EMPTY = (".core.hooks", ".core.module", ".callbacks.callback")
@@ -27,6 +39,8 @@ _ABSENT = object()
 
 
 _Told = Callable[[str], None]
+_Known = tuple[str, str]
+"""A phase, and the stage that it belongs to."""
 
 
 class Listener(Protocol):
@@ -46,19 +60,22 @@ class Listener(Protocol):
         """The innermost phase is left by an exception."""
 
 
-def listen(trainer: Any, listener: Listener) -> Callable[[], None]:
-    """Tell a listener of the phases, until what is returned is called.
+def listen(trainer: Any, stage: str, listener: Listener) -> Callable[[], None]:
+    """Tell a listener of a stage's phases, until what is returned is called.
 
     All listeners share the wraps: the first one's are put on, and are taken off with the last.
     """
     wraps = _WRAPS.get(trainer)
     if wraps is None:
         wraps = _WRAPS[trainer] = _Wraps(trainer)
-    wraps.listeners = (*wraps.listeners, listener)
+    listeners = wraps.listeners
+    for each in (stage, ALL):
+        listeners[each] = (*listeners[each], listener)
 
     def undo() -> None:
-        wraps.listeners = tuple(each for each in wraps.listeners if each is not listener)
-        if not wraps.listeners and _WRAPS.get(trainer) is wraps:
+        for each in (stage, ALL):
+            listeners[each] = tuple(other for other in listeners[each] if other is not listener)
+        if not listeners[ALL] and _WRAPS.get(trainer) is wraps:
             del _WRAPS[trainer]
             wraps.take_off()
 
@@ -75,16 +92,16 @@ class _Wrap(NamedTuple):
 
 
 class _Wraps:
-    """Those of one Trainer. They run some fifty times in every step of the training, so they do little, and nothing twice."""
+    """Those of one Trainer. They run in every step of the training, so they do little, and nothing twice."""
 
     def __init__(self, trainer: Any) -> None:
         """Put them on."""
-        self.listeners: tuple[Listener, ...] = ()
+        self.listeners: dict[str, tuple[Listener, ...]] = dict.fromkeys((*STEPS.values(), ALL), ())
         self._put_on: list[_Wrap] = []
         strategy, profiler = trainer.strategy, trainer.profiler
-        for name, phase in METHODS.items():
+        for name, (phase, stage) in METHODS.items():
             method = getattr(strategy, name)
-            self._put(strategy, name, self._around_step(method) if phase == "optimizer" else self._around(method, phase))
+            self._put(strategy, name, self._around_step(method) if phase == "optimizer" else self._around(method, phase, stage))
         actions = _actions(trainer)
         for name, wrapper in zip(("start", "stop"), self._beside(profiler.start, profiler.stop, actions), strict=True):
             self._put(profiler, name, wrapper)
@@ -105,9 +122,9 @@ class _Wraps:
         self._put_on.append(_Wrap(owner, name, wrapper, vars(owner).get(name, _ABSENT)))
         setattr(owner, name, wrapper)
 
-    def _around(self, call: Callable[..., Any], phase: str) -> Callable[..., Any]:
+    def _around(self, call: Callable[..., Any], phase: str, stage: str) -> Callable[..., Any]:
         def told(*args: Any, **kwargs: Any) -> Any:
-            listeners = self.listeners
+            listeners = self.listeners[stage]
             for each in listeners:
                 each.enter(phase, *args)
             try:
@@ -124,38 +141,39 @@ class _Wraps:
 
     def _around_step(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """What the closure runs is not the step's: it is part of what the step is called in, training_step if that is by hand."""
-        step = self._around(method, "optimizer")
+        step = self._around(method, "optimizer", "train")
 
         def told(optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
-            around = self.listeners[0].innermost if self.listeners else OTHER
-            return step(optimizer, self._around(closure, around), *args, **kwargs)
+            listeners = self.listeners["train"]
+            around = listeners[0].innermost if listeners else OTHER
+            return step(optimizer, self._around(closure, around, "train"), *args, **kwargs)
 
         return told
 
-    def _beside(self, start: _Told, stop: _Told, actions: dict[str, str]) -> tuple[_Told, _Told]:
-        phases: dict[str, str | None] = {}
-        begun: list[str] = []
+    def _beside(self, start: _Told, stop: _Told, actions: dict[str, _Known]) -> tuple[_Told, _Told]:
+        known: dict[str, _Known | None] = {}
+        begun: list[tuple[str, tuple[Listener, ...]]] = []
 
         def started(action_name: str) -> None:
             start(action_name)
-            if action_name not in phases:
-                phases[action_name] = _phase_of(action_name, actions)
-            if (phase := phases[action_name]) is not None:
-                begun.append(action_name)
-                for each in self.listeners:
+            if action_name not in known:
+                known[action_name] = _known(action_name, actions)
+            if (found := known[action_name]) is not None:
+                phase, stage = found
+                begun.append((action_name, self.listeners[stage]))
+                for each in self.listeners[stage]:
                     each.enter(phase)
 
         def stopped(action_name: str) -> None:
             # What began before the wraps were put on is none of theirs.
-            if begun and begun[-1] == action_name:
-                begun.pop()
-                for each in self.listeners:
+            if begun and begun[-1][0] == action_name:
+                for each in begun.pop()[1]:
                     each.leave()
             stop(action_name)
 
         return started, stopped
 
-    def _instead(self, actions: dict[str, str]) -> Callable[[str], AbstractContextManager[str]]:
+    def _instead(self, actions: dict[str, _Known]) -> Callable[[str], AbstractContextManager[str]]:
         """What tells of actions where Lightning's profiler does nothing.
 
         Its own makes a generator for each of them, and calls what does nothing twice: that takes longer than all that is done here.
@@ -165,8 +183,8 @@ class _Wraps:
         def profile(action_name: str) -> AbstractContextManager[str]:
             context = contexts.get(action_name)
             if context is None:
-                phase = _phase_of(action_name, actions)
-                context = contexts[action_name] = nullcontext(action_name) if phase is None else _Action(self, action_name, phase)
+                known = _known(action_name, actions)
+                context = contexts[action_name] = nullcontext(action_name) if known is None else _Action(self, action_name, known)
             return context
 
         return profile
@@ -175,14 +193,14 @@ class _Wraps:
 class _Action:
     """Tells of an action that is a phase, each time that it is entered."""
 
-    def __init__(self, wraps: _Wraps, name: str, phase: str) -> None:
+    def __init__(self, wraps: _Wraps, name: str, known: _Known) -> None:
         self._wraps = wraps
         self._name = name
-        self._phase = phase
+        self._phase, self._stage = known
         self._told: list[tuple[Listener, ...]] = []
 
     def __enter__(self) -> str:
-        listeners = self._wraps.listeners
+        listeners = self._wraps.listeners[self._stage]
         self._told.append(listeners)
         for each in listeners:
             each.enter(self._phase)
@@ -196,18 +214,18 @@ class _Action:
                 each.drop()
 
 
-def _phase_of(action_name: str, actions: dict[str, str]) -> str | None:
-    return next((phase for end, phase in actions.items() if action_name.endswith(end)), None)
+def _known(action_name: str, actions: dict[str, _Known]) -> _Known | None:
+    return next((known for end, known in actions.items() if action_name.endswith(end)), None)
 
 
-def _actions(trainer: Any) -> dict[str, str]:
+def _actions(trainer: Any) -> dict[str, _Known]:
     """What to listen for. A hook that does nothing is not worth a mark."""
     module = trainer.lightning_module
-    actions = {FETCH: "data"}
+    actions = {action: ("data", stage) for action, stage in FETCHES.items()}
     if trainer.gradient_clip_val or _does_something(module, CLIP):
-        actions[CLIP] = "clip"
+        actions[CLIP] = "clip", "train"
     if any(_does_something(each, BEFORE_STEP) for each in (module, *trainer.callbacks)):
-        actions[BEFORE_STEP] = OTHER
+        actions[BEFORE_STEP] = OTHER, "train"
     return actions
 
 

@@ -26,6 +26,9 @@ class Annotation:
         rank: Of the process that was traced.
         world_size: How many there are.
         profile: The file that says how much a call computes, if there is one.
+
+    Attributes:
+        into: The packed one.
     """
 
     def __init__(
@@ -40,7 +43,7 @@ class Annotation:
         profile: Path | None = None,
     ) -> None:
         """Write the calls beside the trace, and start."""
-        self._trace, self._into = trace, into
+        self._trace, self.into = trace, into
         self._told = trace.with_name(f"{trace.name}.calls")
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `finish` closes it; a pipe would fill up where nobody reads
         self._failure: str | None = None
@@ -77,7 +80,7 @@ class Annotation:
             self._said.close()
             self._failure = last or f"exit status {status}" if status else None
         if self._trace.exists():
-            pack(self._trace, self._into)
+            pack(self._trace, self.into)
             self._trace.unlink()
             self._told.unlink(missing_ok=True)
         return self._failure

@@ -6,13 +6,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from lflops.collect.timing.kineto import Recording
 from lflops.collect.timing.passes import TimedPasses
 from lflops.collect.timing.split import Split, split
 from lflops.collect.timing.timeline import Glue, Lap, Place
-from lflops.observations import DISTURBANCES, Phase, Step
+from lflops.observations import DISTURBANCES, Phase, Spread, Step, Trace
+from lflops.observations import PHASES as ALL_PHASES
 from lflops.profile import ModuleProfile, Note, Profile
 
-__all__ = ["divide", "join", "with_times"]
+__all__ = ["divide", "join", "with_times", "with_trace"]
 
 PARTS = ("forward", "backward")
 """What a clean pass times as one."""
@@ -43,7 +45,7 @@ def divide(profile: Profile, laps: Sequence[Mapping[str, Lap]], glue: Glue) -> P
     ignored = frozenset(note.subject for note in profile.notes if note.code == "ignored")
     divided = split(laps, parts, glue, ignored)
     timed = with_times(profile, divided)
-    hooked = [step for step in profile.steps if step.kind == "active" and DISTURBANCES.isdisjoint(step.marks)]
+    hooked = [step for step in profile.steps if step.kind == "hooked" and DISTURBANCES.isdisjoint(step.marks)]
     ratio = _ratio(_median(step.seconds for step in hooked), _median(step.seconds for step in clean))
     return replace(timed, run=replace(timed.run, observer_ratio=ratio), notes=(*timed.notes, *_scaled(divided)))
 
@@ -57,6 +59,34 @@ def with_times(profile: Profile, divided: Split) -> Profile:
         for note in profile.notes
     )
     return replace(profile, modules={name: _timed(name, module, divided) for name, module in profile.modules.items()}, notes=tuple(notes))
+
+
+def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str]) -> Profile:
+    """The profile with what was recorded: the operators, and the device's time of each module and phase where a device was.
+
+    Args:
+        profile: What was counted and timed.
+        recording: Of the window's traced steps.
+        files: Where the trace will be, by rank.
+    """
+    trace = Trace(
+        files=files,
+        batches=recording.batches,
+        device_idle_seconds=recording.device_idle_seconds,
+        exposed_comm_seconds=recording.exposed_comm_seconds,
+        operators=recording.operators,
+    )
+    seconds = recording.device_seconds or {}
+    modules = {name: _on_device(name, module, seconds) for name, module in profile.modules.items()}
+    return replace(profile, modules=modules, trace=trace)
+
+
+def _on_device(name: str, module: ModuleProfile, seconds: Mapping[Place, Spread]) -> ModuleProfile:
+    places = {phase: Place(name, phase) for phase in ALL_PHASES}
+    works: dict[str, Any] = {
+        phase: replace(module.work(phase), device_seconds=seconds[place]) for phase, place in places.items() if place in seconds
+    }
+    return replace(module, **works) if works else module
 
 
 def _timed(name: str, module: ModuleProfile, divided: Split) -> ModuleProfile:

@@ -25,7 +25,7 @@ from lflops.collect.timing.timeline import Place, inclusive
 from lflops.collect.torch_compat import other_profiler_runs, recorded_events
 from lflops.observations import Call, Phase, Spread, TracedOperator
 
-__all__ = ["Recording", "Refusal", "Tracer"]
+__all__ = ["ACTIVITIES", "Activity", "Recording", "Refusal", "Tracer"]
 
 Activity = Literal["cpu", "cuda"]
 
@@ -133,13 +133,13 @@ class Tracer:
         if self._step is not None:
             self._boundaries.outside(phase)
 
-    def stop(self, folder: Path, worker: str, *, whole: bool = True) -> Recording | None:
+    def stop(self, folder: Path, worker: str, *, whole: bool | None = True) -> Recording | None:
         """End with the batch that is over now, and read what was recorded.
 
         Args:
             folder: Where the trace belongs; it is made.
             worker: Who traced, as `host_3`: the machine and the global rank. Dots end a worker's name for readers of traces.
-            whole: Whether the batch that is over ended a step.
+            whole: Whether the batch that is over ended a step; `None` where no batch has begun since the last.
 
         Returns:
             `None`, with `refusal` set, where somebody else's profiler began meanwhile.
@@ -162,7 +162,7 @@ class Tracer:
 
     def abandon(self) -> None:
         """End without a recording: nothing of ours goes on."""
-        recorder = self._end(whole=False)
+        recorder = self._end(whole=None)
         if recorder is not None:
             recorder.stop_trace()
 
@@ -177,7 +177,7 @@ class Tracer:
         recorder.start_trace()
         return recorder
 
-    def _end(self, *, whole: bool) -> profile | None:
+    def _end(self, *, whole: bool | None) -> profile | None:
         """Hook out. Returns what is still to be stopped; where somebody else's profiler has begun, to stop ours would stop theirs."""
         self._hooks.close()
         recorder, self._profile = self._profile, None
@@ -195,11 +195,12 @@ class Tracer:
         self._step.__enter__()
         self._boundaries.step()
 
-    def _end_step(self, *, whole: bool) -> None:
+    def _end_step(self, *, whole: bool | None) -> None:
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None
-            self._ends.append(whole)
+            if whole is not None:
+                self._ends.append(whole)
 
     def _read(self, raw: Sequence[object], unfinished: Path, path: Path) -> Recording:
         events = read(raw, device=self._device, stack=self._options["with_stack"])

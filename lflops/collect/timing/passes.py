@@ -123,7 +123,7 @@ def _hooked(one: Pass, spans: Spans, clock: Clock) -> _Timed:
         one.run(divide)
         stamps = spans.end()
         marks.append(clock.mark())
-        return _Timed("active", parts, marks, _since(before), stamps)
+        return _Timed("hooked", parts, marks, _since(before), stamps)
 
 
 def _step(index: int, given: _Timed, clock: Clock) -> Step:
@@ -132,7 +132,7 @@ def _step(index: int, given: _Timed, clock: Clock) -> Step:
     user, system = given.cpu
     return Step(
         index=index,
-        kind="clean" if given.kind == "clean" else "active",
+        kind="clean" if given.kind == "clean" else "hooked",
         seconds=sum(phases.values()),
         phases=phases,
         cpu_user=user,

@@ -1,0 +1,106 @@
+"""What the steps of a stage take: counted once for each shape of batch, with the facts of the run."""
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+
+from lflops.callback.counted import CountedBatch
+from lflops.callback.cycle import added
+from lflops.callback.facts import check_same_model, facts_of, is_compiled_whole
+from lflops.callback.settings import Settings
+from lflops.callback.stages import Stage
+from lflops.callback.steps import signature
+from lflops.collect.calibrate import hardware_of
+from lflops.collect.counting.mode import Extent
+from lflops.collect.passes import Counting
+from lflops.profile import Note, Profile
+
+__all__ = ["Counts"]
+
+
+class Counts:
+    """Counts the batches of a step, which gradients may be accumulated over, one by one.
+
+    Args:
+        settings: What is asked for.
+        stage: Whose steps they are.
+        trainer: The one that goes through it.
+        pl_module: What is trained, or asked.
+    """
+
+    def __init__(self, settings: Settings, stage: Stage, trainer: Any, pl_module: Any) -> None:
+        """Count nothing yet; what is wrong with the arguments is said now."""
+        self._settings = settings
+        self._stage = stage
+        self._trainer = trainer
+        self._module = pl_module
+        self._hardware = hardware_of(settings.hardware, trainer.strategy.root_device)
+        Counting({"": pl_module}, ignore=settings.ignore_modules)
+        if isinstance(settings.count, Profile):
+            check_same_model(settings.count, pl_module)
+        self._known: dict[Hashable, Profile] = {}
+        self._nothing: Profile | None = None
+        self._step: list[Profile] | None = None
+        self._batch: CountedBatch | None = None
+        self._last_batch = 0
+
+    def begin_step(self, batch: Any) -> Profile | None:
+        """Count the step that begins with this batch, unless one like it was counted: then return that one."""
+        # Where training_step takes the iterator, what is at hand is the last batch.
+        known = None if id(batch) == self._last_batch else self._known.get(signature(batch))
+        self._step = [] if known is None else None
+        return known
+
+    def begin_batch(self, batch: Any) -> None:
+        """Count this batch, if its step is counted."""
+        if self._step is not None:
+            self._batch = CountedBatch(self._trainer, self._stage.name, self._module, batch, self._settings.ignore_modules)
+
+    def end_batch(self, batch: Any) -> Profile | None:
+        """Returns what was counted of the batch, with the run's facts."""
+        self._last_batch = id(batch)
+        profile = self.stop()
+        if profile is None or self._step is None:
+            return None
+        self._step.append(profile)
+        return self.with_facts(profile)
+
+    def end_step(self, shapes: Hashable) -> Profile | None:
+        """Returns what was counted of the step, whose first batch has these shapes."""
+        batches, self._step = self._step, None
+        if not batches:
+            return None
+        counted = self._known[shapes] = self.with_facts(added(batches))
+        return counted
+
+    def abandon(self) -> None:
+        """The step was left before it was over."""
+        self.stop()
+        self._step = None
+
+    def stop(self, error: BaseException | None = None) -> Profile | None:
+        """Take the count off, if one is on, and return it."""
+        batch, self._batch = self._batch, None
+        return None if batch is None else batch.stop(error)
+
+    def with_facts(self, profile: Profile) -> Profile:
+        """What was counted, as part of this run."""
+        notes = profile.notes
+        if is_compiled_whole(self._module) and all(note.code != "compiled_ran_eager" for note in notes) and profile.cells:
+            notes = (*notes, Note(code="compiled_ran_eager", subject="1", values={}))
+        run = facts_of(profile, self._stage, self._trainer, self._module, self._hardware)
+        return replace(profile, run=run, notes=notes)
+
+    def without(self) -> Profile:
+        """The profile of a run that was not counted here: what was counted elsewhere, or nothing at all."""
+        if isinstance(self._settings.count, Profile):
+            return self.with_facts(self._settings.count)
+        if self._nothing is None:
+            with torch.no_grad(), Counting({"": self._module}, extent=Extent(traffic=False, memory=False)) as nothing:
+                pass
+            profile = self.with_facts(nothing.profile)
+            notes = (note for note in profile.notes if note.code != "compiled_ran_eager")
+            self._nothing = replace(profile, notes=(*notes, Note(code="not_counted", subject="", values={})))
+        return self._nothing

@@ -1,0 +1,153 @@
+"""The traces of one rank: which steps Kineto records, where the files go, and their annotation beside the training."""
+
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lflops.callback.bases import warn
+from lflops.callback.outside import Outside
+from lflops.callback.settings import Settings
+from lflops.callback.stages import Stage
+from lflops.callback.wraps import listen
+from lflops.collect.modules import ModuleTree
+from lflops.collect.timing.kineto import Recording, Tracer
+from lflops.profile import Note
+from lflops.traces.child import Annotation
+
+__all__ = ["Tracing"]
+
+REFUSALS = {
+    "other_profiler": "another torch.profiler is running in this process, and Kineto serves one at a time",
+    "cut_off": "another torch.profiler began while ours recorded, and Kineto serves one at a time",
+    "no_activity": "torch can record none of the activities here",
+}
+
+
+class Tracing:
+    """Records the traced steps of one window after the other.
+
+    Args:
+        trainer: Tells when training_step, or what stands for it, runs.
+        stage: Which of the Trainer's it is.
+        tree: The modules and their names.
+        settings: What to record.
+        folder: Where traces go; each window has a folder in it.
+
+    Attributes:
+        notes: Why there is no trace, if there is none.
+    """
+
+    def __init__(self, trainer: Any, stage: Stage, tree: ModuleTree, settings: Settings, folder: Path) -> None:
+        """Touch nothing yet."""
+        self._trainer = trainer
+        self._stage = stage
+        self._tree = tree
+        self._settings = settings
+        self._folder = folder
+        self._tracer: Tracer | None = None
+        self._deaf: Callable[[], None] | None = None
+        self._annotations: list[Annotation] = []
+        self.notes: list[Note] = []
+
+    def open(self) -> None:
+        """A window opens: get ready, before anything is timed."""
+        asked = self._settings
+        self._tracer = Tracer(
+            self._tree,
+            activities=asked.activities,
+            record_shapes=asked.record_shapes,
+            profile_memory=asked.profile_memory,
+            with_stack=asked.with_stack,
+        )
+        if not self._tracer.warm_up():
+            self._refused(self._tracer)
+
+    def batch(self) -> None:
+        """A batch is over, and its step is not."""
+        if self._tracer is not None and self._deaf is not None:
+            self._tracer.step(whole=False)
+
+    def step(self, *, traced: bool) -> Recording | None:
+        """A step is over. Returns what was recorded, where that was the last of the traced steps.
+
+        Args:
+            traced: Whether the next one is to be recorded.
+        """
+        tracer = self._tracer
+        if tracer is None:
+            return None
+        if self._deaf is None:
+            if traced:
+                self._begin(tracer)
+            return None
+        if traced:
+            tracer.step()
+            return None
+        return self._stop(tracer)
+
+    def end(self, *, failed: bool) -> Recording | None:
+        """No further step: what was recorded until now; nothing after a failure, when nobody is to wait."""
+        tracer = self._tracer
+        if tracer is None or self._deaf is None:
+            return None
+        if not failed:
+            return self._stop(tracer, whole=None)
+        self._deaf()
+        self._tracer = self._deaf = None
+        tracer.abandon()
+        return None
+
+    def annotate(self, recording: Recording, into: Path, profile: Path) -> None:
+        """Begin to annotate a trace, in a process of its own.
+
+        Args:
+            recording: What was recorded.
+            into: The file that the trace is to be.
+            profile: The file that says how much a module computes.
+        """
+        into.parent.mkdir(parents=True, exist_ok=True)
+        rank, world = self._trainer.global_rank, self._trainer.world_size
+        self._annotations.append(
+            Annotation(recording.raw, into, recording.calls, batches=recording.batches, rank=rank, world_size=world, profile=profile)
+        )
+
+    def was_busy(self) -> bool:
+        """Whether a trace was being annotated since this was last asked."""
+        was_busy = bool(self._annotations)
+        for annotation in [each for each in self._annotations if each.is_done]:
+            self._finish(annotation)
+        return was_busy
+
+    def wait(self) -> None:
+        """Until all traces are annotated."""
+        for annotation in tuple(self._annotations):
+            self._finish(annotation)
+
+    def _begin(self, tracer: Tracer) -> None:
+        if tracer.begin():
+            self._deaf = listen(self._trainer, self._stage.name, Outside(tracer.outside))
+        else:
+            self._refused(tracer)
+
+    def _stop(self, tracer: Tracer, *, whole: bool | None = True) -> Recording | None:
+        if self._deaf is not None:
+            self._deaf()
+        self._tracer = self._deaf = None
+        recording = tracer.stop(self._folder, f"{platform.node()}_{self._trainer.global_rank}", whole=whole)
+        if recording is None:
+            self._refused(tracer)
+        return recording
+
+    def _refused(self, tracer: Tracer) -> None:
+        self._tracer = None
+        reason = tracer.refusal or "no_activity"
+        if not self.notes:
+            self.notes.append(Note(code="no_trace", subject=reason, values={}))
+            warn(f"FlopsMonitor makes no trace, all else goes on: {REFUSALS[reason]}")
+
+    def _finish(self, annotation: Annotation) -> None:
+        self._annotations.remove(annotation)
+        failure = annotation.finish()
+        if failure is not None:
+            warn(f"FlopsMonitor: {annotation.into} is a trace without the modules: {failure}")
