@@ -101,8 +101,9 @@ class Session:
             self._steps.mark("cold")
 
     def rest(self) -> None:
-        """The stage ends, and may begin again."""
+        """The stage ends, and may begin again: what comes between is in no trace of it."""
         self._listening.close()
+        self._end_trace(failed=False)
 
     def batch_begins(self, batch: Any) -> None:
         """Count it, or hook its modules, if its step is one of those."""
@@ -149,8 +150,7 @@ class Session:
             return
         self.over = True
         unfinished = self._counts.stop(error)
-        if self._tracing is not None:
-            self._window.recording = self._tracing.end(failed=error is not None) or self._window.recording
+        self._end_trace(failed=error is not None)
         if error is not None:
             self._notes.append(Note(code="ended_early", subject=type(error).__name__, values={}))
             if self._window.counted is None and unfinished is not None:
@@ -178,6 +178,11 @@ class Session:
         if self._updates is not None:
             self._updates.remove()
             self._updates = None
+
+    def _end_trace(self, *, failed: bool) -> None:
+        """Before its time: the window has what was recorded until now."""
+        if self._tracing is not None:
+            self._window.recording = self._tracing.end(failed=failed) or self._window.recording
 
     def _unhook(self) -> HookedStep | None:
         """What the hooks of this step have stamped; nothing where it had none."""
