@@ -81,7 +81,7 @@ def test_without_the_variable_there_is_none(value: str | None, monkeypatch: pyte
 
 
 WRONG = {
-    "activ=5": "LFLOPS='activ=5': 'activ' is no setting; these are: wait, warmup, active, repeat, skip_first, count, module_depth",
+    "activ=5": "LFLOPS='activ=5': 'activ' is no setting; these are: wait, warmup, active, repeat, skip_first, ",
     "yes": "LFLOPS='yes': 'yes' is no setting; these are: wait",
     "wait=2,active=many": "LFLOPS='wait=2,active=many': active='many': give a whole number",
     "active=0": "LFLOPS='active=0': active=0: give a whole number, 1 or more",

@@ -158,3 +158,11 @@ def test_a_config_says_what_is_watched(
         assert first + (layers - 1) * square + last == profile.total()
         assert first + 2 * (layers - 1) * square + 2 * last == profile.total(phase="backward")
     assert 2 == capsys.readouterr().out.count("<Profile Perceptron")
+
+
+def test_the_readme_lists_the_examples_of_the_monitor() -> None:
+    """With a link to each, as to the config of the one that has one."""
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    watched = {path for path in EXAMPLES.iterdir() if path.suffix in {".py", ".yaml"} and "FlopsMonitor" in path.read_text()}
+    assert 7 == len(watched)
+    assert set() == {path.name for path in watched if f"](examples/{path.name})" not in readme}
