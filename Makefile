@@ -29,7 +29,7 @@ bench: $(READY) $(PEERS_READY)
 	@$(PEERS)/python benchmarks/callback.py
 
 clean:
-	@rm -rf .venv .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis dist gpt gpt.profile.json
+	@rm -rf .venv .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis dist runs gpt gpt.profile.json
 	@find lflops tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The build tools come first, without isolation: constraints do not reach into an isolated build, so its versions would not be pinned.

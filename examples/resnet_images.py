@@ -1,0 +1,77 @@
+"""Train a small ResNet on generated images in bf16-mixed, and see which stages take more time than their share of the work.
+
+Some seconds on two cores.
+
+python examples/resnet_images.py
+lflops show runs/resnet/lflops/train-0-*.profile.json --sort time
+"""
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from lflops import FlopsMonitor, Schedule
+
+SIDE, WIDTH, BLOCKS, STAGES, CLASSES, BATCH, STEPS = 32, 16, 2, 3, 10, 32, 20
+
+
+def convolution(channels: int, made: int, size: int, stride: int = 1) -> nn.Sequential:
+    """One that keeps the side, or halves it, with normalisation behind it."""
+    return nn.Sequential(nn.Conv2d(channels, made, size, stride, padding=size // 2, bias=False), nn.BatchNorm2d(made))
+
+
+class Block(nn.Module):
+    """Two convolutions beside a residual, which is projected where the shape changes."""
+
+    def __init__(self, channels: int, made: int) -> None:
+        super().__init__()
+        stride = made // channels
+        self.first, self.second = convolution(channels, made, 3, stride), convolution(made, made, 3)
+        self.residual = nn.Identity() if stride == 1 else convolution(channels, made, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform each position by its neighbours."""
+        return F.relu(self.residual(x) + self.second(F.relu(self.first(x))))
+
+
+class ResNet(LightningModule):
+    """Each stage has half the side and twice the channels of the one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [WIDTH * 2**stage for stage in range(STAGES)]
+        self.stem = nn.Sequential(convolution(3, WIDTH, 3), nn.ReLU())
+        self.stages = nn.Sequential()
+        for before, width in zip([WIDTH, *widths], widths, strict=False):
+            self.stages.append(nn.Sequential(Block(before, width), *(Block(width, width) for _ in range(BLOCKS - 1))))
+        self.head = nn.Linear(widths[-1], CLASSES)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
+        """The loss of one batch."""
+        images, labels = batch
+        return F.cross_entropy(self.head(self.stages(self.stem(images)).mean((2, 3))), labels)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Train by SGD."""
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+def main() -> None:
+    """Train, and set each part's share of the time beside its share of the work."""
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(STEPS * BATCH, 3, SIDE, SIDE), torch.randint(CLASSES, (STEPS * BATCH,)))
+    monitor = FlopsMonitor(Schedule(wait=3, warmup=2, active=5), detailed=False)
+    options = {"logger": False, "default_root_dir": "runs/resnet", "enable_checkpointing": False}
+    Trainer(max_epochs=1, precision="bf16-mixed", callbacks=[monitor], **options).fit(ResNet(), DataLoader(data, BATCH))
+    (profile,) = monitor.profiles
+    whole = profile.modules[""].forward
+    for name in ("stem", "stages.0", "stages.1", "stages.2", "head"):
+        part = profile.modules[name].forward
+        work, time = part.macs / whole.macs, part.seconds.median / whole.seconds.median
+        print(f"{name:10}{work:7.1%} of the MACs,{time:7.1%} of the time,{part.flops / part.seconds.median / 1e9:8.2f} GFLOP/s")
+
+
+if __name__ == "__main__":
+    main()
