@@ -189,7 +189,7 @@ def small_trace() -> Trace:
     addmm = TracedOperator(
         name="aten::addmm", calls=2, host_seconds=2e-4, own_host_seconds=1e-4, device_seconds=3e-5, own_device_seconds=3e-5
     )
-    return Trace(files={"0": "node0_0.pt.trace.json.gz"}, device_idle_seconds=1e-3, operators=(addmm,))
+    return Trace(files={"0": "node0_0.pt.trace.json.gz"}, batches=2, device_idle_seconds=1e-3, operators=(addmm,))
 
 
 def with_seconds(counted: Profile) -> Profile:

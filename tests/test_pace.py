@@ -38,9 +38,10 @@ def test_one_step_has_no_width() -> None:
     "disturbed",
     [
         {"kind": "hooked"},
+        {"kind": "traced"},
         {"kind": "counted"},
         {"seconds": None},
-        *({"marks": ("no_update", mark)} for mark in ("cold", "recompiled", "new_shapes", "validation", "checkpoint")),
+        *({"marks": ("no_update", mark)} for mark in ("cold", "recompiled", "new_shapes", "validation", "checkpoint", "background")),
     ],
 )
 def test_a_step_that_is_no_measure_of_the_others_is_left_out(disturbed: dict[str, Any]) -> None:

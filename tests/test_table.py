@@ -318,6 +318,17 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
             "the times of modules are scaled to what clean passes took: forward by 0.93, backward by 1.06",
         ),
         (Note(code="time_scaled", subject="", values={}), "the times of modules are scaled to what clean passes took: –"),
+        (
+            Note(code="time_scaled", subject="", values={"forward": 2.5}),
+            (
+                "the times of modules are scaled to what clean passes took: forward by 2.50; so far off, the machine was busy with something "
+                "else: do not rely on them"
+            ),
+        ),
+        (
+            Note(code="no_trace", subject="cut_off", values={}),
+            "there is no trace: another torch.profiler began while ours recorded, and Kineto serves one at a time",
+        ),
         (Note(code="host_clock", subject="", values={}), "times are from the host's clock, not from the device's"),
         (Note(code="host_clock", subject="decode", values={}), "times of decode are from the host's clock, not from the device's"),
         (

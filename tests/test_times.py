@@ -123,10 +123,16 @@ def test_without_a_count_there_is_no_rate() -> None:
 
 
 def test_cpu_time_stands_beside_wall_time() -> None:
-    """250 ms in a pass of 200, on more than one core."""
+    """250 ms in a pass of 200, on more than one core; 50 of them were spent in the system."""
     shown = lines_about_time(measured(step(0.2, {}, cpu_user=0.2, cpu_system=0.05)))
-    assert "250.00 ms 1.25× the time of the pass" == shown["CPU time"]
+    assert "250.00 ms 1.25× the time of the pass, 50.00 ms of it the system's" == shown["CPU time"]
     assert "CPU time" not in lines_about_time(training())
+
+
+def test_on_a_device_the_hosts_phases_stand_beside_its_own() -> None:
+    """The device was 100 ms in forward, which the host had left after 20."""
+    shown = lines_about_time(measured(step(0.2, {"forward": 0.1}, host_phases={"forward": 0.02})))
+    assert "100.00 ms 50.0 % of the pass, 20.00 ms on the host" == shown["  forward"]
 
 
 def test_the_observers_cost_is_said() -> None:

@@ -1,7 +1,7 @@
 """How fast it went: the time of a step and of its phases, from the steps that nothing of ours was in the way of."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -18,17 +18,21 @@ class Pace(Struct, frozen=True, kw_only=True):
         steps: How many steps it rests on.
         seconds: Of a step.
         phases: Seconds of each phase that steps tell of, in their order.
+        host_phases: Of each, the seconds that the host was in it, where `phases` are the device's.
         samples_per_second: Samples of the average step in the time of the median one.
         tokens_per_second: So it is with the tokens.
         cpu_seconds: CPU time of a step, user and system together, over all threads of the process.
+        system_seconds: The system's part of that.
     """
 
     steps: int
     seconds: Spread | None
     phases: Mapping[str, Spread]
+    host_phases: Mapping[str, Spread] = {}
     samples_per_second: float | None
     tokens_per_second: float | None
     cpu_seconds: Spread | None
+    system_seconds: Spread | None = None
 
 
 def pace(profile: Profile) -> Pace:
@@ -37,17 +41,26 @@ def pace(profile: Profile) -> Pace:
     These are steps in which something was cold, was compiled again, met new shapes, or waited for a validation or a checkpoint.
     """
     steps = [step for step in profile.steps if step.is_typical and step.seconds is not None]
-    names = dict.fromkeys(name for step in steps for name in step.phases)
-    phases = {name: Spread.of([step.phases[name] for step in steps if name in step.phases]) for name in names}
     cpu = [step.cpu_user + step.cpu_system for step in steps if step.cpu_user is not None and step.cpu_system is not None]
     return Pace(
         steps=len(steps),
         seconds=Spread.of([step.seconds for step in steps if step.seconds is not None]),
-        phases={name: spread for name, spread in phases.items() if spread is not None},
+        phases=_spreads(step.phases for step in steps),
+        host_phases=_spreads(step.host_phases for step in steps),
         samples_per_second=_rate(steps, [step.samples for step in steps], profile.run.samples_per_step),
         tokens_per_second=_rate(steps, [step.tokens for step in steps], profile.run.tokens_per_step),
         cpu_seconds=Spread.of(cpu),
+        system_seconds=Spread.of(step.cpu_system for step in steps if step.cpu_system is not None),
     )
+
+
+def _spreads(steps: Iterable[Mapping[str, float]]) -> dict[str, Spread]:
+    found: dict[str, list[float]] = {}
+    for phases in steps:
+        for name, seconds in phases.items():
+            found.setdefault(name, []).append(seconds)
+    spreads = {name: Spread.of(seconds) for name, seconds in found.items()}
+    return {name: spread for name, spread in spreads.items() if spread is not None}
 
 
 def _rate(steps: Sequence[Step], units: Sequence[int | None], usual: int | None) -> float | None:

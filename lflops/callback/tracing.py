@@ -13,15 +13,10 @@ from lflops.callback.wraps import listen
 from lflops.collect.modules import ModuleTree
 from lflops.collect.timing.kineto import Recording, Tracer
 from lflops.profile import Note
+from lflops.report.notes import sentence
 from lflops.traces.child import Annotation
 
 __all__ = ["Tracing"]
-
-REFUSALS = {
-    "other_profiler": "another torch.profiler is running in this process, and Kineto serves one at a time",
-    "cut_off": "another torch.profiler began while ours recorded, and Kineto serves one at a time",
-    "no_activity": "torch can record none of the activities here",
-}
 
 
 class Tracing:
@@ -141,10 +136,10 @@ class Tracing:
 
     def _refused(self, tracer: Tracer) -> None:
         self._tracer = None
-        reason = tracer.refusal or "no_activity"
         if not self.notes:
-            self.notes.append(Note(code="no_trace", subject=reason, values={}))
-            warn(f"FlopsMonitor makes no trace, all else goes on: {REFUSALS[reason]}")
+            note = Note(code="no_trace", subject=tracer.refusal or "", values={})
+            self.notes.append(note)
+            warn(f"FlopsMonitor: {sentence(note)}; all else goes on")
 
     def _finish(self, annotation: Annotation) -> None:
         self._annotations.remove(annotation)

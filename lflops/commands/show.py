@@ -38,9 +38,9 @@ def show(
         typer.Option(
             "--json",
             help="Print one JSON object: run, phase, pace (of the clean steps), utilization, share_of (macs, or flops where the phase has "
-            "no MACs), totals (by phase), rows (nested by children, with the exact counts and the seconds of each phase; or operators), "
-            "uncounted (operators without a formula), uncalled (modules) and notes. A row with a repeat holds the figures of one of its "
-            "names, and the mean of the times of all. Unknown is null.",
+            "no MACs), totals (by phase), rows (nested by children, with the exact counts and the seconds of each phase; or operators, and "
+            "the trace), uncounted (operators without a formula), uncalled (modules) and notes. A row with a repeat holds the figures of "
+            "one of its names, and the mean of the times of all. Unknown is null.",
         ),
     ] = False,
 ) -> None:
@@ -55,7 +55,7 @@ def show(
     chosen = next((each for each in PHASES if each == phase), None)
     try:
         if by_operator and as_json:
-            write_json(_as_json(profile, chosen, operators=operators(profile, chosen)))
+            write_json(_as_json(profile, chosen, operators=operators(profile, chosen), trace=profile.trace))
         elif by_operator:
             draw(render_operators(profile, chosen))
         elif as_json:

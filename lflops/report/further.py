@@ -11,6 +11,7 @@ from lflops.profile import Profile
 from lflops.report import short_units
 from lflops.report.cells import plain
 from lflops.report.notes import sentence
+from lflops.report.traced import traced
 
 __all__ = ["further"]
 
@@ -33,6 +34,8 @@ def further(profile: Profile, paced: Pace) -> _Lines:
     yield from _utilization(profile)
     peak = profile.modules[""].peak_bytes if profile.memory is None else profile.memory.peak_bytes
     yield "peak live memory, as counted", units.size(peak)
+    if profile.trace is not None:
+        yield from traced(profile.trace)
     yield from _ledger(profile, paced)
     yield from _remarks(profile)
 
@@ -71,11 +74,13 @@ def _time(profile: Profile, paced: Pace) -> _Lines:
     """Each phase with its quartiles and its share of the step, and what the figures rest on."""
     for name, spread in paced.phases.items():
         share = f", {units.percent(spread.median / paced.seconds.median)} of the step" if paced.seconds and paced.seconds.median else ""
-        yield f"{name} latency", f"{_spread(spread)}{share}"
+        host = f", {units.duration(paced.host_phases[name].median)} on the host" if name in paced.host_phases else ""
+        yield f"{name} latency", f"{_spread(spread)}{share}{host}"
     if paced.tokens_per_second is not None and "prefill" not in paced.phases:  # of a generation, these are the prompt's
         yield "tokens/second per GPU", f"{paced.tokens_per_second:.2f}"
     if paced.cpu_seconds is not None:
-        yield "CPU time of a step, over all threads", _spread(paced.cpu_seconds)
+        system = "" if paced.system_seconds is None else f"; {units.duration(paced.system_seconds.median)} of it the system's"
+        yield "CPU time of a step, over all threads", f"{_spread(paced.cpu_seconds)}{system}"
     if profile.steps:
         clean = pace(profile).steps
         yield "the latencies rest on", _counted(clean, "clean step") if clean else "the counted pass alone"

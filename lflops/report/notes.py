@@ -7,6 +7,15 @@ from lflops.profile import Note
 
 __all__ = ["sentence"]
 
+_FAR = 2
+"""Beyond this factor the modules' times are no measure any more."""
+
+_REFUSALS = {
+    "other_profiler": "another torch.profiler was running in this process, and Kineto serves one at a time",
+    "cut_off": "another torch.profiler began while ours recorded, and Kineto serves one at a time",
+    "no_activity": "torch can record none of the activities here",
+}
+
 
 def sentence(note: Note) -> str:
     """What a note says to a reader. A code that is not known here still shows all that the note holds."""
@@ -44,7 +53,10 @@ def _generated(note: Note) -> str:
 
 def _time_scaled(note: Note) -> str:
     factors = ", ".join(f"{phase} by {_count(note, phase)}" for phase in note.values)
-    return f"the times of modules are scaled to what clean passes took: {factors or units.UNKNOWN}"
+    known = [value for value in note.values.values() if not isinstance(value, str)]
+    far = any(not 1 / _FAR <= value <= _FAR for value in known)
+    doubt = "; so far off, the machine was busy with something else: do not rely on them" if far else ""
+    return f"the times of modules are scaled to what clean passes took: {factors or units.UNKNOWN}{doubt}"
 
 
 def _host_clock(note: Note) -> str:
@@ -75,6 +87,10 @@ def _few_clean_steps(note: Note) -> str:
 
 def _ended_early(note: Note) -> str:
     return f"the training was left by {note.subject or 'an exception'} before the window was over"
+
+
+def _no_trace(note: Note) -> str:
+    return f"there is no trace: {_REFUSALS.get(note.subject, note.subject or 'the reason is not known')}"
 
 
 def _not_counted(_note: Note) -> str:
@@ -126,6 +142,7 @@ _SENTENCES: dict[str, Callable[[Note], str]] = {
     "schedule_shrunk": _schedule_shrunk,
     "few_clean_steps": _few_clean_steps,
     "ended_early": _ended_early,
+    "no_trace": _no_trace,
     "not_counted": _not_counted,
     "ranks_missing": _ranks_missing,
     "ranks_differ": _ranks_differ,

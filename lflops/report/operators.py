@@ -5,10 +5,12 @@ from rich.console import Group, RenderableType
 from lflops import units
 from lflops.analyze.operators import operators
 from lflops.analyze.tree import share_of
+from lflops.observations import Trace
 from lflops.profile import Phase, Profile
 from lflops.report.cells import text
 from lflops.report.fitted import Fitted
 from lflops.report.head import head
+from lflops.report.traced import by_own_time, per_batch
 
 __all__ = ["render_operators"]
 
@@ -31,4 +33,18 @@ def render_operators(profile: Profile, phase: Phase | None = "forward") -> Rende
     names = [row.operator for row in rows]
     heading = f"operators, {phase or 'all'}"
     room = max(len(heading), min(max(map(len, names)), _LONG_NAME))
-    return Group(head(profile), "", Fitted(heading, names, columns, room=room))
+    shown = Group(head(profile), "", Fitted(heading, names, columns, room=room))
+    return Group(shown, "", _traced(profile.trace)) if profile.trace and profile.trace.operators else shown
+
+
+def _traced(trace: Trace) -> RenderableType:
+    """Those with the most time of their own, in the mean recorded batch; the device's time is tied to who asked for it."""
+    on_device = any(each.device_seconds for each in trace.operators)
+    rows = by_own_time(trace, on_device=on_device)
+    figures = {"device, own": "own_device_seconds", "device": "device_seconds"} if on_device else {}
+    figures |= {"host, own": "own_host_seconds", "host": "host_seconds"}
+    columns = {heading: [units.duration(per_batch(getattr(row, name), trace)) for row in rows] for heading, name in figures.items()}
+    columns["calls"] = [units.count(per_batch(row.calls, trace)) for row in rows]
+    names = [row.name for row in rows]
+    heading = "operators as traced, in a batch"
+    return Fitted(heading, names, columns, room=max(len(heading), min(max(map(len, names)), _LONG_NAME)))

@@ -51,10 +51,15 @@ def _lines(profile: Profile) -> Iterator[_Line]:
             yield _Line(label, units.count(rate), "", "")
     yield from _reached(utilization(profile), run)
     if found.cpu_seconds is not None:
-        yield _timed("CPU time", found.cpu_seconds, f"{_times(found.cpu_seconds.median, found.seconds.median)} the time of the {one}")
+        remark = f"{_times(found.cpu_seconds.median, found.seconds.median)} the time of the {one}{_of_the_system(found)}"
+        yield _timed("CPU time", found.cpu_seconds, remark)
     if run.observer_ratio is not None:
         remark = f"hooked {several} against clean ones; clean ones are what is shown"
         yield _Line("observer", _times(run.observer_ratio, 1), "", remark)
+
+
+def _of_the_system(found: Pace) -> str:
+    return "" if found.system_seconds is None else f", {units.duration(found.system_seconds.median)} of it the system's"
 
 
 def _phases(found: Pace, one: str) -> Iterator[_Line]:
@@ -68,7 +73,8 @@ def _phases(found: Pace, one: str) -> Iterator[_Line]:
     for name, label in names:
         seconds = found.phases[name]
         share = units.percent(seconds.median / whole if whole else None)
-        yield _timed(label, seconds, f"{share:>7} of the {one}")
+        host = f", {units.duration(found.host_phases[name].median)} on the host" if name in found.host_phases else ""
+        yield _timed(label, seconds, f"{share:>7} of the {one}{host}")
 
 
 def _reached(found: Utilization, run: Run) -> Iterator[_Line]:
