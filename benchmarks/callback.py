@@ -17,6 +17,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ThroughputMonitor
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.profilers import PyTorchProfiler
 from results import record
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -88,8 +89,8 @@ class DeepSpeeds(Callback):
             self.profiler.end_profile()
 
 
-def fit(config: BertConfig, shape: tuple[int, int], callback: Callback | None, steps: int) -> list[float]:
-    """Train so many steps, and say how long each took."""
+def fit(config: BertConfig, shape: tuple[int, int], callback: Callback | None, steps: int, profiler: Any = None) -> list[float]:
+    """Train so many steps, and say how long each took, from the second on."""
     torch.manual_seed(0)
     watch = Stopwatch()
     batches = [torch.randint(config.vocab_size, shape) for _ in range(8)]
@@ -98,6 +99,7 @@ def fit(config: BertConfig, shape: tuple[int, int], callback: Callback | None, s
         trainer = Trainer(
             max_epochs=1,
             callbacks=[*([callback] if callback else []), watch],
+            profiler=profiler,
             logger=CSVLogger(directory),
             log_every_n_steps=50,
             accelerator="cpu",
@@ -115,12 +117,12 @@ def fit(config: BertConfig, shape: tuple[int, int], callback: Callback | None, s
 def compare(config: BertConfig, shape: tuple[int, int], steps: int, rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Seconds of all steps, by the way to watch; and of single steps that are slower, by what they are."""
     begun = Schedule(wait=2, warmup=1, active=1)
-    behind = 12  # by then the window has been told of
+    behind = 14  # by then the window has been told of
     ways: dict[str, tuple[Callable[[], Callback | None], int]] = {
         "nothing": (lambda: None, behind),
         "FlopsMonitor, clean steps": (lambda: FlopsMonitor(Schedule(wait=NEVER)), behind),
-        "FlopsMonitor, after the last window": (lambda: FlopsMonitor(begun), behind),
-        "the same with track=False": (lambda: FlopsMonitor(begun, track=False), behind),
+        "FlopsMonitor, after the last window": (lambda: FlopsMonitor(begun, trace=False), behind),
+        "the same with track=False": (lambda: FlopsMonitor(begun, trace=False, track=False), behind),
         "ThroughputMonitor": (lambda: ThroughputMonitor(batch_size_fn=len, window_size=10), behind),
     }
     found: dict[str, list[float]] = {name: [] for name in ways}
@@ -132,7 +134,9 @@ def compare(config: BertConfig, shape: tuple[int, int], steps: int, rounds: int)
     for _ in range(rounds):
         for name, (callback, first) in ways.items():
             found[name] += fit(config, shape, callback(), steps)[first:]
-        taken = fit(config, shape, FlopsMonitor(begun), 2 * behind)
+        for name, seconds in active(config, shape, steps // 6).items():
+            (single if name.startswith("the end") else found).setdefault(name, []).extend(seconds)
+        taken = fit(config, shape, FlopsMonitor(begun, trace=False), 2 * behind)
         usual = median(taken[behind:])
         single["FlopsMonitor, the counted step"].append(taken[1])  # the first is that of the second batch
         # The watch is read behind the monitor: what it does at the end of the seventh batch is in the step of that batch.
@@ -140,6 +144,26 @@ def compare(config: BertConfig, shape: tuple[int, int], steps: int, rounds: int)
         if "DeepSpeed's profiler, the profiled step" in single:
             single["DeepSpeed's profiler, the profiled step"].append(fit(config, shape, DeepSpeeds(5), behind)[4])
     return found, single
+
+
+def active(config: BertConfig, shape: tuple[int, int], steps: int) -> dict[str, list[float]]:
+    """Seconds of each of so many active steps, by what they are active in; and of the last, behind which a trace is written."""
+    whole = Schedule(wait=2, warmup=1, active=steps)
+    first = 2  # the watch begins with the second batch
+    with tempfile.TemporaryDirectory() as directory:
+        own = torch.profiler.schedule(wait=2, warmup=1, active=steps, repeat=1)
+        lightnings = PyTorchProfiler(directory, "trace", schedule=own, activities=[torch.profiler.ProfilerActivity.CPU])
+        ways = {
+            "FlopsMonitor, hooked steps": fit(config, shape, FlopsMonitor(whole, trace=False), steps + 6),
+            "FlopsMonitor, traced steps": fit(config, shape, FlopsMonitor(whole), 2 * steps + 6),
+            "Lightning's PyTorchProfiler, traced steps": fit(config, shape, None, steps + 6, lightnings),
+        }
+    found = {name: seconds[first : first + steps - 2] for name, seconds in ways.items()}
+    for name, seconds in ways.items():
+        if "traced" in name:
+            ends = seconds[first + steps - 2 : first + steps + 1]
+            found[f"the end of {steps} traced steps, {name.partition(',')[0]}"] = [max(ends) - median(seconds[first : first + steps - 2])]
+    return found
 
 
 def main() -> None:
@@ -154,7 +178,7 @@ def main() -> None:
     extra = ["| training step | single steps | seconds |", "|---|---|--:|"]
     cases = [
         ("BERT, 1 layer, hidden 48, one thread (launch-bound)", BertConfig(**THIN), (1, 16), 1, 300, rounds),
-        ("BERT-base, batch 2, length 64", BertConfig(), (2, 64), torch.get_num_threads(), 24, max(rounds // 2, 3)),
+        ("BERT-base, batch 2, length 64", BertConfig(), (2, 64), torch.get_num_threads(), 30, max(rounds // 2, 3)),
     ]
     for title, config, shape, threads, steps, times in cases:
         torch.set_num_threads(threads)
