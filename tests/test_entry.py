@@ -167,7 +167,7 @@ class Behind(lightning.pytorch.Callback):
 
 def closings(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The messages that tell of a window."""
-    return [message for message in caplog.messages if "lflops: window 0 closed" in message]
+    return [message for message in caplog.messages if "lflops: train window 0 closed" in message]
 
 
 @pytest.mark.usefixtures("installed")
@@ -179,7 +179,7 @@ def test_it_can_be_copied_and_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
     for each in (copy.deepcopy(monitor), pickle.loads(pickle.dumps(monitor))):  # noqa: S301 - our own
         assert isinstance(each, InjectedMonitor)
         fit(Classifier(), each)
-        assert 4 == sum(step.kind == "active" for step in each.profiles[0].steps)
+        assert 4 == sum(step.kind == "hooked" for step in each.profiles[0].steps)
 
 
 def to_come(  # noqa: PLR0917 - it is never called
@@ -267,14 +267,14 @@ def python(code: str, *arguments: Any, path: Path = ROOT, **environment: str) ->
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
 def test_an_installed_lflops_watches_a_script_that_does_not_know_of_it(package: str, site: Path, tmp_path: Path) -> None:
-    """One row of 32 into two: 64 MACs, and as many for the weight's gradient; the fourth step is counted, five more are active."""
+    """One row of 32 into two: 64 MACs, and as many for the weight's gradient; the fourth step is counted, five more are traced."""
     loaded = python(TRAIN.format(package=package), tmp_path, path=site, LFLOPS="wait=2,active=5")
     assert "lflops.callback.monitor" in loaded
     (path,) = tmp_path.rglob("*.profile.json")
     profile = lflops.load(path)
     assert (32 * 2, 32 * 2) == (profile.total(), profile.total(phase="backward"))
     kinds = [step.kind for step in profile.steps[:9]]
-    assert ["clean"] * 3 + ["counted"] + ["active"] * 5 == kinds
+    assert ["clean"] * 3 + ["counted"] + ["traced"] * 5 == kinds
 
 
 def test_an_installed_lflops_that_was_not_asked_stays_away(site: Path, tmp_path: Path) -> None:

@@ -103,8 +103,9 @@ def test_json_of_the_flat_list_has_every_module(file: Path) -> None:
     assert {None} == {row["trainable_parameters"] for row in rows}
 
 
-def test_operators_are_shown_in_place_of_modules(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_operators_are_shown_in_place_of_modules(file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """As a table, or as JSON with the exact figures."""
+    monkeypatch.setenv("COLUMNS", "120")
     assert 0 == main(["show", str(file), "--operators"])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert ["operators, forward MACs % of MACs FLOPs bytes moved calls", "aten::addmm 640 100.0 % 1.28 k 1.35 KiB 2"] == lines[-6:-4]
