@@ -321,8 +321,8 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
         (
             Note(code="time_scaled", subject="", values={"forward": 2.5}),
             (
-                "the times of modules are scaled to what clean passes took: forward by 2.50; so far off, the machine was busy with something "
-                "else: do not rely on them"
+                "the times of modules are scaled to what clean passes took: forward by 2.50; "
+                "so far off, the machine was busy with something else: do not rely on them"
             ),
         ),
         (
