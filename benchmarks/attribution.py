@@ -1,20 +1,28 @@
-"""Is the time of each module what it takes when it alone is watched? Beside `measure`'s, two clock readings around one module at a time.
+"""Is the time of each module what it takes when it alone is watched? Beside ours, two clock readings around one module at a time.
+
+First of `measure`, then of `FlopsMonitor` in a Trainer, with and without a trace.
 
 Two models. Large: Linears that share an input, one that is frozen, one whose input needs no gradient, beside a
 LayerNorm and a residual sum in place.
 Tiny: 150 Linears of 8 features beside one of 1024, where hooks cost as much as a module.
 """
 
+import logging
 import statistics
+import tempfile
 import time
+import warnings
 from typing import Any
 
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from results import keep_freed_memory, record
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
 import lflops
+from lflops import FlopsMonitor, Schedule
 
 WIDTH, ROWS = 1024, 256
 ROUNDS, REPEATS = 15, 3
@@ -115,23 +123,110 @@ def compared(model: nn.Module, x: Tensor, names: list[str]) -> dict[str, list[fl
     return {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in found.items()}
 
 
+class Fitted(LightningModule):
+    """A model in a Trainer."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def training_step(self, x: Tensor, _: int) -> Tensor:
+        return self.model(x).sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+class Alone(Callback):
+    """Watches one module of a fit, as `watched_alone` does."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.plain = module.forward
+        self.forward: list[float] = []
+        self.begun: list[float] = []
+        self.ended: list[float] = []
+
+    def on_train_start(self, *_: Any) -> None:
+        self.module.forward = self.marked
+
+    def marked(self, given: Tensor) -> Tensor:
+        given = Stamp.apply(given, self.ended) if given.requires_grad else given
+        start = time.perf_counter()
+        out = self.plain(given)
+        self.forward.append(time.perf_counter() - start)
+        return Stamp.apply(out, self.begun)
+
+    def on_after_backward(self, *_: Any) -> None:
+        if len(self.ended) < len(self.begun):
+            self.ended.append(time.perf_counter())
+
+    def on_train_end(self, *_: Any) -> None:
+        del self.module.forward
+
+    def medians(self) -> tuple[float, float]:
+        """Seconds of forward and backward, without the first steps."""
+        backward = [end - begin for begin, end in zip(self.begun, self.ended, strict=True)]
+        return statistics.median(self.forward[3:]), statistics.median(backward[3:])
+
+
+def fit(model: nn.Module, x: Tensor, callback: Callback, steps: int) -> None:
+    """Train so many steps on the same batch."""
+    trainer = Trainer(
+        max_steps=steps,
+        callbacks=[callback],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        accelerator="cpu",
+    )
+    trainer.fit(Fitted(model), DataLoader([x] * steps, batch_size=None))  # type: ignore[arg-type]
+
+
+def compared_in_trainer(model: nn.Module, x: Tensor, names: list[str], *, trace: bool) -> dict[str, list[float]]:
+    """As `compared`, of `FlopsMonitor` and a fit in which the module alone is watched."""
+    found: dict[str, list[list[float]]] = {name: [] for name in names}
+    for _ in range(ROUNDS // 2):
+        with tempfile.TemporaryDirectory() as directory:
+            monitor = FlopsMonitor(Schedule(wait=5, warmup=1, active=5), trace=trace, dirpath=directory)
+            fit(model, x, monitor, 6 + (15 if trace else 10))
+        for name in names:
+            forward, backward = (monitor.profiles[0].modules[f"model.{name}"].work(phase).seconds for phase in ("forward", "backward"))
+            alone = Alone(model.get_submodule(name))
+            fit(model, x, alone, 3 + 2 * REPEATS)
+            found[name].append([forward.median, backward.median, *alone.medians()])
+    return {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in found.items()}
+
+
+def table(title: str, cases: list[tuple[nn.Module, dict[str, list[float]]]]) -> list[str]:
+    """A line for each module and phase, and how far the worst is off."""
+    lines = [f"| module | phase | {title} | watched alone | off by |", "|---|---|--:|--:|--:|"]
+    worst = 0.0
+    for model, found in cases:
+        for name, (forward, backward, forward_alone, backward_alone) in found.items():
+            for phase, ours, truth in (("forward", forward, forward_alone), ("backward", backward, backward_alone)):
+                worst = max(worst, abs(ours / truth - 1))
+                row = f"{type(model).__name__} `{name}`"
+                lines.append(f"| {row} | {phase} | {ours * 1e3:.3f} ms | {truth * 1e3:.3f} ms | {ours / truth - 1:+.1%} |")
+    return [*lines, "", f"Worst: {worst:.1%}.", ""]
+
+
 def main() -> None:
-    """Compare, and write the table."""
+    """Compare, and write the tables."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     keep_freed_memory()
     torch.manual_seed(0)
     x = torch.randn(ROWS, WIDTH)
     blocks = [f"{block}.{part}" for block in ("first", "second") for part in ("q", "k", "v")]
     cases = [(Large(), ["stem", "first", "frozen", "second", *blocks, "head"]), (Tiny(), ["tiny", "product"])]
-    lines = ["| module | phase | `measure` | watched alone | off by |", "|---|---|--:|--:|--:|"]
-    worst = 0.0
-    for model, names in cases:
-        for name, (forward, backward, forward_alone, backward_alone) in compared(model, x, names).items():
-            for phase, ours, truth in (("forward", forward, forward_alone), ("backward", backward, backward_alone)):
-                worst = max(worst, abs(ours / truth - 1))
-                title = f"{type(model).__name__} `{name}`"
-                lines.append(f"| {title} | {phase} | {ours * 1e3:.3f} ms | {truth * 1e3:.3f} ms | {ours / truth - 1:+.1%} |")
-    lines += ["", f"Worst: {worst:.1%}. Medians of {ROUNDS} rounds, all in turn in one process; one thread."]
+    lines = table("`measure`", [(model, compared(model, x, names)) for model, names in cases])
+    for trace in (False, True):
+        title = f"`FlopsMonitor`, {'behind' if trace else 'without'} a trace"
+        lines += table(title, [(model, compared_in_trainer(model, x, names, trace=trace)) for model, names in cases])
+    lines += [f"Medians of {ROUNDS} rounds, in a Trainer of {ROUNDS // 2}, all in turn in one process; one thread."]
     record("attribution.py", "Whose time it is", lines)
 
 
