@@ -1,0 +1,184 @@
+"""Is a change of a time news? What a slower machine does to all modules is taken out first, and what noise can do is allowed for.
+
+How sure a median is comes from the quartiles around it. Were the steps' times normal, their quartiles would be 1.349 standard deviations
+apart, and the error of the median of n steps 1.2533 / sqrt(n) standard deviations: 0.93 x (high - low) / sqrt(n) together. The quartiles
+of few steps lie closer together than those of many would, about as (n - 1) / n: of the 0.93 x (high - low) x sqrt(n) / (n - 1) that is
+used here, one step tells nothing. Times of several phases are added up with their errors, as if all were late at once.
+
+A ratio of two medians has both errors, relative, as the root of the sum of their squares. It gets no smaller than that of the typical
+module, as a few steps can agree by chance, and no smaller than how far the ratios of the modules scatter around their median (1.4826 x
+their median distance from it, a standard deviation were they normal): whatever differs between two runs of the same code is in there, and
+no step of either run could have told. The interval reaches so many errors either way that of all the times judged together one is outside
+by noise alone in one comparison of a hundred.
+"""
+
+import math
+import statistics
+from collections.abc import Collection, Sequence
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lflops.observations import Spread
+
+__all__ = ["NEWS", "Judge", "Timed", "Timing", "Verdict", "Whole", "judge_of", "judge_of_steps", "timed", "uncompared"]
+
+LEAST_CHANGE = 0.03
+"""Of a time, for it to be news: two runs of the same code place their tensors differently in memory, which is worth some per cent."""
+LEAST_SHARE = 0.005
+"""Of a step: what is gained or lost below that is no news, and what takes less has no say in how fast the whole run is."""
+LEAST_MODULES = 3
+"""With fewer, a slower module cannot be told from a slower machine."""
+CHANCE = 0.01
+
+Verdict = Literal["slower", "faster", "same"]
+NEWS: frozenset[Verdict | None] = frozenset({"slower", "faster"})
+
+
+class Whole(Struct, frozen=True, kw_only=True):
+    """What happened to all modules alike.
+
+    Attributes:
+        ratio: The median of after / before, over modules that did the same work.
+        modules: How many these are.
+        scatter: How far their ratios are from it: a standard deviation, relative.
+    """
+
+    ratio: float
+    modules: int
+    scatter: float
+
+
+class Timing(Struct, frozen=True, kw_only=True):
+    """A time before and after, in seconds. `None` is unknown, or not judged.
+
+    Attributes:
+        before: The median.
+        after: The median.
+        ratio: after / before.
+        per_mac: The ratio of the seconds a MAC, where the MACs differ.
+        beyond: The ratio over that of the whole run. Of a step it is the ratio itself.
+        low: Where `beyond` may lie, at least.
+        high: Where it may lie, at most.
+        lost: Seconds beyond the whole run; below 0 they were won.
+        verdict: `same` where it is within the noise, or too small to matter, or for what is inclusive explained by what is below.
+    """
+
+    before: float | None
+    after: float | None
+    ratio: float | None = None
+    per_mac: float | None = None
+    beyond: float | None = None
+    low: float | None = None
+    high: float | None = None
+    lost: float | None = None
+    verdict: Verdict | None = None
+
+
+class Timed(NamedTuple):
+    """Median seconds and the relative error of them; no error where there is none to know."""
+
+    seconds: float
+    error: float | None
+
+
+class Judge(NamedTuple):
+    """What all judgements of two runs rest on.
+
+    Attributes:
+        whole: What is taken out; `None` is nothing.
+        least_error: Of any ratio.
+        reach: Of an interval, in errors.
+        step: Seconds, before, that a change is seen against.
+    """
+
+    whole: Whole | None
+    least_error: float
+    reach: float
+    step: float
+
+    def timing(self, before: Timed | None, after: Timed | None, explained: float = 0.0) -> Timing:
+        """Judge a time, if both sides of it and their errors are known.
+
+        Args:
+            before: In the first run.
+            after: In the second.
+            explained: Seconds of the change that are told of elsewhere.
+        """
+        given = uncompared(before, after)
+        error = _error_of_ratio(before, after)
+        if not given.before or not given.after or not given.ratio or error is None:
+            return given
+        whole = self.whole.ratio if self.whole else 1.0
+        beyond, error = given.ratio / whole, max(error, self.least_error)
+        lost = given.after - given.before * whole
+        left = (lost - explained) / (given.before * whole)
+        is_news = (
+            abs(left) >= LEAST_CHANGE
+            and abs(left) * given.before >= LEAST_SHARE * self.step
+            and (left <= -1 or abs(math.log1p(left)) > self.reach * error)
+        )
+        return replace(
+            given,
+            beyond=beyond,
+            low=beyond * math.exp(-self.reach * error),
+            high=beyond * math.exp(self.reach * error),
+            lost=lost,
+            verdict="same" if not is_news else "slower" if left > 0 else "faster",
+        )
+
+
+def timed(spreads: Collection[Spread | None]) -> Timed | None:
+    """The time of several parts together; `None` where one of them is unknown, or there is none."""
+    known = [spread for spread in spreads if spread is not None]
+    seconds = sum(spread.median for spread in known)
+    if not known or len(known) < len(spreads):
+        return None
+    if not seconds or min(spread.n for spread in known) < 2:
+        return Timed(seconds, None)
+    return Timed(seconds, sum(0.93 * (each.high - each.low) * math.sqrt(each.n) / (each.n - 1) for each in known) / seconds)
+
+
+def uncompared(before: Timed | None, after: Timed | None, macs: float | None = None) -> Timing:
+    """Two times side by side, without a judgement; `macs` is the ratio of their MACs."""
+    first, second = (None if each is None else each.seconds for each in (before, after))
+    ratio = None if not first or second is None else second / first
+    return Timing(before=first, after=second, ratio=ratio, per_mac=ratio / macs if ratio is not None and macs and macs != 1 else None)
+
+
+def judge_of(pairs: Sequence[tuple[Timed, Timed]], *, step: float, times: int) -> Judge | None:
+    """Find out what happened to the whole run; `None` where too few modules can be compared.
+
+    Args:
+        pairs: Each module's own time before and after, of those that did the same work.
+        step: Seconds of all modules before.
+        times: How many will be judged.
+    """
+    large = [(before, after, _error_of_ratio(before, after)) for before, after in pairs if before.seconds >= LEAST_SHARE * step]
+    errors = [error for _, _, error in large if error is not None]
+    if len(errors) < LEAST_MODULES:
+        return None
+    logarithms = [math.log(after.seconds / before.seconds) for before, after, error in large if error is not None]
+    middle = statistics.median(logarithms)
+    scatter = 1.4826 * statistics.median(abs(each - middle) for each in logarithms)
+    whole = Whole(ratio=math.exp(middle), modules=len(errors), scatter=scatter)
+    return Judge(whole, max(scatter, statistics.median(errors)), _reach(times), step)
+
+
+def judge_of_steps(modules: Judge | None, step: Spread | None, *, times: int) -> Judge:
+    """A judge of what the steps' clock tells, with what the modules told."""
+    least_error = modules.least_error if modules else 0.0
+    return Judge(modules.whole if modules else None, least_error, _reach(times), step.median if step else 0.0)
+
+
+def _reach(times: int) -> float:
+    """How many errors an interval has to reach, if so many times are judged together."""
+    return statistics.NormalDist().inv_cdf(1 - CHANCE / (2 * max(times, 1)))
+
+
+def _error_of_ratio(before: Timed | None, after: Timed | None) -> float | None:
+    """Relative; `None` where it is not known, as of a time of 0."""
+    if before is None or after is None or before.error is None or after.error is None:
+        return None
+    return math.hypot(before.error, after.error)
