@@ -8,8 +8,9 @@ used here, one step tells nothing. Times of several phases are added up with the
 A ratio of two medians has both errors, relative, as the root of the sum of their squares. It gets no smaller than that of the typical
 module, as a few steps can agree by chance, and no smaller than how far the ratios of the modules scatter around their median (1.4826 x
 their median distance from it, a standard deviation were they normal): whatever differs between two runs of the same code is in there, and
-no step of either run could have told. The interval reaches so many errors either way that of all the times judged together one is outside
-by noise alone in one comparison of a hundred.
+no step of either run could have told. To that comes the error of the median ratio itself, 1.2533 / sqrt(modules) of such an error, if it is
+taken out. The interval reaches so many errors either way that of all the times judged together one is outside
+by noise alone in one comparison of a thousand.
 """
 
 import math
@@ -30,7 +31,8 @@ LEAST_SHARE = 0.005
 """Of a step: what is gained or lost below that is no news, and what takes less has no say in how fast the whole run is."""
 LEAST_MODULES = 3
 """With fewer, a slower module cannot be told from a slower machine."""
-CHANCE = 0.01
+CHANCE = 0.001
+"""Of two runs of the same code, that any interval misses."""
 
 Verdict = Literal["slower", "faster", "same"]
 NEWS: frozenset[Verdict | None] = frozenset({"slower", "faster"})
@@ -42,12 +44,12 @@ class Whole(Struct, frozen=True, kw_only=True):
     Attributes:
         ratio: The median of after / before, over modules that did the same work.
         modules: How many these are.
-        scatter: How far their ratios are from it: a standard deviation, relative.
+        error: Of the ratio, relative.
     """
 
     ratio: float
     modules: int
-    scatter: float
+    error: float
 
 
 class Timing(Struct, frozen=True, kw_only=True):
@@ -110,8 +112,8 @@ class Judge(NamedTuple):
         error = _error_of_ratio(before, after)
         if not given.before or not given.after or not given.ratio or error is None:
             return given
-        whole = self.whole.ratio if self.whole else 1.0
-        beyond, error = given.ratio / whole, max(error, self.least_error)
+        whole, of_whole = (self.whole.ratio, self.whole.error) if self.whole else (1.0, 0.0)
+        beyond, error = given.ratio / whole, math.hypot(max(error, self.least_error), of_whole)
         lost = given.after - given.before * whole
         left = (lost - explained) / (given.before * whole)
         is_news = (
@@ -162,8 +164,9 @@ def judge_of(pairs: Sequence[tuple[Timed, Timed]], *, step: float, times: int) -
     logarithms = [math.log(after.seconds / before.seconds) for before, after, error in large if error is not None]
     middle = statistics.median(logarithms)
     scatter = 1.4826 * statistics.median(abs(each - middle) for each in logarithms)
-    whole = Whole(ratio=math.exp(middle), modules=len(errors), scatter=scatter)
-    return Judge(whole, max(scatter, statistics.median(errors)), _reach(times), step)
+    least_error = max(scatter, statistics.median(errors))
+    whole = Whole(ratio=math.exp(middle), modules=len(errors), error=1.2533 * least_error / math.sqrt(len(errors)))
+    return Judge(whole, least_error, _reach(times), step)
 
 
 def judge_of_steps(modules: Judge | None, step: Spread | None, *, times: int) -> Judge:
