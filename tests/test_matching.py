@@ -173,3 +173,8 @@ def test_modules_that_moved_are_found_elsewhere() -> None:
         found[name] for name in ("blocks.0.mlp", "blocks.1.attention", "head")
     )
     assert {"+blocks.0.inner", "+blocks.1.inner", "+top"} == {name for name in found if name and name.startswith("+")}
+
+
+def test_a_name_says_more_than_the_work() -> None:
+    """The head is larger, and something new is as large as it was."""
+    assert {"": "", "head": "head", "+adapter": "adapter"} == names(of("head"), of("head", "adapter", macs={"head": 150}))

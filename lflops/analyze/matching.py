@@ -49,10 +49,10 @@ def matched(before: Profile, after: Profile) -> tuple[Pair, ...]:
     """Each module of either profile once: those of the first in its order, then what was added.
 
     Wrappers are seen through, and so is a module that a LightningModule, or another, holds the whole model as. Below two modules that are
-    the same, children are the same by their label and work, else by their work alone, else by label and class, else by their class and
-    all classes below where there are as many of these on either side, else by label. Work is classes, parameters and MACs of forward, all
-    the way down; what is alike in it takes each other's place in order. What then has found nobody is looked for elsewhere, by label
-    and work: it was moved.
+    the same, children are the same by their label and work, else by a label that is no number and class, else by their work alone, else by
+    number and class, else by their class and all classes below where there are as many of these on either side, else by label. Work is
+    classes, parameters and MACs of forward, all the way down; what is alike in it takes each other's place in order. What then has found
+    nobody is looked for elsewhere, by label and work: it was moved.
     """
     one, other = _root(before), _root(after)
     _look_into(one, other)
@@ -156,12 +156,14 @@ def _same(left: Sequence[Place], right: Sequence[Place], key: _Key, *, as_many: 
 def _grouped(places: Iterable[Place], key: _Key) -> dict[Hashable, list[Place]]:
     groups: dict[Hashable, list[Place]] = {}
     for place in places:
-        groups.setdefault(key(place), []).append(place)
+        if (each := key(place)) is not None:
+            groups.setdefault(each, []).append(place)
     return groups
 
 
 _KEYS: tuple[tuple[_Key, bool], ...] = (
     (lambda place: (place.label, place.work), False),
+    (lambda place: None if place.label.isdecimal() else (place.label, place.kind), False),
     (lambda place: place.work, False),
     (lambda place: (place.label, place.kind), False),
     (lambda place: place.build, True),
