@@ -14,6 +14,7 @@ from lflops.analyze.diff import Diff
 from lflops.profile import Profile
 
 WIDTH, ROWS, STEPS, TIMES, SLOWER = 768, 256, 30, 10, 0.10
+SHAPES = ((1, 1), (1, 1), (1, 2), (2, 1), (1, 1), (1, 1))
 SLOW = "2"
 
 
@@ -48,7 +49,7 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     torch.manual_seed(0)
-    model = nn.Sequential(*(Waiting(WIDTH, WIDTH) for _ in range(4)), nn.LayerNorm(WIDTH), nn.GELU())
+    model = nn.Sequential(*(Waiting(WIDTH * a, WIDTH * b) for a, b in SHAPES), nn.LayerNorm(WIDTH), nn.GELU())
     x = torch.randn(ROWS, WIDTH, requires_grad=True)
     slow = model.get_submodule(SLOW)
 

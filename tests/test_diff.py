@@ -97,6 +97,16 @@ def test_modules_that_scatter_from_run_to_run_hide_a_change_of_that_size() -> No
     assert {} == news(diff(ran(MODULES), ran(after)))
 
 
+def test_small_modules_vary_most_and_have_no_say_in_what_is_large() -> None:
+    """Three of 1 ms, 3 % of the time together, took half, twice and three times as long: the head's 10 % are seen beside that."""
+    small = {"norm": 1e-3, "act": 1e-3, "drop": 1e-3}
+    after = slowed(MODULES, 1.1, "head") | {"norm": 0.5e-3, "act": 2e-3, "drop": 3e-3}
+    found = diff(ran(MODULES | small, width=0.005), ran(after, width=0.005))
+    assert {"head": "slower"} == news(found)
+    assert found.whole is not None
+    assert (pytest.approx(1.0), 5) == (found.whole.ratio, found.whole.modules)
+
+
 def test_small_parts_of_a_large_one_are_news_together() -> None:
     """Each of 20 is 0.2 % of the step, too little to matter, and took half as long again: their block's own news, and not the root's."""
     parts = {f"block.{i}": 0.2e-3 for i in range(20)}

@@ -5,17 +5,21 @@ apart, and the error of the median of n steps 1.2533 / sqrt(n) standard deviatio
 of few steps lie closer together than those of many would, about as (n - 1) / n: of the 0.93 x (high - low) x sqrt(n) / (n - 1) that is
 used here, one step tells nothing. Times of several phases are added up with their errors, as if all were late at once.
 
+What is common to all modules is the median of their ratios: of the large ones, the largest that have 90 % of the time together, as those
+of the small ones vary most.
+
 A ratio of two medians has both errors, relative, as the root of the sum of their squares. It gets no smaller than that of the typical
 module, as a few steps can agree by chance, and no smaller than how far the ratios of the modules scatter around their median (1.4826 x
 their median distance from it, a standard deviation were they normal): whatever differs between two runs of the same code is in there, and
-no step of either run could have told. To that comes the error of the median ratio itself, 1.2533 / sqrt(modules) of such an error, if it is
-taken out. The interval reaches so many errors either way that of all the times judged together one is outside
-by noise alone in one comparison of a thousand.
+no step of either run could have told. Both are those of the large modules for a large one, those of the small for a small one. To that
+comes the error of the common ratio, 1.2533 / sqrt(modules) of such an error. The interval reaches so many errors either way that of all the
+times judged together one is outside by noise alone in one comparison of a thousand.
 """
 
 import math
 import statistics
 from collections.abc import Collection, Sequence
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -28,7 +32,9 @@ __all__ = ["NEWS", "Judge", "Timed", "Timing", "Verdict", "Whole", "judge_of", "
 LEAST_CHANGE = 0.03
 """Of a time, for it to be news: two runs of the same code place their tensors differently in memory, which is worth some per cent."""
 LEAST_SHARE = 0.005
-"""Of a step: what is gained or lost below that is no news, and what takes less has no say in how fast the whole run is."""
+"""Of a step: what is gained or lost below that is no news."""
+LARGE = 0.9
+"""Of the time, for the modules that have a say in how fast the whole run is."""
 LEAST_MODULES = 3
 """With fewer, a slower module cannot be told from a slower machine."""
 CHANCE = 0.001
@@ -43,7 +49,7 @@ class Whole(Struct, frozen=True, kw_only=True):
 
     Attributes:
         ratio: The median of after / before, over modules that did the same work.
-        modules: How many these are.
+        modules: How many of them had a say.
         error: Of the ratio, relative.
     """
 
@@ -90,13 +96,17 @@ class Judge(NamedTuple):
 
     Attributes:
         whole: What is taken out; `None` is nothing.
-        least_error: Of any ratio.
+        large: Seconds, before, from which on a time is a large one.
+        least_error: Of the ratio of a large time.
+        least_error_of_small: Of that of a small one.
         reach: Of an interval, in errors.
         step: Seconds, before, that a change is seen against.
     """
 
     whole: Whole | None
+    large: float
     least_error: float
+    least_error_of_small: float
     reach: float
     step: float
 
@@ -113,7 +123,8 @@ class Judge(NamedTuple):
         if not given.before or not given.after or not given.ratio or error is None:
             return given
         whole, of_whole = (self.whole.ratio, self.whole.error) if self.whole else (1.0, 0.0)
-        beyond, error = given.ratio / whole, math.hypot(max(error, self.least_error), of_whole)
+        least_error = self.least_error if given.before >= self.large else self.least_error_of_small
+        beyond, error = given.ratio / whole, math.hypot(max(error, least_error), of_whole)
         lost = given.after - given.before * whole
         left = (lost - explained) / (given.before * whole)
         is_news = (
@@ -157,22 +168,42 @@ def judge_of(pairs: Sequence[tuple[Timed, Timed]], *, step: float, times: int) -
         step: Seconds of all modules before.
         times: How many will be judged.
     """
-    large = [(before, after, _error_of_ratio(before, after)) for before, after in pairs if before.seconds >= LEAST_SHARE * step]
-    errors = [error for _, _, error in large if error is not None]
-    if len(errors) < LEAST_MODULES:
+    known = [
+        _Ratio(before.seconds, math.log(after.seconds / before.seconds), error)
+        for before, after in pairs
+        if (error := _error_of_ratio(before, after)) is not None
+    ]
+    if len(known) < LEAST_MODULES:
         return None
-    logarithms = [math.log(after.seconds / before.seconds) for before, after, error in large if error is not None]
-    middle = statistics.median(logarithms)
-    scatter = 1.4826 * statistics.median(abs(each - middle) for each in logarithms)
-    least_error = max(scatter, statistics.median(errors))
-    whole = Whole(ratio=math.exp(middle), modules=len(errors), error=1.2533 * least_error / math.sqrt(len(errors)))
-    return Judge(whole, least_error, _reach(times), step)
+    known.sort(reverse=True)
+    sums = list(accumulate(each.seconds for each in known))
+    number = max(sum(below < LARGE * sums[-1] for below in (0.0, *sums)), LEAST_MODULES)
+    large, small = known[:number], known[number:]
+    common, least_error = _typical(large)
+    of_small = max(least_error, _typical(small)[1]) if small else least_error
+    whole = Whole(ratio=math.exp(common), modules=number, error=1.2533 * least_error / math.sqrt(number))
+    return Judge(whole, large[-1].seconds, least_error, of_small, _reach(times), step)
 
 
 def judge_of_steps(modules: Judge | None, step: Spread | None, *, times: int) -> Judge:
     """A judge of what the steps' clock tells, with what the modules told."""
-    least_error = modules.least_error if modules else 0.0
-    return Judge(modules.whole if modules else None, least_error, _reach(times), step.median if step else 0.0)
+    seconds = step.median if step else 0.0
+    return modules._replace(reach=_reach(times), step=seconds) if modules else Judge(None, 0.0, 0.0, 0.0, _reach(times), seconds)
+
+
+class _Ratio(NamedTuple):
+    """Of a module's times: its seconds before, the logarithm, and the relative error."""
+
+    seconds: float
+    logarithm: float
+    error: float
+
+
+def _typical(ratios: Sequence[_Ratio]) -> tuple[float, float]:
+    """The median of the logarithms, and the least error of any of them."""
+    middle = statistics.median(each.logarithm for each in ratios)
+    scatter = 1.4826 * statistics.median(abs(each.logarithm - middle) for each in ratios)
+    return middle, max(scatter, statistics.median(each.error for each in ratios))
 
 
 def _reach(times: int) -> float:
