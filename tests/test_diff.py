@@ -7,7 +7,7 @@ from comparing import around, clean, ran
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from samples import fields_of, module_profile, profile, run, small_profile, untimed
+from samples import fields_of, module_profile, product, profile, run, small_profile, untimed
 
 import lflops
 from lflops.analyze.diff import Diff, diff
@@ -169,11 +169,31 @@ def test_without_times_work_and_memory_are_compared() -> None:
     assert (None, 3e-3, None) == (found.step.before, found.step.after, found.step.ratio)
 
 
+def worked(**phases: int) -> Profile:
+    """A Linear of so many MACs in phases."""
+    return profile({"": {}, "fc": {}}, [product("fc", "aten::mm", phase, macs=macs, bytes_moved=1) for phase, macs in phases.items()])  # type: ignore[arg-type]
+
+
+def test_what_only_one_run_has_is_in_no_figure() -> None:
+    """A forward against a training: the forwards are the same, and that the other went backward and stepped is said."""
+    found = diff(worked(forward=100), worked(forward=100, backward=200, optimizer=10))
+    assert ("forward", "forward, backward, optimizer") == found.facts["phases"]
+    assert (100, 100) == (module(found, "fc").own.macs.before, module(found, "fc").own.macs.after)
+
+
+def test_recomputing_is_work_that_changed() -> None:
+    """A training that starts to checkpoint: 300 MACs became 400."""
+    found = diff(worked(forward=100, backward=200), worked(forward=100, backward=200, recompute=100))
+    assert (300, 400) == (module(found, "fc").own.macs.before, module(found, "fc").own.macs.after)
+    assert {} == found.facts
+
+
 def test_what_was_not_counted_is_no_equal_work() -> None:
-    """Times alone: that they belong to the same work is not known."""
-    bare = profile({"": {}}, [], run=run(kind="training"))
-    found = diff(bare, bare)
+    """Times alone: that they belong to the same work is not known, so no module is judged."""
+    before, after = (replace(ran(seconds), cells=()) for seconds in (MODULES, slowed(MODULES, 2.0, "head")))
+    found = diff(before, after)
     assert (None, None) == (found.modules[0].own.macs.before, found.modules[0].own.macs.after)
+    assert (None, 2.0, None) == (found.whole, module(found, "head").own.time.ratio, module(found, "head").own.time.verdict)
 
 
 def test_rates_and_peaks_are_compared() -> None:

@@ -1,62 +1,21 @@
 """Two runs of a model, module by module: what changed in their work, and in the time that the same work takes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from lflops.analyze.judging import NEWS, Judge, Timed, Timing, Verdict, Whole, judge_of, judge_of_steps, timed, uncompared
+from lflops.analyze.judging import NEWS, Judge, Timing, Verdict, Whole, judge_of, judge_of_steps, timed
 from lflops.analyze.matching import Pair, Place, matched
 from lflops.analyze.pace import Pace, pace
+from lflops.analyze.sides import Both, Change, Figures, Side
 from lflops.analyze.utilization import utilization
 from lflops.observations import PHASES, Phase
-from lflops.profile import ModuleProfile, Profile
+from lflops.profile import Profile
 
-__all__ = ["Change", "Diff", "Figures", "ModuleDiff", "diff"]
+__all__ = ["Diff", "ModuleDiff", "diff"]
 
-_TIMED: tuple[Phase, ...] = ("forward", "backward", "recompute")
 _FACTS = ("kind", "device_name", "dtype", "precision", "strategy", "world_size", "samples_per_step", "tokens_per_step", "accumulation")
-
-
-class Change(Struct, frozen=True, kw_only=True, gc=False):
-    """A figure before and after; `None` where it is unknown, or the module is not there."""
-
-    before: float | None
-    after: float | None
-
-    @property
-    def ratio(self) -> float | None:
-        """The figure after over that before."""
-        return None if self.after is None or not self.before else self.after / self.before
-
-    @property
-    def differs(self) -> bool:
-        """Whether it changed; of what is unknown nobody knows."""
-        return self.before is not None and self.after is not None and self.before != self.after
-
-
-class Figures(Struct, frozen=True, kw_only=True):
-    """Work of all phases together, and the time of forward, backward and recompute.
-
-    Attributes:
-        macs: Multiply-accumulates of contractions.
-        flops: 2 x MACs and everything else.
-        bytes_moved: The least traffic.
-        parameters: Distinct ones.
-        time: Judged where MACs and FLOPs of each of these phases are the same; where the MACs differ it is compared a MAC, and not judged.
-    """
-
-    macs: Change
-    flops: Change
-    bytes_moved: Change
-    parameters: Change
-    time: Timing
-
-    @property
-    def differs(self) -> bool:
-        """Whether the work or the parameters do."""
-        return any(change.differs for change in (self.macs, self.flops, self.bytes_moved, self.parameters))
+_Fact = str | int | None
 
 
 class ModuleDiff(Struct, frozen=True, kw_only=True):
@@ -93,7 +52,8 @@ class Diff(Struct, frozen=True, kw_only=True):
     """What changed from one run to another. `None` is unknown.
 
     Attributes:
-        facts: What differs in the circumstances of the runs, as device, dtype or samples a step: before and after.
+        facts: What differs in the circumstances of the runs, as device, dtype or samples a step: before and after. The same of
+            `phases` that ran: what only one run has, as an optimizer, is in no figure.
         whole: What happened to all modules alike, as on a slower machine; it is taken out of their times before they are judged.
         step: Of the clean steps; judged as it is, with nothing taken out.
         phases: As the steps tell them; judged as the modules are.
@@ -103,7 +63,7 @@ class Diff(Struct, frozen=True, kw_only=True):
         modules: Those before in their order, the root first, then what was added.
     """
 
-    facts: Mapping[str, tuple[str | int | None, str | int | None]]
+    facts: Mapping[str, tuple[_Fact, _Fact]]
     whole: Whole | None
     step: Timing
     phases: Mapping[str, Timing]
@@ -151,11 +111,12 @@ def diff(before: Profile, after: Profile) -> Diff:
         after: Another one, of the same model or of what became of it.
     """
     pairs = matched(before, after)
-    both = [_Both(_Side.of(before, one), _Side.of(after, other)) for one, other in pairs]
+    phases = _shared(_phases_of(before), _phases_of(after))
+    both = [Both(Side.of(before, one, phases), Side.of(after, other, phases)) for one, other in pairs]
     judge = _judge(both)
     first, second = pace(before), pace(after)
     return Diff(
-        facts={fact: (one, other) for fact in _FACTS if (one := getattr(before.run, fact)) != (other := getattr(after.run, fact))},
+        facts={name: (one, other) for name, one, other in _facts(before, after) if one != other},
         whole=judge.whole if judge else None,
         step=judge_of_steps(None, first.seconds, times=1).timing(timed([first.seconds]), timed([second.seconds])),
         phases=_phases(first, second, judge),
@@ -167,74 +128,7 @@ def diff(before: Profile, after: Profile) -> Diff:
     )
 
 
-class _Side(NamedTuple):
-    """A module in one of the runs: its rows, the outermost first."""
-
-    rows: Sequence[ModuleProfile]
-    counted: bool
-
-    @classmethod
-    def of(cls, profile: Profile, place: Place | None) -> "_Side | None":
-        """The side of a place. Without a cell nothing was counted."""
-        return None if place is None else cls([profile.modules[name] for name in place.names], bool(profile.cells))
-
-    def work(self, field: str, phases: Iterable[Phase], *, own: bool) -> int | None:
-        """A count: that of the outermost row, or the rows' own ones together."""
-        if not self.counted:
-            return None
-        rows, field = (self.rows, f"own_{field}") if own else (self.rows[:1], field)
-        counts: Iterable[int] = (getattr(row.work(phase), field) for row in rows for phase in phases)
-        return sum(counts)
-
-    def time(self, *, own: bool) -> Timed | None:
-        """Of the phases that ran."""
-        rows, prefix = (self.rows, "own_") if own else (self.rows[:1], "")
-        works = [row.work(phase) for row in rows for phase in _TIMED]
-        ran = [(getattr(work, f"{prefix}seconds"), getattr(work, f"{prefix}calls")) for work in works]
-        return timed([seconds for seconds, calls in ran if seconds is not None or calls])
-
-    def parameters(self, *, own: bool) -> int:
-        """Distinct ones."""
-        return sum(row.own_parameters for row in self.rows) if own else self.rows[0].parameters
-
-    def peak(self) -> int | None:
-        """The most bytes alive."""
-        return self.rows[0].peak_bytes
-
-
-class _Both(NamedTuple):
-    """A module in both runs, or in one of them."""
-
-    before: _Side | None
-    after: _Side | None
-
-    def change(self, figure: Callable[[_Side], float | None]) -> Change:
-        """A figure of both sides."""
-        first, second = (None if side is None else figure(side) for side in self)
-        return Change(before=first, after=second)
-
-    def times(self, *, own: bool) -> tuple[Timed | None, Timed | None]:
-        """Of both sides."""
-        first, second = (None if side is None else side.time(own=own) for side in self)
-        return first, second
-
-    def same_work(self, *, own: bool) -> bool:
-        """Whether MACs and FLOPs of each timed phase are known to be the same."""
-        works = [self.change(partial(_Side.work, field=field, phases=[phase], own=own)) for phase in _TIMED for field in ("macs", "flops")]
-        return all(work.before is not None and work.before == work.after for work in works)
-
-    def figures(self, judge: Judge | None, explained: float = 0.0, *, own: bool) -> Figures:
-        """Its work and its time; this is judged where it can be."""
-        first, second = self.times(own=own)
-        if judge and self.same_work(own=own):
-            time = judge.timing(first, second, explained)
-        else:
-            time = uncompared(first, second, self.change(partial(_Side.work, field="macs", phases=_TIMED, own=own)).ratio)
-        work = {field: self.change(partial(_Side.work, field=field, phases=PHASES, own=own)) for field in ("macs", "flops", "bytes_moved")}
-        return Figures(**work, parameters=self.change(partial(_Side.parameters, own=own)), time=time)
-
-
-def _judge(both: Sequence[_Both]) -> Judge | None:
+def _judge(both: Sequence[Both]) -> Judge | None:
     """What the times are judged by, as the modules' own ones tell it."""
     times = [module.times(own=True) for module in both if module.same_work(own=True)]
     known = [(first, second) for first, second in times if first and second]
@@ -242,7 +136,7 @@ def _judge(both: Sequence[_Both]) -> Judge | None:
     return judge_of(known, step=root.seconds if root else 0.0, times=2 * len(known))
 
 
-def _modules(pairs: Sequence[Pair], both: Sequence[_Both], judge: Judge | None) -> tuple[ModuleDiff, ...]:
+def _modules(pairs: Sequence[Pair], both: Sequence[Both], judge: Judge | None) -> tuple[ModuleDiff, ...]:
     """From below upwards: of an inclusive time only what no module below explains is news."""
     explained: dict[Place | None, float] = {}
     made = []
@@ -258,7 +152,7 @@ def _modules(pairs: Sequence[Pair], both: Sequence[_Both], judge: Judge | None) 
                 kind=other.kind if other else one.kind if one else "",
                 own=own,
                 inclusive=inclusive,
-                peak_bytes=sides.change(_Side.peak),
+                peak_bytes=sides.change(Side.peak),
             )
         )
     return tuple(reversed(made))
@@ -277,3 +171,22 @@ def _phases(before: Pace, after: Pace, judge: Judge | None) -> dict[str, Timing]
 
 def _peak(profile: Profile) -> int | None:
     return profile.memory.peak_bytes if profile.memory else profile.modules[""].peak_bytes
+
+
+def _phases_of(profile: Profile) -> tuple[Phase, ...]:
+    return tuple(phase for phase in PHASES if profile.modules[""].work(phase).calls)
+
+
+def _shared(before: Sequence[Phase], after: Sequence[Phase]) -> tuple[Phase, ...]:
+    """Those of both. Of two runs that go backward, that only one of them recomputes is what changed."""
+    shared = {*before} & {*after}
+    if "backward" in shared:
+        shared.add("recompute")
+    return tuple(phase for phase in PHASES if phase in shared)
+
+
+def _facts(before: Profile, after: Profile) -> Iterator[tuple[str, _Fact, _Fact]]:
+    yield from ((fact, getattr(before.run, fact), getattr(after.run, fact)) for fact in _FACTS)
+    if before.cells and after.cells:
+        one, other = (", ".join(phase for phase in _phases_of(profile) if phase != "recompute") for profile in (before, after))
+        yield "phases", one, other

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Iterator
 from rich.console import Group, RenderableType
 
 from lflops import units
-from lflops.analyze.diff import Change, Diff, ModuleDiff
+from lflops.analyze.diff import Diff, ModuleDiff
 from lflops.analyze.judging import NEWS, Timing
 from lflops.analyze.limits import Limit
+from lflops.analyze.sides import Change
 from lflops.report.cells import MARGIN, margin, text
 from lflops.report.fitted import Fitted
 
@@ -56,7 +57,7 @@ def _times(found: Diff) -> Iterator[str]:
     else:
         if not (found.slower or found.faster):
             yield "no module is slower or faster than the rest of the run, beyond the noise"
-        yield f"the whole run is {_pace(found.whole.ratio)}: the median over {found.whole.modules} modules, as of another machine"
+        yield f"the whole run is {_pace(found.whole.ratio)}, the median of {found.whole.modules} modules: that is no news of any of them"
     for name, phase in found.phases.items():
         if phase.verdict in NEWS and not (found.whole and name in _OF_MODULES):
             yield f"{name} is {_much(phase)} {phase.verdict}{' than the rest of the run' if found.whole else ''}{_a_step(phase)}"
@@ -87,10 +88,7 @@ def _modules_come_and_gone(found: Diff) -> Iterator[str]:
         if top := _uppermost(modules):
             below = f", {len(modules)} modules with what is below" if len(modules) > len(top) else ""
             yield f"{verb}: {_few([_name(module) for module in top])}{below}"
-    renamed = [
-        module for module in found.modules if _last(module.before) != _last(module.after) and None not in {module.before, module.after}
-    ]
-    if renamed:
+    if renamed := [module for module in found.modules if _is_renamed(module)]:
         yield f"renamed: {_few([_name(module) for module in renamed])}"
 
 
@@ -130,8 +128,8 @@ def _modules(modules: list[ModuleDiff]) -> Fitted:
         "time before": [units.duration(time.before) for time in times],
         "after": [units.duration(time.after) for time in times],
         "change": [_percent(time.ratio) for time in times],
+        "judged": [_verdict(module) for module in modules],
         "beyond the whole": [_interval(time) for time in times],
-        "": [_verdict(module) for module in modules],
         "own MACs": [_signed(module.own.macs) for module in modules],
         "own FLOPs": [_signed(module.own.flops) for module in modules],
         "own params": [_signed(module.own.parameters) for module in modules],
@@ -170,13 +168,15 @@ def _few(names: list[str]) -> str:
 
 
 def _name(module: ModuleDiff) -> str:
-    renamed = module.before != module.after and None not in {module.before, module.after}
-    shown = [name or module.kind or "all of it" for name in ([module.before, module.after] if renamed else [module.name])]
-    return " → ".join(map(str, shown))
+    """After; with that before where it was renamed, not where only what is above it was."""
+    shown = [module.before, module.after] if _is_renamed(module) else [module.name]
+    return " → ".join(name or module.kind or "all of it" for name in shown)
 
 
-def _last(name: str | None) -> str:
-    return (name or "").rpartition(".")[2]
+def _is_renamed(module: ModuleDiff) -> bool:
+    if not module.before or not module.after:
+        return False
+    return module.before.rpartition(".")[2] != module.after.rpartition(".")[2]
 
 
 def _named(fact: str | int | None) -> str:
