@@ -7,7 +7,7 @@ from comparing import around, clean, ran
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from samples import fields_of, module_profile, product, profile, run, small_profile, untimed
+from samples import fields_of, module_profile, product, profile, small_profile, untimed
 
 import lflops
 from lflops.analyze.diff import Diff, diff
@@ -171,7 +171,7 @@ def test_without_times_work_and_memory_are_compared() -> None:
 
 def worked(**phases: int) -> Profile:
     """A Linear of so many MACs in phases."""
-    return profile({"": {}, "fc": {}}, [product("fc", "aten::mm", phase, macs=macs, bytes_moved=1) for phase, macs in phases.items()])  # type: ignore[arg-type]
+    return profile({"": {}, "fc": {}}, [product("fc", "aten::mm", phase, macs=macs, bytes_moved=1) for phase, macs in phases.items()])
 
 
 def test_what_only_one_run_has_is_in_no_figure() -> None:
