@@ -48,8 +48,8 @@ def _times(found: Diff) -> Iterator[str]:
     for verdict, modules in (("slower", found.slower), ("faster", found.faster)):
         for module in modules[:_LISTED]:
             yield f"{_name(module)} is {_much(module.news)} {verdict} than the rest of the run{_a_step(module.news)}"
-        if more := len(modules) - _LISTED if len(modules) > _LISTED else 0:
-            yield f"and so are {more} modules more, by less" if verdict == "slower" else f"{more} modules more are faster, by less"
+        if len(modules) > _LISTED:
+            yield f"{len(modules) - _LISTED} more modules are {verdict}, by less"
     if found.whole is None and found.step.ratio is None:
         yield "times are not compared: one of the two has none"
     elif found.whole is None:
@@ -57,7 +57,7 @@ def _times(found: Diff) -> Iterator[str]:
     else:
         if not (found.slower or found.faster):
             yield "no module is slower or faster than the rest of the run, beyond the noise"
-        yield f"the whole run is {_pace(found.whole.ratio)}, the median of {found.whole.modules} modules: that is no news of any of them"
+        yield f"the whole run is {_pace(found.whole.ratio)}, as the median of {found.whole.modules} modules; what one does beyond that is its own"
     for name, phase in found.phases.items():
         if phase.verdict in NEWS and not (found.whole and name in _OF_MODULES):
             yield f"{name} is {_much(phase)} {phase.verdict}{' than the rest of the run' if found.whole else ''}{_a_step(phase)}"
@@ -77,7 +77,8 @@ def _work(found: Diff) -> Iterator[str]:
         name, change, unit = changed
         yield f"{name} went from {unit(change.before)} to {unit(change.after)}, {_signed(change)}"
     else:
-        yield "the work is the same, to the last FLOP and byte"
+        moved = any(module.own.differs for module in found.modules) or found.added or found.removed
+        yield "the work is the same in all, and not module by module" if moved else "the work is the same, to the last FLOP and byte"
     if found.peak_bytes.differs:
         peak = found.peak_bytes
         yield f"peak live memory went from {units.size(peak.before)} to {units.size(peak.after)}, {_signed(peak)}"
