@@ -57,7 +57,8 @@ def _times(found: Diff) -> Iterator[str]:
     else:
         if not (found.slower or found.faster):
             yield "no module is slower or faster than the rest of the run, beyond the noise"
-        yield f"the whole run is {_pace(found.whole.ratio)}, as the median of {found.whole.modules} modules; what one does beyond that is its own"
+        median_of = found.whole.modules
+        yield f"the whole run is {_pace(found.whole.ratio)}, as the median of {median_of} modules; what one does beyond that is its own"
     for name, phase in found.phases.items():
         if phase.verdict in NEWS and not (found.whole and name in _OF_MODULES):
             yield f"{name} is {_much(phase)} {phase.verdict}{' than the rest of the run' if found.whole else ''}{_a_step(phase)}"
