@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lflops import hardware as hardware
+    from lflops.analyze.diff import diff
     from lflops.analyze.utilization import utilization
     from lflops.callback.monitor import FlopsMonitor
     from lflops.collect.calibrate import calibrate
@@ -38,6 +39,7 @@ __all__ = [
     "calibrate",
     "count",
     "counting",
+    "diff",
     "get_model_profile",
     "load",
     "measure",
@@ -57,6 +59,7 @@ _HOMES = {
     "Profile": "lflops.profile",
     "Schedule": "lflops.schedule",
     "calibrate": "lflops.collect.calibrate",
+    "diff": "lflops.analyze.diff",
     "load": "lflops.profile_file",
     "measure": "lflops.collect.measure",
     "merge": "lflops.merging",

@@ -104,6 +104,7 @@ PUBLIC = [
     "calibrate",
     "count",
     "counting",
+    "diff",
     "get_model_profile",
     "load",
     "measure",

@@ -1,0 +1,82 @@
+"""Does `diff` find a module that became 10 % slower, and nothing between two runs of the same code?
+
+Runs of 30 steps take turns in one process, as they are and with one module that waits for a tenth of its own time.
+"""
+
+import time
+
+import torch
+from results import keep_freed_memory, record
+from torch import Tensor, nn
+
+import lflops
+from lflops.analyze.diff import Diff
+from lflops.profile import Profile
+
+WIDTH, ROWS, STEPS, TIMES, SLOWER = 768, 256, 30, 10, 0.10
+SHAPES = ((1, 1), (1, 1), (1, 2), (2, 1), (1, 1), (1, 1))
+SLOW = "2"
+
+
+class Waiting(nn.Linear):
+    """A layer that waits behind its forward."""
+
+    seconds = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Work, then hold the processor."""
+        out = super().forward(x)
+        end = time.perf_counter() + self.seconds
+        while time.perf_counter() < end:
+            pass
+        return out
+
+
+def own_seconds(profile: Profile) -> dict[str, float]:
+    """Of forward and backward of each module."""
+    works = {name: (module.forward.own_seconds, module.backward.own_seconds) for name, module in profile.modules.items()}
+    return {name: sum(spread.median for spread in both if spread) for name, both in works.items()}
+
+
+def told(found: Diff) -> str:
+    """What is news of modules, as a cell."""
+    news = [f"`{module.name}` {module.news.beyond - 1:+.1%}" for module in (*found.slower, *found.faster) if module.news.beyond is not None]
+    return ", ".join(news) or "nothing"
+
+
+def main() -> None:
+    """Run, compare, and write the table."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Waiting(WIDTH * a, WIDTH * b) for a, b in SHAPES), nn.LayerNorm(WIDTH), nn.GELU())
+    x = torch.randn(ROWS, WIDTH, requires_grad=True)
+    slow = model.get_submodule(SLOW)
+
+    def ran(share: float = 0.0) -> Profile:
+        slow.seconds = share * usual[SLOW]
+        return lflops.measure(model, x, backward=True, repeats=STEPS, hardware=None)
+
+    usual = {SLOW: 0.0}
+    usual = own_seconds(ran())
+    same, planted = [ran()], []
+    for _ in range(TIMES):
+        planted.append(ran(SLOWER))
+        same.append(ran())
+    lines = ["| | 10 % planted in `2`: told | the whole run | the same code: told | the whole run |", "|--:|---|--:|---|--:|"]
+    found = nothing = 0
+    for i, (before, slowed, after) in enumerate(zip(same, planted, same[1:], strict=False), 1):
+        one, other = lflops.diff(before, slowed), lflops.diff(before, after)
+        found += [module.name for module in (*one.slower, *one.faster)] == [SLOW]
+        nothing += not (other.slower or other.faster)
+        wholes = [f"{each.whole.ratio - 1:+.1%}" if each.whole else "–" for each in (one, other)]
+        lines.append(f"| {i} | {told(one)} | {wholes[0]} | {told(other)} | {wholes[1]} |")
+    share, milliseconds = usual[SLOW] / sum(usual.values()), usual[SLOW] * 1e3
+    summary = f"Found, and nothing else: {found} of {TIMES}. Nothing between runs of the same code: {nothing} of {TIMES}. The module takes"
+    runs = f"{STEPS} clean and {STEPS} hooked steps a run, all in turn in one process; one thread"
+    lines += ["", f"{summary} {milliseconds:.1f} ms, {share:.0%} of the step; {runs}."]
+    record("diff.py", "Two runs compared", lines)
+
+
+if __name__ == "__main__":
+    main()

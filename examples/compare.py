@@ -1,0 +1,45 @@
+"""Hold a training step to the last one that was good, as a build would: exit status 1 where a limit is broken.
+
+python examples/compare.py --baseline good.profile.json   # the first time it is recorded
+python examples/compare.py --baseline good.profile.json --max-memory 5%
+python examples/compare.py --baseline good.profile.json --max-regress 3% --min-mfu 0.35
+"""
+
+import subprocess
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import lflops
+
+
+def build(hidden: int) -> nn.Module:
+    """The model that is looked after."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, 8))
+
+
+def main() -> int:
+    """Record this run, and compare it with the baseline where there is one."""
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--baseline", type=Path, default=Path("good.profile.json"))
+    parser.add_argument("--hidden", type=int, default=256, help="change it, and the build fails")
+    parser.add_argument("--repeats", type=int, default=30)
+    given, limits = parser.parse_known_args()
+
+    profile = lflops.measure(build(given.hidden), torch.randn(128, 64), backward=True, repeats=given.repeats)
+    if not given.baseline.exists():
+        profile.save(given.baseline)
+        print(f"recorded {given.baseline}")
+        return 0
+    now = given.baseline.with_suffix(".now.json")
+    profile.save(now)
+    shell = [sys.executable, "-m", "lflops", "diff", str(given.baseline), str(now), *limits]
+    return subprocess.run(shell, check=False).returncode  # noqa: S603 - our own
+
+
+if __name__ == "__main__":
+    sys.exit(main())
