@@ -5,12 +5,10 @@ All kinds of step take turns in one process, so that a slow moment of the machin
 
 import argparse
 import contextlib
-import time
 from collections.abc import Callable
-from statistics import median
 
 import torch
-from results import record
+from results import in_turn, record
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertForMaskedLM
 
@@ -45,17 +43,7 @@ def ratios(model: torch.nn.Module, step: Callable[[], None], rounds: int) -> tup
         "lflops: MACs, FLOPs, scopes": lambda: Counting({"": model}, extent=Extent(traffic=False, memory=False)),
         "lflops: all that `count` collects": lambda: Counting({"": model}),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for each in range(rounds + 2):
-        for name, way in ways.items():
-            with way():
-                start = time.perf_counter()
-                step()
-                elapsed = time.perf_counter() - start
-            if each >= 2:
-                seconds[name].append(elapsed)
-    plain = seconds.pop("plain")
-    return median(plain), {name: median(a / b for a, b in zip(taken, plain, strict=True)) for name, taken in seconds.items()}
+    return in_turn(ways, step, rounds)
 
 
 def main() -> None:

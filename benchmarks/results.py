@@ -1,4 +1,4 @@
-"""What the benchmarks share: a steady process, and RESULTS.md, where each has a heading of its own, with machine and date."""
+"""What the benchmarks share: a steady process, steps that take turns, and RESULTS.md: a heading for each, with machine and date."""
 
 import ctypes
 import datetime as dt
@@ -6,7 +6,10 @@ import os
 import pathlib
 import platform
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from statistics import median
 
 import torch
 
@@ -21,6 +24,34 @@ def record(script: str, title: str, lines: Sequence[str]) -> None:
     text = RESULTS.read_text() if RESULTS.exists() else HEAD
     sections = [each for each in re.split(r"(?m)^(?=## )", text) if f"`benchmarks/{script}`" not in each]
     RESULTS.write_text("\n".join(each.strip() + "\n" for each in [*sections, section]))
+
+
+def in_turn(
+    ways: Mapping[str, Callable[[], AbstractContextManager[object]]], step: Callable[[], None], rounds: int, steps: int = 1
+) -> tuple[float, dict[str, float]]:
+    """So many steps within each way to watch them, in turn, so that a slow moment of the machine falls on all of them.
+
+    Args:
+        ways: How to watch; the first is not to.
+        step: What is watched.
+        rounds: How often; two more are thrown away.
+        steps: In each round.
+
+    Returns:
+        The seconds of a plain step, and the ratio to it of every other way: medians over the rounds.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for each in range(rounds + 2):
+        for name, way in ways.items():
+            with way():
+                start = time.perf_counter()
+                for _ in range(steps):
+                    step()
+                elapsed = (time.perf_counter() - start) / steps
+            if each >= 2:
+                seconds[name].append(elapsed)
+    plain, *others = seconds.items()
+    return median(plain[1]), {name: median(a / b for a, b in zip(taken, plain[1], strict=True)) for name, taken in others}
 
 
 def keep_freed_memory() -> None:
