@@ -233,7 +233,7 @@ def test_a_module_is_compared_from_rank_to_rank() -> None:
     From medians alone nobody knows in how many steps it was the slowest. Where one rank alone knows a time, nothing is compared.
     """
     ranks = [timed(replica(), {"head": median}) for median in (3e-3, 1e-3, 2e-3)]
-    slow = RankStat(module="head", phase="forward", low=1e-3, median=2e-3, high=3e-3, high_rank=0)
+    slow = RankStat(module="head", phase="forward", low=1e-3, median=2e-3, high=3e-3, high_rank=0, waiting="none")
     assert (slow,) == merged(*ranks, timed(replica(), {"body": 5e-3})).rank_stats
     assert (replace(slow, median=2.5e-3, high=8e-3, high_rank=3),) == merged(*ranks, timed(replica(), {"head": 8e-3})).rank_stats
 
