@@ -1,0 +1,176 @@
+"""The ranks of a run become one profile, out of the training's way: each hands its report in when it has one, rank 0 collects.
+
+Reports go through the store that the process group was made by, on a connection and on threads of our own. No collective is run, so nobody
+has to arrive at the same time, or at all. Where rank 0 waits, it is on its own thread; only at the end of the training somebody waits for
+that, no longer than the timeout, and after an exception hardly at all.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from lflops.collect.rank_report import RankReport
+from lflops.collect.rank_store import RankStore
+from lflops.collect.rank_window import RankWindow
+from lflops.collect.timing.timeline import Place
+from lflops.collect.topology import Topology
+from lflops.collect.torch_compat import store_under
+from lflops.merging import merge
+from lflops.profile import Note, Profile
+
+__all__ = ["Gather"]
+
+PATIENCE = 0.8
+"""The part of the timeout in which reports are waited for; what is left is for putting them together."""
+
+EXIT_SECONDS = 1.0
+"""That an exception may be held up, at most, so that what is under way is not lost with the process."""
+
+
+class Gather:
+    """Hands a rank's reports in, and on rank 0 makes profiles of those of all ranks. One for each monitor and each fit.
+
+    Args:
+        store: What all ranks reach, with keys that nobody else uses.
+        rank: This one.
+        topology: How many ranks there are, and where they stand.
+        timeout: Seconds that anybody waits for anybody, at most.
+        clock: Seconds from any beginning.
+        pause: Waits for so many seconds; `None` is to wait really.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        topology: Topology,
+        *,
+        timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], object] | None = None,
+    ) -> None:
+        """Nothing is handed in yet."""
+        self._store = RankStore(store)
+        self._rank = rank
+        self._topology = topology
+        self._timeout = timeout
+        self._clock = clock
+        self._hurry = threading.Event()
+        self._pause = self._hurry.wait if pause is None else pause
+        self._jobs: list[_Job] = []
+
+    @classmethod
+    def of(cls, rank: int, topology: Topology, *, monitor: int, fit: int, timeout: float) -> "Gather | None":
+        """That of the default process group; `None` where the run has one rank, or the group's store is out of reach.
+
+        Args:
+            rank: This one.
+            topology: How many ranks there are, and where they stand.
+            monitor: Which of the Trainer's monitors it is for, the same number on all ranks.
+            fit: Which of the monitor's fits, so that nothing of the last one is taken for this one's.
+            timeout: Seconds that anybody waits for anybody, at most.
+        """
+        store = store_under(f"lflops/{monitor}/{fit}") if topology.world_size > 1 else None
+        return None if store is None else cls(store, rank, topology, timeout=timeout)
+
+    def push(self, profile: Profile, steps: tuple[Mapping[Place, float], ...] = ()) -> None:
+        """Hand in what this rank has to tell of a window; returns at once.
+
+        Args:
+            profile: This rank's own; its run says which window it is of.
+            steps: Own seconds of modules, of each hooked step in it.
+        """
+        now, topology = self._clock(), self._topology
+        profile = replace(profile, run=topology.of(profile.run))
+        report = RankReport(self._rank, profile, steps, topology.node, topology.coordinates.get(self._rank, {}))
+        window = RankWindow(self._store, f"{profile.run.stage}/{profile.run.window}", topology)
+        deadline = now + PATIENCE * self._timeout
+
+        def collect() -> Profile:
+            window.wait_for_all(self._pause, lambda: self._hurry.is_set() or self._clock() >= deadline)
+            return window.collected(report)
+
+        if self._rank:
+            self._jobs.append(_Job(lambda: window.hand_in(report), until=now + self._timeout))
+        else:
+            self._jobs.append(_Job(collect, until=now + self._timeout, alone=profile))
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything runs beside the training: a step in which it does is no measure of the others."""
+        return any(job.is_running for job in self._jobs)
+
+    def ready(self) -> list[Profile]:
+        """The merged profiles that have become ready since the last time, in the order of the windows; on other ranks than 0 none."""
+        found = []
+        while self._jobs and not self._jobs[0].is_running:
+            found += self._jobs.pop(0).results()
+        return found
+
+    def finish(self, *, failed: bool = False) -> list[Profile]:
+        """End: no more windows come. Waits for what is under way, and gives the profiles that were not told of yet.
+
+        Args:
+            failed: Whether an exception is on its way, or the monitor itself has failed: then nobody is waited for.
+        """
+        limit = self._clock() + min(EXIT_SECONDS, self._timeout)
+        if failed:
+            self._hurry.set()
+        for job in self._jobs:
+            job.wait((limit if failed else job.until) - self._clock())
+        found = [profile for job in self._jobs for profile in job.results()]
+        self._jobs.clear()
+        self._hurry.set()
+        _Job(lambda: self._leave(failed=failed), until=limit).wait(limit - self._clock() if failed else EXIT_SECONDS)
+        return found
+
+    def _leave(self, *, failed: bool) -> None:
+        """Let nobody wait for this rank any more, nor send it anything."""
+        self._store.put(f"left/{self._rank}", b"failed" if failed else b"ended")
+        self._store.add("left")
+
+
+class _Job:
+    """Something that runs on a thread of its own, and that does not keep the process from ending.
+
+    Args:
+        action: What runs; an error of it is kept to itself.
+        until: When nobody waits for it any more.
+        alone: The profile that there is without it; where there is none, there is no result.
+    """
+
+    def __init__(self, action: Callable[[], Profile | None], *, until: float, alone: Profile | None = None) -> None:
+        """Begin."""
+        self.until = until
+        self._action = action
+        self._alone = alone
+        self._result: Profile | None = None
+        self._problem = "it was not done in time"
+        self._thread = threading.Thread(target=self._run, name="lflops-gather", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is not done."""
+        return self._thread.is_alive()
+
+    def wait(self, seconds: float) -> None:
+        """Until it is done, or so long."""
+        self._thread.join(max(seconds, 0.0))
+
+    def results(self) -> list[Profile]:
+        """What it gave; where it has failed, or is not done, what there is without it."""
+        if self._result is None and self._alone is not None:
+            profile = merge({0: self._alone})
+            failure = Note(code="gather_failed", subject="", values={"error": self._problem})
+            return [replace(profile, notes=(*profile.notes, failure))]
+        return [] if self._result is None else [self._result]
+
+    def _run(self) -> None:
+        try:
+            self._result = self._action()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the user's training does not hear of it
+            self._problem = f"{type(error).__name__}: {error}"
