@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lflops import hardware as hardware
+    from lflops.analyze.imbalance import imbalance
     from lflops.analyze.utilization import utilization
     from lflops.callback.monitor import FlopsMonitor
     from lflops.collect.calibrate import calibrate
@@ -39,6 +40,7 @@ __all__ = [
     "count",
     "counting",
     "get_model_profile",
+    "imbalance",
     "load",
     "measure",
     "merge",
@@ -57,6 +59,7 @@ _HOMES = {
     "Profile": "lflops.profile",
     "Schedule": "lflops.schedule",
     "calibrate": "lflops.collect.calibrate",
+    "imbalance": "lflops.analyze.imbalance",
     "load": "lflops.profile_file",
     "measure": "lflops.collect.measure",
     "merge": "lflops.merging",

@@ -105,6 +105,7 @@ PUBLIC = [
     "count",
     "counting",
     "get_model_profile",
+    "imbalance",
     "load",
     "measure",
     "merge",

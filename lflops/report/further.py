@@ -11,6 +11,7 @@ from lflops.profile import Profile
 from lflops.report import short_units
 from lflops.report.cells import plain
 from lflops.report.notes import sentence
+from lflops.report.ranks import ranks
 
 __all__ = ["further"]
 
@@ -33,6 +34,7 @@ def further(profile: Profile, paced: Pace) -> _Lines:
     yield from _utilization(profile)
     peak = profile.modules[""].peak_bytes if profile.memory is None else profile.memory.peak_bytes
     yield "peak live memory, as counted", units.size(peak)
+    yield from ranks(profile)
     yield from _ledger(profile, paced)
     yield from _remarks(profile)
 
@@ -136,7 +138,8 @@ def _remarks(profile: Profile) -> _Lines:
         more = f" and {len(top) - _LISTED} more" if len(top) > _LISTED else ""
         yield "never called", plain(", ".join(top[:_LISTED]) + more)
     if profile.run.partial:
-        yield "partial", "what was watched ended by an exception or before its time"
+        silent = any(rank.status != "ok" for rank in profile.ranks)
+        yield "partial", f"what was watched ended by an exception or before its time{', or not all ranks answered' if silent else ''}"
     sentences = [plain(sentence(note)) for note in profile.notes if note.code not in _SHOWN_ELSEWHERE]
     for index, said in enumerate(sentences):
         yield "" if index else "note", said

@@ -95,6 +95,9 @@ def _sizes(profile: Profile) -> _Lines:
     yield "world size", str(profile.run.world_size)
     yield "data parallel size", _whole(data_parallel)
     yield "model parallel size", _whole(tensor_parallel)
+    for kind in ("pipeline", "expert"):
+        if (size := getattr(profile.run, f"{kind}_parallel_size")) is not None:
+            yield f"{kind} parallel size", str(size)
     yield "batch size per GPU", _whole(profile.run.samples_per_step)
 
 
