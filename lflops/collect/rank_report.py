@@ -20,7 +20,7 @@ from lflops.merging import Brief, brief_of, waiting_in
 from lflops.observations import PHASES, Count, Phase, Seconds
 from lflops.profile import SCHEMA_VERSION, Cell, Communication, Memory, ModuleProfile, Profile, Uncounted, Work
 
-__all__ = ["Head", "Packed", "RankReport", "Table", "memory_in", "pack", "rows_in", "table_in", "told_in"]
+__all__ = ["Head", "Packed", "RankReport", "Table", "memory_in", "pack", "rows_in", "squeezed", "table_in", "told_in"]
 
 _FAST = 1
 """Of zlib: names repeat so much that more effort gains little."""
@@ -112,7 +112,7 @@ def pack(report: RankReport) -> Packed:
         waiting={number[place]: seconds for place, seconds in waiting_in(profile).items() if place in number},
     )
     times = array("f", (step.get(Place(*place), 0.0) for step in report.steps for place in places))
-    return Packed(_squeezed(head), {name: blob} | ({} if remembered is None else {remembered[0]: remembered[1]}), times.tobytes())
+    return Packed(squeezed(head), {name: blob} | ({} if remembered is None else {remembered[0]: remembered[1]}), times.tobytes())
 
 
 def told_in(head: bytes) -> Head:
@@ -173,5 +173,6 @@ def _named(value: Table | Memory) -> tuple[str, bytes]:
     return hashlib.blake2b(packed, digest_size=16).hexdigest(), zlib.compress(packed, _FAST)
 
 
-def _squeezed(head: Head) -> bytes:
+def squeezed(head: Head) -> bytes:
+    """As `told_in` takes it."""
     return zlib.compress(msgpack.encode(head), _FAST)

@@ -13,10 +13,11 @@ from lflops.observations import PHASES, Phase, RankStat
 
 __all__ = ["RankTimes"]
 
-AT_ONCE = 1 << 20
+AT_ONCE = 1 << 18
 """Values that are looked at together."""
 
 Place = tuple[str, Phase]
+Waiting = Literal["none", "left_out", "unknown"]
 
 
 @dataclass(kw_only=True)
@@ -99,31 +100,30 @@ class RankTimes:
                 times = group.times[:, :, [group.columns[place] for place in some]]
                 medians.append(_median(times, 1))
                 by_step.append(times[:, [step for step, index in enumerate(group.at) if index in self._common]])
-            whole = (torch.cat(medians) - waits).clamp(min=0)[in_order]
-            steps = (torch.cat(by_step) - waits[:, None]).clamp(min=0)[in_order]
-            yield from _stats(some, states, ranks[in_order], whole, steps)
+            whole, steps = torch.cat(medians), torch.cat(by_step)
+            if waits is not None:
+                whole, steps = (whole - waits).clamp(min=0), (steps - waits[:, None]).clamp(min=0)
+            yield from _stats(some, states, ranks[in_order], whole[in_order], steps[in_order])
 
-    def _waits(self, ranks: list[int], places: Sequence[Place]) -> tuple[Tensor, list[Literal["none", "left_out", "unknown"]]]:
-        """Seconds to leave out of each rank's time in each place, and what is known of these."""
+    def _waits(self, ranks: list[int], places: Sequence[Place]) -> tuple[Tensor | None, list[Waiting]]:
+        """Seconds to leave out of each rank's time in each place, if any, and what is known of these."""
+        states = [self._state(place) for place in places]
+        if "left_out" not in states:
+            return None, states
         waits = torch.zeros(len(ranks), len(places), dtype=torch.float64)
-        states: list[Literal["none", "left_out", "unknown"]] = []
-        for column, place in enumerate(places):
-            told = self._waiting.get(place, {})
-            known = [told.get(rank, 0.0) for rank in ranks]
-            here = [seconds for seconds in known if seconds is not None]
-            if not told.keys() & set(ranks):
-                states.append("none")
-            elif len(here) < len(known):
-                states.append("unknown")
-            else:
-                states.append("left_out")
-                waits[:, column] = torch.tensor(here, dtype=torch.float64)
+        for column, (place, state) in enumerate(zip(places, states, strict=True)):
+            if state == "left_out":
+                told = self._waiting[place]
+                waits[:, column] = torch.tensor([told.get(rank, 0.0) or 0.0 for rank in ranks], dtype=torch.float64)
         return waits, states
 
+    def _state(self, place: Place) -> Waiting:
+        if place not in self._waiting:
+            return "none"
+        return "unknown" if None in self._waiting[place].values() else "left_out"
 
-def _stats(
-    places: Sequence[Place], states: Sequence[Literal["none", "left_out", "unknown"]], ranks: Tensor, medians: Tensor, steps: Tensor
-) -> Iterator[RankStat]:
+
+def _stats(places: Sequence[Place], states: Sequence[Waiting], ranks: Tensor, medians: Tensor, steps: Tensor) -> Iterator[RankStat]:
     """Of ranks x places, and ranks x steps x places. Of equal times the first rank's is the slow one."""
     high, slow = medians.max(0)
     number = steps.shape[1]
@@ -140,5 +140,7 @@ def _median(values: Tensor, dim: int) -> Tensor:
     """Of an even number the middle between the two in the middle, which torch's own is not."""
     along = values.movedim(dim, -1).contiguous()
     number = along.shape[-1]
-    upper = along.kthvalue(number // 2 + 1).values.double()
-    return upper if number % 2 else (upper + along.kthvalue(number // 2).values.double()) / 2
+    if number % 2:
+        return along.median(-1).values.double()
+    upper_half = along.topk(number // 2 + 1, sorted=False).values
+    return upper_half.topk(2, largest=False).values.double().mean(-1)

@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 
 from msgspec.structs import replace
 
-from lflops.collect.rank_report import Head, RankReport, memory_in, pack, rows_in, table_in, told_in
+from lflops.collect.rank_report import Head, Packed, RankReport, memory_in, pack, rows_in, table_in, told_in
 from lflops.collect.rank_store import RankStore
 from lflops.collect.rank_times import RankTimes
 from lflops.collect.topology import Topology
@@ -37,12 +37,14 @@ class RankWindow:
         self._topology = topology
 
     def hand_in(self, report: RankReport) -> None:
-        """Leave a report for rank 0, unless that does not wait for it any more. What says that all of it is there comes last."""
-        rank, store = report.rank, self._store
-        if store.has(self._key("closed")) or store.has("left/0"):
-            return
-        store.put(self._key("begun", rank), b"")
-        packed = pack(report)
+        """Leave a report for rank 0, unless that does not wait for it any more."""
+        if not self._store.has(self._key("closed")) and not self._store.has("left/0"):
+            self._store.put(self._key("begun", report.rank), b"")
+            self.deliver(report.rank, pack(report))
+
+    def deliver(self, rank: int, packed: Packed) -> None:
+        """Leave what is packed; what says that all of it is there comes last."""
+        store = self._store
         for name, blob in packed.shared.items():
             if store.add(self._key("copies", name)) <= COPIES:
                 store.put(self._key("shared", name), blob)
@@ -82,23 +84,24 @@ class RankWindow:
             return report.profile.memory if rank == 0 or name is None else memory_in(blob(name))
 
         absent = {rank: self._absent(rank) for rank in range(self._topology.world_size) if rank not in heads}
-        profile = merged((head.brief for head in heads.values()), rows_of, memory_of, times.stats, absent=absent)
+        briefs = (told_in(self._store.take(self._key("head", rank)) if rank else packed.head).brief for rank in heads)
+        profile = merged(briefs, rows_of, memory_of, times.stats, absent=absent)
         self._close(heads, packed.shared.keys())
         return profile
 
     def _heads(self, own: Head, at_hand: AbstractSet[str]) -> dict[int, Head]:
-        """Of the ranks whose reports are there with all that they rest on."""
+        """Of the ranks whose reports are there with all that they rest on. Their steps, of which there are many, are left for later."""
         heads = {own.brief.rank: own}
         there: dict[str, bool] = dict.fromkeys(at_hand, True)
         for rank in range(1, self._topology.world_size):
             if self._store.has(self._key("head", rank)):
-                head = told_in(self._store.take(self._key("head", rank)))
+                head = told_in(self._store.get(self._key("head", rank)))
                 names = [name for name in (head.brief.table, head.memory) if name is not None]
                 for name in names:
                     if name not in there:
                         there[name] = self._store.has(self._key("shared", name))
                 if all(there[name] for name in names):
-                    heads[rank] = head
+                    heads[rank] = replace(head, brief=replace(head.brief, steps=()))
         return heads
 
     def _is_due(self, rank: int) -> bool:
