@@ -1,7 +1,10 @@
 """Reports that go through a store: on threads of one process where the clock is ours, and between processes of a group."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ from clocks import StillClock
 from msgspec.structs import replace
 from samples import product, profile, run, small_memory, weights
 from torch.distributed import HashStore
+from traces import differences, process
 
 from lflops.collect import gather as gather_module
 from lflops.collect import rank_store
@@ -316,11 +320,15 @@ def test_a_store_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.Monkey
         def __getattr__(self, name: str) -> Any:
             return lambda *_: forever.wait(60)
 
+    waiting: list[Gather] = []
     for rank, expected in ((0, ["ok", "missing"]), (1, [])):
         one = Gather(Silent(), rank, topology(2), timeout=TIMEOUT)
         one.push(counted())
         assert expected == [status.status for whole in one.finish(failed=True) for status in whole.ranks]
+        waiting.append(one)
     forever.set()
+    for job in (job for one in waiting for job in one._jobs):
+        job.wait(60)
 
 
 def test_a_large_value_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,6 +340,29 @@ def test_a_large_value_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (bytes(range(10)), 3) == (store.get("key"), plain.num_keys())
     assert (bytes(range(10)), 0) == (store.take("key"), plain.num_keys())
     assert not store.has("key")
+
+
+def test_nothing_is_left_when_all_is_told() -> None:
+    """No thread, nothing that the end of the process would call; also where nobody ever handed in."""
+    before = process()
+    gathered({0: (counted(), ()), 1: (counted(), ())})
+    Gather(HashStore(), 1, topology(2), timeout=TIMEOUT).finish()
+    assert [] == differences(before, process())
+
+
+ENDS_EARLY = """
+from torch.distributed import TCPStore
+from test_gather import Gather, counted, topology
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+gather = Gather(store.clone(), 0, topology(64), timeout=600.0)
+gather.push(counted())
+"""
+
+
+def test_a_process_may_end_while_something_is_waited_for() -> None:
+    """As any other, and without a word: a thread that went on when Python is gone would end it by a signal."""
+    ended = subprocess.run([sys.executable, "-c", ENDS_EARLY], cwd=Path(__file__).parent, check=False, capture_output=True, text=True)
+    assert (0, "") == (ended.returncode, ended.stderr)
 
 
 def test_without_a_group_there_is_nothing_to_gather() -> None:

@@ -7,6 +7,7 @@ that, no longer than the timeout, and after an exception hardly at all.
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,6 +29,10 @@ PATIENCE = 0.8
 
 EXIT_SECONDS = 1.0
 """That an exception may be held up, at most, so that what is under way is not lost with the process."""
+
+
+LAST_SECONDS = 3.0
+"""That the end of the process waits for a thread of ours, at most: to go on when Python is gone would be a crash."""
 
 
 class Gather:
@@ -61,6 +66,7 @@ class Gather:
         self._hurry = threading.Event()
         self._pause = self._hurry.wait if pause is None else pause
         self._jobs: list[_Job] = []
+        self._at_exit: weakref.finalize[[], Any] | None = None
 
     @classmethod
     def of(cls, rank: int, topology: Topology, *, monitor: int, fit: int, timeout: float) -> "Gather | None":
@@ -94,9 +100,9 @@ class Gather:
             return window.collected(report)
 
         if self._rank:
-            self._jobs.append(_Job(lambda: window.hand_in(report), until=now + self._timeout))
+            self._start(_Job(lambda: window.hand_in(report), until=now + self._timeout))
         else:
-            self._jobs.append(_Job(collect, until=now + self._timeout, alone=profile))
+            self._start(_Job(collect, until=now + self._timeout, alone=profile))
 
     @property
     def busy(self) -> bool:
@@ -108,6 +114,7 @@ class Gather:
         found = []
         while self._jobs and not self._jobs[0].is_running:
             found += self._jobs.pop(0).results()
+        self._rest()
         return found
 
     def finish(self, *, failed: bool = False) -> list[Profile]:
@@ -122,10 +129,32 @@ class Gather:
         for job in self._jobs:
             job.wait((limit if failed else job.until) - self._clock())
         found = [profile for job in self._jobs for profile in job.results()]
-        self._jobs.clear()
         self._hurry.set()
-        _Job(lambda: self._leave(failed=failed), until=limit).wait(limit - self._clock() if failed else EXIT_SECONDS)
+        self._jobs = [job for job in self._jobs if job.is_running]
+        self._start(leaving := _Job(lambda: self._leave(failed=failed), until=limit))
+        leaving.wait(limit - self._clock() if failed else EXIT_SECONDS)
+        self._rest()
         return found
+
+    def _start(self, job: "_Job") -> None:
+        if self._at_exit is None:
+            self._at_exit = weakref.finalize(self._hurry, self._stop)
+        self._jobs.append(job)
+        job.start()
+
+    def _rest(self) -> None:
+        """Where nothing is under way, the end of the process is no business of ours."""
+        if self._at_exit is not None and not self.busy:
+            self._at_exit.detach()
+            self._at_exit = None
+
+    def _stop(self) -> None:
+        """The process ends: so do our threads."""
+        self._hurry.set()
+        self._store.close()
+        until = time.monotonic() + LAST_SECONDS
+        for job in self._jobs:
+            job.wait(until - time.monotonic())
 
     def _leave(self, *, failed: bool) -> None:
         """Let nobody wait for this rank any more, nor send it anything."""
@@ -143,13 +172,16 @@ class _Job:
     """
 
     def __init__(self, action: Callable[[], Profile | None], *, until: float, alone: Profile | None = None) -> None:
-        """Begin."""
+        """Wait to be started."""
         self.until = until
         self._action = action
         self._alone = alone
         self._result: Profile | None = None
         self._problem = "it was not done in time"
         self._thread = threading.Thread(target=self._run, name="lflops-gather", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
         self._thread.start()
 
     @property

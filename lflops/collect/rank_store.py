@@ -18,7 +18,18 @@ class RankStore:
 
     def __init__(self, store: Any) -> None:
         """Reach what is there of the store's keys."""
-        self._store = store
+        self._open = store
+        self._closed = False
+
+    def close(self) -> None:
+        """Be of no use any more: whoever asks for something, on whatever thread, gets a `ConnectionError`."""
+        self._closed = True
+
+    @property
+    def _store(self) -> Any:
+        if self._closed:
+            raise ConnectionError("the process ends")
+        return self._open
 
     def put(self, key: str, value: bytes) -> None:
         """Set a key, its further parts first."""
