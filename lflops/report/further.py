@@ -11,7 +11,7 @@ from lflops.profile import Profile
 from lflops.report import short_units
 from lflops.report.cells import plain
 from lflops.report.notes import sentence
-from lflops.report.ranks import ranks
+from lflops.report.ranks import is_staged, ranks
 
 __all__ = ["further"]
 
@@ -41,15 +41,15 @@ def further(profile: Profile, paced: Pace) -> _Lines:
 
 def _work(profile: Profile) -> _Lines:
     """What the lines above have not said of each phase."""
-    root = profile.modules[""]
+    root, whose = profile.modules[""], "of model" if is_staged(profile) else "per GPU"
     if root.forward.executed_macs != root.forward.macs:
-        yield "fwd MACs per GPU that the masks leave to be executed", units.count(root.forward.executed_macs)
+        yield f"fwd MACs {whose} that the masks leave to be executed", units.count(root.forward.executed_macs)
     for label, work in (("bwd", root.backward), ("recompute", root.recompute)):
         if work.calls:
-            yield f"{label} MACs per GPU", units.count(work.macs)
-            yield f"{label} flops per GPU", units.count(work.flops)
+            yield f"{label} MACs {whose}", units.count(work.macs)
+            yield f"{label} flops {whose}", units.count(work.flops)
     if root.optimizer.flops:
-        yield "step flops per GPU", units.count(root.optimizer.flops)
+        yield f"step flops {whose}", units.count(root.optimizer.flops)
 
 
 def _generated(profile: Profile, paced: Pace) -> _Lines:

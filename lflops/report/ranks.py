@@ -9,7 +9,7 @@ from lflops.observations import Rank, Spread
 from lflops.profile import Profile
 from lflops.report.cells import plain
 
-__all__ = ["ranks"]
+__all__ = ["is_staged", "ranks"]
 
 _WORST = 3
 _LISTED = 12
@@ -29,6 +29,11 @@ def ranks(profile: Profile) -> Iterator[tuple[str, str]]:
     for index, said in enumerate(_slow(profile)):
         yield "" if index else "slow ranks", said
     yield from _by_rank(profile.ranks, {"data wait by rank": lambda rank: rank.data, "CPU time by rank": lambda rank: rank.cpu})
+
+
+def is_staged(profile: Profile) -> bool:
+    """Whether the root has the work of ranks with modules of their own: what one GPU does of that differs from rank to rank."""
+    return any(note.code == "ranks_differ" and note.values.get("rows_of_others") for note in profile.notes)
 
 
 def _statuses(each: Sequence[Rank]) -> Iterator[str]:
