@@ -246,9 +246,15 @@ def _ranks(
 
 
 def waiting_in(profile: Profile) -> Waiting:
-    """Seconds a step that each module itself spends inside of collectives in each phase where it runs any; `None` where unknown."""
+    """Seconds a step that each module itself spends inside of collectives in each phase where it runs any; `None` where unknown.
+
+    What is begun in a module and not awaited there is awaited where the phase ends, as DDP does with gradients: so the root's own is
+    unknown too, wherever another is.
+    """
     found: dict[tuple[str, Phase], float | None] = {}
     for each in profile.communication:
+        if each.seconds is None:
+            found["", each.phase] = None
         known = found.get((each.module, each.phase), 0.0)
         found[each.module, each.phase] = None if known is None or each.seconds is None else known + each.seconds
     return found
