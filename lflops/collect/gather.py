@@ -31,6 +31,9 @@ EXIT_SECONDS = 1.0
 """That an exception may be held up, at most, so that what is under way is not lost with the process."""
 
 
+HEAD_START = 0.01
+"""Seconds that a thread of ours leaves to the training's: two that begin together get in each other's way."""
+
 LAST_SECONDS = 3.0
 """That the end of the process waits for a thread of ours, at most: to go on when Python is gone would be a crash."""
 
@@ -202,6 +205,7 @@ class _Job:
         return [] if self._result is None else [self._result]
 
     def _run(self) -> None:
+        time.sleep(HEAD_START)
         try:
             self._result = self._action()
         except Exception as error:  # noqa: BLE001 - whatever it is, the user's training does not hear of it

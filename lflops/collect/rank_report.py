@@ -20,7 +20,7 @@ from lflops.merging import Brief, brief_of, waiting_in
 from lflops.observations import PHASES, Count, Phase, Seconds
 from lflops.profile import SCHEMA_VERSION, Cell, Communication, Memory, ModuleProfile, Profile, Uncounted, Work
 
-__all__ = ["Head", "Packed", "RankReport", "Table", "memory_in", "pack", "rows_in", "squeezed", "table_in", "told_in"]
+__all__ = ["Head", "Packed", "RankReport", "Table", "memory_in", "pack", "places_in", "rows_in", "squeezed", "table_in", "told_in"]
 
 _FAST = 1
 """Of zlib: names repeat so much that more effort gains little."""
@@ -49,6 +49,12 @@ class Table(Struct, frozen=True, kw_only=True):
     cells: tuple[Cell, ...]
     uncounted: tuple[Uncounted, ...]
     communication: tuple[Communication, ...]
+    places: tuple[tuple[str, Phase], ...]
+
+
+class _Places(Struct, frozen=True, kw_only=True):
+    """A part of a table."""
+
     places: tuple[tuple[str, Phase], ...]
 
 
@@ -123,6 +129,11 @@ def told_in(head: bytes) -> Head:
 def table_in(blob: bytes) -> Table:
     """What was packed as a table."""
     return msgpack.decode(zlib.decompress(blob), type=Table)
+
+
+def places_in(blob: bytes) -> tuple[tuple[str, Phase], ...]:
+    """Those of what was packed as a table, of which the rest is passed over."""
+    return msgpack.decode(zlib.decompress(blob), type=_Places).places
 
 
 def memory_in(blob: bytes) -> Memory:

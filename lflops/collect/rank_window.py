@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 
 from msgspec.structs import replace
 
-from lflops.collect.rank_report import Head, Packed, RankReport, memory_in, pack, rows_in, table_in, told_in
+from lflops.collect.rank_report import Head, Packed, RankReport, memory_in, pack, places_in, rows_in, table_in, told_in
 from lflops.collect.rank_store import RankStore
 from lflops.collect.rank_times import RankTimes
 from lflops.collect.topology import Topology
@@ -70,9 +70,7 @@ class RankWindow:
             return packed.shared.get(name) or self._store.get(self._key("shared", name))
 
         heads = self._heads(told_in(packed.head), packed.shared.keys())
-        times = RankTimes(
-            list(heads.values()), {name: table_in(blob(name)).places for name in {each.brief.table for each in heads.values()}}
-        )
+        times = RankTimes(list(heads.values()), {name: places_in(blob(name)) for name in {each.brief.table for each in heads.values()}})
         for rank in heads:
             times.add(rank, self._store.take(self._key("times", rank)) if rank else packed.times)
 
