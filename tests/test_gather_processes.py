@@ -6,14 +6,21 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from checks import macs
-from small_models import down, hidden, up, wide
+from elsewhere import Ranks
+from small_models import Block, between_linears, down, hidden, length, up, wide
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
 
 import lflops
 from lflops import Profile
+from lflops.collect.gather import Gather
+from lflops.collect.topology import topology_of
 
 SCRIPT = Path(__file__).with_name("rank_of_four.py")
 SECONDS = 240
+LONG = 200.0
 
 
 def gathered(folder: Path, scenario: str) -> tuple[Profile, list[int]]:
@@ -54,6 +61,26 @@ def test_the_meshes_of_the_parameters_say_where_a_rank_stands(sharded_twice: Pro
     run = sharded_twice.run
     assert (4, 2, 2, None) == (run.world_size, run.data_parallel_size, run.tensor_parallel_size, run.pipeline_parallel_size)
     assert (["ok"] * 4, False) == ([rank.status for rank in sharded_twice.ranks], run.partial)
+
+
+def handed_in() -> Profile:
+    """What each rank of a replicated model hands in, the second with the larger batch; rank 0's is that of both."""
+    rank = distributed.get_rank()
+    model = DistributedDataParallel(between_linears(Block()))
+    profile = lflops.count(model, torch.randn(1 + rank, length, hidden), backward=True)
+    gather = Gather.of(rank, topology_of(2, rank, sampler={"num_replicas": 2, "rank": rank}), monitor=1, fit=0, timeout=LONG)
+    assert gather is not None
+    gather.push(profile)
+    return next(iter(gather.finish()), profile)
+
+
+def test_ranks_that_meet_in_a_file_gather_there(tmp_path: Path) -> None:
+    """The store is a file: three sequences in all, and of the rank with two of them the work is shown."""
+    with Ranks(2, tmp_path) as ranks:
+        whole, second = ranks.run(handed_in)
+    assert [{"data": 0}, {"data": 1}] == [rank.coordinates for rank in whole.ranks]
+    assert (2, ["ok", "ok"]) == (whole.run.data_parallel_size, [rank.status for rank in whole.ranks])
+    assert second.modules == whole.modules
 
 
 def test_a_killed_rank_is_missing_and_the_others_tell_of_their_own(tmp_path: Path) -> None:
