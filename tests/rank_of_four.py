@@ -6,6 +6,7 @@ python rank_of_four.py RANK PORT FILE two_meshes | one_killed
 import contextlib
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,16 @@ def of_rank(rank: int, found: Topology) -> Gather:
     """That of the group; where rank 0 would wait for the killed one, time is over once the others have told."""
     gather = Gather.of(rank, found, monitor=1, fit=0, timeout=LONG)
     assert gather is not None
-    store: Any = store_under("lflops/1/0")
-    gather._clock = lambda: LONG * (int(store.add("None/None/told/", 0)) >= 2) if sys.argv[4] == "one_killed" else 0.0
+    if sys.argv[4] == "one_killed":
+        store: Any = store_under("lflops/1/0")
+        moment = [0.0]
+
+        def pause(seconds: float) -> None:
+            time.sleep(seconds)
+            if int(store.add("None/None/told/", 0)) == 2:
+                moment[0] = min(gather._deadline, 100 * LONG)
+
+        gather._clock, gather._pause = lambda: moment[0], pause
     return gather
 
 

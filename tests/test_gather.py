@@ -16,7 +16,7 @@ from traces import differences, process
 
 from lflops.collect import gather as gather_module
 from lflops.collect import rank_store
-from lflops.collect.gather import PATIENCE, Gather
+from lflops.collect.gather import PATIENCE, WHILE_TRAINING, Gather
 from lflops.collect.rank_store import RankStore
 from lflops.collect.timing.join import with_times
 from lflops.collect.timing.split import Split
@@ -185,6 +185,33 @@ def test_a_rank_that_says_nothing_is_missing_when_the_time_is_over() -> None:
     assert PATIENCE * TIMEOUT == pytest.approx(clock.clock.now, abs=0.2)
 
 
+def test_while_the_training_goes_on_a_report_may_take_its_time() -> None:
+    """The second rank closes its window a hundred seconds after the first, which has waited for nothing meanwhile: both are fine."""
+    store, two, clock = HashStore(), topology(2), StillClock()
+    second = Gather(store, 1, two, timeout=TIMEOUT)
+
+    def pause(_: float) -> None:
+        clock.advance(50.0)
+        if clock.now == 100.0:
+            second.push(counted())
+            second.finish()
+
+    first = Gather(store, 0, two, timeout=TIMEOUT, clock=clock.mark, pause=pause)
+    first.push(counted())
+    first._jobs[0].wait(60)
+    assert [["ok", "ok"]] == [[rank.status for rank in whole.ranks] for whole in first.ready()]
+
+
+def test_one_that_never_comes_is_given_up_while_the_training_goes_on() -> None:
+    """Twenty timeouts later."""
+    clock = StillClock()
+    first = Gather(HashStore(), 0, topology(2), timeout=TIMEOUT, clock=clock.mark, pause=lambda _: clock.advance(TIMEOUT))
+    first.push(counted())
+    first._jobs[0].wait(60)
+    assert [["ok", "missing"]] == [[rank.status for rank in whole.ranks] for whole in first.ready()]
+    assert WHILE_TRAINING * TIMEOUT == clock.now
+
+
 def test_nobody_waits_where_all_are_there() -> None:
     """The clock stands still."""
     clock = Pausing()
@@ -286,17 +313,17 @@ def test_a_report_that_comes_when_all_is_over_is_not_sent() -> None:
 
 
 def test_a_window_is_told_of_once_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until then nothing, and something is busy; a rank other than the first has nothing to tell."""
+    """Until then nothing, and something is waited for, which is no work; a rank other than the first has nothing to tell."""
     store, two, arrived = HashStore(), topology(2), threading.Event()
     first = Gather(store, 0, two, timeout=TIMEOUT, clock=lambda: 0.0, pause=lambda _: arrived.wait(60))
     second = Gather(store, 1, two, timeout=TIMEOUT)
     first.push(counted())
-    assert ([], True) == (first.ready(), first.busy)
+    assert ([], True, False) == (first.ready(), first.pending, first.busy)
     second.push(counted())
     assert [] == second.finish()
     arrived.set()
     first._jobs[0].wait(60)
-    assert ([2], False) == ([whole.run.world_size for whole in first.ready()], first.busy)
+    assert ([2], False) == ([whole.run.world_size for whole in first.ready()], first.pending)
     assert [] == first.finish()
 
 

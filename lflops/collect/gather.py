@@ -5,6 +5,7 @@ has to arrive at the same time, or at all. Where rank 0 waits, it is on its own 
 that, no longer than the timeout, and after an exception hardly at all.
 """
 
+import math
 import threading
 import time
 import weakref
@@ -25,7 +26,10 @@ from lflops.profile import Note, Profile
 __all__ = ["Gather"]
 
 PATIENCE = 0.8
-"""The part of the timeout in which reports are waited for; what is left is for putting them together."""
+"""The part of the timeout in which reports are waited for at the end; what is left is for putting them together."""
+
+WHILE_TRAINING = 20.0
+"""Times the timeout that a window's reports may take to come while the training goes on: ranks do not close it at the same step."""
 
 EXIT_SECONDS = 1.0
 """That an exception may be held up, at most, so that what is under way is not lost with the process."""
@@ -45,7 +49,7 @@ class Gather:
         store: What all ranks reach, with keys that nobody else uses.
         rank: This one.
         topology: How many ranks there are, and where they stand.
-        timeout: Seconds that anybody waits for anybody, at most.
+        timeout: Seconds that the end of the training waits for anybody, at most; nothing else ever waits.
         clock: Seconds from any beginning.
         pause: Waits for so many seconds; `None` is to wait really.
     """
@@ -68,6 +72,7 @@ class Gather:
         self._clock = clock
         self._hurry = threading.Event()
         self._pause = self._hurry.wait if pause is None else pause
+        self._deadline = math.inf
         self._jobs: list[_Job] = []
         self._at_exit: weakref.finalize[[], Any] | None = None
 
@@ -80,7 +85,7 @@ class Gather:
             topology: How many ranks there are, and where they stand.
             monitor: Which of the Trainer's monitors it is for, the same number on all ranks.
             fit: Which of the monitor's fits, so that nothing of the last one is taken for this one's.
-            timeout: Seconds that anybody waits for anybody, at most.
+            timeout: Seconds that the end of the training waits for anybody, at most; nothing else ever waits.
         """
         store = store_under(f"lflops/{monitor}/{fit}") if topology.world_size > 1 else None
         return None if store is None else cls(store, rank, topology, timeout=timeout)
@@ -92,25 +97,29 @@ class Gather:
             profile: This rank's own; its run says which window it is of.
             steps: Own seconds of modules, of each hooked step in it.
         """
-        now, topology = self._clock(), self._topology
+        topology = self._topology
         profile = replace(profile, run=topology.of(profile.run))
         report = RankReport(self._rank, profile, steps, topology.node, topology.coordinates.get(self._rank, {}))
         window = RankWindow(self._store, f"{profile.run.stage}/{profile.run.window}", topology)
-        deadline = now + PATIENCE * self._timeout
-
-        def collect() -> Profile:
-            window.wait_for_all(self._pause, lambda: self._hurry.is_set() or self._clock() >= deadline)
-            return window.collected(report)
-
+        latest = self._clock() + WHILE_TRAINING * self._timeout
         if self._rank:
-            self._start(_Job(lambda: window.hand_in(report), until=now + self._timeout))
-        else:
-            self._start(_Job(collect, until=now + self._timeout, alone=profile))
+            self._start(_Job(lambda: window.hand_in(report)))
+            return
+
+        def wait() -> None:
+            window.wait_for_all(self._pause, lambda: self._hurry.is_set() or self._clock() >= min(latest, self._deadline))
+
+        self._start(_Job(lambda: window.collected(report), wait=wait, alone=profile))
+
+    @property
+    def pending(self) -> bool:
+        """Whether a profile, or a report of this rank, is still to come."""
+        return any(job.is_running for job in self._jobs)
 
     @property
     def busy(self) -> bool:
-        """Whether anything runs beside the training: a step in which it does is no measure of the others."""
-        return any(job.is_running for job in self._jobs)
+        """Whether anything works beside the training, rather than waits: a step in which it does is no measure of the others."""
+        return any(job.is_working for job in self._jobs)
 
     def ready(self) -> list[Profile]:
         """The merged profiles that have become ready since the last time, in the order of the windows; on other ranks than 0 none."""
@@ -126,15 +135,17 @@ class Gather:
         Args:
             failed: Whether an exception is on its way, or the monitor itself has failed: then nobody is waited for.
         """
-        limit = self._clock() + min(EXIT_SECONDS, self._timeout)
+        now = self._clock()
+        limit = now + (min(EXIT_SECONDS, self._timeout) if failed else self._timeout)
+        self._deadline = now + PATIENCE * self._timeout
         if failed:
             self._hurry.set()
         for job in self._jobs:
-            job.wait((limit if failed else job.until) - self._clock())
+            job.wait(limit - self._clock())
         found = [profile for job in self._jobs for profile in job.results()]
         self._hurry.set()
         self._jobs = [job for job in self._jobs if job.is_running]
-        self._start(leaving := _Job(lambda: self._leave(failed=failed), until=limit))
+        self._start(leaving := _Job(lambda: self._leave(failed=failed)))
         leaving.wait(limit - self._clock() if failed else EXIT_SECONDS)
         self._rest()
         return found
@@ -147,7 +158,7 @@ class Gather:
 
     def _rest(self) -> None:
         """Where nothing is under way, the end of the process is no business of ours."""
-        if self._at_exit is not None and not self.busy:
+        if self._at_exit is not None and not self.pending:
             self._at_exit.detach()
             self._at_exit = None
 
@@ -169,14 +180,17 @@ class _Job:
     """Something that runs on a thread of its own, and that does not keep the process from ending.
 
     Args:
-        action: What runs; an error of it is kept to itself.
-        until: When nobody waits for it any more.
+        action: What it is for; an error is kept to itself.
+        wait: What comes before, and is no work.
         alone: The profile that there is without it; where there is none, there is no result.
     """
 
-    def __init__(self, action: Callable[[], Profile | None], *, until: float, alone: Profile | None = None) -> None:
+    def __init__(
+        self, action: Callable[[], Profile | None], *, wait: Callable[[], None] | None = None, alone: Profile | None = None
+    ) -> None:
         """Wait to be started."""
-        self.until = until
+        self._before = wait
+        self._waits = wait is not None
         self._action = action
         self._alone = alone
         self._result: Profile | None = None
@@ -191,6 +205,11 @@ class _Job:
     def is_running(self) -> bool:
         """Whether it is not done."""
         return self._thread.is_alive()
+
+    @property
+    def is_working(self) -> bool:
+        """Whether it is at work."""
+        return self.is_running and not self._waits
 
     def wait(self, seconds: float) -> None:
         """Until it is done, or so long."""
@@ -207,6 +226,9 @@ class _Job:
     def _run(self) -> None:
         time.sleep(HEAD_START)
         try:
+            if self._before is not None:
+                self._before()
+                self._waits = False
             self._result = self._action()
         except Exception as error:  # noqa: BLE001 - whatever it is, the user's training does not hear of it
             self._problem = f"{type(error).__name__}: {error}"
