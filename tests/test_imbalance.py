@@ -139,7 +139,7 @@ def test_who_waits_for_data_is_told() -> None:
     each = [replace(rank, data=spread(40e-3 if rank.rank == 3 else 1e-3), macs=100 + rank.rank) for rank in given.ranks]
     lines = said(replace(given, ranks=tuple(each)))
     assert "1.00 ms to 40.00 ms, the most on rank 3" == lines["data wait by rank"]
-    assert "828, 100 to 107 on each" == lines["fwd+bwd MACs of all ranks"]
+    assert "828 MACs forward and backward, 100 to 107 on each" == lines["all ranks"]
     assert "CPU time by rank" not in lines
 
 

@@ -186,7 +186,7 @@ def test_stages_are_one_model_and_no_gpus_work() -> None:
     assert ("178", "160 MACs") == (lines["params of model, its stages together"], lines["fwd MACs of model, its stages together"])
     assert UNKNOWN == lines["fwd FLOPS per GPU = fwd flops per GPU / fwd latency"]
     assert "fwd MACs per GPU" not in lines
-    assert "160, 32 to 128 on each" == lines["fwd+bwd MACs of all ranks"]
+    assert "160 MACs forward and backward, 32 to 128 on each" == lines["all ranks"]
 
 
 def with_logical(given: Profile, macs: int) -> Profile:

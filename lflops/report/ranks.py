@@ -25,7 +25,7 @@ def ranks(profile: Profile) -> Iterator[tuple[str, str]]:
     macs = [rank.macs for rank in profile.ranks if rank.macs is not None]
     if any(macs):
         uneven = f", {units.count(min(macs))} to {units.count(max(macs))} on each" if min(macs) != max(macs) else ""
-        yield "fwd+bwd MACs of all ranks", f"{units.count(sum(macs))}{uneven}"
+        yield "all ranks", f"{units.count(sum(macs))} MACs forward and backward{uneven}"
     for index, said in enumerate(_slow(profile)):
         yield "" if index else "slow ranks", said
     yield from _by_rank(profile.ranks, {"data wait by rank": lambda rank: rank.data, "CPU time by rank": lambda rank: rank.cpu})
