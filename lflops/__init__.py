@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lflops import hardware as hardware
     from lflops.analyze.diff import diff
+    from lflops.analyze.imbalance import imbalance
     from lflops.analyze.utilization import utilization
     from lflops.callback.monitor import FlopsMonitor
     from lflops.collect.calibrate import calibrate
@@ -41,6 +42,7 @@ __all__ = [
     "counting",
     "diff",
     "get_model_profile",
+    "imbalance",
     "load",
     "measure",
     "merge",
@@ -60,6 +62,7 @@ _HOMES = {
     "Schedule": "lflops.schedule",
     "calibrate": "lflops.collect.calibrate",
     "diff": "lflops.analyze.diff",
+    "imbalance": "lflops.analyze.imbalance",
     "load": "lflops.profile_file",
     "measure": "lflops.collect.measure",
     "merge": "lflops.merging",

@@ -12,6 +12,7 @@ from lflops.commands.diff import diff
 from lflops.commands.hardware import hardware
 from lflops.commands.output import UsageError
 from lflops.commands.show import show
+from lflops.commands.trace import trace
 from lflops.errors import LflopsError
 
 __all__ = ["app", "main"]
@@ -19,6 +20,7 @@ __all__ = ["app", "main"]
 app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 for command in (show, diff, hardware):
     app.command()(command)
+app.add_typer(trace, name="trace")
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -129,7 +129,14 @@ class Rank(Struct, frozen=True, kw_only=True):
 
 
 class RankStat(Struct, frozen=True, kw_only=True):
-    """A module's time in one phase over the ranks."""
+    """A module's own time in one phase over the ranks: of each its median step, without what is known to be waiting for others.
+
+    Attributes:
+        high_rank: The rank that is slow.
+        slowest_steps: In how many of `steps`, which all of the ranks tell of, it was the slowest.
+        lost_seconds: The mean over these of the slowest rank's time less the median one's.
+        waiting: What of it is waiting inside of collectives: `none`, as none ran in it; `left_out`; or `unknown`.
+    """
 
     module: str
     phase: Phase
@@ -139,3 +146,5 @@ class RankStat(Struct, frozen=True, kw_only=True):
     high_rank: Count
     slowest_steps: Count | None = None
     steps: Count | None = None
+    lost_seconds: Seconds | None = None
+    waiting: Literal["none", "left_out", "unknown"] = "unknown"

@@ -14,7 +14,19 @@ LINES_PER_FILE = 320
 LINES_PER_FUNCTION = 55
 TORCH_COMPAT = PurePosixPath("lflops/collect/torch_compat.py")
 
-FIRST_ROW = {"observations", "profile", "profile_file", "merging", "queries", "units", "errors", "hardware", "schedule"}
+FIRST_ROW = {
+    "observations",
+    "profile",
+    "profile_file",
+    "merging",
+    "merged_rows",
+    "merged_steps",
+    "queries",
+    "units",
+    "errors",
+    "hardware",
+    "schedule",
+}
 FOUNDATION = {"msgspec", *(f"lflops.{room}" for room in FIRST_ROW)}
 
 # Beside the standard library and its own files. A room that has no row here may not exist.

@@ -233,9 +233,25 @@ def test_a_module_is_compared_from_rank_to_rank() -> None:
     From medians alone nobody knows in how many steps it was the slowest. Where one rank alone knows a time, nothing is compared.
     """
     ranks = [timed(replica(), {"head": median}) for median in (3e-3, 1e-3, 2e-3)]
-    slow = RankStat(module="head", phase="forward", low=1e-3, median=2e-3, high=3e-3, high_rank=0)
+    slow = RankStat(module="head", phase="forward", low=1e-3, median=2e-3, high=3e-3, high_rank=0, waiting="none")
     assert (slow,) == merged(*ranks, timed(replica(), {"body": 5e-3})).rank_stats
     assert (replace(slow, median=2.5e-3, high=8e-3, high_rank=3),) == merged(*ranks, timed(replica(), {"head": 8e-3})).rank_stats
+
+
+def test_where_ranks_wait_for_each_other_is_told_apart() -> None:
+    """A sum that begins in the body backward is waited for there or at the root; what is known of it, 1 ms, is none of the time."""
+
+    def summed(seconds: float | None, took: float) -> Profile:
+        once = Communication(
+            module="body", phase="backward", collective="all_reduce", group="", group_size=2, calls=0, bytes=8, seconds=seconds
+        )
+        rows = dict.fromkeys(("", "body", "head"), took)
+        return timed(replica(communication=(once,)), rows, "backward")
+
+    stats = merge([summed(None, 2e-3), summed(1e-3, 3e-3)]).rank_stats
+    assert {"": "unknown", "body": "unknown", "head": "none"} == {each.module: each.waiting for each in stats}
+    stats = merge([summed(1e-3, 2e-3), summed(1e-3, 3e-3)]).rank_stats
+    assert [("", 3e-3), ("body", 2e-3), ("head", 3e-3)] == [(each.module, each.high) for each in stats]
 
 
 def test_seconds_are_those_of_the_rank_that_the_work_is_of() -> None:

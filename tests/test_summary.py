@@ -8,10 +8,12 @@ from samples import cell, product, profile, run, small_profile, weights, with_se
 
 from lflops.analyze.by_depth import Kind, by_depth, most
 from lflops.hardware import Hardware
+from lflops.merging import merge
 from lflops.observations import Step
 from lflops.profile import Note, Profile, Uncounted
 from lflops.report import short_units
 from lflops.report.summary import summary
+from lflops.units import UNKNOWN
 
 
 def blocks(**fields: Any) -> Profile:
@@ -169,6 +171,22 @@ def test_more_than_one_gpu(root: dict[str, Any], sizes: dict[str, int], label: s
         assert "4.86 K" == labelled(with_logical(given, given.modules[""].forward.macs))[label]
         label = "fwd flops of model = 2 * fwd MACs of model"
     assert value == labelled(given)[label]
+
+
+def test_stages_are_one_model_and_no_gpus_work() -> None:
+    """`up` with 128 MACs on one rank, `down` with 32 on the other: 160 of the model, in a step of which no GPU did as much."""
+    step = Step(index=0, kind="clean", seconds=0.2, phases={"forward": 0.1})
+    first = profile(
+        {"": weights(0, 144), "up": weights(144)}, [product("up", "aten::mm", "forward", macs=128, bytes_moved=1)], steps=(step,)
+    )
+    last = profile(
+        {"": weights(0, 34), "down": weights(34)}, [product("down", "aten::mm", "forward", macs=32, bytes_moved=1)], steps=(step,)
+    )
+    lines = labelled(merge([first, last]))
+    assert ("178", "160 MACs") == (lines["params of model, its stages together"], lines["fwd MACs of model, its stages together"])
+    assert UNKNOWN == lines["fwd FLOPS per GPU = fwd flops per GPU / fwd latency"]
+    assert "fwd MACs per GPU" not in lines
+    assert "160 MACs forward and backward, 32 to 128 on each" == lines["all ranks"]
 
 
 def with_logical(given: Profile, macs: int) -> Profile:

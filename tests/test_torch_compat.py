@@ -106,6 +106,7 @@ PUBLIC = [
     "counting",
     "diff",
     "get_model_profile",
+    "imbalance",
     "load",
     "measure",
     "merge",

@@ -53,6 +53,7 @@ __all__ = [
     "sequence_number",
     "sparse_parts",
     "storage_key",
+    "store_under",
     "stored_elements",
     "takes_sequences",
     "unseen",
@@ -211,6 +212,18 @@ def group_named(name: str) -> Any:
     try:
         return torch._C._distributed_c10d._resolve_process_group(cast("Any", name))
     except (AttributeError, RuntimeError):
+        return None
+
+
+def store_under(prefix: str) -> Any:
+    """Keys below a prefix in the default process group's store; `None` where there is no group, or its store is out of reach.
+
+    On a connection of its own: one answers one caller at a time, and the group must not wait for what another thread asks.
+    """
+    try:
+        store: Any = torch.distributed.distributed_c10d._get_default_store()
+        return torch._C._distributed_c10d.PrefixStore(prefix, store.clone())
+    except (AttributeError, RuntimeError, ValueError, AssertionError):
         return None
 
 

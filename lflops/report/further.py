@@ -11,6 +11,7 @@ from lflops.profile import Profile
 from lflops.report import short_units
 from lflops.report.cells import plain
 from lflops.report.notes import sentence
+from lflops.report.ranks import is_staged, ranks
 from lflops.report.traced import traced
 
 __all__ = ["further"]
@@ -36,21 +37,22 @@ def further(profile: Profile, paced: Pace) -> _Lines:
     yield "peak live memory, as counted", units.size(peak)
     if profile.trace is not None:
         yield from traced(profile.trace)
+    yield from ranks(profile)
     yield from _ledger(profile, paced)
     yield from _remarks(profile)
 
 
 def _work(profile: Profile) -> _Lines:
     """What the lines above have not said of each phase."""
-    root = profile.modules[""]
+    root, whose = profile.modules[""], "of model" if is_staged(profile) else "per GPU"
     if root.forward.executed_macs != root.forward.macs:
-        yield "fwd MACs per GPU that the masks leave to be executed", units.count(root.forward.executed_macs)
+        yield f"fwd MACs {whose} that the masks leave to be executed", units.count(root.forward.executed_macs)
     for label, work in (("bwd", root.backward), ("recompute", root.recompute)):
         if work.calls:
-            yield f"{label} MACs per GPU", units.count(work.macs)
-            yield f"{label} flops per GPU", units.count(work.flops)
+            yield f"{label} MACs {whose}", units.count(work.macs)
+            yield f"{label} flops {whose}", units.count(work.flops)
     if root.optimizer.flops:
-        yield "step flops per GPU", units.count(root.optimizer.flops)
+        yield f"step flops {whose}", units.count(root.optimizer.flops)
 
 
 def _generated(profile: Profile, paced: Pace) -> _Lines:
@@ -141,7 +143,8 @@ def _remarks(profile: Profile) -> _Lines:
         more = f" and {len(top) - _LISTED} more" if len(top) > _LISTED else ""
         yield "never called", plain(", ".join(top[:_LISTED]) + more)
     if profile.run.partial:
-        yield "partial", "what was watched ended by an exception or before its time"
+        silent = any(rank.status != "ok" for rank in profile.ranks)
+        yield "partial", f"what was watched ended by an exception or before its time{', or not all ranks answered' if silent else ''}"
     sentences = [plain(sentence(note)) for note in profile.notes if note.code not in _SHOWN_ELSEWHERE]
     for index, said in enumerate(sentences):
         yield "" if index else "note", said

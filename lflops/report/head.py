@@ -12,6 +12,7 @@ from lflops.profile import Profile
 from lflops.report.cells import MARGIN, margin, text
 from lflops.report.fitted import Fitted
 from lflops.report.notes import sentence
+from lflops.report.ranks import ranks
 from lflops.report.times import times
 
 __all__ = ["head"]
@@ -113,6 +114,8 @@ def _apart(profile: Profile) -> Table:
     """What stands beside the totals: memory, what is in none of them, and what a reader has to know."""
     table = margin()
     table.add_row("peak live memory", text(_memory(profile)))
+    for label, value in ranks(profile):
+        table.add_row(label, text(value))
     if not _uncounted(profile):
         for i, line in enumerate(_ledger(profile)):
             table.add_row("" if i else "not counted", line)

@@ -107,6 +107,10 @@ def _ranks_differ(note: Note) -> str:
     return f"ranks differ: {macs}; the counts are those of rank {note.values.get('leading_rank', units.UNKNOWN)}{others}"
 
 
+def _gather_failed(note: Note) -> str:
+    return f"the other ranks' profiles could not be gathered: {note.values.get('error', units.UNKNOWN)}"
+
+
 def _unknown(note: Note) -> str:
     values = ", ".join(f"{name} {value}" for name, value in note.values.items())
     head = " ".join(filter(None, [note.code.replace("_", " "), note.subject]))
@@ -146,4 +150,5 @@ _SENTENCES: dict[str, Callable[[Note], str]] = {
     "not_counted": _not_counted,
     "ranks_missing": _ranks_missing,
     "ranks_differ": _ranks_differ,
+    "gather_failed": _gather_failed,
 }

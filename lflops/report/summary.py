@@ -15,6 +15,7 @@ from lflops.report import short_units
 from lflops.report.aggregated import aggregated
 from lflops.report.detailed import detailed as details
 from lflops.report.further import further
+from lflops.report.ranks import is_staged
 from lflops.units import UNKNOWN
 
 __all__ = ["summary"]
@@ -95,12 +96,20 @@ def _sizes(profile: Profile) -> _Lines:
     yield "world size", str(profile.run.world_size)
     yield "data parallel size", _whole(data_parallel)
     yield "model parallel size", _whole(tensor_parallel)
+    for kind in ("pipeline", "expert"):
+        if (size := getattr(profile.run, f"{kind}_parallel_size")) is not None:
+            yield f"{kind} parallel size", str(size)
     yield "batch size per GPU", _whole(profile.run.samples_per_step)
 
 
 def _work(profile: Profile) -> _Lines:
     """Parameters, MACs and flops: of this GPU, and of the model."""
     root, (_, tensor_parallel) = profile.modules[""], _parallel_sizes(profile)
+    if is_staged(profile):
+        yield "params of model, its stages together", short_units.params(root.parameters)
+        yield "fwd MACs of model, its stages together", short_units.macs(root.forward.macs)
+        yield "fwd flops of model, its stages together", short_units.flops(root.forward.flops)
+        return
     experts = _note(profile, "experts")
     if experts is not None:
         yield "expert tensor parallelism enabled", str(bool(experts.values["tensor_parallel"]))
@@ -135,7 +144,8 @@ def _flops_of_model(root: ModuleProfile, tensor_parallel: int | None) -> tuple[s
 def _forward(profile: Profile, paced: Pace) -> _Lines:
     seconds = _forward_seconds(profile, paced)
     yield "fwd latency", short_units.duration(seconds)
-    rate = None if _note(profile, "not_counted") else _per_second(profile.modules[""].forward.flops, seconds)
+    unknown = _note(profile, "not_counted") or is_staged(profile)
+    rate = None if unknown else _per_second(profile.modules[""].forward.flops, seconds)
     yield "fwd FLOPS per GPU = fwd flops per GPU / fwd latency", short_units.rate(rate)
 
 
@@ -162,7 +172,7 @@ def _flops_back(profile: Profile) -> tuple[str, float | None]:
     root, factor = profile.modules[""], _assumed_factor(profile)
     if factor is not None:
         return f"{factor:g} * fwd flops per GPU", factor * root.forward.flops
-    if not root.backward.calls:
+    if not root.backward.calls or is_staged(profile):
         return "bwd flops per GPU", None
     named = "bwd+recompute flops" if root.recompute.flops else "bwd flops per GPU"
     return named, root.backward.flops + root.recompute.flops

@@ -25,7 +25,7 @@ from lflops.observations import Call, Phase
 from lflops.profile import Profile
 from lflops.profile_file import load
 
-__all__ = ["PROCESS", "Calls", "annotate", "main", "pack"]
+__all__ = ["PROCESS", "Calls", "annotate", "main", "pack", "written_whole"]
 
 PROCESS = "lflops modules"
 """What the rows of modules are called in a viewer."""
@@ -76,7 +76,7 @@ def annotate(trace: Path, calls: Calls, into: Path, *, profile: Profile | None =
         raise ProfileError(f"{trace}: is no trace as torch.profiler writes them: {error}") from error
     added = msgspec.json.encode([*_names(calls.calls), *_slices(calls, base, profile), *curves])
     parts.setdefault("distributedInfo", Raw(msgspec.json.encode({"rank": calls.rank, "world_size": calls.world_size})))
-    with _whole(into) as file:
+    with written_whole(into) as file:
         file.write(b"{\n")
         for key, value in parts.items():
             file.write(b"%b: %b,\n" % (msgspec.json.encode(key), value))
@@ -87,12 +87,12 @@ def annotate(trace: Path, calls: Calls, into: Path, *, profile: Profile | None =
 
 def pack(trace: Path, into: Path) -> None:
     """Write the trace packed as it is, whole or not at all."""
-    with trace.open("rb") as source, _whole(into) as file:
+    with trace.open("rb") as source, written_whole(into) as file:
         shutil.copyfileobj(source, file, 1 << 20)
 
 
 @contextlib.contextmanager
-def _whole(into: Path) -> Iterator[gzip.GzipFile]:
+def written_whole(into: Path) -> Iterator[gzip.GzipFile]:
     """A file that is there once it is finished. Until then its name is none that readers of traces look for."""
     part = into.with_name(f"{into.name}.part")
     try:

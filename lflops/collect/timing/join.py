@@ -14,7 +14,7 @@ from lflops.observations import DISTURBANCES, Phase, Spread, Step, Trace
 from lflops.observations import PHASES as ALL_PHASES
 from lflops.profile import ModuleProfile, Note, Profile
 
-__all__ = ["divide", "join", "with_times", "with_trace"]
+__all__ = ["divide", "divided", "join", "with_times", "with_trace"]
 
 PARTS = ("forward", "backward")
 """What a clean pass times as one."""
@@ -40,25 +40,30 @@ def divide(profile: Profile, laps: Sequence[Mapping[str, Lap]], glue: Glue) -> P
         laps: What the stamps of each hooked step, of which there is one at least, say of its parts.
         glue: What each call's hooks cost beside what is stamped.
     """
+    return divided(profile, laps, glue)[0]
+
+
+def divided(profile: Profile, laps: Sequence[Mapping[str, Lap]], glue: Glue) -> tuple[Profile, tuple[Mapping[Place, float], ...]]:
+    """The same, and of each hooked step the own seconds of its modules, which other ranks' are compared with."""
     clean = [step for step in profile.steps if step.is_typical]
     parts = {part: median for part in PARTS if (median := _median(_part(step, part) for step in clean)) is not None}
     ignored = frozenset(note.subject for note in profile.notes if note.code == "ignored")
-    divided = split(laps, parts, glue, ignored)
-    timed = with_times(profile, divided)
+    found = split(laps, parts, glue, ignored)
+    timed = with_times(profile, found)
     hooked = [step for step in profile.steps if step.kind == "hooked" and DISTURBANCES.isdisjoint(step.marks)]
     ratio = _ratio(_median(step.seconds for step in hooked), _median(step.seconds for step in clean))
-    return replace(timed, run=replace(timed.run, observer_ratio=ratio), notes=(*timed.notes, *_scaled(divided)))
+    return replace(timed, run=replace(timed.run, observer_ratio=ratio), notes=(*timed.notes, *_scaled(found))), found.steps
 
 
-def with_times(profile: Profile, divided: Split) -> Profile:
+def with_times(profile: Profile, found: Split) -> Profile:
     """The profile with the seconds of its modules; those of a row that ran in no stamped place stay unknown."""
     notes = (
-        replace(note, values={**note.values, "seconds": divided.ignored[note.subject]})
-        if note.code == "ignored" and note.subject in divided.ignored
+        replace(note, values={**note.values, "seconds": found.ignored[note.subject]})
+        if note.code == "ignored" and note.subject in found.ignored
         else note
         for note in profile.notes
     )
-    return replace(profile, modules={name: _timed(name, module, divided) for name, module in profile.modules.items()}, notes=tuple(notes))
+    return replace(profile, modules={name: _timed(name, module, found) for name, module in profile.modules.items()}, notes=tuple(notes))
 
 
 def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str]) -> Profile:
@@ -89,12 +94,12 @@ def _on_device(name: str, module: ModuleProfile, seconds: Mapping[Place, Spread]
     return replace(module, **works) if works else module
 
 
-def _timed(name: str, module: ModuleProfile, divided: Split) -> ModuleProfile:
+def _timed(name: str, module: ModuleProfile, found: Split) -> ModuleProfile:
     works: dict[str, Any] = {}
     for phase in PHASES:
         place = Place(name, phase)
-        if place in divided.inclusive:
-            works[phase] = replace(module.work(phase), seconds=divided.inclusive[place], own_seconds=divided.own.get(place))
+        if place in found.inclusive:
+            works[phase] = replace(module.work(phase), seconds=found.inclusive[place], own_seconds=found.own.get(place))
     return replace(module, **works) if works else module
 
 
@@ -106,8 +111,8 @@ def _part(step: Step, part: str) -> float | None:
     return step.phases.get(part)
 
 
-def _scaled(divided: Split) -> Iterable[Note]:
-    far: Mapping[str, float] = {part: factor for part, factor in divided.factors.items() if abs(factor - 1) > WORTH_SAYING}
+def _scaled(found: Split) -> Iterable[Note]:
+    far: Mapping[str, float] = {part: factor for part, factor in found.factors.items() if abs(factor - 1) > WORTH_SAYING}
     if far:
         yield Note(code="time_scaled", subject="", values=far)
 

@@ -9,6 +9,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from lflops.collect.timing.timeline import Glue, Lap, Place, inclusive
 from lflops.observations import Spread
@@ -26,12 +27,28 @@ class Split:
     Attributes:
         factors: What the seconds of each part were multiplied by to add up to the clean passes'.
         ignored: Median seconds of each row that is in none of the others.
+        steps: Own seconds of each hooked pass, which `own` and `inclusive` are the spreads of.
     """
 
     own: Mapping[Place, Spread]
     inclusive: Mapping[Place, Spread]
     factors: Mapping[str, float]
     ignored: Mapping[str, float]
+    steps: tuple[Mapping[Place, float], ...] = ()
+
+    @classmethod
+    def of_steps(
+        cls,
+        steps: Sequence[Mapping[Place, float]],
+        *,
+        factors: Mapping[str, float] | None = None,
+        ignored: Mapping[str, float] | None = None,
+    ) -> Self:
+        """The spreads over passes whose own seconds are known."""
+        own = _spreads(steps)
+        medians = {place: spread.median for place, spread in own.items()}
+        whole = _shifted(_spreads([inclusive(each) for each in steps]), inclusive(medians))
+        return cls(own=own, inclusive=whole, factors=factors or {}, ignored=ignored or {}, steps=tuple(steps))
 
 
 def split(laps: Sequence[Mapping[str, Lap]], clean: Mapping[str, float], glue: Glue, ignored: Collection[str] = ()) -> Split:
@@ -56,14 +73,7 @@ def split(laps: Sequence[Mapping[str, Lap]], clean: Mapping[str, float], glue: G
             for place, seconds in each.items():
                 whole[place] += seconds * factors.get(part, 1.0)
     kept = [{place: seconds for place, seconds in own.items() if place.row not in ignored} for own in fitted]
-    own_spreads = _spreads(kept)
-    medians = {place: spread.median for place, spread in own_spreads.items()}
-    return Split(
-        own=own_spreads,
-        inclusive=_shifted(_spreads([inclusive(own) for own in kept]), inclusive(medians)),
-        factors=factors,
-        ignored={row: statistics.median(_of_row(own, row) for own in fitted) for row in ignored},
-    )
+    return Split.of_steps(kept, factors=factors, ignored={row: statistics.median(_of_row(own, row) for own in fitted) for row in ignored})
 
 
 def _times_the_glue(laps: Sequence[Lap], clean: float, glue: Glue) -> float:

@@ -1,0 +1,90 @@
+"""Where ranks take unequally long for the same, so that all of them wait for one."""
+
+import re
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from lflops.observations import Phase, RankStat
+from lflops.profile import Profile
+
+__all__ = ["Imbalance", "Row", "imbalance"]
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """A module's own time in one phase, or that of all whose names differ in numbers alone, as `layers.*.mlp`.
+
+    Attributes:
+        modules: How many modules it stands for.
+        slow_rank: The rank whose median is the longest.
+        spread: How much longer that is than the median rank's, as a share of it; `None` where the median rank takes none.
+        always: Whether the slow rank was the slowest in every step; `None` where single steps are not known.
+        slowest_steps: In how many it was.
+        steps: Of how many: those of all the modules, one by one.
+        seconds_lost: What it costs a step: the slowest rank's time less the median one's, the mean over the steps; where single steps are
+            not known, that of the medians.
+        seconds: The median rank's.
+        waiting: Whether any of the time is waiting inside of collectives for other ranks: `none`, `left_out`, or `unknown`.
+    """
+
+    module: str
+    phase: Phase
+    modules: int
+    slow_rank: int
+    spread: float | None
+    always: bool | None
+    slowest_steps: int | None
+    steps: int | None
+    seconds_lost: float
+    seconds: float
+    waiting: str
+
+
+class Imbalance(Struct, frozen=True, kw_only=True):
+    """What ranks lose by waiting for the slowest of them, the worst first.
+
+    Attributes:
+        rows: A module and a phase each.
+        alike: The same, modules together whose names differ in numbers alone and in which the same rank is slow.
+    """
+
+    rows: tuple[Row, ...]
+    alike: tuple[Row, ...]
+
+
+def imbalance(profile: Profile) -> Imbalance:
+    """Compare the ranks of a merged profile, module by module.
+
+    Args:
+        profile: Of several ranks; of one there are no rows.
+    """
+    together: dict[tuple[str, Phase, int], list[RankStat]] = {}
+    for stat in profile.rank_stats:
+        together.setdefault((_NUMBER.sub("*", stat.module), stat.phase, stat.high_rank), []).append(stat)
+    alike = [_row(name if len(stats) > 1 else stats[0].module, stats) for (name, _, _), stats in together.items()]
+    return Imbalance(rows=_worst_first(_row(stat.module, [stat]) for stat in profile.rank_stats), alike=_worst_first(alike))
+
+
+def _row(name: str, stats: list[RankStat]) -> Row:
+    median, high = sum(stat.median for stat in stats), sum(stat.high for stat in stats)
+    known = [(stat.slowest_steps, stat.steps) for stat in stats if stat.slowest_steps is not None and stat.steps]
+    slowest, steps = (sum(each) for each in zip(*known, strict=True)) if len(known) == len(stats) else (None, None)
+    return Row(
+        module=name,
+        phase=stats[0].phase,
+        modules=len(stats),
+        slow_rank=stats[0].high_rank,
+        spread=high / median - 1 if median else None,
+        always=None if slowest is None else slowest == steps,
+        slowest_steps=slowest,
+        steps=steps,
+        seconds_lost=sum(stat.high - stat.median if stat.lost_seconds is None else stat.lost_seconds for stat in stats),
+        seconds=median,
+        waiting=next((state for state in ("unknown", "left_out") if any(stat.waiting == state for stat in stats)), "none"),
+    )
+
+
+def _worst_first(rows: Iterable[Row]) -> tuple[Row, ...]:
+    return tuple(sorted(rows, key=lambda row: -row.seconds_lost))

@@ -1,0 +1,146 @@
+"""The times of modules from rank to rank: exact low, median and high of each, which rank is slow, and what that costs a step."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lflops.collect.rank_report import Head
+from lflops.observations import PHASES, Phase, RankStat
+
+__all__ = ["RankTimes"]
+
+AT_ONCE = 1 << 18
+"""Values that are looked at together."""
+
+Place = tuple[str, Phase]
+Waiting = Literal["none", "left_out", "unknown"]
+
+
+@dataclass(kw_only=True)
+class _Group:
+    """The ranks that have the same places and steps. Their times are ranks x steps x places."""
+
+    at: tuple[int, ...]
+    places: Sequence[Place]
+    ranks: list[int]
+    times: Tensor
+    columns: dict[Place, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.columns = {place: column for column, place in enumerate(self.places)}
+
+
+class RankTimes:
+    """Takes each rank's times once, and compares them.
+
+    Args:
+        heads: What the ranks have told beside, in the order of the ranks.
+        places: Of each table the places that have times.
+    """
+
+    def __init__(self, heads: Sequence[Head], places: Mapping[str, Sequence[Place]]) -> None:
+        """Make room for all of them."""
+        self._waiting: dict[Place, dict[int, float | None]] = defaultdict(dict)
+        members: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
+        for head in heads:
+            if head.at:
+                members[head.brief.table, head.at].append(head.brief.rank)
+            for number, seconds in head.waiting.items():
+                self._waiting[places[head.brief.table][number]][head.brief.rank] = seconds
+        self._groups = [
+            _Group(at=at, places=places[table], ranks=ranks, times=torch.empty(len(ranks), len(at), len(places[table])))
+            for (table, at), ranks in members.items()
+        ]
+        self._homes = {rank: (group, row) for group in self._groups for row, rank in enumerate(group.ranks)}
+        self._common = set.intersection(*(set(group.at) for group in self._groups)) if self._groups else set()
+
+    def add(self, rank: int, times: bytes) -> None:
+        """Take a rank's, as they were packed."""
+        if rank in self._homes and times:
+            group, row = self._homes[rank]
+            group.times[row] = torch.frombuffer(bytearray(times), dtype=torch.float32).view(len(group.at), -1)
+
+    def of(self, rank: int) -> list[list[float]]:
+        """The times of one rank: of each step, in each place."""
+        if rank not in self._homes:
+            return []
+        group, row = self._homes[rank]
+        times: list[list[float]] = group.times[row].tolist()
+        return times
+
+    def stats(self, rows: Mapping[str, object]) -> list[RankStat]:
+        """Of each place that two ranks at least have, in the order of the rows."""
+        shared: dict[tuple[int, ...], list[Place]] = defaultdict(list)
+        having: dict[Place, tuple[int, ...]] = {}
+        for index, group in enumerate(self._groups):
+            for place in group.places:
+                having[place] = (*having.get(place, ()), index)
+        for place, groups in having.items():
+            shared[groups].append(place)
+        found = [stat for groups, places in shared.items() for stat in self._compared([self._groups[each] for each in groups], places)]
+        order = {row: number for number, row in enumerate(rows)}
+        return sorted(found, key=lambda stat: (order[stat.module], PHASES.index(stat.phase)))
+
+    def _compared(self, groups: Sequence[_Group], places: Sequence[Place]) -> Iterator[RankStat]:
+        """Places that the same groups have, as many at once as there is room for."""
+        ranks = torch.tensor([rank for group in groups for rank in group.ranks])
+        if len(ranks) < 2:
+            return
+        in_order = ranks.argsort()
+        width = max(AT_ONCE // (len(ranks) * max(len(group.at) for group in groups)), 1)
+        for start in range(0, len(places), width):
+            some = places[start : start + width]
+            waits, states = self._waits(ranks.tolist(), some)
+            medians, by_step = [], []
+            for group in groups:
+                times = group.times[:, :, [group.columns[place] for place in some]]
+                medians.append(_median(times, 1))
+                by_step.append(times[:, [step for step, index in enumerate(group.at) if index in self._common]])
+            whole, steps = torch.cat(medians), torch.cat(by_step)
+            if waits is not None:
+                whole, steps = (whole - waits).clamp(min=0), (steps - waits[:, None]).clamp(min=0)
+            yield from _stats(some, states, ranks[in_order], whole[in_order], steps[in_order])
+
+    def _waits(self, ranks: list[int], places: Sequence[Place]) -> tuple[Tensor | None, list[Waiting]]:
+        """Seconds to leave out of each rank's time in each place, if any, and what is known of these."""
+        states = [self._state(place) for place in places]
+        if "left_out" not in states:
+            return None, states
+        waits = torch.zeros(len(ranks), len(places), dtype=torch.float64)
+        for column, (place, state) in enumerate(zip(places, states, strict=True)):
+            if state == "left_out":
+                told = self._waiting[place]
+                waits[:, column] = torch.tensor([told.get(rank, 0.0) or 0.0 for rank in ranks], dtype=torch.float64)
+        return waits, states
+
+    def _state(self, place: Place) -> Waiting:
+        if place not in self._waiting:
+            return "none"
+        return "unknown" if None in self._waiting[place].values() else "left_out"
+
+
+def _stats(places: Sequence[Place], states: Sequence[Waiting], ranks: Tensor, medians: Tensor, steps: Tensor) -> Iterator[RankStat]:
+    """Of ranks x places, and ranks x steps x places. Of equal times the first rank's is the slow one."""
+    high, slow = medians.max(0)
+    number = steps.shape[1]
+    figures = [medians.amin(0), _median(medians, 0), high, ranks[slow]]
+    if number:
+        slowest, slow_in_step = steps.max(0)
+        figures += [(slow_in_step == slow).sum(0), (slowest - _median(steps, 0)).mean(0)]
+    for (row, phase), state, low, median, most, rank, *of_steps in zip(places, states, *(each.tolist() for each in figures), strict=True):
+        known = {"slowest_steps": of_steps[0], "steps": number, "lost_seconds": of_steps[1]} if of_steps else {}
+        yield RankStat(module=row, phase=phase, low=low, median=median, high=most, high_rank=rank, waiting=state, **known)
+
+
+def _median(values: Tensor, dim: int) -> Tensor:
+    """Of an even number the middle between the two in the middle, which torch's own is not."""
+    along = values.movedim(dim, -1).contiguous()
+    number = along.shape[-1]
+    if number % 2:
+        return along.median(-1).values.double()
+    upper_half = along.topk(number // 2 + 1, sorted=False).values
+    return upper_half.topk(2, largest=False).values.double().mean(-1)

@@ -1,0 +1,141 @@
+"""Several ranks' Chrome traces as one: each rank's processes under its name, all on one clock.
+
+One trace is held at a time, and of that only the text and where its events are; what is written goes to the file event by event.
+"""
+
+import gzip
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Raw, Struct
+
+from lflops.errors import ProfileError
+from lflops.traces.annotate import written_whole
+
+__all__ = ["MERGED", "MergedTraces", "merge"]
+
+MERGED = "merged.trace.json.gz"
+"""Its name is none that readers of single traces look for."""
+
+_TRACE = re.compile(r"\.pt\.trace\.json(\.gz)?$")
+_RANK = re.compile(r"_(\d+)\.(?:.*\.)?pt\.trace\.json(\.gz)?$")
+
+
+class MergedTraces(Struct, frozen=True, kw_only=True):
+    """What was written where. A rank is `None` where neither the trace nor its name tells it."""
+
+    file: str
+    ranks: tuple[int | None, ...]
+    events: int
+
+
+class _Source(NamedTuple):
+    path: Path
+    rank: int | None
+    base: int
+
+
+class _Distributed(Struct):
+    rank: int | None = None
+
+
+class _Header(Struct):
+    base: int = msgspec.field(default=0, name="baseTimeNanoseconds")
+    distributed: _Distributed = msgspec.field(default_factory=_Distributed, name="distributedInfo")
+
+
+class _Content(Struct):
+    events: list[Raw] = msgspec.field(name="traceEvents")
+
+
+def merge(folder: Path, into: Path | None = None) -> MergedTraces:
+    """Write the traces of a folder as one, packed, whole or not at all.
+
+    Moments are told by each rank's own clock: between machines they are as far apart as these clocks are.
+
+    Args:
+        folder: Has the traces of one window, `*.pt.trace.json` or the same packed.
+        into: The file; `None` is `merged.trace.json.gz` beside them.
+
+    Raises:
+        ProfileError: There is no trace, or one of them cannot be read; the message names it.
+    """
+    sources = sorted(_sources(folder), key=lambda source: (source.rank is None, source.rank or 0, source.path.name))
+    if not sources:
+        raise ProfileError(
+            f"{folder}: has no trace: give a folder with files as torch.profiler writes them, *.pt.trace.json or *.pt.trace.json.gz"
+        )
+    into = folder / MERGED if into is None else into
+    base = min(source.base for source in sources)
+    numbers = itertools.count(1)
+    events = 0
+    with written_whole(into) as file:
+        file.write(b'{"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": %d,\n"traceEvents": [\n' % base)
+        for index, source in enumerate(sources):
+            for event in _moved(source, index, base, numbers):
+                file.write((b",\n" if events else b"") + event)
+                events += 1
+        file.write(b"\n]}\n")
+    return MergedTraces(file=str(into), ranks=tuple(source.rank for source in sources), events=events)
+
+
+def _sources(folder: Path) -> Iterator[_Source]:
+    """Each trace with what its header says."""
+    if not folder.is_dir():
+        raise ProfileError(f"{folder}: is no folder: give the one that has the traces of a window")
+    for path in folder.iterdir():
+        if _TRACE.search(path.name):
+            header = _read(path, _Header)
+            named = _RANK.search(path.name)
+            rank = int(named[1]) if header.distributed.rank is None and named else header.distributed.rank
+            yield _Source(path, rank, header.base)
+
+
+def _read(path: Path, kind: Any) -> Any:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return msgspec.json.decode(file.read(), type=kind)
+    except (msgspec.MsgspecError, OSError, EOFError) as error:
+        raise ProfileError(f"{path}: is no trace as torch.profiler writes them: {error}") from error
+
+
+def _moved(source: _Source, index: int, base: int, numbers: Iterator[int]) -> Iterator[bytes]:
+    """The events of one trace in the common time, with numbers of processes and arrows that no other trace has."""
+    label = source.path.name if source.rank is None else f"rank {source.rank}"
+    shift = (source.base - base) / 1e3
+    processes: dict[Any, int] = {}
+    names: dict[Any, str] = {}
+    for raw in _read(source.path, _Content).events:
+        event = _event(raw, source.path)
+        process = event.get("pid")
+        if process not in processes:
+            processes[process] = next(numbers)
+        if event.get("ph") == "M" and event.get("name") in {"process_name", "process_sort_index"}:
+            names |= {process: name} if (name := event.get("args", {}).get("name")) else {}
+            continue
+        event["pid"] = processes[process]
+        if isinstance(event.get("ts"), int | float):
+            event["ts"] += shift
+        for arrow in ("id", "bind_id"):
+            if arrow in event:
+                event[arrow] = event[arrow] + (index << 32) if isinstance(event[arrow], int) else f"{index}.{event[arrow]}"
+        yield msgspec.json.encode(event)
+    for process, number in processes.items():
+        yield _about("process_name", number, name=f"{label}: {names.get(process, process) or 'all of it'}")
+        yield _about("process_sort_index", number, sort_index=number)
+
+
+def _event(raw: Raw, path: Path) -> dict[str, Any]:
+    try:
+        event: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ProfileError(f"{path}: is no trace as torch.profiler writes them: {error}") from error
+    return event
+
+
+def _about(what: str, process: int, **values: Any) -> bytes:
+    return msgspec.json.encode({"ph": "M", "name": what, "pid": process, "tid": 0, "args": values})

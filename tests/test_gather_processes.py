@@ -1,0 +1,96 @@
+"""Four processes of one group, each with its own part of a model, and what the first of them gathers."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from checks import macs
+from elsewhere import Ranks
+from small_models import Block, between_linears, down, hidden, length, up, wide
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+import lflops
+from lflops import Profile
+from lflops.collect.gather import Gather
+from lflops.collect.topology import topology_of
+
+SCRIPT = Path(__file__).with_name("rank_of_four.py")
+SECONDS = 240
+LONG = 200.0
+
+
+def gathered(folder: Path, scenario: str) -> tuple[Profile, list[int]]:
+    """What rank 0 saved, and how the processes ended."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    file = folder / "whole.profile.json"
+    ranks = [subprocess.Popen([sys.executable, SCRIPT, str(rank), str(port), str(file), scenario]) for rank in range(4)]
+    try:
+        ended = [rank.wait(SECONDS) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return lflops.load(file), ended
+
+
+@pytest.fixture(scope="module")
+def sharded_twice(tmp_path_factory: pytest.TempPathFactory) -> Profile:
+    """Of two times two ranks, by tensors and by data."""
+    whole, ended = gathered(tmp_path_factory.mktemp("two_meshes"), "two_meshes")
+    assert [0] * 4 == ended
+    return whole
+
+
+def test_a_rank_of_both_meshes_has_its_half_of_the_products(sharded_twice: Profile) -> None:
+    """The layers are twice as wide as `up` and `down`, and halved by tensors; to shard them over data halves no product."""
+    assert {"up": up, "down": down} == macs(sharded_twice, "forward")
+    assert {"up": 2 * up, "down": 2 * down} == macs(sharded_twice, "backward")
+    assert [3 * (up + down)] * 4 == [rank.macs for rank in sharded_twice.ranks]
+    assert 2 * (2 * hidden * wide) + 2 * wide + hidden == sharded_twice.modules[""].parameters
+
+
+def test_the_meshes_of_the_parameters_say_where_a_rank_stands(sharded_twice: Profile) -> None:
+    """The last dimension is the fastest."""
+    at = [{"data": 0, "tensor": 0}, {"data": 0, "tensor": 1}, {"data": 1, "tensor": 0}, {"data": 1, "tensor": 1}]
+    assert at == [rank.coordinates for rank in sharded_twice.ranks]
+    run = sharded_twice.run
+    assert (4, 2, 2, None) == (run.world_size, run.data_parallel_size, run.tensor_parallel_size, run.pipeline_parallel_size)
+    assert (["ok"] * 4, False) == ([rank.status for rank in sharded_twice.ranks], run.partial)
+
+
+def handed_in() -> Profile:
+    """What each rank of a replicated model hands in, the second with the larger batch; rank 0's is that of both."""
+    rank = distributed.get_rank()
+    model = DistributedDataParallel(between_linears(Block()))
+    profile = lflops.count(model, torch.randn(1 + rank, length, hidden), backward=True)
+    gather = Gather.of(rank, topology_of(2, rank, sampler={"num_replicas": 2, "rank": rank}), monitor=1, fit=0, timeout=LONG)
+    assert gather is not None
+    gather.push(profile)
+    return next(iter(gather.finish()), profile)
+
+
+def test_ranks_that_meet_in_a_file_gather_there(tmp_path: Path) -> None:
+    """The store is a file: three sequences in all, and of the rank with two of them the work is shown."""
+    with Ranks(2, tmp_path) as ranks:
+        whole, second = ranks.run(handed_in)
+    assert [{"data": 0}, {"data": 1}] == [rank.coordinates for rank in whole.ranks]
+    assert (2, ["ok", "ok"]) == (whole.run.data_parallel_size, [rank.status for rank in whole.ranks])
+    assert second.modules == whole.modules
+
+
+def test_a_killed_rank_is_missing_and_the_others_tell_of_their_own(tmp_path: Path) -> None:
+    """Rank 1 is killed, rank 2 left by an exception, rank 3 has the other stage: `up` of the first, `down` of the last."""
+    whole, ended = gathered(tmp_path, "one_killed")
+    assert [0, 1, 0, 0] == ended
+    assert ["ok", "missing", "failed", "ok"] == [rank.status for rank in whole.ranks]
+    assert {"up": up, "down": down} == macs(whole, "forward")
+    assert ([(0, 0), (0, 1), (1, 0), (1, 1)], True) == (
+        [(at["data"], at["pipeline"]) for at in (r.coordinates for r in whole.ranks)],
+        whole.run.partial,
+    )
+    assert [("1", 1)] == [(note.subject, note.values["missing"]) for note in whole.notes if note.code == "ranks_missing"]
