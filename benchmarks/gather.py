@@ -80,7 +80,7 @@ def first(world: int) -> None:
     gather.push(profile, steps)
     returned = time.perf_counter()
     longest = 0.0
-    while gather.busy:  # what the training thread does meanwhile, to see how long it is held up
+    while gather.pending:  # what the training thread does meanwhile, to see how long it is held up
         begin = time.perf_counter()
         sum(range(1000))
         threading.Event().wait(0.001)
