@@ -112,6 +112,7 @@ def main() -> None:
     columns = (
         "ranks",
         "s on a thread of its own",
+        "of it CPU",
         "µs on the training's",
         "ms that was held up",
         "MB in the store",
