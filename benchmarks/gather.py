@@ -76,21 +76,21 @@ def first(world: int) -> None:
         simulated.wait()
     held = megabytes()
     gather = Gather(PrefixStore("lflops", store.clone()), 0, topology(world), timeout=600.0)
-    pushed = time.perf_counter()
+    pushed, used = time.perf_counter(), time.process_time()
     gather.push(profile, steps)
     returned = time.perf_counter()
     longest = 0.0
-    while gather.busy:  # what the training thread does meanwhile, to see how long it is held up
+    while gather.pending:  # what the training thread does meanwhile, to see how long it is held up
         begin = time.perf_counter()
         sum(range(1000))
         threading.Event().wait(0.001)
         longest = max(longest, time.perf_counter() - begin)
-    seconds = time.perf_counter() - pushed
+    seconds, used = time.perf_counter() - pushed, time.process_time() - used
     (whole,) = gather.finish()
     assert world == sum(rank.status == "ok" for rank in whole.ranks)  # noqa: S101 - else the figures would be of something else
     assert len(whole.rank_stats) == 2 * MODULES  # noqa: S101
     size = len(msgpack.encode(whole)) / 1e6
-    figures = {"push": returned - pushed, "seconds": seconds, "longest": longest, "size": size}
+    figures = {"push": returned - pushed, "seconds": seconds, "used": used, "longest": longest, "size": size}
     print(json.dumps(figures | {"own": own - before, "held": held - own, "collecting": megabytes() - held, "peak": megabytes()}))
 
 
@@ -106,13 +106,13 @@ def main() -> None:
         command = [sys.executable, __file__, "first", str(world)]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603 - this script
         found = json.loads(output)
-        rows.append(
-            f"| {world:,} | {found['seconds']:.2f} | {1e6 * found['push']:.0f} | {1e3 * found['longest']:.0f} | {found['held']:.0f} "
-            f"| {found['collecting']:.0f} | {found['held'] + found['collecting']:.0f} | {found['size']:.1f} |"
-        )
+        in_all = found["held"] + found["collecting"]
+        times = f"{found['seconds']:.2f} | {found['used']:.2f} | {1e6 * found['push']:.0f} | {1e3 * found['longest']:.0f}"
+        rows.append(f"| {world:,} | {times} | {found['held']:.0f} | {found['collecting']:.0f} | {in_all:.0f} | {found['size']:.1f} |")
     columns = (
         "ranks",
         "s on a thread of its own",
+        "of it CPU",
         "µs on the training's",
         "ms that was held up",
         "MB in the store",

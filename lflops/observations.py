@@ -128,7 +128,7 @@ class Rank(Struct, frozen=True, kw_only=True):
     slowest: Count | None = None
 
 
-class RankStat(Struct, frozen=True, kw_only=True):
+class RankStat(Struct, frozen=True, kw_only=True, gc=False):
     """A module's own time in one phase over the ranks: of each its median step, without what is known to be waiting for others.
 
     Attributes:
