@@ -15,6 +15,7 @@ from lflops.callback.steps import signature
 from lflops.collect.calibrate import hardware_of
 from lflops.collect.counting.mode import Extent
 from lflops.collect.passes import Counting
+from lflops.collect.topology import Topology
 from lflops.profile import Note, Profile
 
 __all__ = ["Counts"]
@@ -28,14 +29,16 @@ class Counts:
         stage: Whose steps they are.
         trainer: The one that goes through it.
         pl_module: What is trained, or asked.
+        topology: Where the ranks stand.
     """
 
-    def __init__(self, settings: Settings, stage: Stage, trainer: Any, pl_module: Any) -> None:
+    def __init__(self, settings: Settings, stage: Stage, trainer: Any, pl_module: Any, topology: Topology) -> None:
         """Count nothing yet; what is wrong with the arguments is said now."""
         self._settings = settings
         self._stage = stage
         self._trainer = trainer
         self._module = pl_module
+        self._topology = topology
         self._hardware = hardware_of(settings.hardware, trainer.strategy.root_device)
         Counting({"": pl_module}, ignore=settings.ignore_modules)
         if isinstance(settings.count, Profile):
@@ -90,8 +93,8 @@ class Counts:
         notes = profile.notes
         if is_compiled_whole(self._module) and all(note.code != "compiled_ran_eager" for note in notes) and profile.cells:
             notes = (*notes, Note(code="compiled_ran_eager", subject="1", values={}))
-        run = facts_of(profile, self._stage, self._trainer, self._module, self._hardware)
-        return replace(profile, run=run, notes=notes)
+        run = replace(facts_of(profile, self._stage, self._trainer, self._module), hardware=self._hardware)
+        return replace(profile, run=self._topology.of(run), notes=notes)
 
     def without(self) -> Profile:
         """The profile of a run that was not counted here: what was counted elsewhere, or nothing at all."""

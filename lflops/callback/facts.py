@@ -9,14 +9,12 @@ from msgspec.structs import replace
 
 from lflops.callback.stages import Stage
 from lflops.errors import CountError
-from lflops.hardware import Hardware
 from lflops.profile import Profile, Run
 
 __all__ = [
     "accumulation_of",
     "batches_left",
     "check_same_model",
-    "data_parallel_size",
     "facts_of",
     "is_compiled_whole",
     "logged_step",
@@ -75,19 +73,16 @@ def batches_left(trainer: Any, pl_module: Any) -> float:
     return max(min(of_epochs, of_steps), 0)
 
 
-def facts_of(profile: Profile, stage: Stage, trainer: Any, pl_module: Any, hardware: Hardware | None) -> Run:
+def facts_of(profile: Profile, stage: Stage, trainer: Any, pl_module: Any) -> Run:
     """The run's facts: what the count found, and what the Trainer knows better."""
     return replace(
         profile.run,
         kind="training",
         stage=stage.name,
-        hardware=hardware,
         dtype=_dtype(profile) or profile.run.dtype,
         precision=precision_of(trainer),
         accumulation=accumulation_of(trainer, pl_module) if stage.learns else None,
         strategy=type(trainer.strategy).__name__,
-        world_size=trainer.world_size,
-        data_parallel_size=data_parallel_size(trainer),
     )
 
 
@@ -112,12 +107,3 @@ def _dtype(profile: Profile) -> str | None:
             macs[cell.dtype] += cell.macs
     dtype, most = macs.most_common(1)[0] if macs else ("", 0)
     return dtype if most else None
-
-
-def data_parallel_size(trainer: Any) -> int | None:
-    """Over how many ranks batches are spread: what Lightning tells the sampler."""
-    if trainer.world_size == 1:
-        return 1
-    told: Any = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
-    size: int | None = told.get("num_replicas")
-    return size

@@ -3,18 +3,16 @@
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any, Self
 
 from torch import nn
 
 from lflops.callback.bases import Base, MisconfigurationException, warn
 from lflops.callback.deepspeed_config import arguments_of
-from lflops.callback.loggers import Outlets
-from lflops.callback.places import Places
+from lflops.callback.results import Results
 from lflops.callback.session import Session
 from lflops.callback.settings import Settings
-from lflops.callback.stages import STAGES, Stage
+from lflops.callback.stages import STAGES
 from lflops.collect.timing.kineto import Activity
 from lflops.errors import LflopsError
 from lflops.hardware import Hardware
@@ -55,6 +53,8 @@ class FlopsMonitor(Base):
             own, or `None`.
         track: Whether to log step time, MFU and throughput over the whole run.
         units: A function from a batch to `{"samples": n, "tokens": n}`; `None` finds them in the shapes of its tensors.
+        topology: A function from a rank to its coordinates, as `{"data": 0, "tensor": 1}`; `None` asks the strategy and the parameters.
+        gather_timeout: Seconds that the end of a run waits, at most, for what other ranks have to tell; nothing else waits.
         dirpath: Where profiles are saved, instead of below `trainer.log_dir`; traces in its folder lflops_traces.
         on_error: What an error of lflops' own does: `"warn"`, or `"raise"`.
 
@@ -89,6 +89,8 @@ class FlopsMonitor(Base):
         hardware: Hardware | str | None = "auto",
         track: bool = True,
         units: Callable[[Any], Any] | None = None,
+        topology: Callable[[int], Mapping[str, int]] | None = None,
+        gather_timeout: float = 30.0,
         dirpath: str | PathLike[str] | None = None,
         on_error: str = "warn",
     ) -> None:
@@ -111,14 +113,17 @@ class FlopsMonitor(Base):
             hardware=hardware,
             track=track,
             units=units,
+            topology=topology,
+            gather_timeout=gather_timeout,
             dirpath=dirpath,
             on_error=on_error,
         )
         self.profiles: list[Profile] = []
         self._enabled = True
         self._log_dir: str | None = None
+        self._results: Results | None = None
         self._sessions: dict[str, Session | None] = {}  # None is one that is over
-        self._failed = False
+        self._runs, self._failed = 0, False
 
     @classmethod
     def from_deepspeed(cls, config: str | PathLike[str] | Mapping[str, Any]) -> Self:
@@ -139,7 +144,7 @@ class FlopsMonitor(Base):
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what is going on, which belongs to this process."""
-        return self.__dict__ | {"_sessions": {}}
+        return self.__dict__ | {"_sessions": {}, "_results": None}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Check the arguments, and ask where files go: on every process, for Lightning passes the answer round.
@@ -154,7 +159,8 @@ class FlopsMonitor(Base):
         except LflopsError as error:
             raise MisconfigurationException(f"FlopsMonitor: {error}") from error
         self._failed = False
-        self._sessions = {}
+        self._sessions, self._results = {}, None
+        self._runs += 1
         self.profiles = []
         log_dir = trainer.log_dir
         self._log_dir = None if trainer.fast_dev_run else log_dir
@@ -245,18 +251,15 @@ class FlopsMonitor(Base):
             self._guarded(name, lambda session: session.go_on())
         elif name in self._settings.stages:
             try:
-                self._sessions[name] = self._session(STAGES[name], trainer, pl_module)
+                if self._results is None:
+                    monitor = [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)].index(self) + 1
+                    self._results = Results.of(trainer, pl_module, self._settings, self._log_dir, monitor=monitor, run=self._runs)
+                    self.profiles = self._results.profiles
+                self._sessions[name] = Session(self._settings, STAGES[name], trainer, pl_module, results=self._results)
             except LflopsError as error:
                 raise MisconfigurationException(f"FlopsMonitor: {error}") from error
             except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
                 self._fail(error)
-
-    def _session(self, stage: Stage, trainer: Any, pl_module: Any) -> Session:
-        monitor = [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)].index(self) + 1
-        dirpath = None if self._settings.dirpath is None else Path(self._settings.dirpath)
-        outlets = Outlets(trainer, self._settings, monitor) if trainer.is_global_zero else None
-        places = Places.of(self._log_dir, dirpath, monitor)
-        return Session(self._settings, stage, trainer, pl_module, outlets=outlets, places=places, profiles=self.profiles)
 
     def _batch_begins(self, name: str, batch: Any) -> None:
         session = self._sessions.get(name)
@@ -291,12 +294,22 @@ class FlopsMonitor(Base):
     def _close(self, error: BaseException | None = None) -> None:
         for name in tuple(self._sessions):
             self._guarded(name, lambda session: session.close(error))
+        results, self._results = self._results, None
+        if results is not None:
+            try:
+                results.finish(failed=error is not None)
+            except Exception as mistake:  # noqa: BLE001 - whatever it is, it is not to end the user's training
+                self._fail(mistake)
 
     def _fail(self, error: Exception) -> None:
         sessions, self._sessions, self._failed = self._sessions, {}, True
+        results, self._results = self._results, None
         for session in filter(None, sessions.values()):
             with contextlib.suppress(Exception):
                 session.detach()
+        if results is not None:
+            with contextlib.suppress(Exception):
+                results.finish(failed=True)
         if self._settings.on_error == "raise":
             raise error
         warn(f"FlopsMonitor has failed and is off from here on; the training goes on: {type(error).__name__}: {error}")

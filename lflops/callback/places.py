@@ -28,9 +28,13 @@ class Places(NamedTuple):
             return cls(dirpath, dirpath / "lflops_traces", monitor)
         return None if log_dir is None else cls(Path(log_dir) / "lflops", Path(log_dir) / "lflops_traces", monitor)
 
-    def profile(self, run: Run, rank: int) -> Path:
-        """A window's file: rank 0's is the whole run's."""
-        return self.profiles / f"{self._window(run)}.{'profile' if rank == 0 else f'rank{rank}'}.json"
+    def profile(self, run: Run) -> Path:
+        """The file of a window."""
+        return self.profiles / f"{self._window(run)}.profile.json"
+
+    def of_rank(self, run: Run, rank: int) -> Path:
+        """The file of what one rank alone knows of a window."""
+        return self.profiles / f"{self._window(run)}.rank{rank}.json"
 
     def trace(self, run: Run, name: str) -> Path:
         """The file of one rank's trace of a window."""

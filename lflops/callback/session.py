@@ -8,11 +8,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from lflops.callback.bases import say
 from lflops.callback.counts import Counts
 from lflops.callback.curve import Curve
-from lflops.callback.facts import data_parallel_size, logged_step, steps_here
+from lflops.callback.facts import logged_step, steps_here
 from lflops.callback.hooked import HookedStep
-from lflops.callback.loggers import Outlets, scalars
-from lflops.callback.places import Places
 from lflops.callback.planning import planned
+from lflops.callback.results import Results
 from lflops.callback.settings import Settings
 from lflops.callback.stages import Stage
 from lflops.callback.steps import Lap, Steps
@@ -23,7 +22,7 @@ from lflops.collect.modules import ModuleTree
 from lflops.collect.timing.clock import Clock, HostClock, StreamClock
 from lflops.collect.timing.join import with_trace
 from lflops.collect.timing.phases import Phases
-from lflops.profile import Note, Profile
+from lflops.profile import Note
 
 __all__ = ["Session"]
 
@@ -36,9 +35,7 @@ class Session:
         stage: Which it is.
         trainer: The one that goes through it.
         pl_module: What is trained, or asked.
-        outlets: Where results go; `None` on all processes but the main one.
-        places: Where files go; `None` for none.
-        profiles: The windows that are closed are added to it.
+        results: What is told of the windows that are closed.
 
     Attributes:
         over: Whether there is nothing left to do.
@@ -50,23 +47,19 @@ class Session:
         stage: Stage,
         trainer: Any,
         pl_module: Any,
-        *,
-        outlets: Outlets | None,
-        places: Places | None,
-        profiles: list[Profile],
+        results: Results,
     ) -> None:
         """Begin when the stage does."""
         self.over = False
         self._stage = stage
-        self._places = places
-        self._profiles = profiles
+        self._results = results
         self._settings = settings
         self._trainer = trainer
         self._module = pl_module
-        self._outlets = outlets
         device = trainer.strategy.root_device
-        self._counts = Counts(settings, stage, trainer, pl_module)
+        self._counts = Counts(settings, stage, trainer, pl_module, results.topology)
         self._clock: Clock = StreamClock() if device.type == "cuda" else HostClock()
+        places = results.places
         traced = settings.trace and places is not None
         self._plan, self._notes = planned(settings.schedule, stage, trainer, pl_module, traced=traced)
         self._place = self._plan.place(0)
@@ -79,13 +72,13 @@ class Session:
         self._at = logged_step(trainer)
         here = traced and settings.traces_on(trainer.global_rank)
         self._tracing = Tracing(trainer, stage, self._tree, settings, places.traces) if places is not None and here else None
-        tracked = stage.learns and settings.track and outlets is not None and trainer.loggers and trainer.log_every_n_steps
+        tracked = stage.learns and settings.track and results.outlets is not None and trainer.loggers and trainer.log_every_n_steps
         phases, on_host = Phases(self._clock), Phases(HostClock()) if device.type == "cuda" else None
         self._listeners = [phases] if on_host is None else [phases, on_host]
         scaled = stage.learns and getattr(trainer.precision_plugin, "scaler", None) is not None
         updating = frozenset({"backward", "optimizer"}) if stage.learns and pl_module.automatic_optimization else frozenset()
         self._steps = Steps(phases, on_host, settings.units, updating=updating, scaled=scaled)
-        self._curve = Curve(self._steps.seconds, data_parallel_size(trainer)) if tracked else None
+        self._curve = Curve(self._steps.seconds, results.topology.sizes.get("data")) if tracked else None
         self._updates = register_optimizer_step_post_hook(self._steps.update) if scaled else None
         self._listening = contextlib.ExitStack()
         self._tapping = True
@@ -131,8 +124,8 @@ class Session:
         counted = self._counts.end_step(self._steps.shapes[0])
         if counted is not None:
             self._window.counted = counted
-        if self._tracing is not None:
-            self._look_after(self._tracing)
+        if self._tracing is not None or self._results.pending:
+            self._look_after()
         self._at = logged_step(self._trainer)
         self._steps.end(self._at, counted=counted is not None, hooked=self._unhook(), traced=self._place.phase == "traced")
         self._advance()
@@ -161,11 +154,8 @@ class Session:
         for lap in self._steps.read():
             self._take(lap)
         cut_short = [] if self._window.complete or not self._window.worth_telling else [self._window]
-        told: dict[str, float] = {}
         for window in (*self._waiting, *cut_short):
-            told |= self._tell(window, failed=error is not None)
-        if self._outlets is not None:
-            self._outlets.scalars(told, self._stage.name, self._at)
+            self._tell(window, failed=error is not None)
         if self._tracing is not None and error is None:
             self._tracing.wait()
 
@@ -205,20 +195,21 @@ class Session:
         for lap in self._steps.read():
             self._take(lap)
         busy = self._move_on()
-        told: dict[str, float] = {}
         ready = [window for window in self._waiting if window.ready]
         for window in ready:
             self._waiting.remove(window)
-            told |= self._tell(window, failed=False)
+            self._tell(window, failed=False)
         if self._tapping and self._window.complete and not self._waiting:
             self.detach()
-            self.over = self._curve is None and self._tracing is None
-        if log and self._curve is not None:
-            told = self._curve.point() | told
-        if told and self._outlets is not None:
-            self._outlets.scalars(told, self._stage.name, self._at)
-        if busy or ready or told:
+            self.over = self._curve is None and self._tracing is None and not self._results.pending
+        if log:
+            self._log_point()
+        if busy or ready or log:
             self._steps.resume()
+
+    def _log_point(self) -> None:
+        if self._curve is not None and self._results.outlets is not None:
+            self._results.outlets.scalars(self._curve.point(), self._stage.name, self._at)
 
     def _move_on(self) -> bool:
         """Go to the next window where the last is over, and open one where one opens. Returns whether anything was done."""
@@ -245,11 +236,14 @@ class Session:
             self._tracing.step(traced=self._place.phase == "traced")
         return True
 
-    def _look_after(self, tracing: Tracing) -> None:
-        """See to the traces that are being annotated beside the training."""
-        if tracing.was_busy():
+    def _look_after(self) -> None:
+        """See to what goes on beside the training: traces that are being annotated, windows of all ranks being put together."""
+        busy = self._tracing is not None and self._tracing.was_busy()
+        if busy or self._results.busy:
             self._steps.mark("background")
-        elif not self._tapping:
+        if self._results.tell_ready():
+            self._steps.mark("background")
+        if not self._tapping and not busy and not self._results.pending:
             self._tracing = None
             self.over = self._curve is None
 
@@ -261,29 +255,20 @@ class Session:
         if self._curve is not None:
             self._curve.take(lap)
 
-    def _tell(self, window: Window, *, failed: bool) -> dict[str, float]:
-        """Make a window's profile, and hand it on. Returns its figures for the loggers."""
-        tracing, recording = self._tracing, window.recording
-        if self._outlets is None and recording is None:
-            return {}
+    def _tell(self, window: Window, *, failed: bool) -> None:
+        """Make a window's profile, and hand it on."""
+        tracing, recording, places, rank = self._tracing, window.recording, self._results.places, self._trainer.global_rank
+        if recording is None and not self._results.wants_windows:
+            return
         notes = self._notes if tracing is None else (*self._notes, *tracing.notes)
         counted = window.counted or self._counts.without()
-        profile = window.profile(counted, self._at, notes, of=self._steps.step, clock=self._clock, failed=failed)
-        rank, saved = self._trainer.global_rank, None
-        if self._places is not None:
-            saved = self._places.profile(profile.run, rank)
-            saved.parent.mkdir(parents=True, exist_ok=True)
-            if recording is not None and tracing is not None:
-                trace = self._places.trace(profile.run, recording.path.name)
-                profile = with_trace(profile, recording, {str(rank): str(trace)})
-            profile.save(saved)
-            if recording is not None and tracing is not None:
-                tracing.annotate(recording, trace, saved)
-        if self._outlets is None:
-            return {}
-        self._profiles.append(profile)
-        text, files = self._outlets.window(profile, saved, self._at)
-        written = f": {', '.join(map(str, files))}" if files else ""
-        ended = " before its end" if profile.run.partial else ""
-        say(f"lflops: {self._stage.name} window {window.number} closed at step {profile.run.step}{ended}{written}\n{text}")
-        return scalars(profile)
+        profile, steps = window.profile(counted, self._at, notes, of=self._steps.step, clock=self._clock, failed=failed)
+        if recording is not None and tracing is not None and places is not None:
+            trace = places.trace(profile.run, recording.path.name)
+            profile = with_trace(profile, recording, {str(rank): str(trace)})
+            own = places.profile(profile.run) if self._trainer.world_size == 1 else places.of_rank(profile.run, rank)
+            own.parent.mkdir(parents=True, exist_ok=True)
+            profile.save(own)
+            tracing.annotate(recording, trace, own)
+        if self._results.wants_windows:
+            self._results.add(profile, steps)

@@ -1,6 +1,7 @@
 """What a monitor was asked for, in one value."""
 
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -24,6 +25,7 @@ class Settings:
     schedule: Schedule
     stages: Collection[str]
     count: bool | Profile
+    topology: Callable[[int], Mapping[str, int]] | None
     trace: bool
     trace_ranks: str | Collection[int]
     activities: Collection[Activity]
@@ -39,6 +41,7 @@ class Settings:
     track: bool
     units: Callable[[Any], Any] | None
     dirpath: str | PathLike[str] | None
+    gather_timeout: float
     on_error: str
 
     def __post_init__(self) -> None:
@@ -63,6 +66,7 @@ class Settings:
             if not isinstance(getattr(self, name), bool):
                 raise CountError(f"{name}={describe(getattr(self, name))}: give True or False")
         self._check_choices()
+        self._check_ranks()
         if not isinstance(self.count, bool | Profile):
             raise CountError(f"count={describe(self.count)}: give True, False, or a Profile that was counted elsewhere")
         for name, least in (("module_depth", -1), ("top_modules", 0)):
@@ -89,6 +93,13 @@ class Settings:
             value: object = getattr(self, name)
             if isinstance(value, str) or not isinstance(value, Collection) or not value or any(each not in known for each in value):
                 raise CountError(f"{name}={describe(value)}: give some of {', '.join(map(repr, known))}, in a tuple or a list")
+
+    def _check_ranks(self) -> None:
+        if self.topology is not None and not callable(self.topology):
+            raise CountError(f"topology={describe(self.topology)}: give a function from a rank to its coordinates, or None")
+        timeout: object = self.gather_timeout
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+            raise CountError(f"gather_timeout={describe(timeout)}: give seconds, more than 0")
         ranks: object = self.trace_ranks
         if isinstance(ranks, str):
             if ranks not in {"zero", "all"}:

@@ -1,15 +1,16 @@
 """One window of the schedule: what was counted in it, the steps around that, and the profile that they make."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
 from lflops.callback.steps import Lap
 from lflops.collect.timing.clock import Clock
 from lflops.collect.timing.glue import glue_of
-from lflops.collect.timing.join import divide
+from lflops.collect.timing.join import divided
 from lflops.collect.timing.kineto import Recording
+from lflops.collect.timing.timeline import Place
 from lflops.observations import Step
 from lflops.profile import Note, Profile
 
@@ -85,8 +86,8 @@ class Window:
 
     def profile(
         self, counted: Profile, step: int, notes: Iterable[Note], *, of: Callable[[Lap], Step], clock: Clock, failed: bool
-    ) -> Profile:
-        """The window as a value.
+    ) -> tuple[Profile, tuple[Mapping[Place, float], ...]]:
+        """The window as a value, and the own seconds of modules in each of its hooked steps.
 
         Args:
             counted: What was counted in it, or the same without any work.
@@ -109,7 +110,7 @@ class Window:
         )
         profile = replace(counted, run=run, steps=steps, notes=(*counted.notes, *notes, *few))
         laps = [lap.hooked.laps() for lap in self._laps if lap.hooked]
-        return divide(profile, laps, glue_of(clock)) if laps else profile
+        return divided(profile, laps, glue_of(clock)) if laps else (profile, ())
 
     @property
     def _clean(self) -> int:
