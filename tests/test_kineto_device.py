@@ -8,7 +8,7 @@ from torch import nn
 
 from lflops.collect.modules import ModuleTree
 from lflops.collect.timing.boundaries import CLOSURE, LEAVE, OPTIMIZER, STEP, THREAD, Boundary
-from lflops.collect.timing.device_time import exposed_communication, idle
+from lflops.collect.timing.device_time import computing, exposed_communication, exposed_copies, idle
 from lflops.collect.timing.kineto_events import Event, Joined, join
 from lflops.collect.timing.timeline import Place
 
@@ -194,7 +194,22 @@ def test_the_device_waits_or_only_communicates(figure: object, nanoseconds: int)
     assert nanoseconds / 1e9 == figure([*WORK, named, *FORWARD_EVENTS])
 
 
-@pytest.mark.parametrize("figure", [idle, exposed_communication])
+@pytest.mark.parametrize(("figure", "nanoseconds"), [(computing, 30), (exposed_communication, 12), (exposed_copies, 5), (idle, 13)])
+def test_each_instant_belongs_to_the_first_of_kernel_communication_copy_and_idle(figure: object, nanoseconds: int) -> None:
+    """Kernels run 0-20, 40-45 and 55-60: 30. A collective is alone 20-30 and 45-47, a copy 30-35; nothing runs 35-40 and 47-55."""
+    work = [
+        kernel(20, 1, start=0),
+        kernel(5, 2, start=40),
+        kernel(5, 3, start=55),
+        kernel(20, 4, start=10, name="ncclDevKernel_AllReduce"),
+        kernel(2, 5, start=45, name="ncclDevKernel_AllGather"),
+        kernel(10, 6, start=25, name="Memcpy HtoD (Pinned -> Device)"),
+    ]
+    assert callable(figure)
+    assert nanoseconds / 1e9 == figure(work)
+
+
+@pytest.mark.parametrize("figure", [computing, idle, exposed_communication, exposed_copies])
 def test_without_a_device_nothing_is_known_of_it(figure: object) -> None:
     """Unknown is not 0."""
     assert callable(figure)
