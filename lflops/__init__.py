@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lflops import hardware as hardware
     from lflops.analyze.diff import diff
+    from lflops.analyze.roofline import roofline
     from lflops.analyze.utilization import utilization
     from lflops.callback.monitor import FlopsMonitor
     from lflops.collect.calibrate import calibrate
@@ -45,6 +46,7 @@ __all__ = [
     "measure",
     "merge",
     "register_formula",
+    "roofline",
     "scope",
     "utilization",
 ]
@@ -63,6 +65,7 @@ _HOMES = {
     "load": "lflops.profile_file",
     "measure": "lflops.collect.measure",
     "merge": "lflops.merging",
+    "roofline": "lflops.analyze.roofline",
     "scope": "lflops.collect.named_parts",
     "utilization": "lflops.analyze.utilization",
 }

@@ -85,8 +85,9 @@ class Validated(Classifier):
 
 
 def fit(module: LightningModule, *callbacks: Any, batches: int = 30, data: Any = None, **options: Any) -> Trainer:
-    """Train for an epoch, on one thread: more get in each other's way in models as small as these. Files go where no one looks for them,
-    and every profile's budget adds up.
+    """Train for an epoch, on one thread: more get in each other's way in models as small as these.
+
+    Files go where no one looks for them. The budget of every profile has to add up.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

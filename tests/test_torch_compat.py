@@ -110,6 +110,7 @@ PUBLIC = [
     "measure",
     "merge",
     "register_formula",
+    "roofline",
     "scope",
     "utilization",
 ]

@@ -75,7 +75,7 @@ def calibrate(
         peaks, bandwidth = measure(machine, clock or clock_of(torch.device(machine.kind)), wanted)
     today = dt.datetime.now(dt.UTC).date().isoformat()
     source = f"measured by lflops.calibrate, {today}, torch {torch.__version__}, {threads} threads"
-    hardware = Hardware(machine.name, peaks, bandwidth, machine.memory_bytes, source)
+    hardware = Hardware(machine.name, peaks, bandwidth, machine.memory_bytes, source, machine.cache_bytes or None)
     _keep(key, hardware)
     return hardware
 
