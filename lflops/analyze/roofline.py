@@ -6,7 +6,7 @@ of it that only moves bytes.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -21,9 +21,9 @@ __all__ = ["Bound", "Ceiling", "Over", "Point", "Roofline", "roofline"]
 
 Bound = Literal["compute", "memory"]
 
-Over = Literal["cache", "compiled", "error"]
-"""Why something is over its roof: its bytes stayed in a cache; they are those of the code as written, and it runs compiled; else a count,
-a time or a peak is wrong."""
+Over = Literal["cache", "compiled", "cache_unknown", "error"]
+"""Why something is over its roof: its bytes stayed in a cache; they are those of the code as written, and it runs compiled; they may have
+stayed in a cache whose size is not known; else a count, a time or a peak is wrong."""
 
 TOLERANCE = 0.05
 """Over a roof by so much is on it: two measurements of one peak differ by that."""
@@ -140,7 +140,7 @@ class _Cost(NamedTuple):
     """What a cell takes at the peak and at the bandwidth, in seconds; `None` is unknown.
 
     Attributes:
-        is_cached: Whether what one call works on fits the chip's cache.
+        is_cached: Whether what one call works on fits the chip's cache; `None` where that is unknown.
         is_compiled: Whether it runs otherwise than it was counted.
     """
 
@@ -148,7 +148,7 @@ class _Cost(NamedTuple):
     flops: int
     compute: float | None
     memory: float | None
-    is_cached: bool
+    is_cached: bool | None
     is_compiled: bool
 
     @property
@@ -168,7 +168,7 @@ def _cost(cell: Cell, profile: Profile, chip: Hardware | None) -> _Cost:
         flops,
         compute,
         cell.bytes_moved / bandwidth if bandwidth else None,
-        is_cached=cache is not None and cell.bytes_moved <= cache * cell.calls,
+        is_cached=None if cache is None else cell.bytes_moved <= cache * cell.calls,
         is_compiled=any(profile.modules[name].compiled for name in ancestry(cell.module)),
     )
 
@@ -216,12 +216,12 @@ def _bound(costs: Iterable[_Cost]) -> Bound:
 
 def _over(costs: Sequence[_Cost], seconds: float) -> Over:
     """Whether it could have been as fast if bytes had stayed in the cache, or were not moved at all by what was compiled."""
-    at_most = seconds * (1 + TOLERANCE)
-    if (_sum(cost.compute if cost.is_cached else cost.seconds for cost in costs) or 0.0) <= at_most:
-        return "cache"
-    if (_sum(cost.compute if cost.is_compiled else cost.seconds for cost in costs) or 0.0) <= at_most:
-        return "compiled"
-    return "error"
+    without: Mapping[Over, float | None] = {
+        "cache": _sum(cost.compute if cost.is_cached else cost.seconds for cost in costs),
+        "compiled": _sum(cost.compute if cost.is_compiled else cost.seconds for cost in costs),
+        "cache_unknown": _sum(cost.compute if cost.is_cached is None else cost.seconds for cost in costs),
+    }
+    return next((why for why, least in without.items() if least is not None and least <= seconds * (1 + TOLERANCE)), "error")
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

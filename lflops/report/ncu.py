@@ -4,12 +4,12 @@ from rich.console import Group, RenderableType
 
 from lflops import units
 from lflops.analyze.ncu import Kernel, Measured
-from lflops.report.cells import plain, text
+from lflops.report.cells import plain, shortened, text
 from lflops.report.fitted import Fitted
 
 __all__ = ["render_ncu"]
 
-_NAME = 30
+_NAME = 36
 
 
 def render_ncu(measured: Measured, *, top: int) -> RenderableType:
@@ -33,7 +33,7 @@ def render_ncu(measured: Measured, *, top: int) -> RenderableType:
             columns[f"per {level.upper()} byte"] = [_intensity(kernel, level) for kernel in kernels]
     left = len(measured.kernels) - top
     more = [text(f"{left} more kernels; --top N lists more, --json all", "dim")] if left > 0 else []
-    names = ["all kernels", *(plain(kernel.name) for kernel in measured.kernels[:top])]
+    names = ["all kernels", *(shortened(plain(kernel.name), _NAME) for kernel in measured.kernels[:top])]
     return Group(Fitted("kernel", names, columns, room=_NAME), *more)
 
 

@@ -16,9 +16,10 @@ _SHORT = {"forward": "fwd", "backward": "bwd", "recompute": "recomp", "optimizer
 _OVER: dict[Over, str] = {
     "cache": "over its roof: what it works on fits the cache",
     "compiled": "over its roof: the bytes are those of the code as written, and it runs compiled",
+    "cache_unknown": "over its roof: what it works on may fit the cache, whose size is not known; else a count, a time or a peak is wrong",
     "error": "over its roof: a count, a time or a peak is wrong",
 }
-_SIGNS: dict[Over, str] = {"cache": "c", "compiled": "t", "error": "!"}
+_SIGNS: dict[Over, str] = {"cache": "c", "compiled": "t", "cache_unknown": "?", "error": "!"}
 
 
 def render_roofline(roofline: Roofline, *, top: int) -> RenderableType:

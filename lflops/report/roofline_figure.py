@@ -61,10 +61,9 @@ def roofline_figure(roofline: Roofline) -> Figure:
                 alpha=0.75,
                 label=phase if timed else f"{phase}, reachable",
             )
-    named: dict[tuple[str, Phase], Point] = {}
-    for point in sorted(timed, key=lambda point: -(point.seconds_to_win or 0.0)):
-        named.setdefault((".".join("*" if part.isdecimal() else part for part in point.module.split(".")), point.phase), point)
-    for (name, _), point in list(named.items())[:_NAMED]:
+    spots = {(point.intensity, point.phase): point for point in sorted(timed, key=lambda point: point.seconds_to_win or 0.0)}
+    for point in sorted(spots.values(), key=lambda point: -(point.seconds_to_win or 0.0))[:_NAMED]:
+        name = ".".join("*" if part.isdecimal() else part for part in point.module.split("."))
         at = point.intensity or 0.0, point.flops_per_second or 0.0
         axes.annotate(name or "all of it", at, xytext=(8, 8), textcoords="offset points", fontsize=7, parse_math=False)
     axes.set(xscale="log", yscale="log", xlabel="intensity, FLOPs per byte moved", ylabel="FLOP/s")
