@@ -1,0 +1,90 @@
+"""Whether points lie where they should: big products near the compute roof, copies near the memory roof, and nothing above a roof.
+
+Both work on eight times the last level of cache, against the peaks that `calibrate` measures right before.
+"""
+
+import argparse
+
+import torch
+from results import record
+from torch import Tensor, nn
+
+import lflops
+from lflops import units
+from lflops.analyze.roofline import Point, roofline
+from lflops.hardware import Hardware
+
+CACHES = 8
+DEPTHS = {torch.float32: 512, torch.bfloat16: 1024}
+"""Of the products: far to the right of where the roof turns, and done in seconds."""
+
+LEAST, MOST = 0.80, 1.05
+
+
+class Product(nn.Module):
+    """Into memory that is there already: fresh memory is slower for its page faults, which are no part of a product."""
+
+    def __init__(self, out: Tensor) -> None:
+        """Keep the memory, and not as a buffer, which would be copied."""
+        super().__init__()
+        self.out = [out]
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        """Multiply."""
+        return torch.mm(a, b, out=self.out[0])
+
+
+class Copy(Product):
+    """From one place to another."""
+
+    def forward(self, a: Tensor) -> Tensor:
+        """Copy."""
+        return self.out[0].copy_(a)
+
+
+def placed(model: nn.Module, args: tuple[Tensor, ...], chip: Hardware, repeats: int) -> Point:
+    """The point of a whole forward, on clean passes."""
+    with torch.no_grad():
+        profile = lflops.measure(model, args, warmup=1, repeats=repeats, hardware=chip)
+    return next(point for point in roofline(profile).modules if point.module == "")
+
+
+def points(chip: Hardware, repeats: int) -> dict[str, tuple[Point, str]]:
+    """Each with the side that it should be bound by."""
+    working_set = int(CACHES * (chip.cache_bytes or 32 * 2**20))
+    found = {}
+    for dtype, depth in DEPTHS.items():
+        name, size = str(dtype).removeprefix("torch."), int((working_set / dtype.itemsize) ** 0.5)
+        operands = torch.ones(size, depth, dtype=dtype), torch.ones(depth, size, dtype=dtype)
+        model = Product(torch.zeros(size, size, dtype=dtype))
+        found[f"{name} product, {size} x {depth} x {size}"] = placed(model, operands, chip, repeats), "compute"
+        del model, operands
+        half = torch.zeros(working_set // 2 // dtype.itemsize, dtype=dtype)
+        found[f"{name} copy, {units.size(working_set)}"] = placed(Copy(torch.zeros_like(half)), (half,), chip, repeats), "memory"
+        del half
+    return found
+
+
+def main() -> None:
+    """Measure the peaks, place the points, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--note", default="", help="what the reader of the numbers has to know")
+    options = parser.parse_args()
+    chip = lflops.calibrate("cpu", dtypes=("fp32", "bf16"), fresh=True)
+    head = "| what | FLOPs a byte | bound by | reached | the roof | share |"
+    lines = [head, "|---|--:|---|--:|--:|--:|"]
+    for name, (point, side) in points(chip, options.repeats).items():
+        moves = side == "memory"
+        work, unit = (point.bytes_moved, "B/s") if moves else (point.flops, "FLOP/s")
+        rate, roof = (work / seconds if seconds else None for seconds in (point.seconds, point.roof_seconds))
+        right = point.bound == side and point.share is not None and LEAST <= point.share <= MOST
+        share = units.percent(point.share) if right else f"**{units.percent(point.share)}**"
+        intensity = "–" if point.intensity is None else f"{point.intensity:.1f}"
+        lines.append(f"| {name} | {intensity} | {point.bound} | {units.quantity(rate, unit)} | {units.quantity(roof, unit)} | {share} |")
+    said = f"{units.percent(LEAST, digits=0)} to {units.percent(MOST, digits=0)} of the roof are wanted. {options.note}".strip()
+    record("roofline.py", "How near its roof what should be near it is", [*lines, "", said])
+
+
+if __name__ == "__main__":
+    main()
