@@ -175,6 +175,7 @@ def test_what_cannot_be_told_apart_is_said() -> None:
 def traced(kernels: Mapping[tuple[str, Phase], float]) -> Profile:
     """A step of 10 s, of which a trace of two steps saw 8 s of kernels, 4 of communication, 2 of copies and 6 of nothing."""
     trace = Trace(files={}, device_compute_seconds=8.0, exposed_comm_seconds=4.0, exposed_copy_seconds=2.0, device_idle_seconds=6.0)
+    trace = replace(trace, device_idle_by_phase={"forward": 2.0, "other": 4.0})
     untimed = stepped(phases={"forward": 6.0, "backward": 4.0}, seconds=10.0, trace=trace, facts={"device_type": "cuda"})
 
     def row(name: str) -> Any:
@@ -207,6 +208,8 @@ def test_a_traced_devices_timeline_is_scaled_to_the_clean_step() -> None:
     assert pytest.approx(expected | apart) == seconds(found)
     assert () == found.inside_rest
     assert pytest.approx(0.06) == found.modules["norm"]["below_roof"]
+    assert {"forward": pytest.approx(0.1), "other": pytest.approx(0.2)} == found.idle
+    assert "30.0 % finds the device idle, mostly with the host in no module: " in summary(traced(kernels))
 
 
 def test_a_timeline_without_kernels_by_module_is_cut_as_a_whole() -> None:

@@ -43,12 +43,14 @@ class Budget(Struct, frozen=True, kw_only=True):
         parts: By name, adding up to 1: those of `IN_MODULES`, and each phase outside modules or what a traced device did by its own name.
             `forward` and `backward` are what of these is in no module that is shown.
         modules: The parts of `IN_MODULES` by module, of its own time; `parts` has their sums.
+        idle: The part `idle` by the phase that the host was in meanwhile; empty where a trace does not tell.
         inside_rest: What cannot be told apart and lies within `below_roof`: `idle`, `memory_bound`.
     """
 
     seconds: float
     parts: Mapping[str, float]
     modules: Mapping[str, Mapping[str, float]]
+    idle: Mapping[str, float]
     inside_rest: tuple[str, ...]
 
 
@@ -109,8 +111,16 @@ def budget(profile: Profile, chip: Hardware | None, *, seconds: float | None, sh
         seconds=seconds,
         parts={name: parts[name] for name in (*IN_MODULES, *stretches.seconds) if parts.get(name)},
         modules=dict(modules),
+        idle=_idle(profile, parts["idle"]),
         inside_rest=tuple(filter(None, unknown)),
     )
+
+
+def _idle(profile: Profile, share: float) -> dict[str, float]:
+    """The idle share by the host's phase."""
+    by_phase = (profile.trace.device_idle_by_phase if profile.trace else None) or {}
+    whole = sum(by_phase.values())
+    return {phase: share * seconds / whole for phase, seconds in by_phase.items()} if whole and share else {}
 
 
 def _cut(seconds: float, need: _Need) -> Iterator[tuple[str, float]]:

@@ -68,6 +68,9 @@ def _sentence(profile: Profile, budget: Budget, name: str, share: float) -> str:
         what = "is memory-bound pointwise work"
     named = [f"{len(modules)} × {kind}" if len(modules) > 1 else kind for kind, modules in kinds.items()]
     where = f" in {plain(' + '.join(named))}" if named else ""
+    if name == "idle" and budget.idle:
+        most = max(budget.idle, key=lambda phase: budget.idle[phase])
+        where = f", mostly with the host in {'no module' if most == 'other' else plain(most)}"
     unseen = [each.replace("_", "-") for each in budget.inside_rest] if name == "below_roof" else []
     within = f", and in it what is {' or '.join(unseen)}, which nothing here tells apart" if unseen else ""
     return f"{units.percent(share)} {what}{where}{within}: {helps}"

@@ -1,16 +1,28 @@
 """What a device did while it was recorded, whoever asked for it: when it computed, when it only communicated or copied, when it waited."""
 
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 
 from lflops.collect.timing.kineto_events import Event
+from lflops.observations import Call, Phase
 
-__all__ = ["computing", "exposed_communication", "exposed_copies", "idle"]
+__all__ = ["computing", "exposed_communication", "exposed_copies", "idle", "idle_by_phase"]
+
+_Stretches = list[tuple[int, int]]
+
+HOST_PHASES: tuple[Phase, ...] = ("forward", "recompute", "backward", "optimizer")
+"""The inner ones first: an optimizer's closure runs forward and backward."""
 
 
-def _busy(events: Iterable[Event]) -> list[tuple[int, int]]:
+def _busy(events: Iterable[Event]) -> _Stretches:
     """When the device did something, without gaps and overlaps."""
-    stretches: list[tuple[int, int]] = []
-    for start, end in sorted((event.start, event.end) for event in events if event.is_on_device and not event.is_named):
+    return _joined((event.start, event.end) for event in events if event.is_on_device and not event.is_named)
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> _Stretches:
+    """In their order, without overlaps."""
+    stretches: _Stretches = []
+    for start, end in sorted(spans):
         if stretches and start <= stretches[-1][1]:
             stretches[-1] = stretches[-1][0], max(end, stretches[-1][1])
         else:
@@ -24,6 +36,33 @@ def idle(events: Iterable[Event]) -> float | None:
     if not stretches:
         return None
     return (stretches[-1][1] - stretches[0][0] - _length(stretches)) / 1e9
+
+
+def idle_by_phase(events: Iterable[Event], calls: Iterable[Call]) -> dict[str, float] | None:
+    """The same seconds by what the host was at: a phase of some module, or `other`; `None` where there was no device."""
+    busy, calls = _busy(events), list(calls)
+    if not busy:
+        return None
+    gaps = [(end, start) for (_, end), (start, _) in pairwise(busy)]
+    phases: dict[str, float] = {}
+    for phase in HOST_PHASES:
+        left = _outside(gaps, _joined((call.start, call.end) for call in calls if call.phase == phase))
+        phases[phase], gaps = (_length(gaps) - _length(left)) / 1e9, left
+    return {phase: seconds for phase, seconds in (phases | {"other": _length(gaps) / 1e9}).items() if seconds}
+
+
+def _outside(gaps: Iterable[tuple[int, int]], stretches: _Stretches) -> _Stretches:
+    """What of the gaps lies in none of the stretches; both are in their order."""
+    left, first = [], 0
+    for start, end in gaps:
+        while first < len(stretches) and stretches[first][1] <= start:
+            first += 1
+        at, index = start, first
+        while index < len(stretches) and stretches[index][0] < end:
+            left.append((at, stretches[index][0]))
+            at, index = stretches[index][1], index + 1
+        left.append((at, end))
+    return [(start, end) for start, end in left if start < end]
 
 
 def computing(events: Iterable[Event]) -> float | None:
