@@ -1,7 +1,9 @@
 """Where a step's peak-seconds went: parts that add up to 1, each worked out by hand."""
 
+import json
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ import lflops
 from lflops.analyze.budget import Budget
 from lflops.analyze.utilization import utilization
 from lflops.callback import session
+from lflops.cli import main
 from lflops.hardware import Hardware
 from lflops.observations import PHASES, Phase, Step, Trace
 from lflops.profile import Cell, Profile
@@ -360,3 +363,12 @@ def test_show_has_all_the_parts() -> None:
     lines = drawn(clocked(stepped(), OWN), 160)
     first = next(index for index, line in enumerate(lines) if line.startswith("budget"))
     assert ["28.8", "18.8", "18.8", "12.5", "11.2", "7.5", "2.5"] == [line.split(" %")[0].split()[-1] for line in lines[first : first + 7]]
+
+
+def test_show_writes_the_budget_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The parts add up there too."""
+    clocked(stepped(), OWN).save(tmp_path / "step.json")
+    assert 0 == main(["show", str(tmp_path / "step.json"), "--json"])
+    shown = json.loads(capsys.readouterr().out)["utilization"]["budget"]
+    assert math.isclose(1.0, sum(shown["parts"].values()), abs_tol=1e-3)
+    assert {"", "linear", "norm"} == shown["modules"].keys()

@@ -115,7 +115,7 @@ def read(text: str, *, gpu_seconds: float | None = None, modules: Collection[str
     Args:
         text: What `ncu` wrote: CSV, by metric or by kernel, or its log for people.
         gpu_seconds: How long the GPU ran in all, which then takes the place of the sum of the kernels' times.
-        modules: Names of rows, to find among the NVTX ranges.
+        modules: Names of rows, to find among the NVTX ranges, which CSV alone has.
         chip: What is at the roof.
 
     Raises:
