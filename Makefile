@@ -27,6 +27,8 @@ bench: $(READY) $(PEERS_READY)
 	@$(BIN)/python benchmarks/traces.py
 	@$(BIN)/python benchmarks/diff.py
 	@$(BIN)/python benchmarks/gather.py
+	@$(BIN)/python benchmarks/budget.py
+	@$(BIN)/python benchmarks/roofline.py
 	@$(PEERS)/python benchmarks/accuracy.py
 	@$(PEERS)/python benchmarks/latency.py
 	@$(PEERS)/python benchmarks/callback.py

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from lflops import hardware as hardware
     from lflops.analyze.diff import diff
     from lflops.analyze.imbalance import imbalance
+    from lflops.analyze.roofline import roofline
     from lflops.analyze.utilization import utilization
     from lflops.callback.monitor import FlopsMonitor
     from lflops.collect.calibrate import calibrate
@@ -47,6 +48,7 @@ __all__ = [
     "measure",
     "merge",
     "register_formula",
+    "roofline",
     "scope",
     "utilization",
 ]
@@ -66,6 +68,7 @@ _HOMES = {
     "load": "lflops.profile_file",
     "measure": "lflops.collect.measure",
     "merge": "lflops.merging",
+    "roofline": "lflops.analyze.roofline",
     "scope": "lflops.collect.named_parts",
     "utilization": "lflops.analyze.utilization",
 }

@@ -35,6 +35,7 @@ class Hardware:
         bandwidth_bytes_per_second: Of the device's memory, bytes/s; `None` is unknown.
         memory_bytes: Bytes; `None` is unknown.
         source: Where the figures are from.
+        cache_bytes: Of its last level of cache, bytes; `None` is unknown.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Hardware:
     bandwidth_bytes_per_second: float | None = None
     memory_bytes: float | None = None
     source: str = ""
+    cache_bytes: float | None = None
 
     def __post_init__(self) -> None:
         """See that the figures can be.
@@ -51,7 +53,7 @@ class Hardware:
         """
         _check_text("name", self.name)
         _check_text("source", self.source, empty=True)
-        for argument in ("bandwidth_bytes_per_second", "memory_bytes"):
+        for argument in ("bandwidth_bytes_per_second", "memory_bytes", "cache_bytes"):
             if getattr(self, argument) is not None:
                 _check_positive(argument, getattr(self, argument))
         # A copy: what the caller does to theirs later is not done to ours.

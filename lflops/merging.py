@@ -216,7 +216,7 @@ def _run(briefs: Mapping[int, Brief], leading: int, world: int) -> Run:
 def _trace(briefs: Mapping[int, Brief], order: Iterable[int]) -> Trace | None:
     """The files of all ranks, and what the leading one that traced saw in its own."""
     traces = [trace for rank in order if (trace := briefs[rank].trace) is not None]
-    files = {name: file for trace in traces for name, file in trace.files.items()}
+    files = {name: file for rank in sorted(briefs) if (trace := briefs[rank].trace) for name, file in trace.files.items()}
     return replace(traces[0], files=files) if traces else None
 
 

@@ -99,8 +99,12 @@ class Trace(Struct, frozen=True, kw_only=True):
     Attributes:
         files: By rank.
         batches: How many were recorded; the figures below are of all of them together.
-        device_idle_seconds: Between the device's first and last work; `None` where none was recorded.
+        device_idle_seconds: Between the device's first and last work; `None` where none was recorded. It, the exposed seconds and those of
+            computing are disjoint.
+        device_idle_by_phase: The same by the phase that the host was in meanwhile; `other` is none of a module's.
         exposed_comm_seconds: In which the device communicated and computed nothing.
+        exposed_copy_seconds: In which it only copied.
+        device_compute_seconds: In which it ran a kernel that was no communication.
         operators: Those with the most time of their own, on the device or on the host.
     """
 
@@ -108,6 +112,9 @@ class Trace(Struct, frozen=True, kw_only=True):
     batches: Count | None = None
     device_idle_seconds: Seconds | None = None
     exposed_comm_seconds: Seconds | None = None
+    exposed_copy_seconds: Seconds | None = None
+    device_compute_seconds: Seconds | None = None
+    device_idle_by_phase: Mapping[str, Seconds] | None = None
     operators: tuple[TracedOperator, ...] = ()
 
 

@@ -200,7 +200,7 @@ class Memory(Struct, frozen=True, kw_only=True):
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """What was profiled, where and how. `created` is in ISO 8601, UTC; `shapes` are the inputs'."""
+    """What was profiled, where and how. `created` is in ISO 8601, UTC; `shapes` are the inputs'; `device_type` is torch's word."""
 
     kind: Literal["count", "measure", "estimate", "training"]
     created: str
@@ -225,6 +225,7 @@ class Run(Struct, frozen=True, kw_only=True):
     pipeline_parallel_size: Count | None = None
     expert_parallel_size: Count | None = None
     observer_ratio: float | None = None
+    device_type: str | None = None
 
 
 class Note(Struct, frozen=True, kw_only=True):

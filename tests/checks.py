@@ -1,10 +1,13 @@
 """What holds of every profile, and short ways to ask one for its rows."""
 
+import math
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
+from lflops.analyze.utilization import utilization
+from lflops.hardware import DTYPES, Hardware
 from lflops.profile import PHASES, Phase, Profile, ancestry
 
 FIGURES = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes")
@@ -31,6 +34,16 @@ def consistent(profile: Profile) -> Profile:
     assert {(phase, figure): sum(own[row, phase, figure] for row in profile.modules) for phase in PHASES for figure in FIGURES} == {
         (phase, figure): getattr(profile.modules[""].work(phase), figure) for phase in PHASES for figure in FIGURES
     }
+    return profile
+
+
+ABACUS = Hardware("abacus", dict.fromkeys(DTYPES, 1e9), 1e9)
+
+
+def spent(profile: Profile) -> Profile:
+    """The profile, once its step's budget is seen to add up, where it has the times for one."""
+    budget = utilization(profile, ABACUS).budget
+    assert budget is None or math.isclose(1.0, sum(budget.parts.values()), abs_tol=1e-3)
     return profile
 
 

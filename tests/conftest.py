@@ -10,3 +10,9 @@ def cuda() -> torch.device:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     return torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _usual_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed is as wide as where nobody says otherwise; whoever runs the tests may have said so."""
+    monkeypatch.delenv("COLUMNS", raising=False)

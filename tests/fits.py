@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from checks import spent
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -84,7 +85,10 @@ class Validated(Classifier):
 
 
 def fit(module: LightningModule, *callbacks: Any, batches: int = 30, data: Any = None, **options: Any) -> Trainer:
-    """Train for an epoch, on one thread: more get in each other's way in models as small as these. Files go where no one looks for them."""
+    """Train for an epoch, on one thread: more get in each other's way in models as small as these.
+
+    Files go where no one looks for them. The budget of every profile has to add up.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
@@ -95,6 +99,9 @@ def fit(module: LightningModule, *callbacks: Any, batches: int = 30, data: Any =
             trainer.fit(module, loader(batches) if data is None else data)
         finally:
             torch.set_num_threads(threads)
+    for callback in callbacks:
+        for profile in getattr(callback, "profiles", ()):
+            spent(profile)
     return trainer
 
 

@@ -8,9 +8,10 @@ from torch import nn
 
 from lflops.collect.modules import ModuleTree
 from lflops.collect.timing.boundaries import CLOSURE, LEAVE, OPTIMIZER, STEP, THREAD, Boundary
-from lflops.collect.timing.device_time import exposed_communication, idle
+from lflops.collect.timing.device_time import computing, exposed_communication, exposed_copies, idle, idle_by_phase
 from lflops.collect.timing.kineto_events import Event, Joined, join
 from lflops.collect.timing.timeline import Place
+from lflops.observations import Call, Phase
 
 HOME, DEVICE_THREAD = 70, 71  # as Python calls them
 TRAINER, ENGINE = 1, 2  # as Kineto does
@@ -194,7 +195,38 @@ def test_the_device_waits_or_only_communicates(figure: object, nanoseconds: int)
     assert nanoseconds / 1e9 == figure([*WORK, named, *FORWARD_EVENTS])
 
 
-@pytest.mark.parametrize("figure", [idle, exposed_communication])
+@pytest.mark.parametrize(("figure", "nanoseconds"), [(computing, 30), (exposed_communication, 12), (exposed_copies, 5), (idle, 13)])
+def test_each_instant_belongs_to_the_first_of_kernel_communication_copy_and_idle(figure: object, nanoseconds: int) -> None:
+    """Kernels run 0-20, 40-45 and 55-60: 30. A collective is alone 20-30 and 45-47, a copy 30-35; nothing runs 35-40 and 47-55."""
+    work = [
+        kernel(20, 1, start=0),
+        kernel(5, 2, start=40),
+        kernel(5, 3, start=55),
+        kernel(20, 4, start=10, name="ncclDevKernel_AllReduce"),
+        kernel(2, 5, start=45, name="ncclDevKernel_AllGather"),
+        kernel(10, 6, start=25, name="Memcpy HtoD (Pinned -> Device)"),
+    ]
+    assert callable(figure)
+    assert nanoseconds / 1e9 == figure(work)
+
+
+def test_the_device_waits_while_the_host_is_in_a_phase() -> None:
+    """Gaps 10-30 and 40-60. Forward, 5-15 and 20-25, has 10 of the first; the optimizer, 12-22 and 50-70, has 5 more of it and 10."""
+    work = [kernel(10, 1, start=0), kernel(10, 2, start=30), kernel(5, 3, start=60)]
+    spans: tuple[tuple[Phase, int, int], ...] = (
+        ("forward", 5, 15),
+        ("forward", 20, 25),
+        ("forward", 20, 22),
+        ("optimizer", 12, 22),
+        ("optimizer", 50, 70),
+    )
+    calls = [Call(row="", phase=phase, start=start, end=end, device=0, innermost=True, thread=0) for phase, start, end in spans]
+    expected = {"forward": 10 / 1e9, "optimizer": 15 / 1e9, "other": 15 / 1e9}
+    assert expected == idle_by_phase(work, calls)
+    assert None is idle_by_phase([], calls)
+
+
+@pytest.mark.parametrize("figure", [computing, idle, exposed_communication, exposed_copies])
 def test_without_a_device_nothing_is_known_of_it(figure: object) -> None:
     """Unknown is not 0."""
     assert callable(figure)

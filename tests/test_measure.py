@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from checks import names_what_is_taken
+from checks import names_what_is_taken, spent
 from clocks import StillClock
 from culprits import PlainMode
 from timed_modules import Itself, Part, Takes
@@ -38,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> StillClock:
 
 def measure(model: nn.Module, *args: Any, **options: Any) -> Profile:
     """With as few passes as can be."""
-    return lflops.measure(model, *args, **({"warmup": 0, "repeats": 1} | options))
+    return spent(lflops.measure(model, *args, **({"warmup": 0, "repeats": 1} | options)))
 
 
 def own(profile: Profile, phase: str) -> dict[str, float]:

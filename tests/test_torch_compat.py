@@ -111,6 +111,7 @@ PUBLIC = [
     "measure",
     "merge",
     "register_formula",
+    "roofline",
     "scope",
     "utilization",
 ]

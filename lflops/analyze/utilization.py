@@ -4,22 +4,15 @@ import statistics
 
 from msgspec import Struct
 
+from lflops.analyze.budget import Budget, budget
 from lflops.analyze.pace import pace
-from lflops.hardware import Hardware, named
+from lflops.analyze.peaks import chip_of, name_of_peak, peak_of
+from lflops.hardware import Hardware
 from lflops.observations import Phase
-from lflops.profile import Profile, Run
+from lflops.profile import Profile
 
 __all__ = ["Utilization", "utilization"]
 
-# The MACs of complex numbers are counted in reals.
-_PEAKS = {
-    **dict.fromkeys(("float64", "complex128"), "fp64"),
-    **dict.fromkeys(("float32", "complex64"), "fp32"),
-    **dict.fromkeys(("float16", "complex32"), "fp16"),
-    "bfloat16": "bf16",
-    **dict.fromkeys(("int8", "uint8", "qint8", "quint8"), "int8"),
-}
-_FAMILIES = {"float8": "fp8", "float4": "fp4"}
 _MODEL: tuple[Phase, ...] = ("forward", "backward")
 _HARDWARE: tuple[Phase, ...] = (*_MODEL, "recompute")
 
@@ -34,6 +27,7 @@ class Utilization(Struct, frozen=True, kw_only=True):
         peak_flops_per_second: Of the run's dtype.
         dtype: The peak's name, one of `hardware.DTYPES`.
         hardware: The chip's name.
+        budget: Where the rest went: named shares of peak x step time that add up to 1.
     """
 
     mfu: float | None
@@ -42,6 +36,7 @@ class Utilization(Struct, frozen=True, kw_only=True):
     peak_flops_per_second: float | None
     dtype: str | None
     hardware: str | None
+    budget: Budget | None = None
 
 
 def utilization(profile: Profile, hardware: Hardware | str | None = None) -> Utilization:
@@ -54,9 +49,8 @@ def utilization(profile: Profile, hardware: Hardware | str | None = None) -> Uti
     Raises:
         HardwareError: The table does not have the name.
     """
-    chip = (named(hardware) if isinstance(hardware, str) else hardware) or profile.run.hardware
-    dtype = _peak_of(profile.run.dtype, profile.run)
-    peak = chip.peak_flops_per_second.get(dtype) if chip and dtype else None
+    chip = chip_of(profile, hardware)
+    peak = peak_of(profile.run.dtype, profile.run, chip)
     step = pace(profile).seconds
     macs = sum(profile.modules[""].work(phase).macs for phase in _MODEL)
     share = _share_of_a_rank(profile, macs)
@@ -68,8 +62,9 @@ def utilization(profile: Profile, hardware: Hardware | str | None = None) -> Uti
         hfu=None if rate is None or step is None or needed is None else needed * share / step.median,
         flops_per_second=rate,
         peak_flops_per_second=peak,
-        dtype=dtype,
+        dtype=name_of_peak(profile.run.dtype, profile.run),
         hardware=chip.name if chip else None,
+        budget=budget(profile, chip, seconds=step.median if step else None, share=share),
     )
 
 
@@ -85,14 +80,6 @@ def _peak_seconds(profile: Profile, chip: Hardware) -> float | None:
     for cell in profile.cells:
         if cell.phase in _HARDWARE and cell.executed_macs:
             macs[cell.dtype] = macs.get(cell.dtype, 0) + cell.executed_macs
-    peaks = {dtype: chip.peak_flops_per_second.get(_peak_of(dtype, profile.run) or "") for dtype in macs}
+    peaks = {dtype: peak_of(dtype, profile.run, chip) for dtype in macs}
     known = [2 * macs[dtype] / peak for dtype, peak in peaks.items() if peak is not None]
     return sum(known) if len(known) == len(macs) else None
-
-
-def _peak_of(dtype: str | None, run: Run) -> str | None:
-    """The peak's name of a dtype of torch. What torch calls float32 may be multiplied as TF32: then the run's precision says so."""
-    if dtype is None:
-        return None
-    name = _PEAKS.get(dtype) or _FAMILIES.get(dtype.partition("_")[0])
-    return "tf32" if name == "fp32" and "tf32" in (run.precision or "").lower() else name

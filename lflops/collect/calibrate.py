@@ -25,7 +25,7 @@ from lflops.hardware import Hardware, lookup, named
 
 __all__ = ["calibrate", "hardware_of", "measure"]
 
-METHOD = 1
+METHOD = 2
 """Counted up when figures are measured in another way, so that older ones are not taken for new."""
 
 SIZES = tuple(1 << exponent for exponent in range(8, 15))
@@ -75,7 +75,7 @@ def calibrate(
         peaks, bandwidth = measure(machine, clock or clock_of(torch.device(machine.kind)), wanted)
     today = dt.datetime.now(dt.UTC).date().isoformat()
     source = f"measured by lflops.calibrate, {today}, torch {torch.__version__}, {threads} threads"
-    hardware = Hardware(machine.name, peaks, bandwidth, machine.memory_bytes, source)
+    hardware = Hardware(machine.name, peaks, bandwidth, machine.memory_bytes, source, machine.cache_bytes or None)
     _keep(key, hardware)
     return hardware
 

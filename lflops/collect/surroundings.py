@@ -36,6 +36,7 @@ def run_of(kind: Literal["count"], parameters: Iterable[Tensor], args: tuple[obj
         versions={"lflops": importlib.metadata.version("lflops"), "torch": str(torch.__version__), "python": platform.python_version()},
         host=platform.node(),
         device_name=device_name(device),
+        device_type=device.type,
         dtype=_dtype(held, device),
         precision=f"autocast {dtype_name(torch.get_autocast_dtype(device.type))}" if _autocasts(device) else None,
         shapes=shapes_of(args, kwargs),

@@ -8,7 +8,9 @@ from rich.text import Text
 
 from lflops import units
 from lflops.analyze.tree import Figures, ledger, totals
+from lflops.analyze.utilization import utilization
 from lflops.profile import Profile
+from lflops.report.budget import budget_table
 from lflops.report.cells import MARGIN, margin, text
 from lflops.report.fitted import Fitted
 from lflops.report.notes import sentence
@@ -27,9 +29,10 @@ _LISTED = 12
 
 
 def head(profile: Profile) -> Group:
-    """What was profiled, how long it took, the totals, and their ledger."""
-    took = times(profile)
-    return Group(_what(profile), "", *((took, "") if took else ()), _totals(profile), "", _apart(profile))
+    """What was profiled, how long it took, what that went to, the totals, and their ledger."""
+    took, spent = times(profile), utilization(profile).budget
+    lines = [each for each in (took, budget_table(profile, spent) if spent else None) if each]
+    return Group(_what(profile), "", *(part for each in lines for part in (each, "")), _totals(profile), "", _apart(profile))
 
 
 def _what(profile: Profile) -> Table:

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from lflops.analyze.pace import Pace, pace
+from lflops.analyze.utilization import utilization
 from lflops.observations import Spread
 from lflops.profile import ModuleProfile, Note, Profile
 from lflops.report import short_units
 from lflops.report.aggregated import aggregated
+from lflops.report.budget import largest
 from lflops.report.detailed import detailed as details
 from lflops.report.further import further
 from lflops.report.ranks import is_staged
@@ -57,7 +59,15 @@ def summary(profile: Profile, *, step: int | None = None, module_depth: int = -1
     ]
     if detailed:
         parts += ["\n------------------------------ Detailed Profile per GPU ------------------------------", details(profile)]
+    if closing := list(_closing(profile)):
+        parts += ["\n----------------------------- Where the Step's Time Went -----------------------------", *closing]
     return "\n".join([*parts, "-" * 78])
+
+
+def _closing(profile: Profile) -> Iterator[str]:
+    """The largest parts of the budget, where there is one."""
+    budget = utilization(profile).budget
+    return iter(()) if budget is None else largest(profile, budget)
 
 
 def _line(label: str, value: str) -> str:

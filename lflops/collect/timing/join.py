@@ -78,7 +78,10 @@ def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str])
         files=files,
         batches=recording.batches,
         device_idle_seconds=recording.device_idle_seconds,
+        device_idle_by_phase=recording.device_idle_by_phase,
         exposed_comm_seconds=recording.exposed_comm_seconds,
+        exposed_copy_seconds=recording.exposed_copy_seconds,
+        device_compute_seconds=recording.device_compute_seconds,
         operators=recording.operators,
     )
     seconds = recording.device_seconds or {}

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, supported
 
 from lflops.collect.modules import ModuleTree
 from lflops.collect.timing.boundaries import Boundaries
-from lflops.collect.timing.device_time import exposed_communication, idle
+from lflops.collect.timing.device_time import computing, exposed_communication, exposed_copies, idle, idle_by_phase
 from lflops.collect.timing.kineto_events import STEP, join, read
 from lflops.collect.timing.timeline import Place, inclusive
 from lflops.collect.torch_compat import other_profiler_runs, recorded_events
@@ -48,7 +48,10 @@ class Recording:
         host_seconds: Operators' own time on the host of each row and those below it, over whole steps; without what Python takes.
         device_seconds: The device's time for each row and those below it, over whole steps; `None` where no device was recorded.
         device_idle_seconds: Between its first and its last work, over all batches; `None` as above.
+        device_idle_by_phase: The same by what the host was at.
+        device_compute_seconds: In which it computed, over all batches; `None` as above.
         exposed_comm_seconds: In which it communicated and computed nothing, over all batches; `None` as above.
+        exposed_copy_seconds: In which it only copied, over all batches; `None` as above.
         calls: Of modules and named parts, for the annotation.
     """
 
@@ -60,7 +63,10 @@ class Recording:
     host_seconds: Mapping[Place, Spread]
     device_seconds: Mapping[Place, Spread] | None
     device_idle_seconds: float | None
+    device_idle_by_phase: Mapping[str, float] | None
+    device_compute_seconds: float | None
     exposed_comm_seconds: float | None
+    exposed_copy_seconds: float | None
     calls: tuple[Call, ...]
 
 
@@ -215,7 +221,10 @@ class Tracer:
             host_seconds=_spreads(joined.host, self._ends),
             device_seconds=None if idle_seconds is None else _spreads(joined.device, self._ends),
             device_idle_seconds=idle_seconds,
+            device_idle_by_phase=idle_by_phase(events, joined.calls) if self._device else None,
+            device_compute_seconds=computing(events) if self._device else None,
             exposed_comm_seconds=exposed_communication(events) if self._device else None,
+            exposed_copy_seconds=exposed_copies(events) if self._device else None,
             calls=tuple(joined.calls),
         )
 
