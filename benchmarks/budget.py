@@ -6,6 +6,7 @@ Waits are slept. The pointwise work is real: multiplications of 16 MiB, and the 
 import argparse
 import logging
 import statistics
+import tempfile
 import time
 import warnings
 from typing import Any
@@ -86,10 +87,12 @@ class Training(LightningModule):
 
 def spent(chip: Hardware, steps: int, *, data: float = 0.0, idle: float = 0.0, times: int = 0) -> dict[str, float]:
     """Seconds of each part of the budget, and an error where these are not the step."""
-    monitor = FlopsMonitor(Schedule(wait=steps, warmup=1, active=3), hardware=chip, on_error="raise")
+    monitor = FlopsMonitor(Schedule(wait=steps, warmup=1, active=3), hardware=chip, trace=False, on_error="raise")
     quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
-    trainer = Trainer(max_epochs=1, limit_train_batches=steps + 6, callbacks=[monitor], accelerator="cpu", devices=1, **quiet)
-    trainer.fit(Training(times, idle), DataLoader(Rows(data), batch_size=None))
+    options: dict[str, Any] = {"max_epochs": 1, "limit_train_batches": steps + 6, "accelerator": "cpu", "devices": 1, **quiet}
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = Trainer(callbacks=[monitor], default_root_dir=directory, **options)
+        trainer.fit(Training(times, idle), DataLoader(Rows(data), batch_size=None))
     budget = utilization(monitor.profiles[0]).budget
     if budget is None or abs(sum(budget.parts.values()) - 1) > 1e-3:
         raise SystemExit(f"a budget that does not add up to the step: {budget}")

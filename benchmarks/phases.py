@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -109,11 +110,13 @@ CASES: dict[str, tuple[bool, dict[str, Any], dict[str, float]]] = {
 
 def measured(options: dict[str, Any], *, by_hand: bool, steps: int) -> dict[str, float]:
     """The median of each phase."""
-    monitor = FlopsMonitor(Schedule(wait=steps, warmup=1, active=1), on_error="raise")
+    monitor = FlopsMonitor(Schedule(wait=steps, warmup=1, active=1), trace=False, on_error="raise")
     batches = (steps + 2) * options.get("accumulate_grad_batches", 1)
     quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
-    trainer = Trainer(max_epochs=1, limit_train_batches=batches, callbacks=[monitor], accelerator="cpu", devices=1, **quiet, **options)
-    trainer.fit(Sleeper(by_hand=by_hand), DataLoader(Rows(), batch_size=None))
+    options = {"max_epochs": 1, "limit_train_batches": batches, "accelerator": "cpu", "devices": 1, **quiet, **options}
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = Trainer(callbacks=[monitor], default_root_dir=directory, **options)
+        trainer.fit(Sleeper(by_hand=by_hand), DataLoader(Rows(), batch_size=None))
     return {name: spread.median for name, spread in pace(monitor.profiles[0]).phases.items()}
 
 
