@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lflops.callback.monitor import FlopsMonitor
     from lflops.collect.calibrate import calibrate
     from lflops.collect.counting.formulas.table import Cost, register_formula
+    from lflops.collect.estimate import estimate
     from lflops.collect.measure import measure
     from lflops.collect.named_parts import scope
     from lflops.collect.passes import count, counting
@@ -38,6 +39,7 @@ __all__ = [
     "calibrate",
     "count",
     "counting",
+    "estimate",
     "get_model_profile",
     "load",
     "measure",
@@ -57,6 +59,7 @@ _HOMES = {
     "Profile": "lflops.profile",
     "Schedule": "lflops.schedule",
     "calibrate": "lflops.collect.calibrate",
+    "estimate": "lflops.collect.estimate",
     "load": "lflops.profile_file",
     "measure": "lflops.collect.measure",
     "merge": "lflops.merging",

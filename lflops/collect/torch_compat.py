@@ -15,7 +15,13 @@ from lflops.errors import CountError
 try:
     from torch._C import _current_autograd_node, _current_graph_task_id
     from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeTensor,
+        FakeTensorMode,
+        UnsupportedOperatorException,
+    )
     from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
     from torch.nn.modules.module import _global_forward_hooks_with_kwargs
     from torch.utils import _python_dispatch
@@ -24,6 +30,8 @@ except ImportError as error:
     raise CountError(f"torch {torch.__version__}: its internals are not as lflops knows them: {error}") from error
 
 __all__ = [
+    "ASKS_FOR_VALUES",
+    "KNOWS_NO_SHAPE",
     "FakeTensor",
     "HigherOrderOperator",
     "OpOverload",
@@ -36,6 +44,7 @@ __all__ = [
     "current_node",
     "decompose",
     "decomposes",
+    "fake_mode",
     "group_named",
     "is_compiled",
     "kernel_for_sequences",
@@ -67,6 +76,12 @@ NO_BACKWARD = -1
 
 ACCUMULATES_GRADIENT = 1 << 62
 """Sequence numbers from here on belong to nodes that no forward operator built: those that write `.grad`."""
+
+ASKS_FOR_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+"""What fake tensors raise where their numbers are asked for, or a shape that depends on them."""
+
+KNOWS_NO_SHAPE = UnsupportedOperatorException
+"""What they raise at an operator that does not say what its results look like."""
 
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 """Under which the dispatcher keeps operators that are written in terms of others."""
@@ -158,6 +173,14 @@ def runs_nothing(tensors: Iterable[Tensor]) -> bool:
     """Whether only shapes would be worked out: with fake tensors, or where a mode makes all tensors fake."""
     modes = _python_dispatch._get_current_dispatch_mode_stack()
     return any(isinstance(mode, FakeTensorMode) for mode in modes) or any(isinstance(local_part(each), FakeTensor) for each in tensors)
+
+
+def fake_mode() -> FakeTensorMode:
+    """Within it, what is made is fake; real tensors are taken for fake ones."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    # It would keep a weak reference to each result, and a module refuses to convert parameters that have one: `model.to(bfloat16)` fails.
+    mode.fake_tensor_converter.set_tensor_memo = lambda *_: None  # type: ignore[method-assign]
+    return mode
 
 
 def decomposes(operator: Any) -> bool:

@@ -91,6 +91,10 @@ def _ranks_differ(note: Note) -> str:
     return f"ranks differ: {macs}; the counts are those of rank {note.values.get('leading_rank', units.UNKNOWN)}{others}"
 
 
+def _foreach_assumed(note: Note) -> str:
+    return f"the optimizer is taken to work on lists of parameters, as torch does on {note.subject} unless foreach=False"
+
+
 def _unknown(note: Note) -> str:
     values = ", ".join(f"{name} {value}" for name, value in note.values.items())
     head = " ".join(filter(None, [note.code.replace("_", " "), note.subject]))
@@ -129,4 +133,5 @@ _SENTENCES: dict[str, Callable[[Note], str]] = {
     "not_counted": _not_counted,
     "ranks_missing": _ranks_missing,
     "ranks_differ": _ranks_differ,
+    "foreach_assumed": _foreach_assumed,
 }

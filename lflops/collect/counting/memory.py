@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lflops.collect.counting.traffic import tensors_of
-from lflops.collect.torch_compat import local_part, storage_key
+from lflops.collect.torch_compat import FakeTensor, local_part, storage_key
 from lflops.observations import Phase
 from lflops.profile import Allocation, Memory, Moment, ancestry
 
@@ -146,7 +146,7 @@ class LiveMemory:
         self._births.append(Birth(nbytes, category, operator, row, phase))
         self._alive[key] = (serial, weakref.ref(storage, partial(self._die, key)))
         self._events.append(serial)
-        if tensor.is_meta:
+        if tensor.is_meta or type(tensor) is FakeTensor:
             self._never_allocated.add(serial)
         self._live += nbytes
         if self._live > self._peak:
