@@ -120,7 +120,7 @@ class Estimate:
             )
         chip = named(self.hardware) if isinstance(self.hardware, str) else self.hardware
         fakes = Fakes()
-        with same_random_numbers(held), fakes.mode, values_refused(self.asker):
+        with same_random_numbers(held), fakes.running(), values_refused(self.asker):
             subject = make()
             check_module(self.asker, subject.model)
             with fakes.lent_to(subject.model):

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from lflops.collect.known import LARGEST, KnownValues
 from lflops.collect.tensors import DEEPEST
-from lflops.collect.torch_compat import ASKS_FOR_VALUES, KNOWS_NO_SHAPE, PLAIN, FakeTensor, fake_mode
+from lflops.collect.torch_compat import ASKS_FOR_VALUES, KNOWS_NO_SHAPE, PLAIN, FakeTensor, fake_mode, pop_mode, push_mode, unseen
 from lflops.errors import CountError
 
 __all__ = ["Fakes", "RealParameterError", "refuse_real_parameters", "values_refused"]
@@ -31,12 +32,23 @@ class RealParameterError(Exception):
 
 
 class Fakes:
-    """Fake stand-ins for real tensors, always the same one for the same tensor; in their `mode` whatever is made is fake too."""
+    """Stand-ins for real tensors, always the same one for the same tensor; small integers are copied, all else is fake."""
 
     def __init__(self) -> None:
         """Make none yet."""
-        self.mode = fake_mode()
+        self._mode = fake_mode()
         self._made: dict[int, tuple[Any, Any]] = {}  # with what each was made of, so that no other object can have its address
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Within it, whatever is made has no memory, and no value but where that is known from numbers and small integers."""
+        known = KnownValues()
+        with self._mode:
+            push_mode(known)
+            try:
+                yield
+            finally:
+                pop_mode(known)
 
     def of(self, value: Any, depth: int = DEEPEST) -> Any:
         """The same with stand-ins for the tensors in it; lists, tuples, sets and dictionaries are copies, everything else is itself.
@@ -90,12 +102,22 @@ class Fakes:
         if isinstance(tensor, FakeTensor):  # of a model that was built in the mode
             return tensor
         if not tensor.is_meta:
-            return self.mode.from_tensor(tensor)
-        with self.mode:
+            return _copy(tensor) if _has_known_values(tensor) else self._mode.from_tensor(tensor)
+        with self._mode:
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=HOST)
         if isinstance(tensor, nn.Parameter):
             return nn.Parameter(fake, requires_grad=tensor.requires_grad)
         return fake.requires_grad_(tensor.requires_grad)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Real, for code that writes to it."""
+    with unseen():
+        return tensor.clone()
+
+
+def _has_known_values(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor and not tensor.is_floating_point() and not tensor.is_complex() and tensor.numel() <= LARGEST
 
 
 def refuse_real_parameters(args: Any) -> None:

@@ -1,0 +1,74 @@
+"""Small tensors whose values are known though the rest is fake: integers, masks, and what is worked out of them alone."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lflops.collect.counting.traffic import tensors_of
+from lflops.collect.torch_compat import ASKS_FOR_VALUES, OpOverload, TorchDispatchMode, storage_key, unseen, written_arguments
+
+__all__ = ["LARGEST", "KnownValues"]
+
+LARGEST = 1 << 20
+"""Elements of a tensor that is worth its memory."""
+
+_MADE_OF_NUMBERS = frozenset(getattr(torch.ops.aten, name) for name in ("arange", "linspace", "logspace"))
+"""What makes floating tensors that code may ask for the values of, as the depths at which layers are dropped."""
+
+
+class KnownValues(TorchDispatchMode):
+    """Runs operators for real on tensors that are real, in a mode below which everything is fake.
+
+    Code decides by such values: whether a batch has padding, whether it is packed, how many of its tokens count. With the values that are
+    there it goes the way that it goes in a real step.
+    """
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._stale: set[int] = set()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator for real where all that it takes is known and its result is small."""
+        kwargs = kwargs or {}
+        given = list(tensors_of((*args, *kwargs.values())))
+        known = isinstance(function, OpOverload) and all(map(self._is_known, given))
+        try:
+            out = function(*args, **kwargs)
+        except ASKS_FOR_VALUES:
+            if not known:
+                raise
+            out = None
+        if known and _is_worth_it(function, given, out):
+            with unseen():
+                return function(*args, **kwargs)
+        if isinstance(function, OpOverload):
+            self._stale.update(_written_to(function, args, kwargs))
+        return out
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        if type(tensor) is not Tensor or tensor.is_meta or tensor.requires_grad or tensor.numel() > LARGEST:
+            return False
+        return not self._stale or storage_key(tensor)[1] not in self._stale
+
+
+def _is_worth_it(function: OpOverload, given: list[Tensor], out: Any) -> bool:
+    results = list(tensors_of((out,)))
+    if any(each.numel() > LARGEST for each in results):
+        return False
+    floats = any(each.is_floating_point() or each.is_complex() for each in results)
+    return bool(given) or not floats or function.overloadpacket in _MADE_OF_NUMBERS
+
+
+def _written_to(function: OpOverload, args: Any, kwargs: Any) -> Iterator[int]:
+    """The real tensors whose values are not known any longer, by their storage."""
+    for name, place in written_arguments(function):
+        for each in tensors_of((args[place] if place < len(args) else kwargs.get(name),)):
+            if type(each) is Tensor:
+                yield storage_key(each)[1]
