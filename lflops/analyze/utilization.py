@@ -9,7 +9,7 @@ from lflops.hardware import Hardware, named
 from lflops.observations import Phase
 from lflops.profile import Profile, Run
 
-__all__ = ["Utilization", "utilization"]
+__all__ = ["Utilization", "peak_of", "utilization"]
 
 # The MACs of complex numbers are counted in reals.
 _PEAKS = {
@@ -55,7 +55,7 @@ def utilization(profile: Profile, hardware: Hardware | str | None = None) -> Uti
         HardwareError: The table does not have the name.
     """
     chip = (named(hardware) if isinstance(hardware, str) else hardware) or profile.run.hardware
-    dtype = _peak_of(profile.run.dtype, profile.run)
+    dtype = peak_of(profile.run.dtype, profile.run)
     peak = chip.peak_flops_per_second.get(dtype) if chip and dtype else None
     step = pace(profile).seconds
     macs = sum(profile.modules[""].work(phase).macs for phase in _MODEL)
@@ -85,12 +85,12 @@ def _peak_seconds(profile: Profile, chip: Hardware) -> float | None:
     for cell in profile.cells:
         if cell.phase in _HARDWARE and cell.executed_macs:
             macs[cell.dtype] = macs.get(cell.dtype, 0) + cell.executed_macs
-    peaks = {dtype: chip.peak_flops_per_second.get(_peak_of(dtype, profile.run) or "") for dtype in macs}
+    peaks = {dtype: chip.peak_flops_per_second.get(peak_of(dtype, profile.run) or "") for dtype in macs}
     known = [2 * macs[dtype] / peak for dtype, peak in peaks.items() if peak is not None]
     return sum(known) if len(known) == len(macs) else None
 
 
-def _peak_of(dtype: str | None, run: Run) -> str | None:
+def peak_of(dtype: str | None, run: Run) -> str | None:
     """The peak's name of a dtype of torch. What torch calls float32 may be multiplied as TF32: then the run's precision says so."""
     if dtype is None:
         return None

@@ -1,5 +1,6 @@
 """`estimate` and `largest_batch`: a step that is run on fake tensors, so that nothing is allocated and nothing computed."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -158,12 +159,23 @@ class Estimate:
         optimizer = make(list(model.parameters()))
         if not isinstance(optimizer, Optimizer):
             raise CountError(f"{self.asker}: optimizer gave {describe(optimizer)}: it has to give a torch.optim.Optimizer")
-        if chip is None or lookup(chip.name) is None:
-            return optimizer, ()
-        open_groups = [group for group in optimizer.param_groups if group.get("foreach", False) is None and not group.get("fused")]
-        for group in open_groups:
-            group["foreach"] = True
-        return optimizer, ((Note(code="foreach_assumed", subject=chip.name, values={}),) if open_groups else ())
+        if inspect.signature(optimizer.step).parameters["closure"].default is inspect.Parameter.empty:
+            name = type(optimizer).__name__
+            raise CountError(f"{self.asker}: {name} goes forward as often as the loss says, which fake tensors have not: give another")
+        notes = []
+        if _settle(optimizer, "capturable", was=True, now=False):  # there is no graph to capture, and the state is as large
+            notes.append(Note(code="not_captured", subject=type(optimizer).__name__, values={}))
+        if chip is not None and lookup(chip.name) is not None and _settle(optimizer, "foreach", was=None, now=True):
+            notes.append(Note(code="foreach_assumed", subject=chip.name, values={}))
+        return optimizer, tuple(notes)
+
+
+def _settle(optimizer: Optimizer, setting: str, *, was: bool | None, now: bool) -> bool:
+    """Change a setting of the groups that have it so and are not fused. Returns whether any did."""
+    groups = [each for each in optimizer.param_groups if setting in each and each[setting] is was and not each.get("fused")]
+    for group in groups:
+        group[setting] = now
+    return bool(groups)
 
 
 def _with_the_higher_peak(step: Profile, other: Profile) -> Profile:

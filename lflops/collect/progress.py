@@ -41,9 +41,9 @@ class Meter:
         """Begin."""
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Say that this was all."""
-        if self._tell is not None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Say that this was all, if it was."""
+        if self._tell is not None and kind is None:
             self._tell(self._done, self._done)
 
     def expect(self, times: int) -> None:

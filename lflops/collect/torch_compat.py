@@ -87,6 +87,7 @@ COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 """Under which the dispatcher keeps operators that are written in terms of others."""
 
 _KEY = torch._C.DispatchKey
+DEVICES = (_KEY.CPU, _KEY.CUDA)
 SEQUENCES = {
     device: (key, _KEY.CompositeImplicitAutogradNestedTensor)
     for device, key in (("cpu", _KEY.NestedTensorCPU), ("cuda", _KEY.NestedTensorCUDA))
@@ -187,8 +188,9 @@ def decomposes(operator: Any) -> bool:
     """Whether the operator is written in terms of others and reached us whole, as it does under inference mode.
 
     Only the dispatcher's own word counts: torch also keeps Python versions of a few kernels (`upsample_nearest2d`), which do not run here.
+    Nor does what is written in others where a device has a kernel of its own (`silu_backward`).
     """
-    return isinstance(operator, OpOverload) and _has_kernel(operator, COMPOSITE)
+    return isinstance(operator, OpOverload) and _has_kernel(operator, COMPOSITE) and not any(_has_kernel(operator, key) for key in DEVICES)
 
 
 def decompose(operator: OpOverload, args: Any, kwargs: Any) -> Any:

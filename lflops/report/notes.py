@@ -95,6 +95,10 @@ def _foreach_assumed(note: Note) -> str:
     return f"the optimizer is taken to work on lists of parameters, as torch does on {note.subject} unless foreach=False"
 
 
+def _not_captured(note: Note) -> str:
+    return f"{note.subject} is estimated without capturable, which needs a device that captures"
+
+
 def _unknown(note: Note) -> str:
     values = ", ".join(f"{name} {value}" for name, value in note.values.items())
     head = " ".join(filter(None, [note.code.replace("_", " "), note.subject]))
@@ -134,4 +138,5 @@ _SENTENCES: dict[str, Callable[[Note], str]] = {
     "ranks_missing": _ranks_missing,
     "ranks_differ": _ranks_differ,
     "foreach_assumed": _foreach_assumed,
+    "not_captured": _not_captured,
 }
