@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lflops.collect.calibrate import calibrate
     from lflops.collect.counting.formulas.table import Cost, register_formula
     from lflops.collect.estimate import estimate
+    from lflops.collect.largest_batch import largest_batch
     from lflops.collect.measure import measure
     from lflops.collect.named_parts import scope
     from lflops.collect.passes import count, counting
@@ -41,6 +42,7 @@ __all__ = [
     "counting",
     "estimate",
     "get_model_profile",
+    "largest_batch",
     "load",
     "measure",
     "merge",
@@ -60,6 +62,7 @@ _HOMES = {
     "Schedule": "lflops.schedule",
     "calibrate": "lflops.collect.calibrate",
     "estimate": "lflops.collect.estimate",
+    "largest_batch": "lflops.collect.largest_batch",
     "load": "lflops.profile_file",
     "measure": "lflops.collect.measure",
     "merge": "lflops.merging",

@@ -21,7 +21,7 @@ class Bounds(Struct, frozen=True, kw_only=True):
         seconds: Of the whole step.
         by_phase: The same by phase, those that ran.
         by_module: Row to seconds of it and all below, over all phases.
-        unknown: Operators that are in no sum: contractions in a dtype whose peak is not known.
+        unknown: Contractions in a dtype whose peak is not known: they count by their bytes.
     """
 
     hardware: str
@@ -34,8 +34,8 @@ class Bounds(Struct, frozen=True, kw_only=True):
 def bounds(profile: Profile, hardware: Hardware | None = None) -> Bounds | None:
     """The sum over operators of the longer of contractions at the peak of their dtype and bytes at the bandwidth.
 
-    Operators are taken one after the other, as eager code runs them: fused ones may move less. What is not a contraction counts by its
-    bytes alone.
+    Operators are taken one after the other, as eager code runs them: fused ones may move less. What is no contraction counts by its
+    bytes.
 
     Args:
         profile: Counted, measured or estimated.
@@ -56,8 +56,8 @@ def bounds(profile: Profile, hardware: Hardware | None = None) -> Bounds | None:
             peak = chip.peak_flops_per_second.get(peak_of(cell.dtype, profile.run) or "")
             if peak is None:
                 unknown[cell.operator] = None
-                continue
-            seconds = max(seconds, 2 * cell.executed_macs / peak)
+            else:
+                seconds = max(seconds, 2 * cell.executed_macs / peak)
         by_phase[cell.phase] += seconds
         for row in ancestry(cell.module):
             by_module[row] += seconds

@@ -39,6 +39,8 @@ class KnownValues(TorchDispatchMode):
         kwargs = kwargs or {}
         given = list(tensors_of((*args, *kwargs.values())))
         known = isinstance(function, OpOverload) and all(map(self._is_known, given))
+        if function is torch.ops.aten.index.Tensor and not known:
+            args = (args[0], self._numbered(args[1]))
         try:
             out = function(*args, **kwargs)
         except ASKS_FOR_VALUES:
@@ -51,6 +53,17 @@ class KnownValues(TorchDispatchMode):
         if isinstance(function, OpOverload):
             self._stale.update(_written_to(function, args, kwargs))
         return out
+
+    def _numbered(self, indices: list[Tensor | None]) -> list[Tensor | None]:
+        """The same with the places that a known mask picks in place of the mask: how many they are is known then."""
+        found: list[Tensor | None] = []
+        for each in indices:
+            if each is not None and each.dtype is torch.bool and self._is_known(each):
+                with unseen():
+                    found.extend(each.nonzero().unbind(1))
+            else:
+                found.append(each)
+        return found
 
     def _is_known(self, tensor: Tensor) -> bool:
         if type(tensor) is not Tensor or tensor.is_meta or tensor.requires_grad or tensor.numel() > LARGEST:
