@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -122,7 +123,8 @@ class Estimate:
         chip = named(self.hardware) if isinstance(self.hardware, str) else self.hardware
         fakes = Fakes()
         with same_random_numbers(held), fakes.running(), values_refused(self.asker):
-            subject = make()
+            with torch.inference_mode(mode=False):  # or its parameters could take no gradient
+                subject = make()
             check_module(self.asker, subject.model)
             with fakes.lent_to(subject.model):
                 profile = self._run(subject, fakes, chip)

@@ -61,7 +61,8 @@ class Fakes:
             return known[1]
         made = value
         if isinstance(value, Tensor):
-            made = self._tensor(value)
+            with torch.inference_mode(mode=False):  # what is made in inference mode takes no gradient later
+                made = self._tensor(value)
         elif depth and type(value) is dict:
             made = {key: self.of(part, depth - 1) for key, part in value.items()}
         elif depth and type(value) in (list, tuple, set):
@@ -90,9 +91,7 @@ class Fakes:
                 vars(module).update(attributes)
             yield
         finally:
-            for module, attributes in held:
-                vars(module).clear()
-                vars(module).update(attributes)
+            _give_back(held)
 
     def _tensor(self, tensor: Tensor) -> Tensor:
         if is_lazy(tensor):
@@ -101,13 +100,27 @@ class Fakes:
             )
         if isinstance(tensor, FakeTensor):  # of a model that was built in the mode
             return tensor
-        if not tensor.is_meta:
-            return _copy(tensor) if _has_known_values(tensor) else self._mode.from_tensor(tensor)
+        if _has_known_values(tensor):
+            return _copy(tensor)
         with self._mode:
-            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=HOST)
+            fake = _like(tensor)
         if isinstance(tensor, nn.Parameter):
             return nn.Parameter(fake, requires_grad=tensor.requires_grad)
         return fake.requires_grad_(tensor.requires_grad)
+
+
+def _give_back(held: list[tuple[nn.Module, dict[str, Any]]]) -> None:
+    for module, attributes in held:
+        vars(module).clear()
+        vars(module).update(attributes)
+
+
+def _like(tensor: Tensor) -> Tensor:
+    """One of the same shape, made from nothing: torch's own way from a real tensor to a fake one keeps a reference to the real."""
+    device = HOST if tensor.is_meta else tensor.device
+    if tensor.layout is not torch.strided:
+        return torch.empty_like(tensor, device=device)
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -117,7 +130,13 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _has_known_values(tensor: Tensor) -> bool:
-    return type(tensor) is Tensor and not tensor.is_floating_point() and not tensor.is_complex() and tensor.numel() <= LARGEST
+    return (
+        type(tensor) is Tensor
+        and not tensor.is_meta
+        and not tensor.is_floating_point()
+        and not tensor.is_complex()
+        and tensor.numel() <= LARGEST
+    )
 
 
 def refuse_real_parameters(args: Any) -> None:
