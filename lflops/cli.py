@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from lflops.commands.estimate import estimate
 from lflops.commands.hardware import hardware
 from lflops.commands.output import UsageError
 from lflops.commands.show import show
@@ -16,7 +17,7 @@ from lflops.errors import LflopsError
 __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-for command in (show, hardware):
+for command in (show, estimate, hardware):
     app.command()(command)
 
 

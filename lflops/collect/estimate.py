@@ -23,7 +23,7 @@ from lflops.errors import CountError
 from lflops.hardware import Hardware, lookup, named
 from lflops.profile import Note, Profile
 
-__all__ = ["Estimate", "MakesOptimizer", "Model", "Subject", "estimate"]
+__all__ = ["Estimate", "MakesOptimizer", "Model", "Subject", "batch_of", "built", "estimate", "optimizer_named", "subject_of"]
 
 Model = nn.Module | Callable[[], nn.Module]
 MakesOptimizer = Callable[[list[nn.Parameter]], Optimizer]
@@ -88,6 +88,46 @@ class Subject(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     loss: Callable[[Any], Tensor] | None
+
+
+def batch_of(asker: str, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of what a function made for a model.
+
+    Raises:
+        CountError: It is nothing that a model is called with.
+    """
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    if isinstance(batch, Tensor):
+        return (batch,), {}
+    if not isinstance(batch, tuple):
+        raise CountError(f"{asker}: the batch is {describe(batch)}: give a tuple, a tensor, or a mapping of keyword arguments")
+    return batch, {}
+
+
+def subject_of(asker: str, made: Any) -> Subject:
+    """What a function made of a model, its batch and perhaps a loss.
+
+    Raises:
+        CountError: It is something else.
+    """
+    if not isinstance(made, tuple) or len(made) not in (2, 3):
+        raise CountError(f"{asker}: it gave {describe(made)}: it has to give (model, batch) or (model, batch, loss)")
+    model, batch, loss = made if len(made) == 3 else (*made, None)
+    check_pass(asker, (), None, loss, backward=True)
+    return Subject(model, *batch_of(asker, batch), loss)
+
+
+def optimizer_named(name: str) -> MakesOptimizer:
+    """One of `torch.optim`, in its own settings, whatever the letter case.
+
+    Raises:
+        CountError: There is none of that name.
+    """
+    known = {each.lower(): kind for each, kind in vars(torch.optim).items() if isinstance(kind, type) and issubclass(kind, Optimizer)}
+    if name.lower() not in known.keys() - {"optimizer"}:
+        raise CountError(f"optimizer={name!r}: give one of {', '.join(sorted(known.keys() - {'optimizer'}))}")
+    return known[name.lower()]
 
 
 @dataclass(kw_only=True)

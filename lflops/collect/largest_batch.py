@@ -1,15 +1,15 @@
 """`largest_batch`: estimates of a growing batch, until one does not fit."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
 from lflops.collect.arguments import check_arguments, check_module, describe
-from lflops.collect.estimate import Estimate, MakesOptimizer, Model, Subject, built
+from lflops.collect.estimate import Estimate, MakesOptimizer, Model, Subject, batch_of, built
 from lflops.errors import CountError
 
-__all__ = ["batch_of", "largest_batch"]
+__all__ = ["largest_batch"]
 
 MOST = 1 << 30
 """Samples; a step that still fits does not depend on them."""
@@ -53,21 +53,6 @@ def largest_batch(
         return memory is not None and memory.fits(memory_bytes)
 
     return _largest(fits)
-
-
-def batch_of(asker: str, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of what a function made for a model.
-
-    Raises:
-        CountError: It is nothing that a model is called with.
-    """
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    if isinstance(batch, Tensor):
-        return (batch,), {}
-    if not isinstance(batch, tuple):
-        raise CountError(f"{asker}: the batch is {describe(batch)}: give a tuple, a tensor, or a mapping of keyword arguments")
-    return batch, {}
 
 
 def _check(make_args: Any, memory_bytes: Any) -> None:
