@@ -112,6 +112,19 @@ def test_a_model_that_a_function_builds_may_be_larger_than_any_machine() -> None
     assert 2 * 2 * wide * out + 2 * 3 * (wide + out) == peak(estimated)
 
 
+@pytest.mark.parametrize("bounds", [(-2.0, 2.0), (4.0, 5.0)], ids=["drawn again until within", "drawn evenly and rejected"])
+@pytest.mark.filterwarnings("ignore:mean is more than 2 std")
+def test_initial_numbers_are_not_drawn_again_where_none_is_drawn(bounds: tuple[float, float]) -> None:
+    """As vision transformers are initialised: a loop until no number is out of bounds."""
+
+    def build() -> nn.Module:
+        model = nn.Linear(3, 4)
+        nn.init.trunc_normal_(model.weight, 0.0, 1.0, *bounds)
+        return model
+
+    assert 2 * 12 == lflops.estimate(build, fixed(2, 3)).total()
+
+
 def test_a_model_on_the_meta_device_is_estimated_on_the_hosts() -> None:
     """Its parameters as well as its batch."""
     with torch.device("meta"):

@@ -1,10 +1,12 @@
 """Small tensors whose values are known though the rest is fake: integers, masks, and what is worked out of them alone."""
 
+import inspect
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lflops.collect.counting.traffic import tensors_of
 from lflops.collect.torch_compat import ASKS_FOR_VALUES, OpOverload, TorchDispatchMode, storage_key, unseen, written_arguments
@@ -44,6 +46,8 @@ class KnownValues(TorchDispatchMode):
         try:
             out = function(*args, **kwargs)
         except ASKS_FOR_VALUES:
+            if not known and _is_initialising(given):
+                return False
             if not known:
                 raise
             out = None
@@ -77,6 +81,14 @@ def _is_worth_it(function: OpOverload, given: list[Tensor], out: Any) -> bool:
         return False
     floats = any(each.is_floating_point() or each.is_complex() for each in results)
     return bool(given) or not floats or function.overloadpacket in _MADE_OF_NUMBERS
+
+
+def _is_initialising(asked: list[Tensor]) -> bool:
+    """Whether torch wants to know if a number that it drew for a parameter is out of bounds: none was drawn, so none is."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename != nn.init.__file__:
+        frame = frame.f_back
+    return frame is not None and len(asked) == 1 and asked[0].dtype is torch.bool
 
 
 def _written_to(function: OpOverload, args: Any, kwargs: Any) -> Iterator[int]:
