@@ -60,24 +60,26 @@ def test_a_forward_of_the_samples_asked_for(capsys: pytest.CaptureFixture[str]) 
     profile = msgspec.convert(found["profile"], Profile)
     assert profile.memory is not None
     assert (8 * 5000, WEIGHTS + 8 * (INPUT + 2 * OUTPUT)) == (profile.total(), profile.memory.peak_bytes)
-    assert (None, None) == (found["bounds"], found["fits"])
+    assert (None, None, [], []) == tuple(found[each] for each in ("bounds", "fits", "checkpointed", "sharded"))
 
 
 def test_a_training_on_a_chip(capsys: pytest.CaptureFixture[str]) -> None:
     """An optimizer goes backward; a batch by names, a loss of the function's own; the chip has more memory, and needs a while."""
-    found = estimated(capsys, "planned:trained", "--batch", "8", "--optimizer", "adamw", "--hardware", "NVIDIA H200")
+    found = estimated(capsys, "planned:trained", "--batch", "8", "--optimizer", "adamw", "--hardware", "NVIDIA H200", "--ranks", "4")
     profile = msgspec.convert(found["profile"], Profile)
     assert profile.memory is not None
     assert (8 * 5000, 2 * WEIGHTS + 4) == (profile.total(phase="backward"), profile.memory.by_category["optimizer_state"])
     assert found["fits"] is True
     assert found["bounds"]["seconds"] == pytest.approx(sum(found["bounds"]["by_phase"].values()))
     assert ["forward", "backward", "optimizer"] == list(found["bounds"]["by_phase"])
+    assert [WEIGHTS, WEIGHTS, WEIGHTS // 4] == [each["parameter_bytes"] for each in found["sharded"]]
+    assert [] == found["checkpointed"], "the optimizer's step is the peak, and no activation is left there"
 
 
 def test_the_text_has_the_model_its_memory_and_the_bound(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """What `lflops show` prints of the saved profile, and two parts more; and a figure."""
     saved, figure = tmp_path / "plan.json", tmp_path / "plan.svg"
-    options = ["--batch", "8", "--backward", "--hardware", "NVIDIA H200", "--save", str(saved), "--figure", str(figure)]
+    options = ["--batch", "8", "--backward", "--hardware", "NVIDIA H200", "--ranks", "4", "--save", str(saved), "--figure", str(figure)]
     assert 0 == main(["estimate", "planned:build", *options])
     text = capsys.readouterr().out
     assert 0 == main(["show", str(saved)])

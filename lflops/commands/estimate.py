@@ -4,18 +4,20 @@ import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Group
 
-from lflops.analyze.bounds import bounds
+from lflops.analyze.bounds import Bounds, bounds
+from lflops.analyze.what_if import Checkpointed, Sharded, checkpointed, sharded
 from lflops.commands.output import UsageError, draw, write_json
 from lflops.errors import LflopsError
 from lflops.profile import Profile
 from lflops.report.bounds import render_bounds
 from lflops.report.memory import render_memory
 from lflops.report.table import render
+from lflops.report.what_if import render_checkpointed, render_sharded
 
 __all__ = ["estimate"]
 
@@ -40,11 +42,18 @@ def estimate(
     hardware: Annotated[
         str | None, typer.Option(metavar="NAME", help="A chip that `lflops hardware` lists: whether it fits, and how short a step can be.")
     ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Print what each of N data-parallel ranks holds under ZeRO 1 to 3 and FSDP2.")
+    ] = None,
     depth: Annotated[int, typer.Option(metavar="N", help="How many levels of the tree below the root; -1 is all.")] = -1,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the profile, for lflops show and diff.")] = None,
     figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw live memory over the step, as .png, .svg or .pdf.")] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object: profile, bounds (or null), fits (the chip's memory; or null).")
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON object: profile, fits (the chip's memory), bounds, checkpointed (by block) and sharded. Unknown is null.",
+        ),
     ] = False,
 ) -> None:
     """Estimate a step before the run: its work, its memory, and the least time on a chip. Nothing is allocated and nothing is computed."""
@@ -55,17 +64,41 @@ def estimate(
         from lflops.report.memory_figure import save_memory_figure  # with matplotlib, which no other part of the shell waits for
 
         save_memory_figure(profile, figure)
-    bound = bounds(profile)
+    training = backward or optimizer is not None
+    otherwise = _Otherwise(bounds(profile), checkpointed(profile) if training else (), () if ranks is None else sharded(profile, ranks))
     if as_json:
-        chip = profile.run.hardware
-        room = None if chip is None or chip.memory_bytes is None or profile.memory is None else profile.memory.fits(chip.memory_bytes)
-        write_json({"profile": profile, "bounds": bound, "fits": room})
-        return
+        write_json({"profile": profile, "fits": _fits(profile), **otherwise._asdict()})
+    else:
+        _draw(profile, otherwise, depth)
+
+
+class _Otherwise(NamedTuple):
+    """What is worked out of a profile."""
+
+    bounds: Bounds | None
+    checkpointed: tuple[Checkpointed, ...]
+    sharded: tuple[Sharded, ...]
+
+
+def _fits(profile: Profile) -> bool | None:
+    """Whether the chip's memory is enough; `None` where either is not known."""
+    chip = profile.run.hardware
+    if chip is None or chip.memory_bytes is None or profile.memory is None:
+        return None
+    return profile.memory.fits(chip.memory_bytes)
+
+
+def _draw(profile: Profile, otherwise: _Otherwise, depth: int) -> None:
+    """What `lflops show` draws, and beneath it what an estimate is asked for."""
     try:
         table = render(profile, depth=depth)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    draw(Group(table, "", render_memory(profile), *(() if bound is None else ("", render_bounds(bound)))))
+    parts = [table, render_memory(profile)]
+    parts += [render_checkpointed(otherwise.checkpointed)] if otherwise.checkpointed else []
+    parts += [render_sharded(otherwise.sharded)] if otherwise.sharded else []
+    parts += [render_bounds(otherwise.bounds)] if otherwise.bounds is not None else []
+    draw(Group(*(each for part in parts for each in (part, ""))))
 
 
 def _found(target: str) -> Callable[[int], Any]:
