@@ -2,6 +2,8 @@
 
 import argparse
 import logging
+import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -187,6 +189,45 @@ def large() -> Iterator[str]:
     yield f"Llama's forward is the formula's {by_formula:,} FLOP {said}, its backward twice that; with attention's recompute {total:,}."
 
 
+def small_gpt() -> nn.Module:
+    """Some 16 million parameters."""
+    return GPT2LMHeadModel(GPT2Config(n_embd=256, n_layer=4, n_head=8, use_cache=False)).train()
+
+
+def limited() -> Iterator[str]:
+    """The batch that is said to fit, and one half as large again, trained for real in processes that may have no more memory."""
+    room = 1 << 30
+    how = {"loss": lambda out: out.loss, "optimizer": torch.optim.AdamW}
+    found = lflops.largest_batch(small_gpt, lambda samples: tokens(50257, samples, 128)(), memory_bytes=room, **how)
+    one = memory(lflops.estimate(small_gpt, kwargs=tokens(50257, 1, 128)(), backward=True, **how)).peak_bytes
+    own = int(trained(1).stdout) - one
+    yield f"`largest_batch` of a small GPT-2 with AdamW in 1 GiB: {found} samples. Real trainings of two steps, each in a process that"
+    yield f"may have 1.05 GiB of address space beside the {own / MIB:.0f} MiB that it has with one sample and the estimate does not:"
+    yield ""
+    yield "| samples | estimated | trains |"
+    yield "|--:|--:|---|"
+    for samples in (found, found * 3 // 2):
+        peak = memory(lflops.estimate(small_gpt, kwargs=tokens(50257, samples, 128)(), backward=True, **how)).peak_bytes
+        process = trained(samples, own + room * 105 // 100)
+        said = "yes" if process.returncode == 0 else f"no: {process.stderr.strip().splitlines()[-1][:60]}"
+        yield f"| {samples} | {peak / MIB:.1f} MiB | {said} |"
+
+
+def trained(samples: int, limit: int = -1) -> subprocess.CompletedProcess[str]:
+    """A process that trains so many samples in so many bytes of address space, and prints how many it has had."""
+    command = [sys.executable, __file__, "--train", str(samples), "--limit", str(limit)]
+    return subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603 - ourselves
+
+
+def train(samples: int, limit: int) -> None:
+    """Be that process."""
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    step = training(small_gpt, tokens(50257, samples, 128)(), torch.optim.AdamW)()
+    for _ in range(2):
+        step()
+    print(int(Path("/proc/self/status").read_text().split("VmPeak:")[1].split()[0]) * 1024)
+
+
 def resident() -> int:
     """Bytes that the process has in memory."""
     return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0]) * 1024
@@ -196,9 +237,14 @@ def main() -> None:
     """Write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--without-real", action="store_true", help="Leave the real trainings out: they take minutes and 8 GB.")
+    parser.add_argument("--train", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--limit", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.manual_seed(0)
+    if options.train is not None:
+        train(options.train, options.limit)
+        return
     lines = [*large(), "", *bert()]
     if not options.without_real:
         lines += [
