@@ -50,6 +50,17 @@ def peak(profile: Profile) -> int:
     return profile.memory.peak_bytes
 
 
+class Experts(nn.Module):
+    """Four of them, two tokens each."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.randn(4, 16, 16, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch._grouped_mm(x, self.weights, offs=torch.tensor([2, 4, 6, 8], dtype=torch.int32)) * 2
+
+
 class Everything(nn.Module):
     """Normalised, dropped out, checkpointed, recurrent, and attending."""
 
@@ -69,6 +80,8 @@ SUBJECTS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "shared input": lambda: (Projections(), sequence(requires_grad=True)),
     "everything": lambda: (Everything(), torch.randn(3, 5, 8, requires_grad=True)),
     "convolution": lambda: (nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2)), torch.randn(2, 3, 8, 8)),
+    "experts": lambda: (Experts(torch.bfloat16), torch.randn(8, 16, dtype=torch.bfloat16)),
+    "experts in single precision": lambda: (Experts(torch.float32), torch.randn(8, 16)),
     "silu": lambda: (nn.Sequential(nn.Linear(4, 4), nn.SiLU(), nn.Linear(4, 4)), torch.randn(2, 4)),
 }
 
@@ -286,6 +299,25 @@ def test_what_was_written_to_by_the_unknown_is_unknown() -> None:
 
     with pytest.raises(lflops.CountError, match=r"test_estimate.py:\d+, in route: `return x\[: int"):
         lflops.estimate(Function(route), fixed(3, 4))
+
+
+def test_what_has_the_address_of_something_unknown_is_known() -> None:
+    """Tensors come and go, and memory is given out again."""
+
+    def step(x: Tensor) -> Tensor:
+        for _ in range(20):
+            torch.zeros(4, dtype=torch.long).scatter_add_(0, x.argmax(-1), torch.ones(3, dtype=torch.long))
+            x = x + int(torch.zeros(4, dtype=torch.long).sum())
+        return x
+
+    (zeros,) = (cell for cell in lflops.estimate(Function(step), fixed(3, 4)).cells if cell.operator == "zeros")
+    assert 2 * 20 == zeros.calls
+
+
+def test_an_estimate_within_another_is_refused() -> None:
+    """Also where there is no model yet whose tensors could tell."""
+    with pytest.raises(lflops.CountError, match="is open here already"):
+        lflops.estimate(Function(lambda x: lflops.estimate(lambda: nn.Linear(3, 3), x)), fixed(2, 3))
 
 
 def test_large_integers_are_not_worth_their_memory() -> None:

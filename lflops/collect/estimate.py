@@ -19,6 +19,7 @@ from lflops.collect.progress import Meter, Progress
 from lflops.collect.random_numbers import same_random_numbers
 from lflops.collect.tensors import tensors_in
 from lflops.collect.torch_check import check
+from lflops.collect.torch_compat import runs_nothing
 from lflops.errors import CountError
 from lflops.hardware import Hardware, lookup, named
 from lflops.profile import Note, Profile
@@ -156,6 +157,8 @@ class Estimate:
             HardwareError: The chip is not known.
         """
         check()
+        if runs_nothing(()):
+            raise CountError(f"{self.asker}: a mode that makes tensors fake is open here already: call it outside")
         if self.optimizer is not None and not callable(self.optimizer):
             raise CountError(
                 f"{self.asker}: optimizer={describe(self.optimizer)}: give a function from parameters to one, as torch.optim.AdamW"

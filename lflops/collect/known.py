@@ -1,7 +1,8 @@
 """Small tensors whose values are known though the rest is fake: integers, masks, and what is worked out of them alone."""
 
 import inspect
-from collections.abc import Iterator
+import weakref
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -9,7 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from lflops.collect.counting.traffic import tensors_of
-from lflops.collect.torch_compat import ASKS_FOR_VALUES, OpOverload, TorchDispatchMode, storage_key, unseen, written_arguments
+from lflops.collect.torch_compat import (
+    ASKS_FOR_VALUES,
+    GROUPED_PRODUCT,
+    OpOverload,
+    TorchDispatchMode,
+    storage_key,
+    unseen,
+    written_arguments,
+)
 
 __all__ = ["LARGEST", "KnownValues"]
 
@@ -30,7 +39,7 @@ class KnownValues(TorchDispatchMode):
     def __init__(self) -> None:
         """Know nothing yet."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._stale: set[int] = set()
+        self._stale: dict[int, weakref.ref[Any]] = {}  # by storage, as long as that lives: its number is given out again
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -43,6 +52,8 @@ class KnownValues(TorchDispatchMode):
         known = isinstance(function, OpOverload) and all(map(self._is_known, given))
         if function is torch.ops.aten.index.Tensor and not known:
             args = (args[0], self._numbered(args[1]))
+        if function is GROUPED_PRODUCT and args[0].dtype is not torch.bfloat16:
+            return _grouped_product(*args, **kwargs)
         try:
             out = function(*args, **kwargs)
         except ASKS_FOR_VALUES:
@@ -55,7 +66,7 @@ class KnownValues(TorchDispatchMode):
             with unseen():
                 return function(*args, **kwargs)
         if isinstance(function, OpOverload):
-            self._stale.update(_written_to(function, args, kwargs))
+            self._forget(function, args, kwargs)
         return out
 
     def _numbered(self, indices: list[Tensor | None]) -> list[Tensor | None]:
@@ -74,6 +85,14 @@ class KnownValues(TorchDispatchMode):
             return False
         return not self._stale or storage_key(tensor)[1] not in self._stale
 
+    def _forget(self, function: OpOverload, args: Any, kwargs: Any) -> None:
+        """Note that the values of what the operator writes to are not known any longer."""
+        for name, place in written_arguments(function):
+            for each in tensors_of((args[place] if place < len(args) else kwargs.get(name),)):
+                if type(each) is Tensor:
+                    storage, key = storage_key(each)
+                    self._stale[key] = weakref.ref(storage, partial(self._stale.pop, key))
+
 
 def _is_worth_it(function: OpOverload, given: list[Tensor], out: Any) -> bool:
     results = list(tensors_of((out,)))
@@ -83,17 +102,15 @@ def _is_worth_it(function: OpOverload, given: list[Tensor], out: Any) -> bool:
     return bool(given) or not floats or function.overloadpacket in _MADE_OF_NUMBERS
 
 
+def _grouped_product(x: Tensor, weights: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Of a dtype whose result's shape torch knows, as that of the others is: those it refuses, though kernels take them."""
+    result: Tensor = GROUPED_PRODUCT(x.to(torch.bfloat16), weights.to(torch.bfloat16), *args, **kwargs)
+    return result.to(x.dtype)
+
+
 def _is_initialising(asked: list[Tensor]) -> bool:
     """Whether torch wants to know if a number that it drew for a parameter is out of bounds: none was drawn, so none is."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename != nn.init.__file__:
         frame = frame.f_back
     return frame is not None and len(asked) == 1 and asked[0].dtype is torch.bool
-
-
-def _written_to(function: OpOverload, args: Any, kwargs: Any) -> Iterator[int]:
-    """The real tensors whose values are not known any longer, by their storage."""
-    for name, place in written_arguments(function):
-        for each in tensors_of((args[place] if place < len(args) else kwargs.get(name),)):
-            if type(each) is Tensor:
-                yield storage_key(each)[1]

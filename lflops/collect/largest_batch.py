@@ -48,8 +48,10 @@ def largest_batch(
         check_module("largest_batch", model)
     asked = Estimate(asker="largest_batch", backward=training, optimizer=optimizer)
 
+    held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
+
     def fits(samples: int) -> bool:
-        memory = asked.of(lambda: Subject(built(model), *batch_of("largest_batch", make_args(samples)), loss)).memory
+        memory = asked.of(lambda: Subject(built(model), *batch_of("largest_batch", make_args(samples)), loss), held=held).memory
         return memory is not None and memory.fits(memory_bytes)
 
     return _largest(fits)

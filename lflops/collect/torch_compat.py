@@ -31,6 +31,7 @@ except ImportError as error:
 
 __all__ = [
     "ASKS_FOR_VALUES",
+    "GROUPED_PRODUCT",
     "KNOWS_NO_SHAPE",
     "FakeTensor",
     "HigherOrderOperator",
@@ -82,6 +83,9 @@ ASKS_FOR_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 KNOWS_NO_SHAPE = UnsupportedOperatorException
 """What they raise at an operator that does not say what its results look like."""
+
+GROUPED_PRODUCT: Any = torch.ops.aten._grouped_mm.default
+"""Of the tokens of several experts, each with its own expert's weights."""
 
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 """Under which the dispatcher keeps operators that are written in terms of others."""
