@@ -24,6 +24,7 @@ bench: $(READY) $(PEERS_READY)
 	@$(BIN)/python benchmarks/calibrate.py
 	@$(BIN)/python benchmarks/attribution.py
 	@$(BIN)/python benchmarks/phases.py
+	@$(BIN)/python benchmarks/estimate.py
 	@$(PEERS)/python benchmarks/accuracy.py
 	@$(PEERS)/python benchmarks/latency.py
 	@$(PEERS)/python benchmarks/callback.py
