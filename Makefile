@@ -29,6 +29,7 @@ bench: $(READY) $(PEERS_READY)
 	@$(BIN)/python benchmarks/gather.py
 	@$(BIN)/python benchmarks/budget.py
 	@$(BIN)/python benchmarks/roofline.py
+	@$(BIN)/python benchmarks/estimate.py
 	@$(PEERS)/python benchmarks/accuracy.py
 	@$(PEERS)/python benchmarks/latency.py
 	@$(PEERS)/python benchmarks/callback.py

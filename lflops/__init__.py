@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from lflops.callback.monitor import FlopsMonitor
     from lflops.collect.calibrate import calibrate
     from lflops.collect.counting.formulas.table import Cost, register_formula
+    from lflops.collect.estimate import estimate
+    from lflops.collect.largest_batch import largest_batch
     from lflops.collect.measure import measure
     from lflops.collect.named_parts import scope
     from lflops.collect.passes import count, counting
@@ -42,8 +44,10 @@ __all__ = [
     "count",
     "counting",
     "diff",
+    "estimate",
     "get_model_profile",
     "imbalance",
+    "largest_batch",
     "load",
     "measure",
     "merge",
@@ -65,6 +69,8 @@ _HOMES = {
     "calibrate": "lflops.collect.calibrate",
     "diff": "lflops.analyze.diff",
     "imbalance": "lflops.analyze.imbalance",
+    "estimate": "lflops.collect.estimate",
+    "largest_batch": "lflops.collect.largest_batch",
     "load": "lflops.profile_file",
     "measure": "lflops.collect.measure",
     "merge": "lflops.merging",

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from lflops.commands.diff import diff
+from lflops.commands.estimate import estimate
 from lflops.commands.hardware import hardware
 from lflops.commands.output import UsageError
 from lflops.commands.roofline import roofline
@@ -19,7 +20,7 @@ from lflops.errors import LflopsError
 __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-for command in (show, diff, roofline, hardware):
+for command in (show, diff, estimate, roofline, hardware):
     app.command()(command)
 app.add_typer(trace, name="trace")
 

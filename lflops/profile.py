@@ -180,6 +180,7 @@ class Memory(Struct, frozen=True, kw_only=True):
         peak_index: Which operator reached the peak, as an index into the whole run of operators.
         by_category: The peak by parameters, gradients, optimizer_state, activations, temporary, other.
         by_module: The peak by the row that made or owns the bytes, own bytes.
+        activations_by_module: The activations among them, own bytes.
         alive: The 50 largest storages at the peak.
         timeline: In the order of execution; above 20,000 operators the extremes of equal buckets, and the peak.
     """
@@ -191,6 +192,7 @@ class Memory(Struct, frozen=True, kw_only=True):
     by_module: Mapping[str, Count]
     alive: tuple[Allocation, ...]
     timeline: tuple[Moment, ...]
+    activations_by_module: Mapping[str, Count] = {}
     allocator_peak_bytes: Count | None = None
     reserved_bytes: Count | None = None
 

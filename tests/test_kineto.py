@@ -20,7 +20,8 @@ from lflops.collect.modules import ModuleTree
 from lflops.collect.timing.boundaries import Boundaries
 from lflops.collect.timing.kineto import Tracer
 from lflops.collect.timing.kineto_events import Event, Joined, join, read
-from lflops.collect.torch_compat import compilations, recorded_events
+from lflops.collect.timing.other_profilers import recorded_events
+from lflops.collect.torch_compat import compilations
 
 KERNEL = 1000
 PRODUCTS = {"aten::mm", "aten::addmm"}
@@ -252,7 +253,7 @@ def test_a_recording_leaves_no_trace_but_the_trace(ending: str, tmp_path: Path) 
 def test_the_table_is_that_of_key_averages(stack: bool) -> None:
     """Every operator of ours, in calls, time and own time; names that somebody gave are no operators."""
     model = Checkpointed(reentrant=True)
-    with profile(activities=[ProfilerActivity.CPU], with_stack=stack) as recorder, record_function("mine"):
+    with profile(activities=[ProfilerActivity.CPU], with_stack=stack) as recorder, record_function("ProfilerStep#0"):
         for _ in range(3):
             train(model, sequence(requires_grad=True))
     joined = join(read(recorded_events(recorder), device=False, stack=stack), {}, 0, ModuleTree({"": model}))

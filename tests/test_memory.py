@@ -1,7 +1,6 @@
 """Bytes alive: hand-worked peaks, the allocator's own figure, and what a peak is made of."""
 
 import gc
-import json
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from allocator import allocated
 from functions import Function, count, fixed, of
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.profiler import ProfilerActivity, profile, record_function
 
 import lflops
 from lflops.collect.counting.memory import LONGEST_TIMELINE
@@ -204,22 +203,6 @@ def training(how: dict[str, Any]) -> tuple[nn.Module, Training]:
     return model, step
 
 
-def allocated(how: dict[str, Any], folder: Path) -> list[int]:
-    """The allocator's own peak in each of two steps, by torch's profiler, of the bytes that it gave out under it."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        _, step = training(how)
-        for place in range(2):
-            with record_function(f"step {place}"):
-                step()
-    profiler.export_chrome_trace(str(folder / "trace.json"))
-    events = json.loads((folder / "trace.json").read_text("utf-8"))["traceEvents"]
-    steps = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event["name"].startswith("step "))
-    totals = [(event["ts"], event["args"]["Total Allocated"], event["args"]["Bytes"]) for event in events if event["name"] == "[memory]"]
-    _, total, nbytes = min(totals)
-    # What was given out under an earlier profiler and returned since is still in the total.
-    return [max(each for at, each, _ in totals if begin <= at <= end) - (total - nbytes) for begin, end in steps]
-
-
 @pytest.mark.parametrize("how", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=["in a loop", "in lists", "fused"])
 def test_the_peak_is_the_allocators_own(how: dict[str, Any], tmp_path: Path) -> None:
     """To the byte: of the first step, and of the second, which begins with the optimizer's state. The batch was there before."""
@@ -229,7 +212,7 @@ def test_the_peak_is_the_allocators_own(how: dict[str, Any], tmp_path: Path) -> 
         with lflops.counting(model) as counted:
             step()
         peaks.append(memory(counted.profile).peak_bytes + 4 * 16 * 8)
-    assert peaks == allocated(how, tmp_path)
+    assert peaks == allocated(lambda: training(how)[1], tmp_path)
 
 
 def test_the_peak_of_several_steps_is_that_of_the_largest() -> None:

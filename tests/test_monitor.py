@@ -142,6 +142,18 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"on_error": "ignore"}, "on_error='ignore': give 'warn' or 'raise'"),
     ({"hardware": "H2000"}, "hardware='H2000': 'H2000' is not in the table of chips"),
     ({"hardware": 312e12}, "hardware=312000000000000.0: give 'auto', 'measure'"),
+    ({"trace": 1}, "trace=1: give True or False"),
+    ({"record_shapes": None}, "record_shapes=None: give True or False"),
+    ({"profile_memory": "yes"}, "profile_memory='yes': give True or False"),
+    ({"with_stack": 0}, "with_stack=0: give True or False"),
+    ({"stages": "train"}, "stages='train': give some of 'train', 'validate', 'test', 'predict', in a tuple or a list"),
+    ({"stages": ["fit"]}, "stages=['fit']: give some of 'train', 'validate', 'test', 'predict', in a tuple or a list"),
+    ({"stages": ()}, "stages=(): give some of 'train', 'validate', 'test', 'predict', in a tuple or a list"),
+    ({"activities": ["xpu"]}, "activities=['xpu']: give some of 'cpu', 'cuda', in a tuple or a list"),
+    ({"activities": None}, "activities=None: give some of 'cpu', 'cuda', in a tuple or a list"),
+    ({"trace_ranks": "one"}, "trace_ranks='one': give 'zero', 'all', or a list of ranks"),
+    ({"trace_ranks": [-1]}, "trace_ranks=[-1]: give 'zero', 'all', or a list of ranks"),
+    ({"trace_ranks": [True]}, "trace_ranks=[True]: give 'zero', 'all', or a list of ranks"),
     ({"ignore_modules": ["nobody"]}, "ignore: there is no module 'nobody'"),
 ]
 

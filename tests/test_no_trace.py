@@ -145,6 +145,18 @@ def test_nothing_leaves_a_trace(way: Way, run: Run, model: Patient, x: Tensor) -
     assert [] == differences(before, everything(model, x))
 
 
+ESTIMATED = {name: way for name, way in WAYS.items() if name not in ("ignored", "wrong argument", "within itself")}
+"""It takes no `ignore`, and one within another is refused, as fake models are."""
+
+
+@pytest.mark.parametrize("way", ESTIMATED.values(), ids=ESTIMATED)
+def test_an_estimate_leaves_no_trace(way: Way, model: Patient, x: Tensor) -> None:
+    """Nor does one that lends the model fake tensors and takes them back, with an optimizer of its own."""
+    before = everything(model, x)
+    way(lflops.estimate, model, x)
+    assert [] == differences(before, everything(model, x))
+
+
 @pytest.mark.parametrize("way", WHILE_HOOKED.values(), ids=WHILE_HOOKED)
 def test_an_error_while_modules_are_timed_leaves_no_trace(way: Callable[[], Way], model: Patient, x: Tensor) -> None:
     """Not in the counted pass nor in a clean one, where hooks cannot be left behind, but in one that has them."""

@@ -92,6 +92,8 @@ class Session:
                 self._listening.callback(listen(self._trainer, self._stage.name, each))
             self._steps.resume()
             self._steps.mark("cold")
+            if self._tracing is not None:
+                self._tracing.step(traced=self._place.phase == "traced")
 
     def rest(self) -> None:
         """The stage ends, and may begin again: what comes between is in no trace of it."""
@@ -127,7 +129,9 @@ class Session:
         if self._tracing is not None or self._results.pending:
             self._look_after()
         self._at = logged_step(self._trainer)
-        self._steps.end(self._at, counted=counted is not None, hooked=self._unhook(), traced=self._place.phase == "traced")
+        # Where one rank records, the others wait for it.
+        traced = self._place.phase == "traced" and (self._trainer.world_size > 1 or (self._tracing is not None and self._tracing.records))
+        self._steps.end(self._at, counted=counted is not None, hooked=self._unhook(), traced=traced)
         self._advance()
 
     def mark(self, mark: str) -> None:
@@ -161,6 +165,7 @@ class Session:
 
     def detach(self) -> None:
         """Take off whatever is on."""
+        self._end_trace(failed=True)
         self._counts.abandon()
         self._unhook()
         self._listening.close()

@@ -19,6 +19,19 @@ from lflops.traces.child import Annotation
 __all__ = ["Tracing"]
 
 
+class _Batches(Outside):
+    """Also tells when a batch begins: with its first phase. What is between two, as a validation, belongs to neither."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__(tracer.outside)
+        self._tracer = tracer
+
+    def enter(self, phase: str, *given: Any) -> None:
+        """A phase of the batch."""
+        self._tracer.batch()
+        super().enter(phase, *given)
+
+
 class Tracing:
     """Records the traced steps of one window after the other.
 
@@ -61,7 +74,7 @@ class Tracing:
     def batch(self) -> None:
         """A batch is over, and its step is not."""
         if self._tracer is not None and self._deaf is not None:
-            self._tracer.step(whole=False)
+            self._tracer.step(whole=False, batch=False)
 
     def step(self, *, traced: bool) -> Recording | None:
         """A step is over. Returns what was recorded, where that was the last of the traced steps.
@@ -76,20 +89,23 @@ class Tracing:
             if traced:
                 self._begin(tracer)
             return None
-        if traced:
-            tracer.step()
-            return None
-        return self._stop(tracer)
+        tracer.step(batch=False)
+        return None if traced else self._stop(tracer)
+
+    @property
+    def records(self) -> bool:
+        """Whether the step that is going on is recorded."""
+        return self._deaf is not None
 
     def end(self, *, failed: bool) -> Recording | None:
-        """No further step: what was recorded until now; nothing after a failure, when nobody is to wait."""
+        """No further step for now: what was recorded until here; nothing after a failure, when nobody is to wait."""
         tracer = self._tracer
         if tracer is None or self._deaf is None:
             return None
-        if not failed:
-            return self._stop(tracer, whole=None)
+        if tracer.batches and not failed:
+            return self._stop(tracer)
         self._deaf()
-        self._tracer = self._deaf = None
+        self._deaf = None
         tracer.abandon()
         return None
 
@@ -120,16 +136,16 @@ class Tracing:
             self._finish(annotation)
 
     def _begin(self, tracer: Tracer) -> None:
-        if tracer.begin():
-            self._deaf = listen(self._trainer, self._stage.name, Outside(tracer.outside))
+        if tracer.begin(batch=False):
+            self._deaf = listen(self._trainer, self._stage.name, _Batches(tracer))
         else:
             self._refused(tracer)
 
-    def _stop(self, tracer: Tracer, *, whole: bool | None = True) -> Recording | None:
+    def _stop(self, tracer: Tracer) -> Recording | None:
         if self._deaf is not None:
             self._deaf()
         self._tracer = self._deaf = None
-        recording = tracer.stop(self._folder, f"{platform.node()}_{self._trainer.global_rank}", whole=whole)
+        recording = tracer.stop(self._folder, f"{platform.node()}_{self._trainer.global_rank}", whole=None)
         if recording is None:
             self._refused(tracer)
         return recording

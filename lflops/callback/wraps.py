@@ -15,7 +15,7 @@ from lflops.collect.timing.phases import OTHER
 __all__ = ["Listener", "listen"]
 
 ALL = "all"
-"""Where what is told of belongs to no stage alone."""
+"""Where what is told of belongs to the stage that is running."""
 
 STEPS = {"training_step": "train", "validation_step": "validate", "test_step": "test", "predict_step": "predict"}
 """Of the strategy: the forward of each stage."""
@@ -98,6 +98,7 @@ class _Wraps:
         """Put them on."""
         self.listeners: dict[str, tuple[Listener, ...]] = dict.fromkeys((*STEPS.values(), ALL), ())
         self._put_on: list[_Wrap] = []
+        self._running = trainer.state  # not the Trainer: what is kept as long as it lives must not keep it
         strategy, profiler = trainer.strategy, trainer.profiler
         for name, (phase, stage) in METHODS.items():
             method = getattr(strategy, name)
@@ -124,7 +125,7 @@ class _Wraps:
 
     def _around(self, call: Callable[..., Any], phase: str, stage: str) -> Callable[..., Any]:
         def told(*args: Any, **kwargs: Any) -> Any:
-            listeners = self.listeners[stage]
+            listeners = self.listeners[stage] if stage != ALL else self.listeners.get(self._running.stage, ())
             for each in listeners:
                 each.enter(phase, *args)
             try:

@@ -10,7 +10,7 @@ from lflops.collect.torch_check import check
 from lflops.collect.torch_compat import runs_nothing
 from lflops.errors import CountError
 
-__all__ = ["check_arguments", "check_module", "check_whole", "describe"]
+__all__ = ["check_arguments", "check_module", "check_pass", "check_whole", "describe"]
 
 
 def check_arguments(asker: str, model: Any, args: Any, kwargs: Any, loss: Any, *, backward: Any) -> None:
@@ -20,6 +20,20 @@ def check_arguments(asker: str, model: Any, args: Any, kwargs: Any, loss: Any, *
         CountError: Something is wrong.
     """
     check_module(asker, model)
+    check_pass(asker, args, kwargs, loss, backward=backward)
+    check()
+    if runs_nothing([*model.parameters(), *model.buffers(), *tensors_in((args, kwargs))]):
+        raise CountError(
+            f"{asker}: the model's tensors are fake, and nothing would be counted: put it on device='meta', which costs no memory either"
+        )
+
+
+def check_pass(asker: str, args: Any, kwargs: Any, loss: Any, *, backward: Any) -> None:
+    """See that what a model is to be run on, and how, is what is taken.
+
+    Raises:
+        CountError: It is not.
+    """
     _check_args(asker, args)
     if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)):
         taken = "give a mapping from names to the model's keyword arguments; of several positional ones, args=(x, y)"
@@ -30,11 +44,6 @@ def check_arguments(asker: str, model: Any, args: Any, kwargs: Any, loss: Any, *
         raise CountError(f"{asker}: loss={describe(loss)}: give a function from the output to a scalar")
     if loss is not None and not backward:
         raise CountError(f"{asker}: loss is given, but backward=False: give backward=True as well")
-    check()
-    if runs_nothing([*model.parameters(), *model.buffers(), *tensors_in((args, kwargs))]):
-        raise CountError(
-            f"{asker}: the model's tensors are fake, and nothing would be counted: put it on device='meta', which costs no memory either"
-        )
 
 
 def check_module(caller: str, module: Any) -> None:

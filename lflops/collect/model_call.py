@@ -110,4 +110,5 @@ class ModelCall:
 
 def _ones(tensor: Tensor) -> Tensor:
     """Like the tensor, and but one number in memory where torch can do that."""
-    return torch.ones_like(tensor) if tensor.is_nested else torch.ones((), dtype=tensor.dtype, device=tensor.device).expand_as(tensor)
+    # By methods of the tensor: of a fake one they are fake too, without its mode.
+    return torch.ones_like(tensor) if tensor.is_nested else tensor.detach().new_ones(()).expand_as(tensor)

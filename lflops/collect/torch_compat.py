@@ -1,7 +1,6 @@
 """Every private name of torch that lflops rests on, in one place; `torch_check` tries them out before the first count."""
 
 import contextlib
-import gc
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
@@ -15,8 +14,14 @@ from lflops.errors import CountError
 try:
     from torch._C import _current_autograd_node, _current_graph_task_id
     from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-    from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeTensor,
+        FakeTensorMode,
+        UnsupportedOperatorException,
+    )
+    from torch.autograd import _get_sequence_nr, _profiler_enabled  # type: ignore[attr-defined]
     from torch.nn.modules.module import _global_forward_hooks_with_kwargs
     from torch.utils import _python_dispatch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,6 +29,9 @@ except ImportError as error:
     raise CountError(f"torch {torch.__version__}: its internals are not as lflops knows them: {error}") from error
 
 __all__ = [
+    "ASKS_FOR_VALUES",
+    "GROUPED_PRODUCT",
+    "KNOWS_NO_SHAPE",
     "FakeTensor",
     "HigherOrderOperator",
     "OpOverload",
@@ -36,6 +44,7 @@ __all__ = [
     "current_node",
     "decompose",
     "decomposes",
+    "fake_mode",
     "group_named",
     "is_compiled",
     "kernel_for_sequences",
@@ -43,11 +52,10 @@ __all__ = [
     "local_part",
     "name_of",
     "next_sequence_number",
-    "other_profiler_runs",
     "overloads_of",
     "pop_mode",
+    "profiler_records",
     "push_mode",
-    "recorded_events",
     "remove_hook",
     "runs_nothing",
     "sequence_number",
@@ -69,10 +77,20 @@ NO_BACKWARD = -1
 ACCUMULATES_GRADIENT = 1 << 62
 """Sequence numbers from here on belong to nodes that no forward operator built: those that write `.grad`."""
 
+ASKS_FOR_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+"""What fake tensors raise where their numbers are asked for, or a shape that depends on them."""
+
+KNOWS_NO_SHAPE = UnsupportedOperatorException
+"""What they raise at an operator that does not say what its results look like."""
+
+GROUPED_PRODUCT: Any = torch.ops.aten._grouped_mm.default
+"""Of the tokens of several experts, each with its own expert's weights."""
+
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 """Under which the dispatcher keeps operators that are written in terms of others."""
 
 _KEY = torch._C.DispatchKey
+DEVICES = (_KEY.CPU, _KEY.CUDA)
 SEQUENCES = {
     device: (key, _KEY.CompositeImplicitAutogradNestedTensor)
     for device, key in (("cpu", _KEY.NestedTensorCPU), ("cuda", _KEY.NestedTensorCUDA))
@@ -84,6 +102,9 @@ next_sequence_number: Callable[[], int] = _get_sequence_nr
 
 backward_id: Callable[[], int] = _current_graph_task_id
 """Which backward pass this thread is running; they are numbered upwards."""
+
+profiler_records: Callable[[], bool] = _profiler_enabled
+"""Whether a profiler of torch's is recording."""
 
 current_node: Callable[[], Any] = _current_autograd_node
 """The autograd node that this thread is evaluating, or `None`."""
@@ -161,12 +182,21 @@ def runs_nothing(tensors: Iterable[Tensor]) -> bool:
     return any(isinstance(mode, FakeTensorMode) for mode in modes) or any(isinstance(local_part(each), FakeTensor) for each in tensors)
 
 
+def fake_mode() -> FakeTensorMode:
+    """Within it, what is made is fake; real tensors are taken for fake ones."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    # It would keep a weak reference to each result, and a module refuses to convert parameters that have one: `model.to(bfloat16)` fails.
+    mode.fake_tensor_converter.set_tensor_memo = lambda *_: None  # type: ignore[method-assign]
+    return mode
+
+
 def decomposes(operator: Any) -> bool:
     """Whether the operator is written in terms of others and reached us whole, as it does under inference mode.
 
     Only the dispatcher's own word counts: torch also keeps Python versions of a few kernels (`upsample_nearest2d`), which do not run here.
+    Nor does what is written in others where a device has a kernel of its own (`silu_backward`).
     """
-    return isinstance(operator, OpOverload) and _has_kernel(operator, COMPOSITE)
+    return isinstance(operator, OpOverload) and _has_kernel(operator, COMPOSITE) and not any(_has_kernel(operator, key) for key in DEVICES)
 
 
 def decompose(operator: OpOverload, args: Any, kwargs: Any) -> Any:
@@ -270,28 +300,3 @@ def pop_mode(mode: TorchDispatchMode) -> None:
         above.append(top)
     for each in reversed(above):
         _python_dispatch._push_mode(each)
-
-
-def other_profiler_runs(own: torch.profiler.profile | None = None) -> bool:
-    """Whether a profiler of torch's, other than this one, has been got ready or entered and is not stopped.
-
-    torch tells only of one that records; to start a second one while another gets ready ends in a crash.
-    """
-    if own is None and torch.autograd._profiler_enabled():  # type: ignore[attr-defined,unused-ignore]
-        return True
-    ours = () if own is None else (own, own.profiler)
-    for each in gc.get_objects():
-        kind = type(each)  # not isinstance, which would ask what stands for another object for that one's class
-        if issubclass(kind, torch.autograd.profiler.profile):
-            running = each.enabled and each.entered and each.kineto_results is None
-        else:
-            running = issubclass(kind, torch.profiler.profile) and each.step_rec_fn is not None
-        if running and all(each is not one for one in ours):
-            return True
-    return False
-
-
-def recorded_events(profiler: torch.profiler.profile) -> Sequence[Any]:
-    """Kineto's own events, of which torch makes its own in a hundred times as long."""
-    results = None if profiler.profiler is None else profiler.profiler.kineto_results
-    return () if results is None else results.events()

@@ -111,6 +111,14 @@ def _gather_failed(note: Note) -> str:
     return f"the other ranks' profiles could not be gathered: {note.values.get('error', units.UNKNOWN)}"
 
 
+def _foreach_assumed(note: Note) -> str:
+    return f"the optimizer is taken to work on lists of parameters, as torch does on {note.subject} unless foreach=False"
+
+
+def _not_captured(note: Note) -> str:
+    return f"{note.subject} is estimated without capturable, which needs a device that captures"
+
+
 def _unknown(note: Note) -> str:
     values = ", ".join(f"{name} {value}" for name, value in note.values.items())
     head = " ".join(filter(None, [note.code.replace("_", " "), note.subject]))
@@ -151,4 +159,6 @@ _SENTENCES: dict[str, Callable[[Note], str]] = {
     "ranks_missing": _ranks_missing,
     "ranks_differ": _ranks_differ,
     "gather_failed": _gather_failed,
+    "foreach_assumed": _foreach_assumed,
+    "not_captured": _not_captured,
 }

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lflops.collect.counting.traffic import tensors_of
-from lflops.collect.torch_compat import local_part, storage_key
+from lflops.collect.torch_compat import FakeTensor, local_part, storage_key
 from lflops.observations import Phase
 from lflops.profile import Allocation, Memory, Moment, ancestry
 
@@ -120,9 +120,12 @@ class LiveMemory:
         alive = [(self._relabelled.get(serial, birth.category), birth) for serial, birth in at_peak]
         by_category = Counter(dict.fromkeys(CATEGORIES, 0))
         by_module: dict[str, int] = defaultdict(int)
+        activations: dict[str, int] = defaultdict(int)
         for category, birth in alive:
             by_category[category] += birth.nbytes
             by_module[birth.row] += birth.nbytes
+            if category == "activations":
+                activations[birth.row] += birth.nbytes
         largest = heapq.nlargest(LARGEST, alive, key=lambda each: each[1].nbytes)
         return Memory(
             source="counted" if self._never_allocated.isdisjoint(serial for serial, _ in at_peak) else "fake",
@@ -130,6 +133,7 @@ class LiveMemory:
             peak_index=self._peak_index,
             by_category=dict(by_category),
             by_module=dict(by_module),
+            activations_by_module=dict(activations),
             alive=tuple(Allocation(category, birth.operator, birth.row, birth.phase, birth.nbytes) for category, birth in largest),
             timeline=tuple(Moment(*self._moments[index]) for index in _shortened(self._moments, self._peak_index)),
         )
@@ -146,7 +150,7 @@ class LiveMemory:
         self._births.append(Birth(nbytes, category, operator, row, phase))
         self._alive[key] = (serial, weakref.ref(storage, partial(self._die, key)))
         self._events.append(serial)
-        if tensor.is_meta:
+        if tensor.is_meta or type(tensor) is FakeTensor:
             self._never_allocated.add(serial)
         self._live += nbytes
         if self._live > self._peak:

@@ -15,6 +15,7 @@ from lflops.collect.counting.operators import FOREACH, Kind, Operator, first_ten
 from lflops.collect.counting.owners import StepOwners
 from lflops.collect.counting.tally import Tally
 from lflops.collect.counting.traffic import bytes_moved, size, tensors_of
+from lflops.collect.fake import refuse_real_parameters
 from lflops.collect.scopes import Scopes
 from lflops.collect.tensors import tensors_in
 from lflops.collect.torch_compat import FakeTensor, TorchDispatchMode, decompose, kernel_for_sequences, pop_mode, push_mode
@@ -39,10 +40,15 @@ class ThreadTally(threading.local):
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
-    """What to collect beside MACs and FLOPs, which are always counted."""
+    """What to collect beside MACs and FLOPs, which are always counted.
+
+    Attributes:
+        fake: Whether fake tensors are what runs, rather than somebody's way to work out shapes.
+    """
 
     traffic: bool = True
     memory: bool = True
+    fake: bool = False
 
 
 class Call(NamedTuple):
@@ -71,6 +77,7 @@ class OperatorCounter:
         """Begin with nothing."""
         self.scopes = scopes
         self.memory = LiveMemory() if extent.memory else None
+        self.fake = extent.fake
         self._traffic = extent.traffic
         self._local = ThreadTally()
         self._tallies: list[Tally] = []
@@ -187,6 +194,7 @@ class CountingMode(TorchDispatchMode):
         self._counter = counter
         self._scopes = counter.scopes
         self._memory = counter.memory
+        self._fake = counter.fake
         self._operators = known_operators()
 
     @classmethod
@@ -199,10 +207,13 @@ class CountingMode(TorchDispatchMode):
         kwargs = kwargs or {}
         for kind in types:
             if issubclass(kind, FakeTensor):
-                return function(*args, **kwargs)  # not a run, but somebody working out shapes
-            if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+                if not self._fake:
+                    return function(*args, **kwargs)  # not a run, but somebody working out shapes
+            elif kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
                 self._counter.note_wrapper(kind)
                 return NotImplemented  # a wrapper: what it does with the tensors inside is what runs here
+        if self._fake:
+            refuse_real_parameters(args)
         known = self._operators.get(id(function))  # its own hash is written in Python
         if known is None:
             known = self._operators[id(function)] = (function, Operator(function))

@@ -71,15 +71,16 @@ class Operator:
         self.known_as = name if namespace in LIKE_ATEN else f"{namespace}::{name}"
         self.name = name if namespace in ("aten", "") else qualified
         self.written = written_arguments(function) if isinstance(function, OpOverload) else ()
-        self.makes_storage = not isinstance(function, OpOverload) or self.known_as in TAKES_IN or makes_storage(function)
+        asks = namespace in NAMESPACES_WITHOUT_WORK  # where a fake tensor is, for one
+        self.makes_storage = not asks and (not isinstance(function, OpOverload) or self.known_as in TAKES_IN or makes_storage(function))
         views = bool(getattr(function, "is_view", False))
-        self.takes_sequences = isinstance(function, OpOverload) and not views and takes_sequences(function)
+        self.takes_sequences = isinstance(function, OpOverload) and not asks and not views and takes_sequences(function)
         formula = formula_of(function)
         self.cost: CallCost = formula or _nothing
         self.kind = Kind.COUNTED
         if formula is not None:
             return
-        if namespace in NAMESPACES_WITHOUT_WORK or self.known_as in FREE or views:
+        if asks or self.known_as in FREE or views:
             self.kind = Kind.FREE
         elif decomposes(function):
             self.kind = Kind.DECOMPOSED

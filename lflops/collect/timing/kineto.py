@@ -21,8 +21,8 @@ from lflops.collect.modules import ModuleTree
 from lflops.collect.timing.boundaries import Boundaries
 from lflops.collect.timing.device_time import computing, exposed_communication, exposed_copies, idle, idle_by_phase
 from lflops.collect.timing.kineto_events import STEP, join, read
+from lflops.collect.timing.other_profilers import other_profiler_runs, recorded_events
 from lflops.collect.timing.timeline import Place, inclusive
-from lflops.collect.torch_compat import other_profiler_runs, recorded_events
 from lflops.observations import Call, Phase, Spread, TracedOperator
 
 __all__ = ["ACTIVITIES", "Activity", "Recording", "Refusal", "Tracer"]
@@ -114,29 +114,51 @@ class Tracer:
             self._start().stop_trace()
         return True
 
-    def begin(self) -> bool:
-        """Start recording: the first batch begins. Returns whether it may be; if not, `refusal` says why."""
+    def begin(self, *, batch: bool = True) -> bool:
+        """Start recording.
+
+        Args:
+            batch: Whether the first batch begins as well.
+
+        Returns:
+            Whether it may be; if not, `refusal` says why.
+        """
         if not self._is_free():
             return False
         self._profile = self._start()
         self._hooks.enter_context(self._boundaries.hooked())
         self._ends = []
-        self._begin_step()
+        if batch:
+            self.batch()
         return True
 
-    def step(self, *, whole: bool = True) -> None:
-        """A batch is over, and the next begins.
+    @property
+    def batches(self) -> int:
+        """How many are over."""
+        return len(self._ends)
+
+    def batch(self) -> None:
+        """A batch begins, if none is going on: what is recorded between two of them belongs to none."""
+        if self._profile is not None and self._step is None:
+            self._step = record_function(f"{STEP}{len(self._ends)}")
+            self._step.__enter__()
+            self._boundaries.step()
+
+    def step(self, *, whole: bool = True, batch: bool = True) -> None:
+        """A batch is over.
 
         Args:
             whole: Whether it ended a step; over such the spreads are taken.
+            batch: Whether the next one begins.
         """
         if self._step is not None:
             self._end_step(whole=whole)
-            self._begin_step()
+            if batch:
+                self.batch()
 
     def outside(self, phase: Phase) -> None:
         """Say what is outside of every module from now on, until a module is called, or backward runs."""
-        if self._step is not None:
+        if self._profile is not None:
             self._boundaries.outside(phase)
 
     def stop(self, folder: Path, worker: str, *, whole: bool | None = True) -> Recording | None:
@@ -195,11 +217,6 @@ class Tracer:
         self.refusal = "cut_off"
         recorder.profiler = None  # else it would be taken for one that runs
         return None
-
-    def _begin_step(self) -> None:
-        self._step = record_function(f"{STEP}{len(self._ends)}")
-        self._step.__enter__()
-        self._boundaries.step()
 
     def _end_step(self, *, whole: bool | None) -> None:
         if self._step is not None:

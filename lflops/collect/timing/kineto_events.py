@@ -7,12 +7,10 @@ operator that asked for it, not to the moment at which it was done.
     device                                    kernel                tied to addmm, so to the module that ran addmm
 """
 
-import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, starmap
-from math import inf
 from operator import ne, not_, or_
 from typing import Any, NamedTuple
 
@@ -21,6 +19,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined,unused-ignore
 from lflops.collect.modules import ModuleTree
 from lflops.collect.segments import Segments
 from lflops.collect.timing.boundaries import THREAD, Boundary, Replay
+from lflops.collect.timing.step_times import Steps
 from lflops.collect.timing.timeline import Place
 from lflops.observations import Call, TracedOperator
 
@@ -138,8 +137,8 @@ class Joined:
     Attributes:
         host: Nanoseconds of operators themselves on the host, by step and place.
         device: Nanoseconds of the device, by step and place of what asked for it; work that nothing asked for is the root's.
-        calls: Of modules and named parts, on all threads.
-        operators: The table, over all steps.
+        calls: Of modules and named parts, on all threads, in steps.
+        operators: The table, over all steps. What is between them, as a validation, is in none of this.
     """
 
     host: list[dict[Place, int]]
@@ -157,16 +156,17 @@ def join(events: Sequence[Event], boundaries: Mapping[int, Sequence[Boundary]], 
         home: Which of them is the thread that trains.
         tree: The modules and their names.
     """
-    steps = sorted((event.start, event.end, event.thread) for event in events if event.is_named and event.name.startswith(STEP))
+    begun = sorted((event.start, event.end, event.thread) for event in events if event.is_named and event.name.startswith(STEP))
     pythons = {event.thread: int(event.name.removeprefix(THREAD)) for event in events if event.is_named and event.name.startswith(THREAD)}
-    trainer = steps[0][2] if steps else None
+    trainer = begun[0][2] if begun else None
+    steps = Steps([(start, end) for start, end, _ in begun])
     if trainer is not None:
         pythons[trainer] = home
     asked, unasked = _device_work(events)
-    by_thread = _by_thread(events)
+    by_thread = _by_thread(event for event in events if event.start in steps)
     order = sorted(by_thread, key=lambda thread: (thread != trainer, thread))
     segments = {thread: Segments(0) for thread in order}
-    walk = _Walk([(start, end) for start, end, _ in steps], asked)
+    walk = _Walk(steps, asked)
     for number, thread in enumerate(order):
         told = boundaries.get(pythons.get(thread, 0), ())  # no thread of Python's is called 0
         walk.thread(by_thread[thread], Replay(tree, told, thread=number, segments=segments, own=segments[thread]))
@@ -174,7 +174,8 @@ def join(events: Sequence[Event], boundaries: Mapping[int, Sequence[Boundary]], 
     for number, python in enumerate(unheard, len(order)):
         walk.calls += Replay(tree, boundaries[python], thread=number, segments=segments, own=Segments(0)).finish()
     for event in unasked:
-        walk.unasked(event)
+        if event.start in steps:
+            walk.unasked(event)
     return walk.joined()
 
 
@@ -189,13 +190,13 @@ def _device_work(events: Iterable[Event]) -> tuple[Counter[int], list[Event]]:
     return asked, [event for event in done if event.link not in askers]
 
 
-def _by_thread(events: Sequence[Event]) -> dict[int, list[Event]]:
+def _by_thread(events: Iterable[Event]) -> dict[int, list[Event]]:
     """The host's events, each in the order in which they begin, the outer ones first. A call of the device's library is its operator's."""
-    threads = {event.key: event.thread for event in events if not event.is_on_device and not event.link}
+    on_host = [event for event in events if not event.is_on_device]
+    threads = {event.key: event.thread for event in on_host if not event.link}
     found: defaultdict[int, list[Event]] = defaultdict(list)
-    for event in events:
-        if not event.is_on_device:
-            found[threads.get(event.link, event.thread) if event.link else event.thread].append(event)
+    for event in on_host:
+        found[threads.get(event.link, event.thread) if event.link else event.thread].append(event)
     for each in found.values():
         each.sort(key=lambda event: (event.start, -event.end))
     return found
@@ -204,13 +205,12 @@ def _by_thread(events: Sequence[Event]) -> dict[int, list[Event]]:
 class _Walk:
     """Goes through the events of one thread after the other."""
 
-    def __init__(self, steps: Sequence[tuple[int, int]], asked: Mapping[int, int]) -> None:
-        self.changes = [*(start for start, _ in steps), *(end for _, end in steps[-1:])]  # when another step begins, and the last one ends
+    def __init__(self, steps: Steps, asked: Mapping[int, int]) -> None:
+        self.steps = steps
         self.asked = asked
         self.times: dict[str, _Times] = {}
         self.named: dict[str, _Times] = {}
-        # What is before the first step and behind the last has sums, too.
-        self.host, self.device = ([Sums(_Sum) for _ in range(len(steps) + 2)] for _ in range(2))
+        self.host, self.device = ([Sums(_Sum) for _ in range(steps.number)] for _ in range(2))
         self.calls: list[Call] = []
 
     def thread(self, events: Sequence[Event], replay: Replay) -> None:
@@ -234,8 +234,8 @@ class _Walk:
                 replay.go_on(start)
                 if times.is_node:
                     replay.begin_node(number, built_on, start, end)
-                step = bisect.bisect_right(self.changes, start)
-                due = min(replay.due, self.changes[step] if step < len(self.changes) else inf)
+                step = self.steps.index(start)
+                due = min(replay.due, self.steps.change(start))
                 place = replay.place
                 own = self.host[step][place]
             event = _Open(end, length, times, nothing if is_named else own)
@@ -254,16 +254,16 @@ class _Walk:
 
     def unasked(self, event: Event) -> None:
         """Add work of the device that nothing asked for."""
-        sums = self.device[bisect.bisect_right(self.changes, event.start)]
-        sums[Place("", "other")].nanoseconds += event.end - event.start
+        self.device[self.steps.index(event.start)][Place("", "other")].nanoseconds += event.end - event.start
 
     def joined(self) -> Joined:
         """What all threads did."""
         host, device = (
-            [{place: each.nanoseconds for place, each in step.items() if each.nanoseconds} for step in steps[1:-1]]
+            [{place: each.nanoseconds for place, each in step.items() if each.nanoseconds} for step in steps]
             for steps in (self.host, self.device)
         )
-        return Joined(host=host, device=device, calls=self.calls, operators=_table(self.times.values()))
+        calls = [call for call in self.calls if call.start in self.steps]
+        return Joined(host=host, device=device, calls=calls, operators=_table(self.times.values()))
 
     def _new(self, name: str, *, is_named: bool) -> _Times:
         times = _Times(name, name in NO_OPERATORS, name.startswith(NODE))

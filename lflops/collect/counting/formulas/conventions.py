@@ -54,6 +54,7 @@ MOVES = _names(
     kaiser_window kthvalue lift_fresh_copy linspace log_normal_ logspace masked_fill masked_fill_ masked_scatter masked_scatter_
     masked_scatter_backward masked_select max_pool2d_with_indices_backward max_pool3d_with_indices_backward max_unpool2d max_unpool3d median
     mkldnn_reorder_conv2d_weight mkldnn_reorder_conv3d_weight mode multinomial nanmedian narrow_copy new_full new_ones new_zeros nonzero
+    native_channel_shuffle
     nonzero_static normal normal_ ones ones_like permute_copy pixel_shuffle pixel_unshuffle poisson put put_ quantize_per_channel
     quantize_per_tensor quantize_per_tensor_dynamic rand rand_like randint randint_like randn randn_like random random_ randperm range
     reflection_pad1d reflection_pad2d reflection_pad3d repeat repeat_interleave replication_pad1d replication_pad2d replication_pad3d roll
@@ -72,7 +73,7 @@ PER_OUTPUT = _operations(
             glu_backward
             hardshrink_backward hardsigmoid_backward hardswish hardswish_backward hardtanh_backward hypot leaky_relu_backward
             log_sigmoid_backward log_sigmoid_forward native_dropout_backward rrelu_with_noise
-            rrelu_with_noise_backward silu_backward softplus_backward softshrink_backward
+            mish_backward rrelu_with_noise_backward silu_backward softplus_backward softshrink_backward
         """,
         2: """
             _fused_dropout addcdiv addcmul addr glu huber_loss_backward lerp mse_loss_backward multi_margin_loss_backward native_dropout

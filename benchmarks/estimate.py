@@ -1,0 +1,260 @@
+"""Does an estimate hold? Against published figures, against real trainings on the CPU's allocator, and at sizes that no machine has."""
+
+import argparse
+import logging
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ResNetConfig,
+    ResNetForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from allocator import allocated
+from results import record
+
+import lflops
+from lflops import Profile
+
+Batch = Mapping[str, Tensor]
+Step = Callable[[], None]
+Case = tuple[Callable[[], nn.Module], Callable[[], Batch]]
+MIB = 2**20
+LAYERS, HIDDEN, HEADS, KEY_HEADS, WIDE, WORDS, LENGTH = 80, 8192, 64, 8, 28672, 128256, 4096
+
+
+def tokens(words: int, samples: int, length: int) -> Callable[[], Batch]:
+    """Makes a batch of a language model, each token its own label."""
+
+    def make() -> Batch:
+        ids = torch.randint(words, (samples, length))
+        return {"input_ids": ids, "labels": ids}
+
+    return make
+
+
+def images(samples: int) -> Callable[[], Batch]:
+    """Makes a batch of an image classifier."""
+    return lambda: {"pixel_values": torch.randn(samples, 3, 224, 224), "labels": torch.randint(2, (samples,))}
+
+
+def checkpointed_llama() -> nn.Module:
+    """Some 160 million parameters, with checkpointing of every layer."""
+    config = LlamaConfig(
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_hidden_layers=8,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        vocab_size=32000,
+        use_cache=False,
+    )
+    model = LlamaForCausalLM(config)
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    return model
+
+
+CASES: dict[str, Case] = {
+    "BERT-base, batch 8, length 128": (lambda: BertForMaskedLM(BertConfig()), tokens(30522, 8, 128)),
+    "GPT-2, batch 4, length 256": (lambda: GPT2LMHeadModel(GPT2Config(use_cache=False)), tokens(50257, 4, 256)),
+    "ResNet-50, batch 16": (lambda: ResNetForImageClassification(ResNetConfig()), images(16)),
+    "ViT-base, batch 8": (lambda: ViTForImageClassification(ViTConfig()), images(8)),
+    "Llama, 8 layers of 1024, checkpointed, batch 4, length 512": (checkpointed_llama, tokens(32000, 4, 512)),
+}
+OPTIMIZERS = {"SGD": torch.optim.SGD, "AdamW": torch.optim.AdamW}
+
+
+def bert() -> Iterator[str]:
+    """The model that the published figures are of."""
+    batch = tokens(30522, 32, 128)
+    build = lambda: BertForMaskedLM(BertConfig())  # noqa: E731 - what `estimate` takes
+    with torch.no_grad():
+        forward = lflops.estimate(build, kwargs={"input_ids": batch()["input_ids"]})
+    sgd, adamw = (
+        lflops.estimate(build, kwargs=batch(), backward=True, loss=lambda out: out.loss, optimizer=each) for each in OPTIMIZERS.values()
+    )
+    root = forward.modules[""]
+    yield "| BERT-base for masked LM, batch 32, length 128, float32 | |"
+    yield "|---|--:|"
+    yield f"| parameters | {root.parameters:,} = {root.parameter_bytes / MIB:.2f} MiB |"
+    yield f"| forward, contractions | {2 * root.forward.macs / 1e9:.2f} GFLOP |"
+    for title, profile in (("forward alone", forward), ("training with SGD", sgd), ("training with AdamW", adamw)):
+        parts = ", ".join(f"{name.replace('_', ' ')} {size / MIB:.1f}" for name, size in memory(profile).by_category.items() if size)
+        yield f"| peak, {title} | {memory(profile).peak_bytes / MIB:.1f} MiB: {parts} |"
+
+
+def memory(profile: Profile) -> lflops.profile.Memory:
+    """That of a profile that has some."""
+    if profile.memory is None:
+        raise ValueError("memory was not counted")
+    return profile.memory
+
+
+def training(build: Callable[[], nn.Module], batch: Batch, optimizer: Callable[..., torch.optim.Optimizer]) -> Callable[[], Step]:
+    """Makes a model and its optimizer, and of them a step."""
+
+    def begin() -> Step:
+        model = build().train()
+        stepper = optimizer(model.parameters())
+
+        def step() -> None:
+            model(**batch).loss.backward()
+            stepper.step()
+            stepper.zero_grad()
+
+        return step
+
+    return begin
+
+
+def real() -> Iterator[str]:
+    """Peaks of two real steps beside the estimated ones."""
+    yield "| training step | optimizer | allocated at most | estimated | off by | estimating took |"
+    yield "|---|---|--:|--:|--:|--:|"
+    for title, (build, batch) in CASES.items():
+        for name, optimizer in OPTIMIZERS.items():
+            inputs = batch()  # before the profiler begins, so that it is in no total
+            held = sum(each.untyped_storage().nbytes() for each in {id(each): each for each in inputs.values()}.values())
+            with tempfile.TemporaryDirectory() as folder:
+                most = max(allocated(training(build, inputs, optimizer), Path(folder))) + held
+            start = time.perf_counter()
+            found = lflops.estimate(
+                lambda build=build: build().train(), kwargs=inputs, backward=True, loss=lambda out: out.loss, optimizer=optimizer
+            )
+            seconds, peak = time.perf_counter() - start, memory(found).peak_bytes
+            yield f"| {title} | {name} | {most / MIB:.1f} MiB | {peak / MIB:.1f} MiB | {peak / most - 1:+.2%} | {seconds:.1f} s |"
+
+
+def llama() -> nn.Module:
+    """Llama of 70 billion parameters."""
+    config = LlamaConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=WIDE,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KEY_HEADS,
+        vocab_size=WORDS,
+        max_position_embeddings=LENGTH,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config).to(torch.bfloat16)
+
+
+def mixture() -> nn.Module:
+    """DeepSeek's third, 671 billion parameters in 256 experts a layer."""
+    return DeepseekV3ForCausalLM(DeepseekV3Config(use_cache=False)).to(torch.bfloat16)
+
+
+def large() -> Iterator[str]:
+    """What is larger than this machine, by time and memory."""
+    heads = HIDDEN + 2 * KEY_HEADS * HIDDEN // HEADS
+    a_layer = HIDDEN * (heads + HIDDEN + 3 * WIDE)
+    by_formula = 2 * (LENGTH * (LAYERS * a_layer + HIDDEN * WORDS) + LAYERS * 2 * LENGTH * LENGTH * HIDDEN)
+    yield "| forward and backward, bfloat16, batch 1 | parameters | forward | peak | took | more memory than before |"
+    yield "|---|--:|--:|--:|--:|--:|"
+    lflops.estimate(nn.Linear(2, 2), torch.ones(1, 2), backward=True)  # loads what the first estimate loads
+    for title, build, length in (("Llama-70B, length 4096", llama, LENGTH), ("DeepSeek-V3, length 512", mixture, 512)):
+        batch, before, start = tokens(100, 1, length)(), resident(), time.perf_counter()
+        profile = lflops.estimate(build, kwargs=batch, backward=True, loss=lambda out: out.loss)
+        seconds, more = time.perf_counter() - start, resident() - before
+        root = profile.modules[""]
+        yield (
+            f"| {title} | {root.parameters / 1e9:.2f} G | {2 * root.forward.macs:,} FLOP | {memory(profile).peak_bytes / 2**30:,.1f} GiB "
+            f"| {seconds:.1f} s | {more / MIB:.0f} MiB |"
+        )
+        if build is llama:
+            total = 2 * sum(root.work(phase).macs for phase in ("forward", "backward", "recompute"))
+            said = "to the last digit" if (2 * root.forward.macs, 2 * root.backward.macs) == (by_formula, 2 * by_formula) else "NOT"
+    yield ""
+    yield f"Llama's forward is the formula's {by_formula:,} FLOP {said}, its backward twice that; with attention's recompute {total:,}."
+
+
+def small_gpt() -> nn.Module:
+    """Some 16 million parameters."""
+    return GPT2LMHeadModel(GPT2Config(n_embd=256, n_layer=4, n_head=8, use_cache=False)).train()
+
+
+def limited() -> Iterator[str]:
+    """The batch that is said to fit, and one half as large again, trained for real in processes that may have no more memory."""
+    room = 1 << 30
+    how = {"loss": lambda out: out.loss, "optimizer": torch.optim.AdamW}
+    found = lflops.largest_batch(small_gpt, lambda samples: tokens(50257, samples, 128)(), memory_bytes=room, **how)
+    one = memory(lflops.estimate(small_gpt, kwargs=tokens(50257, 1, 128)(), backward=True, **how)).peak_bytes
+    own = int(trained(1).stdout) - one
+    yield f"`largest_batch` of a small GPT-2 with AdamW in 1 GiB: {found} samples. Real trainings of two steps, each in a process that"
+    yield f"may have 1.05 GiB of address space beside the {own / MIB:.0f} MiB that it has with one sample and the estimate does not:"
+    yield ""
+    yield "| samples | estimated | trains |"
+    yield "|--:|--:|---|"
+    for samples in (found, found * 3 // 2):
+        peak = memory(lflops.estimate(small_gpt, kwargs=tokens(50257, samples, 128)(), backward=True, **how)).peak_bytes
+        process = trained(samples, own + room * 105 // 100)
+        said = "yes" if process.returncode == 0 else f"no: {process.stderr.strip().splitlines()[-1][:60]}"
+        yield f"| {samples} | {peak / MIB:.1f} MiB | {said} |"
+
+
+def trained(samples: int, limit: int = -1) -> subprocess.CompletedProcess[str]:
+    """A process that trains so many samples in so many bytes of address space, and prints how many it has had."""
+    command = [sys.executable, __file__, "--train", str(samples), "--limit", str(limit)]
+    return subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603 - ourselves
+
+
+def train(samples: int, limit: int) -> None:
+    """Be that process."""
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    step = training(small_gpt, tokens(50257, samples, 128)(), torch.optim.AdamW)()
+    for _ in range(2):
+        step()
+    print(int(Path("/proc/self/status").read_text().split("VmPeak:")[1].split()[0]) * 1024)
+
+
+def resident() -> int:
+    """Bytes that the process has in memory."""
+    return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0]) * 1024
+
+
+def main() -> None:
+    """Write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--without-real", action="store_true", help="Leave the real trainings out: they take minutes and 8 GB.")
+    parser.add_argument("--train", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--limit", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    torch.manual_seed(0)
+    if options.train is not None:
+        train(options.train, options.limit)
+        return
+    lines = [*large(), "", *bert()]
+    if not options.without_real:
+        lines += [
+            "",
+            *real(),
+            "",
+            "Two steps each; the batch is in both figures. What is left are workspaces of kernels, of convolutions above all.",
+        ]
+    record("estimate.py", "Estimates", lines)
+
+
+if __name__ == "__main__":
+    main()

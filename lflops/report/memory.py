@@ -1,0 +1,75 @@
+"""A profile's memory on a terminal: the peak, when it is, and what is alive then."""
+
+from collections.abc import Iterable, Mapping
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from lflops import units
+from lflops.hardware import Hardware
+from lflops.profile import Memory, Profile
+from lflops.report.cells import margin, text
+
+__all__ = ["render_memory"]
+
+LISTED = 10
+
+
+def render_memory(profile: Profile) -> Group:
+    """The peak, by category, by module and by what is largest; nothing where memory was not counted."""
+    memory = profile.memory
+    if memory is None:
+        return Group()
+    table = margin()
+    table.add_row("peak", text(", ".join([units.size(memory.peak_bytes), *_when(memory)])))
+    if (room := _room(memory, profile.run.hardware)) is not None:
+        table.add_row("fits", text(room, "" if room.startswith("yes") else "yellow"))
+    categories = {category.replace("_", " "): nbytes for category, nbytes in memory.by_category.items()}
+    _add(table, "by category", _listed(categories, memory.peak_bytes))
+    _add(table, "by module", _listed(_alike(memory.by_module), memory.peak_bytes))
+    largest = [
+        f"{units.size(each.bytes):>12}  {each.category.replace('_', ' ')}, {each.module or 'the root'}"
+        + (f", {each.operator} in {each.phase}" if each.operator else "")
+        for each in memory.alive[:LISTED]
+    ]
+    _add(table, "largest", map(text, largest))
+    return Group(table)
+
+
+def _when(memory: Memory) -> list[str]:
+    """The operator that reached it, where the timeline is whole."""
+    if not 0 <= memory.peak_index < len(memory.timeline) or memory.timeline[memory.peak_index].live_bytes > memory.peak_bytes:
+        return []
+    at = memory.timeline[memory.peak_index]
+    return [f"reached in {at.phase} by {at.operator} of {at.module or 'the root'}, operator {memory.peak_index + 1:,}"]
+
+
+def _room(memory: Memory, chip: Hardware | None) -> str | None:
+    """Whether the chip has as much; the rest is for what no tensor holds."""
+    if chip is None or chip.memory_bytes is None:
+        return None
+    fits = "yes" if memory.fits(chip.memory_bytes) else "no"
+    return f"{fits}: {units.percent(memory.peak_bytes / chip.memory_bytes)} of {units.size(chip.memory_bytes)} ({chip.name})"
+
+
+def _alike(by_module: Mapping[str, int]) -> dict[str, int]:
+    """The same with modules together whose names differ in numbers alone."""
+    found: dict[str, list[int]] = {}
+    for row, nbytes in by_module.items():
+        found.setdefault(".".join("*" if part.isdecimal() else part for part in row.split(".")), []).append(nbytes)
+    return {pattern + (f" ×{len(parts)}" if len(parts) > 1 else ""): sum(parts) for pattern, parts in found.items()}
+
+
+def _listed(parts: Mapping[str, int], whole: int) -> Iterable[Text]:
+    most = sorted(((nbytes, name) for name, nbytes in parts.items() if nbytes), key=lambda part: -part[0])
+    for nbytes, name in most[:LISTED]:
+        yield text(f"{units.size(nbytes):>12}  {units.percent(nbytes / whole):>6}  {name or 'the root'}")
+    if rest := most[LISTED:]:
+        left = sum(nbytes for nbytes, _ in rest)
+        yield text(f"{units.size(left):>12}  {units.percent(left / whole):>6}  {len(rest)} more")
+
+
+def _add(table: Table, label: str, lines: Iterable[Text]) -> None:
+    for place, line in enumerate(lines):
+        table.add_row("" if place else label, line)

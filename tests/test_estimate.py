@@ -1,0 +1,530 @@
+"""An estimate is the count of a step that nobody runs: the same work, the same live memory, and nothing is touched."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from allocator import allocated
+from functions import Function, fixed
+from small_models import Block, Projections, hidden, sequence, square, tokens
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ResNetConfig,
+    ResNetForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+import lflops
+from lflops.collect import fake
+from lflops.collect.known import LARGEST
+from lflops.profile import Profile
+
+FLOAT = 4
+SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+
+logging.getLogger("transformers").setLevel(logging.ERROR)  # on tokens that a vocabulary of 300 has not
+
+
+def live(profile: Profile) -> dict[str, int]:
+    """The categories that have something in them at the peak, which they add up to."""
+    assert profile.memory is not None
+    assert profile.memory.peak_bytes == sum(profile.memory.by_category.values()) == profile.modules[""].peak_bytes
+    return {category: nbytes for category, nbytes in profile.memory.by_category.items() if nbytes}
+
+
+def peak(profile: Profile) -> int:
+    """The most bytes at once."""
+    assert profile.memory is not None
+    return profile.memory.peak_bytes
+
+
+class Experts(nn.Module):
+    """Four of them, two tokens each."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.randn(4, 16, 16, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch._grouped_mm(x, self.weights, offs=torch.tensor([2, 4, 6, 8], dtype=torch.int32)) * 2
+
+
+class Everything(nn.Module):
+    """Normalised, dropped out, checkpointed, recurrent, and attending."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+        self.recurrent = nn.GRU(8, 8, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x.transpose(1, 2)).transpose(1, 2)
+        x, _ = self.recurrent(x)
+        return checkpoint(self.layer, x, use_reentrant=False)
+
+
+SUBJECTS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "shared input": lambda: (Projections(), sequence(requires_grad=True)),
+    "everything": lambda: (Everything(), torch.randn(3, 5, 8, requires_grad=True)),
+    "convolution": lambda: (nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2)), torch.randn(2, 3, 8, 8)),
+    "experts": lambda: (Experts(torch.bfloat16), torch.randn(8, 16, dtype=torch.bfloat16)),
+    "experts in single precision": lambda: (Experts(torch.float32), torch.randn(8, 16)),
+    "silu": lambda: (nn.Sequential(nn.Linear(4, 4), nn.SiLU(), nn.Linear(4, 4)), torch.randn(2, 4)),
+}
+
+
+@pytest.mark.parametrize("make", SUBJECTS.values(), ids=SUBJECTS)
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+def test_an_estimate_is_the_count_of_a_real_pass(make: Callable[[], tuple[nn.Module, Tensor]], backward: bool) -> None:
+    """Operator by operator in work, and moment by moment in memory; only that nothing was there."""
+    model, x = make()
+    real, estimated = lflops.count(model, x, backward=backward), lflops.estimate(model, x, backward=backward)
+    assert real.cells == estimated.cells
+    assert real.modules == estimated.modules
+    assert real.memory is not None
+    assert estimated.memory is not None
+    assert real.memory.timeline == estimated.memory.timeline
+    assert (real.memory.by_category, real.memory.alive) == (estimated.memory.by_category, estimated.memory.alive)
+    assert ("counted", "fake") == (real.memory.source, estimated.memory.source)
+    assert ("count", "estimate") == (real.run.kind, estimated.run.kind)
+
+
+def test_autocast_is_the_callers() -> None:
+    """A product in half precision has results of half the size."""
+    with torch.autocast("cpu", torch.bfloat16):
+        real, estimated = (ask(Block(), sequence(), backward=True) for ask in (lflops.count, lflops.estimate))
+    assert {"bfloat16"} == {cell.dtype for cell in estimated.cells if cell.macs}
+    assert (real.cells, peak(real)) == (estimated.cells, peak(estimated))
+
+
+def test_a_model_that_a_function_builds_may_be_larger_than_any_machine() -> None:
+    """Half a trillion parameters, two TiB of them, in half precision as the function has it."""
+    wide, out = 1 << 20, 1 << 19
+
+    def build() -> nn.Module:
+        return nn.Linear(wide, out, bias=False).to(torch.bfloat16)
+
+    estimated = lflops.estimate(build, torch.zeros(3, wide, dtype=torch.bfloat16, device="meta"), backward=True)
+    assert (wide * out, 2 * wide * out) == (estimated.modules[""].parameters, estimated.modules[""].parameter_bytes)
+    assert {"forward": 3 * wide * out, "backward": 3 * wide * out} == {
+        phase: estimated.total(phase=phase) for phase in ("forward", "backward")
+    }
+    assert 2 * 2 * wide * out + 2 * 3 * (wide + out) == peak(estimated)
+
+
+@pytest.mark.parametrize("bounds", [(-2.0, 2.0), (4.0, 5.0)], ids=["drawn again until within", "drawn evenly and rejected"])
+@pytest.mark.filterwarnings("ignore:mean is more than 2 std")
+def test_initial_numbers_are_not_drawn_again_where_none_is_drawn(bounds: tuple[float, float]) -> None:
+    """As vision transformers are initialised: a loop until no number is out of bounds."""
+
+    def build() -> nn.Module:
+        model = nn.Linear(3, 4)
+        nn.init.trunc_normal_(model.weight, 0.0, 1.0, *bounds)
+        return model
+
+    assert 2 * 12 == lflops.estimate(build, fixed(2, 3)).total()
+
+
+def test_a_model_on_the_meta_device_is_estimated_on_the_hosts() -> None:
+    """Its parameters as well as its batch."""
+    with torch.device("meta"):
+        model, x = Block(), sequence()
+    assert lflops.count(Block(), sequence()).cells == lflops.estimate(model, x).cells
+
+
+def test_parameters_that_are_shared_stay_shared() -> None:
+    """Counted once, in memory as well; and a list of them that a module keeps is of the same ones."""
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False))
+    model[1].weight = model[0].weight
+    model.kept = [model[0].weight]
+    model.forward = lambda x: F.linear(model[1](model[0](x)), model.kept[0])  # type: ignore[method-assign]
+    estimated = lflops.estimate(model, fixed(2, 6), backward=True, optimizer=torch.optim.SGD)
+    assert 36 == estimated.modules[""].parameters
+    assert 36 * FLOAT == live(estimated)["parameters"]
+    assert 3 * 2 * 36 == estimated.total()
+
+
+def language(model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
+    """A language model with its batch."""
+    ids = torch.randint(300, (4, 32))
+    return model, {"input_ids": ids, "labels": ids.clone()}
+
+
+def vision(model: nn.Module, size: int) -> tuple[nn.Module, dict[str, Tensor]]:
+    """A classifier of images with its batch."""
+    return model, {"pixel_values": torch.randn(4, 3, size, size), "labels": torch.randint(10, (4,))}
+
+
+def checkpointed_llama() -> nn.Module:
+    """It runs every layer's forward again."""
+    model = LlamaForCausalLM(LlamaConfig(**SMALL, num_key_value_heads=2, vocab_size=300, use_cache=False))
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    return model
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Tensor]]]] = {
+    "BERT": lambda: language(BertForMaskedLM(BertConfig(**SMALL, vocab_size=300))),
+    "GPT-2": lambda: language(GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=64, n_layer=2, n_head=4, use_cache=False))),
+    "Llama, checkpointed": lambda: language(checkpointed_llama()),
+    "ResNet": lambda: vision(
+        ResNetForImageClassification(ResNetConfig(embedding_size=16, hidden_sizes=[64, 128], depths=[3, 3], num_labels=10)), 64
+    ),
+    "ViT": lambda: vision(ViTForImageClassification(ViTConfig(**SMALL, image_size=32, patch_size=8, num_labels=10)), 32),
+}
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {"SGD": torch.optim.SGD, "AdamW": torch.optim.AdamW}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_the_peak_is_that_of_a_real_training(
+    make: Callable[[], tuple[nn.Module, dict[str, Tensor]]], optimizer: Callable[[Any], torch.optim.Optimizer], tmp_path: Path
+) -> None:
+    """Within 1 % of the most that the allocator gave out in two steps, optimizer state among it: kernels take some workspace."""
+
+    def begin() -> Callable[[], None]:
+        model, batch = make()
+        stepper = optimizer(model.train().parameters())
+
+        def step() -> None:
+            model(**batch).loss.backward()
+            stepper.step()
+            stepper.zero_grad()
+
+        return step
+
+    model, batch = make()
+    estimated = lflops.estimate(model.train(), kwargs=batch, backward=True, loss=lambda out: out.loss, optimizer=optimizer)
+    assert max(allocated(begin, tmp_path)) == pytest.approx(peak(estimated), rel=0.01)
+    assert () == estimated.uncounted
+
+
+def test_the_counts_are_one_steps_and_the_state_is_in_the_peak() -> None:
+    """Of two steps the second: Adam's two averages, which the first has made, and a number of steps for each parameter."""
+    model, x = nn.Linear(hidden, hidden, bias=False), sequence()
+    estimated = lflops.estimate(model, x, backward=True, optimizer=torch.optim.AdamW)
+    weights = hidden * hidden * FLOAT
+    assert square == estimated.total() == estimated.total(phase="backward")
+    assert 2 * weights + FLOAT == live(estimated)["optimizer_state"]
+    assert 0 < estimated.total(phase="optimizer", metric="flops")
+
+
+def test_the_first_step_gives_the_peak_where_it_needs_more() -> None:
+    """A model that holds something large once, and says so for every row."""
+
+    class Once(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(hidden, hidden)
+            self.warm = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.warm:
+                self.warm = True
+                x = x + torch.zeros(1000, *x.shape).sum(0)
+            return self.layer(x)
+
+    estimated = lflops.estimate(Once(), sequence(), backward=True, optimizer=torch.optim.SGD)
+    assert 1001 * tokens * hidden * FLOAT < peak(estimated) == estimated.modules[""].peak_bytes
+    assert square == estimated.total()
+
+
+def test_on_a_chip_of_the_table_optimizers_work_on_lists_unless_told() -> None:
+    """As torch does on CUDA; a note says so."""
+    model, x = Block(), sequence()
+
+    def estimated(**how: Any) -> Profile:
+        make = lambda parameters: torch.optim.AdamW(parameters, **how)  # noqa: E731 - an optimizer is made by a function
+        return lflops.estimate(model, x, backward=True, optimizer=make, hardware="NVIDIA H200")
+
+    assert {"foreach_assumed"} == {note.code for note in estimated().notes}
+    assert estimated().cells == estimated(foreach=True).cells != estimated(foreach=False).cells
+    assert () == estimated(foreach=False).notes
+    chip = estimated().run.hardware
+    assert chip is not None
+    assert "H200 SXM" == chip.name
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_compiled_module_is_estimated_as_it_is_written() -> None:
+    """Its eager program, which a note says; nothing is compiled."""
+    model, x = nn.Sequential(Block(), nn.ReLU()), sequence()
+    compiled = nn.Sequential(torch.compile(model[0]), model[1])
+    estimated = lflops.estimate(compiled, x)
+    assert lflops.estimate(model, x).cells == estimated.cells
+    assert ["compiled_ran_eager"] == [note.code for note in estimated.notes]
+
+
+def test_code_may_decide_by_small_integers() -> None:
+    """Whether there is padding, how much of it, which tokens are kept: as on the real batch, in a batch that stays what it is."""
+
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.layer = nn.Embedding(10, hidden), nn.Linear(hidden, hidden)
+
+        def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+            kept = ids != 0
+            labels[~kept] = -100
+            x = self.layer(self.embedding(ids)[kept])
+            return x.sum() / kept.sum().item() if (labels == -100).any() else x.sum()
+
+    model, ids, labels = Padded(), torch.tensor([[1, 2, 0], [3, 0, 0]]), torch.ones(2, 3, dtype=torch.long)
+    estimated = lflops.estimate(model, (ids, labels), backward=True)
+    assert 3 * hidden * hidden == estimated.total()
+    assert 6 == labels.sum()
+    assert lflops.count(model, (ids, labels), backward=True).cells == estimated.cells
+
+
+def test_what_was_written_to_by_the_unknown_is_unknown() -> None:
+    """A count of what a router chose is no zero because it began as zeros."""
+
+    def route(x: Tensor) -> Tensor:
+        counts = torch.zeros(4, dtype=torch.long)
+        counts.scatter_add_(0, x.argmax(-1), torch.ones(3, dtype=torch.long))
+        return x[: int(counts.view(4)[0])]
+
+    with pytest.raises(lflops.CountError, match=r"test_estimate.py:\d+, in route: `return x\[: int"):
+        lflops.estimate(Function(route), fixed(3, 4))
+
+
+def test_what_has_the_address_of_something_unknown_is_known() -> None:
+    """Tensors come and go, and memory is given out again."""
+
+    def step(x: Tensor) -> Tensor:
+        for _ in range(20):
+            torch.zeros(4, dtype=torch.long).scatter_add_(0, x.argmax(-1), torch.ones(3, dtype=torch.long))
+            x = x + int(torch.zeros(4, dtype=torch.long).sum())
+        return x
+
+    (zeros,) = (cell for cell in lflops.estimate(Function(step), fixed(3, 4)).cells if cell.operator == "zeros")
+    assert 2 * 20 == zeros.calls
+
+
+def test_an_estimate_within_another_is_refused() -> None:
+    """Also where there is no model yet whose tensors could tell."""
+    with pytest.raises(lflops.CountError, match="is open here already"):
+        lflops.estimate(Function(lambda x: lflops.estimate(lambda: nn.Linear(3, 3), x)), fixed(2, 3))
+
+
+def test_large_integers_are_not_worth_their_memory() -> None:
+    """Nor is what is made of small ones."""
+    for function in (lambda x: x + int(torch.arange(LARGEST + 1)[0]), lambda x: x + int(torch.arange(LARGEST).expand(2, -1).clone()[0, 0])):
+        with pytest.raises(lflops.CountError, match="needs the value of a tensor"):
+            lflops.estimate(Function(function), fixed(2))
+    lflops.estimate(Function(lambda x: x + int(torch.arange(LARGEST)[0])), fixed(2))
+
+
+def asks(x: Tensor) -> Tensor:
+    """Decides by a sum."""
+    if x.sum() > 0:
+        return x
+    return -x
+
+
+ASK_FOR_VALUES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "if": (asks, "in asks: `if x.sum() > 0:`"),
+    "item": (lambda x: x * x.sum().item(), "in <lambda>: `"),
+    "float": (lambda x: x * float(x.sum()), "in <lambda>: `"),
+    "mask": (lambda x: x[x > 0], "in <lambda>: `"),
+    "numpy": (lambda x: x * x.detach().numpy().sum(), "in <lambda>: `"),
+    "text": (lambda x: x * float(f"{x.detach().sum():.2f}"), "in <lambda>: `"),
+}
+
+
+@pytest.mark.parametrize(("function", "said"), ASK_FOR_VALUES.values(), ids=ASK_FOR_VALUES)
+def test_code_that_needs_a_value_is_named(function: Callable[[Tensor], Tensor], said: str) -> None:
+    """File, line and what stands there, in forward and in a loss; and what to do."""
+    for ask in (
+        lambda: lflops.estimate(Function(function), fixed(3)),
+        lambda: lflops.estimate(nn.Linear(3, 3), fixed(1, 3), backward=True, loss=lambda out: function(out).sum()),
+    ):
+        with pytest.raises(lflops.CountError, match=r"estimate: .*test_estimate.py:\d+, in ") as caught:
+            ask()
+        assert [] == [each for each in (said, "needs the value of a tensor", "lflops.count") if each not in str(caught.value)]
+
+
+def test_other_errors_are_let_through() -> None:
+    """They are the user's own."""
+    with pytest.raises(RuntimeError, match=r"1x4|\[1, 4\]"):
+        lflops.estimate(nn.Linear(3, 3), fixed(1, 4))
+
+
+def test_a_parameter_of_somebody_else_is_refused() -> None:
+    """Its gradient would be fake, and written to it. One that wants none is as good as any tensor."""
+    other = nn.Parameter(torch.ones(3))
+    for function in (lambda x: x * other, lambda x: x * other.view(1, 3)):
+        with pytest.raises(lflops.CountError, match=r"test_estimate.py:\d+.*a parameter that is none of the model's"):
+            lflops.estimate(Function(function), fixed(2, 3).requires_grad_(), backward=True)
+    assert other.grad is None
+    lflops.estimate(Function(lambda x: x * other.requires_grad_(requires_grad=False)), fixed(2, 3).requires_grad_(), backward=True)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.ASGD])
+def test_an_optimizer_that_needs_values_is_refused(optimizer: type[torch.optim.Optimizer]) -> None:
+    """By its name."""
+    with pytest.raises(lflops.CountError, match=f"{optimizer.__name__}.*give"):
+        lflops.estimate(nn.Linear(3, 3), fixed(2, 3), backward=True, optimizer=optimizer)
+
+
+def test_a_captured_step_is_estimated_without_its_graph() -> None:
+    """The same state; a note says so."""
+    model, x = nn.Linear(3, 3), fixed(2, 3)
+    plain = lflops.estimate(model, x, backward=True, optimizer=torch.optim.AdamW)
+    captured = lflops.estimate(model, x, backward=True, optimizer=lambda each: torch.optim.AdamW(each, capturable=True))
+    assert (["not_captured"], plain.cells, peak(plain)) == ([each.code for each in captured.notes], captured.cells, peak(captured))
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no module": ({"model": 3}, "3 is no torch.nn.Module"),
+    "a class": ({"model": nn.ReLU}, "ReLU is a class"),
+    "builds none": ({"model": lambda: 3}, "3 is no torch.nn.Module"),
+    "no backward": ({"optimizer": torch.optim.SGD}, "backward=False: give backward=True"),
+    "no optimizer": ({"optimizer": 3, "backward": True}, "optimizer=3: give a function"),
+    "makes none": ({"optimizer": len, "backward": True}, "optimizer gave 2: it has to give"),
+    "no progress": ({"progress": 3}, "progress=3: give True, False"),
+    "lazy": ({"model": nn.LazyLinear(3)}, "no shape yet"),
+}
+
+
+@pytest.mark.parametrize(("given", "said"), WRONG.values(), ids=WRONG)
+def test_a_wrong_argument_is_named(given: dict[str, Any], said: str) -> None:
+    """With what is taken."""
+    with pytest.raises(lflops.CountError, match=r"^estimate: ") as caught:
+        lflops.estimate(**{"model": nn.Linear(3, 3), "args": fixed(2, 3)} | given)
+    assert said in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_script_is_refused() -> None:
+    """It would keep its real tensors."""
+    with pytest.raises(lflops.CountError, match="a scripted module keeps its tensors"):
+        lflops.estimate(nn.Sequential(torch.jit.script(nn.Linear(3, 3))), fixed(2, 3))
+
+
+def test_an_unknown_chip_is_refused() -> None:
+    """It has no peak."""
+    with pytest.raises(lflops.HardwareError, match="'Abacus'"):
+        lflops.estimate(nn.Linear(3, 3), fixed(2, 3), hardware="Abacus")
+
+
+def test_progress_is_told_and_knows_the_whole_from_the_second_step_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every 500 operators, and at the end."""
+    told: list[tuple[int, int | None]] = []
+    model = Function(lambda x: [x := x.neg() for _ in range(700)][-1])
+    x = torch.zeros(2, requires_grad=True)
+    with pytest.raises(ValueError, match="empty parameter list"):
+        lflops.estimate(model, x, backward=True, optimizer=torch.optim.SGD)
+    lflops.estimate(model, x, progress=lambda done, total: told.append((done, total)))
+    assert [(500, None), (700, 700)] == told
+    lflops.estimate(nn.Sequential(nn.Linear(2, 2), model), torch.zeros(2), backward=True, optimizer=torch.optim.SGD, progress=True)
+    said = capsys.readouterr().err.split("\r")
+    assert ["estimate: 500 operators", "estimate: 1,000 operators"] == said[1:3]
+    whole = int(said[-1].split(" of ")[1].split()[0].replace(",", ""))
+    assert [f"{done:,} operators of {whole:,} ({done / whole:.0%})" for done in (2000, 2500)] == [
+        each.removeprefix("estimate: ") for each in said[4:6]
+    ]
+    assert said[-1].endswith("(100%)\n")
+
+
+class Hoards(nn.Module):
+    """Writes on itself whatever comes by, and is left with an error in the second half."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(hidden, hidden)
+        self.register_buffer("seen", torch.zeros(hidden))
+        self.kept: list[Tensor] = []
+        self.by_name: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        self.kept.append(x)
+        self.by_name["last"] = x
+        self.seen += x.detach().sum((0, 1))
+        self.last = x
+        self.eval()
+        return x
+
+
+def test_what_a_model_writes_on_itself_is_undone() -> None:
+    """Lists, attributes, buffers, its mode: with an error in backward too."""
+    model, x = Hoards(), sequence()
+    before = dict(vars(model))
+    for loss in (None, lambda out: out.sum().item()):
+        for _ in range(2):
+            try:
+                lflops.estimate(model, x, backward=True, loss=loss)
+            except lflops.CountError:
+                assert loss is not None
+            assert before == vars(model)
+            assert ([], {}, True, 0.0) == (model.kept, model.by_name, model.training, model.seen.sum().item())
+
+
+def test_a_model_that_is_not_given_its_own_back_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check above can fail."""
+    model = Hoards()
+    before = dict(vars(model))
+    with monkeypatch.context() as careless:
+        careless.setattr(fake, "_give_back", lambda *_: None)
+        lflops.estimate(model, sequence())
+    assert before != vars(model)
+
+
+def test_a_sample_more_does_not_fit() -> None:
+    """A layer's weights, and for each sample its input and its output."""
+    model, weights, each = nn.Linear(100, 50, bias=False), 5000 * FLOAT, 150 * FLOAT
+
+    def largest(memory_bytes: int) -> int:
+        with torch.no_grad():
+            return lflops.largest_batch(model, lambda samples: torch.zeros(samples, 100), memory_bytes=memory_bytes)
+
+    assert [0, 1, 36, 37] == [largest(weights + room) for room in (each - 1, each, 37 * each - 1, 37 * each)]
+
+
+def test_the_largest_batch_of_a_training_has_room_for_its_optimizer() -> None:
+    """Keyword arguments, a model that a function builds; and the estimate of that batch fits, that of the next does not."""
+    memory_bytes = 1_000_000
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 100))
+
+    how: dict[str, Any] = {"loss": lambda out: out.square().mean(), "optimizer": torch.optim.AdamW}
+    found = lflops.largest_batch(build, lambda samples: {"input": torch.zeros(samples, 100)}, memory_bytes=memory_bytes, **how)
+    peaks = [peak(lflops.estimate(build, torch.zeros(samples, 100), backward=True, **how)) for samples in (found, found + 1)]
+    assert [True, False] == [each <= memory_bytes for each in peaks]
+
+
+def test_a_batch_that_does_not_grow_is_an_error() -> None:
+    """Any number of samples would fit."""
+    with pytest.raises(lflops.CountError, match="largest_batch: 1073741824 samples fit, and more"):
+        lflops.largest_batch(nn.Linear(3, 3), lambda _: torch.zeros(2, 3), memory_bytes=1e6)
+
+
+@pytest.mark.parametrize(
+    ("make_args", "memory_bytes", "said"),
+    [
+        (3, 1e9, "make_args=3: give"),
+        (lambda _: 3, 1e9, "the batch is 3: give"),
+        (fixed, 0, "memory_bytes=0: give"),
+        (fixed, "80GB", "give"),
+    ],
+)
+def test_a_wrong_argument_of_largest_batch_is_named(make_args: Any, memory_bytes: Any, said: str) -> None:
+    """With what is taken."""
+    with pytest.raises(lflops.CountError, match=r"^largest_batch: ") as caught:
+        lflops.largest_batch(nn.Linear(3, 3), make_args, memory_bytes=memory_bytes)
+    assert said in str(caught.value)

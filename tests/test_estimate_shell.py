@@ -1,0 +1,151 @@
+"""`lflops estimate` as a shell runs it, and what it draws."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from matplotlib.patches import Patch
+from samples import profile
+
+from lflops import Profile, ProfileError, load
+from lflops.cli import main
+from lflops.profile import Memory
+from lflops.report.memory_figure import COLOURS, memory_figure
+
+SOURCE = """
+import torch
+from torch import nn
+
+def build(samples):
+    return nn.Sequential(nn.Linear(100, 50, bias=False), nn.ReLU()), torch.randn(samples, 100)
+
+def trained(samples):
+    return build(samples)[0], {"input": torch.randn(samples, 100)}, lambda out: out.square().mean()
+
+def wrong(samples):
+    return 3
+
+def fails(samples):
+    raise ZeroDivisionError("no reason")
+
+def asks(samples):
+    return build(samples)[0], (torch.randn(samples, 100),), lambda out: out if out.sum() > 0 else -out
+"""
+WEIGHTS, INPUT, OUTPUT = 5000 * 4, 100 * 4, 50 * 4
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder with a module in it."""
+    (tmp_path / "planned.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("planned", None)
+
+
+def estimated(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
+    """The JSON object that it prints."""
+    assert 0 == main(["estimate", *args, "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_forward_of_the_samples_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """Weights, inputs, the layer's and the ReLU's results; no chip, so neither a bound nor a room."""
+    found = estimated(capsys, "planned:build", "--batch", "8")
+    profile = msgspec.convert(found["profile"], Profile)
+    assert profile.memory is not None
+    assert (8 * 5000, WEIGHTS + 8 * (INPUT + 2 * OUTPUT)) == (profile.total(), profile.memory.peak_bytes)
+    assert (None, None, [], []) == tuple(found[each] for each in ("bounds", "fits", "checkpointed", "sharded"))
+
+
+def test_a_training_on_a_chip(capsys: pytest.CaptureFixture[str]) -> None:
+    """An optimizer goes backward; a batch by names, a loss of the function's own; the chip has more memory, and needs a while."""
+    found = estimated(capsys, "planned:trained", "--batch", "8", "--optimizer", "adamw", "--hardware", "NVIDIA H200", "--ranks", "4")
+    profile = msgspec.convert(found["profile"], Profile)
+    assert profile.memory is not None
+    assert (8 * 5000, 2 * WEIGHTS + 4) == (profile.total(phase="backward"), profile.memory.by_category["optimizer_state"])
+    assert found["fits"] is True
+    assert found["bounds"]["seconds"] == pytest.approx(sum(found["bounds"]["by_phase"].values()))
+    assert ["forward", "backward", "optimizer"] == list(found["bounds"]["by_phase"])
+    assert [WEIGHTS, WEIGHTS, WEIGHTS // 4] == [each["parameter_bytes"] for each in found["sharded"]]
+    assert [] == found["checkpointed"], "the optimizer's step is the peak, and no activation is left there"
+
+
+def test_the_text_has_the_model_its_memory_and_the_bound(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """What `lflops show` prints of the saved profile, and two parts more; and a figure."""
+    saved, figure = tmp_path / "plan.json", tmp_path / "plan.svg"
+    options = ["--batch", "8", "--backward", "--hardware", "NVIDIA H200", "--ranks", "4", "--save", str(saved), "--figure", str(figure)]
+    assert 0 == main(["estimate", "planned:build", *options])
+    text = capsys.readouterr().out
+    assert 0 == main(["show", str(saved)])
+    shown = capsys.readouterr().out
+    assert text.startswith(shown.rstrip("\n"))
+    assert ["fits", "by category", "by module", "largest", "at least"] == [
+        each
+        for each in ("fits", "by category", "by module", "largest", "at least")
+        if f"\n{each}  " in text.removeprefix(shown.rstrip("\n"))
+    ]
+    assert "estimate" == load(saved).run.kind
+    assert "<svg" in figure.read_text("utf-8")
+
+
+WRONG = {
+    "no function": (["planned"], "give package.module:function"),
+    "no module": (["nowhere:build"], "No module named 'nowhere'"),
+    "no such name": (["planned:nothing"], "has no attribute 'nothing'"),
+    "not to be called": (["planned:SOURCE.x"], "has no attribute 'SOURCE'"),
+    "gives no model": (["planned:wrong"], "it gave 3: it has to give (model, batch) or (model, batch, loss)"),
+    "fails": (["planned:fails"], "planned:fails failed: ZeroDivisionError: no reason"),
+    "asks for a value": (["planned:asks", "--backward"], "planned.py:18, in <lambda>"),
+    "no optimizer": (["planned:build", "--optimizer", "magic"], "optimizer='magic': give one of adadelta"),
+    "no chip": (["planned:build", "--hardware", "Abacus"], "hardware='Abacus'"),
+    "no samples": (["planned:build", "--batch", "0"], "'--batch'"),
+    "no picture": (["planned:build", "--figure", "plan.nothing"], "plan.nothing: the figure cannot be written"),
+}
+
+
+@pytest.mark.parametrize(("args", "said"), WRONG.values(), ids=WRONG)
+def test_a_wrong_call_is_one_line(args: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 2, and what is wrong."""
+    assert 2 == main(["estimate", *args])
+    error = capsys.readouterr().err
+    assert said in error
+    assert 1 == error.count("\n")
+
+
+def remembered(*phases: str) -> Profile:
+    """A profile whose timeline has an operator in each of these phases, and each time a byte more is alive."""
+    timeline = [("mm", "", phase, place) for place, phase in enumerate(phases)]
+    memory = {
+        "source": "fake",
+        "peak_bytes": len(phases),
+        "peak_index": len(phases) - 1,
+        "by_category": {},
+        "by_module": {},
+        "alive": [],
+        "timeline": timeline,
+    }
+    return profile({"": {}}, (), memory=msgspec.convert(memory, Memory))
+
+
+def test_the_figure_has_an_area_for_each_stretch_of_a_phase() -> None:
+    """And each phase once in the legend, in its colour."""
+    (axes,) = memory_figure(remembered("forward", "forward", "backward", "recompute", "recompute", "backward", "optimizer")).axes
+    assert ["forward", "backward", "recompute", "backward", "optimizer"] == [
+        next(phase for phase, colour in COLOURS.items() if Patch(color=colour).get_facecolor() == tuple(area.get_facecolor()[0]))
+        for area in axes.collections
+    ]
+    legend = axes.get_legend()
+    assert legend is not None
+    assert ["forward", "backward", "recompute", "optimizer"] == [each.get_text() for each in legend.get_texts()]
+
+
+def test_what_was_not_counted_is_not_drawn() -> None:
+    """An error, not an empty picture."""
+    with pytest.raises(ProfileError, match="has no memory to draw"):
+        memory_figure(profile({"": {}}, ()))
