@@ -247,12 +247,8 @@ def main() -> None:
         return
     lines = [*large(), "", *bert()]
     if not options.without_real:
-        lines += [
-            "",
-            *real(),
-            "",
-            "Two steps each; the batch is in both figures. What is left are workspaces of kernels, of convolutions above all.",
-        ]
+        left = "Two steps each; the batch is in both figures. What is left are workspaces of kernels, of convolutions above all."
+        lines += ["", *limited(), "", *real(), "", left]
     record("estimate.py", "Estimates", lines)
 
 

@@ -151,7 +151,7 @@ ESTIMATED = {name: way for name, way in WAYS.items() if name not in ("ignored", 
 
 @pytest.mark.parametrize("way", ESTIMATED.values(), ids=ESTIMATED)
 def test_an_estimate_leaves_no_trace(way: Way, model: Patient, x: Tensor) -> None:
-    """Nor does one that lends the model fake tensors and takes them back, with an optimizer of its own."""
+    """Nor does one that lends the model fake tensors and takes them back."""
     before = everything(model, x)
     way(lflops.estimate, model, x)
     assert [] == differences(before, everything(model, x))
