@@ -82,6 +82,7 @@ class Session:
         self._updates = register_optimizer_step_post_hook(self._steps.update) if scaled else None
         self._listening = contextlib.ExitStack()
         self._tapping = True
+        self._beside = False  # whether a trace of ours is being annotated
         self._open()
         self.go_on()
 
@@ -126,7 +127,7 @@ class Session:
         counted = self._counts.end_step(self._steps.shapes[0])
         if counted is not None:
             self._window.counted = counted
-        if self._tracing is not None or self._results.pending:
+        if self._beside or self._results.pending:
             self._look_after()
         self._at = logged_step(self._trainer)
         # Where one rank records, the others wait for it.
@@ -206,7 +207,7 @@ class Session:
             self._tell(window, failed=False)
         if self._tapping and self._window.complete and not self._waiting:
             self.detach()
-            self.over = self._curve is None and self._tracing is None and not self._results.pending
+            self.over = self._curve is None and not self._beside and not self._results.pending
         if log:
             self._log_point()
         if busy or ready or log:
@@ -243,13 +244,11 @@ class Session:
 
     def _look_after(self) -> None:
         """See to what goes on beside the training: traces that are being annotated, windows of all ranks being put together."""
-        busy = self._tracing is not None and self._tracing.was_busy()
-        if busy or self._results.busy:
+        self._beside = self._tracing is not None and self._tracing.was_busy()
+        told = self._results.tell_ready()
+        if self._beside or told or self._results.busy:
             self._steps.mark("background")
-        if self._results.tell_ready():
-            self._steps.mark("background")
-        if not self._tapping and not busy and not self._results.pending:
-            self._tracing = None
+        if not self._tapping and not self._beside and not self._results.pending:
             self.over = self._curve is None
 
     def _take(self, lap: Lap) -> None:
@@ -275,5 +274,6 @@ class Session:
             own.parent.mkdir(parents=True, exist_ok=True)
             profile.save(own)
             tracing.annotate(recording, trace, own)
+            self._beside = True
         if self._results.wants_windows:
             self._results.add(profile, steps)

@@ -4,10 +4,12 @@ import contextlib
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
+
+from lflops.collect.torch_compat import compilations
 
 __all__ = ["force_eager", "uncompiled", "unremarked_hooks"]
 
@@ -45,9 +47,19 @@ def force_eager() -> contextlib.AbstractContextManager[None]:
     return _EAGER
 
 
-def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
-    """The hook, left alone by dynamo: whatever is called on the way into a compiled module would else be compiled as well."""
-    return torch.compiler.disable(hook) if "torch._dynamo" in sys.modules else hook
+def uncompiled(hook: Callable[..., None], compiled: Collection[str] | None = None) -> Callable[..., None]:
+    """The hook, left alone by dynamo: whatever is called on the way into a compiled module would else be compiled as well.
+
+    That makes every call of the hook longer, so it is done only where a module is compiled, or anything has been.
+
+    Args:
+        hook: Of modules.
+        compiled: Which of them are; `None` where nobody has looked.
+    """
+    if "torch._dynamo" not in sys.modules or (compiled is not None and not compiled and not compilations()):
+        return hook
+    left_alone: Callable[..., None] = torch.compiler.disable(hook)
+    return left_alone
 
 
 @contextlib.contextmanager

@@ -63,9 +63,9 @@ class Boundaries:
         self.threads = {self.home: []}
         with contextlib.ExitStack() as hooks:
             for handle in (
-                register_module_forward_pre_hook(uncompiled(self._enter_module)),
+                register_module_forward_pre_hook(uncompiled(self._enter_module, self._tree.compiled)),
                 # always_call: early-stopped recomputation leaves forward by an exception
-                register_module_forward_hook(uncompiled(self._leave_module), always_call=True),
+                register_module_forward_hook(uncompiled(self._leave_module, self._tree.compiled), always_call=True),
             ):
                 hooks.callback(remove_hook, handle)
             hooks.callback(register_optimizer_step_pre_hook(self._enter_optimizer).remove)

@@ -88,9 +88,9 @@ class Spans:
             if self._tree.compiled:
                 hooks.enter_context(unremarked_hooks())
             for handle in (
-                register_module_forward_pre_hook(uncompiled(self._enter_module)),
+                register_module_forward_pre_hook(uncompiled(self._enter_module, self._tree.compiled)),
                 # always_call: early-stopped recomputation leaves forward by an exception
-                register_module_forward_hook(uncompiled(self._leave_module), with_kwargs=True, always_call=True),
+                register_module_forward_hook(uncompiled(self._leave_module, self._tree.compiled), with_kwargs=True, always_call=True),
             ):
                 hooks.callback(remove_hook, handle)
             hooks.enter_context(following(self))
