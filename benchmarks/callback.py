@@ -166,35 +166,39 @@ def active(config: BertConfig, shape: tuple[int, int], steps: int) -> dict[str, 
     return found
 
 
+CASES: dict[str, tuple[str, BertConfig, tuple[int, int], int]] = {
+    "launch-bound": ("BERT of 1 layer, hidden 48, batch 1, length 16, one thread", BertConfig(**THIN), (1, 16), 300),
+    "base": ("BERT-base, batch 2, length 64", BertConfig(), (2, 64), 30),
+}
+
+
 def main() -> None:
-    """Measure two models and write the table."""
+    """Measure two models, and write a table for each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--case", choices=CASES, action="append")
+    asked = parser.parse_args()
     for name in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    lines = ["| training step | watched by | a step | more than nothing | ratio |", "|---|---|--:|--:|--:|"]
-    extra = ["| training step | single steps | seconds |", "|---|---|--:|"]
-    cases = [
-        ("BERT, 1 layer, hidden 48, one thread (launch-bound)", BertConfig(**THIN), (1, 16), 1, 300, rounds),
-        ("BERT-base, batch 2, length 64", BertConfig(), (2, 64), torch.get_num_threads(), 30, max(rounds // 2, 3)),
-    ]
-    for title, config, shape, threads, steps, times in cases:
-        torch.set_num_threads(threads)
-        found, single = compare(config, shape, steps, times)
+    threads = torch.get_num_threads()
+    for case in asked.case or CASES:
+        title, config, shape, steps = CASES[case]
+        rounds = asked.rounds if case == "launch-bound" else max(asked.rounds // 2, 3)
+        torch.set_num_threads(1 if case == "launch-bound" else threads)
+        found, single = compare(config, shape, steps, rounds)
         usual = {name: quantiles(seconds, n=4)[0] for name, seconds in found.items()}
+        lines = [f"{title}.", "", "| watched by | a step | more than nothing | ratio |", "|---|--:|--:|--:|"]
         for name, seconds in usual.items():
             more, ratio = seconds - usual["nothing"], seconds / usual["nothing"]
-            lines.append(f"| {title} | {name} | {seconds * 1e3:.3f} ms | {more * 1e6:.0f} µs | {ratio:.3f} |")
-        extra += [f"| {title} | {name} | {median(seconds):.3f} |" for name, seconds in single.items()]
-    lines += [
-        "",
-        *extra,
-        "",
-        f"Lower quartiles of all steps, medians of single ones, of {rounds} rounds (half for BERT-base), all kinds of fit in turn.",
-    ]
-    record("callback.py", "What watching a training costs", lines)
+            lines.append(f"| {name} | {seconds * 1e3:.3f} ms | {more * 1e6:.0f} µs | {ratio:.3f} |")
+        lines += ["", "| single steps | seconds |", "|---|--:|"]
+        lines += [f"| {name} | {median(seconds):.3f} |" for name, seconds in single.items()]
+        lines += [
+            "",
+            f"Lower quartiles of all steps, medians of single ones, of {rounds} rounds, all kinds of fit in turn. Not run on CUDA.",
+        ]
+        record(f"callback.py --case {case}", f"What watching a training costs: {case}", lines)
 
 
 if __name__ == "__main__":

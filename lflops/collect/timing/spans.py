@@ -40,7 +40,7 @@ _Unfound = list[tuple[int, int, str]]
 """Numbers of nodes without a hook, and the row that built them."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Frame:
     key: int
     place: Place
@@ -144,16 +144,20 @@ class Spans:
 
     def place(self) -> tuple[str, str]:
         """The row that is running, and the nearest row at or above it that is a module."""
-        lane = self._lane()
+        return self._above(self._lane())
+
+    def _above(self, lane: _Lane) -> tuple[str, str]:
         if lane.stack:
-            return lane.stack[-1].place.row, lane.stack[-1].module_row
+            top = lane.stack[-1]
+            return top.place.row, top.module_row
         row = "" if lane is self._forward else self._running.row
         return row, self._tree.nearest(row)
 
     def enter(self, key: int, row: str, module_row: str, _caller: FrameType | None) -> None:
         """Something that is no module is entered."""
         self._stamps.append((self._mark(), None, ""))
-        self._push(key, row, module_row, None)
+        lane = self._lane()
+        self._push(lane, _Frame(key, Place(row, lane.phase), module_row), self._above(lane)[0], None)
 
     def leave(self, key: int) -> None:
         """And left."""
@@ -162,8 +166,10 @@ class Spans:
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         if module in self._tree and self.counts_here():
             self._stamps.append((self._mark(), None, ENTERS))
-            row = self._tree.row(module, self.place()[1])
-            self._push(id(module), row, row, args)
+            lane = self._lane()
+            above, caller = self._above(lane)
+            row = self._tree.row(module, caller)
+            self._push(lane, _Frame(id(module), Place(row, lane.phase), row), above, args)
 
     def _leave_module(self, module: nn.Module, *values: Any) -> None:
         if module in self._tree and self.counts_here():
@@ -172,26 +178,27 @@ class Spans:
     def _lane(self) -> _Lane:
         return self._forward if backward_id() == NO_BACKWARD else self._recompute
 
-    def _push(self, key: int, row: str, module_row: str, crossing: Any) -> None:
-        lane = self._lane()
+    def _push(self, lane: _Lane, frame: _Frame, above: str, crossing: Any) -> None:
         if lane.stack or lane is self._forward:
-            self._divide(lane, crossing, self.place()[0])
-        place = Place(row, lane.phase)
-        lane.stack.append(_Frame(key, place, module_row))
+            self._divide(lane, crossing, above)
+        lane.stack.append(frame)
         lane.segment = next_sequence_number()
-        self._stamps.append((self._mark(), place, ""))
+        self._stamps.append((self._mark(), frame.place, ""))
 
     def _pop(self, key: int, values: tuple[Any, ...] | None) -> None:
         mark = self._mark()
         lane = self._lane()
-        place = next((place for place in reversed(range(len(lane.stack))) if lane.stack[place].key == key), None)
-        if place is None:
+        place = len(lane.stack) - 1  # nearly always the last; others may have been left unsaid
+        while place >= 0 and lane.stack[place].key != key:
+            place -= 1
+        if place < 0:
             return
         self._stamps.append((mark, None, ""))
         frame = lane.stack[place]
         # Torch leaves keyword arguments out where forward was left by an exception; the output comes last.
         self._divide(lane, None if values is None else values[-1], frame.place.row)
-        self._find(frame.unfound, None if values is None else values[-1])
+        if frame.unfound:
+            self._find(frame.unfound, None if values is None else values[-1])
         del lane.stack[place:]
         if values is None:  # no output to look from: the next one that is left may lead there
             (lane.stack[-1] if lane.stack else lane).unfound.extend(frame.unfound)
@@ -255,8 +262,8 @@ class Spans:
 def _newest(crossing: Any, start: int, end: int) -> tuple[Any, int]:
     """The newest node numbered within, and its number; `None` and the number before the first where there is none."""
     newest, best = None, start - 1
-    only = crossing[0] if type(crossing) is tuple and len(crossing) == 1 else crossing
-    for node in (only.grad_fn,) if type(only) is Tensor else nodes_of(crossing):
-        if node is not None and best < (number := sequence_number(node)) < end:
-            newest, best = node, number
+    for value in crossing if type(crossing) is tuple else (crossing,):
+        for node in (value.grad_fn,) if type(value) is Tensor else () if value is None else nodes_of(value):
+            if node is not None and best < (number := sequence_number(node)) < end:
+                newest, best = node, number
     return newest, best
