@@ -323,6 +323,7 @@ def test_a_window_is_told_of_once_it_is_ready(monkeypatch: pytest.MonkeyPatch) -
     assert [] == second.finish()
     arrived.set()
     first._jobs[0].wait(60)
+    assert first.pending  # else nobody would ask
     assert ([2], False) == ([whole.run.world_size for whole in first.ready()], first.pending)
     assert [] == first.finish()
 

@@ -113,8 +113,8 @@ class Gather:
 
     @property
     def pending(self) -> bool:
-        """Whether a profile, or a report of this rank, is still to come."""
-        return any(job.is_running for job in self._jobs)
+        """Whether a report of this rank is under way, or a profile not told of yet."""
+        return bool(self._jobs)
 
     @property
     def busy(self) -> bool:
@@ -158,7 +158,7 @@ class Gather:
 
     def _rest(self) -> None:
         """Where nothing is under way, the end of the process is no business of ours."""
-        if self._at_exit is not None and not self.pending:
+        if self._at_exit is not None and not any(job.is_running for job in self._jobs):
             self._at_exit.detach()
             self._at_exit = None
 
