@@ -14,6 +14,7 @@ from fits import CLASSES, LIGHTNINGS_WARNINGS, ROWS, WIDTH, fit, watching
 from traces import differences
 from trainer_ranks import (
     BATCHES,
+    FEW,
     IN_THE_WINDOW,
     SECONDS,
     SOON,
@@ -169,8 +170,8 @@ def test_a_window_of_all_ranks_is_told_of_while_the_training_goes_on(two: Ranks)
 ENDINGS = {
     "raises": ("RuntimeError", IN_THE_WINDOW, ["failed", "failed"]),
     "is killed": ("RuntimeError", IN_THE_WINDOW, ["failed", "missing"]),
-    "is killed at the end": (None, BATCHES, ["ok", "missing"]),
-    "cannot be watched": (None, BATCHES, ["ok", "failed"]),
+    "is killed at the end": (None, FEW, ["ok", "missing"]),
+    "cannot be watched": (None, FEW, ["ok", "failed"]),
 }
 """What becomes of the second rank: by which error the training of the first is left, behind how many steps, and what is told of both."""
 
@@ -196,7 +197,7 @@ def test_a_training_of_which_a_rank_comes_to_grief_ends_as_it_would_have(deed: s
 def test_a_rank_whose_monitor_fails_goes_on_with_its_training(two: Ranks) -> None:
     """It has made all of its steps, and has nothing to tell."""
     first, second = two.run(ended, "cannot be watched", True)
-    assert (None, BATCHES, []) == second
+    assert (None, FEW, []) == second
     assert ["ok", "failed"] == statuses(first.profiles[0])
 
 

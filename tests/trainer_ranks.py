@@ -30,6 +30,8 @@ from lflops.schedule import Schedule
 WIDE = 12
 BATCHES = 16
 """Of each rank."""
+FEW = 10
+"""With so many the window is told of at the end: it waits for clean steps until then."""
 SECONDS = 120
 """That the processes may take for anything."""
 FIRST = Schedule(wait=0, warmup=1, active=2)
@@ -44,12 +46,12 @@ class Ranks:
 
     def __init__(self, world: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["lightning.pytorch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"])
+        context.set_forkserver_preload(["lflops.callback.monitor", "pytest", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"])
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "NODE_RANK": "0"}
         self._ranks = [
-            ProcessPoolExecutor(1, mp_context=context, initializer=os.environ.update, initargs=(place | {"LOCAL_RANK": str(rank)},))
+            ProcessPoolExecutor(1, mp_context=context, initializer=_stand, initargs=(place | {"LOCAL_RANK": str(rank)},))
             for rank in range(world)
         ]
 
@@ -66,6 +68,10 @@ class Ranks:
         """What each gives, or the error that it is left by."""
         running = [rank.submit(function, *given) for rank in self._ranks]
         return [each.exception(SECONDS) or each.result() for each in running]
+
+
+def _stand(place: dict[str, str]) -> None:
+    os.environ.update(place)
 
 
 class Layers(nn.Module):
@@ -181,7 +187,7 @@ def ended(deed: str, watched: bool) -> Ended:
     more = [Leaving()] if deed == "is killed at the end" else []
     error = None
     try:
-        train("ddp", *more, *([monitor] if watched else []), module=module)
+        train("ddp", *more, *([monitor] if watched else []), module=module, batches=FEW)
     except Exception as left:  # noqa: BLE001 - whatever it is, it is what is asked for
         error = type(left).__name__
         if rank():

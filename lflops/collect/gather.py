@@ -84,7 +84,7 @@ class Gather:
             rank: This one.
             topology: How many ranks there are, and where they stand.
             monitor: Which of the Trainer's monitors it is for, the same number on all ranks.
-            fit: Which of the monitor's fits, so that nothing of the last one is taken for this one's.
+            fit: Which of the group's fits, the same number on all ranks, so that nothing of another one is taken for this one's.
             timeout: Seconds that the end of the training waits for anybody, at most; nothing else ever waits.
         """
         store = store_under(f"lflops/{monitor}/{fit}") if topology.world_size > 1 else None
