@@ -1,5 +1,6 @@
 """Is a slow rank found, with its module, and is its cost right? One rank of a DDP training sleeps in one module's forward in each step."""
 
+import logging
 import tempfile
 import time
 from pathlib import Path
@@ -83,6 +84,8 @@ def found(ranks: int, seconds: float) -> str:
 
 def main() -> None:
     """Measure, and write the table."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
     lines = [
         f"A DDP training over gloo of {LAYERS} layers, all processes on this machine; in each step the last rank sleeps in",
         f"`layers.{SLOW_LAYER}` forward. The row that costs most of those in which nobody waits for others:",

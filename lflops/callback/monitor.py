@@ -25,7 +25,7 @@ __all__ = ["FlopsMonitor"]
 DEFAULT = Schedule()
 
 _RUNS = itertools.count()
-"""Numbers the runs on several ranks, of all monitors in the process: a process group may outlive them, and so does what they left in its store."""
+"""Numbers the runs on several ranks, of all monitors in the process: a process group outlives them, and what they left in its store."""
 
 
 class FlopsMonitor(Base):
