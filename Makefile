@@ -27,6 +27,7 @@ bench: $(READY) $(PEERS_READY)
 	@$(BIN)/python benchmarks/traces.py
 	@$(BIN)/python benchmarks/diff.py
 	@$(BIN)/python benchmarks/gather.py
+	@$(BIN)/python benchmarks/ranks.py
 	@$(BIN)/python benchmarks/budget.py
 	@$(BIN)/python benchmarks/roofline.py
 	@$(BIN)/python benchmarks/estimate.py

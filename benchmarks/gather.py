@@ -80,13 +80,14 @@ def first(world: int) -> None:
     gather.push(profile, steps)
     returned = time.perf_counter()
     longest = 0.0
-    while gather.pending:  # what the training thread does meanwhile, to see how long it is held up
+    while not (found := gather.ready()):  # what the training thread does meanwhile, to see how long it is held up
         begin = time.perf_counter()
         sum(range(1000))
         threading.Event().wait(0.001)
         longest = max(longest, time.perf_counter() - begin)
     seconds, used = time.perf_counter() - pushed, time.process_time() - used
-    (whole,) = gather.finish()
+    (whole,) = found
+    gather.finish()
     assert world == sum(rank.status == "ok" for rank in whole.ranks)  # noqa: S101 - else the figures would be of something else
     assert len(whole.rank_stats) == 2 * MODULES  # noqa: S101
     size = len(msgpack.encode(whole)) / 1e6

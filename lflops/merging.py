@@ -263,9 +263,9 @@ def waiting_in(profile: Profile) -> Waiting:
 def median_stat(
     module: str, phase: Phase, medians: Mapping[int, float], waiting: Literal["none", "left_out", "unknown"], **of_steps: Any
 ) -> RankStat:
-    """How the ranks' medians compare. Of equal ones the first rank is the slow one."""
+    """How the ranks' medians compare. Of equal ones the first rank is the slow one; of two in the middle the faster one is the median."""
     slow = max(medians, key=medians.__getitem__)
-    low, median = min(medians.values()), statistics.median(medians.values())
+    low, median = min(medians.values()), statistics.median_low(medians.values())
     return RankStat(module=module, phase=phase, low=low, median=median, high=medians[slow], high_rank=slow, waiting=waiting, **of_steps)
 
 

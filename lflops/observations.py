@@ -139,6 +139,7 @@ class RankStat(Struct, frozen=True, kw_only=True, gc=False):
     """A module's own time in one phase over the ranks: of each its median step, without what is known to be waiting for others.
 
     Attributes:
+        median: That of the rank in the middle, of an even number the faster of the two: of two ranks it is the other one's.
         high_rank: The rank that is slow.
         slowest_steps: In how many of `steps`, which all of the ranks tell of, it was the slowest.
         lost_seconds: The mean over these of the slowest rank's time less the median one's.

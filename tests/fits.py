@@ -34,10 +34,14 @@ ROWS, WIDTH, CLASSES = 4, 8, 3
 """A batch, and what a `Classifier` makes of it."""
 
 
+def away() -> None:
+    """Look at nothing. No lambda, so that a process can be given what looks so."""
+
+
 class Rows(Dataset[tuple[Tensor, Tensor]]):
     """Inputs and their classes, the same in every run."""
 
-    def __init__(self, batches: int, *, look: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, batches: int, *, look: Callable[[], object] = away) -> None:
         generator = torch.Generator().manual_seed(0)
         self.x = torch.randn(batches * ROWS, WIDTH, generator=generator)
         self.y = torch.randint(CLASSES, (batches * ROWS,), generator=generator)
@@ -52,7 +56,7 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
         return self.x[index], self.y[index]
 
 
-def loader(batches: int, *, look: Callable[[], object] = lambda: None) -> DataLoader[Any]:
+def loader(batches: int, *, look: Callable[[], object] = away) -> DataLoader[Any]:
     """So many batches; the function is called once in the fetch of each."""
     return DataLoader(Rows(batches, look=look), batch_size=ROWS)
 

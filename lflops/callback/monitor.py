@@ -1,6 +1,7 @@
 """`FlopsMonitor`: one line in a Trainer."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Self
@@ -22,6 +23,9 @@ from lflops.schedule import Schedule
 __all__ = ["FlopsMonitor"]
 
 DEFAULT = Schedule()
+
+_RUNS = itertools.count()
+"""Numbers the runs on several ranks, of all monitors in the process: a process group outlives them, and what they left in its store."""
 
 
 class FlopsMonitor(Base):
@@ -123,7 +127,7 @@ class FlopsMonitor(Base):
         self._log_dir: str | None = None
         self._results: Results | None = None
         self._sessions: dict[str, Session | None] = {}  # None is one that is over
-        self._runs, self._failed = 0, False
+        self._run, self._failed = 0, False
 
     @classmethod
     def from_deepspeed(cls, config: str | PathLike[str] | Mapping[str, Any]) -> Self:
@@ -160,7 +164,7 @@ class FlopsMonitor(Base):
             raise MisconfigurationException(f"FlopsMonitor: {error}") from error
         self._failed = False
         self._sessions, self._results = {}, None
-        self._runs += 1
+        self._run = next(_RUNS) if trainer.world_size > 1 else 0
         self.profiles = []
         log_dir = trainer.log_dir
         self._log_dir = None if trainer.fast_dev_run else log_dir
@@ -253,7 +257,7 @@ class FlopsMonitor(Base):
             try:
                 if self._results is None:
                     monitor = [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)].index(self) + 1
-                    self._results = Results.of(trainer, pl_module, self._settings, self._log_dir, monitor=monitor, run=self._runs)
+                    self._results = Results.of(trainer, pl_module, self._settings, self._log_dir, monitor=monitor, run=self._run)
                     self.profiles = self._results.profiles
                 self._sessions[name] = Session(self._settings, STAGES[name], trainer, pl_module, results=self._results)
             except LflopsError as error:

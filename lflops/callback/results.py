@@ -51,7 +51,7 @@ class Results:
             settings: What is asked for.
             log_dir: The Trainer's, if it has one.
             monitor: Which of the Trainer's monitors it is for, from 1.
-            run: Which of the monitor's runs it is.
+            run: Which of the process's runs it is, the same number on all ranks.
 
         Raises:
             CountError: What the user says of the ranks cannot be.

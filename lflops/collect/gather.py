@@ -84,7 +84,7 @@ class Gather:
             rank: This one.
             topology: How many ranks there are, and where they stand.
             monitor: Which of the Trainer's monitors it is for, the same number on all ranks.
-            fit: Which of the monitor's fits, so that nothing of the last one is taken for this one's.
+            fit: Which of the group's fits, the same number on all ranks, so that nothing of another one is taken for this one's.
             timeout: Seconds that the end of the training waits for anybody, at most; nothing else ever waits.
         """
         store = store_under(f"lflops/{monitor}/{fit}") if topology.world_size > 1 else None
@@ -113,8 +113,8 @@ class Gather:
 
     @property
     def pending(self) -> bool:
-        """Whether a profile, or a report of this rank, is still to come."""
-        return any(job.is_running for job in self._jobs)
+        """Whether a report of this rank is under way, or a profile not told of yet."""
+        return bool(self._jobs)
 
     @property
     def busy(self) -> bool:
@@ -145,7 +145,8 @@ class Gather:
         found = [profile for job in self._jobs for profile in job.results()]
         self._hurry.set()
         self._jobs = [job for job in self._jobs if job.is_running]
-        self._start(leaving := _Job(lambda: self._leave(failed=failed)))
+        # At once: when the first rank's process is gone, so is the store.
+        self._start(leaving := _Job(lambda: self._leave(failed=failed), head_start=0.0))
         leaving.wait(limit - self._clock() if failed else EXIT_SECONDS)
         self._rest()
         return found
@@ -158,7 +159,7 @@ class Gather:
 
     def _rest(self) -> None:
         """Where nothing is under way, the end of the process is no business of ours."""
-        if self._at_exit is not None and not self.pending:
+        if self._at_exit is not None and not any(job.is_running for job in self._jobs):
             self._at_exit.detach()
             self._at_exit = None
 
@@ -183,12 +184,19 @@ class _Job:
         action: What it is for; an error is kept to itself.
         wait: What comes before, and is no work.
         alone: The profile that there is without it; where there is none, there is no result.
+        head_start: Seconds that it lets pass first.
     """
 
     def __init__(
-        self, action: Callable[[], Profile | None], *, wait: Callable[[], None] | None = None, alone: Profile | None = None
+        self,
+        action: Callable[[], Profile | None],
+        *,
+        wait: Callable[[], None] | None = None,
+        alone: Profile | None = None,
+        head_start: float = HEAD_START,
     ) -> None:
         """Wait to be started."""
+        self._head_start = head_start
         self._before = wait
         self._waits = wait is not None
         self._action = action
@@ -224,7 +232,7 @@ class _Job:
         return [] if self._result is None else [self._result]
 
     def _run(self) -> None:
-        time.sleep(HEAD_START)
+        time.sleep(self._head_start)
         try:
             if self._before is not None:
                 self._before()

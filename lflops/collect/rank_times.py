@@ -98,7 +98,7 @@ class RankTimes:
             medians, by_step = [], []
             for group in groups:
                 times = group.times[:, :, [group.columns[place] for place in some]]
-                medians.append(_median(times, 1))
+                medians.append(_median(times))
                 by_step.append(times[:, [step for step, index in enumerate(group.at) if index in self._common]])
             whole, steps = torch.cat(medians), torch.cat(by_step)
             if waits is not None:
@@ -127,20 +127,25 @@ def _stats(places: Sequence[Place], states: Sequence[Waiting], ranks: Tensor, me
     """Of ranks x places, and ranks x steps x places. Of equal times the first rank's is the slow one."""
     high, slow = medians.max(0)
     number = steps.shape[1]
-    figures = [medians.amin(0), _median(medians, 0), high, ranks[slow]]
+    figures = [medians.amin(0), _middle(medians), high, ranks[slow]]
     if number:
         slowest, slow_in_step = steps.max(0)
-        figures += [(slow_in_step == slow).sum(0), (slowest - _median(steps, 0)).mean(0)]
+        figures += [(slow_in_step == slow).sum(0), (slowest - _middle(steps)).mean(0)]
     for (row, phase), state, low, median, most, rank, *of_steps in zip(places, states, *(each.tolist() for each in figures), strict=True):
         known = {"slowest_steps": of_steps[0], "steps": number, "lost_seconds": of_steps[1]} if of_steps else {}
         yield RankStat(module=row, phase=phase, low=low, median=median, high=most, high_rank=rank, waiting=state, **known)
 
 
-def _median(values: Tensor, dim: int) -> Tensor:
-    """Of an even number the middle between the two in the middle, which torch's own is not."""
-    along = values.movedim(dim, -1).contiguous()
+def _median(times: Tensor) -> Tensor:
+    """Over the steps; of an even number the middle between the two in the middle, which torch's own is not."""
+    along = times.movedim(1, -1).contiguous()
     number = along.shape[-1]
     if number % 2:
         return along.median(-1).values.double()
     upper_half = along.topk(number // 2 + 1, sorted=False).values
     return upper_half.topk(2, largest=False).values.double().mean(-1)
+
+
+def _middle(times: Tensor) -> Tensor:
+    """Over the ranks; of an even number the faster of the two in the middle, so that of two ranks one is held against the other."""
+    return times.movedim(0, -1).contiguous().median(-1).values.double()
