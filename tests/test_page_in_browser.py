@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from boards import board, write
+from boards import Board, board, write
 from hostile import IMAGE, SCRIPT, hostile_profile
 from samples import product, profile, profile_of, small_profile, untimed
 from torch.utils.tensorboard import SummaryWriter
@@ -163,6 +163,25 @@ def test_rows_are_filtered_by_name_class_and_pattern(page_of: Callable[..., Seen
     assert [] == seen.labels()
 
 
+def test_the_chart_has_the_shares_and_leads_to_the_rows(page_of: Callable[..., Seen]) -> None:
+    """Of 640 MACs the encoder has 512, four fifths; its activation has none. A click on a block shows it whole, and its row; another goes up."""
+    seen = page_of(small_profile())
+    seen.modules()
+    seen.page.get_by_role("button", name="close all").click()
+    assert 0 == seen.page.locator(".icicle").count()
+    seen.page.get_by_label("chart").select_option("forward.macs")
+    blocks = seen.page.locator(".icicle .block")
+    assert ["(root)", "encoder", "0", "head"] == blocks.all_inner_texts()
+    widths = blocks.evaluate_all("blocks => blocks.map((block) => parseFloat(block.style.width))")
+    assert pytest.approx([100, 80, 80, 20]) == widths
+    blocks.get_by_text("encoder").click()
+    assert ["encoder", "0"] == blocks.all_inner_texts()
+    assert ["(root)", "encoder", "0", "1", "head"] == seen.labels()
+    assert "encoder" == seen.page.locator(f"{ROW}.chosen .name").get_attribute("title")
+    blocks.get_by_text("encoder").click()
+    assert 4 == blocks.count()
+
+
 def test_the_tree_is_walked_with_the_keyboard(page_of: Callable[..., Seen]) -> None:
     """Left closes and goes up, right opens; the row is the one that a screen reader is told of."""
     seen = page_of(small_profile())
@@ -242,14 +261,14 @@ def test_it_is_dark_where_the_system_is_or_where_it_is_asked_for(page_of: Callab
 
 
 @contextmanager
-def tab(opening: Callable[..., Seen], logdir: Path, *, told: int) -> Iterator[tuple[Seen, Any]]:
-    """The tab in a TensorBoard that has read so much; and the frame that it is in."""
+def tab(opening: Callable[..., Seen], logdir: Path, *, told: int) -> Iterator[tuple[Seen, Any, Board]]:
+    """The tab in a TensorBoard that has read so much; the frame that it is in; and its server."""
     with board(logdir, "--load_fast=false") as server:
         server.windows(told=told)
         seen = opening(f"{server.address}#lflops")
         frame = seen.page.frame_locator("iframe")
         frame.locator(".figures").wait_for()
-        yield seen, frame
+        yield seen, frame, server
         assert {server.address.split("//")[1].rstrip("/")} == {
             address.split("//")[1].split("/")[0] for address in seen.asked if "//" in address
         }
@@ -261,7 +280,7 @@ def test_the_tab_shows_what_was_logged(opening: Callable[..., Seen], tmp_path: P
         write(writer, "broken", b"?")
         lflops.tensorboard.log(writer, hostile_profile(), 1)
         lflops.tensorboard.log(writer, small_profile(), 2, tag="second")
-    with tab(opening, tmp_path, told=3) as (_, frame):
+    with tab(opening, tmp_path, told=3) as (_, frame, _):
         assert "Model, fit" in frame.locator("h1").inner_text()
         assert "broken of run run, step 0 is unreadable" in frame.locator(".problems").inner_text()
         frame.get_by_role("tab", name="Modules").click()
@@ -271,6 +290,21 @@ def test_the_tab_shows_what_was_logged(opening: Callable[..., Seen], tmp_path: P
         frame.locator(ROW).filter(has_text="img src").first.wait_for()
         assert ["(root)", IMAGE, SCRIPT, "__proto__"] == labels.all_inner_texts()
         assert 0 == frame.locator("img").count()
+
+
+def test_the_tab_follows_a_training_that_goes_on(opening: Callable[..., Seen], tmp_path: Path) -> None:
+    """When TensorBoard reloads, the new window is shown, and the one before can be chosen."""
+    with SummaryWriter(tmp_path) as writer:
+        lflops.tensorboard.log(writer, small_profile(), 1)
+        writer.flush()
+        with tab(opening, tmp_path, told=1) as (seen, frame, server):
+            frame.get_by_role("tab", name="Modules").click()
+            lflops.tensorboard.log(writer, hostile_profile(), 2, tag="lflops/fit/profile")
+            writer.flush()
+            server.windows(told=2)
+            seen.page.get_by_title("Reload").or_(seen.page.locator("app-header-reload button")).first.click()
+            frame.locator("h1", has_text="img src").wait_for()
+            assert ["1", "2"] == frame.get_by_label("step").locator("option").all_inner_texts()
 
 
 NUMBERS = [
@@ -300,7 +334,7 @@ def test_numbers_read_as_in_the_report(opening: Callable[..., Seen], tmp_path: P
     """Counts, bytes, seconds and shares: the page's text is that of `units`."""
     with SummaryWriter(tmp_path) as writer:
         lflops.tensorboard.log(writer, small_profile(), 1)
-    with tab(opening, tmp_path, told=1) as (seen, _):
+    with tab(opening, tmp_path, told=1) as (seen, _, _):
         for function, values in ("count", NUMBERS), ("size", NUMBERS), ("duration", SECONDS), ("percent", SHARES):
             given = [str(value) if isinstance(value, int) and value >= 1 << 53 else value for value in values]
             code = "async ([name, values]) => { const all = await import('./data/plugin/lflops/format.js'); return values.map(all[name]); }"

@@ -75,6 +75,12 @@ export class Grid {
     this.draw();
   }
 
+  // To a row wherever it is, if it is there.
+  go(row) {
+    const at = this.content.rows.indexOf(row);
+    if (at >= 0) this.choose(at);
+  }
+
   key(event) {
     const page = Math.max(Math.floor(this.node.clientHeight / ROW) - 2, 1);
     const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };

@@ -1,14 +1,15 @@
 // The modules of a profile: a tree or a flat list, filtered, sorted, with the columns that are asked for.
 
 import { columns, reader, USUAL } from "./columns.js";
-import { element } from "./dom.js";
+import { element, select } from "./dom.js";
 import { exact } from "./format.js";
 import { Grid } from "./grid.js";
+import { icicle } from "./icicle.js";
 import { byName, children, depth, matcher, order, visible } from "./rows.js";
 
 const OPEN_AT_FIRST = 200;
 
-// `state` is what the address keeps: sort, down, flat, own, filter, regex, columns. `changed` is called with it.
+// `state` is what the address keeps: sort, down, flat, own, filter, regex, columns, chart. `changed` is called with it.
 export function modulesView(payload, state, changed) {
   const table = payload.modules;
   const names = table.name;
@@ -18,6 +19,8 @@ export function modulesView(payload, state, changed) {
   const known = columns(table, all);
   const open = new Set(openAtFirst(names, below));
   const grid = new Grid("modules");
+  const chart = element("div", { class: "chart" });
+  let top = names.indexOf("");
   const said = element("span", { class: "said", role: "status" });
 
   const chosen = () => known.filter((column) => (state.columns ? state.columns.split(",") : USUAL).includes(column.id));
@@ -41,6 +44,20 @@ export function modulesView(payload, state, changed) {
   function toggle(row) {
     if (!open.delete(row)) open.add(row);
     draw();
+  }
+
+  // What is clicked on becomes the chart's top, and the table goes to it; a click on the top goes up again.
+  function zoom(row) {
+    top = row !== top || names[row] === "" ? row : names.indexOf(names[row].slice(0, Math.max(names[row].lastIndexOf("."), 0)));
+    for (let above = names[top]; above !== ""; above = above.slice(0, Math.max(above.lastIndexOf("."), 0))) open.add(names.indexOf(above));
+    open.add(names.indexOf(""));
+    draw();
+    grid.go(top);
+  }
+
+  function drawChart() {
+    const column = known.find(({ id }) => id === state.chart);
+    chart.replaceChildren(...(column ? [icicle({ names, below, kinds, read: column.total, text: column.text, top, choose: zoom })] : []));
   }
 
   function nameCell(row) {
@@ -75,6 +92,7 @@ export function modulesView(payload, state, changed) {
     const head = [{ id: "name", label: "module" }, ...shown].map(({ id, label }) => ({
       label, onsort: () => sortBy(id), sort: state.sort !== id ? "none" : state.down ? "descending" : "ascending",
     }));
+    drawChart();
     grid.show({
       columns: head,
       rows,
@@ -93,7 +111,7 @@ export function modulesView(payload, state, changed) {
     "div", { class: "bar-of-controls" }, field,
     box("regex", "regex"), box("flat", "flat"), box("own", "own only"),
     button("open all", () => all.forEach((row) => open.add(row))), button("close all", () => open.clear()),
-    chooser(), said,
+    chooser(), chartChoice(), said,
   );
 
   function box(key, label) {
@@ -103,6 +121,11 @@ export function modulesView(payload, state, changed) {
 
   function button(label, act) {
     return element("button", { type: "button", onclick: () => { act(); draw(); } }, label);
+  }
+
+  function chartChoice() {
+    const parts = known.filter(({ id }) => /[.](macs|flops|bytes|seconds)$/.test(id)).map(({ id, label }) => [id, label]);
+    return select("chart", [["", "none"], ...parts], state.chart || "", (id) => { state.chart = id; draw(); });
   }
 
   function chooser() {
@@ -121,7 +144,7 @@ export function modulesView(payload, state, changed) {
   }
 
   draw();
-  return element("section", { class: "modules", "aria-label": "modules" }, bar, grid.node);
+  return element("section", { class: "modules", "aria-label": "modules" }, bar, chart, grid.node);
 }
 
 function numberCell(column, row) {
