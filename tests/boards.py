@@ -28,6 +28,10 @@ sys.stdin.read()
 """
 
 
+PATIENCE = 50_000
+"""Questions to a server that is still reading: some minutes."""
+
+
 class Board:
     """A TensorBoard that runs.
 
@@ -51,10 +55,11 @@ class Board:
 
     def windows(self, *, told: int) -> dict[str, Any]:
         """What the tab lists, as soon as TensorBoard has read so many windows and problems."""
-        while True:
+        for _ in range(PATIENCE):
             found: dict[str, Any] = json.loads(self.get("windows")[2])
             if len(found["windows"]) + len(found["problems"]) >= told:
                 return found
+        raise AssertionError(f"TensorBoard never told of {told}: {found}")
 
 
 @contextmanager

@@ -164,7 +164,7 @@ def test_rows_are_filtered_by_name_class_and_pattern(page_of: Callable[..., Seen
 
 
 def test_the_chart_has_the_shares_and_leads_to_the_rows(page_of: Callable[..., Seen]) -> None:
-    """Of 640 MACs the encoder has 512, four fifths; its activation has none. A click on a block shows it whole, and its row; another goes up."""
+    """Of 640 MACs the encoder has 512, four fifths; its activation none. A click shows a block whole, and its row; another goes up."""
     seen = page_of(small_profile())
     seen.modules()
     seen.page.get_by_role("button", name="close all").click()
