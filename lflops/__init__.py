@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lflops import hardware as hardware
+    from lflops import tensorboard as tensorboard
     from lflops.analyze.diff import diff
     from lflops.analyze.imbalance import imbalance
     from lflops.analyze.roofline import roofline
@@ -79,8 +80,8 @@ _HOMES = {
     "utilization": "lflops.analyze.utilization",
 }
 
-_MODULES = {"hardware"}
-"""What is reached as a module: `lflops.hardware.lookup`."""
+_MODULES = {"hardware", "tensorboard"}
+"""What is reached as a module: `lflops.hardware.lookup`, `lflops.tensorboard.log`."""
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ import typer
 from lflops.commands.diff import diff
 from lflops.commands.estimate import estimate
 from lflops.commands.hardware import hardware
+from lflops.commands.html import html
 from lflops.commands.output import UsageError
 from lflops.commands.roofline import roofline
 from lflops.commands.show import show
@@ -20,7 +21,7 @@ from lflops.errors import LflopsError
 __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-for command in (show, diff, estimate, roofline, hardware):
+for command in (show, diff, html, estimate, roofline, hardware):
     app.command()(command)
 app.add_typer(trace, name="trace")
 

@@ -136,6 +136,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"top_modules": 1.5}, "top_modules=1.5: give a whole number, 0 or more"),
     ({"detailed": 1}, "detailed=1: give True or False"),
     ({"track": None}, "track=None: give True or False"),
+    ({"html": "page"}, "html='page': give True or False"),
     ({"output_file": 3}, "output_file=3: give a path, or None"),
     ({"dirpath": True}, "dirpath=True: give a path, or None"),
     ({"units": {"samples": 3}}, "units={'samples': 3}: give a function from a batch"),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 import torch
 from clocks import StillClock
@@ -19,8 +20,11 @@ from torch import Tensor
 import lflops
 from lflops import Hardware
 from lflops.callback import session
+from lflops.report.page import page
+from lflops.report.payload import payload
 from lflops.report.summary import summary
 from lflops.schedule import Schedule
+from lflops.tensorboard.stored import checked
 
 pytestmark = LIGHTNINGS_WARNINGS
 
@@ -224,6 +228,14 @@ def test_without_a_logger_they_are_below_the_trainers_directory(tmp_path: Path) 
     )
 
 
+def test_a_page_lies_beside_each_profile(tmp_path: Path) -> None:
+    """Under its name, and it is the one that `lflops html` would write."""
+    monitor = watching(dirpath=tmp_path, html=True)
+    fit(Classifier(), monitor)
+    assert ["train-0-9.profile.html", "train-0-9.profile.json"] == sorted(path.name for path in tmp_path.iterdir())
+    assert page(monitor.profiles[0]) == (tmp_path / "train-0-9.profile.html").read_text("utf-8")
+
+
 def test_a_trial_run_writes_nothing(tmp_path: Path) -> None:
     """But it is profiled, in the batches that it has."""
     monitor = watching()
@@ -250,6 +262,19 @@ def test_tensorboard_gets_curves_the_summary_and_a_layout(tmp_path: Path) -> Non
     tags = {tag for tag in events.Tags()["scalars"] if tag.startswith("lflops")}
     unseen = {tag for tag in tags if not any(re.search(pattern, tag) for pattern in patterns)}
     assert {f"lflops/train/{name}" for name in ("peak_memory_gib", "counted_share", "observer_overhead")} == unseen
+
+
+def test_tensorboard_gets_the_window_for_its_tab(tmp_path: Path) -> None:
+    """All of what the page draws, at the step of the summary."""
+    monitor = watching()
+    logger = TensorBoardLogger(tmp_path)
+    fit(Classifier(), monitor, logger=logger)
+    events = EventAccumulator(logger.log_dir)
+    events.Reload()
+    (window,) = events.Tensors("lflops/train/profile")
+    (text,) = events.Tensors("lflops/train/summary/text_summary")
+    assert text.step == window.step
+    assert msgspec.json.encode(payload(monitor.profiles[0])) == checked(window.tensor_proto.string_val[0])
 
 
 def test_a_long_summary_is_cut_for_tensorboard() -> None:

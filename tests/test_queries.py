@@ -57,4 +57,4 @@ def test_a_profile_is_printed_in_one_line() -> None:
 
 def test_the_package_lists_what_is_public() -> None:
     """No name that it needs for itself."""
-    assert sorted([*lflops.__all__, "hardware"]) == dir(lflops)
+    assert sorted([*lflops.__all__, "hardware", "tensorboard"]) == dir(lflops)

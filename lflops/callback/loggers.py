@@ -8,7 +8,9 @@ from lflops.analyze.pace import pace
 from lflops.analyze.utilization import utilization
 from lflops.callback.settings import Settings
 from lflops.profile import Profile
+from lflops.report import page
 from lflops.report.summary import summary
+from lflops.tensorboard.events import log
 
 __all__ = ["Outlets", "scalars"]
 
@@ -71,7 +73,7 @@ class Outlets:
             logger.log_metrics({separator.join((self._root, stage, name)): value for name, value in values.items()}, step=step)
 
     def window(self, profile: Profile, saved: Path | None, step: int) -> tuple[str, list[Path]]:
-        """Log a window's text.
+        """Log a window's text, and write the page beside its file.
 
         Args:
             profile: The window.
@@ -82,6 +84,9 @@ class Outlets:
             The text, and the files of the window.
         """
         files = [] if saved is None else [saved]
+        if saved is not None and self._settings.html:
+            files.append(saved.with_suffix(".html"))
+            page.save(profile, files[-1])
         text = self._text(profile, detailed=self._settings.detailed)
         if self._settings.output_file is not None:
             path = Path(self._settings.output_file)
@@ -103,6 +108,7 @@ class Outlets:
             lines = [*lines[: LONGEST_TEXT - 1], "…"]
         fenced = "\n".join(["```", *lines, "```"])
         writer.add_text(f"{self._root}/{profile.run.stage}/summary", fenced, global_step=step)
+        log(writer, profile, step, tag=f"{self._root}/{profile.run.stage}/profile")
         if not self._laid_out:
             writer.add_custom_scalars(LAYOUT)
             self._laid_out = True

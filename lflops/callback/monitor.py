@@ -59,6 +59,7 @@ class FlopsMonitor(Base):
         units: A function from a batch to `{"samples": n, "tokens": n}`; `None` finds them in the shapes of its tensors.
         topology: A function from a rank to its coordinates, as `{"data": 0, "tensor": 1}`; `None` asks the strategy and the parameters.
         gather_timeout: Seconds that the end of a run waits, at most, for what other ranks have to tell; nothing else waits.
+        html: Whether a page that opens offline is written beside each profile.
         dirpath: Where profiles are saved, instead of below `trainer.log_dir`; traces in its folder lflops_traces.
         on_error: What an error of lflops' own does: `"warn"`, or `"raise"`.
 
@@ -94,11 +95,11 @@ class FlopsMonitor(Base):
         track: bool = True,
         units: Callable[[Any], Any] | None = None,
         topology: Callable[[int], Mapping[str, int]] | None = None,
+        html: bool = True,
         gather_timeout: float = 30.0,
         dirpath: str | PathLike[str] | None = None,
         on_error: str = "warn",
     ) -> None:
-        """Touch nothing until a Trainer fits."""
         self._settings = Settings(
             schedule=schedule,
             stages=stages,
@@ -118,16 +119,16 @@ class FlopsMonitor(Base):
             track=track,
             units=units,
             topology=topology,
+            html=html,
             gather_timeout=gather_timeout,
             dirpath=dirpath,
             on_error=on_error,
         )
         self.profiles: list[Profile] = []
-        self._enabled = True
         self._log_dir: str | None = None
         self._results: Results | None = None
         self._sessions: dict[str, Session | None] = {}  # None is one that is over
-        self._run, self._failed = 0, False
+        self._enabled, self._run, self._failed = True, 0, False
 
     @classmethod
     def from_deepspeed(cls, config: str | PathLike[str] | Mapping[str, Any]) -> Self:

@@ -39,6 +39,7 @@ class Settings:
     output_file: str | PathLike[str] | None
     hardware: Hardware | str | None
     track: bool
+    html: bool
     units: Callable[[Any], Any] | None
     dirpath: str | PathLike[str] | None
     gather_timeout: float
@@ -62,7 +63,7 @@ class Settings:
             CountError: One of them cannot; the message names it, its value and what is taken.
             HardwareError: The chip is not known.
         """
-        for name in ("trace", "record_shapes", "profile_memory", "with_stack", "detailed", "track"):
+        for name in ("trace", "record_shapes", "profile_memory", "with_stack", "detailed", "track", "html"):
             if not isinstance(getattr(self, name), bool):
                 raise CountError(f"{name}={describe(getattr(self, name))}: give True or False")
         self._check_choices()

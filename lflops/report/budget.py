@@ -9,7 +9,7 @@ from lflops.analyze.budget import IN_MODULES, Budget
 from lflops.profile import PHASES, ModuleProfile, Profile
 from lflops.report.cells import MARGIN, plain, text
 
-__all__ = ["budget_table", "largest"]
+__all__ = ["budget_table", "largest", "parts"]
 
 _LARGEST = 3
 _KINDS, _COVERED = 3, 2 / 3
@@ -38,6 +38,12 @@ def largest(profile: Profile, budget: Budget) -> Iterator[str]:
         yield _sentence(profile, budget, name, share)
 
 
+def parts(profile: Profile, budget: Budget) -> Iterator[tuple[str, float, str]]:
+    """All parts, the largest first: name, share, and of the three largest the sentence."""
+    for index, (name, share) in enumerate(_sorted(budget)):
+        yield name.replace("_", " "), share, _sentence(profile, budget, name, share) if index < _LARGEST else ""
+
+
 def budget_table(profile: Profile, budget: Budget) -> Table:
     """All parts with their shares and seconds, the largest first; the three largest in words."""
     table = Table.grid(padding=(0, 2, 0, 0))
@@ -46,9 +52,8 @@ def budget_table(profile: Profile, budget: Budget) -> Table:
         table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for index, (name, share) in enumerate(_sorted(budget)):
-        said = _sentence(profile, budget, name, share).partition(" % ")[2] if index < _LARGEST else ""
-        cells = units.percent(share), units.duration(share * budget.seconds), name.replace("_", " "), said
+    for index, (name, share, said) in enumerate(parts(profile, budget)):
+        cells = units.percent(share), units.duration(share * budget.seconds), name, said.partition(" % ")[2]
         table.add_row("" if index else "budget", *map(text, cells))
     return table
 

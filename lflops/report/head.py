@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from rich.console import Group
 from rich.table import Table
-from rich.text import Text
 
 from lflops import units
 from lflops.analyze.tree import Figures, ledger, totals
@@ -17,7 +16,7 @@ from lflops.report.notes import sentence
 from lflops.report.ranks import ranks
 from lflops.report.times import times
 
-__all__ = ["head"]
+__all__ = ["apart", "facts", "head"]
 
 _KINDS = {
     "count": "counted on one pass",
@@ -35,20 +34,27 @@ def head(profile: Profile) -> Group:
     return Group(_what(profile), "", *(part for each in lines for part in (each, "")), _totals(profile), "", _apart(profile))
 
 
-def _what(profile: Profile) -> Table:
-    """What was profiled, on what, and its parameters."""
+def facts(profile: Profile) -> list[tuple[str, str]]:
+    """What was profiled, on what, and its parameters: labels and values."""
     run = profile.run
     when = [f"{name} {at}" for name, at in (("step", run.step), ("window", run.window)) if at is not None]
     ranks = _counted(run.world_size, "rank") if run.world_size > 1 else None
     # Positional inputs are named by their number, which would read as one more size.
     shapes = [f"{'' if name.isdecimal() else name} {'×'.join(map(str, shape)) or 'scalar'}".strip() for name, shape in run.shapes.items()]
     batch = [_counted(n, unit) for n, unit in ((run.samples_per_step, "sample"), (run.tokens_per_step, "token")) if n is not None]
+    return [
+        ("profiled", _listed(_root(profile), _passes(profile), *when, "partial" if run.partial else None)),
+        ("device", _listed(f"{run.device_name} on {run.host}", run.dtype, run.precision, ranks)),
+        ("created", run.created.replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC")),
+        ("inputs", _listed(*shapes, *batch)),
+        ("parameters", _listed(*_parameters(profile))),
+    ]
+
+
+def _what(profile: Profile) -> Table:
     table = margin()
-    table.add_row("profiled", _listed(_root(profile), _passes(profile), *when, "partial" if run.partial else None))
-    table.add_row("device", _listed(f"{run.device_name} on {run.host}", run.dtype, run.precision, ranks))
-    table.add_row("created", text(run.created.replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC")))
-    table.add_row("inputs", _listed(*shapes, *batch))
-    table.add_row("parameters", _listed(*_parameters(profile)))
+    for label, value in facts(profile):
+        table.add_row(label, text(value))
     return table
 
 
@@ -71,8 +77,8 @@ def _passes(profile: Profile) -> str:
     return f"counted, {units.count(calls)} forward passes added up" if calls else "counted"
 
 
-def _listed(*parts: str | None) -> Text:
-    return text(", ".join(part for part in parts if part) or units.UNKNOWN)
+def _listed(*parts: str | None) -> str:
+    return ", ".join(part for part in parts if part) or units.UNKNOWN
 
 
 def _parameters(profile: Profile) -> list[str]:
@@ -114,19 +120,29 @@ def _totals(profile: Profile) -> Fitted:
 
 
 def _apart(profile: Profile) -> Table:
-    """What stands beside the totals: memory, what is in none of them, and what a reader has to know."""
-    table = margin()
-    table.add_row("peak live memory", text(_memory(profile)))
-    for label, value in ranks(profile):
-        table.add_row(label, text(value))
-    if not _uncounted(profile):
-        for i, line in enumerate(_ledger(profile)):
-            table.add_row("" if i else "not counted", line)
-    if profile.uncalled and not _uncounted(profile):
-        table.add_row("never called", text(_never_called(profile), "yellow"))
-    for i, note in enumerate(profile.notes):
-        table.add_row("" if i else "note", text(sentence(note), "yellow"))
+    table, above = margin(), ""
+    for label, value, is_doubt in apart(profile):
+        table.add_row("" if label == above else label, text(value, "yellow" if is_doubt else ""))
+        above = label
     return table
+
+
+def apart(profile: Profile) -> Iterator[tuple[str, str, bool]]:
+    """What stands beside the totals: memory, what is in none of them, and what a reader has to know.
+
+    Yields:
+        A label, a value, and whether it takes something from the figures' worth.
+    """
+    yield "peak live memory", _memory(profile), False
+    for label, value in ranks(profile):
+        yield label, value, False
+    if not _uncounted(profile):
+        for line, is_doubt in _ledger(profile):
+            yield "not counted", line, is_doubt
+    if profile.uncalled and not _uncounted(profile):
+        yield "never called", _never_called(profile), True
+    for note in profile.notes:
+        yield "note", sentence(note), True
 
 
 def _uncounted(profile: Profile) -> bool:
@@ -134,18 +150,18 @@ def _uncounted(profile: Profile) -> bool:
     return any(note.code == "not_counted" for note in profile.notes)
 
 
-def _ledger(profile: Profile) -> Iterator[Text]:
+def _ledger(profile: Profile) -> Iterator[tuple[str, bool]]:
     lines = ledger(profile)
     if not lines:
-        yield text("nothing: every operator that ran has a formula")
+        yield "nothing: every operator that ran has a formula", False
     longest = max((len(line.operator) for line in lines[:_LISTED]), default=0)
     for line in lines[:_LISTED]:
         place = _counted(len(line.modules), "module") if len(line.modules) > 1 else line.modules[0] or "the root"
         took = "" if line.seconds is None else f", {units.duration(line.seconds)}"
-        yield text(f"{line.operator:<{longest}}  {_counted(line.calls, 'call')} in {place}, {units.size(line.bytes)}{took}", "yellow")
+        yield f"{line.operator:<{longest}}  {_counted(line.calls, 'call')} in {place}, {units.size(line.bytes)}{took}", True
     if left := lines[_LISTED:]:
         calls, moved = _counted(sum(line.calls for line in left), "call"), units.size(sum(line.bytes for line in left))
-        yield text(f"and {_counted(len(left), 'more operator')}  {calls}, {moved}", "yellow")
+        yield f"and {_counted(len(left), 'more operator')}  {calls}, {moved}", True
 
 
 def _memory(profile: Profile) -> str:

@@ -12,13 +12,15 @@ from lflops.observations import Spread
 from lflops.profile import Profile, Run
 from lflops.report.cells import margin, text
 
-__all__ = ["times"]
+__all__ = ["Line", "lines", "times"]
 
 _PER_SECOND = {"ns": 1e9, "µs": 1e6, "ms": 1e3, "s": 1}
 _PARTS_OF_FORWARD = ("prefill", "decode")
 
 
-class _Line(NamedTuple):
+class Line(NamedTuple):
+    """A label, indented where it is part of the one above; a number, its spread, and what it rests on."""
+
     label: str
     value: str
     spread: str
@@ -29,40 +31,41 @@ def times(profile: Profile) -> Table | None:
     """The pace of the clean steps and the share of the peak that they reached; `None` where no step but the counted one was timed."""
     if all(step.seconds is None or step.kind == "counted" for step in profile.steps):
         return None
-    lines = list(_lines(profile))
+    told = list(lines(profile))
     table = margin()
-    value, spread = max(len(line.value) for line in lines), max(len(line.spread) for line in lines)
-    for line in lines:
+    value, spread = max(len(line.value) for line in told), max(len(line.spread) for line in told)
+    for line in told:
         table.add_row(line.label, text(f"{line.value:>{value}}  {line.spread:<{spread}}  {line.remark}".rstrip()))
     return table
 
 
-def _lines(profile: Profile) -> Iterator[_Line]:
+def lines(profile: Profile) -> Iterator[Line]:
+    """The step and its phases, rates, what was reached, CPU time and what the observer cost."""
     run, found = profile.run, pace(profile)
     one, several = ("step", "steps") if run.kind == "training" else ("pass", "passes")
     if found.seconds is None:
-        yield _Line(one, units.UNKNOWN, "", f"no clean {several}")
+        yield Line(one, units.UNKNOWN, "", f"no clean {several}")
         return
     rests_on = f"clean {one}" if found.steps == 1 else f"clean {several}: the median, and how far the quartiles are from it"
     yield _timed(one, found.seconds, f"{units.count(found.steps)} {rests_on}")
     yield from _phases(found, one)
     for label, rate in (("samples/s", found.samples_per_second), ("tokens/s", found.tokens_per_second)):
         if rate is not None:
-            yield _Line(label, units.count(rate), "", "")
+            yield Line(label, units.count(rate), "", "")
     yield from _reached(utilization(profile), run)
     if found.cpu_seconds is not None:
         remark = f"{_times(found.cpu_seconds.median, found.seconds.median)} the time of the {one}{_of_the_system(found)}"
         yield _timed("CPU time", found.cpu_seconds, remark)
     if run.observer_ratio is not None:
         remark = f"hooked {several} against clean ones; clean ones are what is shown"
-        yield _Line("observer", _times(run.observer_ratio, 1), "", remark)
+        yield Line("observer", _times(run.observer_ratio, 1), "", remark)
 
 
 def _of_the_system(found: Pace) -> str:
     return "" if found.system_seconds is None else f", {units.duration(found.system_seconds.median)} of it the system's"
 
 
-def _phases(found: Pace, one: str) -> Iterator[_Line]:
+def _phases(found: Pace, one: str) -> Iterator[Line]:
     """Each with its share; the parts of a forward are indented below it."""
     parts = [name for name in _PARTS_OF_FORWARD if name in found.phases and "forward" in found.phases]
     names = [(name, f"  {name}") for name in found.phases if name not in parts]
@@ -77,13 +80,13 @@ def _phases(found: Pace, one: str) -> Iterator[_Line]:
         yield _timed(label, seconds, f"{share:>7} of the {one}{host}")
 
 
-def _reached(found: Utilization, run: Run) -> Iterator[_Line]:
+def _reached(found: Utilization, run: Run) -> Iterator[Line]:
     reached = units.quantity(found.flops_per_second, "FLOP/s")
-    yield _Line("achieved", reached, "", "nothing was counted" if found.flops_per_second is None else "2 × MACs of forward and backward")
-    yield _Line("MFU", units.percent(found.mfu), "", _peak(found, run))
+    yield Line("achieved", reached, "", "nothing was counted" if found.flops_per_second is None else "2 × MACs of forward and backward")
+    yield Line("MFU", units.percent(found.mfu), "", _peak(found, run))
     if units.percent(found.hfu) != units.percent(found.mfu):
         known = "executed MACs, recomputed ones among them, each at the peak of its dtype"
-        yield _Line("HFU", units.percent(found.hfu), "", "some MACs are in a dtype without a known peak" if found.hfu is None else known)
+        yield Line("HFU", units.percent(found.hfu), "", "some MACs are in a dtype without a known peak" if found.hfu is None else known)
 
 
 def _peak(found: Utilization, run: Run) -> str:
@@ -95,12 +98,12 @@ def _peak(found: Utilization, run: Run) -> str:
     return f"of {units.quantity(found.peak_flops_per_second, 'FLOP/s')} ({found.hardware}, {found.dtype} dense)"
 
 
-def _timed(label: str, seconds: Spread, remark: str) -> _Line:
+def _timed(label: str, seconds: Spread, remark: str) -> Line:
     """With the distance to the farther quartile, in the unit of the median."""
     median = units.duration(seconds.median)
     width = max(seconds.high - seconds.median, seconds.median - seconds.low) * _PER_SECOND[median.split()[-1]]
     known = "" if seconds.n == 1 else f"± {'<0.01' if 0 < width < 0.005 else f'{width:.2f}'}"
-    return _Line(label, median, known, remark)
+    return Line(label, median, known, remark)
 
 
 def _times(value: float, whole: float) -> str:

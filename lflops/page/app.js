@@ -1,0 +1,149 @@
+// What stands around the views: which run, stage and step is looked at, the choice of a view, and light or dark. All but the data source is
+// the same in the tab and in the file that opens offline. A source has `list()`, which gives {windows: [{run, tag, step}], problems: [text]}
+// with the latest window last, and `read(window)`, which gives the payload of one of them.
+
+import { element, select } from "./dom.js";
+import { modulesView } from "./modules.js";
+import { summaryView } from "./summary.js";
+
+const VERSION = 1;
+const VIEWS = [["summary", "Summary"], ["modules", "Modules"]];
+
+export async function open(source, root) {
+  const state = remembered();
+  const place = element("main", { class: "place", tabindex: -1 });
+  const choices = element("div", { class: "choices" });
+  const title = element("h1", {}, "lflops");
+  const views = element("div", { class: "views", role: "tablist", "aria-label": "views" });
+  const problems = element("div", { class: "problems", role: "status" });
+  root.replaceChildren(element("header", {}, title, choices, views, themeChoice(state)), problems, place);
+  let listed = { windows: [], problems: [] };
+  let payload = null;
+  let shown = "";
+  let asked = 0;
+
+  function drawViews() {
+    views.replaceChildren(...VIEWS.map(([id, label]) => element("button", {
+      type: "button", role: "tab", id: `tab-${id}`, "aria-selected": state.view === id, tabindex: state.view === id ? 0 : -1,
+      onclick: () => choose(id), onkeydown: (event) => step(event),
+    }, label)));
+  }
+
+  function choose(id) {
+    state.view = id;
+    remember(state);
+    draw();
+    views.querySelector('[aria-selected="true"]').focus();
+  }
+
+  function step(event) {
+    const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!move) return;
+    const at = VIEWS.findIndex(([id]) => id === state.view);
+    choose(VIEWS[(at + move + VIEWS.length) % VIEWS.length][0]);
+  }
+
+  function draw() {
+    drawViews();
+    if (payload === null) return;
+    title.textContent = payload.title;
+    place.setAttribute("aria-labelledby", `tab-${state.view}`);
+    place.setAttribute("role", "tabpanel");
+    place.replaceChildren(state.view === "modules" ? modulesView(payload, state, remember) : summaryView(payload));
+  }
+
+  function say(text) {
+    payload = null;
+    shown = "";
+    place.replaceChildren(element("p", { class: "message" }, text));
+  }
+
+  // What is remembered as far as it is there; of what is left the latest.
+  function current() {
+    let left = listed.windows;
+    for (const key of ["run", "tag", "step"]) {
+      const same = left.filter((window) => String(window[key]) === state[key]);
+      if (same.length) left = same;
+    }
+    return left.at(-1);
+  }
+
+  function drawChoices(window) {
+    const pick = (key) => (value) => { state[key] = value; remember(state); show(); };
+    const values = (key, among) => [...new Set(among.map((each) => String(each[key])))].map((value) => [value, brief(value)]);
+    const ofRun = listed.windows.filter(({ run }) => run === window.run);
+    const ofTag = ofRun.filter(({ tag }) => tag === window.tag);
+    choices.replaceChildren(
+      select("run", values("run", listed.windows), window.run, pick("run")),
+      select("stage", values("tag", ofRun), window.tag, pick("tag")),
+      select("step", values("step", ofTag), String(window.step), pick("step")),
+    );
+  }
+
+  async function show() {
+    const window = current();
+    if (window === undefined) {
+      choices.replaceChildren();
+      say("There is no window here yet: lflops.FlopsMonitor or lflops.tensorboard.log writes one.");
+      return;
+    }
+    if (window.run !== null) drawChoices(window);
+    if (shown === JSON.stringify(window)) return; // what is open in it stays open
+    asked += 1;
+    const mine = asked;
+    if (payload === null) say("Loading…");
+    try {
+      const found = await source.read(window);
+      if (mine !== asked) return;
+      if (found.lflops !== VERSION) throw new Error(`its form is ${found.lflops}, this page draws ${VERSION}`);
+      payload = found;
+      shown = JSON.stringify(window);
+      draw();
+    } catch (error) {
+      if (mine === asked) say(`This window cannot be shown: ${error.message}`);
+    }
+  }
+
+  async function reload() {
+    try {
+      listed = await source.list();
+    } catch (error) {
+      say(`The windows cannot be listed: ${error.message}`);
+      return;
+    }
+    problems.replaceChildren(...listed.problems.map((text) => element("p", { class: "doubt" }, text)));
+    await show();
+  }
+
+  drawViews();
+  say("Loading…");
+  await reload();
+  return { reload };
+}
+
+// A window's tag says its stage, where nobody gave it another.
+function brief(value) {
+  return value.replace(/^lflops\/(.+)\/profile$/, "$1");
+}
+
+function themeChoice(state) {
+  const apply = (theme) => {
+    state.theme = theme;
+    if (theme) document.documentElement.dataset.theme = theme;
+    else delete document.documentElement.dataset.theme;
+  };
+  apply(state.theme);
+  return select("theme", [["", "automatic"], ["light", "light"], ["dark", "dark"]], state.theme, (theme) => { apply(theme); remember(state); });
+}
+
+// The state is kept in the address, behind the #: a link shows what its sender saw.
+function remembered() {
+  const found = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  for (const key of ["down", "flat", "own", "regex"]) found[key] = found[key] === "true";
+  return { ...found, view: VIEWS.some(([id]) => id === found.view) ? found.view : "summary", theme: found.theme || "" };
+}
+
+function remember(state) {
+  const kept = Object.entries(state).filter(([, value]) => value);
+  history.replaceState(null, "", `${location.href.split("#")[0]}#${new URLSearchParams(kept)}`);
+}

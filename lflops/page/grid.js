@@ -1,0 +1,104 @@
+// A table of which only the rows on the screen are in the document, so that 20,000 scroll like 20. A tree grid for the keyboard and for
+// screen readers: arrows move, left and right close and open a row, Home and End go to the ends.
+
+import { element } from "./dom.js";
+
+const ROW = 26;
+const BEYOND = 8;
+
+// `content` says what there is: columns {label, sort, onsort}, rows, cells(row) as nodes, level(row), isOpen(row) true, false or null, toggle(row).
+export class Grid {
+  constructor(label) {
+    this.chosen = 0;
+    this.header = element("div", { class: "grid-row grid-header", role: "row", "aria-rowindex": 1 });
+    this.body = element("div", { class: "grid-body", role: "rowgroup" });
+    this.node = element(
+      "div", { class: "grid", role: "treegrid", tabindex: 0, "aria-label": label },
+      element("div", { role: "rowgroup", class: "grid-top" }, this.header), this.body,
+    );
+    this.node.addEventListener("scroll", () => this.later());
+    this.node.addEventListener("keydown", (event) => this.key(event));
+    this.resized = new ResizeObserver(() => this.later());
+    this.resized.observe(this.node);
+  }
+
+  show(content) {
+    this.content = content;
+    this.chosen = Math.max(Math.min(this.chosen, content.rows.length - 1), 0);
+    this.node.setAttribute("aria-rowcount", content.rows.length + 1);
+    this.node.setAttribute("aria-colcount", content.columns.length);
+    this.node.style.setProperty("--columns", content.columns.length - 1);
+    this.body.style.height = `${content.rows.length * ROW}px`;
+    const focused = [...this.header.children].findIndex((cell) => cell.contains(document.activeElement));
+    this.header.replaceChildren(...content.columns.map((column) => element(
+      "div", { role: "columnheader", "aria-sort": column.sort },
+      element("button", { type: "button", onclick: column.onsort, title: `sort by ${column.label}` }, column.label),
+    )));
+    this.header.children[focused]?.firstChild.focus();
+    this.draw();
+  }
+
+  later() {
+    if (this.waiting) return;
+    this.waiting = true;
+    requestAnimationFrame(() => { this.waiting = false; this.draw(); });
+  }
+
+  draw() {
+    if (!this.content) return;
+    const { rows } = this.content;
+    const first = Math.max(Math.floor(this.node.scrollTop / ROW) - BEYOND, 0);
+    const last = Math.min(first + Math.ceil(this.node.clientHeight / ROW) + 2 * BEYOND, rows.length);
+    const made = [];
+    for (let at = first; at < last; at += 1) made.push(this.row(at));
+    this.body.replaceChildren(...made);
+    this.node.setAttribute("aria-activedescendant", `row-${this.chosen}`);
+  }
+
+  row(at) {
+    const row = this.content.rows[at];
+    const isOpen = this.content.isOpen(row);
+    const drawn = element("div", {
+      class: at === this.chosen ? "grid-row chosen" : "grid-row", role: "row", id: `row-${at}`, style: { top: `${at * ROW}px` },
+      "aria-rowindex": at + 2, "aria-level": this.content.level(row), "aria-expanded": isOpen, "aria-selected": at === this.chosen,
+      onclick: () => { this.node.focus({ preventScroll: true }); this.choose(at); },
+    });
+    drawn.append(...this.content.cells(row));
+    return drawn;
+  }
+
+  choose(at) {
+    this.chosen = Math.max(Math.min(at, this.content.rows.length - 1), 0);
+    const [top, room] = [this.chosen * ROW, this.node.clientHeight - 2 * ROW];
+    if (top < this.node.scrollTop) this.node.scrollTop = top;
+    if (top > this.node.scrollTop + room) this.node.scrollTop = top - room;
+    this.draw();
+  }
+
+  // To a row wherever it is, if it is there.
+  go(row) {
+    const at = this.content.rows.indexOf(row);
+    if (at >= 0) this.choose(at);
+  }
+
+  key(event) {
+    const page = Math.max(Math.floor(this.node.clientHeight / ROW) - 2, 1);
+    const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };
+    const row = this.content.rows[this.chosen];
+    if (event.key in moves) this.choose(this.chosen + moves[event.key]);
+    else if (event.key === "ArrowRight" && this.content.isOpen(row) === false) this.content.toggle(row);
+    else if (event.key === "ArrowLeft" && this.content.isOpen(row) === true) this.content.toggle(row);
+    else if (event.key === "ArrowLeft") this.choose(this.above());
+    else if (event.key === "Enter" && this.content.isOpen(row) !== null) this.content.toggle(row);
+    else return;
+    event.preventDefault();
+  }
+
+  // The nearest row before the chosen one that is less deep.
+  above() {
+    const { rows, level } = this.content;
+    let at = this.chosen;
+    while (at > 0 && level(rows[at]) >= level(rows[this.chosen])) at -= 1;
+    return at;
+  }
+}

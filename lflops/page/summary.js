@@ -1,0 +1,53 @@
+// A profile at a glance: the figures, the step cut into its phases, where its peak-seconds went, and what to know beside that.
+
+import { element } from "./dom.js";
+
+export function summaryView(payload) {
+  return element(
+    "section", { class: "summary", "aria-label": "summary" },
+    payload.partial ? element("p", { class: "doubt", role: "note" }, "Partial: the run was left before this window was over.") : null,
+    element("div", { class: "figures" }, ...payload.figures.map(figure)),
+    block("The step", payload.phases, "no clean step was timed", "phase"),
+    block("Where its peak-seconds went", payload.budget, payload.why_no_budget, "budget"),
+    element("h2", {}, "What this is"),
+    facts(payload.facts),
+  );
+}
+
+function figure({ label, text, remark }) {
+  return element(
+    "div", { class: "figure" },
+    element("div", { class: "figure-label" }, label), element("div", { class: "figure-value" }, text), element("div", { class: "remark" }, remark),
+  );
+}
+
+function block(title, parts, missing, kind) {
+  const heading = element("h2", {}, title);
+  if (!parts.length) return element("div", {}, heading, element("p", { class: "remark" }, `Unknown: ${missing}.`));
+  const bar = element("div", { class: "stack", role: "img", "aria-label": `${title}: ${parts.map(({ name, text }) => `${name} ${text}`).join("; ")}` });
+  const list = element("ul", { class: "parts" });
+  for (const { name, share, text, said } of parts) {
+    const colour = `${kind}-${name.replaceAll(" ", "-")}`;
+    const slice = element("div", { class: "slice", style: { flexGrow: share, flexBasis: 0 }, title: `${name}: ${text}` });
+    paint(slice, colour);
+    slice.append(element("span", {}, name));
+    bar.append(slice);
+    const key = element("span", { class: "key" });
+    paint(key, colour);
+    list.append(element("li", {}, key, element("b", {}, name), ` ${text}`, said ? element("div", { class: "said" }, said) : null));
+  }
+  return element("div", {}, heading, bar, list);
+}
+
+// A name of one's own, as a scope's, has no colour in the style sheet: it gets that of what is left.
+function paint(node, colour) {
+  node.style.background = `var(--${CSS.escape(colour)}, var(--rest))`;
+}
+
+function facts(lines) {
+  const list = element("dl", { class: "facts" });
+  for (const { label, text, doubt } of lines) {
+    list.append(element("dt", {}, label), element("dd", doubt ? { class: "doubt" } : {}, text));
+  }
+  return list;
+}

@@ -1,0 +1,17 @@
+"""What `lflops.tensorboard` is reached for: `log`. It is loaded when it is used, because TensorBoard loads the tab from in here."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lflops.tensorboard.events import log
+
+__all__ = ["log"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load `log`."""
+    if name == "log":
+        from lflops.tensorboard.events import log
+
+        return log
+    raise AttributeError(f"module 'lflops.tensorboard' has no attribute {name!r}")

@@ -1,0 +1,42 @@
+"""A profile as a summary that the LFLOPS tab reads."""
+
+from typing import Any
+
+from msgspec import json
+from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, Summary, SummaryMetadata  # type: ignore[import-untyped]
+from tensorboard.compat.proto.tensor_pb2 import TensorProto  # type: ignore[import-untyped]
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto  # type: ignore[import-untyped]
+from tensorboard.compat.proto.types_pb2 import DT_STRING  # type: ignore[import-untyped]
+
+from lflops.profile import Profile
+from lflops.report.payload import payload
+from lflops.tensorboard.stored import PLUGIN, VERSION, packed
+
+__all__ = ["log"]
+
+
+def log(writer: Any, profile: Profile, step: int, *, tag: str | None = None) -> None:
+    """Write a profile for the LFLOPS tab.
+
+    Through the writer that is there: TensorBoard reads but one file of a folder at a time.
+
+    Args:
+        writer: A `torch.utils.tensorboard.SummaryWriter`, as `TensorBoardLogger.experiment` is one.
+        profile: What to show.
+        step: The x-axis.
+        tag: What to tell it by; `None` is `lflops/<stage>/profile`.
+
+    Raises:
+        TypeError: The writer is none, or closed.
+    """
+    events = getattr(writer, "file_writer", None)
+    if events is None or not hasattr(events, "add_summary"):
+        raise TypeError(f"writer={type(writer).__name__}: give a torch.utils.tensorboard.SummaryWriter that is not closed")
+    beside = SummaryMetadata.PluginData(plugin_name=PLUGIN, content=str(VERSION).encode())
+    value = Summary.Value(
+        tag=tag or f"lflops/{profile.run.stage or profile.run.kind}/profile",
+        tensor=TensorProto(dtype=DT_STRING, tensor_shape=TensorShapeProto(), string_val=[packed(json.encode(payload(profile)))]),
+        # Without its class no loader of TensorBoard shows the run.
+        metadata=SummaryMetadata(plugin_data=beside, data_class=DATA_CLASS_TENSOR),
+    )
+    events.add_summary(Summary(value=[value]), step)

@@ -1,0 +1,133 @@
+"""The LFLOPS tab: what TensorBoard's server answers to the page's questions, from the event files alone.
+
+TensorBoard loads this file when it starts, outside of any `try`: so it needs nothing but TensorBoard, and reads nothing before it is asked.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+from tensorboard import context as request_context  # type: ignore[import-untyped]
+from tensorboard.backend import experiment_id  # type: ignore[import-untyped]
+from tensorboard.data.provider import RunTagFilter  # type: ignore[import-untyped]
+from tensorboard.plugins.base_plugin import FrontendMetadata, TBPlugin  # type: ignore[import-untyped]
+
+from lflops.tensorboard.stored import PLUGIN, checked, misfit
+
+__all__ = ["Tab"]
+
+_PAGE = Path(__file__).parents[1] / "page"
+_TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
+_ALL = 1_000_000
+"""Steps of a summary: as many as TensorBoard has kept."""
+
+_Answer = Iterable[bytes]
+_Start = Callable[[str, list[tuple[str, str]]], object]
+
+
+class Tab(TBPlugin):  # type: ignore[misc]
+    """A dynamic plugin of TensorBoard.
+
+    Args:
+        context: TensorBoard's, with its data.
+    """
+
+    plugin_name = PLUGIN
+
+    def __init__(self, context: Any) -> None:
+        self._data = context.data_provider
+        self._problems: dict[tuple[object, ...], str] = {}
+
+    def get_plugin_apps(self) -> dict[str, Callable[[dict[str, Any], _Start], _Answer]]:
+        """The routes: the page's own files, each by its name, and the data."""
+        files = {f"/{file.name}": _file(file) for file in sorted(_PAGE.iterdir()) if file.suffix in _TYPES}
+        return files | {"/windows": self._windows, "/window": self._window}
+
+    def is_active(self) -> bool:
+        """TensorBoard itself sees from the data whether there is something to show."""
+        return False
+
+    def frontend_metadata(self) -> Any:
+        """What the tab is called, and where its page begins."""
+        return FrontendMetadata(es_module_path="/tab.js", tab_name="LFLOPS")
+
+    def _windows(self, environ: dict[str, Any], start: _Start) -> _Answer:
+        """What can be shown, the latest last, and what cannot, with the reason."""
+        windows, problems = [], []
+        for run, tag, datum, problem in self._found(environ):
+            at = "" if datum is None else f", step {datum.step}"
+            if problem:
+                problems.append(f"{tag} of run {run}{at} {problem}")
+            elif datum is not None:
+                windows.append({"run": run, "tag": tag, "step": datum.step, "wall_time": datum.wall_time})
+        windows.sort(key=lambda each: each["wall_time"])
+        return _answer(start, "200 OK", "application/json", json.dumps({"windows": windows, "problems": problems}).encode())
+
+    def _found(self, environ: dict[str, Any]) -> Iterator[tuple[str, str, Any, str]]:
+        """Run, tag, what was logged at a step, and why it cannot be shown; without a step where that is so of all of them."""
+        experiment = environ.get(experiment_id.WSGI_ENVIRON_KEY, "")
+        listed = self._data.list_tensors(request_context.from_environ(environ), experiment_id=experiment, plugin_name=PLUGIN)
+        for run, tags in sorted(listed.items()):
+            for tag, series in sorted(tags.items()):
+                if problem := misfit(series.plugin_content):
+                    yield run, tag, None, problem
+                    continue
+                for datum in self._read(environ, run, tag):
+                    place = experiment, run, tag, datum.step, datum.wall_time
+                    if place not in self._problems:
+                        self._problems[place] = _problem(datum)
+                    yield run, tag, datum, self._problems[place]
+
+    def _window(self, environ: dict[str, Any], start: _Start) -> _Answer:
+        """The payload of one window, deflated as it lies in the file where the browser takes that."""
+        asked = {name: values[-1] for name, values in parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True).items()}
+        run, tag, step = (asked.get(name, "") for name in ("run", "tag", "step"))
+        for datum in self._read(environ, run, tag):
+            if str(datum.step) == step:
+                value = _value(datum)
+                try:
+                    payload = checked(value)
+                except ValueError as error:
+                    return _answer(start, "422 Unprocessable Entity", "text/plain", f"it {error}".encode())
+                if "deflate" in environ.get("HTTP_ACCEPT_ENCODING", ""):
+                    return _answer(start, "200 OK", "application/json", value, ("Content-Encoding", "deflate"))
+                return _answer(start, "200 OK", "application/json", payload)
+        return _answer(start, "404 Not Found", "text/plain", b"TensorBoard keeps no such window")
+
+    def _read(self, environ: dict[str, Any], run: str, tag: str) -> list[Any]:
+        """What was logged under a tag, step by step; nothing where there is no such tag."""
+        found = self._data.read_tensors(
+            request_context.from_environ(environ),
+            experiment_id=environ.get(experiment_id.WSGI_ENVIRON_KEY, ""),
+            plugin_name=PLUGIN,
+            run_tag_filter=RunTagFilter(runs=[run], tags=[tag]),
+            downsample=_ALL,
+        )
+        return list(found.get(run, {}).get(tag, []))
+
+
+def _value(datum: Any) -> Any:
+    return datum.numpy.item() if datum.numpy.size == 1 else None
+
+
+def _problem(datum: Any) -> str:
+    try:
+        checked(_value(datum))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _file(path: Path) -> Callable[[dict[str, Any], _Start], _Answer]:
+    def serve(_environ: dict[str, Any], start: _Start) -> _Answer:
+        return _answer(start, "200 OK", _TYPES[path.suffix], path.read_bytes())
+
+    return serve
+
+
+def _answer(start: _Start, status: str, kind: str, body: bytes, *headers: tuple[str, str]) -> _Answer:
+    length, guard = ("Content-Length", str(len(body))), ("X-Content-Type-Options", "nosniff")
+    start(status, [("Content-Type", kind), length, guard, ("Cache-Control", "no-cache"), *headers])
+    return [body]

@@ -1,0 +1,126 @@
+import base64
+import hashlib
+import re
+import zlib
+from pathlib import Path
+
+import pytest
+from hostile import IMAGE, SCRIPT, hostile_profile
+from msgspec import json
+from samples import profile_of, small_profile
+
+from lflops.cli import main
+from lflops.profile import Profile
+from lflops.profile_file import save
+from lflops.report import payload as payloads
+from lflops.report.page import page
+from lflops.report.payload import payload
+from lflops.tensorboard import stored
+
+PARTS = Path(__file__).parents[1] / "lflops" / "page"
+
+
+def held(text: str) -> object:
+    """The data that a page has in it."""
+    found = re.search(r'<script type="text/plain" id="data">([^<]*)</script>', text)
+    assert found
+    return json.decode(zlib.decompress(base64.b64decode(found[1])))
+
+
+def sources() -> dict[str, str]:
+    """The page's modules."""
+    return {path.name: path.read_text("utf-8") for path in sorted(PARTS.glob("*.js"))}
+
+
+def declared(source: str) -> list[str]:
+    """The names that a module has at its top."""
+    return re.findall(r"^(?:export )?(?:async )?(?:function|const|let|class) (\w+)", source, re.MULTILINE)
+
+
+def writes_markup(source: str) -> list[str]:
+    """What would take a text for markup or for code."""
+    return re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc|DOMParser", source)
+
+
+@pytest.mark.parametrize("given", [small_profile(), hostile_profile()], ids=["small", "hostile"])
+def test_the_page_holds_its_payload(given: Profile) -> None:
+    """All of it, and as data: no name of the profile's is in the document as it is."""
+    text = page(given)
+    assert json.decode(json.encode(payload(given))) == held(text)
+    assert IMAGE not in text
+    assert SCRIPT not in text
+
+
+def test_the_page_asks_for_nothing() -> None:
+    """No address in it, no module left to load, and a policy that lets its one script run and nothing be fetched."""
+    text = page(small_profile())
+    assert [] == re.findall(r"https?://|^import |^export ", text, re.MULTILINE)
+    script = re.search(r'<script type="module">(.*?)</script>', text, re.DOTALL)
+    assert script
+    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:" in text
+
+
+def test_20_000_modules_fit_a_mail() -> None:
+    """Below 5 MB."""
+    assert len(page(profile_of(20_000)).encode()) < 5e6
+
+
+def test_the_page_s_modules_can_stand_in_one() -> None:
+    """The offline page puts them one after the other: no two of them give the same name at their top."""
+    names = [name for file, source in sources().items() if file != "tab.js" for name in declared(source)]
+    assert "modulesView" in names
+    assert len(names) == len(set(names))
+
+
+def test_two_names_alike_would_be_seen() -> None:
+    """The check above can fail."""
+    assert ["a", "b", "a"] == declared("const a = 1;\nexport async function b() {\n  const c = 2;\n}\nclass a {}\n")
+
+
+def test_no_module_writes_markup() -> None:
+    """What comes from a run is text in the document."""
+    assert {} == {name: found for name, source in sources().items() if (found := writes_markup(source))}
+
+
+def test_written_markup_would_be_seen() -> None:
+    """The check above can fail."""
+    assert ["innerHTML", "eval("] == writes_markup("node.innerHTML = name; eval(name); evaluate(name)")
+
+
+def test_all_sides_mean_the_same_form() -> None:
+    """The payload's version is that of the event files and of the page."""
+    assert payloads.VERSION == stored.VERSION
+    assert f"const VERSION = {payloads.VERSION};\n" in sources()["app.js"]
+
+
+def test_html_writes_the_page_beside_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Or where --out says, folders and all; it says where."""
+    file = tmp_path / "small.profile.json"
+    save(small_profile(), file)
+    for arguments, place in ([], "small.profile.html"), (["-o", str(tmp_path / "new" / "page.html")], "new/page.html"):
+        assert 0 == main(["html", str(file), *arguments])
+        assert f"{tmp_path / place}\n" == capsys.readouterr().out
+        assert page(small_profile()) == (tmp_path / place).read_text("utf-8")
+
+
+def test_html_prints_what_it_would_draw(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    """With --json, and writes nothing."""
+    file = tmp_path / "small.profile.json"
+    save(small_profile(), file)
+    assert 0 == main(["html", str(file), "--json"])
+    assert json.decode(json.encode(payload(small_profile()))) == json.decode(capsysbinary.readouterr().out)
+    assert [file] == list(tmp_path.iterdir())
+
+
+def test_html_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The profile is not written over, and one that is none is named."""
+    file = tmp_path / "small.profile.json"
+    save(small_profile(), file)
+    before = file.read_bytes()
+    assert 2 == main(["html", str(file), "-o", str(file)])
+    assert "is the profile itself" in capsys.readouterr().err
+    assert before == file.read_bytes()
+    assert 2 == main(["html", str(file), "--json", "-o", "x.html"])
+    assert 2 == main(["html", str(tmp_path / "none.json")])
+    assert "none.json" in capsys.readouterr().err

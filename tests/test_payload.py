@@ -1,0 +1,109 @@
+from typing import Any
+
+import pytest
+from msgspec import json
+from msgspec.structs import replace
+from samples import product, profile, run, small_profile, untimed, weights, with_seconds
+
+from lflops.hardware import Hardware
+from lflops.observations import PHASES, Step
+from lflops.profile import Note, Profile
+from lflops.report.payload import Payload, payload
+
+MODULES = ["", "encoder", "encoder.0", "encoder.1", "head"]
+
+
+def as_read(given: Profile) -> Any:
+    """What arrives at the page."""
+    return json.decode(json.encode(payload(given)))
+
+
+def test_counts_are_columns_in_the_order_of_the_modules() -> None:
+    """512 MACs in the encoder's linear layer, 128 in the head; all below a module is in its total, and its own are what it did itself."""
+    columns = as_read(small_profile())["modules"]
+    assert MODULES == columns["name"]
+    assert [640, 512, 512, 0, 128] == columns["forward.macs"]
+    assert [0, 0, 512, 0, 128] == columns["forward.own_macs"]
+    assert [768, 512, 512, 0, 256] == columns["backward.macs"]
+    assert [178, 144, 144, 0, 34] == columns["parameters"]
+    assert ["Model", "Sequential", "Linear", "GELU", "Linear"] == columns["kind"]
+
+
+def test_a_time_is_the_median_and_null_where_it_is_unknown() -> None:
+    """100 µs an operator call: three in forward, one of them the head's; the encoder itself ran none, and nothing was computed again."""
+    columns = as_read(small_profile())["modules"]
+    assert pytest.approx([3e-4, 2e-4, 1e-4, 1e-4, 1e-4]) == columns["forward.seconds"]
+    assert [None, None, pytest.approx(1e-4), pytest.approx(1e-4), pytest.approx(1e-4)] == columns["forward.own_seconds"]
+    assert columns["recompute.seconds"] is None
+
+
+def test_what_all_modules_have_alike_is_said_once() -> None:
+    """No collective moved a byte in forward, nothing is compiled; the only module's name is a list all the same."""
+    columns = as_read(small_profile())["modules"]
+    assert (0, False, 1) == (columns["forward.comm_bytes"], columns["compiled"], columns["calls"])
+    alone = as_read(profile({"": weights(3)}, []))["modules"]
+    assert ([""], 3) == (alone["name"], alone["parameters"])
+
+
+def test_a_count_beyond_what_the_page_can_hold_is_a_text() -> None:
+    """The last odd number that a double holds is a number; from 2^53 on all digits are kept."""
+    macs = {"": 2**53 - 1 + 2**53 + 1, "a": 2**53 - 1, "b": 2**53 + 1}
+    huge = profile({"": {}, "a": {}, "b": {}}, [product(name, "aten::mm", "forward", macs=macs[name], bytes_moved=1) for name in "ab"])
+    assert [str(2**54), 2**53 - 1, "9007199254740993"] == as_read(huge)["modules"]["forward.macs"]
+
+
+def test_where_nothing_was_counted_no_count_is_known() -> None:
+    """A window of times alone: the zeros of its work are not shown as such."""
+    times = replace(small_profile(), notes=(Note(code="not_counted", subject="", values={}),))
+    shown = as_read(times)
+    assert [None] * 5 == [shown["modules"][f"{phase}.macs"] for phase in PHASES]
+    assert "MACs" not in {figure["label"] for figure in shown["figures"]}
+
+
+def test_the_spread_of_ranks_is_the_module_s_worst() -> None:
+    """The head takes 300 µs on the slow rank and 200 µs on the median one: half as much again. Of the others nothing is known."""
+    assert [None, None, None, None, pytest.approx(0.5)] == as_read(small_profile())["modules"]["rank_spread"]
+
+
+def timed() -> Payload:
+    """One product of 1000 MACs on a chip of 10 kFLOP/s, in a clean step of 1 s, half of which is forward."""
+    step = Step(index=0, kind="clean", seconds=1.0, phases={"data": 0.25, "forward": 0.5}, samples=4)
+    counted = profile(
+        {"": {"kind": "Linear"}},
+        [product("", "aten::mm", "forward", macs=1000, bytes_moved=1)],
+        run=run(kind="training", stage="train", window=1, step=7, partial=True, hardware=Hardware("abacus", {"fp32": 1e4})),
+        steps=(step,),
+    )
+    return payload(with_seconds(counted))
+
+
+def test_the_figures_begin_with_what_was_reached() -> None:
+    """2 * 1000 FLOPs in 1 s, of 10 kFLOP/s: 20 %."""
+    figures = {figure.label: figure.text for figure in timed().figures}
+    assert ["MFU", "achieved", "samples/s"] == list(figures)[:3]
+    assert ("20.0 %", "2.00 kFLOP/s", "4", "1.00 s") == tuple(figures[label] for label in ("MFU", "achieved", "samples/s", "step"))
+
+
+def test_the_step_is_cut_into_its_phases_and_its_budget() -> None:
+    """Phases as the step tells them; the budget's parts add up to 1, and the largest says what helps."""
+    shown = timed()
+    assert [("data", 0.25), ("forward", 0.5)] == [(part.name, part.share) for part in shown.phases]
+    assert "50.0 %, 500.00 ms" == shown.phases[1].text
+    assert pytest.approx(1.0) == sum(part.share for part in shown.budget)
+    assert all(part.said for part in shown.budget[:3])
+    assert (True, "Linear, train, window 1, step 7") == (shown.partial, shown.title)
+
+
+def test_what_is_missing_is_said() -> None:
+    """Without times there are no phases and no budget, but a reason; what was not counted and the ranks' notes are doubts."""
+    shown = payload(untimed(small_profile()))
+    assert ((), ()) == (shown.phases, shown.budget)
+    assert shown.why_no_budget
+    doubts = [line.text for line in shown.facts if line.doubt]
+    assert any("my_ops::scan" in text for text in doubts)
+    assert not [line for line in payload(profile({"": {}}, [])).facts if line.doubt and line.label == "not counted"]
+
+
+def test_the_version_comes_first() -> None:
+    """Whoever reads a part of it can tell what it is."""
+    assert json.encode(payload(small_profile())).startswith(b'{"lflops":1,')

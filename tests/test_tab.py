@@ -1,0 +1,140 @@
+import subprocess
+import sys
+import tomllib
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from pkgutil import resolve_name
+
+import msgspec
+import pytest
+from boards import Board, board, write
+from samples import small_profile
+from torch.utils.tensorboard import SummaryWriter
+
+import lflops
+from lflops.report.payload import payload
+from lflops.tensorboard.stored import LARGEST, checked, misfit, packed
+from lflops.tensorboard.tab import Tab
+
+ROOT = Path(__file__).parents[1]
+SMALL = msgspec.json.encode(payload(small_profile()))
+
+
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two good windows of one run, and a run of all that can be wrong."""
+    path = tmp_path_factory.mktemp("logs")
+    with SummaryWriter(path / "good") as writer:
+        lflops.tensorboard.log(writer, small_profile(), 8)
+        lflops.tensorboard.log(writer, small_profile(), 9)
+    with SummaryWriter(path / "bad") as writer:
+        write(writer, "future", b"?", beside=b"2")
+        write(writer, "foreign", b"?", beside=b"{}")
+        write(writer, "text", b"not deflated")
+        write(writer, "cut", packed(SMALL)[:-9])
+        write(writer, "large", zlib.compress(bytes(LARGEST + 1)))
+        write(writer, "other", zlib.compress(b'{"weights":1}'))
+        write(writer, "mixed", b"not deflated", step=1)
+        lflops.tensorboard.log(writer, small_profile(), 2, tag="mixed")
+    return path
+
+
+PROBLEMS = [
+    "cut of run bad, step 0 is unreadable: its end is missing",
+    "foreign of run bad is no summary of lflops",
+    "future of run bad is of form 2, this lflops reads 1: another version of lflops is needed",
+    f"large of run bad, step 0 inflates to more than {LARGEST} bytes",
+    "mixed of run bad, step 1 is unreadable: it is not deflated, or damaged",
+    "other of run bad, step 0 is no summary of lflops",
+    "text of run bad, step 0 is unreadable: it is not deflated, or damaged",
+]
+
+
+@pytest.fixture(scope="module", params=["--load_fast=false", "--load_fast=true"])
+def server(logdir: Path, request: pytest.FixtureRequest) -> Iterator[Board]:
+    """With either of the loaders that TensorBoard has."""
+    with board(logdir, request.param) as running:
+        yield running
+
+
+def test_what_can_be_shown_is_listed_and_what_cannot_is_named(server: Board) -> None:
+    """The unreadable, the future and the foreign one with the reason; the windows beside them all the same."""
+    found = server.windows(told=3 + len(PROBLEMS))
+    assert PROBLEMS == sorted(found["problems"])
+    places = {(each["run"], each["tag"], each["step"]) for each in found["windows"]}
+    assert {("good", "lflops/fit/profile", 8), ("good", "lflops/fit/profile", 9), ("bad", "mixed", 2)} == places
+
+
+def test_a_window_comes_as_it_was_logged(server: Board) -> None:
+    """Deflated where the browser takes that, else inflated."""
+    server.windows(told=3 + len(PROBLEMS))
+    for accept, sent in ("identity", SMALL), ("gzip, deflate", packed(SMALL)):
+        status, headers, body = server.get("window", run="good", tag="lflops/fit/profile", step=8, accept=accept)
+        assert (200, "application/json", sent) == (status, headers["Content-Type"], body)
+        assert ("deflate" if sent is not SMALL else None) == headers.get("Content-Encoding")
+
+
+def test_a_window_that_cannot_be_shown_is_refused(server: Board) -> None:
+    """With the reason; and one that is not there is not found, whatever it is called."""
+    server.windows(told=3 + len(PROBLEMS))
+    status, _, body = server.get("window", run="bad", tag="large", step=0)
+    assert (422, f"it inflates to more than {LARGEST} bytes".encode()) == (status, body)
+    for run, tag, step in (("good", "lflops/fit/profile", 7), ("../..", "/etc/passwd", 0), ("", "", "x")):
+        assert 404 == server.get("window", run=run, tag=tag, step=step)[0]
+
+
+def test_the_page_s_files_are_served_and_no_others(server: Board) -> None:
+    """Each by its own name."""
+    for file in (ROOT / "lflops" / "page").iterdir():
+        status, headers, body = server.get(file.name)
+        assert (200, file.read_bytes()) == (status, body)
+        assert headers["Content-Type"].startswith("text/")
+    for path in ("../tensorboard/tab.py", "..%2Fprofile.py", "tab.py"):
+        assert 404 == server.get(path)[0]
+
+
+def test_tensorboard_shows_the_tab_by_the_entry_point() -> None:
+    """What pyproject.toml names is the plugin."""
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["entry-points"]
+    assert resolve_name(points["tensorboard_plugins"]["lflops"]) is Tab
+
+
+def test_the_tab_loads_nothing_that_it_does_not_need() -> None:
+    """What is missing where only TensorBoard runs must not stop it: its plugins are loaded outside of any `try`."""
+    heavy = {"torch", "lightning", "pytorch_lightning", "rich", "matplotlib", "msgspec"}
+    code = f"import sys; import lflops.tensorboard.tab; print(*{heavy} & sys.modules.keys())"
+    assert "" == subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_a_payload_is_read_back() -> None:
+    """Up to the bound, and not beyond it."""
+    assert SMALL == checked(packed(SMALL))
+    start = b'{"lflops":1'
+    whole = start + bytes(LARGEST - len(start))
+    assert whole == checked(packed(whole))
+    with pytest.raises(ValueError, match="inflates to more than"):
+        checked(packed(whole + b" "))
+
+
+@pytest.mark.parametrize("value", [None, "text", 1.5, b"", b"x"])
+def test_what_is_no_payload_is_refused(value: object) -> None:
+    """As an error that says so."""
+    with pytest.raises(ValueError, match=r"^is "):
+        checked(value)
+
+
+def test_versions_are_told_apart() -> None:
+    """Ours fits; a number is another version, however long; anything else is not ours."""
+    assert "" == misfit(b"1")
+    assert misfit(b"2" * 1000).startswith("is of form 222222222, ")
+    assert "is no summary of lflops" == misfit(b"") == misfit(b"\xff")
+
+
+def test_a_writer_that_is_none_is_refused(tmp_path: Path) -> None:
+    """And one that is closed."""
+    writer = SummaryWriter(tmp_path)
+    writer.close()
+    for given in (writer, None):
+        with pytest.raises(TypeError, match=f"writer={type(given).__name__}: give a torch.utils.tensorboard.SummaryWriter"):
+            lflops.tensorboard.log(given, small_profile(), 0)
