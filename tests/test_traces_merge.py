@@ -112,7 +112,7 @@ def test_traces_as_torch_writes_them(tmp_path: Path) -> None:
         recorded.export_chrome_trace(str(tmp_path / f"a_{rank}.1.pt.trace.json"))
     content = merged(tmp_path)
     owners = [processes(content)[event["pid"]] for event in of(content, "X") if event["name"] == "aten::mm"]
-    assert ["rank 0: python", "rank 1: python"] == owners
+    assert ["rank 0", "rank 1"] == [owner.partition(": python")[0] for owner in owners]  # or python3, as it was started
 
 
 def test_no_more_is_held_than_a_trace_takes(tmp_path: Path) -> None:
