@@ -1,6 +1,5 @@
 """`FlopsMonitor`: one line in a Trainer."""
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
@@ -8,12 +7,11 @@ from typing import Any, Self
 
 from torch import nn
 
-from lflops.callback.bases import Base, MisconfigurationException, warn
+from lflops.callback.bases import Base, MisconfigurationException
 from lflops.callback.deepspeed_config import arguments_of
-from lflops.callback.results import Results
 from lflops.callback.session import Session
 from lflops.callback.settings import Settings
-from lflops.callback.stages import STAGES
+from lflops.callback.watch import Watch
 from lflops.collect.timing.kineto import Activity
 from lflops.errors import LflopsError
 from lflops.hardware import Hardware
@@ -125,10 +123,8 @@ class FlopsMonitor(Base):
             on_error=on_error,
         )
         self.profiles: list[Profile] = []
-        self._log_dir: str | None = None
-        self._results: Results | None = None
-        self._sessions: dict[str, Session | None] = {}  # None is one that is over
-        self._enabled, self._run, self._failed = True, 0, False
+        self._enabled = True
+        self._watch: Watch | None = None
 
     @classmethod
     def from_deepspeed(cls, config: str | PathLike[str] | Mapping[str, Any]) -> Self:
@@ -149,7 +145,7 @@ class FlopsMonitor(Base):
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what is going on, which belongs to this process."""
-        return self.__dict__ | {"_sessions": {}, "_results": None}
+        return self.__dict__ | {"_watch": None}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Check the arguments, and ask where files go: on every process, for Lightning passes the answer round.
@@ -163,12 +159,9 @@ class FlopsMonitor(Base):
             self._settings.check()
         except LflopsError as error:
             raise MisconfigurationException(f"FlopsMonitor: {error}") from error
-        self._failed = False
-        self._sessions, self._results = {}, None
-        self._run = next(_RUNS) if trainer.world_size > 1 else 0
-        self.profiles = []
         log_dir = trainer.log_dir
-        self._log_dir = None if trainer.fast_dev_run else log_dir
+        self._watch = Watch(self._settings, None if trainer.fast_dev_run else log_dir, next(_RUNS) if trainer.world_size > 1 else 0)
+        self.profiles = self._watch.profiles
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin."""
@@ -245,76 +238,22 @@ class FlopsMonitor(Base):
         self._close()
 
     def _begin(self, name: str, trainer: Any, pl_module: Any) -> None:
-        """A stage begins, or comes again.
-
-        Raises:
-            MisconfigurationException: The model has no module that is to be ignored.
-        """
-        if not self._enabled or self._failed:
-            return
-        if name in self._sessions:
-            self._guarded(name, lambda session: session.go_on())
-        elif name in self._settings.stages:
-            try:
-                if self._results is None:
-                    monitor = [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)].index(self) + 1
-                    self._results = Results.of(trainer, pl_module, self._settings, self._log_dir, monitor=monitor, run=self._run)
-                    self.profiles = self._results.profiles
-                self._sessions[name] = Session(self._settings, STAGES[name], trainer, pl_module, results=self._results)
-            except LflopsError as error:
-                raise MisconfigurationException(f"FlopsMonitor: {error}") from error
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
-                self._fail(error)
+        if self._watch is not None:
+            monitor = [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)].index(self) + 1
+            self._watch.begin(name, trainer, pl_module, monitor)
 
     def _batch_begins(self, name: str, batch: Any) -> None:
-        session = self._sessions.get(name)
-        if session is not None:  # as `_guarded`, with less on the way
-            try:
-                session.batch_begins(batch)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
-                self._fail(error)
+        if self._watch is not None:
+            self._watch.batch_begins(name, batch)
 
     def _batch_ends(self, name: str, batch: Any) -> None:
-        session = self._sessions.get(name)
-        if session is not None:  # as `_guarded`, with less on the way
-            try:
-                session.batch_ends(batch)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
-                self._fail(error)
-            if session.over:
-                self._sessions[name] = None
+        if self._watch is not None:
+            self._watch.batch_ends(name, batch)
 
     def _guarded(self, name: str, action: Callable[[Session], None]) -> None:
-        """Do something with a stage's session, if it has one; an error of it ends the watching, not the training."""
-        session = self._sessions.get(name)
-        if session is None:
-            return
-        try:
-            action(session)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
-            self._fail(error)
-        if session.over:
-            self._sessions[name] = None
+        if self._watch is not None:
+            self._watch.guarded(name, action)
 
     def _close(self, error: BaseException | None = None) -> None:
-        for name in tuple(self._sessions):
-            self._guarded(name, lambda session: session.close(error))
-        results, self._results = self._results, None
-        if results is not None:
-            try:
-                results.finish(failed=error is not None)
-            except Exception as mistake:  # noqa: BLE001 - whatever it is, it is not to end the user's training
-                self._fail(mistake)
-
-    def _fail(self, error: Exception) -> None:
-        sessions, self._sessions, self._failed = self._sessions, {}, True
-        results, self._results = self._results, None
-        for session in filter(None, sessions.values()):
-            with contextlib.suppress(Exception):
-                session.detach()
-        if results is not None:
-            with contextlib.suppress(Exception):
-                results.finish(failed=True)
-        if self._settings.on_error == "raise":
-            raise error
-        warn(f"FlopsMonitor has failed and is off from here on; the training goes on: {type(error).__name__}: {error}")
+        if self._watch is not None:
+            self._watch.close(error)
