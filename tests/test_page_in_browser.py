@@ -292,6 +292,21 @@ def test_the_tab_shows_what_was_logged(opening: Callable[..., Seen], tmp_path: P
         assert 0 == frame.locator("img").count()
 
 
+def test_a_reload_of_tensorboard_shows_the_same_again(opening: Callable[..., Seen], tmp_path: Path) -> None:
+    """The view, its filter and the window that was chosen are in TensorBoard's own address."""
+    with SummaryWriter(tmp_path) as writer:
+        for step in (1, 2):
+            lflops.tensorboard.log(writer, small_profile(), step)
+    with tab(opening, tmp_path, told=2) as (seen, frame, _):
+        frame.get_by_label("step", exact=True).select_option("1")
+        frame.get_by_role("tab", name="Modules").click()
+        frame.get_by_label("filter by name or class").fill("head")
+        seen.page.reload()
+        frame.locator(ROW).first.wait_for()
+        assert ["(root)", "head"] == frame.locator(f"{ROW} .name .label").all_inner_texts()
+        assert "1" == frame.get_by_label("step", exact=True).input_value()
+
+
 def test_the_tab_follows_a_training_that_goes_on(opening: Callable[..., Seen], tmp_path: Path) -> None:
     """When TensorBoard reloads, the new window is shown, and the one before can be chosen."""
     with SummaryWriter(tmp_path) as writer:

@@ -103,7 +103,7 @@ def _parameters(profile: Profile) -> list[str]:
 def _totals(profile: Profile) -> Fitted:
     """What ran in each phase."""
     ran: dict[str, Figures] = {phase: figures for phase, figures in totals(profile).items() if figures != Figures()}
-    if not ran and _uncounted(profile):
+    if not ran and not profile.is_counted:
         return Fitted(
             "totals", ["all"], {name: [units.UNKNOWN] for name in ("MACs", "FLOPs", "bytes moved", "operator calls")}, room=MARGIN
         )
@@ -136,18 +136,13 @@ def apart(profile: Profile) -> Iterator[tuple[str, str, bool]]:
     yield "peak live memory", _memory(profile), False
     for label, value in ranks(profile):
         yield label, value, False
-    if not _uncounted(profile):
+    if profile.is_counted:
         for line, is_doubt in _ledger(profile):
             yield "not counted", line, is_doubt
-    if profile.uncalled and not _uncounted(profile):
+    if profile.uncalled and profile.is_counted:
         yield "never called", _never_called(profile), True
     for note in profile.notes:
         yield "note", sentence(note), True
-
-
-def _uncounted(profile: Profile) -> bool:
-    """Whether there are times alone."""
-    return any(note.code == "not_counted" for note in profile.notes)
 
 
 def _ledger(profile: Profile) -> Iterator[tuple[str, bool]]:
