@@ -6,7 +6,8 @@ from rich.console import Group
 from rich.table import Table
 
 from lflops import units
-from lflops.analyze.tree import Figures, ledger, totals
+from lflops.analyze.ledger import ledger
+from lflops.analyze.tree import Figures, totals
 from lflops.analyze.utilization import utilization
 from lflops.profile import Profile
 from lflops.report.budget import budget_table

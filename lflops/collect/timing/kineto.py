@@ -45,7 +45,6 @@ class Recording:
         events: How many Kineto recorded.
         batches: How many ProfilerSteps.
         operators: The table, over all batches.
-        host_seconds: Operators' own time on the host of each row and those below it, over whole steps; without what Python takes.
         device_seconds: The device's time for each row and those below it, over whole steps; `None` where no device was recorded.
         device_idle_seconds: Between its first and its last work, over all batches; `None` as above.
         device_idle_by_phase: The same by what the host was at.
@@ -60,7 +59,6 @@ class Recording:
     events: int
     batches: int
     operators: tuple[TracedOperator, ...]
-    host_seconds: Mapping[Place, Spread]
     device_seconds: Mapping[Place, Spread] | None
     device_idle_seconds: float | None
     device_idle_by_phase: Mapping[str, float] | None
@@ -235,7 +233,6 @@ class Tracer:
             events=len(raw),
             batches=len(self._ends),
             operators=joined.operators,
-            host_seconds=_spreads(joined.host, self._ends),
             device_seconds=None if idle_seconds is None else _spreads(joined.device, self._ends),
             device_idle_seconds=idle_seconds,
             device_idle_by_phase=idle_by_phase(events, joined.calls) if self._device else None,
