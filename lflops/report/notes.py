@@ -12,6 +12,7 @@ _FAR = 2
 
 _REFUSALS = {
     "other_profiler": "another torch.profiler was running in this process, and Kineto serves one at a time",
+    "own_trace": "another trace of lflops' was being recorded, and Kineto serves one at a time",
     "cut_off": "another torch.profiler began while ours recorded, and Kineto serves one at a time",
     "no_activity": "torch can record none of the activities here",
 }
