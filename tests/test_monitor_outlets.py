@@ -289,6 +289,7 @@ def test_a_long_summary_is_cut_for_tensorboard() -> None:
     monitor = watching()
     fit(Deep(), monitor)
     writer = Mock()
+    writer.file_writer.get_logdir.return_value = "logs"
     outlets = Outlets(Mock(), monitor._settings, 1)
     outlets._to_tensorboard(writer, summary(monitor.profiles[0]), monitor.profiles[0], 9)
     (_, text), _ = writer.add_text.call_args

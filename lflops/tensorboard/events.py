@@ -1,5 +1,6 @@
 """A profile as a summary that the LFLOPS tab reads."""
 
+from pathlib import Path
 from typing import Any
 
 from msgspec import json
@@ -32,10 +33,11 @@ def log(writer: Any, profile: Profile, step: int, *, tag: str | None = None) -> 
     events = getattr(writer, "file_writer", None)
     if events is None or not hasattr(events, "add_summary"):
         raise TypeError(f"writer={type(writer).__name__}: give a torch.utils.tensorboard.SummaryWriter that is not closed")
+    shown = packed(json.encode(payload(profile, Path(events.get_logdir()))))
     beside = SummaryMetadata.PluginData(plugin_name=PLUGIN, content=str(VERSION).encode())
     value = Summary.Value(
         tag=tag or f"lflops/{profile.run.stage or profile.run.kind}/profile",
-        tensor=TensorProto(dtype=DT_STRING, tensor_shape=TensorShapeProto(), string_val=[packed(json.encode(payload(profile)))]),
+        tensor=TensorProto(dtype=DT_STRING, tensor_shape=TensorShapeProto(), string_val=[shown]),
         # Without its class no loader of TensorBoard shows the run.
         metadata=SummaryMetadata(plugin_data=beside, data_class=DATA_CLASS_TENSOR),
     )
