@@ -104,9 +104,9 @@ def compat(trace: Path) -> Path:
     parts: dict[str, Raw] = read(trace, dict[str, Raw])
     parts.pop("Framework", None)  # a name of Lightning's here turns the modules off
     into = place(trace)
-    into.parent.mkdir(parents=True, exist_ok=True)
     try:
         events = msgspec.json.decode(parts.pop("traceEvents", Raw(b"null")), type=list[Raw])
+        into.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(into) as file:
             file.write(b"{\n")
             for key, value in parts.items():
@@ -119,7 +119,7 @@ def compat(trace: Path) -> Path:
                 file.write(separator + msgspec.json.encode(event))
                 separator = b",\n"
             file.write(b"\n]}\n")
-    except (msgspec.MsgspecError, TypeError, ValueError) as error:
+    except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
         raise ProfileError(f"{trace}: is no trace as torch.profiler writes them: {error}") from error
     return into
 
