@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from lflops.collect.arguments import check_arguments, check_module, check_pass, describe
 from lflops.collect.counting.mode import Extent
+from lflops.collect.cuda_attention import attention_on
 from lflops.collect.fake import Fakes, values_refused
 from lflops.collect.model_call import ModelCall
 from lflops.collect.passes import Counting
@@ -180,24 +181,24 @@ class Estimate:
         )
         with Meter(self.progress) as meter:
             if self.optimizer is None:
-                return self._step(call, None, meter)
+                return self._step(call, None, chip, meter)
             optimizer, notes = self._made(self.optimizer, call.model, chip)
-            first = self._step(call, optimizer, meter)
+            first = self._step(call, optimizer, chip, meter)
             meter.expect(2)
-            second = self._step(call, optimizer, meter)
+            second = self._step(call, optimizer, chip, meter)
         return _with_the_higher_peak(replace(second, notes=second.notes + notes), first)
 
-    def _step(self, call: ModelCall, optimizer: Optimizer | None, meter: Meter) -> Profile:
+    def _step(self, call: ModelCall, optimizer: Optimizer | None, chip: Hardware | None, meter: Meter) -> Profile:
         call.prepare()
         batch = (call.args, call.kwargs)
         counting = Counting({"": call.model}, phase="forward", batch=batch, extent=Extent(fake=True), counter=meter.counter)
-        with counting:
+        with attention_on(chip) as notes, counting:
             call.run()
             if optimizer is not None:
                 with values_refused(self.asker, step_of=optimizer):
                     optimizer.step()
                 optimizer.zero_grad()
-        return counting.profile
+        return replace(counting.profile, notes=counting.profile.notes + tuple(notes))
 
     def _made(self, make: MakesOptimizer, model: nn.Module, chip: Hardware | None) -> tuple[Optimizer, tuple[Note, ...]]:
         """The optimizer, and what is to be said of it."""

@@ -119,6 +119,11 @@ def _not_captured(note: Note) -> str:
     return f"{note.subject} is estimated without capturable, which needs a device that captures"
 
 
+def _attention_on_cuda(note: Note) -> str:
+    calls = ", ".join(f"{name.replace('_', ' ')} {calls} time{'' if calls == 1 else 's'}" for name, calls in note.values.items())
+    return f"scaled_dot_product_attention is the kernel that torch picks on {note.subject}: {calls}"
+
+
 def _unknown(note: Note) -> str:
     values = ", ".join(f"{name} {value}" for name, value in note.values.items())
     head = " ".join(filter(None, [note.code.replace("_", " "), note.subject]))
@@ -161,4 +166,5 @@ _SENTENCES: dict[str, Callable[[Note], str]] = {
     "gather_failed": _gather_failed,
     "foreach_assumed": _foreach_assumed,
     "not_captured": _not_captured,
+    "attention_on_cuda": _attention_on_cuda,
 }
