@@ -388,6 +388,48 @@ def test_a_captured_step_is_estimated_without_its_graph() -> None:
     assert (["not_captured"], plain.cells, peak(plain)) == ([each.code for each in captured.notes], captured.cells, peak(captured))
 
 
+def test_a_grad_scaler_scales_the_loss_and_all_gradients_back() -> None:
+    """An operation for each of their elements, as the convention has it; and but a few numbers more to keep."""
+    model, x = nn.Linear(hidden, hidden, bias=False), sequence()
+    how: dict[str, Any] = {"backward": True, "loss": lambda out: out.square().mean(), "optimizer": torch.optim.SGD}
+    plain, scaled = lflops.estimate(model, x, **how), lflops.estimate(model, x, grad_scaler=True, **how)
+    (unscaled,) = (cell for cell in scaled.cells if "unscale" in cell.operator)
+    assert (1, hidden * hidden) == (unscaled.calls, unscaled.flops)
+    assert (plain.total(), plain.total(phase="backward")) == (scaled.total(), scaled.total(phase="backward"))
+    assert 0 < peak(scaled) - peak(plain) <= 16 * FLOAT
+    assert ["gradients_taken_for_finite"] == [note.code for note in scaled.notes]
+    assert () == scaled.uncounted
+
+
+def test_a_scaler_of_the_users_own_says_what_to_do() -> None:
+    """It looks whether all gradients are finite."""
+
+    def train(x: Tensor) -> Tensor:
+        layer, scaler = nn.Linear(3, 3), torch.amp.GradScaler("cpu")
+        optimizer = torch.optim.SGD(layer.parameters())
+        scaler.scale(layer(x).sum()).backward()
+        scaler.step(optimizer)
+        return x
+
+    with pytest.raises(lflops.CountError, match=r"test_estimate.py:\d+, in train: `scaler.step\(optimizer\)`.*grad_scaler=True"):
+        lflops.estimate(Function(train), fixed(2, 3))
+
+
+def test_memory_may_be_rounded_up_as_an_allocator_does() -> None:
+    """Weights of 60, an input of 12 and a result of 20 bytes take a block each; 512 bytes take one, and 4 more a second."""
+    model, x = nn.Linear(3, 5, bias=False), torch.zeros(1, 3)
+    with torch.no_grad():
+        assert [60 + 12 + 20, 3 * 512] == [peak(lflops.estimate(model, x, round_to=to)) for to in (1, 512)]
+        wide = nn.Identity()
+        assert [512, 1024] == [peak(lflops.estimate(wide, torch.zeros(elements), round_to=512)) for elements in (128, 129)]
+        rounded = lflops.estimate(model, x, round_to=512)
+        assert {"parameters": 512, "activations": 512, "other": 512} == live(rounded)
+        assert 60 == rounded.modules[""].parameter_bytes, "what it has is not what it takes"
+        assert ["rounded_up"] == [note.code for note in rounded.notes]
+        make = lambda samples: torch.zeros(samples, 3)  # noqa: E731 - a batch is made by a function
+        assert [25, 46] == [lflops.largest_batch(model, make, memory_bytes=3 * 512, round_to=to) for to in (512, 1)]
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no module": ({"model": 3}, "3 is no torch.nn.Module"),
     "a class": ({"model": nn.ReLU}, "ReLU is a class"),
@@ -395,6 +437,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no backward": ({"optimizer": torch.optim.SGD}, "backward=False: give backward=True"),
     "no optimizer": ({"optimizer": 3, "backward": True}, "optimizer=3: give a function"),
     "makes none": ({"optimizer": len, "backward": True}, "optimizer gave 2: it has to give"),
+    "no loss to scale": ({"optimizer": torch.optim.SGD, "backward": True, "grad_scaler": True}, "there is no loss to scale: give one"),
+    "no gradients to scale": ({"loss": torch.sum, "backward": True, "grad_scaler": True}, "there is no optimizer"),
+    "a scaler itself": ({"loss": torch.sum, "backward": True, "grad_scaler": 2}, "grad_scaler=2: give True or False"),
+    "rounded to nothing": ({"round_to": 0}, "round_to=0: give a whole number, at least 1"),
+    "no chip": ({"hardware": 3}, "hardware=3: give a chip's name or a lflops.Hardware"),
     "no progress": ({"progress": 3}, "progress=3: give True, False"),
     "lazy": ({"model": nn.LazyLinear(3)}, "no shape yet"),
 }

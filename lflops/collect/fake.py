@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import grad_scaler
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
@@ -185,6 +186,10 @@ def _wrong(error: Exception) -> str | None:
         )
     if isinstance(error, KNOWS_NO_SHAPE):
         return f"it runs {error.func}, which does not say what its result looks like: register a fake kernel (torch.library.register_fake)"
+    if isinstance(error, ASKS_FOR_VALUES) and any(
+        each.filename == grad_scaler.__file__ for each in traceback.extract_tb(error.__traceback__)
+    ):
+        return "a GradScaler asks whether all gradients are finite: leave it out, and lflops.estimate(grad_scaler=True) takes them so"
     advice = "an estimate has shapes alone: go around it, or count a real batch with lflops.count, which has the same memory timeline"
     if isinstance(error, ASKS_FOR_VALUES):
         return f"it needs the value of a tensor ({error.func}); {advice}"

@@ -123,7 +123,8 @@ def _found(target: str) -> Callable[[int], Any]:
 def _estimated(
     target: str, build: Callable[[int], Any], samples: int, *, backward: bool, optimizer: str | None, hardware: str | None
 ) -> Profile:
-    from lflops.collect.estimate import Estimate, optimizer_named, subject_of  # with torch
+    from lflops.collect.estimating import Estimate, subject_of  # with torch
+    from lflops.collect.stepping import optimizer_named
 
     makes = None if optimizer is None else optimizer_named(optimizer)
     asked = Estimate(asker=target, backward=backward or makes is not None, optimizer=makes, hardware=hardware, progress=sys.stderr.isatty())

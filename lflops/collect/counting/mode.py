@@ -44,11 +44,13 @@ class Extent:
 
     Attributes:
         fake: Whether fake tensors are what runs, rather than somebody's way to work out shapes.
+        round_to: Bytes of which every tensor's memory is a whole number.
     """
 
     traffic: bool = True
     memory: bool = True
     fake: bool = False
+    round_to: int = 1
 
 
 class Call(NamedTuple):
@@ -76,7 +78,7 @@ class OperatorCounter:
     def __init__(self, scopes: Scopes, extent: Extent) -> None:
         """Begin with nothing."""
         self.scopes = scopes
-        self.memory = LiveMemory() if extent.memory else None
+        self.memory = LiveMemory(extent.round_to) if extent.memory else None
         self.fake = extent.fake
         self._traffic = extent.traffic
         self._local = ThreadTally()
