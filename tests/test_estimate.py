@@ -1,6 +1,7 @@
 """An estimate is the count of a step that nobody runs: the same work, the same live memory, and nothing is touched."""
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -357,10 +358,42 @@ def test_code_that_needs_a_value_is_named(function: Callable[[Tensor], Tensor], 
         assert [] == [each for each in (said, "needs the value of a tensor", "lflops.count") if each not in str(caught.value)]
 
 
-def test_other_errors_are_let_through() -> None:
-    """They are the user's own."""
-    with pytest.raises(RuntimeError, match=r"1x4|\[1, 4\]"):
-        lflops.estimate(nn.Linear(3, 3), fixed(1, 4))
+class Nested(nn.Module):
+    """A layer that does not fit, deep within."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(3, 4), nn.Linear(3, 3)), Function(function)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks[0](self.blocks[1](x))
+
+
+def test_other_errors_are_let_through_and_say_where(caplog: pytest.LogCaptureFixture) -> None:
+    """They are the user's own: with the innermost module that was called, and the innermost line that is the user's."""
+    for model in (Nested(torch.neg), torch.compile(Nested(torch.neg))):
+        with pytest.raises(RuntimeError, match=r"1x4|\[1, 4\]") as caught:
+            lflops.estimate(model, fixed(1, 3))
+        (note,) = caught.value.__notes__
+        assert re.fullmatch(r"estimate: in blocks.0.1 \(Linear\), .*test_estimate.py:\d+, in forward: `return self.blocks.*`", note)
+    assert [] == caplog.records, "torch has a log for this, with a traceback of its own"
+
+
+def test_what_needs_a_value_is_named_with_its_module() -> None:
+    """Beside the line; code that a function is given does not stand in a module's own."""
+    with pytest.raises(lflops.CountError, match=r"^estimate: in blocks.1 \(Function\), .*test_estimate.py:\d+, in asks: `if x"):
+        lflops.estimate(Nested(asks), fixed(1, 3))
+
+
+def test_an_error_while_building_has_its_line() -> None:
+    """There is no module yet."""
+
+    def build() -> nn.Module:
+        return nn.Linear(3, -3)
+
+    with pytest.raises(RuntimeError, match="negative dimension") as caught:
+        lflops.estimate(build, fixed(1, 3))
+    assert re.fullmatch(r"estimate: .*test_estimate.py:\d+, in build: `return nn.Linear\(3, -3\)`", caught.value.__notes__[0])
 
 
 def test_a_parameter_of_somebody_else_is_refused() -> None:

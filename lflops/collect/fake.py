@@ -2,6 +2,7 @@
 
 import contextlib
 import linecache
+import logging
 import os
 import traceback
 from collections.abc import Iterator
@@ -17,15 +18,18 @@ from torch.optim import Optimizer
 from lflops.collect.known import LARGEST, KnownValues
 from lflops.collect.tensors import DEEPEST
 from lflops.collect.torch_compat import ASKS_FOR_VALUES, KNOWS_NO_SHAPE, PLAIN, FakeTensor, fake_mode, pop_mode, push_mode, unseen
-from lflops.errors import CountError
+from lflops.errors import CountError, LflopsError
 
 __all__ = ["Fakes", "RealParameterError", "refuse_real_parameters", "values_refused"]
 
 HOST = torch.device("cpu")
 """Where the stand-ins of tensors on `meta` are: code that asks where it is would else go ways of its own."""
 
-_NOT_THEIRS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
-"""Of torch and lflops: a line in these is not the one to change."""
+CALL = nn.Module.__call__.__code__
+"""What runs whenever a module is called."""
+
+_TORCHS, _OURS = (f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
+"""A line in these is not the one to change."""
 
 
 class RealParameterError(Exception):
@@ -43,13 +47,15 @@ class Fakes:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Within it, whatever is made has no memory, and no value but where that is known from numbers and small integers."""
-        known = KnownValues()
+        known, log = KnownValues(), logging.getLogger(FakeTensor.__module__)
+        log.addFilter(_is_other_news)
         with self._mode:
             push_mode(known)
             try:
                 yield
             finally:
                 pop_mode(known)
+                log.removeFilter(_is_other_news)
 
     def of(self, value: Any, depth: int = DEEPEST) -> Any:
         """The same with stand-ins for the tensors in it; lists, tuples, sets and dictionaries are copies, everything else is itself.
@@ -110,6 +116,11 @@ class Fakes:
         return fake.requires_grad_(tensor.requires_grad)
 
 
+def _is_other_news(record: logging.LogRecord) -> bool:
+    """Whether a line of torch's log is more than the traceback of an error that is raised as well."""
+    return not record.getMessage().startswith("failed while attempting to run meta")
+
+
 def _give_back(held: list[tuple[nn.Module, dict[str, Any]]]) -> None:
     for module, attributes in held:
         vars(module).clear()
@@ -166,15 +177,19 @@ def values_refused(asker: str, *, step_of: Optimizer | None = None) -> Iterator[
     """
     try:
         yield
+    except LflopsError:
+        raise
     except Exception as error:
-        wrong = _wrong(error)
+        wrong, place = _wrong(error), _place(error)
+        if wrong is None and place:
+            error.add_note(f"{asker}: {place}")
         if wrong is None:
             raise
         if step_of is not None:
             asked = wrong.partition(";")[0].removeprefix("it ")
             advice = "give one that does not and has as much state, or lflops.counting around a real step"
             raise CountError(f"{asker}: the step of {type(step_of).__name__} {asked}: {advice}") from error
-        raise CountError(f"{asker}: {_place(error)}: {wrong}") from error
+        raise CountError(": ".join(filter(None, (asker, place, wrong)))) from error
 
 
 def _wrong(error: Exception) -> str | None:
@@ -199,9 +214,17 @@ def _wrong(error: Exception) -> str | None:
 
 
 def _place(error: Exception) -> str:
-    """The innermost line that is neither torch's nor ours."""
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)] or frames
-    frame = theirs[-1]
-    line = linecache.getline(frame.filename, frame.lineno or 0).strip()
-    return f"{frame.filename}:{frame.lineno}, in {frame.name}" + (f": `{line}`" if line else "")
+    """The innermost module that was called, and the innermost line that is neither torch's nor ours; empty where there is neither."""
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not frame.f_code.co_filename.startswith(_OURS)]
+    called = [frame.f_locals["self"] for frame, _ in frames if frame.f_code is CALL]
+    parts = [f"in {_named(called[-1], called[0])}"] if called else []
+    for frame, line in [each for each in frames if not each[0].f_code.co_filename.startswith(_TORCHS)][-1:]:
+        code = frame.f_code
+        text = linecache.getline(code.co_filename, line).strip()
+        parts.append(f"{code.co_filename}:{line}, in {code.co_name}" + (f": `{text}`" if text else ""))
+    return ", ".join(parts)
+
+
+def _named(module: nn.Module, root: nn.Module) -> str:
+    name = next((name for name, each in root.named_modules() if each is module), "")
+    return f"{name.replace('_orig_mod.', '') or 'the model'} ({type(module).__name__})"
