@@ -18,7 +18,7 @@ from lflops.collect.progress import Meter, Progress
 from lflops.collect.random_numbers import same_random_numbers
 from lflops.collect.stepping import MakesOptimizer, Stepper
 from lflops.collect.torch_check import check
-from lflops.collect.torch_compat import runs_nothing
+from lflops.collect.torch_compat import local_part, runs_nothing
 from lflops.errors import CountError
 from lflops.hardware import Hardware, named
 from lflops.profile import Note, Profile
@@ -135,6 +135,9 @@ class Estimate:
             stepper = Stepper(self.asker, self.optimizer, model, chip=chip, grad_scaler=self.grad_scaler)
             loss = stepper.scaled(loss)
         call = ModelCall(asker=self.asker, model=model, args=args, kwargs=kwargs, backward=self.backward, loss=loss, _given=given)
+        if any(local_part(each) is not each for each in model.parameters()):
+            self._step(call, stepper, chip, Meter(progress=False))  # in which torch works out once, with tensors, how results are spread
+            model.zero_grad()
         with Meter(self.progress) as meter:
             first = self._step(call, stepper, chip, meter)
             if stepper is None:

@@ -17,7 +17,17 @@ from torch.optim import Optimizer
 
 from lflops.collect.known import LARGEST, KnownValues
 from lflops.collect.tensors import DEEPEST
-from lflops.collect.torch_compat import ASKS_FOR_VALUES, KNOWS_NO_SHAPE, PLAIN, FakeTensor, fake_mode, pop_mode, push_mode, unseen
+from lflops.collect.torch_compat import (
+    ASKS_FOR_VALUES,
+    KNOWS_NO_SHAPE,
+    PLAIN,
+    FakeTensor,
+    fake_mode,
+    local_part,
+    pop_mode,
+    push_mode,
+    unseen,
+)
 from lflops.errors import CountError, LflopsError
 
 __all__ = ["Fakes", "RealParameterError", "refuse_real_parameters", "values_refused"]
@@ -89,8 +99,8 @@ class Fakes:
         Raises:
             CountError: A part of it is a script, or has no shape yet.
         """
-        if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-            raise CountError("estimate: a scripted module keeps its tensors to itself: give the one that it was made from")
+        for module in model.modules():
+            _refuse_what_keeps_tensors(module)
         held = [(module, dict(vars(module))) for module in model.modules()]
         lent = [self.of(attributes) for _, attributes in held]  # copies of torch's tables among them
         try:
@@ -109,11 +119,31 @@ class Fakes:
             return tensor
         if _has_known_values(tensor):
             return _copy(tensor)
+        if type(local_part(tensor)) is FakeTensor:
+            return tensor
         with self._mode:
-            fake = _like(tensor)
+            fake = _like(tensor) if local_part(tensor) is tensor else _like_spread(tensor)
         if isinstance(tensor, nn.Parameter):
             return nn.Parameter(fake, requires_grad=tensor.requires_grad)
         return fake.requires_grad_(tensor.requires_grad)
+
+
+def _refuse_what_keeps_tensors(module: nn.Module) -> None:
+    """See that a module has its tensors where others have them.
+
+    Raises:
+        CountError: It has not, so that its real ones would be used.
+    """
+    kinds = {kind.__name__ for kind in type(module).__mro__}
+    if isinstance(module, torch.jit.ScriptModule):
+        raise CountError("estimate: a scripted module keeps its tensors to itself: give the one that it was made from")
+    if kinds & {"DistributedDataParallel", "FullyShardedDataParallel"}:
+        kept = "buckets as large as the gradients" if "DistributedDataParallel" in kinds else "parameters"
+        raise CountError(f"estimate: {type(module).__name__} keeps {kept} to itself: give the module that it wraps")
+    if "FSDPModule" in kinds and any(type(local_part(each)) is not FakeTensor for each in module.parameters()):
+        raise CountError(
+            "estimate: fully_shard keeps a module's parameters to itself: give a function that builds the module and shards it"
+        )
 
 
 def _is_other_news(record: logging.LogRecord) -> bool:
@@ -133,6 +163,13 @@ def _like(tensor: Tensor) -> Tensor:
     if tensor.layout is not torch.strided:
         return torch.empty_like(tensor, device=device)
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+
+
+def _like_spread(tensor: Any) -> Tensor:
+    """What this rank has of a tensor that is spread over ranks."""
+    whole = {"run_check": False, "shape": tensor.shape, "stride": tensor.stride()}
+    spread: Tensor = type(tensor).from_local(_like(local_part(tensor)), tensor.device_mesh, tensor.placements, **whole)
+    return spread
 
 
 def _copy(tensor: Tensor) -> Tensor:
