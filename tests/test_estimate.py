@@ -379,6 +379,34 @@ def test_other_errors_are_let_through_and_say_where(caplog: pytest.LogCaptureFix
     assert [] == caplog.records, "torch has a log for this, with a traceback of its own"
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is the device that is asked for")
+@pytest.mark.parametrize("ask", [lambda: torch.ones(2, device="cuda"), lambda: torch.ones(2).cuda()], ids=["made there", "moved there"])
+def test_who_asks_for_cuda_is_told_where_an_estimate_runs(ask: Callable[[], Tensor]) -> None:
+    """In building as well as in forward."""
+    for make in (lambda: nn.Linear(2, 2).to(ask().device), lambda: Function(lambda x: x + ask())):
+        with pytest.raises(lflops.CountError, match=r"test_estimate.py:\d+, in <lambda>.*it asks for CUDA.*give the chip as hardware"):
+            lflops.estimate(make, fixed(1, 2))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there autocast is not left out")
+def test_autocast_for_cuda_is_not_left_out_without_a_word() -> None:
+    """For a chip it would be wrong to estimate single precision; for the host it is what happens, and torch warns."""
+
+    class Cast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cuda", torch.bfloat16):
+                return self.layer(x)
+
+    with pytest.raises(lflops.CountError, match=r"in the model \(Cast\).*`with torch.autocast\(\"cuda\".*or that of a tensor"):
+        lflops.estimate(Cast(), fixed(1, 2), hardware="NVIDIA H200")
+    with pytest.warns(UserWarning, match="CUDA is not available"):
+        assert {"float32"} == {cell.dtype for cell in lflops.estimate(Cast(), fixed(1, 2)).cells}
+
+
 def test_what_needs_a_value_is_named_with_its_module() -> None:
     """Beside the line; code that a function is given does not stand in a module's own."""
     with pytest.raises(lflops.CountError, match=r"^estimate: in blocks.1 \(Function\), .*test_estimate.py:\d+, in asks: `if x"):

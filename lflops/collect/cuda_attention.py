@@ -6,6 +6,7 @@ the order of preference, the first that takes the call. The operators themselves
 
 import contextlib
 import math
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from types import FunctionType
@@ -138,12 +139,16 @@ class Attention(NamedTuple):
 
 @contextlib.contextmanager
 def attention_on(chip: Hardware | None) -> Iterator[list[Note]]:
-    """Within it, attention runs as it would on one of NVIDIA's chips in the table; a note of it is there at the end."""
+    """Within it, attention runs as it would on one of NVIDIA's chips in the table; a note of it is there at the end.
+
+    And autocast for CUDA is an error where there is none: there torch only warns and leaves it out, which is right for no chip.
+    """
     notes: list[Note] = []
     if chip is None or (found := lookup(chip.name)) is None or found not in chips()["NVIDIA"]:
         yield notes
         return
-    with _Choice(chip) as choice:
+    with warnings.catch_warnings(), _Choice(chip) as choice:
+        warnings.filterwarnings("error", ".*CUDA is not available.*Disabling")
         yield notes
     if choice.calls:
         notes.append(Note(code="attention_on_cuda", subject=chip.name, values=dict(choice.calls)))

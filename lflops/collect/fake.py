@@ -4,6 +4,7 @@ import contextlib
 import linecache
 import logging
 import os
+import re
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch.amp import grad_scaler
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from lflops.collect.known import LARGEST, KnownValues
+from lflops.collect.known import LARGEST, KnownValues, NoCudaError
 from lflops.collect.tensors import DEEPEST
 from lflops.collect.torch_compat import (
     ASKS_FOR_VALUES,
@@ -37,6 +38,9 @@ HOST = torch.device("cpu")
 
 CALL = nn.Module.__call__.__code__
 """What runs whenever a module is called."""
+
+NO_CUDA = re.compile("not compiled with CUDA|not linked with support for cuda|CUDA is not available|Found no NVIDIA driver")
+"""What torch says of it, in errors and, of autocast, in a warning."""
 
 _TORCHS, _OURS = (f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
 """A line in these is not the one to change."""
@@ -115,12 +119,10 @@ class Fakes:
             raise CountError(
                 "estimate: a parameter has no shape yet: run a lazy module once before, on its real batch or on the meta device"
             )
-        if isinstance(tensor, FakeTensor):  # of a model that was built in the mode
+        if isinstance(local_part(tensor), FakeTensor):  # of a model that was built in the mode
             return tensor
         if _has_known_values(tensor):
             return _copy(tensor)
-        if type(local_part(tensor)) is FakeTensor:
-            return tensor
         with self._mode:
             fake = _like(tensor) if local_part(tensor) is tensor else _like_spread(tensor)
         if isinstance(tensor, nn.Parameter):
@@ -238,16 +240,22 @@ def _wrong(error: Exception) -> str | None:
         )
     if isinstance(error, KNOWS_NO_SHAPE):
         return f"it runs {error.func}, which does not say what its result looks like: register a fake kernel (torch.library.register_fake)"
-    if isinstance(error, ASKS_FOR_VALUES) and any(
-        each.filename == grad_scaler.__file__ for each in traceback.extract_tb(error.__traceback__)
-    ):
-        return "a GradScaler asks whether all gradients are finite: leave it out, and lflops.estimate(grad_scaler=True) takes them so"
-    advice = "an estimate has shapes alone: go around it, or count a real batch with lflops.count, which has the same memory timeline"
+    if isinstance(error, NoCudaError) or NO_CUDA.search(str(error)):
+        return "it asks for CUDA, which is not here: say no device, or that of a tensor, and give the chip as hardware"
+    return _value_asked_for(error)
+
+
+def _value_asked_for(error: Exception) -> str | None:
     if isinstance(error, ASKS_FOR_VALUES):
-        return f"it needs the value of a tensor ({error.func}); {advice}"
-    if isinstance(error, RuntimeError | TypeError) and any(each in str(error) for each in ("tensor subclasses", "FakeTensor.__format__")):
-        return f"it needs the value of a tensor ({error}); {advice}"
-    return None
+        if any(each.filename == grad_scaler.__file__ for each in traceback.extract_tb(error.__traceback__)):
+            return "a GradScaler asks whether all gradients are finite: leave it out, and lflops.estimate(grad_scaler=True) takes them so"
+        asked: object = error.func
+    elif isinstance(error, RuntimeError | TypeError) and any(each in str(error) for each in ("tensor subclasses", "FakeTensor.__format__")):
+        asked = error
+    else:
+        return None
+    advice = "an estimate has shapes alone: go around it, or count a real batch with lflops.count, which has the same memory timeline"
+    return f"it needs the value of a tensor ({asked}); {advice}"
 
 
 def _place(error: Exception) -> str:
