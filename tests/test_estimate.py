@@ -434,6 +434,35 @@ def test_a_parameter_of_somebody_else_is_refused() -> None:
     lflops.estimate(Function(lambda x: x * other.requires_grad_(requires_grad=False)), fixed(2, 3).requires_grad_(), backward=True)
 
 
+class Steps(nn.Module):
+    """Trains itself, as a training step of its own would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(hidden, hidden, bias=False)
+        self.optimizer = torch.optim.Adam(self.layer.parameters())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer(x).sum().backward()
+        self.optimizer.step()
+        return x
+
+
+def test_an_optimizer_of_real_parameters_is_refused() -> None:
+    """It would find no gradient, and leave its state out of the peak. One that is built with its model is estimated."""
+    model = Steps()
+    with pytest.raises(
+        lflops.CountError, match=r"`self.optimizer.step\(\)`: it steps an optimizer of the real parameters: give a function"
+    ):
+        lflops.estimate(model, sequence())
+    assert {} == model.optimizer.state
+    assert model.layer.weight.grad is None
+    build: Callable[[], nn.Module] = lambda: Steps()  # noqa: E731, PLW0108 - a class is no function
+    assert 2 * hidden * hidden * FLOAT + FLOAT == live(lflops.estimate(build, sequence()))["optimizer_state"]
+    model(sequence())
+    assert [3] == [len(state) for state in model.optimizer.state.values()], "no hook is left"
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.ASGD])
 def test_an_optimizer_that_needs_values_is_refused(optimizer: type[torch.optim.Optimizer]) -> None:
     """By its name."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.amp import grad_scaler
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lflops.collect.known import LARGEST, KnownValues, NoCudaError
 from lflops.collect.tensors import DEEPEST
@@ -27,6 +28,7 @@ from lflops.collect.torch_compat import (
     local_part,
     pop_mode,
     push_mode,
+    runs_nothing,
     unseen,
 )
 from lflops.errors import CountError, LflopsError
@@ -50,6 +52,10 @@ class RealParameterError(Exception):
     """A tensor that has memory and wants a gradient met a fake one: the gradient would be fake, and written to it."""
 
 
+class RealOptimizerError(Exception):
+    """An optimizer has tensors with memory: it would find no gradient and do nothing."""
+
+
 class Fakes:
     """Stand-ins for real tensors, always the same one for the same tensor; small integers are copied, all else is fake."""
 
@@ -62,14 +68,14 @@ class Fakes:
     def running(self) -> Iterator[None]:
         """Within it, whatever is made has no memory, and no value but where that is known from numbers and small integers."""
         known, log = KnownValues(), logging.getLogger(FakeTensor.__module__)
-        log.addFilter(_is_other_news)
-        with self._mode:
+        with contextlib.ExitStack() as undo:
+            log.addFilter(_is_other_news)
+            undo.callback(log.removeFilter, _is_other_news)
+            undo.callback(register_optimizer_step_pre_hook(_refuse_real_optimizer).remove)
+            undo.enter_context(self._mode)
             push_mode(known)
-            try:
-                yield
-            finally:
-                pop_mode(known)
-                log.removeFilter(_is_other_news)
+            undo.callback(pop_mode, known)
+            yield
 
     def of(self, value: Any, depth: int = DEEPEST) -> Any:
         """The same with stand-ins for the tensors in it; lists, tuples, sets and dictionaries are copies, everything else is itself.
@@ -146,6 +152,17 @@ def _refuse_what_keeps_tensors(module: nn.Module) -> None:
         raise CountError(
             "estimate: fully_shard keeps a module's parameters to itself: give a function that builds the module and shards it"
         )
+
+
+def _refuse_real_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    """See that an optimizer that makes a step has fake parameters; in other threads real ones may train.
+
+    Raises:
+        RealOptimizerError: It has not.
+    """
+    parameters = (each for group in optimizer.param_groups for each in group["params"])
+    if runs_nothing(()) and not all(isinstance(local_part(each), FakeTensor) for each in parameters):
+        raise RealOptimizerError
 
 
 def _is_other_news(record: logging.LogRecord) -> bool:
@@ -238,6 +255,8 @@ def _wrong(error: Exception) -> str | None:
             "it uses a parameter that is none of the model's, so that its gradient would be written: pass a module that holds it, "
             "or take it from the model"
         )
+    if isinstance(error, RealOptimizerError):
+        return "it steps an optimizer of the real parameters: give a function that builds the model and with it its optimizers"
     if isinstance(error, KNOWS_NO_SHAPE):
         return f"it runs {error.func}, which does not say what its result looks like: register a fake kernel (torch.library.register_fake)"
     if isinstance(error, NoCudaError) or NO_CUDA.search(str(error)):
