@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from lflops.collect.arguments import check_module, check_pass, check_whole, describe
 from lflops.collect.counting.mode import Extent
 from lflops.collect.cuda_attention import attention_on
-from lflops.collect.fake import Fakes, values_refused
+from lflops.collect.fake import Fakes
 from lflops.collect.model_call import ModelCall
 from lflops.collect.passes import Counting
 from lflops.collect.progress import Meter, Progress
 from lflops.collect.random_numbers import same_random_numbers
+from lflops.collect.refusals import values_refused
 from lflops.collect.stepping import MakesOptimizer, Stepper
 from lflops.collect.torch_check import check
 from lflops.collect.torch_compat import local_part, runs_nothing

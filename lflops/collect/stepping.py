@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lflops.collect.arguments import describe
-from lflops.collect.fake import HOST, values_refused
+from lflops.collect.fake import HOST
+from lflops.collect.refusals import values_refused
 from lflops.errors import CountError
 from lflops.hardware import Hardware, lookup
 from lflops.profile import Note

@@ -15,7 +15,7 @@ from lflops.collect.counting.operators import FOREACH, Kind, Operator, first_ten
 from lflops.collect.counting.owners import StepOwners
 from lflops.collect.counting.tally import Tally
 from lflops.collect.counting.traffic import bytes_moved, size, tensors_of
-from lflops.collect.fake import refuse_real_parameters
+from lflops.collect.refusals import refuse_real_parameters
 from lflops.collect.scopes import Scopes
 from lflops.collect.tensors import tensors_in
 from lflops.collect.torch_compat import FakeTensor, TorchDispatchMode, decompose, kernel_for_sequences, pop_mode, push_mode
