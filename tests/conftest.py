@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+from browsing import browser, opening, page_of
+
+__all__ = ["browser", "cuda", "opening", "page_of"]
 
 
 @pytest.fixture

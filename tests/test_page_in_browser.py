@@ -1,99 +1,18 @@
-"""The page and the tab in a real browser: Debian's Chromium, through playwright. Without them these tests are skipped, and say so."""
+"""The page and the tab in a real browser: what stands around the views, and the modules."""
 
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
-from boards import Board, board, write
+from boards import write
+from browsing import GRID, ROW, Seen, tab
 from hostile import IMAGE, SCRIPT, hostile_profile
 from samples import product, profile, profile_of, small_profile, untimed
 from torch.utils.tensorboard import SummaryWriter
 
 import lflops
 from lflops import units
-from lflops.profile import PHASES, Profile
-from lflops.report.page import save
-
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the dev extra")
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
-
-GRID = "[role=treegrid]"
-ROW = f"{GRID} .grid-body [role=row]"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """One for all."""
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-class Seen(NamedTuple):
-    """A page, and what it did beside being drawn: addresses it asked, and what must never come: dialogs and errors."""
-
-    page: Any
-    asked: list[str]
-    wrong: list[str]
-
-    def labels(self) -> list[str]:
-        """The modules on the screen, from top to bottom."""
-        return self.page.locator(f"{ROW} .name .label").all_inner_texts()
-
-    def shown(self, column: str) -> dict[str, str]:
-        """Of each module on the screen, by its whole name, the exact value in a column."""
-        found = {}
-        for row in self.page.locator(ROW).all():
-            cell = row.locator(f'.number[title^="{column}: "]')
-            found[row.locator(".name").get_attribute("title")] = cell.get_attribute("title").removeprefix(f"{column}: ")
-        return found
-
-    def modules(self) -> None:
-        """Go to that view."""
-        self.page.get_by_role("tab", name="Modules").click()
-        self.page.locator(ROW).first.wait_for()
-
-
-@pytest.fixture
-def opening(browser: Any) -> Iterator[Callable[..., Seen]]:
-    """Opens an address in a context of its own; nothing may have gone wrong in it at the end."""
-    contexts, seen = [], []
-
-    def go(address: str, **options: Any) -> Seen:
-        context = browser.new_context(viewport={"width": 1280, "height": 800}, **options)
-        contexts.append(context)
-        found = Seen(context.new_page(), [], [])
-        seen.append(found)
-        found.page.on("request", lambda request: found.asked.append(request.url))
-        found.page.on("pageerror", lambda error: found.wrong.append(str(error)))
-        found.page.on("dialog", lambda dialog: (found.wrong.append(dialog.message), dialog.dismiss()))
-        found.page.goto(address)
-        return found
-
-    yield go
-    assert [] == [wrong for each in seen for wrong in each.wrong]
-    for context in contexts:
-        context.close()
-
-
-@pytest.fixture
-def page_of(opening: Callable[..., Seen], tmp_path: Path) -> Callable[..., Seen]:
-    """Opens a profile's page from disk."""
-
-    def go(given: Profile, **options: Any) -> Seen:
-        save(given, tmp_path / "page.html")
-        found = opening((tmp_path / "page.html").as_uri(), **options)
-        found.page.locator(".figures").wait_for()
-        return found
-
-    return go
+from lflops.profile import PHASES
 
 
 def digits(value: int) -> str:
@@ -260,20 +179,6 @@ def test_it_is_dark_where_the_system_is_or_where_it_is_asked_for(page_of: Callab
     assert ("rgb(20, 24, 30)", "rgb(255, 255, 255)") == (ground(light), ground(dark))
 
 
-@contextmanager
-def tab(opening: Callable[..., Seen], logdir: Path, *, told: int) -> Iterator[tuple[Seen, Any, Board]]:
-    """The tab in a TensorBoard that has read so much; the frame that it is in; and its server."""
-    with board(logdir, "--load_fast=false") as server:
-        server.windows(told=told)
-        seen = opening(f"{server.address}#lflops")
-        frame = seen.page.frame_locator("iframe")
-        frame.locator(".figures").wait_for()
-        yield seen, frame, server
-        assert {server.address.split("//")[1].rstrip("/")} == {
-            address.split("//")[1].split("/")[0] for address in seen.asked if "//" in address
-        }
-
-
 def test_the_tab_shows_what_was_logged(opening: Callable[..., Seen], tmp_path: Path) -> None:
     """The latest window first; another one by choice; what cannot be read is named; no request leaves this host."""
     with SummaryWriter(tmp_path / "run") as writer:
@@ -290,6 +195,21 @@ def test_the_tab_shows_what_was_logged(opening: Callable[..., Seen], tmp_path: P
         frame.locator(ROW).filter(has_text="img src").first.wait_for()
         assert ["(root)", IMAGE, SCRIPT, "__proto__"] == labels.all_inner_texts()
         assert 0 == frame.locator("img").count()
+
+
+def test_a_reload_of_tensorboard_shows_the_same_again(opening: Callable[..., Seen], tmp_path: Path) -> None:
+    """The view, its filter and the window that was chosen are in TensorBoard's own address."""
+    with SummaryWriter(tmp_path) as writer:
+        for step in (1, 2):
+            lflops.tensorboard.log(writer, small_profile(), step)
+    with tab(opening, tmp_path, told=2) as (seen, frame, _):
+        frame.get_by_label("step", exact=True).select_option("1")
+        frame.get_by_role("tab", name="Modules").click()
+        frame.get_by_label("filter by name or class").fill("head")
+        seen.page.reload()
+        frame.locator(ROW).first.wait_for()
+        assert ["(root)", "head"] == frame.locator(f"{ROW} .name .label").all_inner_texts()
+        assert "1" == frame.get_by_label("step", exact=True).input_value()
 
 
 def test_the_tab_follows_a_training_that_goes_on(opening: Callable[..., Seen], tmp_path: Path) -> None:

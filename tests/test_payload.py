@@ -57,7 +57,7 @@ def test_where_nothing_was_counted_no_count_is_known() -> None:
     times = replace(small_profile(), notes=(Note(code="not_counted", subject="", values={}),))
     shown = as_read(times)
     assert [None] * 5 == [shown["modules"][f"{phase}.macs"] for phase in PHASES]
-    assert "MACs" not in {figure["label"] for figure in shown["figures"]}
+    assert "MACs" not in {figure["label"] for figure in shown["summary"]["figures"]}
 
 
 def test_the_spread_of_ranks_is_the_module_s_worst() -> None:
@@ -79,7 +79,7 @@ def timed() -> Payload:
 
 def test_the_figures_begin_with_what_was_reached() -> None:
     """2 * 1000 FLOPs in 1 s, of 10 kFLOP/s: 20 %."""
-    figures = {figure.label: figure.text for figure in timed().figures}
+    figures = {figure.label: figure.text for figure in timed().summary.figures}
     assert ["MFU", "achieved", "samples/s"] == list(figures)[:3]
     assert ("20.0 %", "2.00 kFLOP/s", "4", "1.00 s") == tuple(figures[label] for label in ("MFU", "achieved", "samples/s", "step"))
 
@@ -87,21 +87,21 @@ def test_the_figures_begin_with_what_was_reached() -> None:
 def test_the_step_is_cut_into_its_phases_and_its_budget() -> None:
     """Phases as the step tells them; the budget's parts add up to 1, and the largest says what helps."""
     shown = timed()
-    assert [("data", 0.25), ("forward", 0.5)] == [(part.name, part.share) for part in shown.phases]
-    assert "50.0 %, 500.00 ms" == shown.phases[1].text
-    assert pytest.approx(1.0) == sum(part.share for part in shown.budget)
-    assert all(part.said for part in shown.budget[:3])
+    assert [("data", 0.25), ("forward", 0.5)] == [(part.name, part.share) for part in shown.summary.phases]
+    assert "50.0 %, 500.00 ms" == shown.summary.phases[1].text
+    assert pytest.approx(1.0) == sum(part.share for part in shown.summary.budget)
+    assert all(part.said for part in shown.summary.budget[:3])
     assert (True, "Linear, train, window 1, step 7") == (shown.partial, shown.title)
 
 
 def test_what_is_missing_is_said() -> None:
     """Without times there are no phases and no budget, but a reason; what was not counted and the ranks' notes are doubts."""
     shown = payload(untimed(small_profile()))
-    assert ((), ()) == (shown.phases, shown.budget)
-    assert shown.why_no_budget
-    doubts = [line.text for line in shown.facts if line.doubt]
+    assert ((), ()) == (shown.summary.phases, shown.summary.budget)
+    assert shown.summary.why_no_budget
+    doubts = [line.text for line in shown.summary.facts if line.doubt]
     assert any("my_ops::scan" in text for text in doubts)
-    assert not [line for line in payload(profile({"": {}}, [])).facts if line.doubt and line.label == "not counted"]
+    assert not [line for line in payload(profile({"": {}}, [])).summary.facts if line.doubt and line.label == "not counted"]
 
 
 def test_the_version_comes_first() -> None:

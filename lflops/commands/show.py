@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 from rich.console import Group
 
+from lflops.analyze.ledger import ledger
 from lflops.analyze.operators import operators
 from lflops.analyze.pace import pace
-from lflops.analyze.tree import SORT_KEYS, flat, ledger, share_of, totals, tree
+from lflops.analyze.tree import SORT_KEYS, flat, share_of, totals, tree
 from lflops.analyze.utilization import utilization
 from lflops.analyze.what_if import checkpointed
 from lflops.commands.output import UsageError, draw, name_file, save_memory, write_json

@@ -1,46 +1,57 @@
 // What stands around the views: which run, stage and step is looked at, the choice of a view, and light or dark. All but the data source is
 // the same in the tab and in the file that opens offline. A source has `list()`, which gives {windows: [{run, tag, step}], problems: [text]}
-// with the latest window last, and `read(window)`, which gives the payload of one of them.
+// with the latest window last; `read(window)`, which gives the payload of one of them; and `address`, which reads and writes a text that a
+// link and a reload keep.
 
 import { element, select } from "./dom.js";
-import { modulesView } from "./modules.js";
-import { summaryView } from "./summary.js";
+import { modules } from "./modules.js";
+import { summary } from "./summary.js";
 
 const VERSION = 1;
-const VIEWS = [["summary", "Summary"], ["modules", "Modules"]];
+
+// A view has an id, a label and `draw(payload, context)`, which gives its node. In the context are `state`, texts and truths of the view's
+// own which the address keeps, `remember()` to be called when it changed, `go(id, changes)` to another view and its state, the source, and
+// what it `listed`.
+const VIEWS = [summary, modules];
 
 export async function open(source, root) {
-  const state = remembered();
+  const [state, ofViews] = parsed(source.address.read());
+  const remember = () => source.address.write(written(state, ofViews));
+  let listed = { windows: [], problems: [] };
   const place = element("main", { class: "place", tabindex: -1 });
   const choices = element("div", { class: "choices" });
   const title = element("h1", {}, "lflops");
   const views = element("div", { class: "views", role: "tablist", "aria-label": "views" });
   const problems = element("div", { class: "problems", role: "status" });
-  root.replaceChildren(element("header", {}, title, choices, views, themeChoice(state)), problems, place);
-  let listed = { windows: [], problems: [] };
+  root.replaceChildren(element("header", {}, title, choices, views, themeChoice(state, remember)), problems, place);
   let payload = null;
   let shown = "";
   let asked = 0;
 
   function drawViews() {
-    views.replaceChildren(...VIEWS.map(([id, label]) => element("button", {
+    views.replaceChildren(...VIEWS.map(({ id, label }) => element("button", {
       type: "button", role: "tab", id: `tab-${id}`, "aria-selected": state.view === id, tabindex: state.view === id ? 0 : -1,
       onclick: () => choose(id), onkeydown: (event) => step(event),
     }, label)));
   }
 
-  function choose(id) {
+  function go(id, changes = {}) {
     state.view = id;
-    remember(state);
+    Object.assign(ofViews[id], changes);
+    remember();
     draw();
+  }
+
+  function choose(id) {
+    go(id);
     views.querySelector('[aria-selected="true"]').focus();
   }
 
   function step(event) {
     const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!move) return;
-    const at = VIEWS.findIndex(([id]) => id === state.view);
-    choose(VIEWS[(at + move + VIEWS.length) % VIEWS.length][0]);
+    const at = VIEWS.findIndex(({ id }) => id === state.view);
+    choose(VIEWS[(at + move + VIEWS.length) % VIEWS.length].id);
   }
 
   function draw() {
@@ -49,7 +60,8 @@ export async function open(source, root) {
     title.textContent = payload.title;
     place.setAttribute("aria-labelledby", `tab-${state.view}`);
     place.setAttribute("role", "tabpanel");
-    place.replaceChildren(state.view === "modules" ? modulesView(payload, state, remember) : summaryView(payload));
+    const view = VIEWS.find(({ id }) => id === state.view);
+    place.replaceChildren(view.draw(payload, { state: ofViews[view.id], remember, go, source, listed }));
   }
 
   function say(text) {
@@ -69,7 +81,7 @@ export async function open(source, root) {
   }
 
   function drawChoices(window) {
-    const pick = (key) => (value) => { state[key] = value; remember(state); show(); };
+    const pick = (key) => (value) => { state[key] = value; remember(); show(); };
     const values = (key, among) => [...new Set(among.map((each) => String(each[key])))].map((value) => [value, brief(value)]);
     const ofRun = listed.windows.filter(({ run }) => run === window.run);
     const ofTag = ofRun.filter(({ tag }) => tag === window.tag);
@@ -126,24 +138,30 @@ function brief(value) {
   return value.replace(/^lflops\/(.+)\/profile$/, "$1");
 }
 
-function themeChoice(state) {
+function themeChoice(state, remember) {
   const apply = (theme) => {
     state.theme = theme;
     if (theme) document.documentElement.dataset.theme = theme;
     else delete document.documentElement.dataset.theme;
   };
   apply(state.theme);
-  return select("theme", [["", "automatic"], ["light", "light"], ["dark", "dark"]], state.theme, (theme) => { apply(theme); remember(state); });
+  return select("theme", [["", "automatic"], ["light", "light"], ["dark", "dark"]], state.theme, (theme) => { apply(theme); remember(); });
 }
 
-// The state is kept in the address, behind the #: a link shows what its sender saw.
-function remembered() {
-  const found = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-  for (const key of ["down", "flat", "own", "regex"]) found[key] = found[key] === "true";
-  return { ...found, view: VIEWS.some(([id]) => id === found.view) ? found.view : "summary", theme: found.theme || "" };
+// The state is kept in the address, so that a link shows what its sender saw: the frame's own, and that of views by their id and a dot.
+function parsed(text) {
+  const state = { theme: "" };
+  const ofViews = Object.fromEntries(VIEWS.map(({ id }) => [id, {}]));
+  for (const [name, value] of new URLSearchParams(text)) {
+    const [view, key] = name.split(".");
+    if (key === undefined) state[name] = value;
+    else if (Object.hasOwn(ofViews, view)) ofViews[view][key] = value;
+  }
+  if (!Object.hasOwn(ofViews, state.view)) state.view = VIEWS[0].id;
+  return [state, ofViews];
 }
 
-function remember(state) {
-  const kept = Object.entries(state).filter(([, value]) => value);
-  history.replaceState(null, "", `${location.href.split("#")[0]}#${new URLSearchParams(kept)}`);
+function written(state, ofViews) {
+  const own = Object.entries(ofViews).flatMap(([view, kept]) => Object.entries(kept).map(([key, value]) => [`${view}.${key}`, value]));
+  return String(new URLSearchParams([...Object.entries(state), ...own].filter(([, value]) => value)));
 }

@@ -3,6 +3,7 @@
 import { open } from "./app.js";
 
 const source = {
+  address: { read: () => location.hash.slice(1), write: (text) => history.replaceState(null, "", `#${text}`) },
   async list() {
     return { windows: [{ run: null, tag: null, step: null }], problems: [] };
   },

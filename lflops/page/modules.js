@@ -9,8 +9,10 @@ import { byName, children, depth, matcher, order, visible } from "./rows.js";
 
 const OPEN_AT_FIRST = 200;
 
-// `state` is what the address keeps: sort, down, flat, own, filter, regex, columns, chart. `changed` is called with it.
-export function modulesView(payload, state, changed) {
+export const modules = { id: "modules", label: "Modules", draw: drawModules };
+
+// Its state: sort, down, flat, own, filter, regex, columns, chart.
+function drawModules(payload, { state, remember }) {
   const table = payload.modules;
   const names = table.name;
   const all = names.map((_, row) => row);
@@ -78,7 +80,7 @@ export function modulesView(payload, state, changed) {
   }
 
   function draw() {
-    changed(state);
+    remember();
     let matches = null;
     said.textContent = "";
     try {

@@ -2,15 +2,17 @@
 
 import { element } from "./dom.js";
 
-export function summaryView(payload) {
+export const summary = { id: "summary", label: "Summary", draw: drawSummary };
+
+function drawSummary(payload) {
   return element(
     "section", { class: "summary", "aria-label": "summary" },
     payload.partial ? element("p", { class: "doubt", role: "note" }, "Partial: the run was left before this window was over.") : null,
-    element("div", { class: "figures" }, ...payload.figures.map(figure)),
-    block("The step", payload.phases, "no clean step was timed", "phase"),
-    block("Where its peak-seconds went", payload.budget, payload.why_no_budget, "budget"),
+    element("div", { class: "figures" }, ...payload.summary.figures.map(figure)),
+    block("The step", payload.summary.phases, "no clean step was timed", "phase"),
+    block("Where its peak-seconds went", payload.summary.budget, payload.summary.why_no_budget, "budget"),
     element("h2", {}, "What this is"),
-    facts(payload.facts),
+    facts(payload.summary.facts),
   );
 }
 

@@ -10,7 +10,18 @@ async function ask(route, parameters = {}) {
   return response.json();
 }
 
+// TensorBoard keeps in its own address what begins with p.<plugin>, and our frame's is lost when its page is loaded anew.
+const KEPT = /&p[.]lflops[.]state=([^&]*)/;
+const address = {
+  read: () => decodeURIComponent(window.parent.location.hash.match(KEPT)?.[1] ?? ""),
+  write: (text) => {
+    const before = window.parent.location.hash.replace(KEPT, "");
+    window.parent.history.replaceState(window.parent.history.state, "", `${before}&p.lflops.state=${encodeURIComponent(text)}`);
+  },
+};
+
 const source = {
+  address,
   list: () => ask("windows"),
   read: ({ run, tag, step }) => ask("window", { run, tag, step }),
 };

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from lflops import units
+from lflops.analyze.ledger import Ledger, ledger
 from lflops.analyze.pace import Pace, pace
-from lflops.analyze.tree import Ledger, ledger
 from lflops.analyze.utilization import utilization
 from lflops.observations import PHASES, Spread
 from lflops.profile import Profile
@@ -112,7 +112,7 @@ def _utilization(profile: Profile) -> _Lines:
 def _ledger(profile: Profile, paced: Pace) -> _Lines:
     """The operators that ran without a formula, and how much they are."""
     lines = ledger(profile)
-    if any(note.code == "not_counted" for note in profile.notes):
+    if not profile.is_counted:
         return
     if not lines:
         yield "not counted", "nothing: every operator that ran has a formula"
@@ -138,7 +138,7 @@ def _share(line: Ledger, moved: int, paced: Pace) -> str:
 def _remarks(profile: Profile) -> _Lines:
     """What a reader has to know."""
     uncalled = set(profile.uncalled)
-    if uncalled and all(note.code != "not_counted" for note in profile.notes):
+    if uncalled and profile.is_counted:
         top = [name or "all of it" for name in profile.uncalled if not name or name.rpartition(".")[0] not in uncalled]
         more = f" and {len(top) - _LISTED} more" if len(top) > _LISTED else ""
         yield "never called", plain(", ".join(top[:_LISTED]) + more)

@@ -6,9 +6,11 @@ from rich.console import Group
 from rich.table import Table
 
 from lflops import units
-from lflops.analyze.tree import Figures, ledger, totals
+from lflops.analyze.ledger import ledger
+from lflops.analyze.tree import Figures, totals
 from lflops.analyze.utilization import utilization
 from lflops.profile import Profile
+from lflops.queries import pattern
 from lflops.report.budget import budget_table
 from lflops.report.cells import MARGIN, margin, text
 from lflops.report.fitted import Fitted
@@ -103,7 +105,7 @@ def _parameters(profile: Profile) -> list[str]:
 def _totals(profile: Profile) -> Fitted:
     """What ran in each phase."""
     ran: dict[str, Figures] = {phase: figures for phase, figures in totals(profile).items() if figures != Figures()}
-    if not ran and _uncounted(profile):
+    if not ran and not profile.is_counted:
         return Fitted(
             "totals", ["all"], {name: [units.UNKNOWN] for name in ("MACs", "FLOPs", "bytes moved", "operator calls")}, room=MARGIN
         )
@@ -136,18 +138,13 @@ def apart(profile: Profile) -> Iterator[tuple[str, str, bool]]:
     yield "peak live memory", _memory(profile), False
     for label, value in ranks(profile):
         yield label, value, False
-    if not _uncounted(profile):
+    if profile.is_counted:
         for line, is_doubt in _ledger(profile):
             yield "not counted", line, is_doubt
-    if profile.uncalled and not _uncounted(profile):
+    if profile.uncalled and profile.is_counted:
         yield "never called", _never_called(profile), True
     for note in profile.notes:
         yield "note", sentence(note), True
-
-
-def _uncounted(profile: Profile) -> bool:
-    """Whether there are times alone."""
-    return any(note.code == "not_counted" for note in profile.notes)
 
 
 def _ledger(profile: Profile) -> Iterator[tuple[str, bool]]:
@@ -178,12 +175,12 @@ def _never_called(profile: Profile) -> str:
     top = [name for name in profile.uncalled if not name or name.rpartition(".")[0] not in uncalled]
     alike: dict[str, list[str]] = {}
     for name in top:
-        alike.setdefault(".".join("*" if part.isdecimal() else part for part in name.split(".")), []).append(name)
+        alike.setdefault(pattern(name), []).append(name)
     said = []
-    for pattern, names in alike.items():
+    for shape, names in alike.items():
         # A pattern without a word in it would say nothing.
-        spelled = len(names) == 1 or set(pattern) <= {"*", "."}
-        said += [name or profile.modules[""].kind or "all of it" for name in names] if spelled else [f"{pattern} ×{len(names)}"]
+        spelled = len(names) == 1 or set(shape) <= {"*", "."}
+        said += [name or profile.modules[""].kind or "all of it" for name in names] if spelled else [f"{shape} ×{len(names)}"]
     below = len(uncalled) - len(top)
     ends = [
         f"{len(said) - _LISTED} more" if len(said) > _LISTED else "",

@@ -134,7 +134,7 @@ def _work(profile: Profile) -> _Lines:
         yield "params of model = params per GPU * mp_size", short_units.params(whole)
     else:
         yield "params of model, which is sharded", short_units.params(root.parameters)
-    if _note(profile, "not_counted"):
+    if not profile.is_counted:
         yield from (("fwd MACs per GPU", UNKNOWN), ("fwd flops per GPU", UNKNOWN))
         return
     yield "fwd MACs per GPU", short_units.macs(root.forward.macs)
@@ -154,7 +154,7 @@ def _flops_of_model(root: ModuleProfile, tensor_parallel: int | None) -> tuple[s
 def _forward(profile: Profile, paced: Pace) -> _Lines:
     seconds = _forward_seconds(profile, paced)
     yield "fwd latency", short_units.duration(seconds)
-    unknown = _note(profile, "not_counted") or is_staged(profile)
+    unknown = not profile.is_counted or is_staged(profile)
     rate = None if unknown else _per_second(profile.modules[""].forward.flops, seconds)
     yield "fwd FLOPS per GPU = fwd flops per GPU / fwd latency", short_units.rate(rate)
 

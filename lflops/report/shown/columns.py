@@ -1,0 +1,20 @@
+"""Tables for the page, column by column.
+
+A count that JavaScript's numbers cannot hold exactly is a string of its digits, an unknown value is null, and a column in which every row
+has the same value is that value alone: a page of 20,000 modules stays small enough for a mail.
+"""
+
+from collections.abc import Iterable
+
+__all__ = ["Columns", "Value", "column"]
+
+_EXACT = 2**53
+
+Value = int | float | str | bool | None
+Columns = dict[str, list[Value] | Value]
+
+
+def column(values: Iterable[Value]) -> list[Value] | Value:
+    """A list, or the value that all have."""
+    found = [str(value) if isinstance(value, int) and value >= _EXACT else value for value in values]
+    return found[0] if len(set(found)) == 1 else found
