@@ -233,10 +233,13 @@ def test_of_any_other_device_it_is_the_hosts(chip: str | None) -> None:
 
 
 def test_no_mode_stays_open() -> None:
-    """After an error neither: real attention is the host's again."""
+    """After an error neither: real attention is the host's again, which one that stayed open would not run."""
     with pytest.raises(lflops.CountError):
         lflops.estimate(Attends(dropout_p=0.1), (heads(SINGLE),) * 3, loss=lambda out: out.sum().item(), backward=True, hardware=H200)
-    assert heads(device="cpu").shape == F.scaled_dot_product_attention(*(heads(device="cpu") for _ in range(3))).shape
+    real = [heads(device="cpu") for _ in range(3)]
+    assert real[0].shape == F.scaled_dot_product_attention(*real).shape
+    with attention_on(lookup(H200)), pytest.raises(NotImplementedError, match="flash_attention"):
+        F.scaled_dot_product_attention(*real)
 
 
 def test_the_note_says_which_and_how_often() -> None:
