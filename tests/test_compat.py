@@ -182,7 +182,10 @@ def test_the_copies_of_a_folder_are_beside_it(tmp_path: Path, capsys: pytest.Cap
     assert "missing: is no folder" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("events", ["", "null", "[1]", '[{"name": "a", "ts": "b"}]', '[{"name": "a", "cat": "lflops_module", "tid": 0}]'])
+STRANGE = f'[{json.dumps(STEP)}, {{"name": "a", "cat": "lflops_module", "tid": 0}}]'
+
+
+@pytest.mark.parametrize("events", ["", "null", "[1]", '[{"name": "a", "ts": "b"}]', STRANGE])
 def test_what_is_no_trace_is_refused(events: str, tmp_path: Path) -> None:
     """By its name, and nothing is written."""
     (folder := tmp_path / "w").mkdir()
