@@ -6,7 +6,7 @@ from lflops.profile import Profile
 from lflops.report.shown.columns import Columns
 from lflops.report.shown.compare import Compare, compare
 from lflops.report.shown.modules import modules
-from lflops.report.shown.summary import Summary, summary
+from lflops.report.shown.summary import Summary, summary, trend
 
 __all__ = ["VERSION", "Payload", "payload"]
 
@@ -19,11 +19,13 @@ class Payload(Struct, frozen=True, kw_only=True):
 
     Attributes:
         lflops: The version of this form, before everything else.
+        trend: Figures that windows are followed by; right behind, so that a server reads them without the rest.
         title: What was profiled and when.
         partial: Whether the window was left before its end.
     """
 
     lflops: int
+    trend: dict[str, float]
     title: str
     partial: bool
     summary: Summary
@@ -35,6 +37,7 @@ def payload(profile: Profile) -> Payload:
     """Everything that the page shows of a profile."""
     return Payload(
         lflops=VERSION,
+        trend=trend(profile),
         title=_title(profile),
         partial=profile.run.partial,
         summary=summary(profile),
