@@ -3,10 +3,10 @@
 import math
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import bench
 from comparing import clean, ran
 from msgspec import json
 from msgspec.structs import replace
@@ -17,7 +17,6 @@ from lflops.observations import PHASES, Phase, Spread
 from lflops.profile import ModuleProfile, Profile, Work, ancestry
 from lflops.report.payload import payload
 
-PARTS = Path(__file__).parents[1] / "lflops" / "page"
 Pair = tuple[Profile, Profile]
 Compared = Callable[..., list[Any]]
 
@@ -32,10 +31,6 @@ WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
 @pytest.fixture(scope="module")
 def compared(browser: Any) -> Iterator[Compared]:
     """What the page's own modules find in pairs of profiles."""
-    page = browser.new_page()
-    page.route("**/*.js", lambda route: route.fulfill(path=PARTS / route.request.url.rpartition("/")[2], content_type="text/javascript"))
-    page.route("**/here", lambda route: route.fulfill(body="", content_type="text/html"))
-    page.goto("http://page.test/here")
 
     def find(*pairs: Pair) -> list[Any]:
         found: list[Any] = json.decode(page.evaluate(COMPARE, json.encode([[payload(side) for side in pair] for pair in pairs]).decode()))
@@ -44,8 +39,8 @@ def compared(browser: Any) -> Iterator[Compared]:
                 del module["rows"]
         return found
 
-    yield find
-    page.close()
+    with bench(browser) as page:
+        yield find
 
 
 def flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:

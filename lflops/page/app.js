@@ -5,6 +5,7 @@
 
 import { compare } from "./compare.js";
 import { element, select } from "./dom.js";
+import { exportMenu } from "./exports.js";
 import { modules } from "./modules.js";
 import { summary } from "./summary.js";
 import { nearest, windowChoices } from "./windows.js";
@@ -25,10 +26,11 @@ export async function open(source, root) {
   const title = element("h1", {}, "lflops");
   const views = element("div", { class: "views", role: "tablist", "aria-label": "views" });
   const problems = element("div", { class: "problems", role: "status" });
-  root.replaceChildren(element("header", {}, title, choices, views, themeChoice(state, remember)), problems, place);
   let payload = null;
   let shown = null;
   let asked = 0;
+  const menu = exportMenu(() => ({ payload, place }));
+  root.replaceChildren(element("header", {}, title, choices, views, menu, themeChoice(state, remember)), problems, place);
 
   function drawViews() {
     views.replaceChildren(...VIEWS.map(({ id, label }) => element("button", {

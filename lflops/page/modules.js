@@ -102,6 +102,10 @@ function drawModules(payload, { state, remember }) {
       isOpen: (row) => (state.flat || matches || !below[row].length ? null : open.has(row)),
       toggle,
       cells: (row) => [nameCell(row), ...shown.map((column) => numberCell(column, row))],
+      exported: {
+        labels: ["module", "class", ...shown.map(({ label }) => label)],
+        values: (row) => [names[row] || "(root)", kinds(row), ...shown.map(({ read }) => read(row))],
+      },
     });
   }
 
