@@ -117,6 +117,9 @@ def test_the_tree_is_walked_with_the_keyboard(page_of: Callable[..., Seen]) -> N
     for key in ("End", "ArrowLeft"):
         grid.press(key)
     assert "row-0" == grid.get_attribute("aria-activedescendant")
+    seen.page.get_by_role("button", name="backward MACs").press("Enter")
+    assert ["(root)", "encoder", "0", "1", "head"] == seen.labels()
+    assert "descending" == seen.page.get_by_role("columnheader", name="backward MACs").get_attribute("aria-sort")
 
 
 def test_the_address_keeps_what_is_looked_at(page_of: Callable[..., Seen]) -> None:

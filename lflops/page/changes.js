@@ -6,7 +6,7 @@ import { element, select } from "./dom.js";
 import { between, count, duration, exact, signed, size } from "./format.js";
 import { Grid } from "./grid.js";
 import { isNews } from "./judging.js";
-import { order } from "./rows.js";
+import { lastOf, order } from "./rows.js";
 
 const KINDS_OF_CHANGE = ["slower", "faster", "work changed", "added", "removed", "renamed"];
 const UNCHANGED = 4; // the rank of what nothing happened to
@@ -97,8 +97,7 @@ function isShown(row, show) {
 function rowOf(module, at) {
   const { before, after, own: { macs } } = module;
   const time = newsOf(module);
-  const last = (name) => name.slice(name.lastIndexOf(".") + 1);
-  const isRenamed = Boolean(before) && Boolean(after) && last(before) !== last(after);
+  const isRenamed = Boolean(before) && Boolean(after) && lastOf(before) !== lastOf(after);
   const [kind, rank, weight] = whatChanged(module, time, isRenamed);
   return {
     at, module, rank, weight, isRenamed,

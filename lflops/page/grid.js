@@ -91,6 +91,7 @@ export class Grid {
   }
 
   key(event) {
+    if (event.key === "Enter" && event.target !== this.node) return; // a button's
     const page = Math.max(Math.floor(this.node.clientHeight / ROW) - 2, 1);
     const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };
     const row = this.content.rows[this.chosen];
