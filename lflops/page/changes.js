@@ -63,12 +63,15 @@ export function changes(found, before, after, { state, remember }) {
       level: (row) => (row.above ? 2 : 1),
       isOpen: (row) => (row.above ? null : open.has(row)),
       toggle,
-      cells: (row) => [row.above ? partCell(row) : changedCell(row, open.has(row), toggle), ...COLUMNS.map((column) => figureCell(column, row, most))],
+      cells: (row) => [
+        row.above ? partCell(row) : changedCell(row, open.has(row), toggle), ...COLUMNS.map((column) => figureCell(column, row, most)),
+      ],
       exported: {
         labels: ["module before", "module after", "class", "part", ...COLUMNS.map(({ label }) => label)],
         values: (row) => {
           const { before: one, after: other, kind } = (row.above ?? row).module;
-          return [one === "" ? "(root)" : one, other === "" ? "(root)" : other, kind, row.label ?? null, ...COLUMNS.map(({ id }) => row.values[id] ?? null)];
+          const names = [one, other].map((name) => (name === "" ? "(root)" : name));
+          return [...names, kind, row.label ?? null, ...COLUMNS.map(({ id }) => row.values[id] ?? null)];
         },
       },
     });
@@ -76,7 +79,9 @@ export function changes(found, before, after, { state, remember }) {
 
   const many = (kind) => rows.filter((row) => isShown(row, kind)).length;
   const options = [
-    ["", `what changed (${many("")})`], ...KINDS_OF_CHANGE.filter(many).map((kind) => [kind, `${kind} (${many(kind)})`]), ["all", `all (${rows.length})`],
+    ["", `what changed (${many("")})`],
+    ...KINDS_OF_CHANGE.filter(many).map((kind) => [kind, `${kind} (${many(kind)})`]),
+    ["all", `all (${rows.length})`],
   ];
   if (!options.some(([kind]) => kind === state.show)) state.show = "";
   const field = element("input", {
@@ -126,7 +131,10 @@ function partsOf(row, before, after) {
   );
   const hasAny = (change) => Number(change.before) || Number(change.after);
   const phases = byPhase(before, after, row.module, isNews(own.time)).filter(({ seconds, macs }) => hasAny(seconds) || hasAny(macs));
-  const figures = [["own FLOPs", own.flops, count], ["own bytes moved", own.bytes_moved, size], ["own parameters", own.parameters, count], ["peak memory", peak, size]];
+  const figures = [
+    ["own FLOPs", own.flops, count], ["own bytes moved", own.bytes_moved, size], ["own parameters", own.parameters, count],
+    ["peak memory", peak, size],
+  ];
   return [
     ...phases.map(({ phase, seconds, macs }) => part(phase, seconds, duration, { macs_before: macs.before, macs_after: macs.after })),
     ...(time.per_mac === null ? [] : [{ above: row, label: "time a MAC", text: () => "", values: { ratio: time.per_mac } }]),
@@ -139,13 +147,14 @@ function partCell({ label }) {
 }
 
 function changedCell(row, isOpen, toggle) {
+  const title = "the time of the module itself, without what is below it";
   return element(
     "div", { class: "name", role: "gridcell", title: row.names },
     element("button", {
       class: "toggle", type: "button", tabindex: -1, "aria-label": `${isOpen ? "close" : "open"} ${row.names}`, onclick: () => toggle(row),
     }, isOpen ? "▾" : "▸"),
     element("span", { class: "label" }, row.names), element("span", { class: "kind" }, row.module.kind),
-    isNews(row.module.own.time) ? element("span", { class: "mark", title: "the time of the module itself, without what is below it" }, "own time") : null,
+    isNews(row.module.own.time) ? element("span", { class: "mark", title }, "own time") : null,
   );
 }
 

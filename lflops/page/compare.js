@@ -18,8 +18,8 @@ function drawCompare(payload, context) {
   const node = element("section", { class: "compare", "aria-label": "compare" });
   if (!others.length) {
     node.append(element(
-      "p", { class: "message" }, "There is no other window to compare this one with. In TensorBoard every window of every run can be chosen here, ",
-      "as soon as a second one was logged; as a file, ", element("code", {}, "lflops html BEFORE AFTER"), " writes a page with two.",
+      "p", { class: "message" }, "There is no other window to compare this one with. In TensorBoard every window of every run can be chosen ",
+      "here, as soon as a second one was logged; as a file, ", element("code", {}, "lflops html BEFORE AFTER"), " writes a page with two.",
     ));
     return node;
   }
@@ -66,7 +66,8 @@ function windowBefore(windows, others, window) {
 
 // In words: what all modules have in common, which phases changed, and whether the work did.
 function storyOf(found) {
-  const doubts = Object.entries(found.facts).map(([name, values]) => `${name.replaceAll("_", " ")}: ${values.map((value) => value ?? "unknown").join(" → ")}`);
+  const either = (values) => values.map((value) => value ?? "unknown").join(" → ");
+  const doubts = Object.entries(found.facts).map(([name, values]) => `${name.replaceAll("_", " ")}: ${either(values)}`);
   return element(
     "div", { class: "told" },
     doubts.length ? element("p", { class: "doubt", role: "note" }, `Not under the same circumstances. ${doubts.join("; ")}.`) : null,
@@ -75,7 +76,8 @@ function storyOf(found) {
 }
 
 function timesTold({ whole, step }) {
-  if (whole) return [`The whole run is ${paceTold(whole.ratio)}, as the median of ${whole.modules} modules; what a module does beyond that is its own.`];
+  const median = whole && `as the median of ${whole.modules} modules; what a module does beyond that is its own`;
+  if (whole) return [`The whole run is ${paceTold(whole.ratio)}, ${median}.`];
   if (step.ratio === null) return ["Times are not compared: one of the two windows has none."];
   return [`The step is ${paceTold(step.ratio)}; modules are not judged: three at least with the same work and their times are needed.`];
 }
@@ -83,7 +85,8 @@ function timesTold({ whole, step }) {
 function phasesTold({ phases: all, whole }) {
   return Object.entries(all).filter(([name, time]) => isNews(time) && !(whole && OF_MODULES.includes(name))).map(([name, time]) => {
     const much = `${percent(Math.abs(time.beyond - 1))} (${between(time)}) ${time.verdict}`;
-    return `${name} is ${much}${whole ? " than the rest of the run" : ""}: ${duration(Math.abs(time.lost))} a step ${time.lost > 0 ? "lost" : "won"}.`;
+    const cost = `${duration(Math.abs(time.lost))} a step ${time.lost > 0 ? "lost" : "won"}`;
+    return `${name} is ${much}${whole ? " than the rest of the run" : ""}: ${cost}.`;
   });
 }
 
@@ -104,7 +107,8 @@ function paceTold(ratio) {
 function figuresOfBoth(found) {
   const { macs, parameters } = found.modules[0].inclusive;
   const all = [
-    ["step", found.step, duration], ["MFU", found.mfu, percent], ["samples/s", found.samples_per_second, count], ["tokens/s", found.tokens_per_second, count],
+    ["step", found.step, duration], ["MFU", found.mfu, percent],
+    ["samples/s", found.samples_per_second, count], ["tokens/s", found.tokens_per_second, count],
     ["peak live memory", found.peak_bytes, size], ["MACs", macs, count], ["parameters", parameters, count],
   ];
   const known = all.filter(([, { before, after }]) => before !== null || after !== null);

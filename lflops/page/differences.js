@@ -12,7 +12,8 @@ const PHASES_OF_WORK = [...TIMED, "optimizer", "other"];
 export function differences(before, after) {
   const phases = sharedPhases(before.compare.phases_ran, after.compare.phases_ran);
   const sides = [before, after].map((payload) => new Side(payload, phases));
-  const pairs = matched(before.modules, after.modules).map((places) => places.map((place, at) => (place ? { ...place, side: sides[at] } : null)));
+  const withSide = (place, at) => (place ? { ...place, side: sides[at] } : null);
+  const pairs = matched(before.modules, after.modules).map((places) => places.map(withSide));
   const judge = judgeOfAll(pairs);
   const [first, second] = [before.compare, after.compare];
   const both = (field) => changeOf(first[field], second[field]);
@@ -21,8 +22,8 @@ export function differences(before, after) {
     whole: judge ? judge.whole : null,
     step: judged(judgeOfSteps(null, first.step?.[0], 1), measured(first.step), measured(second.step)),
     phases: phaseChanges(first, second, judge),
-    mfu: both("mfu"), samples_per_second: both("samples_per_second"), tokens_per_second: both("tokens_per_second"), peak_bytes: both("peak_bytes"),
-    modules: modulesOf(pairs, judge),
+    mfu: both("mfu"), samples_per_second: both("samples_per_second"), tokens_per_second: both("tokens_per_second"),
+    peak_bytes: both("peak_bytes"), modules: modulesOf(pairs, judge),
   };
 }
 
@@ -50,9 +51,9 @@ export function byPhase(before, after, { rows }, isOwn) {
   return TIMED.map((phase) => {
     const of = (field) => changeOf(...[before, after].map(({ modules }, at) => {
       if (rows[at] === null) return null;
-      const found = looked(rows[at], isOwn).map(reader(modules, `${phase}.${own}${field}`));
-      if (field === "macs") return exactSum(found);
-      return found.includes(null) ? null : found.reduce((total, seconds) => total + seconds, 0);
+      const [seen, read] = [looked(rows[at], isOwn), reader(modules, `${phase}.${own}${field}`)];
+      if (field === "macs") return exactSum(seen, [read]);
+      return seen.some((row) => read(row) === null) ? null : seen.reduce((total, row) => total + read(row), 0);
     }));
     return { phase, seconds: of("seconds"), macs: of("macs") };
   });
@@ -79,37 +80,39 @@ class Side {
 
   // A count of all phases, or of those that have times.
   work({ rows }, field, own, works = this.works) {
-    return this.counted ? exactSum(looked(rows, own).flatMap((row) => works.map((work) => work[field][own](row)))) : null;
-  }
-
-  // MACs and FLOPs of each phase that has times.
-  timedWork({ rows }, own) {
-    return this.timed.flatMap((work) => [work.macs, work.flops].map((read) => exactSum(looked(rows, own).map(read[own]))));
+    if (!this.counted) return null;
+    const reads = works.map((work) => work[field][own]);
+    return exactSum(looked(rows, own), reads);
   }
 
   // Of the phases that ran.
   time({ rows }, own) {
-    const parts = looked(rows, own).flatMap((row) => this.timed
-      .filter(({ seconds, calls }) => seconds[own](row) !== null || calls[own](row))
-      .map(({ seconds, error }) => [seconds[own](row), error[own](row)]));
+    const parts = [];
+    for (const row of looked(rows, own)) {
+      for (const { seconds, error, calls } of this.timed) {
+        if (seconds[own](row) !== null || calls[own](row)) parts.push([seconds[own](row), error[own](row)]);
+      }
+    }
     return timed(parts);
   }
 
   parametersOf({ rows }, own) {
-    return exactSum(looked(rows, own).map(this.parameters[own]));
+    return exactSum(looked(rows, own), [this.parameters[own]]);
   }
 }
 
 // Of what is inclusive the outermost row has all; what is own is that of each. `own` is 0 or 1.
 function looked(rows, own) {
-  return own ? rows : rows.slice(0, 1);
+  return own || rows.length === 1 ? rows : rows.slice(0, 1);
 }
 
-// Exactly: what a number cannot hold is a text of its digits, as in the columns.
-function exactSum(counts) {
-  const total = counts.reduce((all, count) => all + (typeof count === "number" ? count : NaN), 0);
+// What rows have in several columns, exactly: what a number cannot hold is a text of its digits, as in the columns. Null is unknown.
+function exactSum(rows, reads) {
+  let total = 0;
+  for (const row of rows) for (const read of reads) total += typeof read(row) === "number" ? read(row) : NaN;
   if (Number.isSafeInteger(total)) return total;
-  return counts.some((count) => count === null) ? null : String(counts.reduce((all, count) => all + BigInt(count), 0n));
+  const counts = rows.flatMap((row) => reads.map((read) => read(row)));
+  return counts.includes(null) ? null : String(counts.reduce((all, count) => all + BigInt(count), 0n));
 }
 
 function changeOf(before, after) {
@@ -120,10 +123,13 @@ function ofPair(pair, figure) {
   return changeOf(...pair.map((place) => (place ? figure(place.side, place) : null)));
 }
 
+// Whether MACs and FLOPs of each phase that has times are known to be the same.
 function sameWork([one, other], own) {
   if (!one || !other || !one.side.counted || !other.side.counted) return false;
-  const [first, second] = [one, other].map((place) => place.side.timedWork(place, own));
-  return first.every((count, at) => count === second[at]);
+  const [ours, theirs] = [looked(one.rows, own), looked(other.rows, own)];
+  return one.side.timed.every((work, at) => ["macs", "flops"].every(
+    (field) => exactSum(ours, [work[field][own]]) === exactSum(theirs, [other.side.timed[at][field][own]]),
+  ));
 }
 
 function timesOf(pair, own) {
@@ -131,7 +137,8 @@ function timesOf(pair, own) {
 }
 
 function judgeOfAll(pairs) {
-  const known = pairs.filter((pair) => sameWork(pair, 1)).map((pair) => timesOf(pair, 1)).filter(([one, other]) => one && other && one.seconds && other.seconds);
+  const times = pairs.filter((pair) => sameWork(pair, 1)).map((pair) => timesOf(pair, 1));
+  const known = times.filter(([one, other]) => one && other && one.seconds && other.seconds);
   const [root] = timesOf(pairs[0], 0);
   return judgeOf(known, root ? root.seconds : 0, 2 * known.length);
 }
@@ -163,7 +170,8 @@ function figuresOf(pair, judge, own, explained) {
     ? judged(judge, first, second, explained)
     : uncompared(first, second, ratioOf(ofPair(pair, (side, place) => side.work(place, "macs", own, side.timed))));
   return {
-    macs: count("macs"), flops: count("flops"), bytes_moved: count("bytes_moved"), parameters: ofPair(pair, (side, place) => side.parametersOf(place, own)), time,
+    macs: count("macs"), flops: count("flops"), bytes_moved: count("bytes_moved"),
+    parameters: ofPair(pair, (side, place) => side.parametersOf(place, own)), time,
   };
 }
 

@@ -41,14 +41,16 @@ function offered({ payload, place }) {
   if (payload === null) return [];
   const named = (label, kind) => `${`${payload.title} ${label}`.trim().replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 120)}.${kind}`;
   const offer = (label, kind, make) => ({ label: `${label} as ${kind.toUpperCase()}`, name: named(label, kind), make });
-  const table = (node, values) => offer(node.getAttribute("aria-label") ?? "table", "csv", () => new Blob([csvOf(values())], { type: "text/csv" }));
+  const csv = (values) => new Blob([csvOf(values)], { type: "text/csv" });
+  const table = (node, values) => offer(node.getAttribute("aria-label") ?? "table", "csv", () => csv(values()));
   const grids = [...place.querySelectorAll(".grid")].map((node) => table(node, () => valuesOfGrid(gridOf(node).content)));
   const tables = [...place.querySelectorAll("table")].map((node) => table(node, () => valuesOfTable(node)));
   const charts = [...place.querySelectorAll("[role=img]")].filter((node) => node.getBoundingClientRect().width).flatMap((node) => {
     const label = node.getAttribute("aria-label").split(/[,;:.]/)[0];
     return [offer(label, "svg", () => new Blob([standalone(node)], { type: "image/svg+xml" })), offer(label, "png", () => pngOf(node))];
   });
-  const whole = { ...offer("this window", "json", () => new Blob([JSON.stringify(payload)], { type: "application/json" })), name: named("", "json") };
+  const json = () => new Blob([JSON.stringify(payload)], { type: "application/json" });
+  const whole = { ...offer("this window", "json", json), name: named("", "json") };
   return [...grids, ...tables, ...charts, whole];
 }
 

@@ -51,7 +51,9 @@ export function judged(judge, before, after, explained = 0) {
 // be judged, `step` the seconds of all modules before.
 export function judgeOf(pairs, step, times) {
   const known = pairs
-    .map(([before, after]) => ({ seconds: before.seconds, logarithm: Math.log(after.seconds / before.seconds), error: errorOfRatio(before, after) }))
+    .map(([before, after]) => (
+      { seconds: before.seconds, logarithm: Math.log(after.seconds / before.seconds), error: errorOfRatio(before, after) }
+    ))
     .filter(({ error }) => error !== null)
     .sort((a, b) => b.seconds - a.seconds || b.logarithm - a.logarithm || b.error - a.error);
   if (known.length < LEAST_MODULES) return null;

@@ -111,7 +111,9 @@ function drawModules(payload, { state, remember }) {
 
   function foldButton(row, many, first) {
     if (many === 1 && !first) return null;
-    const [text, spoken] = first ? [`fold ×${first}`, `show ${first} modules that are alike as one`] : [`×${many}`, `show ${many} modules one by one`];
+    const [text, spoken] = first
+      ? [`fold ×${first}`, `show ${first} modules that are alike as one`]
+      : [`×${many}`, `show ${many} modules one by one`];
     const title = `${spoken}. They are alike: counts are those of one of them, times the mean over all of them.`;
     return element("button", { class: "mark", type: "button", "aria-label": spoken, title, onclick: () => { turn(row); draw(); } }, text);
   }

@@ -16,7 +16,8 @@ export function trend(label, windows, window) {
   const here = known.findIndex(({ step }) => step === window.step);
   if (known.length < 2 || here < 0) return null;
   const [first, last] = [known[0], known.at(-1)];
-  const over = `${label} over ${known.length} windows, from ${text(first.value)} at step ${first.step} to ${text(last.value)} at step ${last.step}`;
+  const [from, to] = [first, last].map(({ value, step }) => `${text(value)} at step ${step}`);
+  const over = `${label} over ${known.length} windows, from ${from} to ${to}`;
   return element("div", { class: "trend" }, sparkline(known, here, over, text), element("div", { class: "remark" }, inWords(known, here)));
 }
 
