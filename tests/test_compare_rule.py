@@ -84,10 +84,16 @@ def by_hand() -> list[Pair]:
         (ran(FIVE), ran({f"model.{name}": each for name, each in FIVE.items()})),
         (ran(FIVE), ran({name.replace("decoder", "tail"): each for name, each in FIVE.items()} | {"extra": 1e-3})),
         (ran(FIVE), ran(FIVE, macs={"head": 2**53 + 1})),
+        *((shared(own, 100), shared(own, 200)) for own in (110e-3, 130e-3)),
         (replace(estimate, run=replace(estimate.run, kind="estimate")), small_profile()),
         (small_profile(), replace(small_profile(), cells=())),
         (small_profile(), profile({"": {"kind": "Linear"}}, [product("", "aten::mm", "forward", macs=1, bytes_moved=1)])),
     ]
+
+
+def shared(own: float, macs: int) -> Profile:
+    """Three layers of 20 ms that another model has too, and one of its own."""
+    return ran(dict.fromkeys("abc", 20e-3) | {"own": own}, width=0.01, macs={"own": macs})
 
 
 def by_chance(seed: int) -> Pair:
