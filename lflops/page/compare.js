@@ -79,7 +79,7 @@ function timesTold({ whole, step }) {
   const median = whole && `as the median of ${whole.modules} modules; what a module does beyond that is its own`;
   if (whole) return [`The whole run is ${paceTold(whole.ratio)}, ${median}.`];
   if (step.ratio === null) return ["Times are not compared: one of the two windows has none."];
-  return [`The step is ${paceTold(step.ratio)}; modules are not judged: three at least with the same work and their times are needed.`];
+  return [`The step is ${paceTold(step.ratio)}; modules are not judged: those that did the same work in both are too few.`];
 }
 
 function phasesTold({ phases: all, whole }) {

@@ -4,6 +4,7 @@ const LEAST_CHANGE = 0.03;
 const LEAST_SHARE = 0.005;
 const LARGE = 0.9;
 const LEAST_MODULES = 3;
+const LEAST_IN_COMMON = 1 / 3;
 const CHANCE = 0.001;
 
 export function isNews(time) {
@@ -47,8 +48,8 @@ export function judged(judge, before, after, explained = 0) {
   };
 }
 
-// What all judgements rest on, found from modules' times before and after; null where too few can be compared. `times` is how many will
-// be judged, `step` the seconds of all modules before.
+// What all judgements rest on, found from modules' times before and after; null where too few, or too little of the time, can be compared.
+// `times` is how many will be judged, `step` the seconds of all modules before.
 export function judgeOf(pairs, step, times) {
   const known = pairs
     .map(([before, after]) => (
@@ -56,8 +57,8 @@ export function judgeOf(pairs, step, times) {
     ))
     .filter(({ error }) => error !== null)
     .sort((a, b) => b.seconds - a.seconds || b.logarithm - a.logarithm || b.error - a.error);
-  if (known.length < LEAST_MODULES) return null;
   const all = known.reduce((total, { seconds }) => total + seconds, 0);
+  if (known.length < LEAST_MODULES || all < LEAST_IN_COMMON * step) return null;
   let number = 0;
   for (let below = 0; number < known.length && below < LARGE * all; number += 1) below += known[number].seconds;
   number = Math.max(number, LEAST_MODULES);
