@@ -12,7 +12,7 @@ const KINDS_OF_CHANGE = ["slower", "faster", "work changed", "added", "removed",
 const UNCHANGED = 4; // the rank of what nothing happened to
 
 const plainly = (text) => text ?? "";
-const COLUMNS = [
+const CHANGE_COLUMNS = [
   { id: "kind", label: "what changed", text: (kind) => kind ?? "–", said: plainly },
   { id: "before", label: "time before", text: duration, said: exact },
   { id: "after", label: "time after", text: duration, said: exact },
@@ -22,7 +22,7 @@ const COLUMNS = [
   { id: "macs_before", label: "MACs before", text: count, said: exact },
   { id: "macs_after", label: "MACs after", text: count, said: exact },
 ];
-const SORTABLE = ["before", "after", "ratio", "lost", "macs_before", "macs_after"];
+const SORTABLE_CHANGES = ["before", "after", "ratio", "lost", "macs_before", "macs_after"];
 
 export function changes(found, before, after, { state, remember }) {
   const rows = found.modules.map(rowOf);
@@ -39,7 +39,7 @@ export function changes(found, before, after, { state, remember }) {
   }
 
   function sorted(list) {
-    if (!SORTABLE.includes(state.sort)) return list;
+    if (!SORTABLE_CHANGES.includes(state.sort)) return list;
     const compare = order((at) => rows[at].values[state.sort], Boolean(state.down), rows.length);
     return [...list].sort((a, b) => compare(a.at, b.at));
   }
@@ -56,7 +56,7 @@ export function changes(found, before, after, { state, remember }) {
     const chosen = sorted(first.filter((row) => isShown(row, state.show) && matches(row)));
     said.textContent = `${chosen.length || "none"} of ${rows.length} modules`;
     grid.show({
-      columns: [{ id: "name", label: "module" }, ...COLUMNS].map(({ id, label }) => ({
+      columns: [{ id: "name", label: "module" }, ...CHANGE_COLUMNS].map(({ id, label }) => ({
         label, onsort: () => sortBy(id), sort: state.sort !== id ? "none" : state.down ? "descending" : "ascending",
       })),
       rows: chosen.flatMap((row) => (open.has(row) ? [row, ...partsOf(row, before, after)] : [row])),
@@ -64,14 +64,14 @@ export function changes(found, before, after, { state, remember }) {
       isOpen: (row) => (row.above ? null : open.has(row)),
       toggle,
       cells: (row) => [
-        row.above ? partCell(row) : changedCell(row, open.has(row), toggle), ...COLUMNS.map((column) => figureCell(column, row, most)),
+        row.above ? partCell(row) : changedCell(row, open.has(row), toggle), ...CHANGE_COLUMNS.map((column) => figureCell(column, row, most)),
       ],
       exported: {
-        labels: ["module before", "module after", "class", "part", ...COLUMNS.map(({ label }) => label)],
+        labels: ["module before", "module after", "class", "part", ...CHANGE_COLUMNS.map(({ label }) => label)],
         values: (row) => {
           const { before: one, after: other, kind } = (row.above ?? row).module;
           const names = [one, other].map((name) => (name === "" ? "(root)" : name));
-          return [...names, kind, row.label ?? null, ...COLUMNS.map(({ id }) => row.values[id] ?? null)];
+          return [...names, kind, row.label ?? null, ...CHANGE_COLUMNS.map(({ id }) => row.values[id] ?? null)];
         },
       },
     });

@@ -1,6 +1,6 @@
 // What a table of modules can show: each column reads one value of one row, of the module itself or of all below it too.
 
-import { greatestOf, mean, meanRate, ofOne } from "./fold.js";
+import { greatestOf, meanOf, meanRate, ofOne } from "./fold.js";
 import { count, duration, percent, rate, size } from "./format.js";
 
 const PHASES = ["forward", "backward", "recompute", "optimizer", "other"];
@@ -50,8 +50,8 @@ export function columns(table, rows) {
       { id: `${phase}.flops`, adds: true, label: `${phase} FLOPs`, text: count, ...flops },
       { id: `${phase}.bytes`, adds: true, label: `${phase} bytes`, text: size, ...bytes },
       { id: `${phase}.comm`, adds: true, label: `${phase} communicated`, text: size, ...ofPhase(table, phase, "comm_bytes") },
-      { id: `${phase}.seconds`, adds: true, over: mean, label: `${phase} time`, text: duration, ...seconds },
-      { id: `${phase}.device`, adds: true, over: mean, label: `${phase} kernels`, text: duration, ...ofAll(table, `${phase}.device_seconds`) },
+      { id: `${phase}.seconds`, adds: true, over: meanOf, label: `${phase} time`, text: duration, ...seconds },
+      { id: `${phase}.device`, adds: true, over: meanOf, label: `${phase} kernels`, text: duration, ...ofAll(table, `${phase}.device_seconds`) },
       { id: `${phase}.rate`, over: meanRate, label: `${phase} FLOP/s`, text: rate, ...divided(macs, seconds, 2) },
       { id: `${phase}.intensity`, label: `${phase} FLOPs/byte`, text: count, ...divided(flops, bytes) },
     );

@@ -11,24 +11,24 @@ export function exportMenu(current) {
   const list = element("div", { class: "menu" });
   const menu = element("details", {
     class: "exports",
-    ontoggle: () => { if (menu.open) list.replaceChildren(...offered(current()).map((offer) => item(offer, menu))); },
-    onkeydown: (event) => { if (event.key === "Escape") close(menu); },
+    ontoggle: () => { if (menu.open) list.replaceChildren(...offered(current()).map((offer) => menuItem(offer, menu))); },
+    onkeydown: (event) => { if (event.key === "Escape") closeMenu(menu); },
   }, element("summary", {}, "export"), list);
   return menu;
 }
 
-function close(menu) {
+function closeMenu(menu) {
   menu.open = false;
   menu.querySelector("summary").focus();
 }
 
-function item({ label, name, make }, menu) {
+function menuItem({ label, name, make }, menu) {
   const button = element("button", {
     type: "button",
     onclick: async () => {
       try {
-        save(await make(), name);
-        close(menu);
+        saveFile(await make(), name);
+        closeMenu(menu);
       } catch (error) {
         button.textContent = `${label}: ${error.message}`;
       }
@@ -55,9 +55,9 @@ function offered({ payload, place }) {
 }
 
 // The last file's address is kept until there is another: a browser may still be reading it.
-let kept = null;
-function save(blob, name) {
-  if (kept) URL.revokeObjectURL(kept);
-  kept = URL.createObjectURL(blob);
-  element("a", { href: kept, download: name }).click();
+let keptAddress = null;
+function saveFile(blob, name) {
+  if (keptAddress) URL.revokeObjectURL(keptAddress);
+  keptAddress = URL.createObjectURL(blob);
+  element("a", { href: keptAddress, download: name }).click();
 }

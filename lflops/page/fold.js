@@ -10,7 +10,7 @@ export function folded(root, below, alike, unfolded) {
   while (waiting.length) {
     const row = waiting.pop();
     const { places } = stands.get(row);
-    for (const { from, to, first } of runs(below[row], alike, unfolded)) {
+    for (const { from, to, first } of runsOf(below[row], alike, unfolded)) {
       const leader = below[row][from];
       const run = below[row].slice(from, to);
       stands.set(leader, { run, places: places.length === 1 ? run : places.flatMap((place) => below[place].slice(from, to)), first });
@@ -22,7 +22,7 @@ export function folded(root, below, alike, unfolded) {
 }
 
 // From where to where siblings share a row; of a run that is unfolded, how many its first one could stand for.
-function runs(siblings, alike, unfolded) {
+function runsOf(siblings, alike, unfolded) {
   const found = [];
   for (let from = 0, to = 0; from < siblings.length; from = to) {
     const number = alike(siblings[from]);
@@ -46,7 +46,7 @@ export function ofOne(read, rows) {
 }
 
 // The mean of a time, where it is known of each.
-export function mean(read, rows) {
+export function meanOf(read, rows) {
   let sum = 0;
   for (const row of rows) {
     if (read(row) === null) return null;
@@ -57,7 +57,7 @@ export function mean(read, rows) {
 
 // Of a rate the same work in the mean time.
 export function meanRate(read, rows) {
-  const slowness = mean((row) => (read(row) === null ? null : 1 / read(row)), rows);
+  const slowness = meanOf((row) => (read(row) === null ? null : 1 / read(row)), rows);
   return slowness === null ? null : 1 / slowness;
 }
 
