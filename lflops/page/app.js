@@ -5,6 +5,8 @@
 
 import { element, select } from "./dom.js";
 import { modules } from "./modules.js";
+import { operators } from "./operators.js";
+import { roofline } from "./roofline.js";
 import { summary } from "./summary.js";
 
 const VERSION = 1;
@@ -12,7 +14,7 @@ const VERSION = 1;
 // A view has an id, a label and `draw(payload, context)`, which gives its node. In the context are `state`, texts and truths of the view's
 // own which the address keeps, `remember()` to be called when it changed, `go(id, changes)` to another view and its state, the source, and
 // what it `listed`.
-const VIEWS = [summary, modules];
+const VIEWS = [summary, modules, operators, roofline];
 
 export async function open(source, root) {
   const [state, ofViews] = parsed(source.address.read());

@@ -2,7 +2,7 @@
 
 import { count, duration, percent, rate, size } from "./format.js";
 
-const PHASES = ["forward", "backward", "recompute", "optimizer", "other"];
+export const PHASES = ["forward", "backward", "recompute", "optimizer", "other"];
 
 // A column of the payload is a list, or the one value that all modules have.
 export function reader(table, name) {

@@ -11,7 +11,7 @@ const OPEN_AT_FIRST = 200;
 
 export const modules = { id: "modules", label: "Modules", draw: drawModules };
 
-// Its state: sort, down, flat, own, filter, regex, columns, chart.
+// Its state: sort, down, flat, own, filter, regex, columns, chart, and reveal, a name whose row is gone to.
 function drawModules(payload, { state, remember }) {
   const table = payload.modules;
   const names = table.name;
@@ -51,10 +51,15 @@ function drawModules(payload, { state, remember }) {
   // What is clicked on becomes the chart's top, and the table goes to it; a click on the top goes up again.
   function zoom(row) {
     top = row !== top || names[row] === "" ? row : names.indexOf(names[row].slice(0, Math.max(names[row].lastIndexOf("."), 0)));
-    for (let above = names[top]; above !== ""; above = above.slice(0, Math.max(above.lastIndexOf("."), 0))) open.add(names.indexOf(above));
+    reveal(top);
+  }
+
+  // To a row, which may be in what is closed.
+  function reveal(row) {
+    for (let above = names[row]; above !== ""; above = above.slice(0, Math.max(above.lastIndexOf("."), 0))) open.add(names.indexOf(above));
     open.add(names.indexOf(""));
     draw();
-    grid.go(top);
+    grid.go(row);
   }
 
   function drawChart() {
@@ -146,10 +151,12 @@ function drawModules(payload, { state, remember }) {
   }
 
   draw();
+  const revealed = names.indexOf(state.reveal || "");
+  if (state.reveal && revealed >= 0) requestAnimationFrame(() => reveal(revealed)); // once it has its place and its height
   return element("section", { class: "modules", "aria-label": "modules" }, bar, chart, grid.node);
 }
 
-function numberCell(column, row) {
+export function numberCell(column, row) {
   const value = column.read(row);
   const share = value === null || !column.most ? 0 : Math.min(Number(value) / column.most, 1);
   return element(

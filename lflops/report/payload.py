@@ -5,6 +5,8 @@ from msgspec import Struct
 from lflops.profile import Profile
 from lflops.report.shown.columns import Columns
 from lflops.report.shown.modules import modules
+from lflops.report.shown.operators import Operators, operators
+from lflops.report.shown.roofline import Roofs, roofs
 from lflops.report.shown.summary import Summary, summary
 
 __all__ = ["VERSION", "Payload", "payload"]
@@ -20,6 +22,8 @@ class Payload(Struct, frozen=True, kw_only=True):
         lflops: The version of this form, before everything else.
         title: What was profiled and when.
         partial: Whether the window was left before its end.
+
+    A view for which there is nothing is `None`.
     """
 
     lflops: int
@@ -27,6 +31,8 @@ class Payload(Struct, frozen=True, kw_only=True):
     partial: bool
     summary: Summary
     modules: Columns
+    operators: Operators | None
+    roofline: Roofs | None
 
 
 def payload(profile: Profile) -> Payload:
@@ -37,6 +43,8 @@ def payload(profile: Profile) -> Payload:
         partial=profile.run.partial,
         summary=summary(profile),
         modules=modules(profile),
+        operators=operators(profile),
+        roofline=roofs(profile),
     )
 
 
