@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from samples import cell, clocked, product, profile, run, small_profile
 
 import lflops
-from lflops.analyze.repeats import repeats
 from lflops.analyze.roofline import Ceiling, Point, Roofline, roofline
 from lflops.cli import main
 from lflops.hardware import Hardware, lookup
@@ -219,31 +218,6 @@ def test_what_modules_run_themselves_is_all_of_it_once() -> None:
         points = [point for point in roofline(given).own if point.phase == phase]
         whole = given.modules[""].work(phase)
         assert (whole.flops, whole.bytes_moved) == (sum(point.flops for point in points), sum(point.bytes_moved for point in points))
-
-
-def layers(*seconds: float) -> Profile:
-    """A linear layer in each of some alike layers that took so long, and one of other work."""
-    names = [f"layers.{index}" for index in range(len(seconds))]
-    cells = [product(name, "aten::mm", "forward", macs=10_000, bytes_moved=1000) for name in names]
-    other = product("head", "aten::mm", "forward", macs=10, bytes_moved=1000)
-    rows: dict[str, dict[str, Any]] = {name: {} for name in ("", "layers", *names, "head")}
-    times: dict[tuple[str, Phase], float] = {(name, "forward"): each for name, each in zip(names, seconds, strict=True)}
-    return clocked(profile(rows, [*cells, other], run=run(hardware=CHIP)), times)
-
-
-def test_layers_that_repeat_are_one_point() -> None:
-    """Each needs 20 s at the roof: together 40 of 120, at 40,000 FLOPs in that; what is alone keeps its name."""
-    linear, head = repeats(roofline(layers(40.0, 80.0)).own)
-    assert ("layers.*", 2, "layers.0") == (linear.label, linear.times, linear.sum.module)
-    assert (40_000, 120.0, 40.0, 80.0) == (linear.sum.flops, linear.sum.seconds, linear.sum.roof_seconds, linear.sum.seconds_to_win)
-    assert (pytest.approx(1 / 3), pytest.approx(40_000 / 120)) == (linear.sum.share, linear.sum.flops_per_second)
-    assert (("head", 1), None) == ((head.label, head.times), head.sum.seconds)
-
-
-def test_layers_that_repeat_are_over_their_roof_together() -> None:
-    """One in 10 s is over the roof of 20 s; with another of 40 s they are not, with one of 20 s they are."""
-    assert ["error", None] == [point.over for point in roofline(layers(10.0, 40.0)).own[:2]]
-    assert [None, "error"] == [repeats(roofline(layers(10.0, other)).own)[0].sum.over for other in (40.0, 20.0)]
 
 
 @pytest.fixture

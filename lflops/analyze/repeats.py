@@ -1,58 +1,50 @@
-"""Points of modules that repeat, as one: of the layers of a stack there is one for all that did the same work."""
+"""Points of a roofline that did the same work, as one: those of modules whose names differ in numbers alone, as of 48 layers."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from lflops.analyze.roofline import TOLERANCE, Bound, Point
-from lflops.observations import Phase
+from lflops.analyze.roofline import Bound, Over, Point
+from lflops.queries import pattern
 
-__all__ = ["Repeated", "repeats"]
+__all__ = ["repeats"]
 
-
-class Repeated(Struct, frozen=True, kw_only=True):
-    """Points that differ in their times alone, and in the numbers within their modules' names.
-
-    Attributes:
-        label: The names, with `*` for a number where there are several.
-        times: How many there are.
-        sum: All of them; its module is the first one's.
-    """
-
-    label: str
-    times: int
-    sum: Point
+_BOUNDS: tuple[Bound, ...] = ("compute", "memory")
+_WORST_FIRST: tuple[Over, ...] = ("error", "cache_unknown", "compiled", "cache")
 
 
-def repeats(points: Iterable[Point]) -> tuple[Repeated, ...]:
-    """Each point of a module in one of what repeats, in the order of the first ones."""
-    groups: defaultdict[tuple[str, Phase, int, int, int, Bound | None], list[Point]] = defaultdict(list)
+def repeats(points: Iterable[Point]) -> Iterator[tuple[int, Point]]:
+    """How many modules, and their sum under the name they share: bound as most of it is, over its roof where one is."""
+    alike: defaultdict[tuple[object, ...], list[Point]] = defaultdict(list)
     for point in points:
-        name = ".".join("*" if part.isdecimal() else part for part in point.module.split("."))
-        groups[name, point.phase, point.calls, point.flops, point.bytes_moved, point.bound].append(point)
-    return tuple(
-        Repeated(label=str(key[0]) if len(group) > 1 else group[0].module, times=len(group), sum=_sum(group))
-        for key, group in groups.items()
-    )
+        alike[pattern(point.module), point.operator, point.dtype, point.phase, point.flops, point.bytes_moved].append(point)
+    for found in alike.values():
+        yield len(found), found[0] if len(found) == 1 else _together(found)
 
 
-def _sum(points: list[Point]) -> Point:
-    """Rates, the bound and the intensity of equals are those of one; what is over its roof in the mean says why one of them is."""
-    first, times = points[0], len(points)
-    roof = None if first.roof_seconds is None else sum(point.roof_seconds or 0.0 for point in points)
-    seconds = None if any(point.seconds is None for point in points) else sum(point.seconds or 0.0 for point in points)
-    share = roof / seconds if roof is not None and seconds else None
+def _together(points: Sequence[Point]) -> Point:
+    flops, moved = sum(point.flops for point in points), sum(point.bytes_moved for point in points)
+    seconds, roof = _sum(point.seconds for point in points), _sum(point.roof_seconds for point in points)
     return replace(
-        first,
-        calls=first.calls * times,
-        flops=first.flops * times,
-        bytes_moved=first.bytes_moved * times,
+        points[0],
+        module=pattern(points[0].module),
+        calls=sum(point.calls for point in points),
+        flops=flops,
+        bytes_moved=moved,
+        intensity=flops / moved if moved else None,
         seconds=seconds,
-        flops_per_second=first.flops * times / seconds if seconds else None,
+        flops_per_second=flops / seconds if seconds else None,
         roof_seconds=roof,
-        share=share,
-        seconds_to_win=max(seconds - roof, 0.0) if seconds is not None and roof is not None else None,
-        over=next((point.over for point in points if point.over), None) if share is not None and share > 1 + TOLERANCE else None,
+        roof_flops_per_second=flops / roof if roof else None,
+        share=roof / seconds if roof is not None and seconds else None,
+        bound=max(_BOUNDS, key=lambda bound: sum(point.roof_seconds or 0.0 for point in points if point.bound == bound)) if roof else None,
+        seconds_to_win=_sum(point.seconds_to_win for point in points),
+        over=next((over for over in _WORST_FIRST if any(point.over == over for point in points)), None),
     )
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """Unknown where one of them is."""
+    known = list(values)
+    return None if None in known else sum(value for value in known if value is not None)

@@ -124,7 +124,7 @@ function nameOf(point, enter) {
     "div", { class: "name", role: "gridcell", title: name }, label,
     times > 1 ? element("span", { class: "kind" }, `×${times}`) : null,
     hasBelow ? element("span", { class: "kind", title: "without the modules below it" }, "itself") : null,
-    over ? element("span", { class: "mark wrong", title: over }, "over its roof") : null,
+    over ? element("span", { class: "mark wrong", title: over }, times > 1 ? "one is over its roof" : "over its roof") : null,
   );
 }
 

@@ -1,14 +1,16 @@
 """What the page's Roofline shows: the roofs, and the points below them in three ways."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from lflops.analyze.repeats import repeats
 from lflops.analyze.roofline import Ceiling, Point, Roofline, roofline
 from lflops.profile import Profile
+from lflops.queries import pattern
 from lflops.report.roofline import OVER
-from lflops.report.shown.columns import Columns, Value, column
+from lflops.report.shown.columns import Columns, column
 
 __all__ = ["MOST", "Points", "Roofs", "roofs"]
 
@@ -33,9 +35,9 @@ class Points(Struct, frozen=True, kw_only=True):
     """Those with the most time, or that need the most at their roofs.
 
     Attributes:
-        table: Of each its `phase`, always a list; `module`, a row of the table of modules, and `label`, where it is not the module's
-            name; how many `times` it stands for; whether there are modules below whose work is not in it; its figures in SI units; and why
-            it is over its roof, in words.
+        table: Of each its `phase`, always a list; `module`, a row of the table of modules, and a `label` where that is not its name; how
+            many of them there are; whether there are modules below whose work is not in it; its figures in SI units; and why it is over its
+            roof, in words.
         left_out: How many there are beside them.
     """
 
@@ -61,6 +63,16 @@ class Roofs(Struct, frozen=True, kw_only=True):
     operators: Points
 
 
+class _Placed(NamedTuple):
+    """A point and its row in the table of modules; of several alike that of the first."""
+
+    point: Point
+    module: int | None
+    label: str | None = None
+    times: int = 1
+    has_below: bool = False
+
+
 def roofs(profile: Profile) -> Roofs | None:
     """What there is to place; `None` where nothing was counted."""
     found = roofline(profile)
@@ -68,48 +80,36 @@ def roofs(profile: Profile) -> Roofs | None:
         return None
     rows = {name: row for row, name in enumerate(profile.modules)}
     below = {name.rpartition(".")[0] for name in profile.modules if name}
-    own, left_out = _most(found.own)
-    whole = repeats(found.own)
-    kept, folded_out = _most([each.sum for each in whole])
-    of_sum = {id(each.sum): each for each in whole}
-    folded = [of_sum[id(point)] for point in kept]
-    operators, operators_out = _most(found.operators)
-
-    def of_modules(points: Sequence[Point], labels: Iterable[str | None], times: Iterable[int]) -> Columns:
-        places = {
-            "module": [rows[point.module] for point in points],
-            "label": labels,
-            "times": times,
-            "has_below": [point.module in below for point in points],
-        }
-        return _table(points, places)
-
+    own = [_Placed(point, rows[point.module], has_below=point.module in below) for point in found.own]
+    firsts = {_work(each.point, 1): each for each in reversed(own)}
+    folded = []
+    for times, point in repeats(found.own):
+        first = firsts[_work(point, times)]
+        folded.append(first._replace(point=point, times=times, label=point.module if times > 1 else None))
     return Roofs(
         ceilings=found.ceilings,
         why_unknown=_why_unknown(profile, found),
-        modules=Points(table=of_modules(own, [None] * len(own), [1] * len(own)), left_out=left_out),
-        repeats=Points(
-            table=of_modules(kept, [each.label if each.times > 1 else None for each in folded], [each.times for each in folded]),
-            left_out=folded_out,
-        ),
-        operators=Points(
-            table=_table(operators, {"label": [f"{point.operator} {point.dtype}" for point in operators]}), left_out=operators_out
-        ),
+        modules=_points(own),
+        repeats=_points(folded),
+        operators=_points([_Placed(point, None, label=f"{point.operator} {point.dtype}") for point in found.operators]),
     )
 
 
-def _most(points: Sequence[Point]) -> tuple[list[Point], int]:
+def _work(point: Point, times: int) -> tuple[object, ...]:
+    """What those that are alike have alike."""
+    return pattern(point.module), point.phase, point.flops // times, point.bytes_moved // times
+
+
+def _points(placed: Sequence[_Placed]) -> Points:
     """Those with the most time, and how many others there are."""
-    kept = sorted(points, key=lambda point: -(point.roof_seconds or 0.0 if point.seconds is None else point.seconds))[:MOST]
-    return kept, len(points) - len(kept)
-
-
-def _table(points: Sequence[Point], places: Mapping[str, Iterable[Value]]) -> Columns:
-    columns: Columns = {"phase": [point.phase for point in points]}
-    columns |= {name: column(values) for name, values in places.items()}
-    columns |= {name: column(getattr(point, field) for point in points) for name, field in _FIGURES.items()}
-    columns["over"] = column(OVER[point.over] if point.over else None for point in points)
-    return columns
+    kept = sorted(placed, key=lambda each: -((each.point.seconds if each.point.seconds is not None else each.point.roof_seconds) or 0.0))[
+        :MOST
+    ]
+    columns: Columns = {"phase": [each.point.phase for each in kept]}
+    columns |= {field: column(getattr(each, field) for each in kept) for field in ("module", "label", "times", "has_below")}
+    columns |= {name: column(getattr(each.point, field) for each in kept) for name, field in _FIGURES.items()}
+    columns["over"] = column(OVER[each.point.over] if each.point.over else None for each in kept)
+    return Points(table=columns, left_out=len(placed) - len(kept))
 
 
 def _why_unknown(profile: Profile, found: Roofline) -> str:
