@@ -42,3 +42,10 @@ def test_one_over_its_roof_is_told_of() -> None:
         if point.module == "*.norm"
     ]
     assert (1.0, "cache_unknown") == (both.share, both.over)
+
+
+def test_what_did_other_work_is_not_alike() -> None:
+    """The layers of a Sequential differ in their numbers alone, and in what they do."""
+    cells = [cell(str(layer), "aten::norm", "forward", flops=500 * (layer + 1), bytes_moved=1000) for layer in range(2)]
+    found = list(repeats(roofline(profile({name: {} for name in ("", "0", "1")}, cells, run=run(hardware=CHIP))).modules))
+    assert [(1, "", 1500), (1, "0", 500), (1, "1", 1000)] == [(number, point.module, point.flops) for number, point in found]

@@ -12,7 +12,7 @@ import lflops
 from lflops.analyze.roofline import Ceiling, Point, Roofline, roofline
 from lflops.cli import main
 from lflops.hardware import Hardware, lookup
-from lflops.observations import Phase
+from lflops.observations import PHASES, Phase
 from lflops.profile import Profile
 from lflops.report.roofline_figure import roofline_figure, save
 
@@ -202,6 +202,24 @@ def test_a_counted_profile_has_a_roof_too() -> None:
 TIMED: dict[tuple[str, Phase], float] = {("block.linear", "forward"): 40.0, ("block.norm", "forward"): 6.0}
 
 
+def test_what_a_module_runs_itself_is_apart_from_what_is_below_it() -> None:
+    """Beside 40 s of its linear layer the block adds on its own: 500 bytes, 5 s at the roof, in 8 s of its own; the root runs nothing."""
+    cells = (CELLS[0], cell("block", "aten::add", "forward", flops=100, bytes_moved=500))
+    found = roofline(clocked(profile(ROWS, cells, run=run(hardware=CHIP)), TIMED | {("block", "forward"): 8.0})).own
+    assert [("block", 100, 8.0, 5.0, 3.0), ("block.linear", 20_000, 40.0, 20.0, 20.0)] == [
+        (point.module, point.flops, point.seconds, point.roof_seconds, point.seconds_to_win) for point in found
+    ]
+
+
+def test_what_modules_run_themselves_is_all_of_it_once() -> None:
+    """In every phase the points' FLOPs and bytes add up to the root's."""
+    given = small_profile()
+    for phase in PHASES:
+        points = [point for point in roofline(given).own if point.phase == phase]
+        whole = given.modules[""].work(phase)
+        assert (whole.flops, whole.bytes_moved) == (sum(point.flops for point in points), sum(point.bytes_moved for point in points))
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """A profile's file."""
@@ -225,7 +243,7 @@ def test_the_shell_writes_json(file: Path, capsys: pytest.CaptureFixture[str]) -
     """Unknown is null; an other chip judges by its own figures."""
     assert 0 == main(["roofline", str(file), "--json", "--hardware", "NVIDIA H200"])
     shown = json.loads(capsys.readouterr().out)
-    assert ["ceilings", "modules", "operators", "cells"] == list(shown)
+    assert ["ceilings", "modules", "operators", "cells", "own"] == list(shown)
     assert shown["operators"][0]["seconds"] is None
     assert "H200" in shown["ceilings"][0]["hardware"]
 
@@ -244,6 +262,14 @@ def test_the_figure_shows_the_innermost_modules_below_the_roof() -> None:
     assert [(20.0, 500.0), (0.75, 150.0)] == [tuple(at) for at in points.get_offsets().tolist()]
     (roof,) = axes.lines
     assert (10.0, 1000.0) in list(zip(roof.get_xdata(), roof.get_ydata(), strict=True))
+
+
+def test_the_figure_shows_what_a_block_runs_itself() -> None:
+    """100 FLOPs for 500 bytes in 8 s."""
+    cells = (CELLS[0], cell("block", "aten::add", "forward", flops=100, bytes_moved=500))
+    given = clocked(profile(ROWS, cells, run=run(hardware=CHIP)), TIMED | {("block", "forward"): 8.0})
+    (points,) = roofline_figure(roofline(given)).axes[0].collections
+    assert (0.2, 12.5) in [tuple(at) for at in points.get_offsets().tolist()]
 
 
 def test_without_times_the_figure_shows_what_operators_could_reach() -> None:

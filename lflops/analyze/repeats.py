@@ -1,4 +1,4 @@
-"""Points of a roofline whose modules' names differ in numbers alone, as one: a model of 48 layers has one line for what they all do."""
+"""Points of a roofline that did the same work, as one: those of modules whose names differ in numbers alone, as of 48 layers."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ def repeats(points: Iterable[Point]) -> Iterator[tuple[int, Point]]:
     """How many modules, and their sum under the name they share: bound as most of it is, over its roof where one is."""
     alike: defaultdict[tuple[object, ...], list[Point]] = defaultdict(list)
     for point in points:
-        alike[pattern(point.module), point.operator, point.dtype, point.phase].append(point)
+        alike[pattern(point.module), point.operator, point.dtype, point.phase, point.flops, point.bytes_moved].append(point)
     for found in alike.values():
         yield len(found), found[0] if len(found) == 1 else _together(found)
 

@@ -53,7 +53,8 @@ class Point(Struct, frozen=True, kw_only=True):
     """What ran in one phase, and what it could have taken at best. `None` is unknown.
 
     Attributes:
-        module: The row, with all below it; of a cell the one that ran it; of an operator over all modules, the root.
+        module: The row, with all below it, or without (`Roofline.own`); of a cell the one that ran it; of an operator over all modules, the
+            root.
         operator: `None` for a module.
         dtype: As the cell says; `None` for a module.
         flops: A count, without what a mask left out.
@@ -94,12 +95,14 @@ class Roofline(Struct, frozen=True, kw_only=True):
         modules: A point a module and phase, in the model's order, with all below it.
         operators: A point an operator, phase and dtype, over all modules.
         cells: The same by module.
+        own: A point a module and phase, without what is below it: together they are all that ran, once.
     """
 
     ceilings: tuple[Ceiling, ...]
     modules: tuple[Point, ...]
     operators: tuple[Point, ...]
     cells: tuple[Point, ...]
+    own: tuple[Point, ...] = ()
 
 
 def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofline:
@@ -133,7 +136,23 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
         cells=tuple(
             _point([cost], cost.cell.module, cost.cell.phase, operator=cost.cell.operator, dtype=cost.cell.dtype) for cost in costs
         ),
+        own=tuple(_own(profile, of_rows)),
     )
+
+
+def _own(profile: Profile, of_rows: Mapping[tuple[str, Phase], list["_Cost"]]) -> Iterator[Point]:
+    """In the model's order. Of a module that another stands below in that phase, the clock alone tells its own time."""
+    above = {(name.rpartition(".")[0], phase) for name, phase in of_rows if name}
+    for name, module in profile.modules.items():
+        for phase in PHASES:
+            costs, work = of_rows.get((name, phase), ()), module.work(phase)
+            if (name, phase) not in above:
+                seconds = _seconds(work)
+            else:
+                costs = [cost for cost in costs if cost.cell.module == name]
+                seconds = work.own_seconds.median if work.own_seconds else None
+            if costs:
+                yield _point(costs, name, phase, seconds=seconds)
 
 
 class _Cost(NamedTuple):

@@ -40,8 +40,8 @@ def roofline(
         bool,
         typer.Option(
             "--json",
-            help="Print one JSON object: ceilings, modules, operators and cells (points with intensity, roof, bound and share); of --ncu "
-            "total and kernels. Unknown is null.",
+            help="Print one JSON object: ceilings, modules, operators, cells and own (points with intensity, roof, bound and share); of "
+            "--ncu total and kernels. Unknown is null.",
         ),
     ] = False,
 ) -> None:

@@ -7,6 +7,8 @@ import { compare } from "./compare.js";
 import { element, select } from "./dom.js";
 import { exportMenu } from "./exports.js";
 import { modules } from "./modules.js";
+import { operators } from "./operators.js";
+import { roofline } from "./roofline.js";
 import { summary } from "./summary.js";
 import { nearest, windowChoices } from "./windows.js";
 
@@ -15,7 +17,7 @@ const VERSION = 1;
 // A view has an id, a label and `draw(payload, context)`, which gives its node. In the context are `state`, texts and truths of the view's
 // own which the address keeps, `remember()` to be called when it changed, `go(id, changes)` to another view and its state, the source, what
 // it `listed`, and which `window` of that the payload is.
-const VIEWS = [summary, modules, compare];
+const VIEWS = [summary, modules, operators, roofline, compare];
 
 export async function open(source, root) {
   const [state, ofViews] = parsed(source.address.read(), source.open);

@@ -3,7 +3,7 @@
 import { greatestOf, meanOf, meanRate, ofOne } from "./fold.js";
 import { count, duration, percent, rate, size } from "./format.js";
 
-const PHASES = ["forward", "backward", "recompute", "optimizer", "other"];
+export const PHASES = ["forward", "backward", "recompute", "optimizer", "other"];
 
 // A column of the payload is a list, or the one value that all modules have.
 export function reader(table, name) {

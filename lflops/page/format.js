@@ -13,6 +13,10 @@ export function rate(value) {
   return scaled(value, 1000, DECIMAL.map((prefix) => `${prefix}FLOP/s`));
 }
 
+export function bandwidth(value) {
+  return scaled(value, 1000, DECIMAL.map((prefix) => `${prefix}B/s`));
+}
+
 export function size(value) {
   return scaled(value, 1024, BINARY);
 }
@@ -40,6 +44,12 @@ export function signed(ratio) {
 // Where a ratio may lie.
 export function between({ low, high }) {
   return low === null ? UNKNOWN : `${signed(low)} to ${signed(high)}`;
+}
+
+// A power of ten as an axis has it: 0.01, 1, 100 k.
+export function decade(power, unit = "") {
+  const prefix = Math.min(Math.max(Math.floor(power / 3), 0), DECIMAL.length - 1);
+  return `${Number(`1e${power - 3 * prefix}`)} ${DECIMAL[prefix]}${unit}`.trim();
 }
 
 // The value to the last digit, for a tooltip and for whoever copies it.

@@ -1,5 +1,5 @@
-// A table of which only the rows on the screen are in the document, so that 20,000 scroll like 20. A tree grid for the keyboard and for
-// screen readers: arrows move, left and right close and open a row, Home and End go to the ends.
+// A table of which only the rows on the screen are in the document, so that 20,000 scroll like 20. A grid for the keyboard and for screen
+// readers: arrows move, Home and End go to the ends, Enter acts on a row; in a tree left and right close and open it.
 
 import { element } from "./dom.js";
 
@@ -13,15 +13,16 @@ export function gridOf(node) {
   return GRIDS.get(node);
 }
 
-// `content` says what there is: columns {label, sort, onsort}, rows, cells(row) as nodes, level(row), isOpen(row) true, false or null,
-// toggle(row); and `exported`, {labels, values(row)} of a row's exact values, where a file is to have others than what the cells say.
+// `content` says what there is: columns {label, kind, sort, onsort}, rows and cells(row) as nodes; of a tree level(row), isOpen(row) true, false
+// or null, and toggle(row); where somebody listens, onchoose(row) and onenter(row); and `exported`, {labels, values(row)} of a row's exact values,
+// where a file is to have others than what the cells say.
 export class Grid {
-  constructor(label) {
+  constructor(label, role = "treegrid") {
     this.chosen = 0;
     this.header = element("div", { class: "grid-row grid-header", role: "row", "aria-rowindex": 1 });
     this.body = element("div", { class: "grid-body", role: "rowgroup" });
     this.node = element(
-      "div", { class: "grid", role: "treegrid", tabindex: 0, "aria-label": label },
+      "div", { class: "grid", role, tabindex: 0, "aria-label": label },
       element("div", { role: "rowgroup", class: "grid-top" }, this.header), this.body,
     );
     GRIDS.set(this.node, this);
@@ -40,7 +41,7 @@ export class Grid {
     this.body.style.height = `${content.rows.length * ROW}px`;
     const focused = [...this.header.children].findIndex((cell) => cell.contains(document.activeElement));
     this.header.replaceChildren(...content.columns.map((column) => element(
-      "div", { role: "columnheader", "aria-sort": column.sort },
+      "div", { role: "columnheader", class: column.kind || null, "aria-sort": column.sort },
       element("button", { type: "button", onclick: column.onsort, title: `sort by ${column.label}` }, column.label),
     )));
     this.header.children[focused]?.firstChild.focus();
@@ -66,10 +67,10 @@ export class Grid {
 
   row(at) {
     const row = this.content.rows[at];
-    const isOpen = this.content.isOpen(row);
+    const { level, isOpen } = this.content;
     const drawn = element("div", {
       class: at === this.chosen ? "grid-row chosen" : "grid-row", role: "row", id: `row-${at}`, style: { top: `${at * ROW}px` },
-      "aria-rowindex": at + 2, "aria-level": this.content.level(row), "aria-expanded": isOpen, "aria-selected": at === this.chosen,
+      "aria-rowindex": at + 2, "aria-level": level ? level(row) : null, "aria-expanded": isOpen ? isOpen(row) : null, "aria-selected": at === this.chosen,
       onclick: () => { this.node.focus({ preventScroll: true }); this.choose(at); },
     });
     drawn.append(...this.content.cells(row));
@@ -82,6 +83,7 @@ export class Grid {
     if (top < this.node.scrollTop) this.node.scrollTop = top;
     if (top > this.node.scrollTop + room) this.node.scrollTop = top - room;
     this.draw();
+    if (this.content.rows.length) this.content.onchoose?.(this.content.rows[this.chosen]);
   }
 
   // To a row wherever it is, if it is there.
@@ -94,12 +96,15 @@ export class Grid {
     if (event.key === "Enter" && event.target !== this.node) return; // a button's
     const page = Math.max(Math.floor(this.node.clientHeight / ROW) - 2, 1);
     const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };
-    const row = this.content.rows[this.chosen];
+    const { rows, isOpen, toggle, onenter } = this.content;
+    const row = rows[this.chosen];
+    const state = isOpen && row !== undefined ? isOpen(row) : null;
     if (event.key in moves) this.choose(this.chosen + moves[event.key]);
-    else if (event.key === "ArrowRight" && this.content.isOpen(row) === false) this.content.toggle(row);
-    else if (event.key === "ArrowLeft" && this.content.isOpen(row) === true) this.content.toggle(row);
-    else if (event.key === "ArrowLeft") this.choose(this.above());
-    else if (event.key === "Enter" && this.content.isOpen(row) !== null) this.content.toggle(row);
+    else if (event.key === "ArrowRight" && state === false) toggle(row);
+    else if (event.key === "ArrowLeft" && state === true) toggle(row);
+    else if (event.key === "ArrowLeft" && isOpen) this.choose(this.above());
+    else if (event.key === "Enter" && state !== null) toggle(row);
+    else if (event.key === "Enter" && onenter && event.target === this.node) onenter(row);
     else return;
     event.preventDefault();
   }

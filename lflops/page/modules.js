@@ -10,7 +10,7 @@ import { ancestors, byName, children, depth, lastOf, matcher, openAtFirst, order
 
 export const modules = { id: "modules", label: "Modules", draw: drawModules };
 
-// Its state: sort, down, flat, own, unfold, filter, regex, columns, chart.
+// Its state: sort, down, flat, own, unfold, filter, regex, columns, chart, and reveal, a name whose row is gone to.
 function drawModules(payload, { state, remember }) {
   const table = payload.modules;
   const names = table.name;
@@ -63,7 +63,7 @@ function drawModules(payload, { state, remember }) {
   }
 
   // Unfold what a row is hidden in, from above.
-  function reveal(row) {
+  function unfold(row) {
     for (const each of ancestors(names, row)) {
       if (fold.stands.has(each)) continue;
       const siblings = below.find((rows) => rows.includes(each));
@@ -80,10 +80,15 @@ function drawModules(payload, { state, remember }) {
   function zoom(row) {
     const above = ancestors(names, row);
     top = row === top && above.length > 1 ? above.at(-2) : row;
-    for (const each of ancestors(names, top)) open.add(each);
     reveal(top);
+  }
+
+  // To a row, which may be in what is closed, or folded.
+  function reveal(row) {
+    for (const each of ancestors(names, row)) open.add(each);
+    unfold(row);
     draw();
-    grid.go(top);
+    grid.go(row);
   }
 
   function drawChart() {
@@ -192,10 +197,12 @@ function drawModules(payload, { state, remember }) {
   }
 
   draw();
+  const revealed = names.indexOf(state.reveal || "");
+  if (state.reveal && revealed >= 0) requestAnimationFrame(() => reveal(revealed)); // once it has its place and its height
   return element("section", { class: "modules", "aria-label": "modules" }, bar, chart, grid.node);
 }
 
-function numberCell(column, row) {
+export function numberCell(column, row) {
   const value = column.read(row);
   const share = value === null || !column.most ? 0 : Math.min(Number(value) / column.most, 1);
   return element(

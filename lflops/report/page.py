@@ -16,7 +16,8 @@ from lflops.report.payload import Payload, payload
 __all__ = ["page", "save", "write"]
 
 _PARTS = Path(__file__).parents[1] / "page"
-_IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+\.js)";\n', re.MULTILINE)
+_IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 
 _DOCUMENT = """\
 <!doctype html>
@@ -47,7 +48,7 @@ def page(*profiles: Profile, names: Sequence[str] = ()) -> str:
         names: What several are told by, as the names of their files.
     """
     shown = [payload(each) for each in profiles]
-    script = _joined("file.js", [])
+    script = _joined("file", [])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     places = [""] if len(profiles) == 1 else [_place(*each) for each in zip(profiles, names, strict=True)]
     return _DOCUMENT.format(
@@ -83,8 +84,13 @@ def _place(profile: Profile, name: str) -> str:
 
 
 def _joined(name: str, taken: list[str]) -> str:
-    """A module and all that it imports as one, what is imported first: a page from disk may not load modules from files beside it."""
+    """A module and all that it imports as one script: a page from disk may not load modules from files beside it.
+
+    What is imported comes first. Each stands in a function, with names of its own, and returns what it exports.
+    """
     taken.append(name)
-    source = (_PARTS / name).read_text("utf-8")
-    imported = [_joined(each, taken) for each in _IMPORT.findall(source) if each not in taken]
-    return "".join([*imported, re.sub(r"^export ", "", _IMPORT.sub("", source), flags=re.MULTILINE)])
+    source = (_PARTS / f"{name}.js").read_text("utf-8")
+    imported = [_joined(each, taken) for _, each in _IMPORT.findall(source) if each not in taken]
+    exported = ", ".join(each for _, each in _EXPORT.findall(source))
+    body = _EXPORT.sub(r"\1", _IMPORT.sub(r"const \1 = $\2;", source))
+    return "".join([*imported, f"const ${name} = (() => {{\n{body}return {{ {exported} }};\n}})();\n"])

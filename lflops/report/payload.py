@@ -8,6 +8,8 @@ from lflops.profile import Profile
 from lflops.report.shown.columns import Columns
 from lflops.report.shown.compare import Compare, compare
 from lflops.report.shown.modules import modules
+from lflops.report.shown.operators import Operators, operators
+from lflops.report.shown.roofline import Roofs, roofs
 from lflops.report.shown.summary import Summary, summary, trend
 from lflops.report.shown.traces import TraceFile, traces
 
@@ -25,6 +27,8 @@ class Payload(Struct, frozen=True, kw_only=True):
         trend: Figures that windows are followed by; right behind, so that a server reads them without the rest.
         title: What was profiled and when.
         partial: Whether the window was left before its end.
+
+    A view for which there is nothing is `None`.
     """
 
     lflops: int
@@ -33,6 +37,8 @@ class Payload(Struct, frozen=True, kw_only=True):
     partial: bool
     summary: Summary
     modules: Columns
+    operators: Operators | None
+    roofline: Roofs | None
     traces: tuple[TraceFile, ...]
     compare: Compare
 
@@ -51,6 +57,8 @@ def payload(profile: Profile, folder: Path | None = None) -> Payload:
         partial=profile.run.partial,
         summary=summary(profile),
         modules=modules(profile),
+        operators=operators(profile),
+        roofline=roofs(profile),
         traces=traces(profile, folder),
         compare=compare(profile),
     )

@@ -10,11 +10,11 @@ from lflops.analyze.roofline import Ceiling, Over, Point, Roofline
 from lflops.report.cells import margin, plain, text
 from lflops.report.fitted import Fitted
 
-__all__ = ["render_roofline"]
+__all__ = ["OVER", "render_roofline"]
 
 _NAME = 26
 _SHORT = {"forward": "fwd", "backward": "bwd", "recompute": "recomp", "optimizer": "optim", "other": "other"}
-_OVER: dict[Over, str] = {
+OVER: dict[Over, str] = {
     "cache": "over its roof: what it works on fits the cache",
     "compiled": "over its roof: the bytes are those of the code as written, and it runs compiled",
     "cache_unknown": "over its roof: what it works on may fit the cache, whose size is not known; else a count, a time or a peak is wrong",
@@ -87,7 +87,7 @@ def _operator(point: Point) -> str:
 
 def _remarks(roofline: Roofline, more_modules: int, more_operators: int) -> Iterator[RenderableType]:
     over = {point.over for point in roofline.modules}
-    lines = [f"{_SIGNS[each]}: {said}" for each, said in _OVER.items() if each in over]
+    lines = [f"{_SIGNS[each]}: {said}" for each, said in OVER.items() if each in over]
     left = [f"{number} more {noun}" for number, noun in ((more_modules, "lines of modules"), (more_operators, "operators")) if number > 0]
     if left:
         lines.append(f"{' and '.join(left)}; --top N lists more, --json all")

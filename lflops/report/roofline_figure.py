@@ -1,6 +1,6 @@
 """A roofline as a figure: intensity to the right, FLOP/s upwards, both by powers of ten."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lflops import units
-from lflops.analyze.roofline import Ceiling, Point, Roofline
+from lflops.analyze.roofline import Ceiling, Roofline
 from lflops.observations import Phase
 from lflops.queries import pattern
 
@@ -39,10 +39,10 @@ def save(roofline: Roofline, path: Path) -> None:
 
 
 def roofline_figure(roofline: Roofline) -> Figure:
-    """Innermost modules that were timed, an area for their seconds; where none was, operators on the roof that they could reach."""
+    """Modules without what is below them, an area for their seconds; where none was timed, operators on the roof that they could reach."""
     figure = Figure(figsize=(9, 6), layout="constrained")
     axes = figure.add_subplot()
-    timed = [point for point in _innermost(roofline.modules) if point.intensity and point.flops_per_second]
+    timed = [point for point in roofline.own if point.intensity and point.flops_per_second]
     reachable = [] if timed else [point for point in roofline.operators if point.intensity and point.roof_flops_per_second]
     shown = timed or reachable
     left, right = _range(point.intensity for point in shown)
@@ -72,12 +72,6 @@ def roofline_figure(roofline: Roofline) -> Figure:
     if roofline.ceilings or shown:
         axes.legend(fontsize=7, loc="lower right")
     return figure
-
-
-def _innermost(modules: Sequence[Point]) -> list[Point]:
-    """Those that no other stands below, in that phase."""
-    above = {(point.module.rpartition(".")[0], point.phase) for point in modules if point.module}
-    return [point for point in modules if (point.module, point.phase) not in above]
 
 
 def _roof(axes: Axes, ceiling: Ceiling, left: float, right: float) -> None:
