@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lflops import units
+from lflops.analyze.memory import peak_moment
 from lflops.hardware import Hardware
 from lflops.profile import Memory, Profile
 from lflops.report.cells import margin, text
@@ -38,10 +39,10 @@ def render_memory(profile: Profile) -> Group:
 
 
 def _when(memory: Memory) -> list[str]:
-    """The operator that reached it, where the timeline is whole."""
-    if not 0 <= memory.peak_index < len(memory.timeline) or memory.timeline[memory.peak_index].live_bytes > memory.peak_bytes:
+    """The operator that reached it, where that is known."""
+    at = peak_moment(memory)
+    if at is None:
         return []
-    at = memory.timeline[memory.peak_index]
     return [f"reached in {at.phase} by {at.operator} of {at.module or 'the root'}, operator {memory.peak_index + 1:,}"]
 
 
