@@ -631,7 +631,7 @@ CASES: dict[str, tuple[Callable[[Path], dict[str, Any]], dict[str, Any]]] = {
     "another monitor": (
         two_monitors,
         {name: value * 2 if isinstance(value, list) else value for name, value in ALONE.items()}
-        | {"warned": 1, "reasons": [[], ["other_profiler"]], "batches": [3, 0], "kinds": ALONE["kinds"] + NOT_TRACED},
+        | {"warned": 1, "reasons": [[], ["own_trace"]], "batches": [3, 0], "kinds": ALONE["kinds"] + NOT_TRACED},
     ),
 }
 """Two layers in two batches are four products of theirs."""

@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
+from lflops.analyze.ledger import ledger
 from lflops.analyze.operators import operators
 from lflops.analyze.pace import pace
-from lflops.analyze.tree import SORT_KEYS, flat, ledger, share_of, totals, tree
+from lflops.analyze.tree import SORT_KEYS, flat, share_of, totals, tree
 from lflops.analyze.utilization import utilization
 from lflops.commands.output import UsageError, draw, write_json
 from lflops.profile import PHASES, Phase, Profile

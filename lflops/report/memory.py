@@ -10,6 +10,7 @@ from lflops import units
 from lflops.analyze.memory import peak_moment
 from lflops.hardware import Hardware
 from lflops.profile import Memory, Profile
+from lflops.queries import pattern
 from lflops.report.cells import margin, text
 
 __all__ = ["render_memory"]
@@ -58,8 +59,8 @@ def _alike(by_module: Mapping[str, int]) -> dict[str, int]:
     """The same with modules together whose names differ in numbers alone."""
     found: dict[str, list[int]] = {}
     for row, nbytes in by_module.items():
-        found.setdefault(".".join("*" if part.isdecimal() else part for part in row.split(".")), []).append(nbytes)
-    return {pattern + (f" ×{len(parts)}" if len(parts) > 1 else ""): sum(parts) for pattern, parts in found.items()}
+        found.setdefault(pattern(row), []).append(nbytes)
+    return {shape + (f" ×{len(parts)}" if len(parts) > 1 else ""): sum(parts) for shape, parts in found.items()}
 
 
 def _listed(parts: Mapping[str, int], whole: int) -> Iterable[Text]:
