@@ -4,6 +4,7 @@
 // link and a reload keep.
 
 import { element, select } from "./dom.js";
+import { memory } from "./memory.js";
 import { modules } from "./modules.js";
 import { summary } from "./summary.js";
 
@@ -12,7 +13,7 @@ const VERSION = 1;
 // A view has an id, a label and `draw(payload, context)`, which gives its node. In the context are `state`, texts and truths of the view's
 // own which the address keeps, `remember()` to be called when it changed, `go(id, changes)` to another view and its state, the source, and
 // what it `listed`.
-const VIEWS = [summary, modules];
+const VIEWS = [summary, modules, memory];
 
 export async function open(source, root) {
   const [state, ofViews] = parsed(source.address.read());

@@ -11,7 +11,7 @@ const OPEN_AT_FIRST = 200;
 
 export const modules = { id: "modules", label: "Modules", draw: drawModules };
 
-// Its state: sort, down, flat, own, filter, regex, columns, chart.
+// Its state: sort, down, flat, own, filter, regex, columns, chart, and row, the name of a module that another view led to.
 function drawModules(payload, { state, remember }) {
   const table = payload.modules;
   const names = table.name;
@@ -48,11 +48,15 @@ function drawModules(payload, { state, remember }) {
     draw();
   }
 
+  function unfold(name) {
+    for (let above = name; above !== ""; above = above.slice(0, Math.max(above.lastIndexOf("."), 0))) open.add(names.indexOf(above));
+    open.add(names.indexOf(""));
+  }
+
   // What is clicked on becomes the chart's top, and the table goes to it; a click on the top goes up again.
   function zoom(row) {
     top = row !== top || names[row] === "" ? row : names.indexOf(names[row].slice(0, Math.max(names[row].lastIndexOf("."), 0)));
-    for (let above = names[top]; above !== ""; above = above.slice(0, Math.max(above.lastIndexOf("."), 0))) open.add(names.indexOf(above));
-    open.add(names.indexOf(""));
+    unfold(names[top]);
     draw();
     grid.go(top);
   }
@@ -145,6 +149,10 @@ function drawModules(payload, { state, remember }) {
     return element("details", { class: "chooser" }, element("summary", {}, "columns"), list);
   }
 
+  if (names.includes(state.row)) {
+    unfold(state.row.slice(0, Math.max(state.row.lastIndexOf("."), 0)));
+    requestAnimationFrame(() => { grid.go(names.indexOf(state.row)); grid.node.focus({ preventScroll: true }); });
+  }
   draw();
   return element("section", { class: "modules", "aria-label": "modules" }, bar, chart, grid.node);
 }

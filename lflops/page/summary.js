@@ -16,7 +16,7 @@ function drawSummary(payload) {
   );
 }
 
-function figure({ label, text, remark }) {
+export function figure({ label, text, remark }) {
   return element(
     "div", { class: "figure" },
     element("div", { class: "figure-label" }, label), element("div", { class: "figure-value" }, text), element("div", { class: "remark" }, remark),

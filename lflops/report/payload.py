@@ -4,6 +4,7 @@ from msgspec import Struct
 
 from lflops.profile import Profile
 from lflops.report.shown.columns import Columns
+from lflops.report.shown.memory import MemoryShown, memory
 from lflops.report.shown.modules import modules
 from lflops.report.shown.summary import Summary, summary
 
@@ -27,6 +28,7 @@ class Payload(Struct, frozen=True, kw_only=True):
     partial: bool
     summary: Summary
     modules: Columns
+    memory: MemoryShown | None
 
 
 def payload(profile: Profile) -> Payload:
@@ -37,6 +39,7 @@ def payload(profile: Profile) -> Payload:
         partial=profile.run.partial,
         summary=summary(profile),
         modules=modules(profile),
+        memory=memory(profile),
     )
 
 
