@@ -178,6 +178,8 @@ class RankStat(Struct, frozen=True, kw_only=True, gc=False):
         slowest_steps: In how many of `steps`, which all of the ranks tell of, it was the slowest.
         lost_seconds: The mean over these of the slowest rank's time less the median one's.
         waiting: What of it is waiting inside of collectives: `none`, as none ran in it; `left_out`; or `unknown`.
+        by_rank: The seconds of each rank that has told them, of the 32 places that lose the most; of all others `None`, so that a profile
+            grows with its modules and its ranks, and not with their product.
     """
 
     module: str
@@ -190,3 +192,9 @@ class RankStat(Struct, frozen=True, kw_only=True, gc=False):
     steps: Count | None = None
     lost_seconds: Seconds | None = None
     waiting: Literal["none", "left_out", "unknown"] = "unknown"
+    by_rank: Mapping[Count, Seconds] | None = None
+
+    @property
+    def seconds_lost(self) -> float:
+        """What the slow rank costs a step; where single steps are not known, by the medians."""
+        return self.high - self.median if self.lost_seconds is None else self.lost_seconds

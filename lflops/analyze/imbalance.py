@@ -78,7 +78,7 @@ def _row(name: str, stats: list[RankStat]) -> Row:
         always=None if slowest is None else slowest == steps,
         slowest_steps=slowest,
         steps=steps,
-        seconds_lost=sum(stat.high - stat.median if stat.lost_seconds is None else stat.lost_seconds for stat in stats),
+        seconds_lost=sum(stat.seconds_lost for stat in stats),
         seconds=median,
         waiting=next((state for state in ("unknown", "left_out") if any(stat.waiting == state for stat in stats)), "none"),
     )
