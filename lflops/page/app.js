@@ -6,14 +6,16 @@
 import { element, select } from "./dom.js";
 import { memory } from "./memory.js";
 import { modules } from "./modules.js";
+import { ranks } from "./ranks.js";
 import { summary } from "./summary.js";
 
 const VERSION = 1;
 
 // A view has an id, a label and `draw(payload, context)`, which gives its node. In the context are `state`, texts and truths of the view's
 // own which the address keeps, `remember()` to be called when it changed, `go(id, changes)` to another view and its state, the source, and
-// what it `listed`.
-const VIEWS = [summary, modules, memory];
+// what it `listed`; and `rank`, the one that was chosen above the views, or null, with `chooseRank(rank)`. A view that shows one rank by itself
+// says so as `ofOneRank`.
+const VIEWS = [summary, modules, memory, ranks];
 
 export async function open(source, root) {
   const [state, ofViews] = parsed(source.address.read());
@@ -21,10 +23,12 @@ export async function open(source, root) {
   let listed = { windows: [], problems: [] };
   const place = element("main", { class: "place", tabindex: -1 });
   const choices = element("div", { class: "choices" });
+  const rankChoice = element("div", { class: "choices" });
+  const ofAll = element("div", { class: "of-all", role: "note" });
   const title = element("h1", {}, "lflops");
   const views = element("div", { class: "views", role: "tablist", "aria-label": "views" });
   const problems = element("div", { class: "problems", role: "status" });
-  root.replaceChildren(element("header", {}, title, choices, views, themeChoice(state, remember)), problems, place);
+  root.replaceChildren(element("header", {}, title, choices, rankChoice, views, themeChoice(state, remember)), problems, ofAll, place);
   let payload = null;
   let shown = "";
   let asked = 0;
@@ -62,7 +66,17 @@ export async function open(source, root) {
     place.setAttribute("aria-labelledby", `tab-${state.view}`);
     place.setAttribute("role", "tabpanel");
     const view = VIEWS.find(({ id }) => id === state.view);
-    place.replaceChildren(view.draw(payload, { state: ofViews[view.id], remember, go, source, listed }));
+    const known = payload.ranks ? payload.ranks.ranks.rank : [];
+    const rank = known.find((each) => String(each) === state.rank) ?? null;
+    rankChoice.replaceChildren(...(known.length ? [select("rank", [["", "all"], ...known.map((each) => [String(each), String(each)])], String(rank ?? ""), chooseRank)] : []));
+    ofAll.textContent = rank === null || view.ofOneRank ? "" : "This is of the whole run: what is known of one rank by itself is in Summary and in Ranks.";
+    place.replaceChildren(view.draw(payload, { state: ofViews[view.id], remember, go, source, listed, rank, chooseRank }));
+  }
+
+  function chooseRank(rank) {
+    state.rank = String(rank ?? "");
+    remember();
+    draw();
   }
 
   function say(text) {

@@ -69,7 +69,7 @@ function remarks(found) {
 
 function categories(found) {
   const whole = Number(found.peak_bytes);
-  return table("by category", ["category", "bytes", "share"], found.by_category.map(([name, bytes]) => [
+  return plainTable("by category", ["category", "bytes", "share"], found.by_category.map(([name, bytes]) => [
     element("span", { title: CATEGORIES[name] }, key(name), words(name)), amount(bytes), percent(Number(bytes) / whole),
   ]));
 }
@@ -85,12 +85,12 @@ function holders(found, lead) {
     leading(`${text || "(root)"}${modules[row] > 1 ? ` ×${modules[row]}` : ""}`, () => lead(text)),
     amount(bytes[row]), percent(Number(bytes[row]) / whole),
   ]);
-  return table("by module", ["made or owned by", "bytes", "share"], left ? [...rows, [`${left} more`, amount(bytesLeft), percent(bytesLeft / whole)]] : rows);
+  return plainTable("by module", ["made or owned by", "bytes", "share"], left ? [...rows, [`${left} more`, amount(bytesLeft), percent(bytesLeft / whole)]] : rows);
 }
 
 function largest(found, lead) {
   const { category, operator, module, phase, number, each_bytes: each } = found.alive;
-  return table("largest storages", ["category", "module", "made by", "each", "number", "share"], each.map((bytes, row) => [
+  return plainTable("largest storages", ["category", "module", "made by", "each", "number", "share"], each.map((bytes, row) => [
     element("span", { title: CATEGORIES[category[row]] ?? null }, key(category[row]), words(category[row])),
     leading(module[row] || "(root)", () => lead(module[row])),
     operator[row] ? `${operator[row]} in ${phase[row]}` : "before the step",
@@ -99,7 +99,7 @@ function largest(found, lead) {
 }
 
 // Numbers stand on the right.
-function table(label, head, rows) {
+function plainTable(label, head, rows) {
   const texts = new Set(["category", "module", "made by", "made or owned by"]);
   const cell = (tag) => (content, at) => element(tag, texts.has(head[at]) ? {} : { class: "amount" }, content);
   return element(

@@ -1,14 +1,17 @@
 // A profile at a glance: the figures, the step cut into its phases, where its peak-seconds went, and what to know beside that.
 
 import { element } from "./dom.js";
+import { figuresOf } from "./one_rank.js";
 
-export const summary = { id: "summary", label: "Summary", draw: drawSummary };
+export const summary = { id: "summary", label: "Summary", draw: drawSummary, ofOneRank: true };
 
-function drawSummary(payload) {
+function drawSummary(payload, { rank }) {
+  const figures = rank === null ? payload.summary.figures : figuresOf(payload.summary.figures, payload.ranks.ranks, rank);
   return element(
     "section", { class: "summary", "aria-label": "summary" },
     payload.partial ? element("p", { class: "doubt", role: "note" }, "Partial: the run was left before this window was over.") : null,
-    element("div", { class: "figures" }, ...payload.summary.figures.map(figure)),
+    element("div", { class: "figures" }, ...figures.map(figure)),
+    rank === null ? null : element("p", { class: "remark" }, `What rank ${rank} told by itself comes first; all else here is of the whole run.`),
     block("The step", payload.summary.phases, "no clean step was timed", "phase"),
     block("Where its peak-seconds went", payload.summary.budget, payload.summary.why_no_budget, "budget"),
     element("h2", {}, "What this is"),

@@ -6,6 +6,7 @@ from lflops.profile import Profile
 from lflops.report.shown.columns import Columns
 from lflops.report.shown.memory import MemoryShown, memory
 from lflops.report.shown.modules import modules
+from lflops.report.shown.ranks import RanksShown, ranks
 from lflops.report.shown.summary import Summary, summary
 
 __all__ = ["VERSION", "Payload", "payload"]
@@ -29,6 +30,7 @@ class Payload(Struct, frozen=True, kw_only=True):
     summary: Summary
     modules: Columns
     memory: MemoryShown | None
+    ranks: RanksShown | None
 
 
 def payload(profile: Profile) -> Payload:
@@ -40,6 +42,7 @@ def payload(profile: Profile) -> Payload:
         summary=summary(profile),
         modules=modules(profile),
         memory=memory(profile),
+        ranks=ranks(profile),
     )
 
 
