@@ -137,9 +137,7 @@ def test_1_024_ranks_fit_64_columns(page_of: Callable[..., Seen]) -> None:
     seen = shown(page_of, so_many(1024))
     found = heads(seen)
     assert (64, "512", "1023", "992 +30") == (len(found), found[0], found[1], found[32])
-    assert "head forward, 31 ranks, of which 992 is the slowest: 1.99 ms" in cells(seen, 0)[32].replace("993 is", "992 is").replace(
-        "1.99", "1.99"
-    )
+    assert "head forward, 31 ranks, of which 992 is the slowest: 1.99 ms" in cells(seen, 0)[32]
     seen.page.get_by_label("order of ranks").select_option("number")
     found = heads(seen)
     assert (64, "0 +15", "512 +15") == (len(found), found[0], found[32])

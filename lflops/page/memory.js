@@ -63,7 +63,9 @@ function remarks(found) {
   return [
     found.source === "fake" ? "Nothing was allocated: sizes are those that the tensors would have." : "Bytes of tensors; what kernels need for themselves is not among them.",
     ...left,
-    found.categories.length ? "" : "By category it is unknown: this profile was written by an earlier lflops.",
+    found.categories.length
+      ? "Activations are what forward made, kept for backward or not. Gradients and optimizer state are drawn as such from when they were made, though only later is known what they are."
+      : "By category it is unknown: this profile was written by an earlier lflops.",
   ];
 }
 

@@ -76,7 +76,7 @@ function slowWhere(found, context) {
   });
   draw();
   return [
-    element("p", { class: "remark" }, "A module's own time in a phase, the median over the steps; what of it is known to be waiting for other ranks is left out. The places that cost a step the most."),
+    element("p", { class: "remark" }, "A module's own time in a phase, the median over the steps; what of it is known to be waiting for other ranks is left out. Shown are the places that cost a step the most, hatched where a rank told no time."),
     choice, place,
   ];
 }
