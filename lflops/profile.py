@@ -179,7 +179,7 @@ class Allocation(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Memory(Struct, frozen=True, kw_only=True):
-    """Bytes alive from operator to operator: of tensors, without the allocator's rounding and the kernels' workspaces.
+    """Bytes alive from operator to operator: of tensors, without the allocator's rounding (an estimate may have it) and workspaces.
 
     Attributes:
         source: `counted` on a real pass, `fake` where nothing was allocated.

@@ -116,7 +116,7 @@ class Session:
     def batch_ends(self, batch: Any) -> None:
         """Take note of it, and of the step that may end with it."""
         self._in_batch = False
-        profile = self._counts.end_batch(batch)
+        profile = self._counts.end_batch()
         shapes = self._steps.batch(batch)
         if profile is not None and self._curve is not None:
             self._curve.learn(shapes, profile)

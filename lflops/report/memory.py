@@ -18,10 +18,10 @@ LISTED = 10
 
 
 def render_memory(profile: Profile) -> Group:
-    """The peak, by category, by module and by what is largest; nothing where memory was not counted."""
+    """The peak, by category, by module and by what is largest."""
     memory = profile.memory
     if memory is None:
-        return Group()
+        return Group(text("memory was not counted", "dim"))
     table = margin()
     table.add_row("peak", text(", ".join([units.size(memory.peak_bytes), *_when(memory)])))
     if (room := _room(memory, profile.run.hardware)) is not None:

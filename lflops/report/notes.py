@@ -124,6 +124,19 @@ def _not_captured(note: Note) -> str:
     return f"{note.subject} is estimated without capturable, which needs a device that captures"
 
 
+def _attention_on_cuda(note: Note) -> str:
+    calls = ", ".join(f"{name.replace('_', ' ')} {calls} time{'' if calls == 1 else 's'}" for name, calls in note.values.items())
+    return f"scaled_dot_product_attention is the kernel that torch picks on {note.subject}: {calls}"
+
+
+def _gradients_taken_for_finite(note: Note) -> str:
+    return f"a GradScaler scales the loss and, before {note.subject}'s step, the gradients; all are taken for finite, so every step is made"
+
+
+def _rounded_up(note: Note) -> str:
+    return f"each tensor's memory is rounded up to a multiple of {_count(note, 'bytes')} bytes"
+
+
 def _unknown(note: Note) -> str:
     values = ", ".join(f"{name} {value}" for name, value in note.values.items())
     head = " ".join(filter(None, [note.code.replace("_", " "), note.subject]))
@@ -166,4 +179,7 @@ _SENTENCES: dict[str, Callable[[Note], str]] = {
     "gather_failed": _gather_failed,
     "foreach_assumed": _foreach_assumed,
     "not_captured": _not_captured,
+    "attention_on_cuda": _attention_on_cuda,
+    "gradients_taken_for_finite": _gradients_taken_for_finite,
+    "rounded_up": _rounded_up,
 }
