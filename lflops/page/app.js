@@ -68,8 +68,10 @@ export async function open(source, root) {
     const view = VIEWS.find(({ id }) => id === state.view);
     const known = payload.ranks ? payload.ranks.ranks.rank : [];
     const rank = known.find((each) => String(each) === state.rank) ?? null;
-    rankChoice.replaceChildren(...(known.length ? [select("rank", [["", "all"], ...known.map((each) => [String(each), String(each)])], String(rank ?? ""), chooseRank)] : []));
-    ofAll.textContent = rank === null || view.ofOneRank ? "" : "This is of the whole run: what is known of one rank by itself is in Summary and in Ranks.";
+    const options = [["", "all"], ...known.map((each) => [String(each), String(each)])];
+    rankChoice.replaceChildren(...(known.length ? [select("rank", options, String(rank ?? ""), chooseRank)] : []));
+    const isOfAll = rank !== null && !view.ofOneRank;
+    ofAll.textContent = isOfAll ? "This is of the whole run: what is known of one rank by itself is in Summary and in Ranks." : "";
     place.replaceChildren(view.draw(payload, { state: ofViews[view.id], remember, go, source, listed, rank, chooseRank }));
   }
 

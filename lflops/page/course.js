@@ -33,8 +33,8 @@ export function course(found, { state, remember, lead }) {
       "path", { d, style: { fill: `var(--memory-${layers[layer]}, var(--rest))` } }, svg("title", {}, layers[layer].replaceAll("_", " ")),
     )),
     ...bands(points).flatMap((band) => phase(band, across)),
-    ...places(first, last).map((at) => svg("text", { class: "tick-label", x: across(at), y: HEIGHT - BOTTOM + 16, "text-anchor": "middle" }, exact(at + 1))),
-    svg("text", { class: "tick-label", x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 6, "text-anchor": "middle" }, "operator, in the order of execution"),
+    ...places(first, last).map((at) => below(across(at), HEIGHT - BOTTOM + 16, exact(at + 1))),
+    below((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, "operator, in the order of execution"),
     ...(roof ? rule(up(roof), `${size(roof)}: all that ${found.chip} has`, "roof") : []),
     ...(found.peak === null ? [] : peakMark(across(points.at[found.peak]), up(Number(found.peak_bytes)), size(found.peak_bytes))),
     line, dot,
@@ -58,14 +58,15 @@ export function course(found, { state, remember, lead }) {
     for (const [name, value] of [["x1", x], ["x2", x]]) line.setAttribute(name, value);
     for (const [name, value] of [["cx", x], ["cy", up(live)]]) dot.setAttribute(name, value);
     const when = chosen === found.peak ? "at the peak, in" : "before";
-    const where = `${points.phase[chosen]}, operator ${exact(Math.floor(points.at[chosen]) + 1)}${found.operators === null ? "" : ` of ${exact(found.operators)}`}`;
+    const whole = found.operators === null ? "" : ` of ${exact(found.operators)}`;
+    const where = `, ${points.phase[chosen]}, operator ${exact(Math.floor(points.at[chosen]) + 1)}${whole}`;
     said.replaceChildren(
-      element("b", { title: `${exact(points.live[chosen])} bytes` }, size(points.live[chosen])), ` ${when} `, element("b", {}, points.operator[chosen]), " of ",
-      element("b", {}, points.module[chosen] || "(root)"), element("span", { class: "said" }, `, ${where}`),
+      boldSize(points.live[chosen]), ` ${when} `, element("b", {}, points.operator[chosen]), " of ",
+      element("b", {}, points.module[chosen] || "(root)"), element("span", { class: "said" }, where),
     );
     legend.replaceChildren(...layers.filter((name) => name !== "live").map((name) => element(
-      "li", {}, element("span", { class: "key", style: { background: `var(--memory-${name}, var(--rest))` } }), `${name.replaceAll("_", " ")} `,
-      element("b", { title: `${exact(points[name][chosen])} bytes` }, size(points[name][chosen])),
+      "li", {}, element("span", { class: "key", style: { background: `var(--memory-${name}, var(--rest))` } }),
+      `${name.replaceAll("_", " ")} `, boldSize(points[name][chosen]),
       element("span", { class: "said" }, ` ${live ? percent(bytesAt(name, chosen) / live) : ""}`),
     )));
     slider.setAttribute("aria-valuenow", chosen + 1);
@@ -74,7 +75,8 @@ export function course(found, { state, remember, lead }) {
 
   function key(event) {
     const page = Math.max(Math.round(count / 20), 1);
-    const moves = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: page, PageDown: -page, Home: -Infinity, End: Infinity };
+    const arrows = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 };
+    const moves = { ...arrows, PageUp: page, PageDown: -page, Home: -Infinity, End: Infinity };
     if (event.key === "Enter") follow();
     else if (event.key in moves) look(chosen + moves[event.key]);
     else return;
@@ -94,6 +96,10 @@ export function course(found, { state, remember, lead }) {
 
   look(chosen);
   return element("div", {}, said, slider, legend);
+}
+
+function boldSize(value) {
+  return element("b", { title: `${exact(value)} bytes` }, size(value));
 }
 
 // The row whose operator is the last to have begun there.
@@ -134,6 +140,10 @@ function phase({ name, from, to }, across) {
     svg("rect", { x, width, y: 4, height: BAND, style: { fill: `var(--phase-${name})` } }, svg("title", {}, name)),
     width < 9 * name.length ? null : svg("text", { class: "phase-name", x: x + 6, y: 4 + BAND - 5 }, name),
   ];
+}
+
+function below(x, y, text) {
+  return svg("text", { class: "tick-label", x, y, "text-anchor": "middle" }, text);
 }
 
 function rule(y, text, kind) {

@@ -6,6 +6,8 @@ import { duration, exact, percent } from "./format.js";
 const ALONE = 32;
 const COLUMNS = 64;
 const WRITTEN = 16;
+const BINNED = "A column of several ranks has the slowest of them in each place, so it looks slower than each of them is.";
+const WAITING = "* Ranks wait for each other in these, nobody knows how long: there the one that is waited for looks fast.";
 const LIMITS = [0.05, 0.1, 0.2, 0.5, 1];
 
 // `order` has the ranks, those that stand together in a column beside each other; `lead` is called with a row's module.
@@ -14,24 +16,29 @@ export function heat(found, order, { rank, chooseRank, lead }) {
   const numbers = new Map(found.ranks.rank.map((each, place) => [each, place]));
   const columns = binned(order, Boolean(found.sortedBySlowness));
   const rows = module.map((_, row) => columns.map((ranks) => slowest(ranks, found.seconds[row], numbers)));
-  const most = rows.flatMap((cells, row) => cells.map((cell) => Math.abs(apart(cell.seconds, median[row]) ?? 0))).reduce((a, b) => Math.max(a, b), 0);
+  const distances = rows.flatMap((cells, row) => cells.map((cell) => Math.abs(apart(cell.seconds, median[row]) ?? 0)));
+  const most = distances.reduce((a, b) => Math.max(a, b), 0);
   const limit = LIMITS.find((each) => each >= most) ?? LIMITS.at(-1);
 
   function cell(ranks, row, { rank: worst, seconds }) {
     const deviation = apart(seconds, median[row]);
     const share = deviation === null ? 0 : Math.max(Math.min(deviation / limit, 1), -1);
-    const known = seconds === null ? "no time of it" : `${duration(seconds)}${deviation === null ? "" : `, ${signed(deviation)} against the median rank`}`;
+    const against = deviation === null ? "" : `, ${signed(deviation)} against the median rank`;
+    const known = seconds === null ? "no time of it" : `${duration(seconds)}${against} (${exact(seconds)} s)`;
+    const much = Math.round(100 * Math.abs(share));
+    const ground = `color-mix(in oklab, var(--heat-${share < 0 ? "faster" : "slower"}) ${much}%, var(--heat-middle))`;
     const whose = ranks.length === 1 ? `rank ${ranks[0]}` : `${ranks.length} ranks, of which ${worst ?? ranks[0]} is the slowest`;
     const written = columns.length <= WRITTEN && deviation !== null ? signed(deviation) : "";
     return element("td", {
       class: [seconds === null ? "unknown" : Math.abs(share) > 0.5 ? "strong" : "", ranks.includes(rank) ? "of-rank" : ""].join(" "),
-      style: { background: seconds === null ? "" : `color-mix(in oklab, var(--heat-${share < 0 ? "faster" : "slower"}) ${Math.round(100 * Math.abs(share))}%, var(--heat-middle))` },
-      title: `${module[row] || "(root)"} ${phase[row]}, ${whose}: ${known}${seconds === null ? "" : ` (${exact(seconds)} s)`}`,
+      style: { background: seconds === null ? "" : ground },
+      title: `${module[row] || "(root)"} ${phase[row]}, ${whose}: ${known}`,
     }, written);
   }
 
   const head = columns.map((ranks) => element("th", { scope: "col", class: ranks.includes(rank) ? "of-rank" : "" }, element("button", {
-    type: "button", class: "leading", "aria-pressed": ranks.includes(rank), title: ranks.length === 1 ? `rank ${ranks[0]}` : `ranks ${ranks.join(", ")}`,
+    type: "button", class: "leading", "aria-pressed": ranks.includes(rank),
+    title: ranks.length === 1 ? `rank ${ranks[0]}` : `ranks ${ranks.join(", ")}`,
     onclick: () => chooseRank(ranks.includes(rank) ? null : ranks[0]),
   }, ranks.length === 1 ? String(ranks[0]) : `${ranks[0]} +${ranks.length - 1}`)));
   const body = rows.map((cells, row) => element(
@@ -40,7 +47,7 @@ export function heat(found, order, { rank, chooseRank, lead }) {
       "th", { scope: "row", title: `${module[row] || "(root)"} ${phase[row]}` },
       element("button", { type: "button", class: "leading", onclick: () => lead(module[row]) }, module[row] || "(root)"), ` ${phase[row]}`,
     ),
-    element("td", { class: "amount", title: `${exact(lost[row])} s` }, duration(lost[row]), waiting[row] === "unknown" ? element("span", { title: "ranks wait for each other in it, nobody knows how long" }, " *") : null),
+    element("td", { class: "amount", title: `${exact(lost[row])} s` }, `${duration(lost[row])}${waiting[row] === "unknown" ? " *" : ""}`),
     ...cells.map((each, at) => cell(columns[at], row, each)),
   ));
   return element(
@@ -48,11 +55,11 @@ export function heat(found, order, { rank, chooseRank, lead }) {
     legendOf(limit),
     element("div", { class: "heat-frame" }, element(
       "table", { class: columns.length > WRITTEN ? "heat narrow" : "heat", "aria-label": "ranks and modules" },
-      element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "module and phase"), element("th", { scope: "col", class: "amount" }, "lost a step"), ...head)),
+      element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "module and phase"), element("th", { scope: "col" }, "lost a step"), ...head)),
       element("tbody", {}, ...body),
     )),
-    order.length > columns.length ? element("p", { class: "remark" }, "A column of several ranks has the slowest of them in each place, so it looks slower than each of them is.") : null,
-    waiting.includes("unknown") ? element("p", { class: "remark" }, "* Ranks wait for each other in these, nobody knows how long: there the one that is waited for looks fast.") : null,
+    order.length > columns.length ? remark(BINNED) : null,
+    waiting.includes("unknown") ? remark(WAITING) : null,
   );
 }
 
@@ -82,6 +89,10 @@ function apart(seconds, median) {
 function signed(share) {
   const text = percent(share).replace("-", "−");
   return share > 0 && !text.startsWith("<") ? `+${text}` : text;
+}
+
+function remark(text) {
+  return element("p", { class: "remark" }, text);
 }
 
 function legendOf(limit) {

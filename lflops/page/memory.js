@@ -16,6 +16,10 @@ const CATEGORIES = {
   activations: "what forward made, whether it is kept for backward or not",
   temporary: "what backward and the optimizer made beside gradients and state",
 };
+const UNCOUNTED = "Unknown: no step was counted with its memory. "
+  + "lflops.count, lflops.measure and lflops.estimate do it, and FlopsMonitor unless count=False.";
+const AS_DRAWN = "Activations are what forward made, kept for backward or not. "
+  + "Gradients and optimizer state are drawn as such from when they were made, though only later is known what they are.";
 const LISTED = 16;
 
 // Its state: at, the operator that the cursor is on.
@@ -28,7 +32,7 @@ function drawMemory(payload, context) {
   if (!found) {
     return element(
       "section", { class: "memory", "aria-label": "memory" },
-      element("p", { class: "message" }, "Unknown: no step was counted with its memory. lflops.count, lflops.measure and lflops.estimate do it, and FlopsMonitor unless count=False."),
+      element("p", { class: "message" }, UNCOUNTED),
     );
   }
   return element(
@@ -50,22 +54,20 @@ function figures(found) {
   const reached = at === null ? "" : `in ${at("phase")}, ${at("operator")} of ${at("module") || "the root"}`;
   const room = Number(found.peak_bytes) / found.capacity_bytes;
   return [
-    { label: "peak live memory", text: size(found.peak_bytes), remark: `${reached}${of}` },
-    found.capacity_bytes === null ? null : { label: "of the chip's memory", text: percent(room), remark: `${size(found.capacity_bytes)}, ${found.chip}` },
-    found.allocator_peak_bytes === null ? null : { label: "allocator's peak", text: size(found.allocator_peak_bytes), remark: "handed out, with its rounding" },
-    found.reserved_bytes === null ? null : { label: "reserved", text: size(found.reserved_bytes), remark: "held of the device by the allocator" },
-  ].filter(Boolean);
+    { bytes: found.peak_bytes, label: "peak live memory", text: size(found.peak_bytes), remark: `${reached}${of}` },
+    { bytes: found.capacity_bytes, label: "of the chip's memory", text: percent(room), remark: `${size(found.capacity_bytes)}, ${found.chip}` },
+    { bytes: found.allocator_peak_bytes, label: "allocator's peak", text: size(found.allocator_peak_bytes), remark: "handed out, with its rounding" },
+    { bytes: found.reserved_bytes, label: "reserved", text: size(found.reserved_bytes), remark: "held of the device by the allocator" },
+  ].filter(({ bytes }) => bytes !== null);
 }
 
 function remarks(found) {
   const drawn = found.points.at.length - (found.peak === null ? 0 : 1);
-  const left = found.operators === null || drawn === found.operators ? [] : [`Drawn are ${exact(drawn)} of ${exact(found.operators)} operators, the extremes of equal stretches.`];
+  const isWhole = found.operators === null || drawn === found.operators;
   return [
     found.source === "fake" ? "Nothing was allocated: sizes are those that the tensors would have." : "Bytes of tensors; what kernels need for themselves is not among them.",
-    ...left,
-    found.categories.length
-      ? "Activations are what forward made, kept for backward or not. Gradients and optimizer state are drawn as such from when they were made, though only later is known what they are."
-      : "By category it is unknown: this profile was written by an earlier lflops.",
+    isWhole ? "" : `Drawn are ${exact(drawn)} of ${exact(found.operators)} operators, the extremes of equal stretches.`,
+    found.categories.length ? AS_DRAWN : "By category it is unknown: this profile was written by an earlier lflops.",
   ];
 }
 

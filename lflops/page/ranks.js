@@ -14,6 +14,13 @@ const STATUSES = {
   missing: ["missing", "nothing came of it"],
   failed: ["failed", "it was left by an exception"],
 };
+const ALONE_HERE = "There is one rank here. FlopsMonitor compares those of a distributed training by itself; "
+  + "of profiles that each rank saved, lflops.merge makes one.";
+const OLDER = "Unknown: this profile keeps no rank's own times. It was written by an earlier lflops: profile again.";
+const UNTIMED = "Unknown: no module's time is known of two ranks. "
+  + "FlopsMonitor takes them in the steps behind the active ones, lflops.measure with its other passes.";
+const COMPARED = "A module's own time in a phase, the median over the steps; what of it is known to be waiting for other ranks is left out. "
+  + "Shown are the places that cost a step the most, hatched where a rank told no time.";
 const HIGHEST = 460;
 
 const plainly = (value) => value ?? "–";
@@ -38,7 +45,7 @@ function drawRanks(payload, context) {
   if (!found) {
     return element(
       "section", { class: "ranks", "aria-label": "ranks" },
-      element("p", { class: "message" }, "There is one rank here. FlopsMonitor compares those of a distributed training by itself; of profiles that each rank saved, lflops.merge makes one."),
+      element("p", { class: "message" }, ALONE_HERE),
     );
   }
   return element(
@@ -57,9 +64,7 @@ function lines(said) {
 
 function slowWhere(found, context) {
   if (!found.seconds.length) {
-    return [element("p", { class: "remark" }, found.compared
-      ? "Unknown: this profile keeps no rank's own times. It was written by an earlier lflops: profile again."
-      : "Unknown: no module's time is known of two ranks. FlopsMonitor takes them in the steps behind the active ones, lflops.measure with its other passes.")];
+    return [element("p", { class: "remark" }, found.compared ? OLDER : UNTIMED)];
   }
   const { state, remember, go } = context;
   const place = element("div", {});
@@ -75,10 +80,7 @@ function slowWhere(found, context) {
     draw();
   });
   draw();
-  return [
-    element("p", { class: "remark" }, "A module's own time in a phase, the median over the steps; what of it is known to be waiting for other ranks is left out. Shown are the places that cost a step the most, hatched where a rank told no time."),
-    choice, place,
-  ];
+  return [element("p", { class: "remark" }, COMPARED), choice, place];
 }
 
 function everyRank(found, { state, remember, rank }) {
@@ -106,10 +108,11 @@ function everyRank(found, { state, remember, rank }) {
         },
       })),
       rows: sorted(), level: () => 1, isOpen: () => null, toggle: () => {},
-      cells: (row) => COLUMNS_OF_RANKS.map(({ id, text, said }) => {
+      cells: (row) => COLUMNS_OF_RANKS.map(({ id, label, text, said }) => {
         const value = columns[id][row];
         const kind = [TEXTS.has(id) ? "text" : "number", columns.rank[row] === rank ? "of-rank" : "", id === "status" && value !== "ok" ? "doubt" : ""];
-        return element("div", { role: "gridcell", class: kind.join(" "), title: said ? said(value) : `${id.replace("_", " ")}: ${exact(value)}` }, element("span", { class: "digits" }, text(value)));
+        const title = said ? said(value) : `${label}: ${exact(value)}`;
+        return element("div", { role: "gridcell", class: kind.join(" "), title }, element("span", { class: "digits" }, text(value)));
       }),
     });
   }
