@@ -2,10 +2,11 @@
 
 import { element } from "./dom.js";
 import { figuresOf } from "./one_rank.js";
+import { tracesOf } from "./traces.js";
 
 export const summary = { id: "summary", label: "Summary", draw: drawSummary, ofOneRank: true };
 
-function drawSummary(payload, { rank }) {
+function drawSummary(payload, { rank, source }) {
   const figures = rank === null ? payload.summary.figures : figuresOf(payload.summary.figures, payload.ranks.ranks, rank);
   return element(
     "section", { class: "summary", "aria-label": "summary" },
@@ -14,6 +15,7 @@ function drawSummary(payload, { rank }) {
     rank === null ? null : element("p", { class: "remark" }, `What rank ${rank} told by itself comes first; all else here is of the whole run.`),
     block("The step", payload.summary.phases, "no clean step was timed", "phase"),
     block("Where its peak-seconds went", payload.summary.budget, payload.summary.why_no_budget, "budget"),
+    tracesOf(payload, source),
     element("h2", {}, "What this is"),
     facts(payload.summary.facts),
   );

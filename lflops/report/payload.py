@@ -1,5 +1,7 @@
 """A profile as what the page draws: few values, ready to be shown, and tables column by column."""
 
+from pathlib import Path
+
 from msgspec import Struct
 
 from lflops.profile import Profile
@@ -8,6 +10,7 @@ from lflops.report.shown.memory import MemoryShown, memory
 from lflops.report.shown.modules import modules
 from lflops.report.shown.ranks import RanksShown, ranks
 from lflops.report.shown.summary import Summary, summary
+from lflops.report.shown.traces import TraceFile, traces
 
 __all__ = ["VERSION", "Payload", "payload"]
 
@@ -31,10 +34,16 @@ class Payload(Struct, frozen=True, kw_only=True):
     modules: Columns
     memory: MemoryShown | None
     ranks: RanksShown | None
+    traces: tuple[TraceFile, ...]
 
 
-def payload(profile: Profile) -> Payload:
-    """Everything that the page shows of a profile."""
+def payload(profile: Profile, folder: Path | None = None) -> Payload:
+    """Everything that the page shows of a profile.
+
+    Args:
+        profile: What is shown.
+        folder: From which its traces are to be reached; `None` names them as the profile does.
+    """
     return Payload(
         lflops=VERSION,
         title=_title(profile),
@@ -43,6 +52,7 @@ def payload(profile: Profile) -> Payload:
         modules=modules(profile),
         memory=memory(profile),
         ranks=ranks(profile),
+        traces=traces(profile, folder),
     )
 
 
