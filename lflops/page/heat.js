@@ -30,7 +30,7 @@ export function heat(found, order, { rank, chooseRank, lead }) {
     const whose = ranks.length === 1 ? `rank ${ranks[0]}` : `${ranks.length} ranks, of which ${worst ?? ranks[0]} is the slowest`;
     const written = columns.length <= WRITTEN && deviation !== null ? signed(deviation) : "";
     return element("td", {
-      class: [seconds === null ? "unknown" : Math.abs(share) > 0.5 ? "strong" : "", ranks.includes(rank) ? "of-rank" : ""].join(" "),
+      class: [seconds === null ? "unknown" : Math.abs(share) > 0.75 ? "strong" : "", ranks.includes(rank) ? "of-rank" : ""].join(" "),
       style: { background: seconds === null ? "" : ground },
       title: `${module[row] || "(root)"} ${phase[row]}, ${whose}: ${known}`,
     }, written);
