@@ -19,7 +19,7 @@ export function course(found, { state, remember, lead }) {
   const up = (bytes) => HEIGHT - BOTTOM - (bytes / top) * (HEIGHT - BOTTOM - TOP);
   const layers = found.categories.length ? found.categories : ["live"];
   const bytesAt = (name, row) => Number(points[name][row]);
-  let chosen = nearest(points.at, Number(state.at ?? (found.peak === null ? first : points.at[found.peak])));
+  let chosen = lastBegun(points.at, Number(state.at ?? (found.peak === null ? first : points.at[found.peak])));
 
   const line = svg("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM });
   const dot = svg("circle", { class: "cursor", r: 4 });
@@ -49,7 +49,7 @@ export function course(found, { state, remember, lead }) {
   function rowUnder(event) {
     const box = drawing.getBoundingClientRect();
     const x = ((event.clientX - box.left) / box.width) * WIDTH;
-    return nearest(points.at, first + ((x - LEFT) / (WIDTH - LEFT - RIGHT)) * (last - first));
+    return lastBegun(points.at, first + ((x - LEFT) / (WIDTH - LEFT - RIGHT)) * (last - first));
   }
 
   function look(row) {
@@ -103,7 +103,7 @@ function boldSize(value) {
 }
 
 // The row whose operator is the last to have begun there.
-function nearest(at, wanted) {
+function lastBegun(at, wanted) {
   let [low, high] = [0, at.length - 1];
   while (low < high) {
     const middle = Math.ceil((low + high) / 2);

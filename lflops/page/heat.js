@@ -23,15 +23,16 @@ export function heat(found, order, { rank, chooseRank, lead }) {
   function cell(ranks, row, { rank: worst, seconds }) {
     const deviation = apart(seconds, median[row]);
     const share = deviation === null ? 0 : Math.max(Math.min(deviation / limit, 1), -1);
-    const against = deviation === null ? "" : `, ${signed(deviation)} against the median rank`;
+    const against = deviation === null ? "" : `, ${withSign(deviation)} against the median rank`;
     const known = seconds === null ? "no time of it" : `${duration(seconds)}${against} (${exact(seconds)} s)`;
     const much = Math.round(100 * Math.abs(share));
     const ground = `color-mix(in oklab, var(--heat-${share < 0 ? "faster" : "slower"}) ${much}%, var(--heat-middle))`;
     const whose = ranks.length === 1 ? `rank ${ranks[0]}` : `${ranks.length} ranks, of which ${worst ?? ranks[0]} is the slowest`;
-    const written = columns.length <= WRITTEN && deviation !== null ? signed(deviation) : "";
+    const written = columns.length <= WRITTEN && deviation !== null ? withSign(deviation) : "";
     return element("td", {
       class: [seconds === null ? "unknown" : Math.abs(share) > 0.75 ? "strong" : "", ranks.includes(rank) ? "of-rank" : ""].join(" "),
       style: { background: seconds === null ? "" : ground },
+      "data-value": seconds ?? "",
       title: `${module[row] || "(root)"} ${phase[row]}, ${whose}: ${known}`,
     }, written);
   }
@@ -47,7 +48,7 @@ export function heat(found, order, { rank, chooseRank, lead }) {
       "th", { scope: "row", title: `${module[row] || "(root)"} ${phase[row]}` },
       element("button", { type: "button", class: "leading", onclick: () => lead(module[row]) }, module[row] || "(root)"), ` ${phase[row]}`,
     ),
-    element("td", { class: "amount", title: `${exact(lost[row])} s` }, `${duration(lost[row])}${waiting[row] === "unknown" ? " *" : ""}`),
+    element("td", { class: "amount", title: `${exact(lost[row])} s`, "data-value": lost[row] }, `${duration(lost[row])}${waiting[row] === "unknown" ? " *" : ""}`),
     ...cells.map((each, at) => cell(columns[at], row, each)),
   ));
   return element(
@@ -86,7 +87,7 @@ function apart(seconds, median) {
   return seconds === null || !median ? null : seconds / median - 1;
 }
 
-function signed(share) {
+function withSign(share) {
   const text = percent(share).replace("-", "−");
   return share > 0 && !text.startsWith("<") ? `+${text}` : text;
 }
@@ -99,7 +100,7 @@ function legendOf(limit) {
   const most = percent(limit).replace(".0", "");
   return element(
     "p", { class: "heat-legend" }, `${most} faster than the median rank`,
-    element("span", { class: "heat-scale", role: "img", "aria-label": "from faster, blue, to slower, orange" }),
+    element("span", { class: "heat-scale", "aria-hidden": "true" }),
     `${most} slower${limit === LIMITS.at(-1) ? " or more" : ""}`,
   );
 }

@@ -37,7 +37,7 @@ function drawMemory(payload, context) {
   }
   return element(
     "section", { class: "memory", "aria-label": "memory" },
-    element("div", { class: "figures" }, ...figures(found).map(figure)),
+    element("div", { class: "figures" }, ...figures(found).map((each) => figure(each))),
     element("h2", {}, "Alive through the step"),
     course(found, { ...context, lead }),
     element("p", { class: "remark" }, remarks(found).join(" ")),
@@ -105,7 +105,9 @@ function largest(found, lead) {
 // Numbers stand on the right.
 function plainTable(label, head, rows) {
   const texts = new Set(["category", "module", "made by", "made or owned by"]);
-  const cell = (tag) => (content, at) => element(tag, texts.has(head[at]) ? {} : { class: "amount" }, content);
+  const cell = (tag) => (content, at) => element(
+    tag, { class: texts.has(head[at]) ? null : "amount", "data-value": content.dataset?.value ?? null }, content,
+  );
   return element(
     "table", { class: "plain-table", "aria-label": label },
     element("thead", {}, element("tr", {}, ...head.map(cell("th")))),
@@ -114,7 +116,7 @@ function plainTable(label, head, rows) {
 }
 
 function amount(bytes) {
-  return element("span", { title: `${exact(bytes)} bytes` }, size(bytes));
+  return element("span", { title: `${exact(bytes)} bytes`, "data-value": bytes }, size(bytes));
 }
 
 function leading(text, act) {

@@ -11,7 +11,7 @@ const OWN = [
 ];
 
 // The rank's own first, each beside what the others have; of the rest it is said that they are not its own.
-export function figuresOf(all, table, rank) {
+export function figuresOfRank(all, table, rank) {
   const row = table.rank.indexOf(rank);
   const replaced = new Set(OWN.flatMap(({ instead }) => instead));
   const own = OWN.map(({ field, label, text, said }) => {

@@ -23,13 +23,13 @@ const COMPARED = "A module's own time in a phase, the median over the steps; wha
   + "Shown are the places that cost a step the most, hatched where a rank told no time.";
 const HIGHEST = 460;
 
-const plainly = (value) => value ?? "–";
+const orDash = (value) => value ?? "–";
 const COLUMNS_OF_RANKS = [
   { id: "rank", label: "rank", text: String },
   { id: "status", label: "status", text: (status) => STATUSES[status][0], said: (status) => STATUSES[status].join(": ") },
-  { id: "place", label: "place", text: plainly },
-  { id: "host", label: "host", text: plainly },
-  { id: "device", label: "device", text: plainly },
+  { id: "place", label: "place", text: orDash },
+  { id: "host", label: "host", text: orDash },
+  { id: "device", label: "device", text: orDash },
   { id: "step", label: "step", text: duration },
   { id: "data", label: "data wait", text: duration },
   { id: "cpu", label: "CPU time", text: duration },
@@ -37,7 +37,7 @@ const COLUMNS_OF_RANKS = [
   { id: "peak_bytes", label: "peak memory", text: size },
   { id: "slowest", label: "steps slowest", text: count },
 ];
-const TEXTS = new Set(["rank", "status", "place", "host", "device"]);
+const WORDED = new Set(["rank", "status", "place", "host", "device"]);
 
 // Its state: order of the columns, and sort and down of the table.
 function drawRanks(payload, context) {
@@ -92,7 +92,7 @@ function everyRank(found, { state, remember, rank }) {
   function sorted() {
     const { sort } = state;
     if (!sort) return found.slowest_first.map((each) => rowOf.get(each));
-    if (!TEXTS.has(sort)) return [...all].sort(order((row) => columns[sort][row], Boolean(state.down), all.length));
+    if (!WORDED.has(sort)) return [...all].sort(order((row) => columns[sort][row], Boolean(state.down), all.length));
     return [...all].sort(byName(columns[sort].map((value) => String(value ?? "")), Boolean(state.down)));
   }
 
@@ -101,7 +101,7 @@ function everyRank(found, { state, remember, rank }) {
       columns: COLUMNS_OF_RANKS.map(({ id, label }) => ({
         label, sort: state.sort !== id ? "none" : state.down ? "descending" : "ascending",
         onsort: () => {
-          const down = state.sort === id ? !state.down : !TEXTS.has(id);
+          const down = state.sort === id ? !state.down : !WORDED.has(id);
           Object.assign(state, { sort: id, down: down ? "true" : "" });
           remember();
           draw();
@@ -110,7 +110,7 @@ function everyRank(found, { state, remember, rank }) {
       rows: sorted(), level: () => 1, isOpen: () => null, toggle: () => {},
       cells: (row) => COLUMNS_OF_RANKS.map(({ id, label, text, said }) => {
         const value = columns[id][row];
-        const kind = [TEXTS.has(id) ? "text" : "number", columns.rank[row] === rank ? "of-rank" : "", id === "status" && value !== "ok" ? "doubt" : ""];
+        const kind = [WORDED.has(id) ? "text" : "number", columns.rank[row] === rank ? "of-rank" : "", id === "status" && value !== "ok" ? "doubt" : ""];
         const title = said ? said(value) : `${label}: ${exact(value)}`;
         return element("div", { role: "gridcell", class: kind.join(" "), title }, element("span", { class: "digits" }, text(value)));
       }),

@@ -6,10 +6,11 @@ from msgspec import Struct
 
 from lflops.profile import Profile
 from lflops.report.shown.columns import Columns
+from lflops.report.shown.compare import Compare, compare
 from lflops.report.shown.memory import MemoryShown, memory
 from lflops.report.shown.modules import modules
 from lflops.report.shown.ranks import RanksShown, ranks
-from lflops.report.shown.summary import Summary, summary
+from lflops.report.shown.summary import Summary, summary, trend
 from lflops.report.shown.traces import TraceFile, traces
 
 __all__ = ["VERSION", "Payload", "payload"]
@@ -23,11 +24,13 @@ class Payload(Struct, frozen=True, kw_only=True):
 
     Attributes:
         lflops: The version of this form, before everything else.
+        trend: Figures that windows are followed by; right behind, so that a server reads them without the rest.
         title: What was profiled and when.
         partial: Whether the window was left before its end.
     """
 
     lflops: int
+    trend: dict[str, float]
     title: str
     partial: bool
     summary: Summary
@@ -35,6 +38,7 @@ class Payload(Struct, frozen=True, kw_only=True):
     memory: MemoryShown | None
     ranks: RanksShown | None
     traces: tuple[TraceFile, ...]
+    compare: Compare
 
 
 def payload(profile: Profile, folder: Path | None = None) -> Payload:
@@ -46,6 +50,7 @@ def payload(profile: Profile, folder: Path | None = None) -> Payload:
     """
     return Payload(
         lflops=VERSION,
+        trend=trend(profile),
         title=_title(profile),
         partial=profile.run.partial,
         summary=summary(profile),
@@ -53,6 +58,7 @@ def payload(profile: Profile, folder: Path | None = None) -> Payload:
         memory=memory(profile),
         ranks=ranks(profile),
         traces=traces(profile, folder),
+        compare=compare(profile),
     )
 
 
