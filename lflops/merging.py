@@ -1,7 +1,8 @@
 """Many ranks, one profile: what the run did, from what each of its ranks counted or measured."""
 
+import heapq
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -13,10 +14,11 @@ from lflops.merged_steps import MergedSteps
 from lflops.observations import PHASES, Count, Phase, Rank, RankStat, Spread, Step, Trace
 from lflops.profile import SCHEMA_VERSION, Memory, Note, Profile, Run
 
-__all__ = ["Brief", "brief_of", "median_stat", "merge", "merged", "waiting_in"]
+__all__ = ["Brief", "brief_of", "median_stat", "merge", "merged", "waiting_in", "worst"]
 
 LARGEST_WORLD = 1 << 20
 _LISTED = 12
+_TOLD_BY_RANK = 32
 _SIZES = tuple(f"{of}_parallel_size" for of in ("data", "tensor", "pipeline", "expert"))
 _OF_THE_RUN = ("kind", "stage", "window", "strategy", "accumulation", *_SIZES)
 
@@ -78,7 +80,9 @@ def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
     given = _by_rank(profiles)
 
     def stats(sources: Mapping[str, int]) -> Iterable[RankStat]:
-        return _rank_stats(given, sources)
+        found = list(_rank_stats(given, sources))
+        told = worst(found)
+        return [stat if place in told else replace(stat, by_rank=None) for place, stat in enumerate(found)]
 
     return merged((brief_of(rank, profile) for rank, profile in given.items()), given.__getitem__, lambda rank: given[rank].memory, stats)
 
@@ -266,7 +270,18 @@ def median_stat(
     """How the ranks' medians compare. Of equal ones the first rank is the slow one; of two in the middle the faster one is the median."""
     slow = max(medians, key=medians.__getitem__)
     low, median = min(medians.values()), statistics.median_low(medians.values())
-    return RankStat(module=module, phase=phase, low=low, median=median, high=medians[slow], high_rank=slow, waiting=waiting, **of_steps)
+    return RankStat(
+        module=module, phase=phase, low=low, median=median, high=medians[slow], high_rank=slow, waiting=waiting, by_rank=medians, **of_steps
+    )
+
+
+def worst(stats: Sequence[RankStat]) -> frozenset[int]:
+    """The places of those that every rank's time is kept of: what loses the most, and what may be waiting for others last."""
+
+    def most(place: int) -> tuple[bool, float]:
+        return stats[place].waiting == "unknown", -stats[place].seconds_lost
+
+    return frozenset(heapq.nsmallest(_TOLD_BY_RANK, range(len(stats)), key=most))
 
 
 def _rank_stats(given: Mapping[int, Profile], sources: Mapping[str, int]) -> Iterator[RankStat]:

@@ -6,7 +6,21 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from msgspec import Meta, Struct
 
-__all__ = ["PHASES", "Call", "Count", "Phase", "Rank", "RankStat", "Seconds", "Spread", "Step", "Trace", "TracedOperator"]
+__all__ = [
+    "CATEGORIES",
+    "PHASES",
+    "ByCategory",
+    "Call",
+    "Count",
+    "Phase",
+    "Rank",
+    "RankStat",
+    "Seconds",
+    "Spread",
+    "Step",
+    "Trace",
+    "TracedOperator",
+]
 
 Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer", "other")
@@ -34,6 +48,26 @@ class Spread(Struct, frozen=True, kw_only=True, gc=False):
             return None
         low, median, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else seconds * 3
         return cls(median=median, low=low, high=high, n=len(seconds))
+
+
+class ByCategory(NamedTuple):
+    """Bytes alive at one time, by what they turned out to be for: a gradient is one from the moment that backward makes it.
+
+    Attributes:
+        activations: What forward made, whether it is kept for backward or not.
+        temporary: What backward or an optimizer's step made, and that became neither a gradient nor state.
+        other: What was there before and is no parameter, as the batch and buffers, and what ran in no phase of the model.
+    """
+
+    parameters: Count
+    gradients: Count
+    optimizer_state: Count
+    activations: Count
+    temporary: Count
+    other: Count
+
+
+CATEGORIES = ByCategory._fields
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -144,6 +178,8 @@ class RankStat(Struct, frozen=True, kw_only=True, gc=False):
         slowest_steps: In how many of `steps`, which all of the ranks tell of, it was the slowest.
         lost_seconds: The mean over these of the slowest rank's time less the median one's.
         waiting: What of it is waiting inside of collectives: `none`, as none ran in it; `left_out`; or `unknown`.
+        by_rank: The seconds of each rank that has told them, of the 32 places that lose the most; of all others `None`, so that a profile
+            grows with its modules and its ranks, and not with their product.
     """
 
     module: str
@@ -156,3 +192,9 @@ class RankStat(Struct, frozen=True, kw_only=True, gc=False):
     steps: Count | None = None
     lost_seconds: Seconds | None = None
     waiting: Literal["none", "left_out", "unknown"] = "unknown"
+    by_rank: Mapping[Count, Seconds] | None = None
+
+    @property
+    def seconds_lost(self) -> float:
+        """What the slow rank costs a step; where single steps are not known, by the medians."""
+        return self.high - self.median if self.lost_seconds is None else self.lost_seconds

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from lflops import queries
 from lflops.hardware import Hardware
-from lflops.observations import PHASES, Count, Phase, Rank, RankStat, Seconds, Spread, Step, Trace
+from lflops.observations import PHASES, ByCategory, Count, Phase, Rank, RankStat, Seconds, Spread, Step, Trace
 from lflops.queries import Asked, Metric, ancestry
 
 __all__ = ["PHASES", "SCHEMA_VERSION", "Phase", "Profile", "Work", "ancestry"]
@@ -154,12 +154,18 @@ class Communication(Struct, frozen=True, kw_only=True):
 
 
 class Moment(Struct, frozen=True, array_like=True, gc=False):
-    """One operator of the timeline and the bytes that were alive before it ran."""
+    """One operator of the timeline and the bytes that were alive before it ran.
+
+    Attributes:
+        index: Which operator of the whole run it is. Older files do not say it, nor the categories.
+    """
 
     operator: str
     module: str
     phase: Phase
     live_bytes: Count
+    index: Count | None = None
+    by_category: ByCategory | None = None
 
 
 class Allocation(Struct, frozen=True, array_like=True, gc=False):

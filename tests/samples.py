@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lflops.observations import PHASES, Phase, Rank, RankStat, Spread, Step, Trace, TracedOperator
+from lflops.observations import PHASES, ByCategory, Phase, Rank, RankStat, Spread, Step, Trace, TracedOperator
 from lflops.profile import (
     SCHEMA_VERSION,
     Allocation,
@@ -175,10 +175,10 @@ def small_memory() -> Memory:
         by_module={"": 0, "encoder.0": 2832, "head": 168},
         alive=(Allocation("activations", "aten::addmm", "encoder.0", "forward", 2288), Allocation("parameters", "", "head", "other", 136)),
         timeline=(
-            Moment("aten::addmm", "encoder.0", "forward", 712),
-            Moment("aten::gelu", "encoder.1", "forward", 2000),
-            Moment("aten::addmm", "head", "forward", 3000),
-            Moment("aten::mm", "head", "backward", 2500),
+            Moment("aten::addmm", "encoder.0", "forward", 712, 0, ByCategory(712, 0, 0, 0, 0, 0)),
+            Moment("aten::gelu", "encoder.1", "forward", 2000, 1, ByCategory(712, 0, 0, 1288, 0, 0)),
+            Moment("aten::addmm", "head", "forward", 3000, 2, ByCategory(712, 0, 0, 2288, 0, 0)),
+            Moment("aten::mm", "head", "backward", 2500, 3, ByCategory(712, 136, 0, 1288, 364, 0)),
         ),
         allocator_peak_bytes=4096,
     )

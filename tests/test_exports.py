@@ -12,6 +12,7 @@ from boards import board
 from browsing import Seen, bench
 from comparing import clean, ran
 from hostile import IMAGE, SCRIPT, hostile_profile
+from many_ranks import four_ranks
 from matplotlib.image import imread
 from msgspec import json
 from samples import product, profile, small_profile
@@ -177,3 +178,26 @@ def test_the_menu_is_reached_with_the_keyboard(page_of: Callable[..., Seen]) -> 
     page.keyboard.press("Escape")
     assert not page.locator(".menu").is_visible()
     assert "export" == page.evaluate("document.activeElement.textContent")
+
+
+def test_the_ranks_times_are_exported_exactly(page_of: Callable[..., Seen]) -> None:
+    """The heat map in seconds, with nothing for the rank that told none; and every rank's line."""
+    seen = page_of(four_ranks())
+    seen.view("Ranks")
+    _, content = exported(seen, seen.page, "ranks and modules as CSV")
+    head, first, _ = table(content)
+    assert (["2", "0", "1", "3"], ["0.002", "0.001", "0.001", ""]) == (head[2:], first[2:])
+    assert ("head forward", pytest.approx(1e-3)) == (first[0], float(first[1]))
+    _, content = exported(seen, seen.page, "every rank as CSV")
+    assert [["2", "0.005"], ["0", "0.003"], ["1", "0.002"], ["3", ""]] == [[row[0], row[5]] for row in table(content)[1:]]
+
+
+def test_the_memory_s_tables_are_exported_exactly(page_of: Callable[..., Seen]) -> None:
+    """In bytes; and its drawing as a file of its own."""
+    seen = page_of(small_profile())
+    seen.view("Memory")
+    _, content = exported(seen, seen.page, "by category as CSV")
+    assert [["category", "bytes"], ["parameters", "712"], ["activations", "2288"]] == [row[:2] for row in table(content)]
+    name, content = exported(seen, seen.page, "live memory over the step as SVG")
+    assert name.endswith("live-memory-over-the-step.svg")
+    assert 4 == len(ET.fromstring(content).findall(f".//{SVG}path"))  # noqa: S314 - our own file

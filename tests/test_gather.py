@@ -153,6 +153,7 @@ def test_the_slow_rank_is_found_step_by_step() -> None:
         steps=2,
         lost_seconds=0.5,
         waiting="none",
+        by_rank={0: 0.625, 1: 1.0, 2: 1.0},
     )
     assert body == stats["body"]
 
@@ -166,10 +167,23 @@ def test_of_steps_that_not_all_ranks_have_nobody_is_told() -> None:
     assert (4.25, 0, 0, 1, 1.5) == (body.high, body.high_rank, body.slowest_steps, body.steps, body.lost_seconds)
 
 
+def test_each_rank_s_time_is_kept_where_the_most_is_lost() -> None:
+    """Of 40 modules the slow rank loses 1 s in the first, 2 in the second and so on: 32 keep both ranks' times, the first 8 none."""
+    names = [f"m{number}" for number in range(40)]
+    facts = run(kind="training", stage="train", window=0)
+    cells = [product(name, "aten::mm", "forward", macs=1, bytes_moved=4) for name in names]
+    alike = profile({"": {}} | {name: {} for name in names}, cells, run=facts)
+    laps = [({Place(name, "forward"): 0.5 + rank * (1 + number) for number, name in enumerate(names)},) for rank in range(2)]
+    whole = gathered({rank: (timed(alike, each), each) for rank, each in enumerate(laps)})
+    known = {each.module: each.by_rank for each in whole.rank_stats}
+    assert [None] * 8 == [known[name] for name in names[:8]]
+    assert [{0: 0.5, 1: 1.5 + number} for number in range(8, 40)] == [known[name] for name in names[8:]]
+
+
 def test_waiting_for_others_is_left_out_where_all_know_it() -> None:
     """Of 0.75 s the second rank waited 0.125: 0.625 against 0.5. Where one does not know, nothing is left out."""
     (body,) = (each for each in gathered(dict(enumerate(communicating()))).rank_stats if each.module == "body")
-    assert (0.5, 0.625, "left_out") == (body.low, body.high, body.waiting)
+    assert (0.5, 0.625, "left_out", {0: 0.5, 1: 0.625}) == (body.low, body.high, body.waiting, body.by_rank)
     (first, laps), second = communicating()
     unknown = replace(first, communication=tuple(replace(each, seconds=None) for each in first.communication))
     (body,) = (each for each in gathered({0: (unknown, laps), 1: second}).rank_stats if each.module == "body")

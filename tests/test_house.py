@@ -22,6 +22,7 @@ FIRST_ROW = {
     "merged_rows",
     "merged_steps",
     "queries",
+    "extremes",
     "units",
     "errors",
     "hardware",

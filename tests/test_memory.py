@@ -98,6 +98,29 @@ def test_the_timeline_says_what_was_alive_before_each_operator() -> None:
     assert ("cat", 400 * FLOAT) == (whole.timeline[whole.peak_index].operator, whole.peak_bytes)
 
 
+def test_the_timeline_says_what_each_part_turned_out_to_be() -> None:
+    """A gradient is one from when backward made it; momentum is state from its first copy, and in a later step from the beginning."""
+    model = nn.Linear(IN, OUT, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, foreach=False)
+    weights, product = IN * OUT * FLOAT, BATCH * OUT * FLOAT
+    x, first, later = torch.ones(BATCH, IN), [], []
+    for moments in (first, later):
+        with lflops.counting(model) as counted:
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        whole = memory(counted.profile)
+        assert all(moment.by_category and moment.live_bytes == sum(moment.by_category) for moment in whole.timeline)
+        assert list(range(len(whole.timeline))) == [moment.index for moment in whole.timeline]
+        moments += [(moment.operator, moment.phase, moment.by_category) for moment in whole.timeline]
+    assert ("mm", "forward", (weights, 0, 0, 0, 0, 0)) == first[0]
+    assert ("sum", "forward", (weights, 0, 0, product, 0, 0)) == first[1]
+    assert ("clone", "optimizer", (weights, weights, 0, 0, 0, 0)) == first[4]
+    assert ("add_", "optimizer", (weights, weights, weights, 0, 0, 0)) == first[5]
+    assert ("mm", "forward", (weights, 0, weights, 0, 0, 0)) == later[0]
+    assert ("sum", "forward", (weights, 0, weights, product, 0, 0)) == later[1]
+
+
 def test_a_peak_fits_where_there_is_room_for_it() -> None:
     """To the byte: two tensors of a hundred."""
     with torch.no_grad():
@@ -161,6 +184,8 @@ def test_a_long_timeline_is_shortened_and_keeps_its_peak() -> None:
     assert (half + 1, 1001 * 10 * FLOAT + FLOAT) == (whole.peak_index, whole.peak_bytes)
     assert [("sum", 1001 * 10 * FLOAT)] == [(each.operator, each.live_bytes) for each in whole.timeline if each.operator == "sum"]
     assert (10 * FLOAT, 10 * FLOAT) == (whole.timeline[0].live_bytes, whole.timeline[-1].live_bytes)
+    assert (0, 2 * half + 1) == (whole.timeline[0].index, whole.timeline[-1].index)
+    assert all(moment.by_category and moment.live_bytes == sum(moment.by_category) for moment in whole.timeline)
 
 
 def test_a_timeline_of_20_000_is_whole() -> None:

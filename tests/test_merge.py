@@ -20,7 +20,7 @@ import lflops
 from lflops.analyze import pace
 from lflops.errors import ProfileError
 from lflops.hardware import Hardware
-from lflops.merging import merge
+from lflops.merging import merge, worst
 from lflops.observations import Phase, Rank, RankStat, Spread, Step, Trace
 from lflops.profile import Communication, DtypeShare, Note, Profile, Uncounted, ancestry
 from lflops.profile_file import _checked
@@ -233,9 +233,22 @@ def test_a_module_is_compared_from_rank_to_rank() -> None:
     From medians alone nobody knows in how many steps it was the slowest. Where one rank alone knows a time, nothing is compared.
     """
     ranks = [timed(replica(), {"head": median}) for median in (3e-3, 1e-3, 2e-3)]
-    slow = RankStat(module="head", phase="forward", low=1e-3, median=2e-3, high=3e-3, high_rank=0, waiting="none")
+    each = {0: 3e-3, 1: 1e-3, 2: 2e-3}
+    slow = RankStat(module="head", phase="forward", low=1e-3, median=2e-3, high=3e-3, high_rank=0, waiting="none", by_rank=each)
     assert (slow,) == merged(*ranks, timed(replica(), {"body": 5e-3})).rank_stats
-    assert (replace(slow, high=8e-3, high_rank=3),) == merged(*ranks, timed(replica(), {"head": 8e-3})).rank_stats
+    assert (replace(slow, high=8e-3, high_rank=3, by_rank={**each, 3: 8e-3}),) == merged(
+        *ranks, timed(replica(), {"head": 8e-3})
+    ).rank_stats
+
+
+def test_what_may_be_waiting_keeps_each_rank_s_time_last() -> None:
+    """32 places lose 1 s, and one, in which ranks wait for each other, loses 9: its times are the ones that are not kept."""
+    lost = [
+        RankStat(module=str(number), phase="forward", low=0.0, median=1.0, high=2.0, high_rank=1, waiting="none") for number in range(32)
+    ]
+    waiting = replace(lost[0], module="summed", high=10.0, waiting="unknown")
+    assert set(range(1, 33)) == worst([waiting, *lost])
+    assert {0, 1} == worst([waiting, *lost[:1]])
 
 
 def test_where_ranks_wait_for_each_other_is_told_apart() -> None:

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from lflops.observations import Phase, RankStat
+from lflops.observations import Phase, Rank, RankStat
 from lflops.profile import Profile
 from lflops.queries import pattern
 
-__all__ = ["Imbalance", "Row", "imbalance"]
+__all__ = ["Imbalance", "Row", "imbalance", "slowest_first"]
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -65,6 +65,29 @@ def imbalance(profile: Profile) -> Imbalance:
     return Imbalance(rows=_worst_first(_row(stat.module, [stat]) for stat in profile.rank_stats), alike=_worst_first(alike))
 
 
+def slowest_first(profile: Profile) -> tuple[int, ...]:
+    """The ranks by what they take longer than the median rank, where each rank's time was kept; of equal ones by their step.
+
+    What may be waiting for others does not count, unless there is nothing else. Ranks that told nothing come last.
+    """
+    kept = [stat for stat in profile.rank_stats if stat.by_rank is not None]
+    told = [stat for stat in kept if stat.waiting != "unknown"] or kept
+    late: dict[int, float] = {}
+    for stat in told:
+        for rank, seconds in (stat.by_rank or {}).items():
+            late[rank] = late.get(rank, 0.0) + seconds - stat.median
+
+    def order(rank: Rank) -> tuple[bool, float, float, int]:
+        return (
+            rank.status != "ok" and rank.rank not in late,
+            -late.get(rank.rank, 0.0),
+            -(rank.step.median if rank.step else 0.0),
+            rank.rank,
+        )
+
+    return tuple(rank.rank for rank in sorted(profile.ranks, key=order))
+
+
 def _row(name: str, stats: list[RankStat]) -> Row:
     median, high = sum(stat.median for stat in stats), sum(stat.high for stat in stats)
     known = [(stat.slowest_steps, stat.steps) for stat in stats if stat.slowest_steps is not None and stat.steps]
@@ -78,7 +101,7 @@ def _row(name: str, stats: list[RankStat]) -> Row:
         always=None if slowest is None else slowest == steps,
         slowest_steps=slowest,
         steps=steps,
-        seconds_lost=sum(stat.high - stat.median if stat.lost_seconds is None else stat.lost_seconds for stat in stats),
+        seconds_lost=sum(stat.seconds_lost for stat in stats),
         seconds=median,
         waiting=next((state for state in ("unknown", "left_out") if any(stat.waiting == state for stat in stats)), "none"),
     )

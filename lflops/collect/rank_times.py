@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from lflops.collect.rank_report import Head
+from lflops.merging import worst
 from lflops.observations import PHASES, Phase, RankStat
 
 __all__ = ["RankTimes"]
@@ -83,39 +85,51 @@ class RankTimes:
             shared[groups].append(place)
         found = [stat for groups, places in shared.items() for stat in self._compared([self._groups[each] for each in groups], places)]
         order = {row: number for number, row in enumerate(rows)}
-        return sorted(found, key=lambda stat: (order[stat.module], PHASES.index(stat.phase)))
+        found.sort(key=lambda stat: (order[stat.module], PHASES.index(stat.phase)))
+        for number in worst(found):
+            stat = found[number]
+            place = stat.module, stat.phase
+            found[number] = replace(stat, by_rank=self._by_rank([self._groups[each] for each in having[place]], place))
+        return found
 
     def _compared(self, groups: Sequence[_Group], places: Sequence[Place]) -> Iterator[RankStat]:
         """Places that the same groups have, as many at once as there is room for."""
-        ranks = torch.tensor([rank for group in groups for rank in group.ranks])
-        if len(ranks) < 2:
+        number = sum(len(group.ranks) for group in groups)
+        if number < 2:
             return
-        in_order = ranks.argsort()
-        width = max(AT_ONCE // (len(ranks) * max(len(group.at) for group in groups)), 1)
+        width = max(AT_ONCE // (number * max(len(group.at) for group in groups)), 1)
         for start in range(0, len(places), width):
             some = places[start : start + width]
-            waits, states = self._waits(ranks.tolist(), some)
-            medians, by_step = [], []
-            for group in groups:
-                times = group.times[:, :, [group.columns[place] for place in some]]
-                medians.append(_median(times))
-                by_step.append(times[:, [step for step, index in enumerate(group.at) if index in self._common]])
-            whole, steps = torch.cat(medians), torch.cat(by_step)
-            if waits is not None:
-                whole, steps = (whole - waits).clamp(min=0), (steps - waits[:, None]).clamp(min=0)
-            yield from _stats(some, states, ranks[in_order], whole[in_order], steps[in_order])
+            yield from _stats(some, [self._state(place) for place in some], *self._told(groups, some))
 
-    def _waits(self, ranks: list[int], places: Sequence[Place]) -> tuple[Tensor | None, list[Waiting]]:
-        """Seconds to leave out of each rank's time in each place, if any, and what is known of these."""
-        states = [self._state(place) for place in places]
-        if "left_out" not in states:
-            return None, states
+    def _by_rank(self, groups: Sequence[_Group], place: Place) -> dict[int, float]:
+        ranks, medians, _ = self._told(groups, [place])
+        return dict(zip(ranks.tolist(), medians[:, 0].tolist(), strict=True))
+
+    def _told(self, groups: Sequence[_Group], places: Sequence[Place]) -> tuple[Tensor, Tensor, Tensor]:
+        """The ranks in their order, ranks x places, and ranks x steps x places, without what is known to be waiting."""
+        ranks = torch.tensor([rank for group in groups for rank in group.ranks])
+        medians, by_step = [], []
+        for group in groups:
+            times = group.times[:, :, [group.columns[place] for place in places]]
+            medians.append(_median(times))
+            by_step.append(times[:, [step for step, index in enumerate(group.at) if index in self._common]])
+        whole, steps = torch.cat(medians), torch.cat(by_step)
+        waits = self._waits(ranks.tolist(), places)
+        if waits is not None:
+            whole, steps = (whole - waits).clamp(min=0), (steps - waits[:, None]).clamp(min=0)
+        in_order = ranks.argsort()
+        return ranks[in_order], whole[in_order], steps[in_order]
+
+    def _waits(self, ranks: list[int], places: Sequence[Place]) -> Tensor | None:
+        """Seconds to leave out of each rank's time in each place, if any."""
+        left_out = [(column, self._waiting[place]) for column, place in enumerate(places) if self._state(place) == "left_out"]
+        if not left_out:
+            return None
         waits = torch.zeros(len(ranks), len(places), dtype=torch.float64)
-        for column, (place, state) in enumerate(zip(places, states, strict=True)):
-            if state == "left_out":
-                told = self._waiting[place]
-                waits[:, column] = torch.tensor([told.get(rank, 0.0) or 0.0 for rank in ranks], dtype=torch.float64)
-        return waits, states
+        for column, told in left_out:
+            waits[:, column] = torch.tensor([told.get(rank, 0.0) or 0.0 for rank in ranks], dtype=torch.float64)
+        return waits
 
     def _state(self, place: Place) -> Waiting:
         if place not in self._waiting:

@@ -6,8 +6,10 @@
 import { compare } from "./compare.js";
 import { element, select } from "./dom.js";
 import { exportMenu } from "./exports.js";
+import { memory } from "./memory.js";
 import { modules } from "./modules.js";
 import { operators } from "./operators.js";
+import { ranks } from "./ranks.js";
 import { roofline } from "./roofline.js";
 import { summary } from "./summary.js";
 import { nearest, windowChoices } from "./windows.js";
@@ -16,8 +18,9 @@ const VERSION = 1;
 
 // A view has an id, a label and `draw(payload, context)`, which gives its node. In the context are `state`, texts and truths of the view's
 // own which the address keeps, `remember()` to be called when it changed, `go(id, changes)` to another view and its state, the source, what
-// it `listed`, and which `window` of that the payload is.
-const VIEWS = [summary, modules, operators, roofline, compare];
+// it `listed`, which `window` of that the payload is, and `rank`, the one that was chosen above the views, or null, with `chooseRank(rank)`.
+// A view that shows one rank by itself says so as `ofOneRank`.
+const VIEWS = [summary, modules, operators, roofline, memory, ranks, compare];
 
 export async function open(source, root) {
   const [state, ofViews] = parsed(source.address.read(), source.open);
@@ -25,6 +28,8 @@ export async function open(source, root) {
   let listed = { windows: [], problems: [] };
   const place = element("main", { class: "place", tabindex: -1 });
   const choices = element("div", { class: "choices" });
+  const rankChoice = element("div", { class: "choices" });
+  const ofAll = element("div", { class: "of-all", role: "note" });
   const title = element("h1", {}, "lflops");
   const views = element("div", { class: "views", role: "tablist", "aria-label": "views" });
   const problems = element("div", { class: "problems", role: "status" });
@@ -32,7 +37,7 @@ export async function open(source, root) {
   let shown = null;
   let asked = 0;
   const menu = exportMenu(() => ({ payload, place }));
-  root.replaceChildren(element("header", {}, title, choices, views, menu, themeChoice(state, remember)), problems, place);
+  root.replaceChildren(element("header", {}, title, choices, rankChoice, views, menu, themeChoice(state, remember)), problems, ofAll, place);
 
   function drawViews() {
     views.replaceChildren(...VIEWS.map(({ id, label }) => element("button", {
@@ -67,7 +72,19 @@ export async function open(source, root) {
     place.setAttribute("aria-labelledby", `tab-${state.view}`);
     place.setAttribute("role", "tabpanel");
     const view = VIEWS.find(({ id }) => id === state.view);
-    place.replaceChildren(view.draw(payload, { state: ofViews[view.id], remember, go, source, listed, window: shown }));
+    const known = payload.ranks ? payload.ranks.ranks.rank : [];
+    const rank = known.find((each) => String(each) === state.rank) ?? null;
+    const options = [["", "all"], ...known.map((each) => [String(each), String(each)])];
+    rankChoice.replaceChildren(...(known.length ? [select("rank", options, String(rank ?? ""), chooseRank)] : []));
+    const isOfAll = rank !== null && !view.ofOneRank;
+    ofAll.textContent = isOfAll ? "This is of the whole run: what is known of one rank by itself is in Summary and in Ranks." : "";
+    place.replaceChildren(view.draw(payload, { state: ofViews[view.id], remember, go, source, listed, window: shown, rank, chooseRank }));
+  }
+
+  function chooseRank(rank) {
+    state.rank = String(rank ?? "");
+    remember();
+    draw();
   }
 
   function say(text) {

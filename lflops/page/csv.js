@@ -13,8 +13,10 @@ export function valuesOfTable(table) {
   return rows.map((cells) => cells.map((cell, at) => valueOf(cell, labels[at])));
 }
 
-// A cell's title is its exact value, where its column's label is before it, or its name.
+// What a cell says that its value is; else its title is its exact value, where its column's label is before it, or its name.
 function valueOf(cell, label) {
+  const given = cell.getAttribute("data-value");
+  if (given !== null) return given === "" ? null : given;
   const title = cell.getAttribute("title");
   if (title === null) return cell.textContent.trim();
   const exact = title.startsWith(`${label}: `) ? title.slice(label.length + 2) : title || "(root)";

@@ -10,7 +10,7 @@ import { ancestors, byName, children, depth, lastOf, matcher, openAtFirst, order
 
 export const modules = { id: "modules", label: "Modules", draw: drawModules };
 
-// Its state: sort, down, flat, own, unfold, filter, regex, columns, chart, and reveal, a name whose row is gone to.
+// Its state: sort, down, flat, own, unfold, filter, regex, columns, chart, and row, the name of a module that another view led to.
 function drawModules(payload, { state, remember }) {
   const table = payload.modules;
   const names = table.name;
@@ -71,6 +71,12 @@ function drawModules(payload, { state, remember }) {
     }
   }
 
+  // What a row is in stands open.
+  function show(row) {
+    for (const each of ancestors(names, row)) open.add(each);
+    unfold(row);
+  }
+
   function toggle(row) {
     if (!open.delete(row)) open.add(row);
     draw();
@@ -80,15 +86,9 @@ function drawModules(payload, { state, remember }) {
   function zoom(row) {
     const above = ancestors(names, row);
     top = row === top && above.length > 1 ? above.at(-2) : row;
-    reveal(top);
-  }
-
-  // To a row, which may be in what is closed, or folded.
-  function reveal(row) {
-    for (const each of ancestors(names, row)) open.add(each);
-    unfold(row);
+    show(top);
     draw();
-    grid.go(row);
+    grid.go(top);
   }
 
   function drawChart() {
@@ -196,9 +196,12 @@ function drawModules(payload, { state, remember }) {
     return element("details", { class: "chooser" }, element("summary", {}, "columns"), list);
   }
 
+  if (names.includes(state.row)) {
+    const row = names.indexOf(state.row);
+    show(row);
+    requestAnimationFrame(() => { grid.go(row); grid.node.focus({ preventScroll: true }); });
+  }
   draw();
-  const revealed = names.indexOf(state.reveal || "");
-  if (state.reveal && revealed >= 0) requestAnimationFrame(() => reveal(revealed)); // once it has its place and its height
   return element("section", { class: "modules", "aria-label": "modules" }, bar, chart, grid.node);
 }
 

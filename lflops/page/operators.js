@@ -34,7 +34,7 @@ function drawOperators(payload, { state, remember, go }) {
 
   function open(row) {
     within.hidden = false;
-    within.replaceChildren(...modulesThatRan(data, row, payload.modules.name, (module) => go("modules", { filter: "", reveal: module })));
+    within.replaceChildren(...modulesThatRan(data, row, payload.modules.name, (module) => go("modules", { filter: "", flat: "", row: module })));
   }
 
   function draw() {

@@ -31,7 +31,7 @@ function drawRoofline(payload, { state, remember, go }) {
   const columns = pointColumns(all, way);
   let circles = new Map();
 
-  const enter = ({ module }) => { if (module !== null) go("modules", { filter: "", reveal: names[module] }); };
+  const enter = ({ module }) => { if (module !== null) go("modules", { filter: "", flat: "", row: names[module] }); };
   const rows = sheet("what there is to win", {
     size: all.length, usual: "to_win", first: (row) => nameOf(all[row], enter), state, changed: remember,
     onchoose: (row) => point(all[row]), onenter: (row) => enter(all[row]),

@@ -1,16 +1,19 @@
 // A profile at a glance: the figures, the step cut into its phases, where its peak-seconds went, and what to know beside that.
 
 import { element } from "./dom.js";
+import { figuresOfRank } from "./one_rank.js";
 import { tracesOf } from "./traces.js";
 import { trend } from "./trend.js";
 
-export const summary = { id: "summary", label: "Summary", draw: drawSummary };
+export const summary = { id: "summary", label: "Summary", draw: drawSummary, ofOneRank: true };
 
-function drawSummary(payload, { source, listed, window }) {
+function drawSummary(payload, { source, listed, window, rank }) {
+  const figures = rank === null ? payload.summary.figures : figuresOfRank(payload.summary.figures, payload.ranks.ranks, rank);
   return element(
     "section", { class: "summary", "aria-label": "summary" },
     payload.partial ? element("p", { class: "doubt", role: "note" }, "Partial: the run was left before this window was over.") : null,
-    element("div", { class: "figures" }, ...payload.summary.figures.map((each) => figure(each, trend(each.label, listed.windows, window)))),
+    element("div", { class: "figures" }, ...figures.map((each) => figure(each, trend(each.label, listed.windows, window)))),
+    rank === null ? null : element("p", { class: "remark" }, `What rank ${rank} told by itself comes first; all else here is of the whole run.`),
     block("The step", payload.summary.phases, "no clean step was timed", "phase"),
     block("Where its peak-seconds went", payload.summary.budget, payload.summary.why_no_budget, "budget"),
     tracesOf(payload, source),
@@ -19,7 +22,7 @@ function drawSummary(payload, { source, listed, window }) {
   );
 }
 
-function figure({ label, text, remark }, over) {
+export function figure({ label, text, remark }, over = null) {
   return element(
     "div", { class: "figure" },
     element("div", { class: "figure-label" }, label), element("div", { class: "figure-value" }, text), element("div", { class: "remark" }, remark), over,

@@ -7,9 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from lflops import units
+from lflops.analyze.memory import Holder, holders, peak_moment
 from lflops.hardware import Hardware
 from lflops.profile import Memory, Profile
-from lflops.queries import pattern
 from lflops.report.cells import margin, text
 
 __all__ = ["render_memory"]
@@ -28,7 +28,7 @@ def render_memory(profile: Profile) -> Group:
         table.add_row("fits", text(room, "" if room.startswith("yes") else "yellow"))
     categories = {category.replace("_", " "): nbytes for category, nbytes in memory.by_category.items()}
     _add(table, "by category", _listed(categories, memory.peak_bytes))
-    _add(table, "by module", _listed(_alike(memory.by_module), memory.peak_bytes))
+    _add(table, "by module", _listed({_name(each): each.bytes for each in holders(memory.by_module)}, memory.peak_bytes))
     largest = [
         f"{units.size(each.bytes):>12}  {each.category.replace('_', ' ')}, {each.module or 'the root'}"
         + (f", {each.operator} in {each.phase}" if each.operator else "")
@@ -39,10 +39,10 @@ def render_memory(profile: Profile) -> Group:
 
 
 def _when(memory: Memory) -> list[str]:
-    """The operator that reached it, where the timeline is whole."""
-    if not 0 <= memory.peak_index < len(memory.timeline) or memory.timeline[memory.peak_index].live_bytes > memory.peak_bytes:
+    """The operator that reached it, where that is known."""
+    at = peak_moment(memory)
+    if at is None:
         return []
-    at = memory.timeline[memory.peak_index]
     return [f"reached in {at.phase} by {at.operator} of {at.module or 'the root'}, operator {memory.peak_index + 1:,}"]
 
 
@@ -54,18 +54,14 @@ def _room(memory: Memory, chip: Hardware | None) -> str | None:
     return f"{fits}: {units.percent(memory.peak_bytes / chip.memory_bytes)} of {units.size(chip.memory_bytes)} ({chip.name})"
 
 
-def _alike(by_module: Mapping[str, int]) -> dict[str, int]:
-    """The same with modules together whose names differ in numbers alone."""
-    found: dict[str, list[int]] = {}
-    for row, nbytes in by_module.items():
-        found.setdefault(pattern(row), []).append(nbytes)
-    return {shape + (f" ×{len(parts)}" if len(parts) > 1 else ""): sum(parts) for shape, parts in found.items()}
+def _name(holder: Holder) -> str:
+    return (holder.name or "the root") + (f" ×{holder.modules}" if holder.modules > 1 else "")
 
 
 def _listed(parts: Mapping[str, int], whole: int) -> Iterable[Text]:
     most = sorted(((nbytes, name) for name, nbytes in parts.items() if nbytes), key=lambda part: -part[0])
     for nbytes, name in most[:LISTED]:
-        yield text(f"{units.size(nbytes):>12}  {units.percent(nbytes / whole):>6}  {name or 'the root'}")
+        yield text(f"{units.size(nbytes):>12}  {units.percent(nbytes / whole):>6}  {name}")
     if rest := most[LISTED:]:
         left = sum(nbytes for nbytes, _ in rest)
         yield text(f"{units.size(left):>12}  {units.percent(left / whole):>6}  {len(rest)} more")

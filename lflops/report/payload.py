@@ -7,8 +7,10 @@ from msgspec import Struct
 from lflops.profile import Profile
 from lflops.report.shown.columns import Columns
 from lflops.report.shown.compare import Compare, compare
+from lflops.report.shown.memory import MemoryShown, memory
 from lflops.report.shown.modules import modules
 from lflops.report.shown.operators import Operators, operators
+from lflops.report.shown.ranks import RanksShown, ranks
 from lflops.report.shown.roofline import Roofs, roofs
 from lflops.report.shown.summary import Summary, summary, trend
 from lflops.report.shown.traces import TraceFile, traces
@@ -39,6 +41,8 @@ class Payload(Struct, frozen=True, kw_only=True):
     modules: Columns
     operators: Operators | None
     roofline: Roofs | None
+    memory: MemoryShown | None
+    ranks: RanksShown | None
     traces: tuple[TraceFile, ...]
     compare: Compare
 
@@ -59,6 +63,8 @@ def payload(profile: Profile, folder: Path | None = None) -> Payload:
         modules=modules(profile),
         operators=operators(profile),
         roofline=roofs(profile),
+        memory=memory(profile),
+        ranks=ranks(profile),
         traces=traces(profile, folder),
         compare=compare(profile),
     )

@@ -3,7 +3,7 @@
 import heapq
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from lflops.collect.counting.traffic import tensors_of
 from lflops.collect.torch_compat import FakeTensor, local_part, storage_key
-from lflops.observations import Phase
+from lflops.extremes import extremes
+from lflops.observations import CATEGORIES, ByCategory, Phase
 from lflops.profile import Allocation, Memory, Moment, ancestry
 
 __all__ = ["LiveMemory"]
 
 LARGEST = 50
 LONGEST_TIMELINE = 20_000
-CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "temporary", "other")
 BORN_IN: dict[Phase, str] = {
     "forward": "activations",
     "recompute": "activations",
@@ -58,7 +58,7 @@ class LiveMemory:
         self._peak = 0
         self._peak_event = 0
         self._peak_index = 0
-        self._moments: list[tuple[str, str, Phase, int]] = []
+        self._moments: list[tuple[str, str, Phase, int, int]] = []
         self._highest: dict[str, int] = {}
         self._relabelled: dict[int, str] = {}
         self._never_allocated: set[int] = set()
@@ -71,7 +71,7 @@ class LiveMemory:
     def before(self, operator: str, row: str, phase: Phase) -> None:
         """An operator is about to run."""
         live = self._live
-        self._moments.append((operator, row, phase, live))
+        self._moments.append((operator, row, phase, live, len(self._events)))
         if live > self._highest.get(row, -1):
             self._highest[row] = live
 
@@ -95,7 +95,7 @@ class LiveMemory:
         if not found:
             return
         self._peak, self._peak_event, self._peak_index = peak + more, peak_event + len(found), peak_index
-        self._moments = [(operator, row, phase, live + more) for operator, row, phase, live in self._moments]
+        self._moments = [(operator, row, phase, live + more, event + len(found)) for operator, row, phase, live, event in self._moments]
         self._highest = {row: highest + more for row, highest in self._highest.items()}
 
     def relabel(self, tensors: Iterable[Tensor], category: str) -> None:
@@ -139,7 +139,7 @@ class LiveMemory:
             by_module=dict(by_module),
             activations_by_module=dict(activations),
             alive=tuple(Allocation(category, birth.operator, birth.row, birth.phase, birth.nbytes) for category, birth in largest),
-            timeline=tuple(Moment(*self._moments[index]) for index in _shortened(self._moments, self._peak_index)),
+            timeline=tuple(self._timeline()),
         )
 
     def _bear(self, tensor: Tensor, category: str, operator: str, row: str, phase: Phase) -> None:
@@ -166,6 +166,19 @@ class LiveMemory:
             self._events.append(~alive[0])
             self._live -= self._births[alive[0]].nbytes
 
+    def _timeline(self) -> Iterator[Moment]:
+        """What is kept of it, with what was alive by what that turned out to be."""
+        live = dict.fromkeys(CATEGORIES, 0)
+        done = 0
+        for index in extremes([moment[3] for moment in self._moments], LONGEST_TIMELINE, [self._peak_index]):
+            operator, row, phase, in_all, event = self._moments[index]
+            for each in self._events[done:event]:
+                serial = each if each >= 0 else ~each
+                birth = self._births[serial]
+                live[self._relabelled.get(serial, birth.category)] += birth.nbytes if each >= 0 else -birth.nbytes
+            done = event
+            yield Moment(operator, row, phase, in_all, index, ByCategory(**live))
+
     def _alive_at_peak(self) -> list[tuple[int, Birth]]:
         alive: dict[int, Birth] = {}
         for event in self._events[: self._peak_event]:
@@ -181,15 +194,3 @@ def _storage(tensor: Tensor) -> tuple[Any, int] | None:
         return storage_key(local_part(tensor))
     except (NotImplementedError, RuntimeError, ValueError):  # a sparse tensor has none, a lazy one not yet
         return None
-
-
-def _shortened(moments: Sequence[tuple[str, str, Phase, int]], peak: int) -> list[int]:
-    """The indices to keep of a timeline: all, or the lowest and highest of each of equal buckets, and the peak."""
-    if len(moments) <= LONGEST_TIMELINE:
-        return list(range(len(moments)))
-    keep = {0, peak, len(moments) - 1}
-    width = -(-len(moments) // (LONGEST_TIMELINE // 2 - 2))
-    for start in range(0, len(moments), width):
-        bucket = range(start, min(start + width, len(moments)))
-        keep.update((min(bucket, key=lambda index: moments[index][3]), max(bucket, key=lambda index: moments[index][3])))
-    return sorted(keep)

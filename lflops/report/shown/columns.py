@@ -6,7 +6,7 @@ has the same value is that value alone: a page of 20,000 modules stays small eno
 
 from collections.abc import Iterable
 
-__all__ = ["Columns", "Value", "column"]
+__all__ = ["Columns", "Value", "column", "exact"]
 
 _EXACT = 2**53
 
@@ -16,5 +16,10 @@ Columns = dict[str, list[Value] | Value]
 
 def column(values: Iterable[Value]) -> list[Value] | Value:
     """A list, or the value that all have."""
-    found = [str(value) if isinstance(value, int) and value >= _EXACT else value for value in values]
+    found = [exact(value) for value in values]
     return found[0] if len(set(found)) == 1 else found
+
+
+def exact(value: Value) -> Value:
+    """As JavaScript can hold it to the last digit."""
+    return str(value) if isinstance(value, int) and value >= _EXACT else value
