@@ -51,6 +51,7 @@ def test_a_rank_of_both_meshes_has_its_half_of_the_products(sharded_twice: Profi
     assert {"up": up, "down": down} == macs(sharded_twice, "forward")
     assert {"up": 2 * up, "down": 2 * down} == macs(sharded_twice, "backward")
     assert [3 * (up + down)] * 4 == [rank.macs for rank in sharded_twice.ranks]
+    assert 2 * (up + down) == sharded_twice.modules[""].forward.logical_macs
     assert 2 * (2 * hidden * wide) + 2 * wide + hidden == sharded_twice.modules[""].parameters
 
 

@@ -99,13 +99,19 @@ def test_all_ranks_are_in_one_profile_at_their_places(name: str, results: dict[s
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_each_rank_counts_its_own_work_in_its_first_batch_as_in_a_later_one(name: str, results: dict[str, list[Trained]]) -> None:
-    """Tensor parallelism halves the two layers and not the head; to shard changes nothing. The first layer's input needs no gradient."""
+    """Tensor parallelism halves the two layers and not the head; to shard changes nothing. The first layer's input needs no gradient.
+
+    Of the whole model each rank knows as much as a single one would have done.
+    """
     _, tensor, _ = STRATEGIES[name]
     spread = UP // tensor
     for profile in told(results[name]):
         assert {"net.up": spread, "net.down": spread, "net.head": HEAD} == macs(profile, "forward")
         assert {"net.up": spread, "net.down": 2 * spread, "net.head": 2 * HEAD} == macs(profile, "backward")
         assert [2 * spread + HEAD + 3 * spread + 2 * HEAD] * len(profile.ranks) == [rank.macs for rank in profile.ranks]
+        whole = {"net.up": UP, "net.down": UP, "net.head": HEAD}
+        assert whole == {name: profile.modules[name].forward.logical_macs for name in whole}
+        assert 3 * (2 * UP + HEAD) - UP == sum(profile.modules[""].work(phase).logical_macs or 0 for phase in ("forward", "backward"))
         assert 2 * WIDTH * WIDE + WIDE + WIDTH + CLASSES * WIDTH + CLASSES == profile.modules[""].parameters
 
 

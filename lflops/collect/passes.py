@@ -183,7 +183,6 @@ class Counting:
             tree=self._tree,
             calls=self._scopes.calls,
             tally=self._counter.total(),
-            sharded=self._counter.sharded,
             memory=None if memory is None else memory.result(),
             peaks={} if memory is None else memory.peak_of_rows(),
             ignored=_ignored(self._tree, self._ignore),  # a shared module has more rows by now
