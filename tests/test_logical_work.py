@@ -1,7 +1,6 @@
 """The work of the whole model, told by ranks that do parts of it: from what an operator's tensors are parts of, or not at all."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +18,8 @@ import lflops
 from lflops import Profile
 from lflops.collect.counting.parts import Parts
 from lflops.observations import PHASES, Phase
+from lflops.report.summary import summary
+from lflops.units import UNKNOWN
 
 world = 2
 wide = 8
@@ -125,16 +126,51 @@ def five_columns() -> Profile:
     return counted(parallelize_module(Layers(5), mesh, {"up": ColwiseParallel(output_layouts=Replicate())}))
 
 
-def test_uneven_and_empty_parts_are_told_as_the_whole(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> list[Profile]:
+    """What each of four ranks has of five columns."""
+    with Ranks(4, tmp_path_factory.mktemp("four")) as four:
+        return four.run(five_columns)
+
+
+def test_uneven_and_empty_parts_are_told_as_the_whole(uneven: list[Profile]) -> None:
     """Two, two, one and none of five columns."""
-    a_column, whole = tokens * hidden, tokens * hidden * 5
-    with Ranks(4, tmp_path) as four:
-        profiles = four.run(five_columns)
+    a_column, whole, profiles = tokens * hidden, tokens * hidden * 5, uneven
     assert [2 * a_column, 2 * a_column, a_column, 0] == [profile.modules["up"].forward.own_macs for profile in profiles]
     assert [4 * a_column, 4 * a_column, 2 * a_column, 0] == [profile.modules["up"].backward.own_macs for profile in profiles]
     for profile in profiles:
         assert {"up": whole, "down": whole, "head": head, "": 2 * whole + head} == logical(profile, "forward")
         assert {"up": 2 * whole, "down": 2 * whole, "head": 2 * head, "": 4 * whole + 2 * head} == logical(profile, "backward")
+
+
+def lines(profile: Profile) -> dict[str, str]:
+    """The summary's figures by their labels."""
+    return {line[:70].strip().removesuffix(":"): line[72:] for line in summary(profile).splitlines() if line[70:72] == "  "}
+
+
+MODELS_FLOPS = "fwd flops of model = 2 * fwd MACs of model"
+
+
+def test_a_summary_tells_of_a_gpu_and_of_the_model(two: Ranks) -> None:
+    """A GPU has 120 + 120 + 90 MACs forward and twice that backward, the model 240 + 240 + 90."""
+    told = lines(lflops.merge(two.run(spread)))
+    assert ("330 MACs", "660") == (told["fwd MACs per GPU"], told["bwd MACs per GPU"])
+    assert ("570", "1.14 k") == tuple(told[f"{phase} MACs of model, on this rank's batch"] for phase in ("fwd", "bwd"))
+    assert "1.14 K" == told[MODELS_FLOPS]
+
+
+def test_a_summary_of_uneven_ranks_shows_the_one_with_most_to_do(uneven: list[Profile]) -> None:
+    """60 + 150 + 90 MACs forward, the model 150 + 150 + 90. Both ways the ranks have 900, 900, 810 and 720."""
+    told = lines(lflops.merge(uneven))
+    assert ("300 MACs", "390", "780") == (told["fwd MACs per GPU"], told["fwd MACs of model, on this rank's batch"], told[MODELS_FLOPS])
+    assert "3.33 k MACs forward and backward, 720 to 900 on each" == told["all ranks"]
+
+
+def test_where_the_whole_is_not_known_the_summary_has_a_dash(two: Ranks) -> None:
+    """Of each phase of the model; of the GPU it is known."""
+    told = lines(lflops.merge(two.run(spread_attention)))
+    assert [UNKNOWN] * 3 == [told[MODELS_FLOPS], *(told[f"{phase} MACs of model, on this rank's batch"] for phase in ("fwd", "bwd"))]
+    assert UNKNOWN != told["fwd MACs per GPU"]
 
 
 class Recomputed(Layers):

@@ -238,6 +238,17 @@ def test_totals_are_by_phase_and_together() -> None:
     assert "all 1.41 k 3.15 k 6.44 KiB 9" == line_of("all", lines)
 
 
+def test_the_models_macs_have_a_column_where_a_rank_did_a_part_of_them() -> None:
+    """Forward 200 of which the rank did 100; nobody knows of how many backward's 100 are a part."""
+    given = profile({"": {}}, [product("", "aten::mm", phase, macs=100, bytes_moved=0) for phase in ("forward", "backward")])
+    root = given.modules[""]
+    known = replace(root, forward=replace(root.forward, logical_macs=200))
+    lines = drawn(replace(given, modules={"": known}), 120)
+    assert "totals MACs MACs of model FLOPs bytes moved operator calls" == line_of("totals", lines)
+    assert "forward 100 200 200 0 B 1" == line_of("forward", lines)
+    assert ("backward 100 – 200 0 B 1", "all 200 – 400 0 B 2") == (line_of("backward", lines), line_of("all", lines))
+
+
 def test_executed_macs_have_a_column_where_a_mask_spared_some() -> None:
     """100 MACs, 60 of them executed."""
     masked = replace(product("", "aten::sdpa", "forward", macs=100, bytes_moved=0), executed_macs=60)
