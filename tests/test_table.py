@@ -376,6 +376,11 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
             Note(code="ranks_differ", subject="", values={"leading_rank": 0, "least_macs": 8, "most_macs": 9, "rows_of_others": 4}),
             "ranks differ: 8 to 9 MACs; the counts are those of rank 0, 4 rows are other ranks'",
         ),
+        (Note(code="only_on", subject="1", values={"modules": 1, "first": "head", "last": "head"}), "only rank 1 has head"),
+        (
+            Note(code="only_on", subject="4-7, 12", values={"modules": 3, "first": "layers.6", "last": "layers.8"}),
+            "only ranks 4-7, 12 have layers.6 to layers.8, 3 modules",
+        ),
         (
             Note(code="ambiguous_threads", subject="", values={"calls": 1}),
             "the work of 1 operator call in backward is the root's own: which module's it is could not be told",

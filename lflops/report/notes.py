@@ -107,6 +107,13 @@ def _ranks_differ(note: Note) -> str:
     return f"ranks differ: {macs}; the counts are those of rank {note.values.get('leading_rank', units.UNKNOWN)}{others}"
 
 
+def _only_on(note: Note) -> str:
+    first, last, number = (note.values.get(each, units.UNKNOWN) for each in ("first", "last", "modules"))
+    modules = first if number == 1 else f"{first} to {last}, {_count(note, 'modules')} modules"
+    who = f"rank {note.subject} has" if note.subject.isdecimal() else f"ranks {note.subject} have"
+    return f"only {who} {modules}"
+
+
 def _gather_failed(note: Note) -> str:
     return f"the other ranks' profiles could not be gathered: {note.values.get('error', units.UNKNOWN)}"
 
@@ -158,6 +165,7 @@ _SENTENCES: dict[str, Callable[[Note], str]] = {
     "not_counted": _not_counted,
     "ranks_missing": _ranks_missing,
     "ranks_differ": _ranks_differ,
+    "only_on": _only_on,
     "gather_failed": _gather_failed,
     "foreach_assumed": _foreach_assumed,
     "not_captured": _not_captured,
