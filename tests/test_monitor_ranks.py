@@ -207,12 +207,21 @@ def test_a_rank_whose_monitor_fails_goes_on_with_its_training(two: Ranks) -> Non
     assert ["ok", "failed"] == statuses(first.profiles[0])
 
 
-@pytest.mark.parametrize("extra", [3, -1])
-def test_ranks_may_have_unequally_many_batches_to_be_validated_with(extra: int, two: Ranks) -> None:
-    """Three times two on the first rank, five or one on the second: none waits for the other."""
-    first, second = two.run(validated, extra)
-    assert [] == second
-    assert ["train", "validate"] == sorted(profile.run.stage or "" for profile in first)
-    assert [["ok", "ok"]] * 2 == [statuses(profile) for profile in first]
-    for profile in first:
+@pytest.mark.parametrize(("batches", "expected"), [((2, 5), "ok"), ((2, 1), "ok"), ((2, 0), "missing")])
+def test_ranks_may_have_unequally_many_batches_to_be_validated_with(batches: tuple[int, int], expected: str, two: Ranks) -> None:
+    """Three times so many: none waits for the other, who has none is missing there, and the training is what it would have been."""
+    first, second = two.run(validated, batches)
+    assert [] == second.profiles
+    assert [[], []] == [differences(each.alone, each.watched) for each in (first, second)]
+    profiles = {profile.run.stage: profile for profile in first.profiles}
+    assert {"train": ["ok", "ok"], "validate": ["ok", expected]} == {stage: statuses(profile) for stage, profile in profiles.items()}
+    assert {"train": False, "validate": expected != "ok"} == {stage: profile.run.partial for stage, profile in profiles.items()}
+    for profile in first.profiles:
         assert {"net.up": UP, "net.down": UP, "net.head": HEAD} == macs(profile, "forward")
+
+
+def test_where_the_first_rank_has_nothing_to_be_validated_with_nobody_waits_for_it(two: Ranks) -> None:
+    """Of the validation it has nothing to tell, nor does anybody else."""
+    first, second = two.run(validated, (0, 2))
+    assert [[], []] == [differences(each.alone, each.watched) for each in (first, second)]
+    assert [("train", ["ok", "ok"])] == [(profile.run.stage, statuses(profile)) for profile in first.profiles]
