@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import lflops
 from lflops import Profile
 from lflops.collect.gather import Gather
+from lflops.collect.rank_store import meet
 from lflops.collect.topology import topology_of
 
 SCRIPT = Path(__file__).with_name("rank_of_four.py")
@@ -69,8 +70,7 @@ def handed_in() -> Profile:
     rank = distributed.get_rank()
     model = DistributedDataParallel(between_linears(Block()))
     profile = lflops.count(model, torch.randn(1 + rank, length, hidden), backward=True)
-    gather = Gather.of(rank, topology_of(2, rank, sampler={"num_replicas": 2, "rank": rank}), monitor=1, fit=0, timeout=LONG)
-    assert gather is not None
+    gather = Gather(meet("lflops", rank, timeout=LONG), rank, topology_of(2, rank, sampler={"num_replicas": 2, "rank": rank}), timeout=LONG)
     gather.push(profile)
     return next(iter(gather.finish()), profile)
 

@@ -12,6 +12,7 @@ from lflops.callback.deepspeed_config import arguments_of
 from lflops.callback.session import Session
 from lflops.callback.settings import Settings
 from lflops.callback.watch import Watch
+from lflops.collect.rank_store import meet
 from lflops.collect.timing.kineto import Activity
 from lflops.errors import LflopsError
 from lflops.hardware import Hardware
@@ -148,7 +149,7 @@ class FlopsMonitor(Base):
         return self.__dict__ | {"_watch": None}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Check the arguments, and ask where files go: on every process, for Lightning passes the answer round.
+        """Check the arguments, and ask where files go and how ranks reach each other: on every process, for that takes all of them.
 
         Raises:
             MisconfigurationException: An argument is wrong.
@@ -159,8 +160,11 @@ class FlopsMonitor(Base):
             self._settings.check()
         except LflopsError as error:
             raise MisconfigurationException(f"FlopsMonitor: {error}") from error
-        log_dir = trainer.log_dir
-        self._watch = Watch(self._settings, None if trainer.fast_dev_run else log_dir, next(_RUNS) if trainer.world_size > 1 else 0)
+        log_dir, store = trainer.log_dir, None
+        if trainer.world_size > 1:
+            name = f"lflops/{self._number(trainer)}/{next(_RUNS)}"
+            store = meet(name, trainer.global_rank, timeout=self._settings.gather_timeout)
+        self._watch = Watch(self._settings, None if trainer.fast_dev_run else log_dir, store)
         self.profiles = self._watch.profiles
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -239,8 +243,11 @@ class FlopsMonitor(Base):
 
     def _begin(self, name: str, trainer: Any, pl_module: Any) -> None:
         if self._watch is not None:
-            monitor = [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)].index(self) + 1
-            self._watch.begin(name, trainer, pl_module, monitor)
+            self._watch.begin(name, trainer, pl_module, self._number(trainer))
+
+    def _number(self, trainer: Any) -> int:
+        """Which of the Trainer's monitors this is, from 1."""
+        return [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)].index(self) + 1
 
     def _batch_begins(self, name: str, batch: Any) -> None:
         if self._watch is not None:

@@ -41,11 +41,13 @@ __all__ = [
     "buffers_of",
     "child_modules",
     "compilations",
+    "copy_of",
     "current_node",
     "decompose",
     "decomposes",
     "fake_mode",
     "group_named",
+    "group_store",
     "is_compiled",
     "kernel_for_sequences",
     "leaves",
@@ -61,7 +63,6 @@ __all__ = [
     "sequence_number",
     "sparse_parts",
     "storage_key",
-    "store_under",
     "stored_elements",
     "takes_sequences",
     "unseen",
@@ -245,15 +246,19 @@ def group_named(name: str) -> Any:
         return None
 
 
-def store_under(prefix: str) -> Any:
-    """Keys below a prefix in the default process group's store; `None` where there is no group, or its store is out of reach.
-
-    On a connection of its own: one answers one caller at a time, and the group must not wait for what another thread asks.
-    """
+def group_store() -> Any:
+    """The store that the default process group was made by; `None` where there is no group, or it has none."""
     try:
-        store: Any = torch.distributed.distributed_c10d._get_default_store()
-        return torch._C._distributed_c10d.PrefixStore(prefix, store.clone())
+        return torch.distributed.distributed_c10d._get_default_store()
     except (AttributeError, RuntimeError, ValueError, AssertionError):
+        return None
+
+
+def copy_of(store: Any) -> Any:
+    """The same store on a connection of its own; `None` where there is no such thing."""
+    try:
+        return store.clone()
+    except (AttributeError, NotImplementedError, RuntimeError, ValueError):
         return None
 
 
