@@ -40,6 +40,7 @@ PLACES = {
     "ddp": (2, 2, None, [{"data": 0}, {"data": 1}]),
     "tensors": (2, 1, 2, [{"data": 0, "tensor": 0}, {"data": 0, "tensor": 1}]),
     "shards": (2, 2, 1, [{"data": 0, "tensor": 0}, {"data": 1, "tensor": 0}]),
+    "flat shards": (2, 2, None, [{"data": 0}, {"data": 1}]),
     "shards of tensors": (4, 2, 2, [{"data": data, "tensor": tensor} for data in (0, 1) for tensor in (0, 1)]),
 }
 """The sizes of world, data and tensor parallelism, and each rank's coordinates."""

@@ -3,6 +3,7 @@
 python trainer_ranks.py FOLDER
 """
 
+import functools
 import multiprocessing
 import os
 import random
@@ -16,9 +17,10 @@ import numpy as np
 import torch
 from fits import CLASSES, WIDTH, fit, loader, watching
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -121,10 +123,19 @@ class Spread(LightningModule):
         return {"losses": self.losses, **{name: bits(tensor) for name, tensor in whole.items()}, **random_numbers()}
 
 
+class Flat(DDPStrategy):
+    """As Lightning's `FSDPStrategy` on a device that it is not for: the LightningModule is within the outermost unit, layers are others."""
+
+    def _setup_model(self, model: Any) -> Any:
+        policy = functools.partial(size_based_auto_wrap_policy, min_num_params=100)
+        return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True, auto_wrap_policy=policy)
+
+
 STRATEGIES: dict[str, tuple[int, int, Callable[[], Any]]] = {
     "ddp": (2, 1, lambda: "ddp"),
     "tensors": (1, 2, lambda: ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2)),
     "shards": (2, 1, lambda: ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)),
+    "flat shards": (2, 1, Flat),
     "shards of tensors": (2, 2, lambda: ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=2)),
 }
 """By how many the data and the tensors are divided, and Lightning's strategy for that."""

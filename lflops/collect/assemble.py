@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
 
 from lflops.collect.counting.tally import Place, Tally
+from lflops.collect.holdings import holdings
 from lflops.collect.modules import ModuleTree
 from lflops.collect.tensors import dtype_name
-from lflops.collect.torch_compat import local_part
 from lflops.observations import PHASES, Phase
 from lflops.profile import (
     COUNTS,
@@ -197,22 +196,19 @@ def _work(below: list[int], own: list[int], beyond: int | None, own_beyond: int 
 def _parameters(tree: ModuleTree) -> tuple[dict[str, _Parameters], dict[str, str]]:
     """What each row holds, and for rows that hold somebody else's parameters, whose."""
     held: dict[str, _Parameters] = defaultdict(_Parameters)
-    for parameter, owner in tree.parameters():
-        if isinstance(parameter, UninitializedParameter):
-            continue
-        local = local_part(parameter)
-        size = parameter.numel() * parameter.element_size()
-        held[owner].own += parameter.numel()
+    for owner, parameter, whole, here in holdings(tree):
+        each = parameter.element_size()
+        held[owner].own += whole
         for row in ancestry(owner):
             sums = held[row]
-            sums.count += parameter.numel()
-            sums.bytes += size
+            sums.count += whole
+            sums.bytes += whole * each
             if parameter.requires_grad:
-                sums.trainable += parameter.numel()
-                sums.trainable_bytes += size
-            sums.local += local.numel()
-            sums.local_bytes += local.numel() * local.element_size()
-            _add(sums.dtypes[dtype_name(parameter.dtype)], (parameter.numel(), size))
+                sums.trainable += whole
+                sums.trainable_bytes += whole * each
+            sums.local += here
+            sums.local_bytes += here * each
+            _add(sums.dtypes[dtype_name(parameter.dtype)], (whole, whole * each))
     elsewhere = {}
     for row, module in tree.modules.items():
         for parameter in module.parameters(recurse=False):

@@ -46,6 +46,7 @@ __all__ = [
     "decompose",
     "decomposes",
     "fake_mode",
+    "flat_parts",
     "group_named",
     "group_store",
     "is_compiled",
@@ -134,6 +135,16 @@ def local_part(tensor: Tensor) -> Tensor:
         return tensor
     part: Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
+
+
+def flat_parts(module: Any) -> Iterable[tuple[Tensor, nn.Module, int, int]]:
+    """Of what torch's first FSDP, if this is one, made one parameter of: what each is stored in, whose it is, its elements, those here."""
+    flat = getattr(getattr(module, "_handle", None), "flat_param", None)
+    if flat is None or type(module).__name__ != "FullyShardedDataParallel":
+        return
+    stored_in = flat._params or [flat] * len(flat._numels)
+    for parameter, info, whole, shard in zip(stored_in, flat._param_infos, flat._numels, flat._shard_param_infos, strict=True):
+        yield parameter, info.module, whole, shard.numel_in_shard or 0
 
 
 def stored_elements(tensor: Tensor) -> int:
