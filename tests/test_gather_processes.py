@@ -9,7 +9,7 @@ import pytest
 import torch
 from checks import macs
 from elsewhere import Ranks
-from small_models import Block, between_linears, down, hidden, length, up, wide
+from small_models import Block, between_linears, down, hidden, length, square, up, wide
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
@@ -63,6 +63,20 @@ def test_the_meshes_of_the_parameters_say_where_a_rank_stands(sharded_twice: Pro
     run = sharded_twice.run
     assert (4, 2, 2, None) == (run.world_size, run.data_parallel_size, run.tensor_parallel_size, run.pipeline_parallel_size)
     assert (["ok"] * 4, False) == ([rank.status for rank in sharded_twice.ranks], run.partial)
+
+
+def test_a_script_of_ones_own_measures_on_each_rank_and_merges(tmp_path: Path) -> None:
+    """As torchrun starts it: the second rank has two sequences to the first one's one, and is the one whose work is shown."""
+    script = SCRIPT.with_name("measured_by_torchrun.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, tmp_path]
+    subprocess.run(command, check=True, timeout=SECONDS, capture_output=True)
+    whole = lflops.merge({rank: lflops.load(tmp_path / f"rank{rank}.profile.json") for rank in range(2)})
+    forward = 2 * square + up + down
+    backward = square + 2 * (up + down + square)
+    assert [(forward + backward) // 2, forward + backward] == [rank.macs for rank in whole.ranks]
+    assert {"module.0": square, "module.1.up": up, "module.1.down": down, "module.2": square} == macs(whole, "forward")
+    assert (2, 2, ["ok", "ok"]) == (whole.run.world_size, whole.run.samples_per_step, [rank.status for rank in whole.ranks])
+    assert {("module.1.up", "forward"), ("module.1.up", "backward")} <= {(stat.module, stat.phase) for stat in whole.rank_stats}
 
 
 def handed_in() -> Profile:

@@ -24,6 +24,7 @@ from trainer_ranks import (
     Spread,
     Trained,
     ended,
+    on_a_device,
     told_meanwhile,
     trained,
     validated,
@@ -137,6 +138,19 @@ def test_a_training_of_which_one_rank_was_meddled_with_is_another_one(name: str,
     assert {"losses", "random numbers: torch"} <= set(last)
     if tensor == 1:
         assert "losses" in differences(results[name][0].alone, results[name][0].meddled)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("strategy", "needs"), [("fsdp", "torch"), ("deepspeed_stage_3", "deepspeed")])
+@pytest.mark.usefixtures("cuda")
+def test_strategies_that_are_for_gpus_alone(strategy: str, needs: str) -> None:
+    """One GPU has all of it: each layer whole, whatever became of its parameters."""
+    pytest.importorskip(needs)
+    with Ranks(1) as one:
+        ((profile,),) = one.run(on_a_device, strategy)
+    assert {"net.up": UP, "net.down": UP, "net.head": HEAD} == macs(profile, "forward")
+    assert {"net.up": UP, "net.down": 2 * UP, "net.head": 2 * HEAD} == macs(profile, "backward")  # the input needs no gradient
+    assert 2 * WIDTH * WIDE + WIDE + WIDTH + CLASSES * WIDTH + CLASSES == profile.modules[""].parameters
 
 
 @pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_spawn"])

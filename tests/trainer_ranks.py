@@ -182,6 +182,13 @@ def trained(name: str) -> Trained:
     return Trained(first.profiles, later.profiles, watched, train(name).facts(), train(name, Draws()).facts())
 
 
+def on_a_device(strategy: str) -> list[Profile]:
+    """Of a training with one of Lightning's strategies that are for GPUs alone."""
+    monitor = watching(schedule=SOON)
+    fit(Spread(), monitor, batches=BATCHES, strategy=strategy, accelerator="gpu")
+    return monitor.profiles
+
+
 class Ended(NamedTuple):
     """How a training ended on a rank: by which error, after how many steps, and what the monitor tells of it."""
 
