@@ -1,6 +1,7 @@
 """The work of the whole model, told by ranks that do parts of it: from what an operator's tensors are parts of, or not at all."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from torch.utils.checkpoint import checkpoint
 import lflops
 from lflops import Profile
 from lflops.collect.counting.parts import Parts
+from lflops.errors import CountError
 from lflops.observations import PHASES, Phase
+from lflops.report.notes import sentence
 from lflops.report.summary import summary
 from lflops.units import UNKNOWN
 
@@ -241,6 +244,56 @@ def test_of_what_is_done_on_parts_that_do_not_say_so_nobody_knows_the_whole(two:
         for phase, times in (("forward", 1), ("backward", 2)):
             assert {"0": None, "": None, **{row: times * macs for row, macs in known.items()}} == logical(profile, phase)
             assert times * (2 * up + head) == profile.modules["1"].work(phase).logical_macs
+
+
+def attention_in_one_piece(batch: int = 2) -> Profile:
+    """What a single rank would do."""
+    x = torch.randn(batch, tokens // 2, hidden, requires_grad=True)
+    return lflops.count(nn.Sequential(Attention(), Layers()), x, backward=True)
+
+
+def spread_attention_told() -> Profile:
+    """Beside a count of the whole."""
+    plan = {**dict.fromkeys(("0.q", "0.k", "0.v"), ColwiseParallel()), "0.out": RowwiseParallel()}
+    return counted(parallelize_module(nn.Sequential(Attention(), Layers()), mesh(), plan), logical=attention_in_one_piece())
+
+
+def test_a_count_in_one_piece_tells_what_the_parts_do_not(two: Ranks) -> None:
+    """Two sequences of three tokens, four heads of eight: QKᵀ and PV have 2 * 4 * 3 * 3 * 8 MACs each; no other row's are changed."""
+    layer, once = tokens * hidden * 4 * wide, 2 * 4 * 3 * 3 * 8
+    rows = {f"0.{name}": layer for name in ("q", "k", "v", "out")} | {"1.up": up, "1.down": up, "1.head": head}
+    for profile in two.run(spread_attention_told):
+        assert once == profile.modules["0"].forward.own_macs
+        assert {"0": 2 * once, **rows, "": 2 * once + sum(rows.values())} == logical(profile, "forward")
+        whole = attention_in_one_piece()
+        for phase in ("forward", "backward"):
+            assert {row: each.work(phase).macs for row, each in whole.modules.items()} == {
+                row: each.work(phase).logical_macs for row, each in profile.modules.items()
+            }
+        assert () == profile.notes
+
+
+def spread_attention_mistold() -> Profile:
+    """Beside a count of half the batch."""
+    plan = {**dict.fromkeys(("0.q", "0.k", "0.v"), ColwiseParallel()), "0.out": RowwiseParallel()}
+    return counted(parallelize_module(nn.Sequential(Attention(), Layers()), mesh(), plan), logical=attention_in_one_piece(1))
+
+
+def test_a_count_of_another_batch_tells_nothing(two: Ranks) -> None:
+    """A note says where it differs from what is known."""
+    for profile in two.run(spread_attention_mistold):
+        assert (None, None) == tuple(profile.modules[""].work(phase).logical_macs for phase in ("forward", "backward"))
+        said = "logical= is of another model or batch, so it tells nothing: it differs in"
+        assert [f"{said} {phase} of 0.q" for phase in ("forward", "backward")] == [sentence(note) for note in profile.notes]
+
+
+@pytest.mark.parametrize("function", [lflops.count, lflops.measure])
+def test_what_is_no_profile_is_refused(function: Any) -> None:
+    """Before anything runs."""
+    with pytest.raises(CountError, match="logical=5: give the Profile of the unsharded model on a rank's batch, or None"):
+        function(Layers(), sequence(), logical=5)
+    with pytest.raises(CountError, match="counting: logical='no'"):
+        lflops.counting(Layers(), logical="no")  # type: ignore[arg-type]
 
 
 def spread_attention_unfollowed() -> Profile:

@@ -1,5 +1,6 @@
 """Trainings on several ranks, each a real process: every rank is measured, and one profile tells of all; whatever becomes of a rank."""
 
+import functools
 import gzip
 import json
 import subprocess
@@ -24,6 +25,7 @@ from trainer_ranks import (
     Spread,
     Trained,
     ended,
+    mixed,
     on_a_device,
     told_meanwhile,
     trained,
@@ -138,6 +140,17 @@ def test_a_training_of_which_one_rank_was_meddled_with_is_another_one(name: str,
     assert {"losses", "random numbers: torch"} <= set(last)
     if tensor == 1:
         assert "losses" in differences(results[name][0].alone, results[name][0].meddled)
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"), [(True, (2 * ROWS * ROWS * WIDE, 2 * UP + HEAD + 2 * ROWS * ROWS * WIDE)), (False, (None, None))]
+)
+def test_a_count_in_one_piece_tells_what_ranks_do_not(told: bool, expected: tuple[int | None, int | None], two: Ranks) -> None:
+    """Two products of the columns that a rank has, which are half of them."""
+    (profile,), _ = two.run(functools.partial(mixed, told=told))
+    root = profile.modules[""].forward
+    assert ROWS * ROWS * WIDE == root.own_macs
+    assert expected == (root.own_logical_macs, root.logical_macs)
 
 
 @pytest.mark.gpu

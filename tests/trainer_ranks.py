@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from traces import Facts, bits, random_numbers
 
+import lflops
 from lflops.profile import Profile
 from lflops.schedule import Schedule
 
@@ -186,6 +187,25 @@ def on_a_device(strategy: str) -> list[Profile]:
     """Of a training with one of Lightning's strategies that are for GPUs alone."""
     monitor = watching(schedule=SOON)
     fit(Spread(), monitor, batches=BATCHES, strategy=strategy, accelerator="gpu")
+    return monitor.profiles
+
+
+class Mixed(Spread):
+    """Multiplies what the first layer gave with itself: under tensor parallelism each rank does that with its own columns."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        between = self.net.up(x)
+        return F.cross_entropy(self.net.head(self.net.down(between @ between.t() @ between)), y)
+
+
+def mixed(*, told: bool) -> list[Profile]:
+    """What the monitor tells, beside a count in one piece or not."""
+    whole, batch = Mixed(), next(iter(loader(1)))
+    with lflops.counting(whole) as counted:
+        whole.training_step(batch, 0).backward()
+    monitor = watching(schedule=SOON, logical=counted.profile if told else None)
+    train("tensors", monitor, module=Mixed(), batches=FEW)
     return monitor.profiles
 
 

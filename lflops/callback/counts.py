@@ -60,7 +60,10 @@ class Counts:
     def begin_batch(self, batch: Any) -> None:
         """Count this batch, if its step is counted."""
         if self._step is not None:
-            self._batch = CountedBatch(self._trainer, self._stage.name, self._root, batch, self._settings.ignore_modules)
+            settings = self._settings
+            self._batch = CountedBatch(
+                self._trainer, self._stage.name, self._root, batch, ignore=settings.ignore_modules, logical=settings.logical
+            )
 
     def end_batch(self, batch: Any) -> Profile | None:
         """Returns what was counted of the batch, with the run's facts."""

@@ -57,6 +57,7 @@ class FlopsMonitor(Base):
         track: Whether to log step time, MFU and throughput over the whole run.
         units: A function from a batch to `{"samples": n, "tokens": n}`; `None` finds them in the shapes of its tensors.
         topology: A function from a rank to its coordinates, as `{"data": 0, "tensor": 1}`; `None` asks the strategy and the parameters.
+        logical: As `lflops.count` takes it: of the whole model on a rank's batch, where tensor parallelism hides what it does.
         gather_timeout: Seconds that the end of a run waits, at most, for what other ranks have to tell; nothing else waits.
         html: Whether a page that opens offline is written beside each profile.
         dirpath: Where profiles are saved, instead of below `trainer.log_dir`; traces in its folder lflops_traces.
@@ -94,6 +95,7 @@ class FlopsMonitor(Base):
         track: bool = True,
         units: Callable[[Any], Any] | None = None,
         topology: Callable[[int], Mapping[str, int]] | None = None,
+        logical: Profile | None = None,
         html: bool = True,
         gather_timeout: float = 30.0,
         dirpath: str | PathLike[str] | None = None,
@@ -103,6 +105,7 @@ class FlopsMonitor(Base):
             schedule=schedule,
             stages=stages,
             count=count,
+            logical=logical,
             trace=trace,
             trace_ranks=trace_ranks,
             activities=activities,

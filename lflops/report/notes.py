@@ -114,6 +114,11 @@ def _only_on(note: Note) -> str:
     return f"only {who} {modules}"
 
 
+def _logical_differs(note: Note) -> str:
+    where = f"{note.values.get('phase', units.UNKNOWN)} of {note.subject or 'the root'}"
+    return f"logical= is of another model or batch, so it tells nothing: it differs in {where}"
+
+
 def _gather_failed(note: Note) -> str:
     return f"the other ranks' profiles could not be gathered: {note.values.get('error', units.UNKNOWN)}"
 
@@ -166,6 +171,7 @@ _SENTENCES: dict[str, Callable[[Note], str]] = {
     "ranks_missing": _ranks_missing,
     "ranks_differ": _ranks_differ,
     "only_on": _only_on,
+    "logical_differs": _logical_differs,
     "gather_failed": _gather_failed,
     "foreach_assumed": _foreach_assumed,
     "not_captured": _not_captured,
