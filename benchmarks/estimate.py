@@ -1,6 +1,7 @@
 """Does an estimate hold? Against published figures, against real trainings on the CPU's allocator, and at sizes that no machine has."""
 
 import argparse
+import gc
 import logging
 import resource
 import subprocess
@@ -145,6 +146,60 @@ def real() -> Iterator[str]:
             yield f"| {title} | {name} | {most / MIB:.1f} MiB | {peak / MIB:.1f} MiB | {peak / most - 1:+.2%} | {seconds:.1f} s |"
 
 
+def on_cuda() -> Iterator[str]:
+    """The same against CUDA's allocator, where there is one: the estimates are made without it, for the chip by its name."""
+    if not torch.cuda.is_available():
+        yield "Against `torch.cuda.max_memory_allocated`, each tensor rounded up to 512 bytes: not run on CUDA."
+        return
+    chip = torch.cuda.get_device_name()
+    yield f"| training step on {chip} | dtype | optimizer | allocated at most | asked for | estimated, rounded up to 512 bytes | off by |"
+    yield "|---|---|---|--:|--:|--:|--:|"
+    for title, (build, batch) in CASES.items():
+        for dtype in (torch.float32, torch.bfloat16):
+            for name, optimizer in OPTIMIZERS.items():
+                inputs = cast(batch(), dtype)
+                most, asked = allocated_on_cuda(build, inputs, optimizer, dtype)
+                found = lflops.estimate(
+                    lambda build=build, dtype=dtype: build().to(dtype).train(),
+                    kwargs=inputs,
+                    backward=True,
+                    loss=lambda out: out.loss,
+                    optimizer=optimizer,
+                    hardware=chip if lflops.hardware.lookup(chip) else None,
+                    round_to=512,
+                )
+                peak = memory(found).peak_bytes
+                sizes = " | ".join(f"{each / MIB:.1f} MiB" for each in (most, asked, peak))
+                yield f"| {title} | {str(dtype).removeprefix('torch.')} | {name} | {sizes} | {peak / most - 1:+.2%} |"
+    yield ""
+    yield "Two steps each; the batch is in all figures, cuBLAS's workspace in none. What was asked for is not rounded. What is left are"
+    yield "workspaces of other kernels, and blocks of the cache that were handed out whole."
+
+
+def cast(batch: Batch, dtype: torch.dtype) -> Batch:
+    """Its numbers in a dtype, its tokens as they are."""
+    return {name: each.to(dtype) if each.is_floating_point() else each for name, each in batch.items()}
+
+
+def allocated_on_cuda(
+    build: Callable[[], nn.Module], batch: Batch, optimizer: Callable[..., torch.optim.Optimizer], dtype: torch.dtype
+) -> tuple[int, int]:
+    """The most bytes that the allocator counts as given out in two steps, and the most that it was asked for."""
+    warm = torch.ones(8, 8, device="cuda", dtype=dtype)
+    (warm @ warm).sum().item()  # the workspace of the products stays
+    del warm
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before, asked_before = (torch.cuda.memory_stats()[f"{each}_bytes.all.current"] for each in ("allocated", "requested"))
+    step = training(lambda: build().to("cuda", dtype), {name: each.cuda() for name, each in batch.items()}, optimizer)()
+    for _ in range(2):
+        step()
+    torch.cuda.synchronize()
+    after = torch.cuda.memory_stats()
+    return after["allocated_bytes.all.peak"] - before, after["requested_bytes.all.peak"] - asked_before
+
+
 def llama() -> nn.Module:
     """Llama of 70 billion parameters."""
     config = LlamaConfig(
@@ -249,6 +304,7 @@ def main() -> None:
     if not options.without_real:
         left = "Two steps each; the batch is in both figures. What is left are workspaces of kernels, of convolutions above all."
         lines += ["", *limited(), "", *real(), "", left]
+    lines += ["", *on_cuda()]
     record("estimate.py", "Estimates", lines)
 
 

@@ -174,7 +174,7 @@ class Allocation(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Memory(Struct, frozen=True, kw_only=True):
-    """Bytes alive from operator to operator: of tensors, without the allocator's rounding and the kernels' workspaces.
+    """Bytes alive from operator to operator: of tensors, without the allocator's rounding (an estimate may have it) and workspaces.
 
     Attributes:
         source: `counted` on a real pass, `fake` where nothing was allocated.
@@ -285,10 +285,11 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     @property
     def uncalled(self) -> tuple[str, ...]:
-        """The modules that were never called, nor anything below them. The parts of a script are not seen to be called."""
-        called = {above for name, module in self.modules.items() if module.calls for above in ancestry(name)}
-        scripts = {note.subject for note in self.notes if note.code == "scripted"}
-        return tuple(name for name in self.modules if name not in called and scripts.isdisjoint(ancestry(name)[1:]))
+        """The modules that were never called, nor anything below them.
+
+        The parts of a script are not seen to be called, and an attention computes with the weights of its `out_proj` itself.
+        """
+        return queries.uncalled(self)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the JSON file, whole or not at all.

@@ -10,10 +10,13 @@ from lflops.observations import PHASES, Phase
 if TYPE_CHECKING:
     from lflops.profile import Profile
 
-__all__ = ["Asked", "Metric", "ancestry", "by_module", "by_module_and_operator", "by_operator", "summary", "total"]
+__all__ = ["Asked", "Metric", "ancestry", "by_module", "by_module_and_operator", "by_operator", "pattern", "summary", "total", "uncalled"]
 
 Asked = Phase | Literal["all"] | None
 """A phase; `"all"` and `None` add the phases up."""
+
+_HOLDS_WEIGHTS = "NonDynamicallyQuantizableLinear"
+"""What torch's MultiheadAttention keeps its `out_proj` in, to compute with it by a function."""
 
 Metric = Literal["macs", "executed_macs", "flops", "bytes_moved"]
 """A field of `Work`."""
@@ -57,6 +60,22 @@ def summary(profile: "Profile") -> str:
     missing = len({entry.operator for entry in profile.uncounted})
     parts = [root.kind if root else "", macs, f"modules: {len(profile.modules)}", f"operators not counted: {missing}"]
     return f"<Profile {', '.join(filter(None, parts))}>"
+
+
+def uncalled(profile: "Profile") -> tuple[str, ...]:
+    """The modules that were never called, in the model's order."""
+    called = {above for name, module in profile.modules.items() if module.calls for above in ancestry(name)}
+    scripts = {note.subject for note in profile.notes if note.code == "scripted"}
+    return tuple(
+        name
+        for name, module in profile.modules.items()
+        if name not in called and module.kind != _HOLDS_WEIGHTS and scripts.isdisjoint(ancestry(name)[1:])
+    )
+
+
+def pattern(name: str) -> str:
+    """A module's name without its numbers, as `layers.*.mlp`: those that differ in them alone have the same."""
+    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
 
 
 def ancestry(name: str) -> tuple[str, ...]:

@@ -287,3 +287,12 @@ def test_two_counts_of_one_model_may_end_in_any_order() -> None:
     assert {"up": up, "down": down} == macs(first.profile, "forward")
     assert {"up": 2 * up, "down": 2 * down} == macs(second.profile, "forward")
     assert {"up": up, "down": 2 * down} == macs(second.profile, "backward")
+
+
+def test_what_an_attention_only_keeps_its_weights_in_is_not_told_of() -> None:
+    """`out_proj` is never called as a module, and its product is the attention's own; a layer that nobody calls is told of."""
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model.spare = nn.Linear(8, 8)
+    profile = lflops.count(model, (torch.randn(1, 4, 8),))
+    assert 4 * 8 * 8 * 4 + 2 * 4 * 4 * 8 == profile.modules["self_attn"].forward.own_macs
+    assert ("spare",) == profile.uncalled

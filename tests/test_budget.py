@@ -24,7 +24,7 @@ from lflops.callback import session
 from lflops.cli import main
 from lflops.hardware import Hardware
 from lflops.observations import PHASES, Phase, Step, Trace
-from lflops.profile import Cell, Profile
+from lflops.profile import Cell, Note, Profile
 from lflops.report.summary import summary
 
 pytestmark = LIGHTNINGS_WARNINGS
@@ -351,6 +351,17 @@ def test_pointwise_work_is_named_by_the_kinds_of_its_modules() -> None:
         "80.0 % is memory-bound pointwise work in 2 × LayerNorm: fuse it, torch.compile does",
         f"20.0 % is below the roof in 2 × LayerNorm, and in it {unseen}: larger batches, fewer and larger kernels, torch.compile",
     ] == lines
+
+
+def test_advice_rests_on_no_times_that_are_far_off() -> None:
+    """Modules' times that were scaled by three say nothing of a module; the optimizer was timed as a whole. By 1.5 they still do."""
+    given = clocked(stepped(), OWN)
+    doubtful, near = (replace(given, notes=(Note(code="time_scaled", subject="", values={"forward": by}),)) for by in (3.0, 1.5))
+    assert [
+        "28.8 % is below the roof, as far as it can be told: the modules' times are far off here",
+        "18.8 % is the optimizer: fused=True or foreach=True, or larger batches",
+    ] == summary(doubtful).splitlines()[-4:-2]
+    assert summary(given).splitlines()[-4:] == summary(near).splitlines()[-4:]
 
 
 def test_without_a_budget_the_summary_has_no_such_lines() -> None:

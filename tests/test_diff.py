@@ -132,6 +132,16 @@ def test_two_modules_are_not_judged() -> None:
     assert [(2.0, None), (1.0, None)] == [(module(found, name).own.time.ratio, module(found, name).own.time.verdict) for name in "ab"]
 
 
+def test_the_few_layers_that_two_models_share_are_not_judged() -> None:
+    """Three of 20 ms each have more than a third of 170 ms, and less of 190, where the other layers' work is another."""
+
+    def model(own: float, macs: int) -> Profile:
+        return ran(dict.fromkeys("abc", 20e-3) | {"own": own}, width=0.01, macs={"own": macs})
+
+    assert diff(model(0.11, 1), model(0.11, 2)).whole is not None
+    assert diff(model(0.13, 1), model(0.13, 2)).whole is None
+
+
 def test_a_single_step_is_not_judged() -> None:
     """Nobody knows how it varies."""
     found = diff(ran(MODULES, n=1, steps=clean(0.1)), ran(slowed(MODULES, 2.0, "head"), n=1, steps=clean(0.2)))

@@ -1,6 +1,7 @@
 """An estimate is the count of a step that nobody runs: the same work, the same live memory, and nothing is touched."""
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -357,10 +358,70 @@ def test_code_that_needs_a_value_is_named(function: Callable[[Tensor], Tensor], 
         assert [] == [each for each in (said, "needs the value of a tensor", "lflops.count") if each not in str(caught.value)]
 
 
-def test_other_errors_are_let_through() -> None:
-    """They are the user's own."""
-    with pytest.raises(RuntimeError, match=r"1x4|\[1, 4\]"):
-        lflops.estimate(nn.Linear(3, 3), fixed(1, 4))
+class Nested(nn.Module):
+    """A layer that does not fit, deep within."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(3, 4), nn.Linear(3, 3)), Function(function)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks[0](self.blocks[1](x))
+
+
+def test_other_errors_are_let_through_and_say_where(caplog: pytest.LogCaptureFixture) -> None:
+    """They are the user's own: with the innermost module that was called, and the innermost line that is the user's."""
+    for model in (Nested(torch.neg), torch.compile(Nested(torch.neg))):
+        with pytest.raises(RuntimeError, match=r"1x4|\[1, 4\]") as caught:
+            lflops.estimate(model, fixed(1, 3))
+        (note,) = caught.value.__notes__
+        assert re.fullmatch(r"estimate: in blocks.0.1 \(Linear\), .*test_estimate.py:\d+, in forward: `return self.blocks.*`", note)
+    assert [] == caplog.records, "torch has a log for this, with a traceback of its own"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is the device that is asked for")
+@pytest.mark.parametrize("ask", [lambda: torch.ones(2, device="cuda"), lambda: torch.ones(2).cuda()], ids=["made there", "moved there"])
+def test_who_asks_for_cuda_is_told_where_an_estimate_runs(ask: Callable[[], Tensor]) -> None:
+    """In building as well as in forward."""
+    for make in (lambda: nn.Linear(2, 2).to(ask().device), lambda: Function(lambda x: x + ask())):
+        with pytest.raises(lflops.CountError, match=r"test_estimate.py:\d+, in <lambda>.*it asks for CUDA.*give the chip as hardware"):
+            lflops.estimate(make, fixed(1, 2))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there autocast is not left out")
+def test_autocast_for_cuda_is_not_left_out_without_a_word() -> None:
+    """For a chip it would be wrong to estimate single precision; for the host it is what happens, and torch warns."""
+
+    class Cast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cuda", torch.bfloat16):
+                return self.layer(x)
+
+    with pytest.raises(lflops.CountError, match=r"in the model \(Cast\).*`with torch.autocast\(\"cuda\".*or that of a tensor"):
+        lflops.estimate(Cast(), fixed(1, 2), hardware="NVIDIA H200")
+    with pytest.warns(UserWarning, match="CUDA is not available"):
+        assert {"float32"} == {cell.dtype for cell in lflops.estimate(Cast(), fixed(1, 2)).cells}
+
+
+def test_what_needs_a_value_is_named_with_its_module() -> None:
+    """Beside the line; code that a function is given does not stand in a module's own."""
+    with pytest.raises(lflops.CountError, match=r"^estimate: in blocks.1 \(Function\), .*test_estimate.py:\d+, in asks: `if x"):
+        lflops.estimate(Nested(asks), fixed(1, 3))
+
+
+def test_an_error_while_building_has_its_line() -> None:
+    """There is no module yet."""
+
+    def build() -> nn.Module:
+        return nn.Linear(3, -3)
+
+    with pytest.raises(RuntimeError, match="negative dimension") as caught:
+        lflops.estimate(build, fixed(1, 3))
+    assert re.fullmatch(r"estimate: .*test_estimate.py:\d+, in build: `return nn.Linear\(3, -3\)`", caught.value.__notes__[0])
 
 
 def test_a_parameter_of_somebody_else_is_refused() -> None:
@@ -371,6 +432,35 @@ def test_a_parameter_of_somebody_else_is_refused() -> None:
             lflops.estimate(Function(function), fixed(2, 3).requires_grad_(), backward=True)
     assert other.grad is None
     lflops.estimate(Function(lambda x: x * other.requires_grad_(requires_grad=False)), fixed(2, 3).requires_grad_(), backward=True)
+
+
+class Steps(nn.Module):
+    """Trains itself, as a training step of its own would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(hidden, hidden, bias=False)
+        self.optimizer = torch.optim.Adam(self.layer.parameters())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer(x).sum().backward()
+        self.optimizer.step()
+        return x
+
+
+def test_an_optimizer_of_real_parameters_is_refused() -> None:
+    """It would find no gradient, and leave its state out of the peak. One that is built with its model is estimated."""
+    model = Steps()
+    with pytest.raises(
+        lflops.CountError, match=r"`self.optimizer.step\(\)`: it steps an optimizer of the real parameters: give a function"
+    ):
+        lflops.estimate(model, sequence())
+    assert {} == model.optimizer.state
+    assert model.layer.weight.grad is None
+    build: Callable[[], nn.Module] = lambda: Steps()  # noqa: E731, PLW0108 - a class is no function
+    assert 2 * hidden * hidden * FLOAT + FLOAT == live(lflops.estimate(build, sequence()))["optimizer_state"]
+    model(sequence())
+    assert [3] == [len(state) for state in model.optimizer.state.values()], "no hook is left"
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.ASGD])
@@ -388,6 +478,48 @@ def test_a_captured_step_is_estimated_without_its_graph() -> None:
     assert (["not_captured"], plain.cells, peak(plain)) == ([each.code for each in captured.notes], captured.cells, peak(captured))
 
 
+def test_a_grad_scaler_scales_the_loss_and_all_gradients_back() -> None:
+    """An operation for each of their elements, as the convention has it; and but a few numbers more to keep."""
+    model, x = nn.Linear(hidden, hidden, bias=False), sequence()
+    how: dict[str, Any] = {"backward": True, "loss": lambda out: out.square().mean(), "optimizer": torch.optim.SGD}
+    plain, scaled = lflops.estimate(model, x, **how), lflops.estimate(model, x, grad_scaler=True, **how)
+    (unscaled,) = (cell for cell in scaled.cells if "unscale" in cell.operator)
+    assert (1, hidden * hidden) == (unscaled.calls, unscaled.flops)
+    assert (plain.total(), plain.total(phase="backward")) == (scaled.total(), scaled.total(phase="backward"))
+    assert 0 < peak(scaled) - peak(plain) <= 16 * FLOAT
+    assert ["gradients_taken_for_finite"] == [note.code for note in scaled.notes]
+    assert () == scaled.uncounted
+
+
+def test_a_scaler_of_the_users_own_says_what_to_do() -> None:
+    """It looks whether all gradients are finite."""
+
+    def train(x: Tensor) -> Tensor:
+        layer, scaler = nn.Linear(3, 3), torch.amp.GradScaler("cpu")
+        optimizer = torch.optim.SGD(layer.parameters())
+        scaler.scale(layer(x).sum()).backward()
+        scaler.step(optimizer)
+        return x
+
+    with pytest.raises(lflops.CountError, match=r"test_estimate.py:\d+, in train: `scaler.step\(optimizer\)`.*grad_scaler=True"):
+        lflops.estimate(Function(train), fixed(2, 3))
+
+
+def test_memory_may_be_rounded_up_as_an_allocator_does() -> None:
+    """Weights of 60, an input of 12 and a result of 20 bytes take a block each; 512 bytes take one, and 4 more a second."""
+    model, x = nn.Linear(3, 5, bias=False), torch.zeros(1, 3)
+    with torch.no_grad():
+        assert [60 + 12 + 20, 3 * 512] == [peak(lflops.estimate(model, x, round_to=to)) for to in (1, 512)]
+        wide = nn.Identity()
+        assert [512, 1024] == [peak(lflops.estimate(wide, torch.zeros(elements), round_to=512)) for elements in (128, 129)]
+        rounded = lflops.estimate(model, x, round_to=512)
+        assert {"parameters": 512, "activations": 512, "other": 512} == live(rounded)
+        assert 60 == rounded.modules[""].parameter_bytes, "what it has is not what it takes"
+        assert ["rounded_up"] == [note.code for note in rounded.notes]
+        make = lambda samples: torch.zeros(samples, 3)  # noqa: E731 - a batch is made by a function
+        assert [25, 46] == [lflops.largest_batch(model, make, memory_bytes=3 * 512, round_to=to) for to in (512, 1)]
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no module": ({"model": 3}, "3 is no torch.nn.Module"),
     "a class": ({"model": nn.ReLU}, "ReLU is a class"),
@@ -395,6 +527,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no backward": ({"optimizer": torch.optim.SGD}, "backward=False: give backward=True"),
     "no optimizer": ({"optimizer": 3, "backward": True}, "optimizer=3: give a function"),
     "makes none": ({"optimizer": len, "backward": True}, "optimizer gave 2: it has to give"),
+    "no loss to scale": ({"optimizer": torch.optim.SGD, "backward": True, "grad_scaler": True}, "there is no loss to scale: give one"),
+    "no gradients to scale": ({"loss": torch.sum, "backward": True, "grad_scaler": True}, "there is no optimizer"),
+    "a scaler itself": ({"loss": torch.sum, "backward": True, "grad_scaler": 2}, "grad_scaler=2: give True or False"),
+    "rounded to nothing": ({"round_to": 0}, "round_to=0: give a whole number, at least 1"),
+    "no chip": ({"hardware": 3}, "hardware=3: give a chip's name or a lflops.Hardware"),
     "no progress": ({"progress": 3}, "progress=3: give True, False"),
     "lazy": ({"model": nn.LazyLinear(3)}, "no shape yet"),
 }

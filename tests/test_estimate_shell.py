@@ -8,9 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from matplotlib.patches import Patch
 from samples import profile
 
+import lflops
 from lflops import Profile, ProfileError, load
 from lflops.cli import main
 from lflops.profile import Memory
@@ -31,6 +33,15 @@ def wrong(samples):
 
 def fails(samples):
     raise ZeroDivisionError("no reason")
+
+def alone():
+    return build(1)
+
+def sized(samples, length):
+    return build(samples)
+
+def misfit(samples):
+    return nn.Sequential(nn.Linear(100, 50), nn.Linear(60, 10)), torch.randn(samples, 100)
 
 def asks(samples):
     return build(samples)[0], (torch.randn(samples, 100),), lambda out: out if out.sum() > 0 else -out
@@ -85,6 +96,7 @@ def test_the_text_has_the_model_its_memory_and_the_bound(capsys: pytest.CaptureF
     assert 0 == main(["show", str(saved)])
     shown = capsys.readouterr().out
     assert text.startswith(shown.rstrip("\n"))
+    assert text.endswith(f"\n{figure}\n")
     assert ["fits", "by category", "by module", "largest", "at least"] == [
         each
         for each in ("fits", "by category", "by module", "largest", "at least")
@@ -94,6 +106,58 @@ def test_the_text_has_the_model_its_memory_and_the_bound(capsys: pytest.CaptureF
     assert "<svg" in figure.read_text("utf-8")
 
 
+def test_memory_in_whole_blocks_and_a_scaled_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    """A layer of 20,000 bytes is 40 blocks of 512; an input of 3,200 is 7, each result of 1,600 is 4. The notes say what was assumed."""
+    options = ["--batch", "8", "--round-to", "512"]
+    (forward, trained) = (
+        msgspec.convert(estimated(capsys, *options, *more)["profile"], Profile)
+        for more in (["planned:build"], ["planned:trained", "--optimizer", "sgd", "--grad-scaler"])
+    )
+    assert forward.memory is not None
+    assert (40 + 7 + 4 + 4) * 512 == forward.memory.peak_bytes
+    assert {"rounded_up", "gradients_taken_for_finite"} == {note.code for note in trained.notes}
+
+
+def test_a_figures_path_is_no_part_of_the_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """It goes to stderr."""
+    assert 0 == main(["estimate", "planned:build", "--json", "--figure", "plan.png"])
+    shown = capsys.readouterr()
+    assert "plan.png\n" == shown.err
+    assert json.loads(shown.out)
+
+
+def test_show_has_the_memory_of_any_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    """A counted training's as well as an estimated one's: what the shell's estimate prints, and the same as JSON."""
+    model = torch.nn.Sequential(torch.nn.Linear(100, 50), torch.nn.ReLU())
+    lflops.count(model, torch.randn(8, 100), backward=True).save("counted.json")
+    assert 0 == main(["show", "counted.json", "--memory", "--figure", "memory.svg"])
+    text = capsys.readouterr().out
+    assert [] == [each for each in ("\npeak  ", "\nby category  ", "\nlargest  ", "\ncheckpointing  ") if each not in text]
+    assert text.endswith("\nmemory.svg\n")
+    assert "<svg" in Path("memory.svg").read_text("utf-8")
+    assert 0 == main(["show", "counted.json", "--memory", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert load("counted.json").memory == msgspec.convert(found["memory"], Memory)
+    assert [("1", 8 * OUTPUT)] == [(each["module"], each["saved_bytes"]) for each in found["checkpointed"]], "what ReLU's backward needs"
+
+
+def test_show_says_that_memory_was_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Instead of a section without lines; and draws nothing."""
+    profile({"": {}}, ()).save("none.json")
+    assert 0 == main(["show", "none.json", "--memory"])
+    assert capsys.readouterr().out.rstrip().endswith("memory was not counted")
+    assert 2 == main(["show", "none.json", "--memory", "--figure", "none.svg"])
+    assert 2 == main(["show", "none.json", "--figure", "none.svg"])
+    assert 2 == main(["show", "none.json", "--memory", "--flat"])
+    said = capsys.readouterr()
+    assert [] == [
+        each
+        for each in ("has no memory to draw", "--figure draws what --memory shows", "--memory goes with --figure and --json alone")
+        if each not in said.err
+    ]
+    assert "" == said.out
+
+
 WRONG = {
     "no function": (["planned"], "give package.module:function"),
     "no module": (["nowhere:build"], "No module named 'nowhere'"),
@@ -101,7 +165,11 @@ WRONG = {
     "not to be called": (["planned:SOURCE.x"], "has no attribute 'SOURCE'"),
     "gives no model": (["planned:wrong"], "it gave 3: it has to give (model, batch) or (model, batch, loss)"),
     "fails": (["planned:fails"], "planned:fails failed: ZeroDivisionError: no reason"),
-    "asks for a value": (["planned:asks", "--backward"], "planned.py:18, in <lambda>"),
+    "takes no number": (["planned:alone"], "planned:alone(): too many positional arguments: it is called with one argument, the number"),
+    "wants more than a number": (["planned:sized"], "planned:sized(samples, length): missing a required argument: 'length': it is called"),
+    "does not fit": (["planned:misfit"], "[1, 50] X [60, 10].; in 1 (Linear)"),
+    "no loss to scale": (["planned:build", "--optimizer", "sgd", "--grad-scaler"], "grad_scaler=True, but there is no loss to scale"),
+    "asks for a value": (["planned:asks", "--backward"], "planned.py:27, in <lambda>"),
     "no optimizer": (["planned:build", "--optimizer", "magic"], "optimizer='magic': give one of adadelta"),
     "no chip": (["planned:build", "--hardware", "Abacus"], "hardware='Abacus'"),
     "no samples": (["planned:build", "--batch", "0"], "'--batch'"),

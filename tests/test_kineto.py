@@ -296,7 +296,6 @@ def test_a_tracer_records_batches_and_steps(tmp_path: Path) -> None:
     recording = tracer.stop(tmp_path / "window", "host.example_3")
     assert recording is not None
     assert 4 == recording.batches
-    assert {2} == {spread.n for spread in recording.host_seconds.values()}
     assert recording.device_seconds is None
     assert recording.device_idle_seconds is None
     assert recording.exposed_comm_seconds is None

@@ -58,7 +58,7 @@ CASES = {
             "ours = Tracer(tracer._tree); ours.begin(); print(tracer.begin(), tracer.refusal)\n"
             "ours.abandon(); theirs.start(); finish(theirs, 3)"
         ),
-        REFUSED,
+        REFUSED.replace("other_profiler", "own_trace"),
     ),
     "was there before": ("theirs.start(); finish(theirs, 3); tracer.begin(); work(); stop()", BOTH),
     "comes between": ("tracer.warm_up(); theirs.start(); finish(theirs, 3); tracer.begin(); work(); stop()", BOTH),

@@ -1,116 +1,40 @@
-"""What ran without a formula is listed and in no total; and of what people's models call, next to nothing does."""
+"""The ledger of what no total holds, by hand."""
 
-import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from msgspec.structs import replace
+from samples import run, small_profile
 
-import everyday
-import pytest
-import torch
-from functions import Function, fixed
-from torch import Tensor
-from torch.nn import functional as F
-
-import lflops
-from lflops.collect.counting.formulas import table
-from lflops.collect.tensors import tensors_in
-from lflops.profile import Profile
-
-X = everyday.X
+from lflops.analyze.ledger import Ledger, ledger
+from lflops.observations import Trace, TracedOperator
+from lflops.profile import Profile, Uncounted
 
 
-def expressions() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """All that this is about, by name."""
-    for name in everyday.UNARY.split():
-        yield name, lambda name=name: getattr(torch, name)(X)
-    for name in everyday.SPECIAL.split():
-        yield f"special.{name}", lambda name=name: getattr(torch.special, name)(X)
-    for name in everyday.ACTIVATIONS.split():
-        yield f"F.{name}", lambda name=name: getattr(F, name)(X)
-    for name in everyday.BINARY.split():
-        yield f"{name} of two", lambda name=name: getattr(torch, name)(X, X.flip(0))
-    for name in everyday.REDUCTIONS.split():
-        yield f"{name} of all", lambda name=name: getattr(torch, name)(X)
-    for name in everyday.ALONG.split():
-        yield f"{name} of a row", lambda name=name: getattr(torch, name)(X, dim=1) if name != "topk" else X.topk(2, 1)
-    for kind, group in everyday.EXPRESSIONS.items():
-        for name, function in group.items():
-            yield f"{kind}: {name}", function
+def test_the_ledger_adds_operators_up_over_modules_and_phases() -> None:
+    """`my::scan` ran 2 + 1 times in two modules and moved the most; of `my::sort` one time is not known, so neither is the sum."""
+    entries = (
+        Uncounted(module="head", operator="my::sort", phase="forward", calls=1, bytes=8, seconds=1.0),
+        Uncounted(module="head", operator="my::scan", phase="forward", calls=2, bytes=64, seconds=0.25),
+        Uncounted(module="encoder", operator="my::scan", phase="backward", calls=1, bytes=32, seconds=0.5),
+        Uncounted(module="head", operator="my::sort", phase="backward", calls=1, bytes=8),
+    )
+    assert (
+        Ledger(operator="my::scan", modules=("head", "encoder"), calls=3, bytes=96, seconds=0.75),
+        Ledger(operator="my::sort", modules=("head",), calls=2, bytes=16, seconds=None),
+    ) == ledger(replace(small_profile(), uncounted=entries))
 
 
-def unlisted(function: Callable[[], Any], mode: Callable[[], Any]) -> set[str]:
-    """Operators of a call, and of going back where there is a way, that nothing is known about."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with mode():
-            result = function()
-            way_back = any(tensor.requires_grad for tensor in tensors_in(result))
-            profile = lflops.count(Function(function), backward=way_back)
-    assert () == profile.notes
-    return {each.operator for each in profile.uncounted}
+def traced(device: float, *, accumulation: int | None, batches: int | None = 4) -> Profile:
+    """One call of `my::scan` without a formula, and a trace of some batches in which it took 0.8 s on the host."""
+    scan = TracedOperator(
+        name="my::scan", calls=4, host_seconds=0.9, own_host_seconds=0.8, device_seconds=device, own_device_seconds=device
+    )
+    entry = Uncounted(module="head", operator="my::scan", phase="forward", calls=1, bytes=8)
+    trace = Trace(files={}, batches=batches, operators=(scan,))
+    return replace(small_profile(), uncounted=(entry,), trace=trace, run=run(accumulation=accumulation))
 
 
-EXPRESSIONS = dict(expressions())
-
-
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
-@pytest.mark.parametrize("name", EXPRESSIONS)
-def test_what_models_call_is_known(name: str, mode: Callable[[], Any]) -> None:
-    """There and back, under grad; and under inference mode, where operators arrive whole."""
-    assert set() == unlisted(EXPRESSIONS[name], mode)
-
-
-@pytest.mark.parametrize("name", everyday.UNKNOWN_YET)
-def test_what_is_not_known_yet_is_pinned(name: str) -> None:
-    """Once it has a formula, it belongs among the others."""
-    function, expected = everyday.UNKNOWN_YET[name]
-    assert expected == unlisted(function, torch.enable_grad)
-
-
-@torch.library.custom_op("lflops_ledger::scan", mutates_args=())
-def scan(x: Tensor, weight: Tensor) -> Tensor:
-    """An operator of somebody's own."""
-    return x * weight.sum()
-
-
-@scan.register_kernel("cpu")
-def _(x: Tensor, weight: Tensor) -> Tensor:
-    return x * weight.sum()
-
-
-def figures(profile: Profile) -> tuple[int, int, int]:
-    """What a total could have in it."""
-    work = profile.modules[""].forward
-    return work.macs, work.flops, work.bytes_moved
-
-
-def test_an_operator_without_a_formula_is_listed_and_in_no_total() -> None:
-    """Its calls, and the bytes of what it took and gave: 2 calls on 24 and 6 numbers that return 24."""
-    x, weight = fixed(4, 6), fixed(6)
-
-    def twice(x: Tensor) -> Tensor:
-        return torch.ops.lflops_ledger.scan(torch.ops.lflops_ledger.scan(x, weight), weight)
-
-    profile = lflops.count(Function(twice), x)
-    (listed,) = profile.uncounted
-    assert ("lflops_ledger::scan", "forward", 2, 2 * (24 + 6 + 24) * 4) == (listed.operator, listed.phase, listed.calls, listed.bytes)
-    assert (0, 0, 0) == figures(profile)
-
-
-def test_an_operator_is_off_the_ledger_once_it_has_a_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MACs from shapes; and what it moved is counted then too."""
-    monkeypatch.setattr(table, "_USERS", {})
-    lflops.register_formula(torch.ops.lflops_ledger.scan, lambda x, weight, *, out: x[0] * x[1] * weight[0] + out[1])
-    profile = lflops.count(Function(torch.ops.lflops_ledger.scan), (fixed(4, 6), fixed(6)))
-    assert ((), (4 * 6 * 6 + 6, 2 * (4 * 6 * 6 + 6), (24 + 6 + 24) * 4)) == (profile.uncounted, figures(profile))
-
-
-def test_an_operator_whose_formula_fails_is_listed_and_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A formula that cannot say is as good as none; the run goes on."""
-    monkeypatch.setattr(table, "_USERS", {})
-    lflops.register_formula(torch.ops.lflops_ledger.scan, lambda x, weight, *, out: x[7])
-    with pytest.warns(UserWarning, match="lflops_ledger::scan"):
-        profile = lflops.count(Function(torch.ops.lflops_ledger.scan), (fixed(4, 6), fixed(6)))
-    (note,) = profile.notes
-    assert ("formula_failed", "lflops_ledger::scan") == (note.code, note.subject)
-    assert ([("lflops_ledger::scan", 1)], (0, 0, 0)) == ([(each.operator, each.calls) for each in profile.uncounted], figures(profile))
+def test_a_trace_tells_the_ledger_s_time() -> None:
+    """0.8 s on the host in four batches are 0.2 s a batch, and 0.4 s a step of two; with a device it is the device's 0.08 s that count."""
+    assert [0.2] == [line.seconds for line in ledger(traced(0.0, accumulation=None))]
+    assert [0.4] == [line.seconds for line in ledger(traced(0.0, accumulation=2))]
+    assert [0.02] == [line.seconds for line in ledger(traced(0.08, accumulation=None))]
+    assert [None] == [line.seconds for line in ledger(traced(0.0, accumulation=None, batches=None))]

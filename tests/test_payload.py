@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -6,7 +7,7 @@ from msgspec.structs import replace
 from samples import product, profile, run, small_profile, untimed, weights, with_seconds
 
 from lflops.hardware import Hardware
-from lflops.observations import PHASES, Step
+from lflops.observations import PHASES, Step, Trace
 from lflops.profile import Note, Profile
 from lflops.report.payload import Payload, payload
 
@@ -107,3 +108,14 @@ def test_what_is_missing_is_said() -> None:
 def test_the_version_comes_first() -> None:
     """Whoever reads a part of it can tell what it is."""
     assert json.encode(payload(small_profile())).startswith(b'{"lflops":1,')
+
+
+def test_traces_are_named_as_they_are_reached_from_a_folder() -> None:
+    """From the run's own to one beside it; without a folder as the profile has them; without a trace there is none."""
+    traced = replace(
+        small_profile(), trace=Trace(files={"0": "logs/a/lflops_traces/w/h_0.pt.trace.json.gz", "3": "logs/b.pt.trace.json.gz"})
+    )
+    seen = [(each.rank, each.file) for each in payload(traced, Path("logs/a")).traces]
+    assert [("0", "lflops_traces/w/h_0.pt.trace.json.gz"), ("3", "../b.pt.trace.json.gz")] == seen
+    assert [*traced.trace.files.values()] == [each.file for each in payload(traced).traces]
+    assert () == payload(replace(traced, trace=None)).traces

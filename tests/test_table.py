@@ -65,14 +65,15 @@ def test_the_totals_give_up_columns_and_no_digit(width: int, headings: int) -> N
     figures = ["695.78 G", "1.39 T", "81.00 MiB", "48"]
     assert f"forward {' '.join(figures[:headings])}" == line_of("forward", lines)
     left_out = ["MACs", "FLOPs", "bytes moved", "operator calls"][headings:]
-    assert not left_out or f"no room for {', '.join(left_out)}" in " ".join(" ".join(lines).split())
+    assert not left_out or f"too narrow for {', '.join(left_out)}" in " ".join(" ".join(lines).split())
 
 
 @pytest.mark.parametrize(("width", "left_out"), [(66, "fwd FLOPs, fwd bytes moved"), (76, "fwd FLOPs"), (100, None)])
 def test_the_columns_that_had_no_room_are_named(width: int, left_out: str | None) -> None:
     """Nobody takes a missing column for a missing figure."""
     lines = drawn(gpt(), width)
-    assert [f"no room for {left_out}"] * bool(left_out) == [line for line in lines if line.startswith("no room")]
+    told = f"too narrow for {left_out} (COLUMNS=200 shows them)"
+    assert [told] * bool(left_out) == [line for line in lines if line.startswith("too narrow")]
 
 
 def test_a_long_name_keeps_its_two_ends() -> None:
@@ -139,7 +140,7 @@ def test_the_usual_width_has_room_for_the_time_and_the_rate_of_long_names() -> N
     own: dict[tuple[str, Phase], float] = {(name, "forward"): 0.1, (name, "backward"): 0.2}
     lines = drawn(clocked(profile({"": {}, name: weights(10**6)}, cells), own), 120)
     assert line_of("the_first", lines).endswith("1.00 M 100.00 G 100.0 % 100.00 G 100.00 ms 100.0 % 2.00 T 200.00 ms")
-    assert "no room for fwd FLOPs, fwd bytes moved" in lines
+    assert "too narrow for fwd FLOPs, fwd bytes moved (COLUMNS=200 shows them)" in lines
 
 
 @pytest.mark.parametrize(

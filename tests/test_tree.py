@@ -6,9 +6,9 @@ from msgspec.structs import replace
 from samples import cell, clocked, fields_of, product, profile, small_profile, untimed, weights, with_seconds
 
 from lflops.analyze.operators import operators
-from lflops.analyze.tree import SORT_KEYS, Figures, Ledger, Repeat, Row, flat, ledger, totals, tree
+from lflops.analyze.tree import SORT_KEYS, Figures, Repeat, Row, flat, totals, tree
 from lflops.observations import Phase
-from lflops.profile import PHASES, ModuleProfile, Profile, Uncounted
+from lflops.profile import PHASES, ModuleProfile, Profile
 
 
 def stack(blocks: int = 3, *, labels: tuple[str, ...] = ("q", "k", "out")) -> Profile:
@@ -341,20 +341,6 @@ def test_operators_are_added_up_over_modules_the_most_first() -> None:
     assert [("aten::addmm", 2, 640, 1.0), ("aten::gelu", 1, 0, 0.0)] == found
     assert [("aten::_foreach_add_", 1.0)] == [(row.operator, row.share) for row in operators(small_profile(), "optimizer")]
     assert totals(small_profile())["backward"] == sum((row.figures for row in operators(small_profile(), "backward")), Figures())
-
-
-def test_the_ledger_adds_operators_up_over_modules_and_phases() -> None:
-    """`my::scan` ran 2 + 1 times in two modules and moved the most; of `my::sort` one time is not known, so neither is the sum."""
-    entries = (
-        Uncounted(module="head", operator="my::sort", phase="forward", calls=1, bytes=8, seconds=1.0),
-        Uncounted(module="head", operator="my::scan", phase="forward", calls=2, bytes=64, seconds=0.25),
-        Uncounted(module="encoder", operator="my::scan", phase="backward", calls=1, bytes=32, seconds=0.5),
-        Uncounted(module="head", operator="my::sort", phase="backward", calls=1, bytes=8),
-    )
-    assert (
-        Ledger(operator="my::scan", modules=("head", "encoder"), calls=3, bytes=96, seconds=0.75),
-        Ledger(operator="my::sort", modules=("head",), calls=2, bytes=16, seconds=None),
-    ) == ledger(replace(small_profile(), uncounted=entries))
 
 
 def test_figures_add_field_by_field() -> None:

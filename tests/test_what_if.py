@@ -21,7 +21,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "layers.1": weights(500),
     "head": weights(200),
 }
-CELLS = (product("layers.0.0", "mm", "forward", macs=70, bytes_moved=1), product("layers.1", "mm", "forward", macs=90, bytes_moved=1))
+FORWARD = (product("layers.0.0", "mm", "forward", macs=70, bytes_moved=1), product("layers.1", "mm", "forward", macs=90, bytes_moved=1))
+CELLS = (*FORWARD, product("layers.1", "mm", "backward", macs=180, bytes_moved=1))
 
 
 def planned() -> Profile:
@@ -40,6 +41,11 @@ def test_a_block_saves_what_was_made_in_it_and_costs_its_forward() -> None:
         Checkpointed(module="layers.1", saved_bytes=3000, macs=90, flops=180),
         Checkpointed(module="layers.0", saved_bytes=1500, macs=70, flops=140),
     ) == checkpointed(planned())
+
+
+def test_without_a_backward_nothing_is_kept_for_it() -> None:
+    """What a forward has alive is no saving."""
+    assert () == checkpointed(profile(ROWS, FORWARD, memory=planned().memory))
 
 
 def test_each_strategy_divides_one_thing_more() -> None:

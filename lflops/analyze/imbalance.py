@@ -1,16 +1,14 @@
 """Where ranks take unequally long for the same, so that all of them wait for one."""
 
-import re
 from collections.abc import Iterable
 
 from msgspec import Struct
 
 from lflops.observations import Phase, RankStat
 from lflops.profile import Profile
+from lflops.queries import pattern
 
 __all__ = ["Imbalance", "Row", "imbalance"]
-
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -62,7 +60,7 @@ def imbalance(profile: Profile) -> Imbalance:
     """
     together: dict[tuple[str, Phase, int], list[RankStat]] = {}
     for stat in profile.rank_stats:
-        together.setdefault((_NUMBER.sub("*", stat.module), stat.phase, stat.high_rank), []).append(stat)
+        together.setdefault((pattern(stat.module), stat.phase, stat.high_rank), []).append(stat)
     alike = [_row(name if len(stats) > 1 else stats[0].module, stats) for (name, _, _), stats in together.items()]
     return Imbalance(rows=_worst_first(_row(stat.module, [stat]) for stat in profile.rank_stats), alike=_worst_first(alike))
 

@@ -37,6 +37,8 @@ LARGE = 0.9
 """Of the time, for the modules that have a say in how fast the whole run is."""
 LEAST_MODULES = 3
 """With fewer, a slower module cannot be told from a slower machine."""
+LEAST_IN_COMMON = 1 / 3
+"""Of all modules' time, that the compared ones have: a few layers that two models happen to share say nothing of the whole run."""
 CHANCE = 0.001
 """Of two runs of the same code, that any interval misses."""
 
@@ -161,7 +163,7 @@ def uncompared(before: Timed | None, after: Timed | None, macs: float | None = N
 
 
 def judge_of(pairs: Sequence[tuple[Timed, Timed]], *, step: float, times: int) -> Judge | None:
-    """Find out what happened to the whole run; `None` where too few modules can be compared.
+    """Find out what happened to the whole run; `None` where too few modules, or too little of its time, can be compared.
 
     Args:
         pairs: Each module's own time before and after, of those that did the same work.
@@ -173,7 +175,7 @@ def judge_of(pairs: Sequence[tuple[Timed, Timed]], *, step: float, times: int) -
         for before, after in pairs
         if (error := _error_of_ratio(before, after)) is not None
     ]
-    if len(known) < LEAST_MODULES:
+    if len(known) < LEAST_MODULES or sum(each.seconds for each in known) < LEAST_IN_COMMON * step:
         return None
     known.sort(reverse=True)
     sums = list(accumulate(each.seconds for each in known))

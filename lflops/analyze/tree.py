@@ -1,4 +1,4 @@
-"""The modules of a profile as rows: a tree that folds what repeats, a flat list by own work, and what no total holds."""
+"""The modules of a profile as rows: a tree that folds what repeats, or a flat list by own work."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from lflops.analyze.alike import alike
 from lflops.observations import Spread
 from lflops.profile import PHASES, ModuleProfile, Phase, Profile
 
-__all__ = ["SORT_KEYS", "Figures", "Ledger", "Repeat", "Row", "flat", "has_times", "ledger", "share_of", "totals", "tree"]
+__all__ = ["SORT_KEYS", "Figures", "Repeat", "Row", "flat", "has_times", "share_of", "totals", "tree"]
 
 
 class Figures(Struct, frozen=True, kw_only=True):
@@ -103,16 +103,6 @@ class Row(Struct, frozen=True, kw_only=True):
         return 2 * self.one(phase).macs / seconds if seconds else None
 
 
-class Ledger(Struct, frozen=True, kw_only=True):
-    """An operator that is in no total: what it did in all modules and phases. `seconds` is `None` unless known of every call."""
-
-    operator: str
-    modules: tuple[str, ...]
-    calls: int
-    bytes: int
-    seconds: float | None
-
-
 _ORDERS: dict[str, Callable[[Row, Phase | None], Any]] = {
     "macs": lambda row, phase: (-row.all(phase).macs, -row.all(phase).flops),
     "flops": lambda row, phase: -row.all(phase).flops,
@@ -193,25 +183,6 @@ def share_of(profile: Profile, phase: Phase | None) -> Literal["macs", "flops"]:
 def has_times(profile: Profile, phase: Phase | None) -> bool:
     """Whether any module has a time in that phase, or in any of them."""
     return any(module.work(each).seconds is not None for module in profile.modules.values() for each in _phases(phase))
-
-
-def ledger(profile: Profile) -> tuple[Ledger, ...]:
-    """The operators that ran without a formula, those that moved the most bytes first."""
-    entries = sorted(profile.uncounted, key=lambda entry: entry.operator)
-    lines = []
-    for operator, group in groupby(entries, key=lambda entry: entry.operator):
-        found = list(group)
-        seconds = [entry.seconds for entry in found if entry.seconds is not None]
-        lines.append(
-            Ledger(
-                operator=operator,
-                modules=tuple(dict.fromkeys(entry.module for entry in found)),
-                calls=sum(entry.calls for entry in found),
-                bytes=sum(entry.bytes for entry in found),
-                seconds=sum(seconds) if len(seconds) == len(found) else None,
-            )
-        )
-    return tuple(sorted(lines, key=lambda line: -line.bytes))
 
 
 def _check_sort(profile: Profile, sort: str | None, phase: Phase | None) -> None:

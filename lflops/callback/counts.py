@@ -48,12 +48,10 @@ class Counts:
         self._nothing: Profile | None = None
         self._step: list[Profile] | None = None
         self._batch: CountedBatch | None = None
-        self._last_batch = 0
 
     def begin_step(self, batch: Any) -> Profile | None:
         """Count the step that begins with this batch, unless one like it was counted: then return that one."""
-        # Where training_step takes the iterator, what is at hand is the last batch.
-        known = None if id(batch) == self._last_batch else self._known.get(signature(batch))
+        known = None if self._stage.fetches_itself(self._module) else self._known.get(signature(batch))
         self._step = [] if known is None else None
         return known
 
@@ -65,9 +63,8 @@ class Counts:
                 self._trainer, self._stage.name, self._root, batch, ignore=settings.ignore_modules, logical=settings.logical
             )
 
-    def end_batch(self, batch: Any) -> Profile | None:
+    def end_batch(self) -> Profile | None:
         """Returns what was counted of the batch, with the run's facts."""
-        self._last_batch = id(batch)
         profile = self.stop()
         if profile is None or self._step is None:
             return None

@@ -116,7 +116,7 @@ class Session:
     def batch_ends(self, batch: Any) -> None:
         """Take note of it, and of the step that may end with it."""
         self._in_batch = False
-        profile = self._counts.end_batch(batch)
+        profile = self._counts.end_batch()
         shapes = self._steps.batch(batch)
         if profile is not None and self._curve is not None:
             self._curve.learn(shapes, profile)
@@ -236,7 +236,8 @@ class Session:
         if self._place.phase in {"wait", "over"} or self._window.opened:
             return False
         self._window.opened = True
-        say(f"lflops: {self._stage.name} window {self._window.number} opens at step {self._at + 1}")
+        where = f"at step {self._at + 1}" if self._stage.learns else f"behind step {self._at}"
+        say(f"lflops: {self._stage.name} window {self._window.number} opens {where}")
         if self._tracing is not None:
             self._tracing.open()
             self._tracing.step(traced=self._place.phase == "traced")

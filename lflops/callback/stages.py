@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 __all__ = ["STAGES", "Stage"]
@@ -14,15 +15,21 @@ class Stage:
     Attributes:
         name: As Lightning's hooks and our files name it.
         function: What the Trainer was asked for when it goes through this stage alone.
+        step: The method of a LightningModule that a batch goes to.
     """
 
     name: str
     function: str
+    step: str
 
     @property
     def learns(self) -> bool:
         """Whether the batches of this stage are followed by backward and an optimizer."""
         return self.name == "train"
+
+    def fetches_itself(self, pl_module: Any) -> bool:
+        """Whether that method takes the iterator: what is at hand when a batch begins is then the one before."""
+        return "dataloader_iter" in signature(getattr(pl_module, self.step)).parameters
 
     def batches_left(self, trainer: Any) -> float:
         """How many batches it will have, of a stage in which nothing is learned; infinity where that is not known.
@@ -37,9 +44,9 @@ class Stage:
 
 
 STAGES = {
-    "train": Stage("train", "fit"),
-    "validate": Stage("validate", "validate"),
-    "test": Stage("test", "test"),
-    "predict": Stage("predict", "predict"),
+    "train": Stage("train", "fit", "training_step"),
+    "validate": Stage("validate", "validate", "validation_step"),
+    "test": Stage("test", "test", "test_step"),
+    "predict": Stage("predict", "predict", "predict_step"),
 }
 """By the names that `FlopsMonitor` takes."""

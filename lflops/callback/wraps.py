@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
+from lflops.callback.stages import STAGES
 from lflops.collect.timing.phases import OTHER
 
 __all__ = ["Listener", "listen"]
@@ -17,12 +18,11 @@ __all__ = ["Listener", "listen"]
 ALL = "all"
 """Where what is told of belongs to the stage that is running."""
 
-STEPS = {"training_step": "train", "validation_step": "validate", "test_step": "test", "predict_step": "predict"}
 """Of the strategy: the forward of each stage."""
 
 METHODS = {
     "batch_to_device": ("transfer", ALL),
-    **{step: ("forward", stage) for step, stage in STEPS.items()},
+    **{stage.step: ("forward", name) for name, stage in STAGES.items()},
     "backward": ("backward", "train"),
     "optimizer_step": ("optimizer", "train"),
 }
@@ -96,7 +96,7 @@ class _Wraps:
 
     def __init__(self, trainer: Any) -> None:
         """Put them on."""
-        self.listeners: dict[str, tuple[Listener, ...]] = dict.fromkeys((*STEPS.values(), ALL), ())
+        self.listeners: dict[str, tuple[Listener, ...]] = dict.fromkeys((*STAGES, ALL), ())
         self._put_on: list[_Wrap] = []
         self._running = trainer.state  # not the Trainer: what is kept as long as it lives must not keep it
         strategy, profiler = trainer.strategy, trainer.profiler

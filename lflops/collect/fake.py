@@ -1,34 +1,25 @@
-"""Tensors with a shape and no memory: made of real ones, lent to a model, and what is said where code asks for their values."""
+"""Tensors with a shape and no memory: made of real ones, and lent to a model."""
 
 import contextlib
-import linecache
-import os
-import traceback
+import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lflops.collect.known import LARGEST, KnownValues
+from lflops.collect.refusals import refuse_real_optimizer, refuse_what_keeps_tensors
 from lflops.collect.tensors import DEEPEST
-from lflops.collect.torch_compat import ASKS_FOR_VALUES, KNOWS_NO_SHAPE, PLAIN, FakeTensor, fake_mode, pop_mode, push_mode, unseen
+from lflops.collect.torch_compat import FakeTensor, fake_mode, local_part, pop_mode, push_mode, unseen
 from lflops.errors import CountError
 
-__all__ = ["Fakes", "RealParameterError", "refuse_real_parameters", "values_refused"]
+__all__ = ["HOST", "Fakes"]
 
 HOST = torch.device("cpu")
 """Where the stand-ins of tensors on `meta` are: code that asks where it is would else go ways of its own."""
-
-_NOT_THEIRS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
-"""Of torch and lflops: a line in these is not the one to change."""
-
-
-class RealParameterError(Exception):
-    """A tensor that has memory and wants a gradient met a fake one: the gradient would be fake, and written to it."""
 
 
 class Fakes:
@@ -42,13 +33,15 @@ class Fakes:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Within it, whatever is made has no memory, and no value but where that is known from numbers and small integers."""
-        known = KnownValues()
-        with self._mode:
+        known, log = KnownValues(), logging.getLogger(FakeTensor.__module__)
+        with contextlib.ExitStack() as undo:
+            log.addFilter(_is_other_news)
+            undo.callback(log.removeFilter, _is_other_news)
+            undo.callback(register_optimizer_step_pre_hook(refuse_real_optimizer).remove)
+            undo.enter_context(self._mode)
             push_mode(known)
-            try:
-                yield
-            finally:
-                pop_mode(known)
+            undo.callback(pop_mode, known)
+            yield
 
     def of(self, value: Any, depth: int = DEEPEST) -> Any:
         """The same with stand-ins for the tensors in it; lists, tuples, sets and dictionaries are copies, everything else is itself.
@@ -82,8 +75,8 @@ class Fakes:
         Raises:
             CountError: A part of it is a script, or has no shape yet.
         """
-        if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-            raise CountError("estimate: a scripted module keeps its tensors to itself: give the one that it was made from")
+        for module in model.modules():
+            refuse_what_keeps_tensors(module)
         held = [(module, dict(vars(module))) for module in model.modules()]
         lent = [self.of(attributes) for _, attributes in held]  # copies of torch's tables among them
         try:
@@ -98,15 +91,20 @@ class Fakes:
             raise CountError(
                 "estimate: a parameter has no shape yet: run a lazy module once before, on its real batch or on the meta device"
             )
-        if isinstance(tensor, FakeTensor):  # of a model that was built in the mode
+        if isinstance(local_part(tensor), FakeTensor):  # of a model that was built in the mode
             return tensor
         if _has_known_values(tensor):
             return _copy(tensor)
         with self._mode:
-            fake = _like(tensor)
+            fake = _like(tensor) if local_part(tensor) is tensor else _like_spread(tensor)
         if isinstance(tensor, nn.Parameter):
             return nn.Parameter(fake, requires_grad=tensor.requires_grad)
         return fake.requires_grad_(tensor.requires_grad)
+
+
+def _is_other_news(record: logging.LogRecord) -> bool:
+    """Whether a line of torch's log is more than the traceback of an error that is raised as well."""
+    return not record.getMessage().startswith("failed while attempting to run meta")
 
 
 def _give_back(held: list[tuple[nn.Module, dict[str, Any]]]) -> None:
@@ -123,6 +121,13 @@ def _like(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
 
+def _like_spread(tensor: Any) -> Tensor:
+    """What this rank has of a tensor that is spread over ranks."""
+    whole = {"run_check": False, "shape": tensor.shape, "stride": tensor.stride()}
+    spread: Tensor = type(tensor).from_local(_like(local_part(tensor)), tensor.device_mesh, tensor.placements, **whole)
+    return spread
+
+
 def _copy(tensor: Tensor) -> Tensor:
     """Real, for code that writes to it."""
     with unseen():
@@ -137,66 +142,3 @@ def _has_known_values(tensor: Tensor) -> bool:
         and not tensor.is_complex()
         and tensor.numel() <= LARGEST
     )
-
-
-def refuse_real_parameters(args: Any) -> None:
-    """See that no tensor that wants a gradient has been left real; that others are does no harm.
-
-    Raises:
-        RealParameterError: One has.
-    """
-    for each in args:
-        if type(each) in PLAIN and each.requires_grad:
-            raise RealParameterError
-        if isinstance(each, list):
-            refuse_real_parameters(each)
-
-
-@contextlib.contextmanager
-def values_refused(asker: str, *, step_of: Optimizer | None = None) -> Iterator[None]:
-    """Say of what fake tensors cannot do on which line it stands, and what there is to do.
-
-    Args:
-        asker: What the error begins with.
-        step_of: The optimizer whose step it is, if it is one.
-
-    Raises:
-        CountError: Something asked for the value of a tensor, met a real parameter, or ran an operator whose result has no known shape.
-    """
-    try:
-        yield
-    except Exception as error:
-        wrong = _wrong(error)
-        if wrong is None:
-            raise
-        if step_of is not None:
-            asked = wrong.partition(";")[0].removeprefix("it ")
-            advice = "give one that does not and has as much state, or lflops.counting around a real step"
-            raise CountError(f"{asker}: the step of {type(step_of).__name__} {asked}: {advice}") from error
-        raise CountError(f"{asker}: {_place(error)}: {wrong}") from error
-
-
-def _wrong(error: Exception) -> str | None:
-    """What was asked of fake tensors that they do not have; `None` for any other error."""
-    if isinstance(error, RealParameterError):
-        return (
-            "it uses a parameter that is none of the model's, so that its gradient would be written: pass a module that holds it, "
-            "or take it from the model"
-        )
-    if isinstance(error, KNOWS_NO_SHAPE):
-        return f"it runs {error.func}, which does not say what its result looks like: register a fake kernel (torch.library.register_fake)"
-    advice = "an estimate has shapes alone: go around it, or count a real batch with lflops.count, which has the same memory timeline"
-    if isinstance(error, ASKS_FOR_VALUES):
-        return f"it needs the value of a tensor ({error.func}); {advice}"
-    if isinstance(error, RuntimeError | TypeError) and any(each in str(error) for each in ("tensor subclasses", "FakeTensor.__format__")):
-        return f"it needs the value of a tensor ({error}); {advice}"
-    return None
-
-
-def _place(error: Exception) -> str:
-    """The innermost line that is neither torch's nor ours."""
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)] or frames
-    frame = theirs[-1]
-    line = linecache.getline(frame.filename, frame.lineno or 0).strip()
-    return f"{frame.filename}:{frame.lineno}, in {frame.name}" + (f": `{line}`" if line else "")

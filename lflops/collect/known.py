@@ -20,13 +20,17 @@ from lflops.collect.torch_compat import (
     written_arguments,
 )
 
-__all__ = ["LARGEST", "KnownValues"]
+__all__ = ["LARGEST", "KnownValues", "NoCudaError"]
 
 LARGEST = 1 << 20
 """Elements of a tensor that is worth its memory."""
 
 _MADE_OF_NUMBERS = frozenset(getattr(torch.ops.aten, name) for name in ("arange", "linspace", "logspace"))
 """What makes floating tensors that code may ask for the values of, as the depths at which layers are dropped."""
+
+
+class NoCudaError(Exception):
+    """A tensor was to be made on CUDA, where there is none."""
 
 
 class KnownValues(TorchDispatchMode):
@@ -48,6 +52,8 @@ class KnownValues(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator for real where all that it takes is known and its result is small."""
         kwargs = kwargs or {}
+        if (device := kwargs.get("device")) is not None and device.type == "cuda" and not torch.cuda.is_available():
+            raise NoCudaError("no such device")  # a fake tensor could be there, and end the process in backward
         given = list(tensors_of((*args, *kwargs.values())))
         known = isinstance(function, OpOverload) and all(map(self._is_known, given))
         if function is torch.ops.aten.index.Tensor and not known:

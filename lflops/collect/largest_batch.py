@@ -6,8 +6,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from lflops.collect.arguments import check_arguments, check_module, describe
-from lflops.collect.estimate import Estimate, MakesOptimizer, Model, Subject, batch_of, built
+from lflops.collect.estimating import Estimate, Model, Subject, batch_of, built
+from lflops.collect.stepping import MakesOptimizer
 from lflops.errors import CountError
+from lflops.hardware import Hardware
 
 __all__ = ["largest_batch"]
 
@@ -22,6 +24,8 @@ def largest_batch(
     memory_bytes: float,
     loss: Callable[[Any], Tensor] | None = None,
     optimizer: MakesOptimizer | None = None,
+    hardware: Hardware | str | None = None,
+    round_to: int = 1,
 ) -> int:
     """The most samples whose step fits into so many bytes, as estimates say it; nothing is allocated.
 
@@ -33,12 +37,15 @@ def largest_batch(
         memory_bytes: What there is, in bytes.
         loss: Output to a scalar. With it, or with an optimizer, the step is one of training; without either, a forward pass.
         optimizer: Makes one from a list of parameters, as in `estimate`.
+        hardware: The chip that it is for, as in `estimate`; of its memory `memory_bytes` says how much there is.
+        round_to: Bytes that each tensor's memory is rounded up to a multiple of, as in `estimate`.
 
     Returns:
         0 if not even one sample fits.
 
     Raises:
         CountError: An argument is wrong, or some code needs the value of a tensor; or any batch fits.
+        HardwareError: The chip is not known.
     """
     _check(make_args, memory_bytes)
     training = loss is not None or optimizer is not None
@@ -46,7 +53,7 @@ def largest_batch(
         check_arguments("largest_batch", model, (), None, loss, backward=training)
     elif isinstance(model, type) or not callable(model):
         check_module("largest_batch", model)
-    asked = Estimate(asker="largest_batch", backward=training, optimizer=optimizer)
+    asked = Estimate(asker="largest_batch", backward=training, optimizer=optimizer, hardware=hardware, round_to=round_to)
 
     held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
 

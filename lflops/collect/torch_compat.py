@@ -37,6 +37,7 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "TorchDispatchMode",
+    "attention_kernels",
     "backward_id",
     "buffers_of",
     "child_modules",
@@ -247,6 +248,20 @@ def argument_names(operator: OpOverload) -> tuple[tuple[str, Any], ...]:
 def makes_storage(operator: OpOverload) -> bool:
     """Whether something that the operator returns is new, rather than one of its arguments or a view."""
     return any(each.alias_info is None for each in operator._schema.returns)
+
+
+def attention_kernels() -> dict[str, Any]:
+    """What attention picks from on CUDA, as far as this torch has it and the user left it switched on; the first is to be preferred."""
+    cuda = torch.backends.cuda
+    switches: dict[str, Any] = {
+        "attention_math": cuda.math_sdp_enabled,
+        "flash_attention": cuda.flash_sdp_enabled,
+        "efficient_attention": cuda.mem_efficient_sdp_enabled,
+        "cudnn_attention": cuda.cudnn_sdp_enabled,
+    }
+    order = [list(switches)[number] for number in torch._C._get_sdp_priority_order() if number < len(switches)]
+    operators = {each: getattr(torch.ops.aten, f"_scaled_dot_product_{each}", None) for each in order if switches[each]()}
+    return {each: operator.default for each, operator in operators.items() if operator is not None}
 
 
 def group_named(name: str) -> Any:

@@ -1,8 +1,9 @@
 """`lflops estimate`: what a step would compute and keep, of a model that a function of the user's builds."""
 
 import importlib
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -11,7 +12,7 @@ from rich.console import Group
 
 from lflops.analyze.bounds import Bounds, bounds
 from lflops.analyze.what_if import Checkpointed, Sharded, checkpointed, sharded
-from lflops.commands.output import UsageError, draw, write_json
+from lflops.commands.output import UsageError, draw, name_file, save_memory, write_json
 from lflops.errors import LflopsError
 from lflops.profile import Profile
 from lflops.report.bounds import render_bounds
@@ -42,6 +43,11 @@ def estimate(
     hardware: Annotated[
         str | None, typer.Option(metavar="NAME", help="A chip that `lflops hardware` lists: whether it fits, and how short a step can be.")
     ] = None,
+    grad_scaler: Annotated[bool, typer.Option("--grad-scaler", help="Scale the function's loss, and the gradients back.")] = False,
+    round_to: Annotated[
+        int,
+        typer.Option(metavar="BYTES", min=1, help="Round each tensor's memory up to a multiple: 512 is what CUDA's allocator gives out."),
+    ] = 1,
     ranks: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Print what each of N data-parallel ranks holds under ZeRO 1 to 3 and FSDP2.")
     ] = None,
@@ -57,19 +63,17 @@ def estimate(
     ] = False,
 ) -> None:
     """Estimate a step before the run: its work, its memory, and the least time on a chip. Nothing is allocated and nothing is computed."""
-    profile = _estimated(target, _found(target), batch, backward=backward, optimizer=optimizer, hardware=hardware)
+    how = {"backward": backward or optimizer is not None, "hardware": hardware, "grad_scaler": grad_scaler, "round_to": round_to}
+    profile = _estimated(target, batch, optimizer, how)
     if save is not None:
         profile.save(save)
-    if figure is not None:
-        from lflops.report.memory_figure import save_memory_figure  # with matplotlib, which no other part of the shell waits for
-
-        save_memory_figure(profile, figure)
-    training = backward or optimizer is not None
-    otherwise = _Otherwise(bounds(profile), checkpointed(profile) if training else (), () if ranks is None else sharded(profile, ranks))
+    save_memory(profile, figure)
+    otherwise = _Otherwise(bounds(profile), checkpointed(profile), () if ranks is None else sharded(profile, ranks))
     if as_json:
         write_json({"profile": profile, "fits": _fits(profile), **otherwise._asdict()})
     else:
         _draw(profile, otherwise, depth)
+    name_file(figure, as_json=as_json)
 
 
 class _Otherwise(NamedTuple):
@@ -120,16 +124,32 @@ def _found(target: str) -> Callable[[int], Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _estimated(
-    target: str, build: Callable[[int], Any], samples: int, *, backward: bool, optimizer: str | None, hardware: str | None
-) -> Profile:
-    from lflops.collect.estimate import Estimate, optimizer_named, subject_of  # with torch
+def _estimated(target: str, samples: int, optimizer: str | None, how: Mapping[str, Any]) -> Profile:
+    from lflops.collect.estimating import Estimate, subject_of  # with torch
+    from lflops.collect.stepping import optimizer_named
 
+    build = _found(target)
+    _check_arguments(target, build)
     makes = None if optimizer is None else optimizer_named(optimizer)
-    asked = Estimate(asker=target, backward=backward or makes is not None, optimizer=makes, hardware=hardware, progress=sys.stderr.isatty())
+    asked = Estimate(asker=target, optimizer=makes, progress=sys.stderr.isatty(), **how)
     try:
         return asked.of(lambda: subject_of(target, build(samples)))
     except LflopsError:
         raise
     except Exception as error:
-        raise UsageError(f"{target} failed: {type(error).__name__}: {error}") from error
+        where = "".join(f"; {note.removeprefix(f'{target}: ')}" for note in getattr(error, "__notes__", ()))
+        raise UsageError(f"{target} failed: {type(error).__name__}: {error}{where}") from error
+
+
+def _check_arguments(target: str, build: Callable[..., Any]) -> None:
+    """See that it can be called with a number."""
+    try:
+        signature = inspect.signature(build)
+    except (TypeError, ValueError):  # native code has none
+        return
+    try:
+        signature.bind(1)
+    except TypeError as error:
+        raise UsageError(
+            f"{target}{signature}: {error}: it is called with one argument, the number of samples that --batch gives"
+        ) from error

@@ -3,13 +3,16 @@
 import os
 import sys
 from io import BytesIO, TextIOWrapper
+from pathlib import Path
 from typing import Any
 
 import typer
 from msgspec import json
 from rich.console import Console, RenderableType
 
-__all__ = ["UsageError", "draw", "write_json"]
+from lflops.profile import Profile
+
+__all__ = ["UsageError", "draw", "name_file", "save_memory", "write_json"]
 
 WIDTH = 120
 """Of what is not a terminal, unless COLUMNS says another."""
@@ -31,6 +34,20 @@ def draw(content: RenderableType) -> None:
     console.print(content)
     file.flush()
     _write(b"\n".join(line.rstrip() for line in drawn.getvalue().split(b"\n")))
+
+
+def save_memory(profile: Profile, figure: Path | None) -> None:
+    """Draw live memory over a step, in the format of the file's ending."""
+    if figure is not None:
+        from lflops.report.memory_figure import save_memory_figure  # with matplotlib, which no other part of the shell waits for
+
+        save_memory_figure(profile, figure)
+
+
+def name_file(path: Path | None, *, as_json: bool) -> None:
+    """Say which file was written, if one was; on stderr where stdout is JSON."""
+    if path is not None:
+        typer.echo(path, err=as_json)
 
 
 def write_json(value: object) -> None:

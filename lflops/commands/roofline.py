@@ -10,7 +10,7 @@ import typer
 from lflops.analyze.ncu import Measured, command, read
 from lflops.analyze.roofline import Roofline
 from lflops.analyze.roofline import roofline as placed
-from lflops.commands.output import UsageError, draw, write_json
+from lflops.commands.output import UsageError, draw, name_file, write_json
 from lflops.errors import LflopsError, ProfileError
 from lflops.hardware import named
 from lflops.profile import Profile
@@ -67,6 +67,7 @@ def roofline(
         if figure is not None:
             _draw(found, figure)
         write_json(found) if as_json else draw(render_roofline(found, top=top))
+        name_file(figure, as_json=as_json)
 
 
 def _measured(log: Path, gpu_time: float | None, profile: Profile | None, hardware: str | None) -> Measured:

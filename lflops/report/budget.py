@@ -8,6 +8,7 @@ from lflops import units
 from lflops.analyze.budget import IN_MODULES, Budget
 from lflops.profile import PHASES, ModuleProfile, Profile
 from lflops.report.cells import MARGIN, plain, text
+from lflops.report.notes import are_times_far_off
 
 __all__ = ["budget_table", "largest", "parts"]
 
@@ -78,6 +79,8 @@ def _sentence(profile: Profile, budget: Budget, name: str, share: float) -> str:
         where = f", mostly with the host in {'no module' if most == 'other' else plain(most)}"
     unseen = [each.replace("_", "-") for each in budget.inside_rest] if name == "below_roof" else []
     within = f", and in it what is {' or '.join(unseen)}, which nothing here tells apart" if unseen else ""
+    if name in IN_MODULES and are_times_far_off(profile.notes):
+        return f"{units.percent(share)} {what}, as far as it can be told: the modules' times are far off here"
     return f"{units.percent(share)} {what}{where}{within}: {helps}"
 
 

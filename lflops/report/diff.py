@@ -53,7 +53,7 @@ def _times(found: Diff) -> Iterator[str]:
     if found.whole is None and found.step.ratio is None:
         yield "times are not compared: one of the two has none"
     elif found.whole is None:
-        yield f"the step is {_pace(found.step.ratio)}; modules are not judged: three at least with the same work and their times are needed"
+        yield f"the step is {_pace(found.step.ratio)}; modules are not judged: those that did the same work in both are too few"
     else:
         if not (found.slower or found.faster):
             yield "no module is slower or faster than the rest of the run, beyond the noise"

@@ -36,7 +36,7 @@ class Fitted:
             table.add_row(text(plain(name)), *map(figure, cells))
         yield table
         if left_out := list(self._columns)[len(kept) :]:
-            yield text(f"no room for {', '.join(left_out)}", "dim")
+            yield text(f"too narrow for {', '.join(left_out)} (COLUMNS=200 shows them)", "dim")
 
     def _fitting(self, width: int) -> list[str]:
         kept = list(self._columns)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from lflops import units
+from lflops.analyze.ledger import Ledger, ledger
 from lflops.analyze.pace import Pace, pace
-from lflops.analyze.tree import Ledger, ledger
 from lflops.analyze.utilization import utilization
 from lflops.observations import PHASES, Spread
 from lflops.profile import Profile

@@ -6,9 +6,11 @@ from rich.console import Group
 from rich.table import Table
 
 from lflops import units
-from lflops.analyze.tree import Figures, ledger, totals
+from lflops.analyze.ledger import ledger
+from lflops.analyze.tree import Figures, totals
 from lflops.analyze.utilization import utilization
 from lflops.profile import Profile
+from lflops.queries import pattern
 from lflops.report.budget import budget_table
 from lflops.report.cells import MARGIN, margin, text
 from lflops.report.fitted import Fitted
@@ -178,12 +180,12 @@ def _never_called(profile: Profile) -> str:
     top = [name for name in profile.uncalled if not name or name.rpartition(".")[0] not in uncalled]
     alike: dict[str, list[str]] = {}
     for name in top:
-        alike.setdefault(".".join("*" if part.isdecimal() else part for part in name.split(".")), []).append(name)
+        alike.setdefault(pattern(name), []).append(name)
     said = []
-    for pattern, names in alike.items():
+    for shape, names in alike.items():
         # A pattern without a word in it would say nothing.
-        spelled = len(names) == 1 or set(pattern) <= {"*", "."}
-        said += [name or profile.modules[""].kind or "all of it" for name in names] if spelled else [f"{pattern} ×{len(names)}"]
+        spelled = len(names) == 1 or set(shape) <= {"*", "."}
+        said += [name or profile.modules[""].kind or "all of it" for name in names] if spelled else [f"{shape} ×{len(names)}"]
     below = len(uncalled) - len(top)
     ends = [
         f"{len(said) - _LISTED} more" if len(said) > _LISTED else "",

@@ -9,6 +9,7 @@ from rich.text import Text
 from lflops import units
 from lflops.hardware import Hardware
 from lflops.profile import Memory, Profile
+from lflops.queries import pattern
 from lflops.report.cells import margin, text
 
 __all__ = ["render_memory"]
@@ -17,10 +18,10 @@ LISTED = 10
 
 
 def render_memory(profile: Profile) -> Group:
-    """The peak, by category, by module and by what is largest; nothing where memory was not counted."""
+    """The peak, by category, by module and by what is largest."""
     memory = profile.memory
     if memory is None:
-        return Group()
+        return Group(text("memory was not counted", "dim"))
     table = margin()
     table.add_row("peak", text(", ".join([units.size(memory.peak_bytes), *_when(memory)])))
     if (room := _room(memory, profile.run.hardware)) is not None:
@@ -57,8 +58,8 @@ def _alike(by_module: Mapping[str, int]) -> dict[str, int]:
     """The same with modules together whose names differ in numbers alone."""
     found: dict[str, list[int]] = {}
     for row, nbytes in by_module.items():
-        found.setdefault(".".join("*" if part.isdecimal() else part for part in row.split(".")), []).append(nbytes)
-    return {pattern + (f" ×{len(parts)}" if len(parts) > 1 else ""): sum(parts) for pattern, parts in found.items()}
+        found.setdefault(pattern(row), []).append(nbytes)
+    return {shape + (f" ×{len(parts)}" if len(parts) > 1 else ""): sum(parts) for shape, parts in found.items()}
 
 
 def _listed(parts: Mapping[str, int], whole: int) -> Iterable[Text]:

@@ -1,17 +1,18 @@
 """The sentences for a profile's notes: a note is a code with values, and this is where it learns to speak."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from lflops import units
 from lflops.profile import Note
 
-__all__ = ["sentence"]
+__all__ = ["are_times_far_off", "sentence"]
 
 _FAR = 2
 """Beyond this factor the modules' times are no measure any more."""
 
 _REFUSALS = {
     "other_profiler": "another torch.profiler was running in this process, and Kineto serves one at a time",
+    "own_trace": "another trace of lflops' was being recorded, and Kineto serves one at a time",
     "cut_off": "another torch.profiler began while ours recorded, and Kineto serves one at a time",
     "no_activity": "torch can record none of the activities here",
 }
@@ -20,6 +21,12 @@ _REFUSALS = {
 def sentence(note: Note) -> str:
     """What a note says to a reader. A code that is not known here still shows all that the note holds."""
     return _SENTENCES.get(note.code, _unknown)(note)
+
+
+def are_times_far_off(notes: Iterable[Note]) -> bool:
+    """Whether the modules' times had to be scaled so much that they are no measure of anything."""
+    factors = [value for note in notes if note.code == "time_scaled" for value in note.values.values() if not isinstance(value, str)]
+    return any(not 1 / _FAR <= value <= _FAR for value in factors)
 
 
 def _ignored(note: Note) -> str:
@@ -53,9 +60,7 @@ def _generated(note: Note) -> str:
 
 def _time_scaled(note: Note) -> str:
     factors = ", ".join(f"{phase} by {_count(note, phase)}" for phase in note.values)
-    known = [value for value in note.values.values() if not isinstance(value, str)]
-    far = any(not 1 / _FAR <= value <= _FAR for value in known)
-    doubt = "; so far off, the machine was busy with something else: do not rely on them" if far else ""
+    doubt = "; so far off, the machine was busy with something else: do not rely on them" if are_times_far_off([note]) else ""
     return f"the times of modules are scaled to what clean passes took: {factors or units.UNKNOWN}{doubt}"
 
 
@@ -131,6 +136,19 @@ def _not_captured(note: Note) -> str:
     return f"{note.subject} is estimated without capturable, which needs a device that captures"
 
 
+def _attention_on_cuda(note: Note) -> str:
+    calls = ", ".join(f"{name.replace('_', ' ')} {calls} time{'' if calls == 1 else 's'}" for name, calls in note.values.items())
+    return f"scaled_dot_product_attention is the kernel that torch picks on {note.subject}: {calls}"
+
+
+def _gradients_taken_for_finite(note: Note) -> str:
+    return f"a GradScaler scales the loss and, before {note.subject}'s step, the gradients; all are taken for finite, so every step is made"
+
+
+def _rounded_up(note: Note) -> str:
+    return f"each tensor's memory is rounded up to a multiple of {_count(note, 'bytes')} bytes"
+
+
 def _unknown(note: Note) -> str:
     values = ", ".join(f"{name} {value}" for name, value in note.values.items())
     head = " ".join(filter(None, [note.code.replace("_", " "), note.subject]))
@@ -175,4 +193,7 @@ _SENTENCES: dict[str, Callable[[Note], str]] = {
     "gather_failed": _gather_failed,
     "foreach_assumed": _foreach_assumed,
     "not_captured": _not_captured,
+    "attention_on_cuda": _attention_on_cuda,
+    "gradients_taken_for_finite": _gradients_taken_for_finite,
+    "rounded_up": _rounded_up,
 }

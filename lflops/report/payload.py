@@ -1,11 +1,14 @@
 """A profile as what the page draws: few values, ready to be shown, and tables column by column."""
 
+from pathlib import Path
+
 from msgspec import Struct
 
 from lflops.profile import Profile
 from lflops.report.shown.columns import Columns
 from lflops.report.shown.modules import modules
 from lflops.report.shown.summary import Summary, summary
+from lflops.report.shown.traces import TraceFile, traces
 
 __all__ = ["VERSION", "Payload", "payload"]
 
@@ -27,16 +30,23 @@ class Payload(Struct, frozen=True, kw_only=True):
     partial: bool
     summary: Summary
     modules: Columns
+    traces: tuple[TraceFile, ...]
 
 
-def payload(profile: Profile) -> Payload:
-    """Everything that the page shows of a profile."""
+def payload(profile: Profile, folder: Path | None = None) -> Payload:
+    """Everything that the page shows of a profile.
+
+    Args:
+        profile: What is shown.
+        folder: From which its traces are to be reached; `None` names them as the profile does.
+    """
     return Payload(
         lflops=VERSION,
         title=_title(profile),
         partial=profile.run.partial,
         summary=summary(profile),
         modules=modules(profile),
+        traces=traces(profile, folder),
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 
 from lflops import units
+from lflops.analyze.repeats import repeats
 from lflops.analyze.roofline import Ceiling, Over, Point, Roofline
 from lflops.report.cells import margin, plain, text
 from lflops.report.fitted import Fitted
@@ -29,12 +30,12 @@ def render_roofline(roofline: Roofline, *, top: int) -> RenderableType:
         roofline: What to show.
         top: How many modules, and how many operators.
     """
-    modules = sorted(roofline.modules, key=lambda point: (-(point.seconds_to_win or 0.0), -(point.roof_seconds or 0.0)))
+    modules = sorted(repeats(roofline.modules), key=lambda row: (-(row[1].seconds_to_win or 0.0), -(row[1].roof_seconds or 0.0)))
     operators = sorted(roofline.operators, key=lambda point: (-(point.roof_seconds or 0.0), -point.flops, -point.bytes_moved))
     return Group(
         _ceilings(roofline.ceilings),
         "",
-        _points("module, with all below it", [(_module(point), point) for point in modules[:top]], timed=True),
+        _points("module, with all below it", [(_module(number, point), point) for number, point in modules[:top]], timed=True),
         "",
         _points("operator, in all modules", [(_operator(point), point) for point in operators[:top]], timed=False),
         *_remarks(roofline, len(modules) - top, len(operators) - top),
@@ -76,8 +77,8 @@ def _points(heading: str, named: Sequence[tuple[str, Point]], *, timed: bool) ->
     return Fitted(heading, [name for name, _ in named], columns, room=_NAME)
 
 
-def _module(point: Point) -> str:
-    return plain(point.module) or "all of it"
+def _module(number: int, point: Point) -> str:
+    return (plain(point.module) or "all of it") + (f" ×{number}" if number > 1 else "")
 
 
 def _operator(point: Point) -> str:
@@ -87,7 +88,7 @@ def _operator(point: Point) -> str:
 def _remarks(roofline: Roofline, more_modules: int, more_operators: int) -> Iterator[RenderableType]:
     over = {point.over for point in roofline.modules}
     lines = [f"{_SIGNS[each]}: {said}" for each, said in _OVER.items() if each in over]
-    left = [f"{number} more {noun}" for number, noun in ((more_modules, "modules and phases"), (more_operators, "operators")) if number > 0]
+    left = [f"{number} more {noun}" for number, noun in ((more_modules, "lines of modules"), (more_operators, "operators")) if number > 0]
     if left:
         lines.append(f"{' and '.join(left)}; --top N lists more, --json all")
     if not any(point.seconds for point in roofline.modules):

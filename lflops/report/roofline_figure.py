@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from lflops import units
 from lflops.analyze.roofline import Ceiling, Point, Roofline
 from lflops.observations import Phase
+from lflops.queries import pattern
 
 __all__ = ["FORMATS", "roofline_figure", "save"]
 
@@ -63,7 +64,7 @@ def roofline_figure(roofline: Roofline) -> Figure:
             )
     spots = {(point.intensity, point.phase): point for point in sorted(timed, key=lambda point: point.seconds_to_win or 0.0)}
     for point in sorted(spots.values(), key=lambda point: -(point.seconds_to_win or 0.0))[:_NAMED]:
-        name = ".".join("*" if part.isdecimal() else part for part in point.module.split("."))
+        name = pattern(point.module)
         at = point.intensity or 0.0, point.flops_per_second or 0.0
         axes.annotate(name or "all of it", at, xytext=(8, 8), textcoords="offset points", fontsize=7, parse_math=False)
     axes.set(xscale="log", yscale="log", xlabel="intensity, FLOPs per byte moved", ylabel="FLOP/s")

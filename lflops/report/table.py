@@ -118,7 +118,7 @@ class _Modules:
         if self._idle:
             yield f"{self._idle} modules without work or parameters of their own are not listed"
         if left_out := [" ".join(column.heading.split()) for column in self._columns if column not in columns]:
-            yield f"no room for {', '.join(left_out)}"
+            yield f"too narrow for {', '.join(left_out)} (COLUMNS=200 shows them)"
 
 
 def _walk(rows: Iterable[Row]) -> Iterator[Row]:

@@ -43,10 +43,14 @@ class LiveMemory:
 
     Births and deaths go into one list, which is replayed at the end up to the peak: keeping what is alive at each new peak instead would
     cost as much as all the rest.
+
+    Args:
+        round_to: Bytes of which every storage takes a whole number.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, round_to: int = 1) -> None:
         """Begin with nothing alive."""
+        self._round_to = round_to
         self._births: list[Birth] = []
         self._events: list[int] = []
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
@@ -143,7 +147,7 @@ class LiveMemory:
         if found is None:
             return
         storage, key = found
-        nbytes = storage.nbytes()
+        nbytes = -(-storage.nbytes() // self._round_to) * self._round_to
         if key in self._alive or not nbytes:
             return
         serial = len(self._births)

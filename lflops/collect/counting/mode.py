@@ -17,7 +17,7 @@ from lflops.collect.counting.parts import Parts
 from lflops.collect.counting.spread import is_spread, whole_cost
 from lflops.collect.counting.tally import Tally
 from lflops.collect.counting.traffic import bytes_moved, size, tensors_of
-from lflops.collect.fake import refuse_real_parameters
+from lflops.collect.refusals import refuse_real_parameters
 from lflops.collect.scopes import Scopes
 from lflops.collect.tensors import tensors_in
 from lflops.collect.torch_compat import FakeTensor, TorchDispatchMode, decompose, kernel_for_sequences, pop_mode, push_mode
@@ -46,11 +46,13 @@ class Extent:
 
     Attributes:
         fake: Whether fake tensors are what runs, rather than somebody's way to work out shapes.
+        round_to: Bytes of which every tensor's memory is a whole number.
     """
 
     traffic: bool = True
     memory: bool = True
     fake: bool = False
+    round_to: int = 1
 
 
 class Call(NamedTuple):
@@ -78,7 +80,7 @@ class OperatorCounter:
     def __init__(self, scopes: Scopes, extent: Extent) -> None:
         """Begin with nothing."""
         self.scopes = scopes
-        self.memory = LiveMemory() if extent.memory else None
+        self.memory = LiveMemory(extent.round_to) if extent.memory else None
         self.fake = extent.fake
         self._traffic = extent.traffic
         self._local = ThreadTally()

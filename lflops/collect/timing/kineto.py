@@ -8,11 +8,12 @@ in one go, so that nobody comes between; and where another has begun meanwhile, 
 import contextlib
 import gc
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
@@ -29,8 +30,9 @@ __all__ = ["ACTIVITIES", "Activity", "Recording", "Refusal", "Tracer"]
 
 Activity = Literal["cpu", "cuda"]
 
-Refusal = Literal["other_profiler", "cut_off", "no_activity"]
-"""Why there is no recording: somebody else's profiler runs; it ran while ours did; none of the activities can be recorded here."""
+Refusal = Literal["other_profiler", "own_trace", "cut_off", "no_activity"]
+"""Why there is no recording: somebody else's profiler runs, or another recording of ours; somebody else's ran while ours did; none of the
+activities can be recorded here."""
 
 ACTIVITIES: Mapping[Activity, ProfilerActivity] = {"cpu": ProfilerActivity.CPU, "cuda": ProfilerActivity.CUDA}
 
@@ -45,7 +47,6 @@ class Recording:
         events: How many Kineto recorded.
         batches: How many ProfilerSteps.
         operators: The table, over all batches.
-        host_seconds: Operators' own time on the host of each row and those below it, over whole steps; without what Python takes.
         device_seconds: The device's time for each row and those below it, over whole steps; `None` where no device was recorded.
         device_idle_seconds: Between its first and its last work, over all batches; `None` as above.
         device_idle_by_phase: The same by what the host was at.
@@ -60,7 +61,6 @@ class Recording:
     events: int
     batches: int
     operators: tuple[TracedOperator, ...]
-    host_seconds: Mapping[Place, Spread]
     device_seconds: Mapping[Place, Spread] | None
     device_idle_seconds: float | None
     device_idle_by_phase: Mapping[str, float] | None
@@ -83,6 +83,8 @@ class Tracer:
     Attributes:
         refusal: Why there is no recording; `None` while nothing is against one.
     """
+
+    _recording: ClassVar["weakref.WeakSet[Tracer]"] = weakref.WeakSet()
 
     def __init__(
         self,
@@ -126,6 +128,7 @@ class Tracer:
         if not self._is_free():
             return False
         self._profile = self._start()
+        self._recording.add(self)
         self._hooks.enter_context(self._boundaries.hooked())
         self._ends = []
         if batch:
@@ -196,7 +199,7 @@ class Tracer:
 
     def _is_free(self) -> bool:
         if self.refusal is None and other_profiler_runs():
-            self.refusal = "other_profiler"
+            self.refusal = "own_trace" if self._recording else "other_profiler"
         return self.refusal is None
 
     def _start(self) -> profile:
@@ -209,6 +212,7 @@ class Tracer:
         """Hook out. Returns what is still to be stopped; where somebody else's profiler has begun, to stop ours would stop theirs."""
         self._hooks.close()
         recorder, self._profile = self._profile, None
+        self._recording.discard(self)
         if recorder is None:
             return None
         self._end_step(whole=whole)
@@ -235,7 +239,6 @@ class Tracer:
             events=len(raw),
             batches=len(self._ends),
             operators=joined.operators,
-            host_seconds=_spreads(joined.host, self._ends),
             device_seconds=None if idle_seconds is None else _spreads(joined.device, self._ends),
             device_idle_seconds=idle_seconds,
             device_idle_by_phase=idle_by_phase(events, joined.calls) if self._device else None,

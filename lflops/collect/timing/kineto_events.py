@@ -110,21 +110,12 @@ class _Times:
 
 
 @dataclass(slots=True)
-class _Sum:
-    nanoseconds: int = 0
-
-
-Sums = defaultdict[Place, _Sum]
-
-
-@dataclass(slots=True)
 class _Open:
     """An event that has begun."""
 
     end: int
     length: int
     times: _Times
-    own: _Sum
     device: int = 0
     children: int = 0
     double: "_Open | None" = None
@@ -135,13 +126,11 @@ class Joined:
     """What the events say, joined with the boundaries.
 
     Attributes:
-        host: Nanoseconds of operators themselves on the host, by step and place.
         device: Nanoseconds of the device, by step and place of what asked for it; work that nothing asked for is the root's.
         calls: Of modules and named parts, on all threads, in steps.
         operators: The table, over all steps. What is between them, as a validation, is in none of this.
     """
 
-    host: list[dict[Place, int]]
     device: list[dict[Place, int]]
     calls: list[Call] = field(default_factory=list)
     operators: tuple[TracedOperator, ...] = ()
@@ -210,14 +199,13 @@ class _Walk:
         self.asked = asked
         self.times: dict[str, _Times] = {}
         self.named: dict[str, _Times] = {}
-        self.host, self.device = ([Sums(_Sum) for _ in range(steps.number)] for _ in range(2))
+        self.device: list[defaultdict[Place, int]] = [defaultdict(int) for _ in range(steps.number)]
         self.calls: list[Call] = []
 
     def thread(self, events: Sequence[Event], replay: Replay) -> None:
         """Add those of a thread; they are sorted."""
         opened: list[_Open] = []
-        nothing = _Sum()
-        place, own = replay.place, nothing
+        place = replay.place
         due: float = -1
         for name, start, end, _, number, built_on, is_named, is_loose, _, key, link in events:
             times = (self.named if is_named else self.times).get(name) or self._new(name, is_named=is_named)
@@ -237,15 +225,13 @@ class _Walk:
                 step = self.steps.index(start)
                 due = min(replay.due, self.steps.change(start))
                 place = replay.place
-                own = self.host[step][place]
-            event = _Open(end, length, times, nothing if is_named else own)
+            event = _Open(end, length, times)
             times.own_host += length
-            event.own.nanoseconds += length
             if opened:
                 _nest(event, opened[-1])
             opened.append(event)
             if not link and key in self.asked:
-                self.device[step][place].nanoseconds += self.asked[key]
+                self.device[step][place] += self.asked[key]
                 replay.on_device(self.asked[key])
                 _on_device(opened, self.asked[key])
         for event in reversed(opened):
@@ -254,16 +240,13 @@ class _Walk:
 
     def unasked(self, event: Event) -> None:
         """Add work of the device that nothing asked for."""
-        self.device[self.steps.index(event.start)][Place("", "other")].nanoseconds += event.end - event.start
+        self.device[self.steps.index(event.start)][Place("", "other")] += event.end - event.start
 
     def joined(self) -> Joined:
         """What all threads did."""
-        host, device = (
-            [{place: each.nanoseconds for place, each in step.items() if each.nanoseconds} for step in steps]
-            for steps in (self.host, self.device)
-        )
+        device = [{place: each for place, each in step.items() if each} for step in self.device]
         calls = [call for call in self.calls if call.start in self.steps]
-        return Joined(host=host, device=device, calls=calls, operators=_table(self.times.values()))
+        return Joined(device=device, calls=calls, operators=_table(self.times.values()))
 
     def _new(self, name: str, *, is_named: bool) -> _Times:
         times = _Times(name, name in NO_OPERATORS, name.startswith(NODE))
@@ -280,7 +263,6 @@ def _on_device(opened: Sequence[_Open], nanoseconds: int) -> None:
 
 def _nest(event: _Open, parent: _Open) -> None:
     parent.times.own_host -= event.length
-    parent.own.nanoseconds -= event.length
     parent.children += 1
     if event.times is parent.times:
         parent.double = event
