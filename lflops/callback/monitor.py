@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from os import PathLike
 from typing import Any, Self
 
@@ -103,32 +104,8 @@ class FlopsMonitor(Base):
         dirpath: str | PathLike[str] | None = None,
         on_error: str = "warn",
     ) -> None:
-        self._settings = Settings(
-            schedule=schedule,
-            stages=stages,
-            count=count,
-            logical=logical,
-            trace=trace,
-            trace_ranks=trace_ranks,
-            activities=activities,
-            record_shapes=record_shapes,
-            profile_memory=profile_memory,
-            with_stack=with_stack,
-            module_depth=module_depth,
-            top_modules=top_modules,
-            detailed=detailed,
-            ignore_modules=ignore_modules,
-            output_file=output_file,
-            hardware=hardware,
-            track=track,
-            units=units,
-            topology=topology,
-            html=html,
-            module_scalars=module_scalars,
-            gather_timeout=gather_timeout,
-            dirpath=dirpath,
-            on_error=on_error,
-        )
+        given = locals()  # a setting for each argument, of the same name
+        self._settings = Settings(**{setting.name: given[setting.name] for setting in fields(Settings)})
         self.profiles: list[Profile] = []
         self._enabled = True
         self._watch: Watch | None = None

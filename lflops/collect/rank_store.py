@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import distributed
 
-from lflops.collect.torch_compat import copy_of, group_store
+from lflops.collect.torch_compat import group_store
 
 __all__ = ["RankStore", "meet"]
 
@@ -38,7 +38,7 @@ def meet(name: str, rank: int, *, timeout: float) -> Any:
     group = group_store()
     if group is None:
         return None
-    again = copy_of(group)
+    again = _again(group)
     try:
         shared = STORES.PrefixStore(name, group)
         if rank:
@@ -47,6 +47,14 @@ def meet(name: str, rank: int, *, timeout: float) -> Any:
         (shared if again is None else STORES.PrefixStore(name, again)).set(AT, "" if own is None else f"{own.host} {own.port}")
         return STORES.PrefixStore(name, again or own)
     except Exception:  # noqa: BLE001 - whatever a store of the user's raises, it is not to end the training
+        return None
+
+
+def _again(store: Any) -> Any:
+    """The same on a connection of its own; `None` where there is no such thing."""
+    try:
+        return store.clone()
+    except Exception:  # noqa: BLE001 - a store of the user's may raise what it likes
         return None
 
 

@@ -42,7 +42,6 @@ __all__ = [
     "buffers_of",
     "child_modules",
     "compilations",
-    "copy_of",
     "current_node",
     "decompose",
     "decomposes",
@@ -142,10 +141,9 @@ def flat_parts(module: Any) -> Iterable[tuple[Tensor, nn.Module, int, int]]:
     """Of what torch's first FSDP, if this is one, made one parameter of: what each is stored in, whose it is, its elements, those here."""
     flat = getattr(getattr(module, "_handle", None), "flat_param", None)
     if flat is None or type(module).__name__ != "FullyShardedDataParallel":
-        return
-    stored_in = flat._params or [flat] * len(flat._numels)
-    for parameter, info, whole, shard in zip(stored_in, flat._param_infos, flat._numels, flat._shard_param_infos, strict=True):
-        yield parameter, info.module, whole, shard.numel_in_shard or 0
+        return ()
+    here = (each.numel_in_shard or 0 for each in flat._shard_param_infos)
+    return zip(flat._params or [flat] * len(flat._numels), (each.module for each in flat._param_infos), flat._numels, here, strict=True)
 
 
 def stored_elements(tensor: Tensor) -> int:
@@ -176,8 +174,7 @@ def compilations() -> int:
 
 def name_of(operator: Any) -> str:
     """Namespace, name and overload, as `aten::add.Tensor`; the default overload has no name."""
-    name: str = operator.name()
-    return name
+    return str(operator.name())
 
 
 def overloads_of(operator: Any) -> list[Any]:
@@ -266,26 +263,16 @@ def attention_kernels() -> dict[str, Any]:
 
 def group_named(name: str) -> Any:
     """The process group of that name, or `None`."""
-    try:
+    with contextlib.suppress(AttributeError, RuntimeError):
         return torch._C._distributed_c10d._resolve_process_group(cast("Any", name))
-    except (AttributeError, RuntimeError):
-        return None
+    return None
 
 
 def group_store() -> Any:
     """The store that the default process group was made by; `None` where there is no group, or it has none."""
-    try:
+    with contextlib.suppress(AttributeError, RuntimeError, ValueError, AssertionError):
         return torch.distributed.distributed_c10d._get_default_store()
-    except (AttributeError, RuntimeError, ValueError, AssertionError):
-        return None
-
-
-def copy_of(store: Any) -> Any:
-    """The same store on a connection of its own; `None` where there is no such thing."""
-    try:
-        return store.clone()
-    except (AttributeError, NotImplementedError, RuntimeError, ValueError):
-        return None
+    return None
 
 
 def remove_hook(handle: RemovableHandle) -> None:
