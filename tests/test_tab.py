@@ -18,7 +18,7 @@ from torch.utils.tensorboard import SummaryWriter
 import lflops
 from lflops.observations import Trace
 from lflops.report.payload import payload
-from lflops.tensorboard.stored import LARGEST, checked, misfit, packed
+from lflops.tensorboard.stored import LARGEST, checked, misfit, packed, trend
 from lflops.tensorboard.tab import Tab
 from lflops.tensorboard.traces import opened
 
@@ -71,6 +71,14 @@ def test_what_can_be_shown_is_listed_and_what_cannot_is_named(server: Board) -> 
     assert PROBLEMS == sorted(found["problems"])
     places = {(each["run"], each["tag"], each["step"]) for each in found["windows"]}
     assert {("good", "lflops/fit/profile", 8), ("good", "lflops/fit/profile", 9), ("bad", "mixed", 2)} == places
+
+
+def test_what_is_listed_has_the_figures_that_it_is_followed_by(server: Board) -> None:
+    """3 ms and 4 samples a step, a peak of 3000 bytes; MFU and tokens are unknown."""
+    found = server.windows(told=3 + len(PROBLEMS))
+    figures = found["windows"][0]["trend"]
+    assert {"achieved", "samples/s", "step", "peak live memory"} == figures.keys()
+    assert (pytest.approx(4 / 3e-3), 3e-3, 3000) == tuple(figures[label] for label in ("samples/s", "step", "peak live memory"))
 
 
 def test_a_window_comes_as_it_was_logged(server: Board, logdir: Path) -> None:
@@ -130,6 +138,17 @@ def test_what_is_no_payload_is_refused(value: object) -> None:
     """As an error that says so."""
     with pytest.raises(ValueError, match=r"^is "):
         checked(value)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [b"[1]", b"null", b'{"step":', b'{"step":"1"}', b'{"step":NaN}', b'{"step":1' + b"0" * 400 + b"}", b'{"a":' * 600 + b"1", b"\xff"],
+)
+def test_what_are_no_figures_are_not_followed(written: bytes) -> None:
+    """Whatever stands where they would be; nor are those of a payload that has none."""
+    assert {} == trend(b'{"lflops":1,"trend":' + written)
+    assert {} == trend(b'{"lflops":1,"title":"x"}')
+    assert {"step": 0.5, "pass": 2.0} == trend(b'{"lflops":1,"trend":{"step":0.5,"pass":2},"title":"x"}')
 
 
 def test_versions_are_told_apart() -> None:

@@ -6,8 +6,9 @@ from msgspec import Struct
 
 from lflops.profile import Profile
 from lflops.report.shown.columns import Columns
+from lflops.report.shown.compare import Compare, compare
 from lflops.report.shown.modules import modules
-from lflops.report.shown.summary import Summary, summary
+from lflops.report.shown.summary import Summary, summary, trend
 from lflops.report.shown.traces import TraceFile, traces
 
 __all__ = ["VERSION", "Payload", "payload"]
@@ -21,16 +22,19 @@ class Payload(Struct, frozen=True, kw_only=True):
 
     Attributes:
         lflops: The version of this form, before everything else.
+        trend: Figures that windows are followed by; right behind, so that a server reads them without the rest.
         title: What was profiled and when.
         partial: Whether the window was left before its end.
     """
 
     lflops: int
+    trend: dict[str, float]
     title: str
     partial: bool
     summary: Summary
     modules: Columns
     traces: tuple[TraceFile, ...]
+    compare: Compare
 
 
 def payload(profile: Profile, folder: Path | None = None) -> Payload:
@@ -42,11 +46,13 @@ def payload(profile: Profile, folder: Path | None = None) -> Payload:
     """
     return Payload(
         lflops=VERSION,
+        trend=trend(profile),
         title=_title(profile),
         partial=profile.run.partial,
         summary=summary(profile),
         modules=modules(profile),
         traces=traces(profile, folder),
+        compare=compare(profile),
     )
 
 

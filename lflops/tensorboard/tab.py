@@ -6,7 +6,7 @@ TensorBoard loads this file when it starts, outside of any `try`: so it needs no
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 from wsgiref.util import FileWrapper
 
@@ -15,7 +15,7 @@ from tensorboard.backend import experiment_id  # type: ignore[import-untyped]
 from tensorboard.data.provider import RunTagFilter  # type: ignore[import-untyped]
 from tensorboard.plugins.base_plugin import FrontendMetadata, TBPlugin  # type: ignore[import-untyped]
 
-from lflops.tensorboard.stored import PLUGIN, checked, misfit
+from lflops.tensorboard.stored import PLUGIN, checked, misfit, trend
 from lflops.tensorboard.traces import opened
 
 __all__ = ["Tab"]
@@ -32,6 +32,13 @@ _Answer = Iterable[bytes]
 _Start = Callable[[str, list[tuple[str, str]]], object]
 
 
+class _Told(NamedTuple):
+    """Why what was logged cannot be shown, or empty, and the figures that it is followed by."""
+
+    problem: str
+    trend: dict[str, float]
+
+
 class Tab(TBPlugin):  # type: ignore[misc]
     """A dynamic plugin of TensorBoard.
 
@@ -44,7 +51,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
     def __init__(self, context: Any) -> None:
         self._data = context.data_provider
         self._logdir = Path(context.logdir).expanduser() if context.logdir else None
-        self._problems: dict[tuple[object, ...], str] = {}
+        self._told: dict[tuple[object, ...], _Told] = {}
 
     def get_plugin_apps(self) -> dict[str, Callable[[dict[str, Any], _Start], _Answer]]:
         """The routes: the page's own files, each by its name, and the data."""
@@ -62,29 +69,29 @@ class Tab(TBPlugin):  # type: ignore[misc]
     def _windows(self, environ: dict[str, Any], start: _Start) -> _Answer:
         """What can be shown, the latest last, and what cannot, with the reason."""
         windows, problems = [], []
-        for run, tag, datum, problem in self._found(environ):
+        for run, tag, datum, (problem, figures) in self._found(environ):
             at = "" if datum is None else f", step {datum.step}"
             if problem:
                 problems.append(f"{tag} of run {run}{at} {problem}")
             elif datum is not None:
-                windows.append({"run": run, "tag": tag, "step": datum.step, "wall_time": datum.wall_time})
+                windows.append({"run": run, "tag": tag, "step": datum.step, "wall_time": datum.wall_time, "trend": figures})
         windows.sort(key=lambda each: each["wall_time"])
         return _answer(start, "200 OK", "application/json", json.dumps({"windows": windows, "problems": problems}).encode())
 
-    def _found(self, environ: dict[str, Any]) -> Iterator[tuple[str, str, Any, str]]:
-        """Run, tag, what was logged at a step, and why it cannot be shown; without a step where that is so of all of them."""
+    def _found(self, environ: dict[str, Any]) -> Iterator[tuple[str, str, Any, _Told]]:
+        """Run, tag, what was logged at a step, and what there is to tell of it; without a step where none of them can be shown."""
         experiment = environ.get(experiment_id.WSGI_ENVIRON_KEY, "")
         listed = self._data.list_tensors(request_context.from_environ(environ), experiment_id=experiment, plugin_name=PLUGIN)
         for run, tags in sorted(listed.items()):
             for tag, series in sorted(tags.items()):
                 if problem := misfit(series.plugin_content):
-                    yield run, tag, None, problem
+                    yield run, tag, None, _Told(problem, {})
                     continue
                 for _, datum in self._read(environ, run, tag):
                     place = experiment, run, tag, datum.step, datum.wall_time
-                    if place not in self._problems:
-                        self._problems[place] = _problem(datum)
-                    yield run, tag, datum, self._problems[place]
+                    if place not in self._told:  # inflating it once is enough
+                        self._told[place] = _told(datum)
+                    yield run, tag, datum, self._told[place]
 
     def _window(self, environ: dict[str, Any], start: _Start) -> _Answer:
         """The payload of one window, deflated as it lies in the file where the browser takes that."""
@@ -141,12 +148,11 @@ def _value(datum: Any) -> Any:
     return datum.numpy.item() if datum.numpy.size == 1 else None
 
 
-def _problem(datum: Any) -> str:
+def _told(datum: Any) -> _Told:
     try:
-        checked(_value(datum))
+        return _Told("", trend(checked(_value(datum))))
     except ValueError as error:
-        return str(error)
-    return ""
+        return _Told(str(error), {})
 
 
 def _file(path: Path) -> Callable[[dict[str, Any], _Start], _Answer]:
