@@ -9,7 +9,9 @@ from msgspec.structs import replace
 from lflops.observations import PHASES
 from lflops.profile import COUNTS, Cell, Communication, DtypeShare, ModuleProfile, Profile, Uncounted, Work, ancestry
 
-__all__ = ["MergedRows"]
+__all__ = ["MergedRows", "ranges"]
+
+_LISTED = 12
 
 _HELD = (
     "parameters",
@@ -38,6 +40,8 @@ class MergedRows:
         self._leading: Profile | None = None
         self._rows: dict[str, ModuleProfile] = {}
         self._places: dict[str, tuple[int, int]] = {}
+        self._having: dict[str, int] = defaultdict(int)  # the ranks as bits, in the order in which they were added
+        self._added: list[int] = []
         self._peaks: dict[str, int] = {}
         self._cells: dict[int, list[Cell]] = {}
         self._communication: dict[int, list[Communication]] = {}
@@ -54,7 +58,10 @@ class MergedRows:
         if self._leading is None:
             self._leading = profile
         self.differ = self.differ or _differ(self._leading, profile)
+        bit = 1 << len(self._added)
+        self._added.append(rank)
         for index, (row, module) in enumerate(profile.modules.items()):
+            self._having[row] |= bit
             if self.sources.setdefault(row, rank) == rank:
                 self._rows[row] = module
             self._places[row] = min(self._places.get(row, (lowest, index)), (lowest, index))
@@ -78,6 +85,16 @@ class MergedRows:
             for row in sorted(self._rows, key=self._places.__getitem__)
         }
 
+    def only_on(self) -> Iterator[tuple[list[int], list[str]]]:
+        """Of rows that not all have, the ranks that have the same ones, and the uppermost of these."""
+        everybody, groups = (1 << len(self._added)) - 1, defaultdict(list)
+        for row in sorted(self._rows, key=self._places.__getitem__):
+            having, above = self._having[row], ancestry(row)[1:]
+            if having != everybody and not (above and self._having[above[0]] == having):
+                groups[having].append(row)
+        for having, rows in groups.items():
+            yield [rank for index, rank in enumerate(self._added) if having >> index & 1], rows
+
     def cells(self) -> Iterator[Cell]:
         """Those of each row's source."""
         return (cell for rank in sorted(self._cells) for cell in self._cells[rank])
@@ -89,6 +106,18 @@ class MergedRows:
     def communication(self) -> Iterator[Communication]:
         """That of each row's source."""
         return (each for rank in sorted(self._communication) for each in self._communication[rank])
+
+
+def ranges(ranks: Iterable[int]) -> str:
+    """Ranks in rising order as text, `0, 4-7`; of more than there is room for, the first."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    named = ["-".join(map(str, run)) for run in runs[:_LISTED]]
+    return ", ".join([*named, *(["…"] if len(runs) > _LISTED else [])])
 
 
 def _grown(row: ModuleProfile, grafts: list[ModuleProfile]) -> ModuleProfile:

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops.errors import ProfileError
-from lflops.merged_rows import MergedRows
+from lflops.merged_rows import MergedRows, ranges
 from lflops.merged_steps import MergedSteps
 from lflops.observations import PHASES, Count, Phase, Rank, RankStat, Spread, Step, Trace
 from lflops.profile import SCHEMA_VERSION, Memory, Note, Profile, Run
@@ -17,7 +17,6 @@ from lflops.profile import SCHEMA_VERSION, Memory, Note, Profile, Run
 __all__ = ["Brief", "brief_of", "median_stat", "merge", "merged", "waiting_in", "worst"]
 
 LARGEST_WORLD = 1 << 20
-_LISTED = 12
 _TOLD_BY_RANK = 32
 _SIZES = tuple(f"{of}_parallel_size" for of in ("data", "tensor", "pipeline", "expert"))
 _OF_THE_RUN = ("kind", "stage", "window", "strategy", "accumulation", *_SIZES)
@@ -309,11 +308,14 @@ def _notes(briefs: Mapping[int, Brief], order: list[int], rows: MergedRows, rank
         for note in briefs[rank].notes:
             said.setdefault((note.code, note.subject), note)
     yield from said.values()
-    if missing := [str(rank.rank) for rank in ranks if rank.rank not in briefs]:
-        named = ", ".join(missing[:_LISTED]) + (", …" if len(missing) > _LISTED else "")
-        yield Note(code="ranks_missing", subject=named, values={"missing": len(missing), "world_size": len(ranks)})
+    if missing := [rank.rank for rank in ranks if rank.rank not in briefs]:
+        yield Note(code="ranks_missing", subject=ranges(missing), values={"missing": len(missing), "world_size": len(ranks)})
     if rows.differ:
         macs, flops = [brief.macs for brief in briefs.values()], [brief.flops for brief in briefs.values()]
         least_and_most = {"least_macs": min(macs), "most_macs": max(macs), "least_flops": min(flops), "most_flops": max(flops)}
         elsewhere = sum(source != order[0] for source in rows.sources.values())
         yield Note(code="ranks_differ", subject="", values={"leading_rank": order[0], **least_and_most, "rows_of_others": elsewhere})
+    for taken, names in rows.only_on():
+        tables = {briefs[rank].table for rank in taken}
+        having = ranges(rank for rank, brief in briefs.items() if brief.table in tables)
+        yield Note(code="only_on", subject=having, values={"modules": len(names), "first": names[0], "last": names[-1]})

@@ -37,7 +37,8 @@ class Work(Struct, frozen=True, kw_only=True, gc=False):
         flops: 2 x `macs` plus the convention for everything else.
         bytes_moved: The least traffic of the operators as dispatched; not DRAM traffic.
         comm_bytes: Payload of the collectives.
-        logical_macs: Of the unsharded model; `None` where sharding hides it.
+        logical_macs: Of the unsharded model on this rank's batch, whatever part of it the rank did. Read from the whole shapes of tensors
+            that are spread over ranks; `None` where work was done on a rank's part of one as a plain tensor, which does not tell them.
         seconds: Stream time on CUDA, host time on CPU.
         device_seconds: Kernel time; needs a trace.
     """

@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from small_models import hidden, sequence, wide
@@ -19,8 +18,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import lflops
 from lflops.collect.gather import Gather
+from lflops.collect.rank_store import meet
 from lflops.collect.topology import Topology, topology_of
-from lflops.collect.torch_compat import store_under
 from lflops.profile import Profile
 
 LONG = 600.0
@@ -65,10 +64,9 @@ def one_killed(rank: int) -> tuple[Gather, Profile, Topology]:
 
 def of_rank(rank: int, found: Topology) -> Gather:
     """That of the group; where rank 0 would wait for the killed one, time is over once the others have told."""
-    gather = Gather.of(rank, found, monitor=1, fit=0, timeout=LONG)
-    assert gather is not None
+    store = meet("lflops", rank, timeout=LONG)
+    gather = Gather(store, rank, found, timeout=LONG)
     if sys.argv[4] == "one_killed":
-        store: Any = store_under("lflops/1/0")
         moment = [0.0]
 
         def pause(seconds: float) -> None:

@@ -16,8 +16,8 @@ from traces import differences, process
 
 from lflops.collect import gather as gather_module
 from lflops.collect import rank_store
-from lflops.collect.gather import PATIENCE, WHILE_TRAINING, Gather
-from lflops.collect.rank_store import RankStore
+from lflops.collect.gather import EXIT_SECONDS, GOODBYE, LAST_SECONDS, PATIENCE, WHILE_TRAINING, Gather
+from lflops.collect.rank_store import RankStore, meet
 from lflops.collect.timing.join import with_times
 from lflops.collect.timing.split import Split
 from lflops.collect.timing.timeline import Place
@@ -315,15 +315,16 @@ def test_what_was_looked_at_is_taken_away() -> None:
 
 
 def test_a_report_that_comes_when_all_is_over_is_not_sent() -> None:
-    """Nobody would take it away again."""
+    """Nobody would take it away again. The rank has it back, to keep it."""
     store, clock, two = Keeping(), Pausing(), topology(2)
     first, second = clock.of(store, 0, two), clock.of(store, 1, two)
     first.push(counted())
     first.finish()
     before = len(store.said)
     second.push(counted())
-    second.finish()
+    (kept,) = second.finish()
     assert ["left/1"] == store.said[before:]
+    assert (counted().modules, ["gather_failed"]) == (kept.modules, [note.code for note in kept.notes])
 
 
 def test_a_window_is_told_of_once_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,6 +373,50 @@ def test_a_store_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.Monkey
         job.wait(60)
 
 
+def test_what_could_not_be_handed_in_is_given_back() -> None:
+    """The store is gone with the first rank: the second has its own profile, and why, the first time that it asks."""
+
+    class Gone:
+        def __getattr__(self, name: str) -> Any:
+            raise ConnectionError("the store is gone")
+
+    second = Gather(Gone(), 1, topology(2), timeout=TIMEOUT)
+    second.push(counted())
+    second._jobs[0].wait(60)
+    (kept,) = second.ready()
+    assert (2, counted().modules) == (kept.run.world_size, kept.modules)
+    assert [{"error": "ConnectionError: the store is gone"}] == [note.values for note in kept.notes]
+    assert [] == second.finish()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("failed", "longest"), [(False, TIMEOUT), (True, EXIT_SECONDS)])
+def test_nobody_is_held_up_longer_than_the_timeout(rank: int, *, failed: bool, longest: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the store never answers: by what is under way, then by the goodbye, and all that is waited for advances the clock."""
+    forever, clock = threading.Event(), StillClock()
+
+    class Silent:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: forever.wait(60)
+
+    def wait(_: object, seconds: float) -> None:
+        clock.advance(max(seconds, 0.0))
+
+    stuck = Gather(Silent(), rank, topology(2), timeout=TIMEOUT, clock=clock.mark)
+    for window in range(3):
+        stuck.push(counted(run=run(kind="training", stage="train", window=window)))
+    jobs = stuck._jobs
+    with monkeypatch.context() as patch:
+        patch.setattr(gather_module._Job, "wait", wait)
+        stuck.finish(failed=failed)
+        assert GOODBYE * longest == pytest.approx(clock.now)
+        stuck._stop()
+        assert (LAST_SECONDS if failed else TIMEOUT) == pytest.approx(clock.now)
+    forever.set()
+    for job in (*jobs, *stuck._jobs):
+        job.wait(60)
+
+
 def test_a_large_value_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten bytes, four at once; all parts are gone when it is taken."""
     monkeypatch.setattr(rank_store, "LARGEST_VALUE", 4)
@@ -406,7 +451,6 @@ def test_a_process_may_end_while_something_is_waited_for() -> None:
     assert (0, "") == (ended.returncode, ended.stderr)
 
 
-def test_without_a_group_there_is_nothing_to_gather() -> None:
-    """A run of one rank, and one that says it has two."""
-    for world in (1, 2):
-        assert None is Gather.of(0, topology(world), monitor=1, fit=0, timeout=TIMEOUT)
+def test_without_a_group_ranks_do_not_meet() -> None:
+    """A rank that says it is one of several."""
+    assert [None, None] == [meet("lflops", rank, timeout=TIMEOUT) for rank in (0, 1)]

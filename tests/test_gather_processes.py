@@ -9,13 +9,14 @@ import pytest
 import torch
 from checks import macs
 from elsewhere import Ranks
-from small_models import Block, between_linears, down, hidden, length, up, wide
+from small_models import Block, between_linears, down, hidden, length, square, up, wide
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 import lflops
 from lflops import Profile
 from lflops.collect.gather import Gather
+from lflops.collect.rank_store import meet
 from lflops.collect.topology import topology_of
 
 SCRIPT = Path(__file__).with_name("rank_of_four.py")
@@ -51,6 +52,7 @@ def test_a_rank_of_both_meshes_has_its_half_of_the_products(sharded_twice: Profi
     assert {"up": up, "down": down} == macs(sharded_twice, "forward")
     assert {"up": 2 * up, "down": 2 * down} == macs(sharded_twice, "backward")
     assert [3 * (up + down)] * 4 == [rank.macs for rank in sharded_twice.ranks]
+    assert 2 * (up + down) == sharded_twice.modules[""].forward.logical_macs
     assert 2 * (2 * hidden * wide) + 2 * wide + hidden == sharded_twice.modules[""].parameters
 
 
@@ -63,13 +65,26 @@ def test_the_meshes_of_the_parameters_say_where_a_rank_stands(sharded_twice: Pro
     assert (["ok"] * 4, False) == ([rank.status for rank in sharded_twice.ranks], run.partial)
 
 
+def test_a_script_of_ones_own_measures_on_each_rank_and_merges(tmp_path: Path) -> None:
+    """As torchrun starts it: the second rank has two sequences to the first one's one, and is the one whose work is shown."""
+    script = SCRIPT.with_name("measured_by_torchrun.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, tmp_path]
+    subprocess.run(command, check=True, timeout=SECONDS, capture_output=True)
+    whole = lflops.merge({rank: lflops.load(tmp_path / f"rank{rank}.profile.json") for rank in range(2)})
+    forward = 2 * square + up + down
+    backward = square + 2 * (up + down + square)
+    assert [(forward + backward) // 2, forward + backward] == [rank.macs for rank in whole.ranks]
+    assert {"module.0": square, "module.1.up": up, "module.1.down": down, "module.2": square} == macs(whole, "forward")
+    assert (2, 2, ["ok", "ok"]) == (whole.run.world_size, whole.run.samples_per_step, [rank.status for rank in whole.ranks])
+    assert {("module.1.up", "forward"), ("module.1.up", "backward")} <= {(stat.module, stat.phase) for stat in whole.rank_stats}
+
+
 def handed_in() -> Profile:
     """What each rank of a replicated model hands in, the second with the larger batch; rank 0's is that of both."""
     rank = distributed.get_rank()
     model = DistributedDataParallel(between_linears(Block()))
     profile = lflops.count(model, torch.randn(1 + rank, length, hidden), backward=True)
-    gather = Gather.of(rank, topology_of(2, rank, sampler={"num_replicas": 2, "rank": rank}), monitor=1, fit=0, timeout=LONG)
-    assert gather is not None
+    gather = Gather(meet("lflops", rank, timeout=LONG), rank, topology_of(2, rank, sampler={"num_replicas": 2, "rank": rank}), timeout=LONG)
     gather.push(profile)
     return next(iter(gather.finish()), profile)
 

@@ -1,4 +1,4 @@
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import lflops
 from lflops.analyze import pace
 from lflops.errors import ProfileError
 from lflops.hardware import Hardware
+from lflops.merged_rows import ranges
 from lflops.merging import merge, worst
 from lflops.observations import Phase, Rank, RankStat, Spread, Step, Trace
 from lflops.profile import Communication, DtypeShare, Note, Profile, Uncounted, ancestry
@@ -181,6 +182,31 @@ def test_pipeline_stages_become_one_tree() -> None:
     assert [128, 144] == [rank.macs for rank in whole.ranks]
     values = {"leading_rank": 1, "least_macs": 128, "most_macs": 144, "least_flops": 256, "most_flops": 306, "rows_of_others": 1}
     assert [("", values)] == noted(whole, "ranks_differ")
+
+
+def test_a_note_says_which_ranks_have_what_others_have_not() -> None:
+    """Two stages of two replicas each, on every other rank: the second's two layers stand for what is below them."""
+    first, last = rows_of({"up": 8}), rows_of({"down.0.a": 4, "down.1": 4})
+    whole = merged(first, last, replace(first), replace(last))
+    assert [
+        ("0, 2", {"modules": 1, "first": "up", "last": "up"}),
+        ("1, 3", {"modules": 1, "first": "down", "last": "down"}),
+    ] == noted(whole, "only_on")
+    below = merged(rows_of({"layers.0": 8, "layers.1": 8}), rows_of({"layers.2": 8}))
+    assert [
+        ("0", {"modules": 2, "first": "layers.0", "last": "layers.1"}),
+        ("1", {"modules": 1, "first": "layers.2", "last": "layers.2"}),
+    ] == noted(below, "only_on")
+    assert [] == noted(merged(first, replace(first)), "only_on")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [((), ""), ((3,), "3"), ((0, 1, 2, 5, 7, 8), "0-2, 5, 7-8"), (range(0, 40, 2), "0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, …")],
+)
+def test_ranks_are_named_shortly(ranks: Sequence[int], said: str) -> None:
+    """Neighbours by their ends, and of many the first."""
+    assert said == ranges(ranks)
 
 
 def test_parameters_of_one_dtype_add_up_over_the_stages() -> None:
@@ -429,7 +455,7 @@ def test_the_run_may_know_of_more_ranks_than_were_given() -> None:
     """One of 16 has a profile: of the 15 others 12 are named in the note, all of them in the ranks."""
     whole = merged(replica(run=run(world_size=16)))
     assert (16, 15) == (len(whole.ranks), sum(rank.status == "missing" for rank in whole.ranks))
-    assert [("1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, …", {"missing": 15, "world_size": 16})] == noted(whole, "ranks_missing")
+    assert [("1-15", {"missing": 15, "world_size": 16})] == noted(whole, "ranks_missing")
 
 
 def test_a_rank_that_was_left_by_an_exception_has_failed() -> None:

@@ -1,5 +1,6 @@
 """Trainings on several ranks, each a real process: every rank is measured, and one profile tells of all; whatever becomes of a rank."""
 
+import functools
 import gzip
 import json
 import subprocess
@@ -26,6 +27,8 @@ from trainer_ranks import (
     Spread,
     Trained,
     ended,
+    mixed,
+    on_a_device,
     told_meanwhile,
     trained,
     validated,
@@ -42,6 +45,7 @@ PLACES = {
     "ddp": (2, 2, None, [{"data": 0}, {"data": 1}]),
     "tensors": (2, 1, 2, [{"data": 0, "tensor": 0}, {"data": 0, "tensor": 1}]),
     "shards": (2, 2, 1, [{"data": 0, "tensor": 0}, {"data": 1, "tensor": 0}]),
+    "flat shards": (2, 2, None, [{"data": 0}, {"data": 1}]),
     "shards of tensors": (4, 2, 2, [{"data": data, "tensor": tensor} for data in (0, 1) for tensor in (0, 1)]),
 }
 """The sizes of world, data and tensor parallelism, and each rank's coordinates."""
@@ -101,13 +105,19 @@ def test_all_ranks_are_in_one_profile_at_their_places(name: str, results: dict[s
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_each_rank_counts_its_own_work_in_its_first_batch_as_in_a_later_one(name: str, results: dict[str, list[Trained]]) -> None:
-    """Tensor parallelism halves the two layers and not the head; to shard changes nothing. The first layer's input needs no gradient."""
+    """Tensor parallelism halves the two layers and not the head; to shard changes nothing. The first layer's input needs no gradient.
+
+    Of the whole model each rank knows as much as a single one would have done.
+    """
     _, tensor, _ = STRATEGIES[name]
     spread = UP // tensor
     for profile in told(results[name]):
         assert {"net.up": spread, "net.down": spread, "net.head": HEAD} == macs(profile, "forward")
         assert {"net.up": spread, "net.down": 2 * spread, "net.head": 2 * HEAD} == macs(profile, "backward")
         assert [2 * spread + HEAD + 3 * spread + 2 * HEAD] * len(profile.ranks) == [rank.macs for rank in profile.ranks]
+        whole = {"net.up": UP, "net.down": UP, "net.head": HEAD}
+        assert whole == {name: profile.modules[name].forward.logical_macs for name in whole}
+        assert 3 * (2 * UP + HEAD) - UP == sum(profile.modules[""].work(phase).logical_macs or 0 for phase in ("forward", "backward"))
         assert 2 * WIDTH * WIDE + WIDE + WIDTH + CLASSES * WIDTH + CLASSES == profile.modules[""].parameters
 
 
@@ -132,6 +142,30 @@ def test_a_training_of_which_one_rank_was_meddled_with_is_another_one(name: str,
     assert {"losses", "random numbers: torch"} <= set(last)
     if tensor == 1:
         assert "losses" in differences(results[name][0].alone, results[name][0].meddled)
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"), [(True, (2 * ROWS * ROWS * WIDE, 2 * UP + HEAD + 2 * ROWS * ROWS * WIDE)), (False, (None, None))]
+)
+def test_a_count_in_one_piece_tells_what_ranks_do_not(told: bool, expected: tuple[int | None, int | None], two: Ranks) -> None:
+    """Two products of the columns that a rank has, which are half of them."""
+    (profile,), _ = two.run(functools.partial(mixed, told=told))
+    root = profile.modules[""].forward
+    assert ROWS * ROWS * WIDE == root.own_macs
+    assert expected == (root.own_logical_macs, root.logical_macs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("strategy", "needs"), [("fsdp", "torch"), ("deepspeed_stage_3", "deepspeed")])
+@pytest.mark.usefixtures("cuda")
+def test_strategies_that_are_for_gpus_alone(strategy: str, needs: str) -> None:
+    """One GPU has all of it: each layer whole, whatever became of its parameters."""
+    pytest.importorskip(needs)
+    with Ranks(1) as one:
+        ((profile,),) = one.run(on_a_device, strategy)
+    assert {"net.up": UP, "net.down": UP, "net.head": HEAD} == macs(profile, "forward")
+    assert {"net.up": UP, "net.down": 2 * UP, "net.head": 2 * HEAD} == macs(profile, "backward")  # the input needs no gradient
+    assert 2 * WIDTH * WIDE + WIDE + WIDTH + CLASSES * WIDTH + CLASSES == profile.modules[""].parameters
 
 
 @pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_spawn"])
@@ -218,12 +252,21 @@ def test_a_rank_whose_monitor_fails_goes_on_with_its_training(two: Ranks) -> Non
     assert ["ok", "failed"] == statuses(first.profiles[0])
 
 
-@pytest.mark.parametrize("extra", [3, -1])
-def test_ranks_may_have_unequally_many_batches_to_be_validated_with(extra: int, two: Ranks) -> None:
-    """Three times two on the first rank, five or one on the second: none waits for the other."""
-    first, second = two.run(validated, extra)
-    assert [] == second
-    assert ["train", "validate"] == sorted(profile.run.stage or "" for profile in first)
-    assert [["ok", "ok"]] * 2 == [statuses(profile) for profile in first]
-    for profile in first:
+@pytest.mark.parametrize(("batches", "expected"), [((2, 5), "ok"), ((2, 1), "ok"), ((2, 0), "missing")])
+def test_ranks_may_have_unequally_many_batches_to_be_validated_with(batches: tuple[int, int], expected: str, two: Ranks) -> None:
+    """Three times so many: none waits for the other, who has none is missing there, and the training is what it would have been."""
+    first, second = two.run(validated, batches)
+    assert [] == second.profiles
+    assert [[], []] == [differences(each.alone, each.watched) for each in (first, second)]
+    profiles = {profile.run.stage: profile for profile in first.profiles}
+    assert {"train": ["ok", "ok"], "validate": ["ok", expected]} == {stage: statuses(profile) for stage, profile in profiles.items()}
+    assert {"train": False, "validate": expected != "ok"} == {stage: profile.run.partial for stage, profile in profiles.items()}
+    for profile in first.profiles:
         assert {"net.up": UP, "net.down": UP, "net.head": HEAD} == macs(profile, "forward")
+
+
+def test_where_the_first_rank_has_nothing_to_be_validated_with_nobody_waits_for_it(two: Ranks) -> None:
+    """Of the validation it has nothing to tell, nor does anybody else."""
+    first, second = two.run(validated, (0, 2))
+    assert [[], []] == [differences(each.alone, each.watched) for each in (first, second)]
+    assert [("train", ["ok", "ok"])] == [(profile.run.stage, statuses(profile)) for profile in first.profiles]

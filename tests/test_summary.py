@@ -202,6 +202,17 @@ def test_the_models_flops_are_those_of_its_logical_macs_where_these_differ() -> 
     assert "3 K" == labelled(given)["fwd flops of model = 2 * fwd MACs of model"]
 
 
+def test_stages_that_are_spread_are_told_as_the_whole_model() -> None:
+    """128 MACs of 256 on one rank, 32 of 64 on the other: 320 of the model, and their double in FLOPs."""
+    stages = []
+    for name, macs in (("up", 128), ("down", 32)):
+        one = profile({"": weights(0, 144), name: weights(144)}, [product(name, "aten::mm", "forward", macs=macs, bytes_moved=1)])
+        rows = {row: replace(each, forward=replace(each.forward, logical_macs=2 * macs)) for row, each in one.modules.items()}
+        stages.append(replace(one, modules=rows))
+    lines = labelled(merge(stages))
+    assert ("320 MACs", "640") == (lines["fwd MACs of model, its stages together"], lines["fwd flops of model = 2 * fwd MACs of model"])
+
+
 def test_experts_are_told_apart() -> None:
     """As DeepSpeed does where a model has some."""
     values = {"non_expert_parameters": 200, "expert_parameters": 2400, "tensor_parallel": 0}

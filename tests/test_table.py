@@ -239,6 +239,17 @@ def test_totals_are_by_phase_and_together() -> None:
     assert "all 1.41 k 3.15 k 6.44 KiB 9" == line_of("all", lines)
 
 
+def test_the_models_macs_have_a_column_where_a_rank_did_a_part_of_them() -> None:
+    """Forward 200 of which the rank did 100; nobody knows of how many backward's 100 are a part."""
+    given = profile({"": {}}, [product("", "aten::mm", phase, macs=100, bytes_moved=0) for phase in ("forward", "backward")])
+    root = given.modules[""]
+    known = replace(root, forward=replace(root.forward, logical_macs=200))
+    lines = drawn(replace(given, modules={"": known}), 120)
+    assert "totals MACs MACs of model FLOPs bytes moved operator calls" == line_of("totals", lines)
+    assert "forward 100 200 200 0 B 1" == line_of("forward", lines)
+    assert ("backward 100 – 200 0 B 1", "all 200 – 400 0 B 2") == (line_of("backward", lines), line_of("all", lines))
+
+
 def test_executed_macs_have_a_column_where_a_mask_spared_some() -> None:
     """100 MACs, 60 of them executed."""
     masked = replace(product("", "aten::sdpa", "forward", macs=100, bytes_moved=0), executed_macs=60)
@@ -365,6 +376,11 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
         (
             Note(code="ranks_differ", subject="", values={"leading_rank": 0, "least_macs": 8, "most_macs": 9, "rows_of_others": 4}),
             "ranks differ: 8 to 9 MACs; the counts are those of rank 0, 4 rows are other ranks'",
+        ),
+        (Note(code="only_on", subject="1", values={"modules": 1, "first": "head", "last": "head"}), "only rank 1 has head"),
+        (
+            Note(code="only_on", subject="4-7, 12", values={"modules": 3, "first": "layers.6", "last": "layers.8"}),
+            "only ranks 4-7, 12 have layers.6 to layers.8, 3 modules",
         ),
         (
             Note(code="ambiguous_threads", subject="", values={"calls": 1}),

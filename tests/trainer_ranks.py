@@ -3,6 +3,7 @@
 python trainer_ranks.py FOLDER
 """
 
+import functools
 import multiprocessing
 import os
 import random
@@ -16,14 +17,16 @@ import numpy as np
 import torch
 from fits import CLASSES, WIDTH, fit, loader, watching
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from traces import Facts, bits, random_numbers
 
+import lflops
 from lflops.profile import Profile
 from lflops.schedule import Schedule
 
@@ -121,10 +124,19 @@ class Spread(LightningModule):
         return {"losses": self.losses, **{name: bits(tensor) for name, tensor in whole.items()}, **random_numbers()}
 
 
+class Flat(DDPStrategy):
+    """As Lightning's `FSDPStrategy` on a device that it is not for: the LightningModule is within the outermost unit, layers are others."""
+
+    def _setup_model(self, model: Any) -> Any:
+        policy = functools.partial(size_based_auto_wrap_policy, min_num_params=100)
+        return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True, auto_wrap_policy=policy)
+
+
 STRATEGIES: dict[str, tuple[int, int, Callable[[], Any]]] = {
     "ddp": (2, 1, lambda: "ddp"),
     "tensors": (1, 2, lambda: ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2)),
     "shards": (2, 1, lambda: ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)),
+    "flat shards": (2, 1, Flat),
     "shards of tensors": (2, 2, lambda: ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=2)),
 }
 """By how many the data and the tensors are divided, and Lightning's strategy for that."""
@@ -169,6 +181,32 @@ def trained(name: str) -> Trained:
     first, later = watching(schedule=FIRST), watching(schedule=SOON)
     watched = [train(name, monitor).facts() for monitor in (first, later)]
     return Trained(first.profiles, later.profiles, watched, train(name).facts(), train(name, Draws()).facts())
+
+
+def on_a_device(strategy: str) -> list[Profile]:
+    """Of a training with one of Lightning's strategies that are for GPUs alone."""
+    monitor = watching(schedule=SOON)
+    fit(Spread(), monitor, batches=BATCHES, strategy=strategy, accelerator="gpu")
+    return monitor.profiles
+
+
+class Mixed(Spread):
+    """Multiplies what the first layer gave with itself: under tensor parallelism each rank does that with its own columns."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        between = self.net.up(x)
+        return F.cross_entropy(self.net.head(self.net.down(between @ between.t() @ between)), y)
+
+
+def mixed(*, told: bool) -> list[Profile]:
+    """What the monitor tells, beside a count in one piece or not."""
+    whole, batch = Mixed(), next(iter(loader(1)))
+    with lflops.counting(whole) as counted:
+        whole.training_step(batch, 0).backward()
+    monitor = watching(schedule=SOON, logical=counted.profile if told else None)
+    train("tensors", monitor, module=Mixed(), batches=FEW)
+    return monitor.profiles
 
 
 class Ended(NamedTuple):
@@ -227,25 +265,35 @@ def _raising(batch: Any) -> Any:
 
 
 class Uneven(Spread):
-    """Has more batches to be validated with on the second rank."""
+    """Has so many batches to be validated with on each rank."""
 
-    def __init__(self, extra: int) -> None:
+    def __init__(self, batches: tuple[int, int]) -> None:
         super().__init__()
-        self.extra = extra
+        self.batches = batches
+        self.allow_zero_length_dataloader_with_multiple_devices = True
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         return self.net(batch[0])
 
     def val_dataloader(self) -> DataLoader[Any]:
-        return loader(2 + (self.extra if self.global_rank else 0))
+        return loader(self.batches[self.global_rank])
 
 
-def validated(extra: int) -> list[Profile]:
+class Validated(NamedTuple):
+    """What the monitor tells, what became of the training, and of one that nobody watched."""
+
+    profiles: list[Profile]
+    watched: Facts
+    alone: Facts
+
+
+def validated(batches: tuple[int, int]) -> Validated:
     """Train and validate, three times within the fit."""
     monitor = watching(schedule=Schedule(wait=1, warmup=1, active=1), stages=("train", "validate"), gather_timeout=float(SECONDS))
     options = {"use_distributed_sampler": False, "val_check_interval": 4, "num_sanity_val_steps": 0}
-    train("ddp", monitor, module=Uneven(extra), batches=6, **options)
-    return monitor.profiles
+    # The first of all trainings in a process draws other numbers than those that follow, watched or not.
+    _, watched, alone = (train("ddp", *each, module=Uneven(batches), batches=6, **options).facts() for each in ([], [monitor], []))
+    return Validated(monitor.profiles, watched, alone)
 
 
 class Reader(Callback):

@@ -17,16 +17,17 @@ class CountedBatch:
     Args:
         trainer: Tells when training_step, or what stands for it, runs.
         stage: Which of the Trainer's it is.
-        pl_module: What is trained.
+        root: What is trained.
         batch: What it is trained on.
         ignore: As `count` takes it.
+        logical: As `count` takes it.
     """
 
-    def __init__(self, trainer: Any, stage: str, pl_module: Any, batch: Any, ignore: Ignored) -> None:
+    def __init__(self, trainer: Any, stage: str, root: Any, batch: Any, *, ignore: Ignored, logical: Profile | None) -> None:
         """Begin."""
         positional = tuple(batch) if isinstance(batch, list | tuple) else () if isinstance(batch, Mapping) else (batch,)
         named = {str(name): value for name, value in batch.items()} if isinstance(batch, Mapping) else {}
-        self._counting = Counting({"": pl_module}, ignore=ignore, batch=(positional, named))
+        self._counting = Counting({"": root}, ignore=ignore, logical=logical, batch=(positional, named))
         self._counting.__enter__()
         self._deaf: Callable[[], None] = listen(trainer, stage, Outside(self._counting.outside))
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from lflops.callback.counted import CountedBatch
 from lflops.callback.cycle import added
-from lflops.callback.facts import check_same_model, facts_of, is_compiled_whole
+from lflops.callback.facts import check_same_model, facts_of, is_compiled_whole, root_of
 from lflops.callback.settings import Settings
 from lflops.callback.stages import Stage
 from lflops.callback.steps import signature
@@ -40,9 +40,10 @@ class Counts:
         self._module = pl_module
         self._topology = topology
         self._hardware = hardware_of(settings.hardware, trainer.strategy.root_device)
-        Counting({"": pl_module}, ignore=settings.ignore_modules)
+        self._root = root_of(trainer, pl_module)
+        Counting({"": self._root}, ignore=settings.ignore_modules)
         if isinstance(settings.count, Profile):
-            check_same_model(settings.count, pl_module)
+            check_same_model(settings.count, pl_module, self._root)
         self._known: dict[Hashable, Profile] = {}
         self._nothing: Profile | None = None
         self._step: list[Profile] | None = None
@@ -57,7 +58,10 @@ class Counts:
     def begin_batch(self, batch: Any) -> None:
         """Count this batch, if its step is counted."""
         if self._step is not None:
-            self._batch = CountedBatch(self._trainer, self._stage.name, self._module, batch, self._settings.ignore_modules)
+            settings = self._settings
+            self._batch = CountedBatch(
+                self._trainer, self._stage.name, self._root, batch, ignore=settings.ignore_modules, logical=settings.logical
+            )
 
     def end_batch(self) -> Profile | None:
         """Returns what was counted of the batch, with the run's facts."""
@@ -98,7 +102,7 @@ class Counts:
         if isinstance(self._settings.count, Profile):
             return self.with_facts(self._settings.count)
         if self._nothing is None:
-            with torch.no_grad(), Counting({"": self._module}, extent=Extent(traffic=False, memory=False)) as nothing:
+            with torch.no_grad(), Counting({"": self._root}, extent=Extent(traffic=False, memory=False)) as nothing:
                 pass
             profile = self.with_facts(nothing.profile)
             notes = (note for note in profile.notes if note.code != "compiled_ran_eager")

@@ -6,8 +6,11 @@ from typing import Any
 
 import torch
 from msgspec.structs import replace
+from torch import nn
 
 from lflops.callback.stages import Stage
+from lflops.collect.holdings import holdings
+from lflops.collect.modules import ModuleTree
 from lflops.errors import CountError
 from lflops.profile import Profile, Run
 
@@ -19,17 +22,26 @@ __all__ = [
     "is_compiled_whole",
     "logged_step",
     "precision_of",
+    "root_of",
     "steps_here",
 ]
 
 
-def check_same_model(counted: Profile, pl_module: Any) -> None:
+def root_of(trainer: Any, pl_module: Any) -> nn.Module:
+    """The module whose names are those of the model, with whatever holds its parameters: torch's first FSDP keeps some outside of it."""
+    around = trainer.strategy.model
+    wraps = type(around).__name__ == "FullyShardedDataParallel" and around.module is pl_module
+    root: nn.Module = around if wraps else pl_module
+    return root
+
+
+def check_same_model(counted: Profile, pl_module: Any, root: nn.Module) -> None:
     """See that a profile from elsewhere is one of this model.
 
     Raises:
         CountError: Its modules or parameters are others.
     """
-    parameters = sum(parameter.numel() for parameter in pl_module.parameters())
+    parameters = sum(each.whole for each in holdings(ModuleTree({"": root})))
     strange = next((name for name, _ in pl_module.named_modules() if name not in counted.modules), None)
     if strange is not None or counted.modules[""].parameters != parameters:
         other = (

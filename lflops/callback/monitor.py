@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from os import PathLike
 from typing import Any, Self
 
@@ -12,6 +13,7 @@ from lflops.callback.deepspeed_config import arguments_of
 from lflops.callback.session import Session
 from lflops.callback.settings import Settings
 from lflops.callback.watch import Watch
+from lflops.collect.rank_store import meet
 from lflops.collect.timing.kineto import Activity
 from lflops.errors import LflopsError
 from lflops.hardware import Hardware
@@ -56,6 +58,7 @@ class FlopsMonitor(Base):
         track: Whether to log step time, MFU and throughput over the whole run.
         units: A function from a batch to `{"samples": n, "tokens": n}`; `None` finds them in the shapes of its tensors.
         topology: A function from a rank to its coordinates, as `{"data": 0, "tensor": 1}`; `None` asks the strategy and the parameters.
+        logical: As `lflops.count` takes it: of the whole model on a rank's batch, where tensor parallelism hides what it does.
         gather_timeout: Seconds that the end of a run waits, at most, for what other ranks have to tell; nothing else waits.
         html: Whether a page that opens offline is written beside each profile.
         module_scalars: Of how many modules every logger gets the times: those with the most of their own in the first window.
@@ -94,37 +97,15 @@ class FlopsMonitor(Base):
         track: bool = True,
         units: Callable[[Any], Any] | None = None,
         topology: Callable[[int], Mapping[str, int]] | None = None,
+        logical: Profile | None = None,
         html: bool = True,
         module_scalars: int = 20,
         gather_timeout: float = 30.0,
         dirpath: str | PathLike[str] | None = None,
         on_error: str = "warn",
     ) -> None:
-        self._settings = Settings(
-            schedule=schedule,
-            stages=stages,
-            count=count,
-            trace=trace,
-            trace_ranks=trace_ranks,
-            activities=activities,
-            record_shapes=record_shapes,
-            profile_memory=profile_memory,
-            with_stack=with_stack,
-            module_depth=module_depth,
-            top_modules=top_modules,
-            detailed=detailed,
-            ignore_modules=ignore_modules,
-            output_file=output_file,
-            hardware=hardware,
-            track=track,
-            units=units,
-            topology=topology,
-            html=html,
-            module_scalars=module_scalars,
-            gather_timeout=gather_timeout,
-            dirpath=dirpath,
-            on_error=on_error,
-        )
+        given = locals()  # a setting for each argument, of the same name
+        self._settings = Settings(**{setting.name: given[setting.name] for setting in fields(Settings)})
         self.profiles: list[Profile] = []
         self._enabled = True
         self._watch: Watch | None = None
@@ -151,7 +132,7 @@ class FlopsMonitor(Base):
         return self.__dict__ | {"_watch": None}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Check the arguments, and ask where files go: on every process, for Lightning passes the answer round.
+        """Check the arguments, and ask where files go and how ranks reach each other: on every process, for that takes all of them.
 
         Raises:
             MisconfigurationException: An argument is wrong.
@@ -162,8 +143,11 @@ class FlopsMonitor(Base):
             self._settings.check()
         except LflopsError as error:
             raise MisconfigurationException(f"FlopsMonitor: {error}") from error
-        log_dir = trainer.log_dir
-        self._watch = Watch(self._settings, None if trainer.fast_dev_run else log_dir, next(_RUNS) if trainer.world_size > 1 else 0)
+        log_dir, store = trainer.log_dir, None
+        if trainer.world_size > 1:
+            name = f"lflops/{self._number(trainer)}/{next(_RUNS)}"
+            store = meet(name, trainer.global_rank, timeout=self._settings.gather_timeout)
+        self._watch = Watch(self._settings, None if trainer.fast_dev_run else log_dir, store)
         self.profiles = self._watch.profiles
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -242,8 +226,11 @@ class FlopsMonitor(Base):
 
     def _begin(self, name: str, trainer: Any, pl_module: Any) -> None:
         if self._watch is not None:
-            monitor = [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)].index(self) + 1
-            self._watch.begin(name, trainer, pl_module, monitor)
+            self._watch.begin(name, trainer, pl_module, self._number(trainer))
+
+    def _number(self, trainer: Any) -> int:
+        """Which of the Trainer's monitors this is, from 1."""
+        return [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)].index(self) + 1
 
     def _batch_begins(self, name: str, batch: Any) -> None:
         if self._watch is not None:

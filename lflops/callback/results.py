@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from lflops.callback.bases import say
+from msgspec.structs import replace
+
+from lflops.callback.bases import say, warn
 from lflops.callback.facts import logged_step
 from lflops.callback.loggers import Outlets, scalars
 from lflops.callback.places import Places
@@ -42,7 +44,7 @@ class Results:
         self._gather = gather
 
     @classmethod
-    def of(cls, trainer: Any, pl_module: Any, settings: Settings, log_dir: str | None, *, monitor: int, run: int) -> Self:
+    def of(cls, trainer: Any, pl_module: Any, settings: Settings, log_dir: str | None, *, monitor: int, store: Any) -> Self:
         """Find out who takes part, and where results go; on every process, for they have to agree.
 
         Args:
@@ -51,7 +53,7 @@ class Results:
             settings: What is asked for.
             log_dir: The Trainer's, if it has one.
             monitor: Which of the Trainer's monitors it is for, from 1.
-            run: Which of the process's runs it is, the same number on all ranks.
+            store: That all ranks reach; `None` where they have none, or there is one rank.
 
         Raises:
             CountError: What the user says of the ranks cannot be.
@@ -66,15 +68,19 @@ class Results:
             sampler=getattr(strategy, "distributed_sampler_kwargs", None),
             node=str(trainer.node_rank),
         )
-        gather = Gather.of(rank, topology, monitor=monitor, fit=run, timeout=settings.gather_timeout)
+        gather = None if store is None else Gather(store, rank, topology, timeout=settings.gather_timeout)
         outlets = Outlets(trainer, settings, monitor) if trainer.is_global_zero else None
         dirpath = None if settings.dirpath is None else Path(settings.dirpath)
-        return cls(trainer, topology, gather, outlets, Places.of(log_dir, dirpath, monitor))
+        places = Places.of(log_dir, dirpath, monitor)
+        if gather is None and topology.world_size > 1 and outlets is not None:
+            kept = "there is no folder for what the others have" if places is None else f"each keeps its own in {places.profiles}"
+            warn(f"FlopsMonitor: the ranks have no store to reach each other by: {kept}; lflops.merge makes one profile of them")
+        return cls(trainer, topology, gather, outlets, places)
 
     @property
     def wants_windows(self) -> bool:
         """Whether this rank's windows are of use to anybody."""
-        return self._gather is not None or self.outlets is not None
+        return self._gather is not None or self.outlets is not None or self.places is not None
 
     @property
     def pending(self) -> bool:
@@ -95,8 +101,13 @@ class Results:
         """
         if self._gather is not None:
             self._gather.push(profile, steps)
+        elif self.topology.world_size == 1:
+            self._tell(profile)
         else:
-            self._tell(profile if self.topology.world_size == 1 else merge({self._trainer.global_rank: profile}))
+            alone = replace(profile, run=self.topology.of(profile.run))
+            self._keep(alone)
+            if self.outlets is not None:
+                self._tell(merge({self._trainer.global_rank: alone}))
 
     def tell_ready(self) -> bool:
         """Tell of the windows that have become ready. Returns whether there were any."""
@@ -112,8 +123,16 @@ class Results:
         if self.outlets is not None and not failed:
             self.outlets.end(self.profiles, logged_step(self._trainer))
 
+    def _keep(self, profile: Profile) -> None:
+        """What this rank alone knows of a window, which nobody else has: for `lflops.merge`."""
+        if self.places is not None:
+            own = self.places.of_rank(profile.run, self._trainer.global_rank)
+            own.parent.mkdir(parents=True, exist_ok=True)
+            profile.save(own)
+
     def _tell(self, profile: Profile) -> None:
         if self.outlets is None:
+            self._keep(profile)
             return
         run, saved = profile.run, None
         if self.places is not None:

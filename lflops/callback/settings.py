@@ -8,6 +8,7 @@ from typing import Any
 
 from lflops.callback.stages import STAGES
 from lflops.collect.arguments import describe
+from lflops.collect.logical import check_logical
 from lflops.collect.passes import Ignored
 from lflops.collect.timing.kineto import ACTIVITIES, Activity
 from lflops.errors import CountError, HardwareError, ScheduleError
@@ -25,6 +26,7 @@ class Settings:
     schedule: Schedule
     stages: Collection[str]
     count: bool | Profile
+    logical: Profile | None
     topology: Callable[[int], Mapping[str, int]] | None
     trace: bool
     trace_ranks: str | Collection[int]
@@ -71,6 +73,7 @@ class Settings:
         self._check_ranks()
         if not isinstance(self.count, bool | Profile):
             raise CountError(f"count={describe(self.count)}: give True, False, or a Profile that was counted elsewhere")
+        check_logical("", self.logical)
         for name, least in (("module_depth", -1), ("top_modules", 0), ("module_scalars", 0)):
             value: object = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:

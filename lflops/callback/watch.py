@@ -21,20 +21,20 @@ class Watch:
     Args:
         settings: What is asked for.
         log_dir: The Trainer's, if it has one.
-        run: Which of the process group's runs it is.
+        store: That all ranks reach; `None` where they have none, or there is one rank.
 
     Attributes:
         sessions: By stage; `None` is one that is over.
         profiles: The windows that are closed, on the main process.
     """
 
-    def __init__(self, settings: Settings, log_dir: str | None, run: int) -> None:
+    def __init__(self, settings: Settings, log_dir: str | None, store: Any) -> None:
         """No stage has begun."""
         self.sessions: dict[str, Session | None] = {}
         self.profiles: list[Profile] = []
         self._settings = settings
         self._log_dir = log_dir
-        self._run = run
+        self._store = store
         self._results: Results | None = None
         self._failed = False
 
@@ -57,7 +57,7 @@ class Watch:
         elif name in self._settings.stages:
             try:
                 if self._results is None:
-                    self._results = Results.of(trainer, pl_module, self._settings, self._log_dir, monitor=monitor, run=self._run)
+                    self._results = Results.of(trainer, pl_module, self._settings, self._log_dir, monitor=monitor, store=self._store)
                     self._results.profiles = self.profiles
                 self.sessions[name] = Session(self._settings, STAGES[name], trainer, pl_module, results=self._results)
             except LflopsError as error:

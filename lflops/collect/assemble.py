@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
 
-from lflops.collect.counting.tally import Tally
+from lflops.collect.counting.tally import Place, Tally
+from lflops.collect.holdings import holdings
 from lflops.collect.modules import ModuleTree
 from lflops.collect.tensors import dtype_name
-from lflops.collect.torch_compat import local_part
 from lflops.observations import PHASES, Phase
 from lflops.profile import (
     COUNTS,
@@ -41,7 +40,6 @@ class Collected:
     """All that a pass gathered.
 
     Attributes:
-        sharded: Whether logical work cannot be told from the local work.
         peaks: The most bytes alive while each row ran.
         ignored: Rows whose own work is left out.
     """
@@ -49,7 +47,6 @@ class Collected:
     tree: ModuleTree
     calls: Counter[str]
     tally: Tally
-    sharded: bool
     memory: Memory | None
     peaks: Mapping[str, int] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
@@ -122,6 +119,7 @@ def _modules(collected: Collected, cells: Iterable[Cell], communication: Iterabl
     for (row, phase), sums in own.items():
         for above in ancestry(row):
             _add(below[above, phase], sums)
+    beyond, own_beyond = _beyond(collected)
     parameters, elsewhere = _parameters(tree)
     rows = {above: None for row in (*tree.modules, *collected.calls, *collected.tally.rows()) for above in reversed(ancestry(row))}
     return {
@@ -130,7 +128,10 @@ def _modules(collected: Collected, cells: Iterable[Cell], communication: Iterabl
             collected,
             parameters.get(row, _Parameters()),
             elsewhere.get(row),
-            {str(phase): _work(below[row, phase], own[row, phase], sharded=collected.sharded) for phase in PHASES},
+            {
+                str(phase): _work(below[at], own[at], beyond.get(at, 0), own_beyond.get(at, 0))
+                for phase, at in ((phase, (row, phase)) for phase in PHASES)
+            },
         )
         for row in rows
     }
@@ -173,33 +174,41 @@ def _kind_without_module(row: str, collected: Collected) -> str:
     return "" if not row or any(inside) else "scope"
 
 
-def _work(below: list[int], own: list[int], *, sharded: bool) -> Work:
+def _beyond(collected: Collected) -> tuple[dict[Place, int | None], dict[Place, int | None]]:
+    """What the whole model has beyond the work of this rank, in the rows and below them, and in the rows alone."""
+    own = {place: macs for place, macs in collected.tally.beyond.items() if place[0] not in collected.ignored}
+    below: dict[Place, int | None] = {}
+    for (row, phase), macs in own.items():
+        for above in ancestry(row):
+            before = below.get((above, phase), 0)
+            below[above, phase] = None if before is None or macs is None else before + macs
+    return below, own
+
+
+def _work(below: list[int], own: list[int], beyond: int | None, own_beyond: int | None) -> Work:
     figures: dict[str, Any] = dict(zip(COUNTS, below, strict=True))
     figures |= {f"own_{name}": value for name, value in zip(COUNTS, own, strict=True)}
-    if not sharded:
-        figures |= {"logical_macs": figures["macs"], "own_logical_macs": figures["own_macs"]}
+    figures["logical_macs"] = None if beyond is None else figures["macs"] + beyond
+    figures["own_logical_macs"] = None if own_beyond is None else figures["own_macs"] + own_beyond
     return Work(**figures)
 
 
 def _parameters(tree: ModuleTree) -> tuple[dict[str, _Parameters], dict[str, str]]:
     """What each row holds, and for rows that hold somebody else's parameters, whose."""
     held: dict[str, _Parameters] = defaultdict(_Parameters)
-    for parameter, owner in tree.parameters():
-        if isinstance(parameter, UninitializedParameter):
-            continue
-        local = local_part(parameter)
-        size = parameter.numel() * parameter.element_size()
-        held[owner].own += parameter.numel()
+    for owner, parameter, whole, here in holdings(tree):
+        each = parameter.element_size()
+        held[owner].own += whole
         for row in ancestry(owner):
             sums = held[row]
-            sums.count += parameter.numel()
-            sums.bytes += size
+            sums.count += whole
+            sums.bytes += whole * each
             if parameter.requires_grad:
-                sums.trainable += parameter.numel()
-                sums.trainable_bytes += size
-            sums.local += local.numel()
-            sums.local_bytes += local.numel() * local.element_size()
-            _add(sums.dtypes[dtype_name(parameter.dtype)], (parameter.numel(), size))
+                sums.trainable += whole
+                sums.trainable_bytes += whole * each
+            sums.local += here
+            sums.local_bytes += here * each
+            _add(sums.dtypes[dtype_name(parameter.dtype)], (whole, whole * each))
     elsewhere = {}
     for row, module in tree.modules.items():
         for parameter in module.parameters(recurse=False):

@@ -19,27 +19,26 @@ from lflops.collect.rank_store import RankStore
 from lflops.collect.rank_window import RankWindow
 from lflops.collect.timing.timeline import Place
 from lflops.collect.topology import Topology
-from lflops.collect.torch_compat import store_under
 from lflops.merging import merge
 from lflops.profile import Note, Profile
 
 __all__ = ["Gather"]
 
-PATIENCE = 0.8
-"""The part of the timeout in which reports are waited for at the end; what is left is for putting them together."""
+PATIENCE, PUT_TOGETHER, GOODBYE = 0.7, 0.85, 0.9
+"""How the timeout is used at the end, each up to a part of it: reports are waited for, put together, and the others told that this rank
+leaves. What is left is for threads to come to their end in, when the process ends."""
 
 WHILE_TRAINING = 20.0
 """Times the timeout that a window's reports may take to come while the training goes on: ranks do not close it at the same step."""
 
 EXIT_SECONDS = 1.0
-"""That an exception may be held up, at most, so that what is under way is not lost with the process."""
-
+"""In place of the timeout where an exception is on its way, so that what is under way is not lost with the process."""
 
 HEAD_START = 0.01
 """Seconds that a thread of ours leaves to the training's: two that begin together get in each other's way."""
 
 LAST_SECONDS = 3.0
-"""That the end of the process waits for a thread of ours, at most: to go on when Python is gone would be a crash."""
+"""That the end of the process waits for a thread of ours: to go on when Python is gone would be a crash. Never beyond the timeout."""
 
 
 class Gather:
@@ -72,23 +71,9 @@ class Gather:
         self._clock = clock
         self._hurry = threading.Event()
         self._pause = self._hurry.wait if pause is None else pause
-        self._deadline = math.inf
+        self._deadline = self._end = math.inf
         self._jobs: list[_Job] = []
         self._at_exit: weakref.finalize[[], Any] | None = None
-
-    @classmethod
-    def of(cls, rank: int, topology: Topology, *, monitor: int, fit: int, timeout: float) -> "Gather | None":
-        """That of the default process group; `None` where the run has one rank, or the group's store is out of reach.
-
-        Args:
-            rank: This one.
-            topology: How many ranks there are, and where they stand.
-            monitor: Which of the Trainer's monitors it is for, the same number on all ranks.
-            fit: Which of the group's fits, the same number on all ranks, so that nothing of another one is taken for this one's.
-            timeout: Seconds that the end of the training waits for anybody, at most; nothing else ever waits.
-        """
-        store = store_under(f"lflops/{monitor}/{fit}") if topology.world_size > 1 else None
-        return None if store is None else cls(store, rank, topology, timeout=timeout)
 
     def push(self, profile: Profile, steps: tuple[Mapping[Place, float], ...] = ()) -> None:
         """Hand in what this rank has to tell of a window; returns at once.
@@ -103,13 +88,13 @@ class Gather:
         window = RankWindow(self._store, f"{profile.run.stage}/{profile.run.window}", topology)
         latest = self._clock() + WHILE_TRAINING * self._timeout
         if self._rank:
-            self._start(_Job(lambda: window.hand_in(report)))
+            self._start(_Job(lambda: window.hand_in(report), instead=lambda: profile))
             return
 
         def wait() -> None:
             window.wait_for_all(self._pause, lambda: self._hurry.is_set() or self._clock() >= min(latest, self._deadline))
 
-        self._start(_Job(lambda: window.collected(report), wait=wait, alone=profile))
+        self._start(_Job(lambda: window.collected(report), wait=wait, instead=lambda: merge({0: profile})))
 
     @property
     def pending(self) -> bool:
@@ -122,7 +107,10 @@ class Gather:
         return any(job.is_working for job in self._jobs)
 
     def ready(self) -> list[Profile]:
-        """The merged profiles that have become ready since the last time, in the order of the windows; on other ranks than 0 none."""
+        """The merged profiles that have become ready since the last time, in the order of the windows.
+
+        On other ranks than 0 these are their own, of which the first will know nothing: those that could not be handed in.
+        """
         found = []
         while self._jobs and not self._jobs[0].is_running:
             found += self._jobs.pop(0).results()
@@ -130,24 +118,24 @@ class Gather:
         return found
 
     def finish(self, *, failed: bool = False) -> list[Profile]:
-        """End: no more windows come. Waits for what is under way, and gives the profiles that were not told of yet.
+        """End: no more windows come. Waits for what is under way, and gives what `ready` has not given yet.
 
         Args:
             failed: Whether an exception is on its way, or the monitor itself has failed: then nobody is waited for.
         """
-        now = self._clock()
-        limit = now + (min(EXIT_SECONDS, self._timeout) if failed else self._timeout)
-        self._deadline = now + PATIENCE * self._timeout
+        now, seconds = self._clock(), min(EXIT_SECONDS, self._timeout) if failed else self._timeout
+        self._deadline = now + PATIENCE * seconds
+        self._end = now + (LAST_SECONDS if failed else seconds)
         if failed:
             self._hurry.set()
         for job in self._jobs:
-            job.wait(limit - self._clock())
+            job.wait(now + PUT_TOGETHER * seconds - self._clock())
         found = [profile for job in self._jobs for profile in job.results()]
         self._hurry.set()
         self._jobs = [job for job in self._jobs if job.is_running]
         # At once: when the first rank's process is gone, so is the store.
         self._start(leaving := _Job(lambda: self._leave(failed=failed), head_start=0.0))
-        leaving.wait(limit - self._clock() if failed else EXIT_SECONDS)
+        leaving.wait(now + GOODBYE * seconds - self._clock())
         self._rest()
         return found
 
@@ -167,9 +155,9 @@ class Gather:
         """The process ends: so do our threads."""
         self._hurry.set()
         self._store.close()
-        until = time.monotonic() + LAST_SECONDS
+        until = min(self._clock() + LAST_SECONDS, self._end)
         for job in self._jobs:
-            job.wait(until - time.monotonic())
+            job.wait(until - self._clock())
 
     def _leave(self, *, failed: bool) -> None:
         """Let nobody wait for this rank any more, nor send it anything."""
@@ -183,7 +171,7 @@ class _Job:
     Args:
         action: What it is for; an error is kept to itself.
         wait: What comes before, and is no work.
-        alone: The profile that there is without it; where there is none, there is no result.
+        instead: What there is where it does not come to its end.
         head_start: Seconds that it lets pass first.
     """
 
@@ -192,7 +180,7 @@ class _Job:
         action: Callable[[], Profile | None],
         *,
         wait: Callable[[], None] | None = None,
-        alone: Profile | None = None,
+        instead: Callable[[], Profile] | None = None,
         head_start: float = HEAD_START,
     ) -> None:
         """Wait to be started."""
@@ -200,8 +188,9 @@ class _Job:
         self._before = wait
         self._waits = wait is not None
         self._action = action
-        self._alone = alone
+        self._instead = instead
         self._result: Profile | None = None
+        self._done = False
         self._problem = "it was not done in time"
         self._thread = threading.Thread(target=self._run, name="lflops-gather", daemon=True)
 
@@ -224,12 +213,12 @@ class _Job:
         self._thread.join(max(seconds, 0.0))
 
     def results(self) -> list[Profile]:
-        """What it gave; where it has failed, or is not done, what there is without it."""
-        if self._result is None and self._alone is not None:
-            profile = merge({0: self._alone})
-            failure = Note(code="gather_failed", subject="", values={"error": self._problem})
-            return [replace(profile, notes=(*profile.notes, failure))]
-        return [] if self._result is None else [self._result]
+        """What it gave; where it has failed, or is not done, what there is instead, and why."""
+        found = self._result
+        if not self._done and self._instead is not None:
+            alone, failure = self._instead(), Note(code="gather_failed", subject="", values={"error": self._problem})
+            found = replace(alone, notes=(*alone.notes, failure))
+        return [] if found is None else [found]
 
     def _run(self) -> None:
         time.sleep(self._head_start)
@@ -238,5 +227,6 @@ class _Job:
                 self._before()
                 self._waits = False
             self._result = self._action()
+            self._done = True
         except Exception as error:  # noqa: BLE001 - whatever it is, the user's training does not hear of it
             self._problem = f"{type(error).__name__}: {error}"

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lflops.collect.arguments import check_whole
 from lflops.collect.batch import Units, units_of
 from lflops.collect.calibrate import hardware_of
+from lflops.collect.logical import check_logical
 from lflops.collect.model_call import ModelCall
 from lflops.collect.modules import ModuleTree
 from lflops.collect.passes import Ignored, counted
@@ -36,6 +37,7 @@ def measure(
     ignore: Ignored = (),
     hardware: Hardware | str | None = "auto",
     units: Units | None = None,
+    logical: Profile | None = None,
 ) -> Profile:
     """Count one pass, then time others: clean ones for the total, hooked ones to divide it over the modules.
 
@@ -54,11 +56,13 @@ def measure(
             own, or `None`.
         units: Samples and tokens of the batch, as `{"samples": 8, "tokens": 1024}` or a function of the model's arguments that gives
             that; `None` finds them in the shapes.
+        logical: As in `count`.
 
     Raises:
         CountError: An argument is wrong, or times cannot be taken where the model is.
         HardwareError: The chip is not known, or cannot be measured.
     """
+    check_logical("measure: ", logical)
     call = ModelCall.of("measure", model, args, kwargs, backward=backward, loss=loss)
     check_whole("measure", "warmup", warmup, least=0)
     check_whole("measure", "repeats", repeats, least=1)
@@ -66,7 +70,7 @@ def measure(
     clock, chip = clock_of(device), hardware_of(hardware, device)
     batch = units_of("measure", units, call.args, call.kwargs)
     with call.untouched():
-        profile = counted(call, ignore)
+        profile = counted(call, ignore, logical)
         profile = replace(profile, run=replace(profile.run, hardware=chip, **batch))
         run = Pass(call.run, first="forward", prepare=call.prepare)
         return timed(profile, run, call.model, clock, warmup=warmup, repeats=repeats)

@@ -27,7 +27,7 @@ class ModuleTree:
         """Walk the modules once; the model is referred to, never written to."""
         self.modules: dict[str, nn.Module] = {}
         self.compiled: set[str] = set()
-        self.wrappers: set[int] = set()
+        self.wrappers: dict[int, nn.Module] = {}
         self._first: dict[int, str] = {}
         self._rows: dict[tuple[str, int], str] = {}
         self._owners: dict[int, tuple[nn.Parameter, str]] = {}
@@ -45,6 +45,10 @@ class ModuleTree:
         if row is None:
             row = self._rows[key] = self._find(module, caller)
         return row
+
+    def first_row(self, module: nn.Module) -> str:
+        """The row of a module of the tree by its own first name."""
+        return self._first[id(module)]
 
     def nearest(self, row: str) -> str:
         """The nearest row at or above this one that is a module's: a named part of a step is none."""
@@ -71,7 +75,7 @@ class ModuleTree:
             if is_compiled(module):
                 self.compiled.add(name)
             if any(key in TRANSPARENT for key, _ in child_modules(module)):
-                self.wrappers.add(id(module))
+                self.wrappers[id(module)] = module
             self.modules[name] = module
             for parameter in module.parameters(recurse=False):
                 self._owners.setdefault(id(parameter), (parameter, name))

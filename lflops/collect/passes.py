@@ -13,6 +13,7 @@ from lflops.collect.arguments import check_module
 from lflops.collect.assemble import Collected, assemble
 from lflops.collect.compiled import force_eager, unremarked_hooks
 from lflops.collect.counting.mode import Extent, OperatorCounter
+from lflops.collect.logical import check_logical, with_logical
 from lflops.collect.model_call import ModelCall
 from lflops.collect.modules import ModuleTree
 from lflops.collect.scopes import Scopes
@@ -36,6 +37,7 @@ def count(
     backward: bool = False,
     loss: Callable[[Any], Tensor] | None = None,
     ignore: Ignored = (),
+    logical: Profile | None = None,
 ) -> Profile:
     """Run one real pass and count the work in it, module by module; nothing is timed.
 
@@ -49,24 +51,27 @@ def count(
         backward: Whether to go backward from `loss(output)`.
         loss: Output to a scalar; without it, the sum of the floating outputs, which itself is not counted.
         ignore: Names or classes of modules whose own work is left out of every total, and listed as left out.
+        logical: The same model in one piece, on the same arguments, as `count` or `estimate` tells of it: from there come the MACs of the
+            whole model where those of tensors that are spread over ranks do not tell them.
 
     Raises:
         CountError: An argument is wrong, or this torch is not one that lflops knows.
     """
+    check_logical("count: ", logical)
     call = ModelCall.of("count", model, args, kwargs, backward=backward, loss=loss)
     with call.untouched():
-        return counted(call, ignore)
+        return counted(call, ignore, logical)
 
 
-def counted(call: ModelCall, ignore: Ignored) -> Profile:
+def counted(call: ModelCall, ignore: Ignored, logical: Profile | None = None) -> Profile:
     """What one pass of a call does."""
-    counting = Counting({"": call.model}, phase="forward", ignore=ignore, batch=(call.args, call.kwargs))
+    counting = Counting({"": call.model}, phase="forward", ignore=ignore, logical=logical, batch=(call.args, call.kwargs))
     with counting:
         call.run()
     return counting.profile
 
 
-def counting(*modules: nn.Module, ignore: Ignored = ()) -> "Counting":
+def counting(*modules: nn.Module, ignore: Ignored = (), logical: Profile | None = None) -> "Counting":
     """Count whatever runs inside of a `with`: a loop of one's own, with its loss, backward and optimizer.
 
     One module is the root of the profile; of several each is a row below the root, named by its class.
@@ -74,6 +79,7 @@ def counting(*modules: nn.Module, ignore: Ignored = ()) -> "Counting":
     Args:
         modules: The models whose parts are told apart; work outside of them is the root's own.
         ignore: As in `count`.
+        logical: As in `count`.
 
     Raises:
         CountError: There is no module, or one of them is none.
@@ -82,7 +88,8 @@ def counting(*modules: nn.Module, ignore: Ignored = ()) -> "Counting":
         raise CountError("counting: give at least one module")
     for module in modules:
         check_module("counting", module)
-    return Counting(_named(modules), ignore=ignore)
+    check_logical("counting: ", logical)
+    return Counting(_named(modules), ignore=ignore, logical=logical)
 
 
 class Counting:
@@ -94,6 +101,7 @@ class Counting:
         *,
         phase: Phase = "other",
         ignore: Ignored = (),
+        logical: Profile | None = None,
         batch: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}),
         extent: Extent | None = None,
         counter: Callable[[Scopes, Extent], OperatorCounter] = OperatorCounter,
@@ -103,6 +111,7 @@ class Counting:
         self._tree = ModuleTree(roots)
         self._ignore = [ignore] if isinstance(ignore, str | nn.Module) or not isinstance(ignore, Iterable) else list(ignore)
         _ignored(self._tree, self._ignore)  # a wrong name is said now, not after the pass
+        self._logical = logical
         self._batch = batch
         self._scopes = Scopes(self._tree, phase=phase, follow=self._follow)
         self._counter = counter(self._scopes, extent or Extent())
@@ -183,13 +192,13 @@ class Counting:
             tree=self._tree,
             calls=self._scopes.calls,
             tally=self._counter.total(),
-            sharded=self._counter.sharded,
             memory=None if memory is None else memory.result(),
             peaks={} if memory is None else memory.peak_of_rows(),
             ignored=_ignored(self._tree, self._ignore),  # a shared module has more rows by now
             notes=tuple(self._notes()),
         )
-        return assemble(collected, run)
+        profile = assemble(collected, run)
+        return profile if self._logical is None else with_logical(profile, self._logical)
 
     def _notes(self) -> Iterable[Note]:
         if self._scopes.ambiguous:

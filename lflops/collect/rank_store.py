@@ -1,12 +1,74 @@
-"""What ranks leave for each other, under keys of our own in a store of torch's."""
+"""What ranks leave for each other, under keys of our own in a store of torch's, and how they come to have one."""
 
+import os
+import socket
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
-__all__ = ["RankStore"]
+from torch import distributed
+
+from lflops.collect.torch_compat import group_store
+
+__all__ = ["RankStore", "meet"]
+
+STORES: Any = distributed
+"""Where torch keeps them, if it was built with any."""
+
+AT = "at"
+"""Where the first rank's own store is to be found; nowhere, if it has none."""
 
 LARGEST_VALUE = 1 << 22
 """Bytes: a store refuses what is much larger."""
+
+
+def meet(name: str, rank: int, *, timeout: float) -> Any:
+    """A store that all ranks of the default process group reach; `None` where they have none.
+
+    That is the group's own, on another connection: one answers one caller at a time, and the group must not wait for what a thread of ours
+    asks. Where that cannot be had the first rank opens one, and says in the group's where it is.
+
+    To be called by all ranks at a point where none of them trains, and in no other way: no collective is run.
+
+    Args:
+        name: Of what it is for. No two may have the same in one group.
+        rank: This one.
+        timeout: Seconds that a rank waits, at most, where the group's store has no other connection.
+    """
+    group = group_store()
+    if group is None:
+        return None
+    again = _again(group)
+    try:
+        shared = STORES.PrefixStore(name, group)
+        if rank:
+            return STORES.PrefixStore(name, again or _opened_elsewhere(shared, timeout / 2))
+        own = None if again else _opened(0, timeout / 2, is_master=True)
+        (shared if again is None else STORES.PrefixStore(name, again)).set(AT, "" if own is None else f"{own.host} {own.port}")
+        return STORES.PrefixStore(name, again or own)
+    except Exception:  # noqa: BLE001 - whatever a store of the user's raises, it is not to end the training
+        return None
+
+
+def _again(store: Any) -> Any:
+    """The same on a connection of its own; `None` where there is no such thing."""
+    try:
+        return store.clone()
+    except Exception:  # noqa: BLE001 - a store of the user's may raise what it likes
+        return None
+
+
+def _opened_elsewhere(shared: Any, timeout: float) -> Any:
+    """The first rank's, as the group's store tells of it."""
+    shared.wait([AT], timedelta(seconds=timeout))
+    host, port = shared.get(AT).decode().split()
+    return _opened(int(port), timeout, host=host)
+
+
+def _opened(port: int, timeout: float, *, host: str | None = None, is_master: bool = False) -> Any:
+    """A store of ours; without a host on this machine, by the name that others know it by."""
+    host = host or os.environ.get("MASTER_ADDR") or socket.gethostname()
+    return STORES.TCPStore(host, port, is_master=is_master, wait_for_workers=False, timeout=timedelta(seconds=timeout))
 
 
 class RankStore:

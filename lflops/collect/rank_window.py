@@ -37,10 +37,15 @@ class RankWindow:
         self._topology = topology
 
     def hand_in(self, report: RankReport) -> None:
-        """Leave a report for rank 0, unless that does not wait for it any more."""
-        if not self._store.has(self._key("closed")) and not self._store.has("left/0"):
-            self._store.put(self._key("begun", report.rank), b"")
-            self.deliver(report.rank, pack(report))
+        """Leave a report for rank 0.
+
+        Raises:
+            ConnectionError: That does not wait for it any more.
+        """
+        if self._store.has(self._key("closed")) or self._store.has("left/0"):
+            raise ConnectionError("the first rank does not wait for it any more")
+        self._store.put(self._key("begun", report.rank), b"")
+        self.deliver(report.rank, pack(report))
 
     def deliver(self, rank: int, packed: Packed) -> None:
         """Leave what is packed; what says that all of it is there comes last."""

@@ -46,7 +46,9 @@ __all__ = [
     "decompose",
     "decomposes",
     "fake_mode",
+    "flat_parts",
     "group_named",
+    "group_store",
     "is_compiled",
     "kernel_for_sequences",
     "leaves",
@@ -62,7 +64,6 @@ __all__ = [
     "sequence_number",
     "sparse_parts",
     "storage_key",
-    "store_under",
     "stored_elements",
     "takes_sequences",
     "unseen",
@@ -136,6 +137,15 @@ def local_part(tensor: Tensor) -> Tensor:
     return part
 
 
+def flat_parts(module: Any) -> Iterable[tuple[Tensor, nn.Module, int, int]]:
+    """Of what torch's first FSDP, if this is one, made one parameter of: what each is stored in, whose it is, its elements, those here."""
+    flat = getattr(getattr(module, "_handle", None), "flat_param", None)
+    if flat is None or type(module).__name__ != "FullyShardedDataParallel":
+        return ()
+    here = (each.numel_in_shard or 0 for each in flat._shard_param_infos)
+    return zip(flat._params or [flat] * len(flat._numels), (each.module for each in flat._param_infos), flat._numels, here, strict=True)
+
+
 def stored_elements(tensor: Tensor) -> int:
     """How many elements a sparse tensor stores."""
     return (sparse_parts(tensor)[1] if tensor.layout is torch.sparse_coo else tensor.values()).numel()
@@ -164,8 +174,7 @@ def compilations() -> int:
 
 def name_of(operator: Any) -> str:
     """Namespace, name and overload, as `aten::add.Tensor`; the default overload has no name."""
-    name: str = operator.name()
-    return name
+    return str(operator.name())
 
 
 def overloads_of(operator: Any) -> list[Any]:
@@ -254,22 +263,16 @@ def attention_kernels() -> dict[str, Any]:
 
 def group_named(name: str) -> Any:
     """The process group of that name, or `None`."""
-    try:
+    with contextlib.suppress(AttributeError, RuntimeError):
         return torch._C._distributed_c10d._resolve_process_group(cast("Any", name))
-    except (AttributeError, RuntimeError):
-        return None
+    return None
 
 
-def store_under(prefix: str) -> Any:
-    """Keys below a prefix in the default process group's store; `None` where there is no group, or its store is out of reach.
-
-    On a connection of its own: one answers one caller at a time, and the group must not wait for what another thread asks.
-    """
-    try:
-        store: Any = torch.distributed.distributed_c10d._get_default_store()
-        return torch._C._distributed_c10d.PrefixStore(prefix, store.clone())
-    except (AttributeError, RuntimeError, ValueError, AssertionError):
-        return None
+def group_store() -> Any:
+    """The store that the default process group was made by; `None` where there is no group, or it has none."""
+    with contextlib.suppress(AttributeError, RuntimeError, ValueError, AssertionError):
+        return torch.distributed.distributed_c10d._get_default_store()
+    return None
 
 
 def remove_hook(handle: RemovableHandle) -> None:

@@ -13,10 +13,12 @@ from lflops.report.cells import plain
 from lflops.report.notes import sentence
 from lflops.report.ranks import is_staged, ranks
 from lflops.report.traced import traced
+from lflops.report.whole import whole_macs
 
 __all__ = ["further"]
 
 _LISTED = 8
+_SHORT = {"forward": "fwd", "backward": "bwd", "optimizer": "step"}
 _SHOWN_ELSEWHERE = frozenset({"generated", "experts", "backward_assumed"})
 
 _Lines = Iterator[tuple[str, str]]
@@ -51,6 +53,9 @@ def _work(profile: Profile) -> _Lines:
         if work.calls:
             yield f"{label} MACs {whose}", units.count(work.macs)
             yield f"{label} flops {whose}", units.count(work.flops)
+    for phase, macs in whole_macs(profile).items():
+        if not (phase == "forward" and is_staged(profile)):
+            yield f"{_SHORT.get(phase, phase)} MACs of model, on this rank's batch", units.count(macs)
     if root.optimizer.flops:
         yield f"step flops {whose}", units.count(root.optimizer.flops)
 

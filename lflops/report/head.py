@@ -17,6 +17,7 @@ from lflops.report.fitted import Fitted
 from lflops.report.notes import sentence
 from lflops.report.ranks import ranks
 from lflops.report.times import times
+from lflops.report.whole import whole_macs
 
 __all__ = ["apart", "facts", "head"]
 
@@ -113,6 +114,10 @@ def _totals(profile: Profile) -> Fitted:
     if len(ran) > 1:
         ran["all"] = sum(ran.values(), Figures())
     columns = {"MACs": [units.count(figures.macs) for figures in ran.values()]}
+    if whole := whole_macs(profile):
+        known: dict[str, int | None] = dict(whole)
+        known["all"] = None if None in whole.values() else sum(filter(None, whole.values()))
+        columns["MACs of model"] = [units.count(known.get(phase, 0)) for phase in ran]
     if any(figures.executed_macs != figures.macs for figures in ran.values()):
         columns["executed MACs"] = [units.count(figures.executed_macs) for figures in ran.values()]
     columns["FLOPs"] = [units.count(figures.flops) for figures in ran.values()]

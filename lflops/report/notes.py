@@ -112,6 +112,18 @@ def _ranks_differ(note: Note) -> str:
     return f"ranks differ: {macs}; the counts are those of rank {note.values.get('leading_rank', units.UNKNOWN)}{others}"
 
 
+def _only_on(note: Note) -> str:
+    first, last, number = (note.values.get(each, units.UNKNOWN) for each in ("first", "last", "modules"))
+    modules = first if number == 1 else f"{first} to {last}, {_count(note, 'modules')} modules"
+    who = f"rank {note.subject} has" if note.subject.isdecimal() else f"ranks {note.subject} have"
+    return f"only {who} {modules}"
+
+
+def _logical_differs(note: Note) -> str:
+    where = f"{note.values.get('phase', units.UNKNOWN)} of {note.subject or 'the root'}"
+    return f"logical= is of another model or batch, so it tells nothing: it differs in {where}"
+
+
 def _gather_failed(note: Note) -> str:
     return f"the other ranks' profiles could not be gathered: {note.values.get('error', units.UNKNOWN)}"
 
@@ -176,6 +188,8 @@ _SENTENCES: dict[str, Callable[[Note], str]] = {
     "not_counted": _not_counted,
     "ranks_missing": _ranks_missing,
     "ranks_differ": _ranks_differ,
+    "only_on": _only_on,
+    "logical_differs": _logical_differs,
     "gather_failed": _gather_failed,
     "foreach_assumed": _foreach_assumed,
     "not_captured": _not_captured,

@@ -11,13 +11,14 @@ from msgspec.structs import replace
 from lflops.analyze.pace import Pace, pace
 from lflops.analyze.utilization import utilization
 from lflops.observations import Spread
-from lflops.profile import ModuleProfile, Note, Profile
+from lflops.profile import Note, Profile
 from lflops.report import short_units
 from lflops.report.aggregated import aggregated
 from lflops.report.budget import largest
 from lflops.report.detailed import detailed as details
 from lflops.report.further import further
 from lflops.report.ranks import is_staged
+from lflops.report.whole import whole_macs
 from lflops.units import UNKNOWN
 
 __all__ = ["summary"]
@@ -116,9 +117,7 @@ def _work(profile: Profile) -> _Lines:
     """Parameters, MACs and flops: of this GPU, and of the model."""
     root, (_, tensor_parallel) = profile.modules[""], _parallel_sizes(profile)
     if is_staged(profile):
-        yield "params of model, its stages together", short_units.params(root.parameters)
-        yield "fwd MACs of model, its stages together", short_units.macs(root.forward.macs)
-        yield "fwd flops of model, its stages together", short_units.flops(root.forward.flops)
+        yield from _of_stages(profile)
         return
     experts = _note(profile, "experts")
     if experts is not None:
@@ -139,16 +138,31 @@ def _work(profile: Profile) -> _Lines:
         return
     yield "fwd MACs per GPU", short_units.macs(root.forward.macs)
     yield "fwd flops per GPU", short_units.flops(root.forward.flops)
-    yield _flops_of_model(root, tensor_parallel)
+    yield _flops_of_model(profile, tensor_parallel)
 
 
-def _flops_of_model(root: ModuleProfile, tensor_parallel: int | None) -> tuple[str, str]:
+def _of_stages(profile: Profile) -> _Lines:
+    """Of all of them: no GPU has as much."""
+    root, whole = profile.modules[""], whole_macs(profile)
+    yield "params of model, its stages together", short_units.params(root.parameters)
+    yield "fwd MACs of model, its stages together", short_units.macs(whole.get("forward", root.forward.macs))
+    if whole:
+        yield _twice(whole.get("forward"))
+    else:
+        yield "fwd flops of model, its stages together", short_units.flops(root.forward.flops)
+
+
+def _flops_of_model(profile: Profile, tensor_parallel: int | None) -> tuple[str, str]:
     """Under torch's own tensor parallelism some work is split and some is not, so no factor tells."""
-    logical = root.forward.logical_macs
-    if tensor_parallel != 1 and logical != root.forward.macs:
-        return "fwd flops of model = 2 * fwd MACs of model", short_units.flops(None if logical is None else 2 * logical)
+    root, whole = profile.modules[""], whole_macs(profile)
+    if whole or (tensor_parallel != 1 and root.local_parameters != root.parameters):
+        return _twice(whole.get("forward", root.forward.logical_macs))
     flops = None if tensor_parallel is None else root.forward.flops * tensor_parallel
     return "fwd flops of model = fwd flops per GPU * mp_size", short_units.flops(flops)
+
+
+def _twice(macs: int | None) -> tuple[str, str]:
+    return "fwd flops of model = 2 * fwd MACs of model", short_units.flops(None if macs is None else 2 * macs)
 
 
 def _forward(profile: Profile, paced: Pace) -> _Lines:

@@ -15,7 +15,7 @@ from lflops.extremes import extremes
 from lflops.observations import CATEGORIES, ByCategory, Phase
 from lflops.profile import Allocation, Memory, Moment, ancestry
 
-__all__ = ["LiveMemory"]
+__all__ = ["LiveMemory", "storage_of"]
 
 LARGEST = 50
 LONGEST_TIMELINE = 20_000
@@ -101,7 +101,7 @@ class LiveMemory:
     def relabel(self, tensors: Iterable[Tensor], category: str) -> None:
         """Say what became of storages that are still alive."""
         for tensor in tensors:
-            found = _storage(tensor)
+            found = storage_of(tensor)
             alive = self._alive.get(found[1]) if found else None
             if alive is not None:
                 self._relabelled[alive[0]] = category
@@ -143,7 +143,7 @@ class LiveMemory:
         )
 
     def _bear(self, tensor: Tensor, category: str, operator: str, row: str, phase: Phase) -> None:
-        found = _storage(tensor)
+        found = storage_of(tensor)
         if found is None:
             return
         storage, key = found
@@ -189,7 +189,8 @@ class LiveMemory:
         return list(alive.items())
 
 
-def _storage(tensor: Tensor) -> tuple[Any, int] | None:
+def storage_of(tensor: Tensor) -> tuple[Any, int] | None:
+    """What holds the numbers that this rank has of a tensor, and its key; `None` where there is no such thing."""
     try:
         return storage_key(local_part(tensor))
     except (NotImplementedError, RuntimeError, ValueError):  # a sparse tensor has none, a lazy one not yet

@@ -13,6 +13,8 @@ from lflops.collect.counting.collectives import collective_of
 from lflops.collect.counting.memory import LiveMemory
 from lflops.collect.counting.operators import FOREACH, Kind, Operator, first_tensor, known_operators
 from lflops.collect.counting.owners import StepOwners
+from lflops.collect.counting.parts import Parts
+from lflops.collect.counting.spread import is_spread, whole_cost
 from lflops.collect.counting.tally import Tally
 from lflops.collect.counting.traffic import bytes_moved, size, tensors_of
 from lflops.collect.refusals import refuse_real_parameters
@@ -27,15 +29,15 @@ __all__ = ["CountingMode", "Extent", "OperatorCounter"]
 FUSED = "_fused_"
 FREE, COLLECTIVE, DECOMPOSED, UNCOUNTED = Kind.FREE, Kind.COLLECTIVE, Kind.DECOMPOSED, Kind.UNCOUNTED
 """By names of this module: an enumeration takes its time to give one of its own, and every operator asks."""
-MODEL_PHASES = ("forward", "backward", "recompute")
 
 
 class ThreadTally(threading.local):
-    """This thread's sums."""
+    """This thread's sums; and on what kind of device an operator on tensors that are spread over ranks is running, if one is."""
 
     def __init__(self) -> None:
         """Begin a thread with none."""
         self.tally: Tally | None = None
+        self.spread: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,7 @@ class OperatorCounter:
         extent: What to collect.
 
     Attributes:
-        sharded: Whether the model's own work is done on parts of its tensors, so that the whole cannot be read from it.
+        parts: The plain tensors that are only parts of what the model works on.
     """
 
     def __init__(self, scopes: Scopes, extent: Extent) -> None:
@@ -85,7 +87,7 @@ class OperatorCounter:
         self._tallies: list[Tally] = []
         self._step: StepOwners | None = None
         self._optimizers: dict[int, Optimizer] = {}
-        self.sharded = False
+        self.parts = Parts(scopes.tree)
 
     def total(self) -> Tally:
         """The sums of all threads."""
@@ -106,17 +108,43 @@ class OperatorCounter:
         push_mode(mode)
         return lambda: pop_mode(mode)
 
-    def note_wrapper(self, kind: type) -> None:
-        """Note whether an operator on tensors that wrap others is one on parts of the model's."""
-        if kind.__name__ == "DTensor" and not self.sharded:
-            self.sharded = self.scopes.current()[1] in MODEL_PHASES
+    @property
+    def is_within_spread(self) -> bool:
+        """Whether an operator on tensors that are spread over ranks is running on this thread."""
+        return self._local.spread is not None
 
-    def record(self, call: Call) -> None:
-        """Add one call."""
+    def works_out_shapes(self, args: Any, kwargs: Any) -> bool:
+        """Whether an operator within one on tensors that are spread over ranks is no part of it, but asks what its parts will look like."""
+        if self._local.spread in (None, "meta"):
+            return False
+        on = [tensor.device for tensor in tensors_of((*args, *kwargs.values()))] or [torch.device(kwargs.get("device") or "cpu")]
+        return any(device.type == "meta" for device in on)
+
+    def run_spread(self, operator: Operator, function: Any, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+        """Run an operator on tensors that are spread over ranks: what it runs here is local work, its own shapes tell the whole."""
+        mine, local, (row, phase) = self._tally(), self._local, self.scopes.current(args)
+        self.parts.note((*args, *kwargs.values()))
+        part = local.tally = Tally()
+        local.spread = tensors_of((*args, *kwargs.values()))[0].device.type
+        try:
+            out = run()
+        finally:
+            local.tally, local.spread = mine, None
+            mine.merge(part)
+        self.parts.note(out)
+        mine.tell_whole(part, (self.owner(row, phase), phase), whole_cost(operator, function, args, kwargs, out))
+        return out
+
+    def _tally(self) -> Tally:
         tally = self._local.tally
         if tally is None:
             tally = self._local.tally = Tally()
             self._tallies.append(tally)
+        return tally
+
+    def record(self, call: Call) -> None:
+        """Add one call."""
+        tally = self._tally()
         kind = call.operator.kind
         if kind is COLLECTIVE:
             collective, group, group_size, carried = collective_of(call.operator.name, call.args, call.kwargs, call.out)
@@ -144,6 +172,8 @@ class OperatorCounter:
         tally.add((row, operator.name, phase, dtype), cost, moved)
         if cost.recompute is not None:
             tally.add((row, operator.name, "recompute", dtype), cost.recompute, 0)
+        if cost.macs and self.parts.awake and not self._local.spread and self.parts.among((args, kwargs)):
+            tally.whole_is_unknown(row, phase, cost)
 
     def _add_step(self, tally: Tally, call: Call) -> None:
         """Inside an optimizer's step the row is the owner of the parameter; an operator on lists is one on each element."""
@@ -196,6 +226,7 @@ class CountingMode(TorchDispatchMode):
         self._counter = counter
         self._scopes = counter.scopes
         self._memory = counter.memory
+        self._parts = counter.parts
         self._fake = counter.fake
         self._operators = known_operators()
 
@@ -212,13 +243,15 @@ class CountingMode(TorchDispatchMode):
                 if not self._fake:
                     return function(*args, **kwargs)  # not a run, but somebody working out shapes
             elif kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
-                self._counter.note_wrapper(kind)
-                return NotImplemented  # a wrapper: what it does with the tensors inside is what runs here
+                # A wrapper: what it does with the tensors inside is what runs here.
+                return self._run_spread(function, args, kwargs) if any(map(is_spread, types)) else NotImplemented
         if self._fake:
             refuse_real_parameters(args)
+        if self._parts.awake and self._counter.works_out_shapes(args, kwargs):
+            return function(*args, **kwargs)
         known = self._operators.get(id(function))  # its own hash is written in Python
         if known is None:
-            known = self._operators[id(function)] = (function, Operator(function))
+            known = self._learn(function)
         operator = known[1]
         if operator.kind is DECOMPOSED or (operator.takes_sequences and kernel_for_sequences(function, args)):
             push_mode(self)
@@ -227,6 +260,25 @@ class CountingMode(TorchDispatchMode):
             finally:
                 pop_mode(self)
         return self._run(operator, function, args, kwargs)
+
+    def _learn(self, function: Any) -> tuple[Any, Operator]:
+        known = self._operators[id(function)] = (function, Operator(function))
+        return known
+
+    def _run_spread(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator on tensors that are spread over ranks, which comes here again and is then left to them."""
+        operator = (self._operators.get(id(function)) or self._learn(function))[1]
+        if self._counter.is_within_spread:
+            return NotImplemented
+
+        def run() -> Any:
+            push_mode(self)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                pop_mode(self)
+
+        return self._counter.run_spread(operator, function, run, args, kwargs)
 
     def _run(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
         row, phase = self._scopes.current(args)
@@ -237,6 +289,8 @@ class CountingMode(TorchDispatchMode):
         if self._memory is not None:
             self._memory.before(operator.name, row, phase)
         out = function(*args, **kwargs)
+        if self._parts.awake and not self._counter.is_within_spread:
+            self._parts.follow(operator, row, args, kwargs, out)
         if operator.kind is not FREE:
             self._counter.record(Call(operator, row, phase, args, kwargs, out))
         if self._memory is not None and operator.makes_storage:
