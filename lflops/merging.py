@@ -1,28 +1,25 @@
 """Many ranks, one profile: what the run did, from what each of its ranks counted or measured."""
 
-import heapq
-import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops.errors import ProfileError
 from lflops.merged_rows import MergedRows, ranges
+from lflops.merged_stats import rank_stats
 from lflops.merged_steps import MergedSteps
-from lflops.observations import PHASES, Count, Phase, Rank, RankStat, Spread, Step, Trace
+from lflops.observations import PHASES, Count, Rank, RankStat, Spread, Step, Trace
 from lflops.profile import SCHEMA_VERSION, Memory, Note, Profile, Run
 
-__all__ = ["Brief", "brief_of", "median_stat", "merge", "merged", "waiting_in", "worst"]
+__all__ = ["Brief", "brief_of", "merge", "merged"]
 
 LARGEST_WORLD = 1 << 20
-_TOLD_BY_RANK = 32
 _SIZES = tuple(f"{of}_parallel_size" for of in ("data", "tensor", "pipeline", "expert"))
 _OF_THE_RUN = ("kind", "stage", "window", "strategy", "accumulation", *_SIZES)
 
 Stats = Callable[[Mapping[str, int]], Iterable[RankStat]]
-Waiting = Mapping[tuple[str, Phase], float | None]
 
 
 class Brief(Struct, frozen=True, kw_only=True):
@@ -78,12 +75,8 @@ def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
     """
     given = _by_rank(profiles)
 
-    def stats(sources: Mapping[str, int]) -> Iterable[RankStat]:
-        found = list(_rank_stats(given, sources))
-        told = worst(found)
-        return [stat if place in told else replace(stat, by_rank=None) for place, stat in enumerate(found)]
-
-    return merged((brief_of(rank, profile) for rank, profile in given.items()), given.__getitem__, lambda rank: given[rank].memory, stats)
+    briefs = (brief_of(rank, profile) for rank, profile in given.items())
+    return merged(briefs, given.__getitem__, lambda rank: given[rank].memory, lambda rows: rank_stats(given, rows))
 
 
 def brief_of(
@@ -246,60 +239,6 @@ def _ranks(
             peak_bytes=brief.peak_bytes,
             slowest=None if slowest is None else slowest.get(rank, 0),
         )
-
-
-def waiting_in(profile: Profile) -> Waiting:
-    """Seconds a step that each module itself spends inside of collectives in each phase where it runs any; `None` where unknown.
-
-    What is begun in a module and not awaited there is awaited where the phase ends, as DDP does with gradients: so the root's own is
-    unknown too, wherever another is.
-    """
-    found: dict[tuple[str, Phase], float | None] = {}
-    for each in profile.communication:
-        if each.seconds is None:
-            found["", each.phase] = None
-        known = found.get((each.module, each.phase), 0.0)
-        found[each.module, each.phase] = None if known is None or each.seconds is None else known + each.seconds
-    return found
-
-
-def median_stat(
-    module: str, phase: Phase, medians: Mapping[int, float], waiting: Literal["none", "left_out", "unknown"], **of_steps: Any
-) -> RankStat:
-    """How the ranks' medians compare. Of equal ones the first rank is the slow one; of two in the middle the faster one is the median."""
-    slow = max(medians, key=medians.__getitem__)
-    low, median = min(medians.values()), statistics.median_low(medians.values())
-    return RankStat(
-        module=module, phase=phase, low=low, median=median, high=medians[slow], high_rank=slow, waiting=waiting, by_rank=medians, **of_steps
-    )
-
-
-def worst(stats: Sequence[RankStat]) -> frozenset[int]:
-    """The places of those that every rank's time is kept of: what loses the most, and what may be waiting for others last."""
-
-    def most(place: int) -> tuple[bool, float]:
-        return stats[place].waiting == "unknown", -stats[place].seconds_lost
-
-    return frozenset(heapq.nsmallest(_TOLD_BY_RANK, range(len(stats)), key=most))
-
-
-def _rank_stats(given: Mapping[int, Profile], sources: Mapping[str, int]) -> Iterator[RankStat]:
-    waits = {rank: waiting_in(profile) for rank, profile in given.items()}
-    for row in sources:
-        having = {rank: profile.modules[row] for rank, profile in given.items() if row in profile.modules}
-        for phase in PHASES:
-            spreads = {rank: module.work(phase).own_seconds for rank, module in having.items()}
-            medians = {rank: spread.median for rank, spread in spreads.items() if spread is not None}
-            if len(medians) < 2:
-                continue
-            waited = {rank: waits[rank].get((row, phase), 0.0) for rank in medians}
-            known = {rank: seconds for rank, seconds in waited.items() if seconds is not None}
-            if len(known) < len(waited):
-                yield median_stat(row, phase, medians, "unknown")
-            elif any((row, phase) in waits[rank] for rank in medians):
-                yield median_stat(row, phase, {rank: max(medians[rank] - known[rank], 0.0) for rank in medians}, "left_out")
-            else:
-                yield median_stat(row, phase, medians, "none")
 
 
 def _notes(briefs: Mapping[int, Brief], order: list[int], rows: MergedRows, ranks: tuple[Rank, ...]) -> Iterator[Note]:

@@ -20,6 +20,7 @@ FIRST_ROW = {
     "profile_file",
     "merging",
     "merged_rows",
+    "merged_stats",
     "merged_steps",
     "queries",
     "extremes",

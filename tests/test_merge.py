@@ -21,7 +21,8 @@ from lflops.analyze import pace
 from lflops.errors import ProfileError
 from lflops.hardware import Hardware
 from lflops.merged_rows import ranges
-from lflops.merging import merge, worst
+from lflops.merged_stats import worst
+from lflops.merging import merge
 from lflops.observations import Phase, Rank, RankStat, Spread, Step, Trace
 from lflops.profile import Communication, DtypeShare, Note, Profile, Uncounted, ancestry
 from lflops.profile_file import _checked

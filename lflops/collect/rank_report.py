@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from lflops.collect.timing.join import with_times
 from lflops.collect.timing.split import Split
 from lflops.collect.timing.timeline import Place
-from lflops.merging import Brief, brief_of, waiting_in
+from lflops.merged_stats import waiting_in
+from lflops.merging import Brief, brief_of
 from lflops.observations import PHASES, Count, Phase, Seconds
 from lflops.profile import SCHEMA_VERSION, Cell, Communication, Memory, ModuleProfile, Profile, Uncounted, Work
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from lflops.collect.rank_report import Head
-from lflops.merging import worst
+from lflops.merged_stats import worst
 from lflops.observations import PHASES, Phase, RankStat
 
 __all__ = ["RankTimes"]
