@@ -6,10 +6,11 @@ of it that only moves bytes.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lflops.analyze.peaks import chip_of, name_of_peak, peak_of
 from lflops.hardware import Hardware, lookup
@@ -17,7 +18,7 @@ from lflops.observations import PHASES, Phase
 from lflops.profile import Cell, Profile, Work
 from lflops.queries import ancestry
 
-__all__ = ["Bound", "Ceiling", "Over", "Point", "Roofline", "roofline"]
+__all__ = ["Bound", "Ceiling", "Over", "Point", "Roofline", "placed_once", "roofline"]
 
 Bound = Literal["compute", "memory"]
 
@@ -117,42 +118,58 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
     """
     chip = chip_of(profile, hardware)
     costs = [_cost(cell, profile, chip) for cell in profile.cells]
-    of_rows: defaultdict[tuple[str, Phase], list[_Cost]] = defaultdict(list)
-    of_operators: defaultdict[tuple[str, Phase, str], list[_Cost]] = defaultdict(list)
-    for cost in costs:
-        cell = cost.cell
-        of_operators[cell.operator, cell.phase, cell.dtype].append(cost)
-        for name in ancestry(cell.module):
-            of_rows[name, cell.phase].append(cost)
-    return Roofline(
-        ceilings=tuple(_ceilings(profile, chip)),
+    of_rows = _by_row(costs, lambda cell: ancestry(cell.module))
+    found = _once(profile, chip, costs)
+    return replace(
+        found,
         modules=tuple(
             _point(of_rows[name, phase], name, phase, seconds=_seconds(module.work(phase)))
             for name, module in profile.modules.items()
             for phase in PHASES
             if (name, phase) in of_rows
         ),
-        operators=tuple(_point(found, "", key[1], operator=key[0], dtype=key[2]) for key, found in of_operators.items()),
         cells=tuple(
             _point([cost], cost.cell.module, cost.cell.phase, operator=cost.cell.operator, dtype=cost.cell.dtype) for cost in costs
         ),
-        own=tuple(_own(profile, of_rows)),
     )
+
+
+def placed_once(profile: Profile) -> Roofline:
+    """What a figure shows, without `modules` and `cells`, which are most of the work: a large model has a point a cell."""
+    chip = chip_of(profile, None)
+    return _once(profile, chip, [_cost(cell, profile, chip) for cell in profile.cells])
+
+
+def _once(profile: Profile, chip: Hardware | None, costs: Sequence["_Cost"]) -> Roofline:
+    of_operators: defaultdict[tuple[str, Phase, str], list[_Cost]] = defaultdict(list)
+    for cost in costs:
+        of_operators[cost.cell.operator, cost.cell.phase, cost.cell.dtype].append(cost)
+    return Roofline(
+        ceilings=tuple(_ceilings(profile, chip)),
+        modules=(),
+        operators=tuple(_point(found, "", key[1], operator=key[0], dtype=key[2]) for key, found in of_operators.items()),
+        cells=(),
+        own=tuple(_own(profile, _by_row(costs, lambda cell: (cell.module,)))),
+    )
+
+
+def _by_row(costs: Iterable["_Cost"], rows: Callable[[Cell], Iterable[str]]) -> dict[tuple[str, Phase], list["_Cost"]]:
+    of_rows: defaultdict[tuple[str, Phase], list[_Cost]] = defaultdict(list)
+    for cost in costs:
+        for name in rows(cost.cell):
+            of_rows[name, cost.cell.phase].append(cost)
+    return of_rows
 
 
 def _own(profile: Profile, of_rows: Mapping[tuple[str, Phase], list["_Cost"]]) -> Iterator[Point]:
     """In the model's order. Of a module that another stands below in that phase, the clock alone tells its own time."""
-    above = {(name.rpartition(".")[0], phase) for name, phase in of_rows if name}
+    above = {(name, phase) for row, phase in of_rows for name in ancestry(row)[1:]}
     for name, module in profile.modules.items():
         for phase in PHASES:
-            costs, work = of_rows.get((name, phase), ()), module.work(phase)
-            if (name, phase) not in above:
-                seconds = _seconds(work)
-            else:
-                costs = [cost for cost in costs if cost.cell.module == name]
-                seconds = work.own_seconds.median if work.own_seconds else None
-            if costs:
-                yield _point(costs, name, phase, seconds=seconds)
+            if (name, phase) in of_rows:
+                work = module.work(phase)
+                own = work.own_seconds.median if work.own_seconds else None
+                yield _point(of_rows[name, phase], name, phase, seconds=own if (name, phase) in above else _seconds(work))
 
 
 class _Cost(NamedTuple):

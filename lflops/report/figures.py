@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from lflops.analyze.roofline import roofline
+from lflops.analyze.roofline import placed_once
 from lflops.profile import Profile
 from lflops.report.memory_figure import memory_figure
 from lflops.report.roofline_figure import roofline_figure
@@ -26,7 +26,7 @@ class Picture(NamedTuple):
 
 def pictures(profile: Profile) -> Iterator[Picture]:
     """The roofline, where the chip's roof is known; and live memory, where that was counted."""
-    found = roofline(profile)
+    found = placed_once(profile)
     if found.ceilings:
         yield _drawn("roofline", roofline_figure(found))
     if profile.memory is not None and profile.memory.timeline:

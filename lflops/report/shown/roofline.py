@@ -6,7 +6,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from lflops.analyze.repeats import repeats
-from lflops.analyze.roofline import Ceiling, Point, Roofline, roofline
+from lflops.analyze.roofline import Ceiling, Point, Roofline, placed_once
 from lflops.profile import Profile
 from lflops.queries import pattern
 from lflops.report.roofline import OVER
@@ -75,7 +75,7 @@ class _Placed(NamedTuple):
 
 def roofs(profile: Profile) -> Roofs | None:
     """What there is to place; `None` where nothing was counted."""
-    found = roofline(profile)
+    found = placed_once(profile)
     if not profile.is_counted or not found.own:
         return None
     rows = {name: row for row, name in enumerate(profile.modules)}
