@@ -8,7 +8,7 @@ PEERS_READY := .venv-peers/ready
 demo: $(READY)
 	@$(BIN)/python examples/train_gpt.py
 	@$(BIN)/lflops show gpt/lflops/train-1-*.profile.json
-	@echo "The same as curves and text: $(BIN)/tensorboard --logdir gpt"
+	@echo "In the browser, under the tab LFLOPS: $(BIN)/tensorboard --logdir gpt; as one file: $$(ls gpt/lflops/train-1-*.html)"
 
 test: lint
 	@$(BIN)/pytest
