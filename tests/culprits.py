@@ -108,8 +108,13 @@ def python_kernel(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None
 
 def pushed_mode(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
     """Push a mode without telling dynamo, and never pop it."""
-    undo.callback(_pop_mode)
-    _push_mode(PlainMode())
+    mode = PlainMode()
+
+    def pop() -> None:
+        assert mode is _pop_mode()  # held here: torch 2.8 returns one that nobody else has after it freed it
+
+    undo.callback(pop)
+    _push_mode(mode)
 
 
 def thread(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
