@@ -69,10 +69,10 @@ MOVES = _names(
 PER_OUTPUT = _operations(
     {
         1: """
-            _add_relu _prelu_kernel _prelu_kernel_backward _segment_reduce_backward copysign elu_backward floor_divide gelu_backward
+            _add_relu _conj_physical _prelu_kernel _prelu_kernel_backward _segment_reduce_backward copysign elu_backward floor_divide gelu_backward
             glu_backward
-            hardshrink_backward hardsigmoid_backward hardswish hardswish_backward hardtanh_backward hypot leaky_relu_backward
-            log_sigmoid_backward log_sigmoid_forward native_dropout_backward rrelu_with_noise
+            hardshrink_backward hardsigmoid_backward hardswish hardswish_backward hardtanh_backward hypot leaky_relu
+            leaky_relu_backward log_sigmoid_backward log_sigmoid_forward native_dropout_backward rrelu_with_noise
             mish_backward rrelu_with_noise_backward silu_backward softplus_backward softshrink_backward
         """,
         2: """
