@@ -31,6 +31,7 @@ bench: $(READY) $(PEERS_READY)
 	@$(BIN)/python benchmarks/budget.py
 	@$(BIN)/python benchmarks/roofline.py
 	@$(BIN)/python benchmarks/estimate.py
+	@$(BIN)/python benchmarks/page.py
 	@$(PEERS)/python benchmarks/accuracy.py
 	@$(PEERS)/python benchmarks/latency.py
 	@$(PEERS)/python benchmarks/callback.py

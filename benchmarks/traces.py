@@ -36,7 +36,7 @@ EVENTS = 200_000
 ACTIVE = 3
 HIGHEST = """
 import sys
-from lflops.traces.annotate import main
+from lflops.traces.program import main
 main(sys.argv[1:])
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """

@@ -1,5 +1,6 @@
-"""A TensorBoard with the LFLOPS tab, in a process of its own in which nothing that training needs can be loaded."""
+"""A TensorBoard in a process of its own: with the LFLOPS tab, where nothing that training needs can be loaded, or torch-tb-profiler's."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -27,6 +28,16 @@ print(board.launch(), flush=True)
 sys.stdin.read()
 """
 
+_PROFILER = """
+import sys
+from tensorboard import default, program
+from torch_tb_profiler.plugin import TorchProfilerPlugin
+if __name__ == "__main__":  # it reads each trace in a process that loads this program anew
+    board = program.TensorBoard(plugins=[*default.get_static_plugins(), TorchProfilerPlugin])
+    board.configure(argv=["tensorboard", "--logdir", sys.argv[1], "--port", "0"])
+    print(board.launch(), flush=True)
+    sys.stdin.read()
+"""
 
 PATIENCE = 50_000
 """Questions to a server that is still reading: some minutes."""
@@ -37,21 +48,29 @@ class Board:
 
     Args:
         address: Where it answers.
+        plugin: Which of its plugins is asked.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, plugin: str = "lflops") -> None:
         self.address = address
+        self.plugin = plugin
 
     def get(self, route: str, **parameters: Any) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body."""
         accepted = parameters.pop("accept", "identity")
-        url = f"{self.address}data/plugin/lflops/{route}?{urlencode(parameters)}"
+        url = f"{self.address}data/plugin/{self.plugin}/{route}?{urlencode(parameters)}"
         try:
             with urlopen(Request(url, headers={"Accept-Encoding": accepted})) as answer:  # noqa: S310 - our own server
                 return answer.status, dict(answer.headers), answer.read()
         except HTTPError as error:
             with error:
                 return error.code, dict(error.headers), error.read()
+
+    def json(self, route: str, **parameters: Any) -> Any:
+        """What is there, unpacked."""
+        status, headers, body = self.get(route, **parameters)
+        assert status == 200, (route, parameters, body)
+        return json.loads(gzip.decompress(body) if headers.get("Content-Encoding") == "gzip" else body)
 
     def windows(self, *, told: int) -> dict[str, Any]:
         """What the tab lists, as soon as TensorBoard has read so many windows and problems."""
@@ -64,14 +83,42 @@ class Board:
 
 @contextmanager
 def board(logdir: Path, *options: str) -> Iterator[Board]:
-    """Runs as long as it is used; it ends with its input."""
-    command = [sys.executable, "-c", _SERVER, str(logdir), *options]
+    """Has the tab."""
+    with _runs([sys.executable, "-c", _SERVER, str(logdir), *options]) as address:
+        yield Board(address)
+
+
+@contextmanager
+def profiler_board(logdir: Path, folder: Path, runs: int) -> Iterator[Board]:
+    """Has torch-tb-profiler, as soon as that has read so many runs. What it warns of is its own business.
+
+    Args:
+        logdir: What it shows.
+        folder: Where its program may lie.
+        runs: How many there are.
+    """
+    program = folder / "profiler_board.py"
+    program.write_text(_PROFILER)
+    with _runs([sys.executable, "-W", "ignore", str(program), str(logdir)]) as address:
+        shown = Board(address, "pytorch_profiler")
+        for _ in range(PATIENCE):
+            found = shown.json("runs")
+            if len(found["runs"]) >= runs:
+                break
+        else:
+            raise AssertionError(f"torch-tb-profiler never read {runs} runs: {found}")
+        yield shown
+
+
+@contextmanager
+def _runs(command: list[str]) -> Iterator[str]:
+    """A server's address, as long as it is used; it ends with its input."""
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout
         address = process.stdout.readline().strip()
         assert address, "TensorBoard did not start"
         try:
-            yield Board(address)
+            yield address
         finally:
             process.communicate()
 

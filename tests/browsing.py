@@ -14,6 +14,7 @@ from lflops.report.page import save
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
+PARTS = Path(__file__).parents[1] / "lflops" / "page"
 GRID = "[role=treegrid]"
 ROW = f"{GRID} .grid-body [role=row]"
 
@@ -92,6 +93,17 @@ def page_of(opening: Callable[..., Seen], tmp_path: Path) -> Callable[..., Seen]
         return found
 
     return go
+
+
+@contextmanager
+def bench(browser: Any) -> Iterator[Any]:
+    """An empty page that can import the page's modules, to try what is in them."""
+    page = browser.new_page()
+    page.route("**/*.js", lambda route: route.fulfill(path=PARTS / route.request.url.rpartition("/")[2], content_type="text/javascript"))
+    page.route("**/here", lambda route: route.fulfill(body="", content_type="text/html"))
+    page.goto("http://page.test/here")
+    yield page
+    page.close()
 
 
 @contextmanager

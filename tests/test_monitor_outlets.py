@@ -3,23 +3,33 @@
 import csv
 import json
 import re
+import struct
+import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
+import matplotlib as mpl
 import msgspec
 import pytest
 import torch
+from boards import Board, board
 from clocks import StillClock
 from fits import CLASSES, LIGHTNINGS_WARNINGS, ROWS, WIDTH, Classifier, Validated, fit, loader, watching
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from samples import small_profile, untimed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from test_monitor_endings import Ending, raises
 from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
 
 import lflops
 from lflops import Hardware
 from lflops.callback import session
+from lflops.callback.board import LONGEST_TEXT
+from lflops.callback.loggers import busiest, module_scalars
 from lflops.report.page import page
 from lflops.report.payload import payload
 from lflops.report.summary import summary
@@ -245,23 +255,27 @@ def test_a_trial_run_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_tensorboard_gets_curves_the_summary_and_a_layout(tmp_path: Path) -> None:
-    """One file for all of it: a second would keep TensorBoard from reading the first."""
-    monitor = watching()
-    logger = TensorBoardLogger(tmp_path)
+    """Its charts are of all curves but those that are no rate and no time."""
+    monitor, logger = watching(module_scalars=1), TensorBoardLogger(tmp_path)
     fit(Classifier(), monitor, logger=logger, log_every_n_steps=5)
-    assert 1 == len(list(Path(logger.log_dir).glob("events*")))
-    events = EventAccumulator(logger.log_dir)
-    events.Reload()
+    events = told(logger)
     assert [4, 9, 10, 14, 19, 24, 29] == [event.step for event in events.Scalars("lflops/train/step_ms")]
     (text,) = events.Tensors("lflops/train/summary/text_summary")
     fenced = text.tensor_proto.string_val[0].decode()
     assert f"```\n{summary(monitor.profiles[0], top_modules=3)}\n```" == fenced
     (layout,) = events.Tensors("custom_scalars__config__")
-    charts = layout_pb2.Layout.FromString(layout.tensor_proto.string_val[0]).category[0].chart
-    patterns = [pattern for chart in charts for pattern in chart.multiline.tag]
-    tags = {tag for tag in events.Tags()["scalars"] if tag.startswith("lflops")}
-    unseen = {tag for tag in tags if not any(re.search(pattern, tag) for pattern in patterns)}
-    assert {f"lflops/train/{name}" for name in ("peak_memory_gib", "counted_share", "observer_overhead")} == unseen
+    charts = [chart for each in layout_pb2.Layout.FromString(layout.tensor_proto.string_val[0]).category for chart in each.chart]
+    drawn: Counter[str] = Counter()
+    for tag in (tag for tag in events.Tags()["scalars"] if tag.startswith("lflops")):
+        drawn[tag] += sum(bool(re.search(pattern, tag)) for chart in charts for pattern in chart.multiline.tag)
+    assert {f"lflops/train/{name}" for name in ("peak_memory_gib", "counted_share", "observer_overhead")} == {
+        tag for tag, number in drawn.items() if not number and not tag.startswith("lflops_totals/")
+    }
+    assert 1 == max(drawn.values())
+    (name,) = busiest(monitor.profiles[0], 1)
+    assert {f"lflops_modules/train/{figure}/{name or 'root'}": 1 for figure in ("forward_ms", "backward_ms", "tflops")} == {
+        tag: number for tag, number in drawn.items() if tag.startswith("lflops_modules/")
+    }
 
 
 def test_tensorboard_gets_the_window_for_its_tab(tmp_path: Path) -> None:
@@ -277,23 +291,127 @@ def test_tensorboard_gets_the_window_for_its_tab(tmp_path: Path) -> None:
     assert msgspec.json.encode(payload(monitor.profiles[0])) == checked(window.tensor_proto.string_val[0])
 
 
-def test_a_long_summary_is_cut_for_tensorboard() -> None:
+def test_a_long_summary_is_cut_for_tensorboard(tmp_path: Path) -> None:
     """Which would render all of it on every request: without the details, and then at a hundred lines."""
-    from lflops.callback.loggers import LONGEST_TEXT, Outlets
 
     class Deep(Classifier):
         def __init__(self) -> None:
             super().__init__()
             self.more = torch.nn.Sequential(*[torch.nn.Sequential() for _ in range(120)])
 
-    monitor = watching()
-    fit(Deep(), monitor)
-    writer = Mock()
-    outlets = Outlets(Mock(), monitor._settings, 1)
-    outlets._to_tensorboard(writer, summary(monitor.profiles[0]), monitor.profiles[0], 9)
-    (_, text), _ = writer.add_text.call_args
+    monitor, logger = watching(), TensorBoardLogger(tmp_path)
+    fit(Deep(), monitor, logger=logger)
+    text = told(logger).Tensors("lflops/train/summary/text_summary")[0].tensor_proto.string_val[0].decode()
     assert summary(monitor.profiles[0], top_modules=3, detailed=False) == text.removeprefix("```\n").removesuffix("\n```")
     assert LONGEST_TEXT >= len(text.splitlines()) - 2
+
+
+def told(logger: TensorBoardLogger) -> EventAccumulator:
+    """What is in the one file that there is: a second would keep TensorBoard from reading the first."""
+    assert 1 == len(list(Path(logger.log_dir).rglob("events*")))
+    events = EventAccumulator(logger.log_dir)
+    events.Reload()
+    return events
+
+
+def test_tensorboard_gets_the_roofline_and_the_memory_as_figures(tmp_path: Path) -> None:
+    """At the step of the summary. Where the chip's peak is not known there is no roof to draw."""
+    for name, chip, expected in ("known", CHIP, {"roofline", "memory"}), ("unknown", None, {"memory"}):
+        monitor, logger = watching(hardware=chip), TensorBoardLogger(tmp_path, name=name)
+        fit(Classifier(), monitor, logger=logger)
+        events = told(logger)
+        assert {f"lflops/train/{each}" for each in expected} == set(events.Tags()["images"])
+        for figure in expected:
+            (image,) = events.Images(f"lflops/train/{figure}")
+            assert b"\x89PNG" == image.encoded_image_string[:4]
+            assert struct.unpack(">II", image.encoded_image_string[16:24]) == (image.width, image.height)
+            assert events.Tensors("lflops/train/profile")[0].step == image.step
+
+
+def test_figures_leave_matplotlib_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its settings, and the figures that the training has open; nothing chooses a backend."""
+    monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)
+    before = dict(mpl.rcParams)
+    with SummaryWriter(tmp_path) as writer:
+        lflops.tensorboard.log(writer, small_profile(), 8)
+        lflops.tensorboard.log(writer, small_profile(), 9, tag="mine", figures=False)
+        lflops.tensorboard.log(writer, small_profile(), 9, tag="others/profile")
+    assert before == dict(mpl.rcParams)
+    assert "matplotlib.pyplot" not in sys.modules
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert {"lflops/fit/memory", "others/memory"} == {tag for tag in events.Tags()["images"] if tag.endswith("memory")}
+
+
+class Tuned(Classifier):
+    """Has hyperparameters, one of which is no figure."""
+
+    def __init__(self, lr: float = 0.5, sizes: tuple[int, int] = (2, 3)) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+
+def test_a_run_ends_as_a_row_of_the_table_of_hyperparameters(tmp_path: Path) -> None:
+    """With those of the logger, what a step totals, and all curves; also where there are none."""
+    for name, module in ("tuned", Tuned()), ("plain", Classifier()):
+        logger = TensorBoardLogger(tmp_path, name=name, version="", default_hp_metric=False)
+        fit(module, watching(), logger=logger)
+        events = told(logger)
+        assert [sum(each.numel() for each in Classifier().parameters())] == [
+            event.value for event in events.Scalars("lflops_totals/train/parameters")
+        ]
+        macs = ROWS * WIDTH * WIDTH, ROWS * WIDTH * CLASSES
+        forward, backward = (events.Scalars(f"lflops_totals/train/{phase}_gmacs")[0].value for phase in ("forward", "backward"))
+        assert pytest.approx((sum(macs) / 1e9, (macs[0] + 2 * macs[1]) / 1e9)) == (forward, backward)
+    with board(tmp_path) as server:
+        server.windows(told=2)
+        table = Board(server.address, "hparams")
+        columns = table.json("experiment", request="{}")["metricInfos"]
+        assert {"lflops_totals/train/parameters", "lflops/train/step_ms"} <= {column["name"]["tag"] for column in columns}
+        asked = {"allowedStatuses": ["STATUS_SUCCESS"], "colParams": [], "startIndex": 0, "sliceSize": 9}
+        rows = table.json("session_groups", request=json.dumps(asked))["sessionGroups"]
+        assert {"tuned": {"lr": 0.5, "sizes": "(2, 3)"}, "plain": {}} == {row["name"]: row["hparams"] for row in rows}
+
+
+def test_the_table_s_columns_stay_the_user_s(tmp_path: Path) -> None:
+    """What Lightning, or the user, has written of the table stands; a run that fails has no row of ours."""
+    logger = TensorBoardLogger(tmp_path / "tuned")
+    fit(Tuned(), watching(), logger=logger)
+    written = told(logger).summary_metadata["_hparams_/experiment"].plugin_data.content
+    assert ["hp_metric"] == [each.name.tag for each in HParamsPluginData.FromString(written).experiment.metric_infos]
+    failing = TensorBoardLogger(tmp_path / "failing")
+    with pytest.raises(ValueError, match="planted"):
+        fit(Ending(8, raises(ValueError("planted"))), watching(), logger=failing)
+    assert [] == [tag for tag in told(failing).summary_metadata if tag.startswith(("_hparams_", "lflops_totals"))]
+
+
+def test_the_busiest_modules_have_the_most_time_of_their_own() -> None:
+    """Of the small profile's rows three took 100 µs forward and as much backward; the containers themselves nothing."""
+    given = small_profile()
+    assert ("encoder.0", "encoder.1", "head") == busiest(given, 20)
+    assert ("encoder.0", "encoder.1") == busiest(given, 2)
+    assert () == busiest(given, 0) == busiest(untimed(given), 20)
+
+
+def test_a_module_s_figures_are_its_own() -> None:
+    """1024 MACs of the encoder's in 200 µs, 384 of the head's; the activation has none, and the root ran nothing."""
+    expected = {(f"{phase}_ms", name): 0.1 for phase in ("forward", "backward") for name in ("encoder.0", "encoder.1", "head")}
+    expected |= {("tflops", "encoder.0"): 2 * 1024 / 2e-4 / 1e12, ("tflops", "encoder.1"): 0.0, ("tflops", "head"): 2 * 384 / 2e-4 / 1e12}
+    assert pytest.approx(expected) == module_scalars(small_profile(), ["encoder.0", "encoder.1", "head", "", "gone"])
+
+
+def test_every_logger_gets_the_busiest_modules() -> None:
+    """In the second window those of the first; none where none are asked for."""
+    logger = Recorder()
+    monitor = watching(module_scalars=2, schedule=Schedule(wait=3, warmup=1, active=2, repeat=2), track=False)
+    fit(Classifier(), monitor, logger=logger)
+    first = busiest(monitor.profiles[0], 2)
+    assert 2 == len(first)
+    windows = [{name for name in given if name.startswith("lflops_modules")} for given in logger.given.values() if given]
+    metrics = "forward_ms", "backward_ms", "tflops"
+    assert [{f"lflops_modules·train·{metric}·{name or 'root'}" for metric in metrics for name in first}] * 2 == windows
+    fit(Classifier(), watching(module_scalars=0), logger=(without := Recorder()))
+    assert not [name for given in without.given.values() for name in given if name.startswith("lflops_modules")]
 
 
 def test_the_summary_is_logged_and_goes_to_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,9 +6,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from boards import profiler_board
 from checks import macs
 from fits import CLASSES, LIGHTNINGS_WARNINGS, ROWS, WIDTH, fit, watching
 from traces import differences
@@ -155,11 +157,26 @@ def test_ranks_that_lightning_starts_by_running_the_script_again_leave_a_trace_e
     assert {"net.up": UP, "net.down": UP, "net.head": HEAD} == macs(profile, "forward")
     assert profile.trace is not None
     assert ["0", "1"] == list(profile.trace.files)
-    (folder,) = (tmp_path / "lflops_traces").iterdir()
+    (folder,) = (tmp_path / "lflops_traces").glob("train-*")
     assert sorted(folder.iterdir()) == sorted(map(Path, profile.trace.files.values()))
     assert [0, 1] == [
         json.loads(gzip.decompress(Path(file).read_bytes()))["distributedInfo"]["rank"] for file in profile.trace.files.values()
     ]
+    if find_spec("torch_tb_profiler") is not None:
+        shows_both_ranks(tmp_path, folder.with_name(f"compat-{folder.name}"))
+
+
+def shows_both_ranks(logs: Path, copies: Path) -> None:
+    """Torch-tb-profiler takes the copies for one run, in which each rank has an all-reduce a batch."""
+    (logs / "program").mkdir()
+    with profiler_board(logs, logs / "program", runs=2) as board:
+        run = str(copies.relative_to(logs))
+        assert "Distributed" in board.json("views", run=run)
+        workers = board.json("workers", run=run, view="Overview")
+        assert ["0", "1"] == [worker.rpartition("_")[2] for worker in workers]
+        collectives = board.json("distributed/commops", run=run, span="1")["data"]
+        assert set(workers) == collectives.keys()
+        assert {2} == {calls for told in collectives.values() for name, calls, *_ in told["rows"] if name == "gloo:all_reduce"}
 
 
 def test_a_window_of_all_ranks_is_told_of_while_the_training_goes_on(two: Ranks) -> None:

@@ -401,7 +401,8 @@ def test_a_stage_alone_is_traced(stage: str, tmp_path: Path) -> None:
         (each["module"], each["phase"], each["MACs"]) for each in calls if each.get("MACs")
     ]
     assert {"forward"} == {each["phase"] for each in calls}
-    assert [f"{stage}-0-0"] == [path.name for path in (tmp_path / "lflops_traces").iterdir()]
+    folders = {path.name for path in (tmp_path / "lflops_traces").iterdir()}
+    assert {f"{stage}-0-0"} == folders - {f"compat-{stage}-0-0"}  # the copy is for torch-tb-profiler, where that is installed
 
 
 def test_a_validations_trace_ends_with_it(tmp_path: Path) -> None:

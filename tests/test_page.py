@@ -104,12 +104,32 @@ def test_html_writes_the_page_beside_the_file(tmp_path: Path, capsys: pytest.Cap
         assert page(small_profile()) == (tmp_path / place).read_text("utf-8")
 
 
+def test_html_puts_several_profiles_into_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In their order, each with what it is chosen by: the file's name, or its path where names are the same."""
+    files = [tmp_path / name for name in ("a.json", "b.json", "old/b.json")]
+    files[2].parent.mkdir()
+    for file in files:
+        save(small_profile(), file)
+    for given, names in ((files[:2], ["a.json", "b.json"]), (files[1:], [str(file) for file in files[1:]])):
+        assert 0 == main(["html", *map(str, given)])
+        place = given[-1].with_suffix(".compare.html")
+        assert f"{place}\n" == capsys.readouterr().out
+        found = re.findall(
+            r'<script type="text/plain" id="data1?" data-run="([^"]*)" data-tag="fit" data-step="8">', place.read_text("utf-8")
+        )
+        assert names == found
+    assert 0 == main(["html", str(files[0]), str(files[0]), "-o", str(tmp_path / "twice.html")])
+    assert f'data-run="{files[0]} (2)"' in (tmp_path / "twice.html").read_text("utf-8")
+
+
 def test_html_prints_what_it_would_draw(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    """With --json, and writes nothing."""
+    """With --json, and writes nothing; of several a list."""
     file = tmp_path / "small.profile.json"
     save(small_profile(), file)
-    assert 0 == main(["html", str(file), "--json"])
-    assert json.decode(json.encode(payload(small_profile()))) == json.decode(capsysbinary.readouterr().out)
+    shown = json.decode(json.encode(payload(small_profile())))
+    for files, expected in (1, shown), (2, [shown, shown]):
+        assert 0 == main(["html", *[str(file)] * files, "--json"])
+        assert expected == json.decode(capsysbinary.readouterr().out)
     assert [file] == list(tmp_path.iterdir())
 
 
@@ -119,7 +139,7 @@ def test_html_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixtu
     save(small_profile(), file)
     before = file.read_bytes()
     assert 2 == main(["html", str(file), "-o", str(file)])
-    assert "is the profile itself" in capsys.readouterr().err
+    assert "is a profile itself" in capsys.readouterr().err
     assert before == file.read_bytes()
     assert 2 == main(["html", str(file), "--json", "-o", "x.html"])
     assert 2 == main(["html", str(tmp_path / "none.json")])

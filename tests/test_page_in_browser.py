@@ -117,6 +117,9 @@ def test_the_tree_is_walked_with_the_keyboard(page_of: Callable[..., Seen]) -> N
     for key in ("End", "ArrowLeft"):
         grid.press(key)
     assert "row-0" == grid.get_attribute("aria-activedescendant")
+    seen.page.get_by_role("button", name="backward MACs").press("Enter")
+    assert ["(root)", "encoder", "0", "1", "head"] == seen.labels()
+    assert "descending" == seen.page.get_by_role("columnheader", name="backward MACs").get_attribute("aria-sort")
 
 
 def test_the_address_keeps_what_is_looked_at(page_of: Callable[..., Seen]) -> None:
@@ -246,7 +249,7 @@ NUMBERS = [
     0.001,
     2.675,
 ]
-SHARES = [0, 0.0004, 0.00051, 0.125, 0.5, 1, 2.5]
+SHARES = [0, -0.0004, -0.25, 0.0004, 0.00051, 0.125, 0.5, 1, 2.5]
 SECONDS = [0, 1e-9, 2.5e-7, 1.5e-5, 2e-4, 0.0767, 0.9994, 1, 12.345, 3600]
 
 

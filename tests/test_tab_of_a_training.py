@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+from boards import board
 from browsing import ROW, Seen, tab
 from fits import LIGHTNINGS_WARNINGS, Classifier, fit, watching
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -51,3 +53,16 @@ def test_the_tab_has_the_numbers_of_the_file(opening: Callable[..., Seen], tmp_p
     assert {column: list(expected(modules, column)) for column in shown if column not in derived} == {
         column: values for column, values in shown.items() if column not in derived
     }
+
+
+def test_the_tab_serves_the_trace_of_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the callback left it, named from the run's folder; the logger's was given from where the training ran."""
+    monkeypatch.chdir(tmp_path)
+    monitor = watching(trace=True, schedule=Schedule(wait=1, warmup=1, active=2))
+    fit(Classifier(), monitor, logger=TensorBoardLogger("logs"))
+    (trace,) = tmp_path.rglob("train-*/*.pt.trace.json.gz")
+    with board(tmp_path / "logs") as server:
+        (window,) = server.windows(told=1)["windows"]
+        place = {name: window[name] for name in ("run", "tag", "step")}
+        assert [{"rank": "0", "file": f"lflops_traces/{trace.parent.name}/{trace.name}"}] == server.json("window", **place)["traces"]
+        assert trace.read_bytes() == server.get("trace", **place, index=0)[2]

@@ -21,8 +21,10 @@ from lflops.collect.timing.kineto import Recording, Tracer
 from lflops.errors import ProfileError
 from lflops.observations import Call
 from lflops.profile import Profile
-from lflops.traces.annotate import PROCESS, PROCESS_ID, Calls, annotate, main, pack
+from lflops.traces import program
+from lflops.traces.annotate import PROCESS, PROCESS_ID, Calls, annotate, pack
 from lflops.traces.child import Annotation
+from lflops.traces.program import main
 
 BASE = 1_700_000_000_000_000_000
 RECORDED = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 5, "tid": 5, "ts": 1.5, "dur": 2.0}
@@ -199,7 +201,13 @@ def told_beside(trace: Path, told: Calls) -> Path:
     return path
 
 
-def test_the_program_annotates_and_takes_away_what_it_read(tmp_path: Path, profile: Profile) -> None:
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torch-tb-profiler."""
+    monkeypatch.setattr(program, "is_wanted", lambda: False)
+
+
+def test_the_program_annotates_and_takes_away_what_it_read(tmp_path: Path, profile: Profile, alone: None) -> None:
     """Nothing but the packed trace is left."""
     trace, into, saved = written(tmp_path), tmp_path / "out.gz", tmp_path / "saved" / "p.json"
     profile.save(saved)
@@ -208,7 +216,7 @@ def test_the_program_annotates_and_takes_away_what_it_read(tmp_path: Path, profi
     assert up == of(json.loads(gzip.decompress(into.read_bytes())), "X")[0]["args"]["MACs"]
 
 
-def test_the_program_packs_what_it_cannot_annotate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_program_packs_what_it_cannot_annotate(tmp_path: Path, capsys: pytest.CaptureFixture[str], alone: None) -> None:
     """The profile is not there: the trace is, as it was, and the reason is told."""
     trace, into = written(tmp_path), tmp_path / "out.gz"
     text = trace.read_bytes()
@@ -220,7 +228,7 @@ def test_the_program_packs_what_it_cannot_annotate(tmp_path: Path, capsys: pytes
 
 def test_the_program_loads_no_torch() -> None:
     """A process that annotates takes no more than it needs."""
-    code = "import sys, lflops.traces.annotate, lflops.traces.child; print('torch' in sys.modules)"
+    code = "import sys, lflops.traces.program, lflops.traces.child; print('torch' in sys.modules)"
     assert "False" == subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 

@@ -12,9 +12,11 @@ from lflops.analyze.utilization import utilization
 from lflops.observations import PHASES, Phase
 from lflops.profile import Profile
 
-__all__ = ["Diff", "ModuleDiff", "diff"]
+__all__ = ["FACTS", "Diff", "ModuleDiff", "diff", "peak", "phases_of"]
 
-_FACTS = ("kind", "device_name", "dtype", "precision", "strategy", "world_size", "samples_per_step", "tokens_per_step", "accumulation")
+FACTS = ("kind", "device_name", "dtype", "precision", "strategy", "world_size", "samples_per_step", "tokens_per_step", "accumulation")
+"""Of a run: what is told where two differ in it."""
+
 _Fact = str | int | None
 
 
@@ -111,7 +113,7 @@ def diff(before: Profile, after: Profile) -> Diff:
         after: Another one, of the same model or of what became of it.
     """
     pairs = matched(before, after)
-    phases = _shared(_phases_of(before), _phases_of(after))
+    phases = _shared(phases_of(before), phases_of(after))
     both = [Both(Side.of(before, one, phases), Side.of(after, other, phases)) for one, other in pairs]
     judge = _judge(both)
     first, second = pace(before), pace(after)
@@ -123,7 +125,7 @@ def diff(before: Profile, after: Profile) -> Diff:
         mfu=Change(before=utilization(before).mfu, after=utilization(after).mfu),
         samples_per_second=Change(before=first.samples_per_second, after=second.samples_per_second),
         tokens_per_second=Change(before=first.tokens_per_second, after=second.tokens_per_second),
-        peak_bytes=Change(before=_peak(before), after=_peak(after)),
+        peak_bytes=Change(before=peak(before), after=peak(after)),
         modules=_modules(pairs, both, judge),
     )
 
@@ -169,11 +171,13 @@ def _phases(before: Pace, after: Pace, judge: Judge | None) -> dict[str, Timing]
     return {name: of_steps.timing(timed([before.phases.get(name)]), timed([after.phases.get(name)])) for name in names}
 
 
-def _peak(profile: Profile) -> int | None:
+def peak(profile: Profile) -> int | None:
+    """The most bytes alive."""
     return profile.memory.peak_bytes if profile.memory else profile.modules[""].peak_bytes
 
 
-def _phases_of(profile: Profile) -> tuple[Phase, ...]:
+def phases_of(profile: Profile) -> tuple[Phase, ...]:
+    """Those in which anything ran."""
     return tuple(phase for phase in PHASES if profile.modules[""].work(phase).calls)
 
 
@@ -186,7 +190,7 @@ def _shared(before: Sequence[Phase], after: Sequence[Phase]) -> tuple[Phase, ...
 
 
 def _facts(before: Profile, after: Profile) -> Iterator[tuple[str, _Fact, _Fact]]:
-    yield from ((fact, getattr(before.run, fact), getattr(after.run, fact)) for fact in _FACTS)
+    yield from ((fact, getattr(before.run, fact), getattr(after.run, fact)) for fact in FACTS)
     if before.cells and after.cells:
-        one, other = (", ".join(phase for phase in _phases_of(profile) if phase != "recompute") for profile in (before, after))
+        one, other = (", ".join(phase for phase in phases_of(profile) if phase != "recompute") for profile in (before, after))
         yield "phases", one, other

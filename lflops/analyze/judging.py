@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from lflops.observations import Spread
 
-__all__ = ["NEWS", "Judge", "Timed", "Timing", "Verdict", "Whole", "judge_of", "judge_of_steps", "timed", "uncompared"]
+__all__ = ["NEWS", "Judge", "Timed", "Timing", "Verdict", "Whole", "error_of", "judge_of", "judge_of_steps", "timed", "uncompared"]
 
 LEAST_CHANGE = 0.03
 """Of a time, for it to be news: two runs of the same code place their tensors differently in memory, which is worth some per cent."""
@@ -152,7 +152,12 @@ def timed(spreads: Collection[Spread | None]) -> Timed | None:
         return None
     if not seconds or min(spread.n for spread in known) < 2:
         return Timed(seconds, None)
-    return Timed(seconds, sum(0.93 * (each.high - each.low) * math.sqrt(each.n) / (each.n - 1) for each in known) / seconds)
+    return Timed(seconds, sum(error_of(each) for each in known) / seconds)
+
+
+def error_of(spread: Spread) -> float:
+    """Seconds that the median of several steps may be wrong by."""
+    return 0.93 * (spread.high - spread.low) * math.sqrt(spread.n) / (spread.n - 1)
 
 
 def uncompared(before: Timed | None, after: Timed | None, macs: float | None = None) -> Timing:

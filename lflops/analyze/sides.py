@@ -12,9 +12,10 @@ from lflops.analyze.matching import Place
 from lflops.observations import Phase
 from lflops.profile import ModuleProfile, Profile, Work
 
-__all__ = ["Both", "Change", "Figures", "Side"]
+__all__ = ["TIMED", "Both", "Change", "Figures", "Side"]
 
-_TIMED: tuple[Phase, ...] = ("forward", "backward", "recompute")
+TIMED: tuple[Phase, ...] = ("forward", "backward", "recompute")
+"""The phases whose times are compared."""
 
 
 class Change(Struct, frozen=True, kw_only=True, gc=False):
@@ -71,7 +72,7 @@ class Side(NamedTuple):
 
     def works(self, *, own: bool, timed_ones: bool = False) -> list[tuple[Phase, Work]]:
         """Of the outermost row, or of each."""
-        phases = [phase for phase in self.phases if phase in _TIMED or not timed_ones]
+        phases = [phase for phase in self.phases if phase in TIMED or not timed_ones]
         return [(phase, row.work(phase)) for row in (self.rows if own else self.rows[:1]) for phase in phases]
 
     def work(self, field: str, *, own: bool, timed_ones: bool = False) -> int | None:

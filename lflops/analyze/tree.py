@@ -13,7 +13,7 @@ from lflops.analyze.alike import alike
 from lflops.observations import Spread
 from lflops.profile import PHASES, ModuleProfile, Phase, Profile
 
-__all__ = ["SORT_KEYS", "Figures", "Repeat", "Row", "flat", "has_times", "share_of", "totals", "tree"]
+__all__ = ["SORT_KEYS", "Figures", "Repeat", "Row", "children", "flat", "has_times", "share_of", "totals", "tree"]
 
 
 class Figures(Struct, frozen=True, kw_only=True):
@@ -136,7 +136,7 @@ def tree(
     _check_sort(profile, sort, phase)
     if depth < -1:
         raise ValueError(f"depth={depth}: give -1 for all levels, 0 for the root alone, or how many to show below it")
-    below = _children(profile)
+    below = children(profile)
     kinds: Mapping[str, object] = alike(profile, below) if fold else {name: name for name in below}
 
     def rows(siblings: Iterable[tuple[str, ...]], level: int) -> tuple[Row, ...]:
@@ -262,7 +262,7 @@ def _phases(phase: Phase | None) -> tuple[Phase, ...]:
     return PHASES if phase is None else (phase,)
 
 
-def _children(profile: Profile) -> dict[str, list[str]]:
+def children(profile: Profile) -> dict[str, list[str]]:
     """The names right below each name, in the model's order."""
     below: dict[str, list[str]] = {name: [] for name in profile.modules}
     for name in filter(None, profile.modules):

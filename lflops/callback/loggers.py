@@ -1,32 +1,21 @@
 """What a window leaves in the Trainer's loggers and in its log directory."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lflops.analyze.pace import pace
 from lflops.analyze.utilization import utilization
+from lflops.callback.board import LONGEST_TEXT, Board
 from lflops.callback.settings import Settings
-from lflops.profile import Profile
+from lflops.profile import Phase, Profile, Work
 from lflops.report import page
 from lflops.report.summary import summary
-from lflops.tensorboard.events import log
 
-__all__ = ["Outlets", "scalars"]
+__all__ = ["Outlets", "busiest", "module_scalars", "scalars"]
 
 PHASES = ("data", "forward", "backward", "optimizer")
-LONGEST_TEXT = 100
-"""Lines: TensorBoard renders every text that it keeps anew on each request."""
-
-LAYOUT = {
-    "lflops": {
-        "step": ["Multiline", [rf"^lflops\S*/(?:step|{'|'.join(PHASES)})_ms$"]],
-        "utilization": ["Multiline", [r"^lflops\S*/(?:mfu|hfu)$"]],
-        "TFLOP/s per device": ["Multiline", [r"^lflops\S*/tflops_per_device$"]],
-        "samples and tokens per second": ["Multiline", [r"^lflops\S*/(?:samples|tokens)_per_second$"]],
-    }
-}
-"""The same in every run: TensorBoard merges the layouts of all of them, and drops only what is equal to the letter."""
+LEARNING: tuple[Phase, ...] = ("forward", "backward")
 
 
 def scalars(profile: Profile) -> dict[str, float]:
@@ -47,6 +36,31 @@ def _of_all_ranks(rate: float | None, ranks: int | None) -> float | None:
     return None if rate is None or ranks is None else rate * ranks
 
 
+def busiest(profile: Profile, number: int) -> tuple[str, ...]:
+    """So many modules at most, of those that were timed: the ones with the most forward and backward of their own."""
+    spent = {name: sum(_own(row.work(phase)) or 0 for phase in LEARNING) for name, row in profile.modules.items()}
+    return tuple(sorted((name for name in spent if spent[name]), key=lambda name: -spent[name])[:number])
+
+
+def module_scalars(profile: Profile, names: Iterable[str]) -> dict[tuple[str, str], float]:
+    """Times and FLOP/s of modules themselves, by figure and module; the unknown ones are left out."""
+    found: dict[tuple[str, str], float] = {}
+    for name in names:
+        if name not in profile.modules:
+            continue
+        row, label = profile.modules[name], name or "root"
+        seconds = {phase: _own(row.work(phase)) for phase in LEARNING}
+        found |= {(f"{phase}_ms", label): each * 1e3 for phase, each in seconds.items() if each is not None}
+        spent = sum(each or 0 for each in seconds.values())
+        if spent and profile.is_counted:
+            found["tflops", label] = 2 * sum(row.work(phase).own_macs for phase in LEARNING) / spent / 1e12
+    return found
+
+
+def _own(work: Work) -> float | None:
+    return None if work.own_seconds is None else work.own_seconds.median
+
+
 class Outlets:
     """Where one monitor's results go; all of them on the main process alone.
 
@@ -61,16 +75,28 @@ class Outlets:
         self._trainer = trainer
         self._settings = settings
         self._root = "lflops" if place == 1 else f"lflops_{place}"
-        self._laid_out = False
+        self._boards = [Board(logger, self._root) for logger in trainer.loggers if type(logger).__name__ == "TensorBoardLogger"]
+        self._busiest: dict[str, tuple[str, ...]] = {}
         self._printed = False
 
     def scalars(self, values: Mapping[str, float], stage: str, step: int) -> None:
         """Log them to every logger, under the stage's name."""
+        self._log({(self._root, stage, name): value for name, value in values.items()}, step)
+
+    def module_scalars(self, profile: Profile, step: int) -> None:
+        """Log to every logger what the busiest modules took: in all windows of a stage those that were so in the first."""
+        stage = profile.run.stage or ""
+        if not self._busiest.get(stage):
+            self._busiest[stage] = busiest(profile, self._settings.module_scalars)
+        found = module_scalars(profile, self._busiest[stage])
+        self._log({(f"{self._root}_modules", stage, *names): value for names, value in found.items()}, step)
+
+    def _log(self, values: Mapping[tuple[str, ...], float], step: int) -> None:
         if not values:
             return
         for logger in self._trainer.loggers:
             separator = getattr(logger, "group_separator", "/")
-            logger.log_metrics({separator.join((self._root, stage, name)): value for name, value in values.items()}, step=step)
+            logger.log_metrics({separator.join(names): value for names, value in values.items()}, step=step)
 
     def window(self, profile: Profile, saved: Path | None, step: int) -> tuple[str, list[Path]]:
         """Log a window's text, and write the page beside its file.
@@ -95,23 +121,15 @@ class Outlets:
                 file.write(f"{text}\n")
             self._printed = True
             files.append(path)
-        for logger in self._trainer.loggers:
-            if type(logger).__name__ == "TensorBoardLogger":
-                self._to_tensorboard(logger.experiment, text, profile, step)
+        for board in self._boards:
+            brief = text if len(text.splitlines()) <= LONGEST_TEXT else self._text(profile, detailed=False)
+            board.window(profile, brief, step)
         return text, files
 
-    def _to_tensorboard(self, writer: Any, text: str, profile: Profile, step: int) -> None:
-        lines = text.splitlines()
-        if len(lines) > LONGEST_TEXT:
-            lines = self._text(profile, detailed=False).splitlines()
-        if len(lines) > LONGEST_TEXT:
-            lines = [*lines[: LONGEST_TEXT - 1], "…"]
-        fenced = "\n".join(["```", *lines, "```"])
-        writer.add_text(f"{self._root}/{profile.run.stage}/summary", fenced, global_step=step)
-        log(writer, profile, step, tag=f"{self._root}/{profile.run.stage}/profile")
-        if not self._laid_out:
-            writer.add_custom_scalars(LAYOUT)
-            self._laid_out = True
+    def end(self, profiles: Iterable[Profile], step: int) -> None:
+        """The run is over, with these windows."""
+        for board in self._boards:
+            board.end(profiles, step)
 
     def _text(self, profile: Profile, *, detailed: bool) -> str:
         asked = self._settings

@@ -58,6 +58,7 @@ class FlopsMonitor(Base):
         topology: A function from a rank to its coordinates, as `{"data": 0, "tensor": 1}`; `None` asks the strategy and the parameters.
         gather_timeout: Seconds that the end of a run waits, at most, for what other ranks have to tell; nothing else waits.
         html: Whether a page that opens offline is written beside each profile.
+        module_scalars: Of how many modules every logger gets the times: those with the most of their own in the first window.
         dirpath: Where profiles are saved, instead of below `trainer.log_dir`; traces in its folder lflops_traces.
         on_error: What an error of lflops' own does: `"warn"`, or `"raise"`.
 
@@ -94,6 +95,7 @@ class FlopsMonitor(Base):
         units: Callable[[Any], Any] | None = None,
         topology: Callable[[int], Mapping[str, int]] | None = None,
         html: bool = True,
+        module_scalars: int = 20,
         gather_timeout: float = 30.0,
         dirpath: str | PathLike[str] | None = None,
         on_error: str = "warn",
@@ -118,6 +120,7 @@ class FlopsMonitor(Base):
             units=units,
             topology=topology,
             html=html,
+            module_scalars=module_scalars,
             gather_timeout=gather_timeout,
             dirpath=dirpath,
             on_error=on_error,

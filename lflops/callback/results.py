@@ -109,6 +109,8 @@ class Results:
         """No more windows come: tell of those that are on their way. After a failure nobody is waited for."""
         for profile in [] if self._gather is None else self._gather.finish(failed=failed):
             self._tell(profile)
+        if self.outlets is not None and not failed:
+            self.outlets.end(self.profiles, logged_step(self._trainer))
 
     def _tell(self, profile: Profile) -> None:
         if self.outlets is None:
@@ -125,3 +127,4 @@ class Results:
         ended = " before its end" if run.partial else ""
         say(f"lflops: {run.stage} window {run.window} closed at step {run.step}{ended}{written}\n{text}")
         self.outlets.scalars(scalars(profile), run.stage or "", step)
+        self.outlets.module_scalars(profile, step)

@@ -40,6 +40,7 @@ class Settings:
     hardware: Hardware | str | None
     track: bool
     html: bool
+    module_scalars: int
     units: Callable[[Any], Any] | None
     dirpath: str | PathLike[str] | None
     gather_timeout: float
@@ -70,7 +71,7 @@ class Settings:
         self._check_ranks()
         if not isinstance(self.count, bool | Profile):
             raise CountError(f"count={describe(self.count)}: give True, False, or a Profile that was counted elsewhere")
-        for name, least in (("module_depth", -1), ("top_modules", 0)):
+        for name, least in (("module_depth", -1), ("top_modules", 0), ("module_scalars", 0)):
             value: object = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise CountError(f"{name}={describe(value)}: give a whole number, {least} or more")

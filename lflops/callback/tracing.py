@@ -161,4 +161,4 @@ class Tracing:
         self._annotations.remove(annotation)
         failure = annotation.finish()
         if failure is not None:
-            warn(f"FlopsMonitor: {annotation.into} is a trace without the modules: {failure}")
+            warn(f"FlopsMonitor: {annotation.into} is a trace without {annotation.lacks}: {failure}")

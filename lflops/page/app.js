@@ -1,21 +1,24 @@
 // What stands around the views: which run, stage and step is looked at, the choice of a view, and light or dark. All but the data source is
 // the same in the tab and in the file that opens offline. A source has `list()`, which gives {windows: [{run, tag, step}], problems: [text]}
-// with the latest window last; `read(window)`, which gives the payload of one of them; and `address`, which reads and writes a text that a
-// link and a reload keep.
+// with the latest window last; `read(window)`, which gives the payload of one of them; `address`, which reads and writes a text that a
+// link and a reload keep; and, if it is not the first one, the id of the view to `open` with.
 
+import { compare } from "./compare.js";
 import { element, select } from "./dom.js";
+import { exportMenu } from "./exports.js";
 import { modules } from "./modules.js";
 import { summary } from "./summary.js";
+import { nearest, windowChoices } from "./windows.js";
 
 const VERSION = 1;
 
 // A view has an id, a label and `draw(payload, context)`, which gives its node. In the context are `state`, texts and truths of the view's
-// own which the address keeps, `remember()` to be called when it changed, `go(id, changes)` to another view and its state, the source, and
-// what it `listed`.
-const VIEWS = [summary, modules];
+// own which the address keeps, `remember()` to be called when it changed, `go(id, changes)` to another view and its state, the source, what
+// it `listed`, and which `window` of that the payload is.
+const VIEWS = [summary, modules, compare];
 
 export async function open(source, root) {
-  const [state, ofViews] = parsed(source.address.read());
+  const [state, ofViews] = parsed(source.address.read(), source.open);
   const remember = () => source.address.write(written(state, ofViews));
   let listed = { windows: [], problems: [] };
   const place = element("main", { class: "place", tabindex: -1 });
@@ -23,10 +26,11 @@ export async function open(source, root) {
   const title = element("h1", {}, "lflops");
   const views = element("div", { class: "views", role: "tablist", "aria-label": "views" });
   const problems = element("div", { class: "problems", role: "status" });
-  root.replaceChildren(element("header", {}, title, choices, views, themeChoice(state, remember)), problems, place);
   let payload = null;
-  let shown = "";
+  let shown = null;
   let asked = 0;
+  const menu = exportMenu(() => ({ payload, place }));
+  root.replaceChildren(element("header", {}, title, choices, views, menu, themeChoice(state, remember)), problems, place);
 
   function drawViews() {
     views.replaceChildren(...VIEWS.map(({ id, label }) => element("button", {
@@ -61,46 +65,30 @@ export async function open(source, root) {
     place.setAttribute("aria-labelledby", `tab-${state.view}`);
     place.setAttribute("role", "tabpanel");
     const view = VIEWS.find(({ id }) => id === state.view);
-    place.replaceChildren(view.draw(payload, { state: ofViews[view.id], remember, go, source, listed }));
+    place.replaceChildren(view.draw(payload, { state: ofViews[view.id], remember, go, source, listed, window: shown }));
   }
 
   function say(text) {
     payload = null;
-    shown = "";
+    shown = null;
     place.replaceChildren(element("p", { class: "message" }, text));
   }
 
-  // What is remembered as far as it is there; of what is left the latest.
-  function current() {
-    let left = listed.windows;
-    for (const key of ["run", "tag", "step"]) {
-      const same = left.filter((window) => String(window[key]) === state[key]);
-      if (same.length) left = same;
-    }
-    return left.at(-1);
-  }
-
-  function drawChoices(window) {
-    const pick = (key) => (value) => { state[key] = value; remember(); show(); };
-    const values = (key, among) => [...new Set(among.map((each) => String(each[key])))].map((value) => [value, brief(value)]);
-    const ofRun = listed.windows.filter(({ run }) => run === window.run);
-    const ofTag = ofRun.filter(({ tag }) => tag === window.tag);
-    choices.replaceChildren(
-      select("run", values("run", listed.windows), window.run, pick("run")),
-      select("stage", values("tag", ofRun), window.tag, pick("tag")),
-      select("step", values("step", ofTag), String(window.step), pick("step")),
-    );
+  function pick(key, value) {
+    state[key] = value;
+    remember();
+    show();
   }
 
   async function show() {
-    const window = current();
+    const window = nearest(listed.windows, state);
     if (window === undefined) {
       choices.replaceChildren();
       say("There is no window here yet: lflops.FlopsMonitor or lflops.tensorboard.log writes one.");
       return;
     }
-    if (window.run !== null) drawChoices(window);
-    if (shown === JSON.stringify(window)) return; // what is open in it stays open
+    if (window.run !== null) choices.replaceChildren(...windowChoices(listed.windows, window, pick));
+    if (JSON.stringify(shown) === JSON.stringify(window)) return; // what is open in it stays open
     asked += 1;
     const mine = asked;
     if (payload === null) say("Loading…");
@@ -109,7 +97,7 @@ export async function open(source, root) {
       if (mine !== asked) return;
       if (found.lflops !== VERSION) throw new Error(`its form is ${found.lflops}, this page draws ${VERSION}`);
       payload = found;
-      shown = JSON.stringify(window);
+      shown = window;
       draw();
     } catch (error) {
       if (mine === asked) say(`This window cannot be shown: ${error.message}`);
@@ -133,11 +121,6 @@ export async function open(source, root) {
   return { reload };
 }
 
-// A window's tag says its stage, where nobody gave it another.
-function brief(value) {
-  return value.replace(/^lflops\/(.+)\/profile$/, "$1");
-}
-
 function themeChoice(state, remember) {
   const apply = (theme) => {
     state.theme = theme;
@@ -149,7 +132,7 @@ function themeChoice(state, remember) {
 }
 
 // The state is kept in the address, so that a link shows what its sender saw: the frame's own, and that of views by their id and a dot.
-function parsed(text) {
+function parsed(text, first = VIEWS[0].id) {
   const state = { theme: "" };
   const ofViews = Object.fromEntries(VIEWS.map(({ id }) => [id, {}]));
   for (const [name, value] of new URLSearchParams(text)) {
@@ -157,7 +140,7 @@ function parsed(text) {
     if (key === undefined) state[name] = value;
     else if (Object.hasOwn(ofViews, view)) ofViews[view][key] = value;
   }
-  if (!Object.hasOwn(ofViews, state.view)) state.view = VIEWS[0].id;
+  if (!Object.hasOwn(ofViews, state.view)) state.view = first;
   return [state, ofViews];
 }
 

@@ -1,5 +1,6 @@
 // What a table of modules can show: each column reads one value of one row, of the module itself or of all below it too.
 
+import { greatestOf, meanOf, meanRate, ofOne } from "./fold.js";
 import { count, duration, percent, rate, size } from "./format.js";
 
 const PHASES = ["forward", "backward", "recompute", "optimizer", "other"];
@@ -32,29 +33,30 @@ function divided(above, below, factor = 1) {
   return { total: by(above.total, below.total), own: by(above.own, below.own) };
 }
 
-// All columns in which any module has something: id, label, how a value reads, and where it comes from.
+// All columns in which any module has something: id, label, how a value reads, and where it comes from; `over` is what rows that share one
+// have, and `adds` whether they are sorted by its sum.
 export function columns(table, rows) {
   const made = [
-    { id: "calls", label: "calls", text: count, ...plain(table, "calls") },
-    { id: "parameters", label: "parameters", text: count, total: reader(table, "parameters"), own: reader(table, "own_parameters") },
-    { id: "trainable", label: "trainable", text: count, ...ofAll(table, "trainable_parameters") },
-    { id: "peak_bytes", label: "peak memory", text: size, ...ofAll(table, "peak_bytes") },
-    { id: "rank_spread", label: "rank spread", text: percent, ...plain(table, "rank_spread") },
+    { id: "calls", adds: true, label: "calls", text: count, ...plain(table, "calls") },
+    { id: "parameters", adds: true, label: "parameters", text: count, total: reader(table, "parameters"), own: reader(table, "own_parameters") },
+    { id: "trainable", adds: true, label: "trainable", text: count, ...ofAll(table, "trainable_parameters") },
+    { id: "peak_bytes", over: greatestOf, label: "peak memory", text: size, ...ofAll(table, "peak_bytes") },
+    { id: "rank_spread", over: greatestOf, label: "rank spread", text: percent, ...plain(table, "rank_spread") },
   ];
   for (const phase of PHASES) {
     const [macs, flops, bytes, seconds] = ["macs", "flops", "bytes_moved", "seconds"].map((field) => ofPhase(table, phase, field));
     made.push(
-      { id: `${phase}.macs`, label: `${phase} MACs`, text: count, ...macs },
-      { id: `${phase}.flops`, label: `${phase} FLOPs`, text: count, ...flops },
-      { id: `${phase}.bytes`, label: `${phase} bytes`, text: size, ...bytes },
-      { id: `${phase}.comm`, label: `${phase} communicated`, text: size, ...ofPhase(table, phase, "comm_bytes") },
-      { id: `${phase}.seconds`, label: `${phase} time`, text: duration, ...seconds },
-      { id: `${phase}.device`, label: `${phase} kernels`, text: duration, ...ofAll(table, `${phase}.device_seconds`) },
-      { id: `${phase}.rate`, label: `${phase} FLOP/s`, text: rate, ...divided(macs, seconds, 2) },
+      { id: `${phase}.macs`, adds: true, label: `${phase} MACs`, text: count, ...macs },
+      { id: `${phase}.flops`, adds: true, label: `${phase} FLOPs`, text: count, ...flops },
+      { id: `${phase}.bytes`, adds: true, label: `${phase} bytes`, text: size, ...bytes },
+      { id: `${phase}.comm`, adds: true, label: `${phase} communicated`, text: size, ...ofPhase(table, phase, "comm_bytes") },
+      { id: `${phase}.seconds`, adds: true, over: meanOf, label: `${phase} time`, text: duration, ...seconds },
+      { id: `${phase}.device`, adds: true, over: meanOf, label: `${phase} kernels`, text: duration, ...ofAll(table, `${phase}.device_seconds`) },
+      { id: `${phase}.rate`, over: meanRate, label: `${phase} FLOP/s`, text: rate, ...divided(macs, seconds, 2) },
       { id: `${phase}.intensity`, label: `${phase} FLOPs/byte`, text: count, ...divided(flops, bytes) },
     );
   }
-  return made.filter((column) => rows.some((row) => Number(column.total(row) ?? 0) !== 0));
+  return made.map((column) => ({ over: ofOne, adds: false, ...column })).filter((column) => rows.some((row) => Number(column.total(row) ?? 0) !== 0));
 }
 
 export const USUAL = [

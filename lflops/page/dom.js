@@ -20,8 +20,8 @@ function filled(made, attributes, children) {
   return made;
 }
 
-export function select(label, options, chosen, onchange) {
-  const list = element("select", { "aria-label": label, onchange: () => onchange(list.value) });
+export function select(label, options, chosen, onchange, spoken = label) {
+  const list = element("select", { "aria-label": spoken, onchange: () => onchange(list.value) });
   for (const [value, text] of options) list.append(element("option", { value, selected: value === chosen }, text));
   return element("label", { class: "choice" }, label, list);
 }

@@ -28,7 +28,18 @@ export function percent(share) {
   if (share === null) return UNKNOWN;
   if (share === 0) return "0 %";
   const rounded = (share * 100).toFixed(1);
-  return Number(rounded) === 0 ? "<0.1 %" : `${rounded} %`;
+  return Number(rounded) === 0 ? `${share > 0 ? "<" : ">-"}0.1 %` : `${rounded} %`;
+}
+
+// What a ratio adds, with its sign.
+export function signed(ratio) {
+  const text = percent(ratio === null ? null : ratio - 1);
+  return ratio > 1 && /^\d/.test(text) ? `+${text}` : text;
+}
+
+// Where a ratio may lie.
+export function between({ low, high }) {
+  return low === null ? UNKNOWN : `${signed(low)} to ${signed(high)}`;
 }
 
 // The value to the last digit, for a tooltip and for whoever copies it.

@@ -6,7 +6,15 @@ import { element } from "./dom.js";
 const ROW = 26;
 const BEYOND = 8;
 
-// `content` says what there is: columns {label, sort, onsort}, rows, cells(row) as nodes, level(row), isOpen(row) true, false or null, toggle(row).
+const GRIDS = new WeakMap();
+
+// The grid that a node of the document is.
+export function gridOf(node) {
+  return GRIDS.get(node);
+}
+
+// `content` says what there is: columns {label, sort, onsort}, rows, cells(row) as nodes, level(row), isOpen(row) true, false or null,
+// toggle(row); and `exported`, {labels, values(row)} of a row's exact values, where a file is to have others than what the cells say.
 export class Grid {
   constructor(label) {
     this.chosen = 0;
@@ -16,6 +24,7 @@ export class Grid {
       "div", { class: "grid", role: "treegrid", tabindex: 0, "aria-label": label },
       element("div", { role: "rowgroup", class: "grid-top" }, this.header), this.body,
     );
+    GRIDS.set(this.node, this);
     this.node.addEventListener("scroll", () => this.later());
     this.node.addEventListener("keydown", (event) => this.key(event));
     this.resized = new ResizeObserver(() => this.later());
@@ -82,6 +91,7 @@ export class Grid {
   }
 
   key(event) {
+    if (event.key === "Enter" && event.target !== this.node) return; // a button's
     const page = Math.max(Math.floor(this.node.clientHeight / ROW) - 2, 1);
     const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };
     const row = this.content.rows[this.chosen];

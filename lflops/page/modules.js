@@ -2,24 +2,25 @@
 
 import { columns, reader, USUAL } from "./columns.js";
 import { element, select } from "./dom.js";
+import { folded, runLabel } from "./fold.js";
 import { exact } from "./format.js";
 import { Grid } from "./grid.js";
 import { icicle } from "./icicle.js";
-import { byName, children, depth, matcher, order, visible } from "./rows.js";
-
-const OPEN_AT_FIRST = 200;
+import { ancestors, byName, children, depth, lastOf, matcher, openAtFirst, order, visible } from "./rows.js";
 
 export const modules = { id: "modules", label: "Modules", draw: drawModules };
 
-// Its state: sort, down, flat, own, filter, regex, columns, chart.
+// Its state: sort, down, flat, own, unfold, filter, regex, columns, chart.
 function drawModules(payload, { state, remember }) {
   const table = payload.modules;
   const names = table.name;
   const all = names.map((_, row) => row);
-  const [kinds, compiled, owner] = ["kind", "compiled", "owner"].map((name) => reader(table, name));
+  const [kinds, compiled, owner, alike] = ["kind", "compiled", "owner", "alike"].map((name) => reader(table, name));
   const below = children(names);
   const known = columns(table, all);
-  const open = new Set(openAtFirst(names, below));
+  const unfolded = new Set();
+  let fold = folded(names.indexOf(""), below, alike, unfolded);
+  const open = new Set(openAtFirst(names, fold.below));
   const grid = new Grid("modules");
   const chart = element("div", { class: "chart" });
   let top = names.indexOf("");
@@ -28,11 +29,20 @@ function drawModules(payload, { state, remember }) {
   const chosen = () => known.filter((column) => (state.columns ? state.columns.split(",") : USUAL).includes(column.id));
   const value = (column) => (state.own ? column.own : column.total);
 
+  // Rows that share one are sorted by their sum.
+  function sorting(column) {
+    return (row) => {
+      const stands = standsFor(row);
+      const one = stands === undefined ? null : column.over(value(column), stands.places);
+      return one === null || !column.adds ? one : Number(one) * stands.run.length;
+    };
+  }
+
   function comparison() {
     if (!state.sort) return null;
     if (state.sort === "name") return byName(names, state.down);
     const column = known.find((each) => each.id === state.sort);
-    return column ? order(value(column), Boolean(state.down), names.length) : null;
+    return column ? order(sorting(column), Boolean(state.down), names.length) : null;
   }
 
   function sortBy(id) {
@@ -43,6 +53,24 @@ function drawModules(payload, { state, remember }) {
     draw();
   }
 
+  // A flat list and what matches a filter are each module by itself.
+  const isFolded = () => !(state.flat || state.filter || state.unfold);
+  const standsFor = (row) => (isFolded() ? fold.stands.get(row) : { run: [row], places: [row], first: 0 });
+
+  function turn(row) {
+    if (!unfolded.delete(row)) unfolded.add(row);
+    fold = folded(names.indexOf(""), below, alike, unfolded);
+  }
+
+  // Unfold what a row is hidden in, from above.
+  function reveal(row) {
+    for (const each of ancestors(names, row)) {
+      if (fold.stands.has(each)) continue;
+      const siblings = below.find((rows) => rows.includes(each));
+      turn(siblings.slice(0, siblings.indexOf(each)).findLast((before) => fold.stands.has(before)));
+    }
+  }
+
   function toggle(row) {
     if (!open.delete(row)) open.add(row);
     draw();
@@ -50,9 +78,10 @@ function drawModules(payload, { state, remember }) {
 
   // What is clicked on becomes the chart's top, and the table goes to it; a click on the top goes up again.
   function zoom(row) {
-    top = row !== top || names[row] === "" ? row : names.indexOf(names[row].slice(0, Math.max(names[row].lastIndexOf("."), 0)));
-    for (let above = names[top]; above !== ""; above = above.slice(0, Math.max(above.lastIndexOf("."), 0))) open.add(names.indexOf(above));
-    open.add(names.indexOf(""));
+    const above = ancestors(names, row);
+    top = row === top && above.length > 1 ? above.at(-2) : row;
+    for (const each of ancestors(names, top)) open.add(each);
+    reveal(top);
     draw();
     grid.go(top);
   }
@@ -64,7 +93,8 @@ function drawModules(payload, { state, remember }) {
 
   function nameCell(row) {
     const isFlat = Boolean(state.flat);
-    const label = names[row] === "" ? "(root)" : isFlat ? names[row] : names[row].slice(names[row].lastIndexOf(".") + 1);
+    const { run, first } = standsFor(row);
+    const label = names[row] === "" ? "(root)" : isFlat ? names[row] : runLabel(run.map((each) => lastOf(names[each])));
     const marks = [compiled(row) ? "compiled" : null, owner(row) === null ? null : `parameters of ${owner(row) || "the root"}`];
     const hasMore = !isFlat && below[row].length > 0;
     return element(
@@ -74,9 +104,18 @@ function drawModules(payload, { state, remember }) {
           class: "toggle", type: "button", tabindex: -1, "aria-label": `${open.has(row) ? "close" : "open"} ${label}`, onclick: () => toggle(row),
         }, open.has(row) ? "▾" : "▸")
         : element("span", { class: "toggle" }),
-      element("span", { class: "label" }, label), element("span", { class: "kind" }, kinds(row)),
+      element("span", { class: "label" }, label), foldButton(row, run.length, first), element("span", { class: "kind" }, kinds(row)),
       ...marks.filter(Boolean).map((mark) => element("span", { class: "mark" }, mark)),
     );
+  }
+
+  function foldButton(row, many, first) {
+    if (many === 1 && !first) return null;
+    const [text, spoken] = first
+      ? [`fold ×${first}`, `show ${first} modules that are alike as one`]
+      : [`×${many}`, `show ${many} modules one by one`];
+    const title = `${spoken}. They are alike: counts are those of one of them, times the mean over all of them.`;
+    return element("button", { class: "mark", type: "button", "aria-label": spoken, title, onclick: () => { turn(row); draw(); } }, text);
   }
 
   function draw() {
@@ -88,9 +127,10 @@ function drawModules(payload, { state, remember }) {
     } catch (error) {
       said.textContent = `no regular expression: ${error.message}`;
     }
-    const rows = visible({ below, names, open, matches, compare: comparison(), isFlat: Boolean(state.flat) });
+    const rows = visible({ below: isFolded() ? fold.below : below, names, open, matches, compare: comparison(), isFlat: Boolean(state.flat) });
     if (matches && !said.textContent) said.textContent = `${all.filter(matches).length} of ${names.length} match`;
-    const shown = chosen().map((column) => ({ ...column, read: value(column), most: greatest(value(column), names.length) }));
+    const read = (column) => (row) => column.over(value(column), standsFor(row).places);
+    const shown = chosen().map((column) => ({ ...column, read: read(column), most: greatest(value(column), names.length) }));
     const head = [{ id: "name", label: "module" }, ...shown].map(({ id, label }) => ({
       label, onsort: () => sortBy(id), sort: state.sort !== id ? "none" : state.down ? "descending" : "ascending",
     }));
@@ -102,6 +142,10 @@ function drawModules(payload, { state, remember }) {
       isOpen: (row) => (state.flat || matches || !below[row].length ? null : open.has(row)),
       toggle,
       cells: (row) => [nameCell(row), ...shown.map((column) => numberCell(column, row))],
+      exported: {
+        labels: ["module", "class", "modules", ...shown.map(({ label }) => label)],
+        values: (row) => [names[row] || "(root)", kinds(row), standsFor(row).run.length, ...shown.map(({ read }) => read(row))],
+      },
     });
   }
 
@@ -111,13 +155,15 @@ function drawModules(payload, { state, remember }) {
   });
   const bar = element(
     "div", { class: "bar-of-controls" }, field,
-    box("regex", "regex"), box("flat", "flat"), box("own", "own only"),
+    box("regex", "regex"), box("flat", "flat"), box("own", "own only"), box("unfold", "fold repeats", true),
     button("open all", () => all.forEach((row) => open.add(row))), button("close all", () => open.clear()),
     chooser(), chartChoice(), said,
   );
 
-  function box(key, label) {
-    const input = element("input", { type: "checkbox", checked: Boolean(state[key]), onchange: () => { state[key] = input.checked; draw(); } });
+  // Of what is on unless it is turned off the state says that it is off.
+  function box(key, label, isUsual = false) {
+    const change = () => { state[key] = input.checked !== isUsual; draw(); };
+    const input = element("input", { type: "checkbox", checked: Boolean(state[key]) !== isUsual, onchange: change });
     return element("label", { class: "choice" }, input, label);
   }
 
@@ -162,19 +208,4 @@ function greatest(read, size) {
   let most = 0;
   for (let row = 0; row < size; row += 1) most = Math.max(most, Number(read(row) ?? 0));
   return most;
-}
-
-// Level by level, as long as that is not more than can be looked over.
-function openAtFirst(names, below) {
-  const open = [];
-  let level = [names.indexOf("")];
-  let shown = 1;
-  while (level.length) {
-    const next = level.flatMap((row) => below[row]);
-    shown += next.length;
-    if (shown > OPEN_AT_FIRST && open.length) break;
-    open.push(...level);
-    level = next;
-  }
-  return open;
 }

@@ -1,5 +1,7 @@
 // The modules as rows: their tree, which of them are seen, and in what order. Rows are their numbers in the payload's columns.
 
+const OPEN_AT_FIRST = 200;
+
 // For each row the rows right below it, in the model's order.
 export function children(names) {
   const numbers = new Map(names.map((name, row) => [name, row]));
@@ -8,6 +10,16 @@ export function children(names) {
     if (name !== "") below[numbers.get(name.slice(0, Math.max(name.lastIndexOf("."), 0)))].push(row);
   });
   return below;
+}
+
+export function lastOf(name) {
+  return name.slice(name.lastIndexOf(".") + 1);
+}
+
+// A row with all above it, the root first.
+export function ancestors(names, row) {
+  const parts = names[row] === "" ? [] : names[row].split(".");
+  return parts.reduce((found, _, at) => [...found, names.indexOf(parts.slice(0, at + 1).join("."))], [names.indexOf("")]);
 }
 
 export function depth(name) {
@@ -72,4 +84,19 @@ function keptBy(matches, below) {
     if (matches(row)) for (let above = row; above >= 0 && !kept[above]; above = parents[above]) kept[above] = 1;
   }
   return kept;
+}
+
+// Level by level, as long as that is not more than can be looked over.
+export function openAtFirst(names, below) {
+  const open = [];
+  let level = [names.indexOf("")];
+  let shown = 1;
+  while (level.length) {
+    const next = level.flatMap((row) => below[row]);
+    shown += next.length;
+    if (shown > OPEN_AT_FIRST && open.length) break;
+    open.push(...level);
+    level = next;
+  }
+  return open;
 }

@@ -1,25 +1,28 @@
 // A profile at a glance: the figures, the step cut into its phases, where its peak-seconds went, and what to know beside that.
 
 import { element } from "./dom.js";
+import { tracesOf } from "./traces.js";
+import { trend } from "./trend.js";
 
 export const summary = { id: "summary", label: "Summary", draw: drawSummary };
 
-function drawSummary(payload) {
+function drawSummary(payload, { source, listed, window }) {
   return element(
     "section", { class: "summary", "aria-label": "summary" },
     payload.partial ? element("p", { class: "doubt", role: "note" }, "Partial: the run was left before this window was over.") : null,
-    element("div", { class: "figures" }, ...payload.summary.figures.map(figure)),
+    element("div", { class: "figures" }, ...payload.summary.figures.map((each) => figure(each, trend(each.label, listed.windows, window)))),
     block("The step", payload.summary.phases, "no clean step was timed", "phase"),
     block("Where its peak-seconds went", payload.summary.budget, payload.summary.why_no_budget, "budget"),
+    tracesOf(payload, source),
     element("h2", {}, "What this is"),
     facts(payload.summary.facts),
   );
 }
 
-function figure({ label, text, remark }) {
+function figure({ label, text, remark }, over) {
   return element(
     "div", { class: "figure" },
-    element("div", { class: "figure-label" }, label), element("div", { class: "figure-value" }, text), element("div", { class: "remark" }, remark),
+    element("div", { class: "figure-label" }, label), element("div", { class: "figure-value" }, text), element("div", { class: "remark" }, remark), over,
   );
 }
 

@@ -1,11 +1,16 @@
 // The tab in TensorBoard: its windows are asked of the server, and again whenever TensorBoard has read new data.
 
 import { open } from "./app.js";
+import { perfetto } from "./perfetto.js";
 
-async function ask(route, parameters = {}) {
+function addressOf(route, parameters = {}) {
   const address = new URL(route, import.meta.url);
   for (const [name, value] of Object.entries(parameters)) address.searchParams.set(name, value);
-  const response = await fetch(address);
+  return address.href;
+}
+
+async function ask(route, parameters) {
+  const response = await fetch(addressOf(route, parameters));
   if (!response.ok) throw new Error(await response.text());
   return response.json();
 }
@@ -23,7 +28,12 @@ const address = {
 const source = {
   address,
   list: () => ask("windows"),
-  read: ({ run, tag, step }) => ask("window", { run, tag, step }),
+  async read({ run, tag, step }) {
+    const found = await ask("window", { run, tag, step });
+    const traces = found.traces?.map((trace, index) => ({ ...trace, address: addressOf("trace", { run, tag, step, index }) }));
+    return { ...found, traces };
+  },
+  viewer: perfetto,
 };
 
 // TensorBoard runs this once, in a frame of its own.

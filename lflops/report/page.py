@@ -1,18 +1,19 @@
-"""One HTML file that shows a profile: it opens from disk, and asks nothing of any network."""
+"""One HTML file that shows a profile, or compares several: it opens from disk, and asks nothing of any network."""
 
 import base64
 import hashlib
 import html
 import re
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import json
 
 from lflops.profile import Profile
-from lflops.report.payload import payload
+from lflops.report.payload import Payload, payload
 
-__all__ = ["page", "save"]
+__all__ = ["page", "save", "write"]
 
 _PARTS = Path(__file__).parents[1] / "page"
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+\.js)";\n', re.MULTILINE)
@@ -31,31 +32,54 @@ _DOCUMENT = """\
 </head>
 <body>
 <div id="root"><noscript>This page draws itself with JavaScript.</noscript></div>
-<script type="text/plain" id="data">{data}</script>
+{data}
 <script type="module">{script}</script>
 </body>
 </html>
 """
 
 
-def page(profile: Profile) -> str:
-    """The file's text."""
-    shown = payload(profile)
+def page(*profiles: Profile, names: Sequence[str] = ()) -> str:
+    """The file's text.
+
+    Args:
+        profiles: What it shows. Of several the last is shown first, compared with the one before it.
+        names: What several are told by, as the names of their files.
+    """
+    shown = [payload(each) for each in profiles]
     script = _joined("file.js", [])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    places = [""] if len(profiles) == 1 else [_place(*each) for each in zip(profiles, names, strict=True)]
     return _DOCUMENT.format(
         allowed=f"'sha256-{digest}'",  # no other script runs, whatever the data hold
-        title=html.escape(shown.title),
+        title=html.escape(" → ".join(names) or shown[0].title),
         style=(_PARTS / "style.css").read_text("utf-8"),
-        data=base64.b64encode(zlib.compress(json.encode(shown), 9)).decode(),
+        data="\n".join(_data(i, place, each) for i, (place, each) in enumerate(zip(places, shown, strict=True))),
         script=script,
     )
 
 
 def save(profile: Profile, path: Path) -> None:
-    """Write the file and the folders above it."""
+    """Write the file of one profile and the folders above it."""
+    write(page(profile), path)
+
+
+def write(text: str, path: Path) -> None:
+    """Write a file and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(profile), encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
+
+
+def _data(number: int, place: str, shown: Payload) -> str:
+    packed = base64.b64encode(zlib.compress(json.encode(shown), 9)).decode()
+    return f'<script type="text/plain" id="data{number or ""}"{place}>{packed}</script>'
+
+
+def _place(profile: Profile, name: str) -> str:
+    """What one of several windows is chosen by."""
+    run = profile.run
+    step = next((at for at in (run.step, run.window) if at is not None), 0)
+    return f' data-run="{html.escape(name)}" data-tag="{html.escape(run.stage or run.kind)}" data-step="{step}"'
 
 
 def _joined(name: str, taken: list[str]) -> str:

@@ -1,11 +1,15 @@
 """A profile as what the page draws: few values, ready to be shown, and tables column by column."""
 
+from pathlib import Path
+
 from msgspec import Struct
 
 from lflops.profile import Profile
 from lflops.report.shown.columns import Columns
+from lflops.report.shown.compare import Compare, compare
 from lflops.report.shown.modules import modules
-from lflops.report.shown.summary import Summary, summary
+from lflops.report.shown.summary import Summary, summary, trend
+from lflops.report.shown.traces import TraceFile, traces
 
 __all__ = ["VERSION", "Payload", "payload"]
 
@@ -18,25 +22,37 @@ class Payload(Struct, frozen=True, kw_only=True):
 
     Attributes:
         lflops: The version of this form, before everything else.
+        trend: Figures that windows are followed by; right behind, so that a server reads them without the rest.
         title: What was profiled and when.
         partial: Whether the window was left before its end.
     """
 
     lflops: int
+    trend: dict[str, float]
     title: str
     partial: bool
     summary: Summary
     modules: Columns
+    traces: tuple[TraceFile, ...]
+    compare: Compare
 
 
-def payload(profile: Profile) -> Payload:
-    """Everything that the page shows of a profile."""
+def payload(profile: Profile, folder: Path | None = None) -> Payload:
+    """Everything that the page shows of a profile.
+
+    Args:
+        profile: What is shown.
+        folder: From which its traces are to be reached; `None` names them as the profile does.
+    """
     return Payload(
         lflops=VERSION,
+        trend=trend(profile),
         title=_title(profile),
         partial=profile.run.partial,
         summary=summary(profile),
         modules=modules(profile),
+        traces=traces(profile, folder),
+        compare=compare(profile),
     )
 
 

@@ -1,5 +1,7 @@
-"""A profile as a summary that the LFLOPS tab reads."""
+"""A profile for TensorBoard: a summary that the LFLOPS tab reads, and figures."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from msgspec import json
@@ -14,9 +16,12 @@ from lflops.tensorboard.stored import PLUGIN, VERSION, packed
 
 __all__ = ["log"]
 
+_RGBA = 4
+"""The channels of a picture, as TensorBoard counts them."""
 
-def log(writer: Any, profile: Profile, step: int, *, tag: str | None = None) -> None:
-    """Write a profile for the LFLOPS tab.
+
+def log(writer: Any, profile: Profile, step: int, *, tag: str | None = None, figures: bool = True) -> None:
+    """Write a profile for the LFLOPS tab, and as figures: its roofline, where the peak is known, and its live memory, where it was counted.
 
     Through the writer that is there: TensorBoard reads but one file of a folder at a time.
 
@@ -24,7 +29,8 @@ def log(writer: Any, profile: Profile, step: int, *, tag: str | None = None) -> 
         writer: A `torch.utils.tensorboard.SummaryWriter`, as `TensorBoardLogger.experiment` is one.
         profile: What to show.
         step: The x-axis.
-        tag: What to tell it by; `None` is `lflops/<stage>/profile`.
+        tag: What to tell it by; `None` is `lflops/<stage>/profile`. The figures are `lflops/<stage>/roofline` and `/memory` then.
+        figures: Whether to draw them.
 
     Raises:
         TypeError: The writer is none, or closed.
@@ -32,11 +38,21 @@ def log(writer: Any, profile: Profile, step: int, *, tag: str | None = None) -> 
     events = getattr(writer, "file_writer", None)
     if events is None or not hasattr(events, "add_summary"):
         raise TypeError(f"writer={type(writer).__name__}: give a torch.utils.tensorboard.SummaryWriter that is not closed")
+    tag = tag or f"lflops/{profile.run.stage or profile.run.kind}/profile"
+    shown = packed(json.encode(payload(profile, Path(events.get_logdir()))))
     beside = SummaryMetadata.PluginData(plugin_name=PLUGIN, content=str(VERSION).encode())
     value = Summary.Value(
-        tag=tag or f"lflops/{profile.run.stage or profile.run.kind}/profile",
-        tensor=TensorProto(dtype=DT_STRING, tensor_shape=TensorShapeProto(), string_val=[packed(json.encode(payload(profile)))]),
+        tag=tag,
+        tensor=TensorProto(dtype=DT_STRING, tensor_shape=TensorShapeProto(), string_val=[shown]),
         # Without its class no loader of TensorBoard shows the run.
         metadata=SummaryMetadata(plugin_data=beside, data_class=DATA_CLASS_TENSOR),
     )
-    events.add_summary(Summary(value=[value]), step)
+    events.add_summary(Summary(value=[value, *(_figures(profile, tag.removesuffix("/profile")) if figures else ())]), step)
+
+
+def _figures(profile: Profile, root: str) -> Iterator[Summary.Value]:
+    from lflops.report.figures import pictures  # loads matplotlib
+
+    for name, width, height, png in pictures(profile):
+        image = Summary.Image(width=width, height=height, colorspace=_RGBA, encoded_image_string=png)
+        yield Summary.Value(tag=f"{root}/{name}", image=image)

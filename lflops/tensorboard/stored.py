@@ -1,8 +1,10 @@
 """A payload as it lies in an event file: deflated JSON, and beside it the version of its form."""
 
+import json
+import math
 import zlib
 
-__all__ = ["LARGEST", "PLUGIN", "VERSION", "checked", "misfit", "packed"]
+__all__ = ["LARGEST", "PLUGIN", "VERSION", "checked", "misfit", "packed", "trend"]
 
 PLUGIN = "lflops"
 """The name under which TensorBoard keeps our summaries."""
@@ -12,6 +14,11 @@ VERSION = 1
 
 LARGEST = 1 << 26
 """Bytes of a payload: one of 20,000 modules has a tenth of them. What inflates to more is refused."""
+
+
+_TREND = b'{"lflops":%d,"trend":' % VERSION
+_LONGEST_TREND = 4096
+"""Bytes: it has a number for each of some figures."""
 
 
 def packed(payload: bytes) -> bytes:
@@ -47,3 +54,17 @@ def checked(value: object) -> bytes:
     if not payload.startswith(b'{"lflops":'):
         raise ValueError("is no summary of lflops")
     return payload
+
+
+def trend(payload: bytes) -> dict[str, float]:
+    """The figures at the beginning of a payload that its window is followed by; none where it has none."""
+    if not payload.startswith(_TREND):
+        return {}
+    try:
+        found, _ = json.JSONDecoder(parse_int=float).raw_decode(
+            payload[len(_TREND) : len(_TREND) + _LONGEST_TREND].decode(errors="replace")
+        )
+    except (ValueError, RecursionError):
+        return {}
+    figures = found.items() if isinstance(found, dict) else ()
+    return {label: figure for label, figure in figures if isinstance(figure, float) and math.isfinite(figure)}

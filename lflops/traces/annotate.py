@@ -1,19 +1,11 @@
 """Adds to a Chrome trace what torch does not write into it: each call of a module with its work, FLOP/s and memory as curves, the rank.
 
-Run as a program it does so in a process of its own, without torch, so that training goes on:
-
-    python -m lflops.traces.annotate TRACE CALLS INTO [PROFILE]
-
 The trace is never parsed as a whole: what is added is put behind its last event, and all else stays as it was, to the byte.
 """
 
-import contextlib
-import gzip
-import os
 import shutil
-import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +15,9 @@ from msgspec import Raw, Struct
 from lflops.errors import ProfileError
 from lflops.observations import Call, Phase
 from lflops.profile import Profile
-from lflops.profile_file import load
+from lflops.traces.files import written_whole
 
-__all__ = ["PROCESS", "Calls", "annotate", "main", "pack", "written_whole"]
+__all__ = ["MODULE", "PROCESS", "TRACKS", "Calls", "annotate", "pack"]
 
 PROCESS = "lflops modules"
 """What the rows of modules are called in a viewer."""
@@ -33,10 +25,14 @@ PROCESS = "lflops modules"
 PROCESS_ID = 10_000_000
 """Larger than any that Linux gives."""
 
+MODULE = "lflops_module"
+"""The category of their slices."""
+
 MEMORY = b'"[memory]"'
 """The name of the events that say what is allocated."""
 
 TRACKS: tuple[Phase, ...] = ("forward", "recompute", "backward")
+"""One for each of these on each thread."""
 
 
 class Calls(Struct, frozen=True, kw_only=True):
@@ -91,18 +87,6 @@ def pack(trace: Path, into: Path) -> None:
         shutil.copyfileobj(source, file, 1 << 20)
 
 
-@contextlib.contextmanager
-def written_whole(into: Path) -> Iterator[gzip.GzipFile]:
-    """A file that is there once it is finished. Until then its name is none that readers of traces look for."""
-    part = into.with_name(f"{into.name}.part")
-    try:
-        with gzip.open(part, "wb", compresslevel=6) as file:
-            yield file
-        part.replace(into)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 def _names(calls: Iterable[Call]) -> Iterator[dict[str, Any]]:
     """The process, and a track for each phase on each thread."""
     yield _about("process_name", 0, name=PROCESS)
@@ -140,7 +124,7 @@ def _slices(calls: Calls, base: int, profile: Profile | None) -> Iterator[dict[s
         times = {"ts": (call.start - base) / 1e3, "dur": (call.end - call.start) / 1e3}
         yield {
             "ph": "X",
-            "cat": "lflops_module",
+            "cat": MODULE,
             "name": call.row or "(root)",
             "pid": PROCESS_ID,
             "tid": _track(call.thread, call.phase),
@@ -191,30 +175,3 @@ def _memory(events: Raw) -> Iterator[dict[str, Any]]:
         kind, index = told.args.get("Device Type"), told.args.get("Device Id", -1)
         device = "CPU" if kind == 0 else f"device {index}"
         yield _point(f"allocated bytes ({device})", told.ts, told.args.get("Total Allocated", 0))
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Annotate a trace, as the shell or another process asks for it; pack it as it is where that fails. Takes what it read away.
-
-    Returns:
-        0, or 1 where the trace is there but not annotated; the reason is on stderr.
-    """
-    trace, told, into = map(Path, arguments[:3])
-    with contextlib.suppress(OSError):
-        os.nice(10)
-    failure = None
-    try:
-        calls = msgspec.json.decode(told.read_bytes(), type=Calls)
-        annotate(trace, calls, into, profile=load(arguments[3]) if len(arguments) > 3 else None)
-    except (ProfileError, msgspec.MsgspecError, OSError) as error:
-        failure = error
-        pack(trace, into)
-    trace.unlink()
-    told.unlink(missing_ok=True)
-    if failure is not None:
-        sys.stderr.write(f"{failure}\n")
-    return int(failure is not None)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

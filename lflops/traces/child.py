@@ -1,4 +1,4 @@
-"""Starts `annotate` in a process of its own, and sees to it that the trace is there in the end."""
+"""Starts `program` in a process of its own, and sees to it that the trace is there in the end."""
 
 import os
 import subprocess
@@ -11,6 +11,7 @@ import msgspec
 
 from lflops.observations import Call
 from lflops.traces.annotate import Calls, pack
+from lflops.traces.program import NO_COPY
 
 __all__ = ["Annotation"]
 
@@ -29,6 +30,7 @@ class Annotation:
 
     Attributes:
         into: The packed one.
+        lacks: What there is not, where `finish` says why.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Annotation:
     ) -> None:
         """Write the calls beside the trace, and start."""
         self._trace, self.into = trace, into
+        self.lacks = "the modules"
         self._told = trace.with_name(f"{trace.name}.calls")
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `finish` closes it; a pipe would fill up where nobody reads
         self._failure: str | None = None
@@ -51,7 +54,7 @@ class Annotation:
         paths = [trace, self._told, into, *([] if profile is None else [profile])]
         home = str(Path(__file__).parents[2])
         self._process = subprocess.Popen(  # noqa: S603 - our own program, on our own files
-            [sys.executable, "-m", "lflops.traces.annotate", *(str(path.absolute()) for path in paths)],
+            [sys.executable, "-m", "lflops.traces.program", *(str(path.absolute()) for path in paths)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -68,7 +71,7 @@ class Annotation:
         """Wait for it, so long at most, and pack the trace as it is where it failed.
 
         Returns:
-            Why it is not annotated, or not yet; `None` where it is.
+            Why it is not annotated, or not copied, or not yet; `None` where it is.
         """
         try:
             status = self._process.wait(timeout=seconds)
@@ -79,6 +82,7 @@ class Annotation:
             last = self._said.read().strip().rpartition("\n")[2]
             self._said.close()
             self._failure = last or f"exit status {status}" if status else None
+            self.lacks = "a copy for torch-tb-profiler" if status == NO_COPY else self.lacks
         if self._trace.exists():
             pack(self._trace, self.into)
             self._trace.unlink()

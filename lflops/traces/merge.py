@@ -3,7 +3,6 @@
 One trace is held at a time, and of that only the text and where its events are; what is written goes to the file event by event.
 """
 
-import gzip
 import itertools
 import re
 from collections.abc import Iterator
@@ -14,14 +13,13 @@ import msgspec
 from msgspec import Raw, Struct
 
 from lflops.errors import ProfileError
-from lflops.traces.annotate import written_whole
+from lflops.traces.files import read, traces_in, written_whole
 
 __all__ = ["MERGED", "MergedTraces", "merge"]
 
 MERGED = "merged.trace.json.gz"
 """Its name is none that readers of single traces look for."""
 
-_TRACE = re.compile(r"\.pt\.trace\.json(\.gz)?$")
 _RANK = re.compile(r"_(\d+)\.(?:.*\.)?pt\.trace\.json(\.gz)?$")
 
 
@@ -65,10 +63,6 @@ def merge(folder: Path, into: Path | None = None) -> MergedTraces:
         ProfileError: There is no trace, or one of them cannot be read; the message names it.
     """
     sources = sorted(_sources(folder), key=lambda source: (source.rank is None, source.rank or 0, source.path.name))
-    if not sources:
-        raise ProfileError(
-            f"{folder}: has no trace: give a folder with files as torch.profiler writes them, *.pt.trace.json or *.pt.trace.json.gz"
-        )
     into = folder / MERGED if into is None else into
     base = min(source.base for source in sources)
     numbers = itertools.count(1)
@@ -85,22 +79,11 @@ def merge(folder: Path, into: Path | None = None) -> MergedTraces:
 
 def _sources(folder: Path) -> Iterator[_Source]:
     """Each trace with what its header says."""
-    if not folder.is_dir():
-        raise ProfileError(f"{folder}: is no folder: give the one that has the traces of a window")
-    for path in folder.iterdir():
-        if _TRACE.search(path.name):
-            header = _read(path, _Header)
-            named = _RANK.search(path.name)
-            rank = int(named[1]) if header.distributed.rank is None and named else header.distributed.rank
-            yield _Source(path, rank, header.base)
-
-
-def _read(path: Path, kind: Any) -> Any:
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return msgspec.json.decode(file.read(), type=kind)
-    except (msgspec.MsgspecError, OSError, EOFError) as error:
-        raise ProfileError(f"{path}: is no trace as torch.profiler writes them: {error}") from error
+    for path in traces_in(folder):
+        header = read(path, _Header)
+        named = _RANK.search(path.name)
+        rank = int(named[1]) if header.distributed.rank is None and named else header.distributed.rank
+        yield _Source(path, rank, header.base)
 
 
 def _moved(source: _Source, index: int, base: int, numbers: Iterator[int]) -> Iterator[bytes]:
@@ -109,7 +92,7 @@ def _moved(source: _Source, index: int, base: int, numbers: Iterator[int]) -> It
     shift = (source.base - base) / 1e3
     processes: dict[Any, int] = {}
     names: dict[Any, str] = {}
-    for raw in _read(source.path, _Content).events:
+    for raw in read(source.path, _Content).events:
         event = _event(raw, source.path)
         process = event.get("pid")
         if process not in processes:

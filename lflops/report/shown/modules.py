@@ -1,6 +1,8 @@
 """The page's table of modules."""
 
+from lflops.analyze.alike import alike
 from lflops.analyze.imbalance import imbalance
+from lflops.analyze.tree import children
 from lflops.profile import PHASES, Profile
 from lflops.report.shown.columns import Columns, column
 
@@ -12,7 +14,10 @@ _TIMED = ("seconds", "own_seconds", "device_seconds")
 
 
 def modules(profile: Profile) -> Columns:
-    """Of each module itself, then its work in each phase: all of it, and `own_`. The names are always a list."""
+    """Of each module itself, then its work in each phase: all of it, and `own_`. The names are always a list.
+
+    `alike` is a number: modules that have the same are alike in all counts, with all that is below them.
+    """
     spreads: dict[str, float] = {}
     for row in imbalance(profile).rows:
         if row.spread is not None:
@@ -21,6 +26,8 @@ def modules(profile: Profile) -> Columns:
     columns: Columns = {"name": list(profile.modules)}
     columns |= {field: column(getattr(row, field) for row in rows) for field in _OF_MODULES}
     columns["rank_spread"] = column(spreads.get(name) for name in profile.modules)
+    numbers = alike(profile, children(profile))
+    columns["alike"] = column(numbers[name] for name in profile.modules)
     for phase in PHASES:
         works = [row.work(phase) for row in rows]
         for field in _COUNTED:

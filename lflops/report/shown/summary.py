@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from lflops import units
+from lflops.analyze.diff import peak
 from lflops.analyze.pace import pace
 from lflops.analyze.utilization import utilization
 from lflops.profile import PHASES, Profile
@@ -12,7 +13,7 @@ from lflops.report.budget import parts
 from lflops.report.head import apart, facts
 from lflops.report.times import lines
 
-__all__ = ["Figure", "Line", "Part", "Summary", "summary"]
+__all__ = ["Figure", "Line", "Part", "Summary", "summary", "trend"]
 
 _WITHIN_FORWARD = frozenset({"prefill", "decode"})
 
@@ -74,6 +75,21 @@ def summary(profile: Profile) -> Summary:
     )
 
 
+def trend(profile: Profile) -> dict[str, float]:
+    """The large figures that change from window to window, by their labels, in SI units; those that are known."""
+    found, reached = pace(profile), utilization(profile)
+    one = "step" if profile.run.kind == "training" else "pass"
+    figures = {
+        "MFU": reached.mfu,
+        "achieved": reached.flops_per_second,
+        "samples/s": found.samples_per_second,
+        "tokens/s": found.tokens_per_second,
+        one: None if found.seconds is None else found.seconds.median,
+        "peak live memory": peak(profile),
+    }
+    return {label: figure for label, figure in figures.items() if figure is not None}
+
+
 def _figures(profile: Profile) -> Iterator[Figure]:
     """Of the step, without its phases, then of the model."""
     root = profile.modules[""]
@@ -82,8 +98,7 @@ def _figures(profile: Profile) -> Iterator[Figure]:
     for label in [*first, *(label for label in told if label not in first)]:
         line = told[label]
         yield Figure(label=label, text=line.value, remark=", ".join(filter(None, (line.spread, line.remark))))
-    peak = root.peak_bytes if profile.memory is None else profile.memory.peak_bytes
-    yield Figure(label="peak live memory", text=units.size(peak))
+    yield Figure(label="peak live memory", text=units.size(peak(profile)))
     yield Figure(label="parameters", text=units.count(root.parameters), remark=units.size(root.parameter_bytes))
     if profile.is_counted:
         macs = {phase: root.work(phase).macs for phase in PHASES}

@@ -1,0 +1,169 @@
+"""Is the page quick with 20,000 modules? In Chromium: the tab drawn, rows sorted and filtered, windows compared; the file and the server.
+
+Every work has a time of its own, to the last digit, so that nothing is smaller than in a real run.
+"""
+
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from boards import Board, board
+from browsing import CHROMIUM
+from msgspec.structs import replace
+from playwright.sync_api import sync_playwright
+from results import record
+from samples import profile_of
+from torch.utils.tensorboard import SummaryWriter
+
+import lflops
+from lflops.observations import PHASES, Spread
+from lflops.profile import ModuleProfile, Profile, Work
+from lflops.report.page import page
+
+MODULES, REPEATS = 20_000, 5
+
+SEEN = """
+new MutationObserver((_, observer) => {
+  if (!document.querySelector(WANTED)) return;
+  observer.disconnect();
+  requestAnimationFrame(() => { const here = new MessageChannel(); here.port1.onmessage = () => { window.drawn = performance.now(); };
+    here.port2.postMessage(null); });
+}).observe(document, { childList: true, subtree: true });
+"""
+"""Milliseconds since the frame was made, as soon as the screen has what is wanted."""
+
+TAKES = """(node, act) => new Promise((resolve) => {
+  const start = performance.now();
+  if (act === "click") node.click();
+  else { node.value = act; node.dispatchEvent(new Event("input")); }
+  requestAnimationFrame(() => {
+    const here = new MessageChannel();
+    here.port1.onmessage = () => resolve((performance.now() - start) / 1e3);
+    here.port2.postMessage(null);
+  });
+})"""
+"""Seconds from an event until the frame behind it is drawn."""
+
+
+def jittered(profile: Profile, seed: int) -> Profile:
+    """The same with times that no two works share."""
+    chance = random.Random(seed)  # noqa: S311 - times, no secret
+
+    def spread(given: Spread | None) -> Spread | None:
+        if given is None:
+            return None
+        median = given.median * chance.uniform(0.9, 1.1)
+        return Spread(median=median, low=median * chance.uniform(0.9, 1), high=median * chance.uniform(1, 1.1), n=10)
+
+    def work(given: Work) -> Work:
+        return replace(
+            given, seconds=spread(given.seconds), own_seconds=spread(given.own_seconds), device_seconds=spread(given.device_seconds)
+        )
+
+    def module(given: ModuleProfile) -> ModuleProfile:
+        return replace(given, **{phase: work(given.work(phase)) for phase in PHASES})
+
+    return replace(profile, modules={name: module(given) for name, given in profile.modules.items()})
+
+
+def answered(server: Board) -> tuple[float, float, int]:
+    """Median seconds of the list of windows and of a window, and the bytes of that."""
+    place = server.windows(told=2)["windows"][0]
+    asked = {name: place[name] for name in ("run", "tag", "step")}
+    answer = server.get("window", accept="deflate", **asked)
+    return taken(lambda: server.get("windows")), taken(lambda: server.get("window", accept="deflate", **asked)), len(answer[2])
+
+
+def taken(act: Callable[[], object]) -> float:
+    """Median seconds."""
+    seconds = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        act()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def drawn(browser: Any, server: Board, view: str, wanted: str) -> float:
+    """Median seconds from the tab's frame to what is wanted of a view in it."""
+    seconds = []
+    for _ in range(REPEATS):
+        context = browser.new_context(viewport={"width": 1280, "height": 800})
+        context.add_init_script(SEEN.replace("WANTED", f'"{wanted}"'))
+        opened = context.new_page()
+        opened.goto(f"{server.address}#lflops&p.lflops.state=view%3D{view}")
+        frame = opened.frame_locator("iframe").locator("body")
+        frame.locator(wanted).first.wait_for()
+        seconds.append(
+            frame.evaluate(
+                "() => new Promise((done) => { const ask = () => (window.drawn ? done(window.drawn / 1e3) : "
+                "requestAnimationFrame(ask)); ask(); })"
+            )
+        )
+        context.close()
+    return statistics.median(seconds)
+
+
+def acted(browser: Any, file: Path) -> dict[str, float]:
+    """Median seconds of what one does with the modules."""
+    opened = browser.new_page(viewport={"width": 1280, "height": 800})
+    opened.goto(file.as_uri())
+    opened.get_by_role("tab", name="Modules").click()
+    sort, field = opened.get_by_title("sort by forward time"), opened.get_by_label("filter by name or class")
+
+    def times(node: Any, *acts: str) -> float:
+        return statistics.median([node.evaluate(TAKES, act) for _ in range(REPEATS) for act in acts])
+
+    found = {"sort, repeats folded": times(sort, "click")}
+    opened.get_by_label("fold repeats").uncheck()
+    opened.get_by_role("button", name="open all").click()
+    found["sort, all rows open"] = times(sort, "click")
+    opened.get_by_label("flat").check()
+    found["sort, flat"] = times(sort, "click")
+    found["filter, flat"] = times(field, "7", "7.lay", "")
+    opened.get_by_label("flat").uncheck()
+    found["filter, in the tree"] = times(field, "7", "7.lay", "")
+    opened.close()
+    return found
+
+
+def main() -> None:
+    """Measure, and write the table."""
+    profiles = [jittered(profile_of(MODULES), seed) for seed in (1, 2)]
+    row = "[role=treegrid] .grid-body [role=row]"
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        file = Path(folder) / "page.html"
+        file.write_text(page(profiles[1]), encoding="utf-8")
+        both = len(page(*profiles, names=("before", "after")).encode())
+        with SummaryWriter(f"{folder}/run") as writer:
+            for step, profile in enumerate(profiles):
+                lflops.tensorboard.log(writer, profile, step)
+        with board(Path(folder)) as server:
+            listed, answer, size = answered(server)
+            seconds = {
+                "the list of windows, answered": (listed, 0.1),
+                "a window, answered": (answer, 0.1),
+                "the tab drawn, at Summary": (drawn(browser, server, "summary", ".figures"), 1.5),
+                "the tab drawn, at Modules": (drawn(browser, server, "modules", row), 1.5),
+                "the tab drawn, at Compare": (drawn(browser, server, "compare", ".changes .grid-header"), None),
+            }
+        seconds |= {act: (each, 0.2) for act, each in acted(browser, file).items()}
+        browser.close()
+        sizes = {"the file of a window": file.stat().st_size, "the file of two": both, "a window, as it is stored and sent": size}
+    lines = ["| | seconds | at most |", "|---|--:|--:|"]
+    lines += [f"| {what} | {each:.3f} | {'' if most is None else most} |" for what, (each, most) in seconds.items()]
+    lines += ["", "| | MB |", "|---|--:|", *(f"| {what} | {each / 1e6:.2f} |" for what, each in sizes.items())]
+    chosen = f"{MODULES:,} modules, a time in every work; medians of {REPEATS}. The file of a window is to have 5 MB at most."
+    record("page.py", "The page with 20,000 modules", [*lines, "", chosen, "", "Run beside other work on the machine."])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+// Tables as CSV: exact values in SI units, what is unknown is empty.
+
+// A grid's rows as they are shown, all of them: by its `exported`, {labels, values(row)}, or else by what its cells say.
+export function valuesOfGrid({ columns, rows, cells, exported }) {
+  if (exported) return [exported.labels, ...rows.map(exported.values)];
+  const labels = columns.map(({ label }) => label);
+  return [labels, ...rows.map((row) => cells(row).map((cell, at) => valueOf(cell, labels[at])))];
+}
+
+export function valuesOfTable(table) {
+  const rows = [...table.rows].map((row) => [...row.cells]);
+  const labels = rows[0].map((cell) => cell.textContent);
+  return rows.map((cells) => cells.map((cell, at) => valueOf(cell, labels[at])));
+}
+
+// A cell's title is its exact value, where its column's label is before it, or its name.
+function valueOf(cell, label) {
+  const title = cell.getAttribute("title");
+  if (title === null) return cell.textContent.trim();
+  const exact = title.startsWith(`${label}: `) ? title.slice(label.length + 2) : title || "(root)";
+  if (exact === "unknown") return null;
+  return /^-?\d{1,3}(,\d{3})+$/.test(exact) ? exact.replaceAll(",", "") : exact;
+}
+
+export function csvOf(rows) {
+  return rows.map((row) => `${row.map(csvCell).join(",")}\r\n`).join("");
+}
+
+// A text that a spreadsheet would take for a formula gets an apostrophe before it; a number does not.
+function csvCell(value) {
+  const text = value === null ? "" : String(value);
+  const isNumber = typeof value === "number" || /^[+-]?\d+([.]\d+)?(e[+-]?\d+)?$/.test(text);
+  const safe = !isNumber && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
+  return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+}

@@ -1,0 +1,214 @@
+"""A copy of a trace for torch-tb-profiler 0.4.3, which reads traces as torch wrote them years ago.
+
+What it does not know is given the names that it knows, and modules become what it takes for modules. To any other reader that would tell
+something false, so the copy lies in a folder of its own.
+
+torch's arrows from forward to backward stay as they are: with them 0.4.3 takes all of backward that is in no module out of its tables.
+Instead the stretches of backward are modules too, below one that is called so.
+"""
+
+import importlib.util
+import itertools
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Raw, Struct
+
+from lflops.errors import ProfileError
+from lflops.traces.annotate import MODULE, TRACKS
+from lflops.traces.files import read, written_whole
+
+__all__ = ["compat", "is_wanted", "place"]
+
+STEP, NODE = "ProfilerStep#", "autograd::engine::evaluate_function: "
+MARKS = b'"lflops_module"', b"ProfilerStep#", b"engine::evaluate_function"
+LOADERS = "enumerate(DataLoader)#", "enumerate(DataPipe)#"
+
+CATEGORIES = {
+    "cuda_runtime": "runtime",
+    "cuda_driver": "runtime",
+    "gpu_user_annotation": "gpu_annotation",  # each step and each collective would be there twice
+    "python_function": "python_frame",  # their numbers are not those of our modules
+}
+"""What 0.4.3 calls them. The last two names it does not know: it draws them, and that is all."""
+
+NAMES = {"nccl:_all_gather_base": "nccl:all_gather", "nccl:_reduce_scatter_base": "nccl:reduce_scatter"}
+"""What it calls collectives: others than these and their namesakes are in none of its tables."""
+
+FINE = 1024
+"""Parts of a microsecond. Sums of such times are exact in floating point; of decimals they are not, and what ends a rounding behind what it
+lies in is left out of every table."""
+
+
+Thread = tuple[Any, Any]
+"""Process and thread, as the trace calls them."""
+
+
+class _Call(NamedTuple):
+    """A module's; without a phase it is all of backward between two beginnings, of a step or of a call of forward."""
+
+    start: int
+    end: int
+    thread: Thread
+    phase: str
+    name: str
+
+
+class _Event(Struct):
+    """What is asked of an event."""
+
+    name: str
+    cat: str = ""
+    pid: Any = None
+    tid: Any = None
+    ts: float = 0
+    dur: float = 0
+    args: dict[str, Any] = {}
+
+    @property
+    def thread(self) -> Thread:
+        return self.pid, self.tid
+
+    @property
+    def span(self) -> tuple[int, int]:
+        return _span(self.ts, self.dur)
+
+
+def is_wanted() -> bool:
+    """Whether torch-tb-profiler is installed here."""
+    return importlib.util.find_spec("torch_tb_profiler") is not None
+
+
+def place(trace: Path) -> Path:
+    """Where the copy of a trace belongs: of a folder's traces in one folder, so that they are one run, and before theirs in a list."""
+    folder = trace.absolute().parent
+    return folder.with_name(f"compat-{folder.name}") / f"{trace.name.removesuffix('.gz')}.gz"
+
+
+def compat(trace: Path) -> Path:
+    """Write the copy of one trace, packed, whole or not at all.
+
+    Args:
+        trace: As torch.profiler wrote it, packed or not; where it is annotated the copy has the modules.
+
+    Returns:
+        The copy.
+
+    Raises:
+        ProfileError: The trace cannot be read; the message names it.
+    """
+    parts: dict[str, Raw] = read(trace, dict[str, Raw])
+    parts.pop("Framework", None)  # a name of Lightning's here turns the modules off
+    into = place(trace)
+    try:
+        events = msgspec.json.decode(parts.pop("traceEvents", Raw(b"null")), type=list[Raw])
+        into.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(into) as file:
+            file.write(b"{\n")
+            for key, value in parts.items():
+                file.write(b"%b: %b,\n" % (msgspec.json.encode(key), value))
+            # Behind all else, for 0.4.3 puts what it adds before the last bracket; the modules first, for of two events with the same
+            # times the first is the outer one.
+            file.write(b'"traceEvents": [\n')
+            separator = b""
+            for event in itertools.chain(_modules(events), map(_relabelled, events)):
+                file.write(separator + msgspec.json.encode(event))
+                separator = b",\n"
+            file.write(b"\n]}\n")
+    except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
+        raise ProfileError(f"{trace}: is no trace as torch.profiler writes them: {error}") from error
+    return into
+
+
+def _span(start: float, length: float) -> tuple[int, int]:
+    """Start and end in parts of a microsecond, from the whole nanoseconds that torch gives."""
+    begin = round(start * 1000)
+    return begin * FINE // 1000, (begin + round(length * 1000)) * FINE // 1000
+
+
+def _relabelled(raw: Raw) -> dict[str, Any]:
+    event: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])
+    category, name = event.get("cat"), event.get("name", "")
+    if category in CATEGORIES:
+        event["cat"] = CATEGORIES[category]
+    elif category == "user_annotation" and name.startswith(LOADERS):
+        event["cat"] = "cpu_op"
+    if name in NAMES:
+        event["name"] = NAMES[name]
+    if "ts" in event:
+        start, end = _span(event["ts"], event.get("dur", 0))
+        event["ts"] = start / FINE
+        if "dur" in event:
+            event["dur"] = (end - start) / FINE
+    return event
+
+
+def _modules(events: Iterable[Raw]) -> Iterator[dict[str, Any]]:
+    """The calls of modules as 0.4.3 takes them, the outer ones first. Calls at the same place have one number: there they are one row."""
+    calls, begun = _calls(events)
+    parts: defaultdict[tuple[Thread, int], list[_Call]] = defaultdict(list)
+    for call in calls:
+        if call.phase != "forward":
+            parts[call.thread, bisect_right(begun, call.start)].append(call)
+    for (thread, _), part in parts.items():
+        calls.append(_Call(min(call.start for call in part), max(call.end for call in part), thread, "", "backward"))
+    numbers: dict[tuple[int, str], int] = {}
+    for thread in dict.fromkeys(call.thread for call in calls):
+        around: list[tuple[int, int]] = []  # where each that is open ends, and its number
+        for call in sorted((each for each in calls if each.thread == thread), key=lambda each: (each.start, -each.end, each.phase)):
+            while around and around[-1][0] <= call.start:
+                around.pop()
+            if around and call.end > around[-1][0]:
+                continue
+            above = around[-1][1] if around else 0
+            number = numbers.setdefault((above, call.name), len(numbers) + 1)
+            around.append((call.end, number))
+            yield {
+                "ph": "X",
+                "cat": "python_function",
+                "name": f"nn.Module: {call.name}",
+                "pid": thread[0],
+                "tid": thread[1],
+                "ts": call.start / FINE,
+                "dur": (call.end - call.start) / FINE,
+                "args": {"Python id": number, "Python parent id": above, "Python module id": number},
+            }
+
+
+def _calls(events: Iterable[Raw]) -> tuple[list[_Call], list[int]]:
+    """The calls of modules on the threads that they ran on, and where each step and each call of forward begins."""
+    slices: list[_Event] = []
+    steps: dict[int, Thread] = {}
+    nodes: dict[int, Thread] = {}
+    for raw in events:
+        if not any(mark in bytes(raw) for mark in MARKS):
+            continue
+        event = msgspec.json.decode(raw, type=_Event)
+        if event.cat == MODULE:
+            slices.append(event)
+        elif event.cat == "user_annotation" and event.name.startswith(STEP):
+            steps[event.span[0]] = event.thread
+        elif event.cat == "cpu_op" and event.name.startswith(NODE):
+            nodes[event.span[0]] = event.thread
+    threads = _threads(slices, nodes) | dict.fromkeys([0] if steps else [], next(iter(steps.values()), ("", "")))
+    calls = [
+        _Call(*event.span, threads[event.tid // len(TRACKS)], event.args["phase"], _name(event))
+        for event in slices
+        if event.tid // len(TRACKS) in threads
+    ]
+    return calls, sorted([*steps, *(call.start for call in calls if call.phase == "forward")])
+
+
+def _threads(slices: Iterable[_Event], nodes: Mapping[int, Thread]) -> dict[int, Thread]:
+    """By the numbers that the slices give them: where their stretches of backward begin, a node of backward does."""
+    found = Counter((each.tid // len(TRACKS), nodes[each.span[0]]) for each in slices if each.span[0] in nodes)
+    return {number: thread for (number, thread), _ in reversed(found.most_common())}
+
+
+def _name(event: _Event) -> str:
+    kind, phase = event.args.get("kind"), event.args["phase"]
+    return " ".join([event.name, *([f"({kind})"] if kind else []), *([] if phase == "forward" else [phase])])

@@ -1,0 +1,57 @@
+"""Files of traces: those of a folder, one that is read, one that is written."""
+
+import contextlib
+import gzip
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lflops.errors import ProfileError
+
+__all__ = ["read", "traces_in", "written_whole"]
+
+_TRACE = re.compile(r"\.pt\.trace\.json(\.gz)?$")
+
+
+def traces_in(folder: Path) -> list[Path]:
+    """The traces of a folder, by their names.
+
+    Raises:
+        ProfileError: There is none.
+    """
+    if not folder.is_dir():
+        raise ProfileError(f"{folder}: is no folder: give the one that has the traces of a window")
+    found = sorted(path for path in folder.iterdir() if _TRACE.search(path.name))
+    if not found:
+        raise ProfileError(
+            f"{folder}: has no trace: give a folder with files as torch.profiler writes them, *.pt.trace.json or *.pt.trace.json.gz"
+        )
+    return found
+
+
+def read(path: Path, kind: Any) -> Any:
+    """What is in a trace, packed or not, as a value of that type.
+
+    Raises:
+        ProfileError: It cannot be read; the message names it.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return msgspec.json.decode(file.read(), type=kind)
+    except (msgspec.MsgspecError, OSError, EOFError) as error:
+        raise ProfileError(f"{path}: is no trace as torch.profiler writes them: {error}") from error
+
+
+@contextlib.contextmanager
+def written_whole(into: Path) -> Iterator[gzip.GzipFile]:
+    """A file that is there once it is finished. Until then its name is none that readers of traces look for."""
+    part = into.with_name(f"{into.name}.part")
+    try:
+        with gzip.open(part, "wb", compresslevel=6) as file:
+            yield file
+        part.replace(into)
+    finally:
+        part.unlink(missing_ok=True)
