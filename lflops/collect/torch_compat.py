@@ -47,6 +47,7 @@ __all__ = [
     "decomposes",
     "fake_mode",
     "group_named",
+    "hear_of_higher_order",
     "is_compiled",
     "kernel_for_sequences",
     "leaves",
@@ -107,6 +108,9 @@ backward_id: Callable[[], int] = _current_graph_task_id
 profiler_records: Callable[[], bool] = _profiler_enabled
 """Whether a profiler of torch's is recording."""
 
+unseen: Callable[[], contextlib.AbstractContextManager[Any]] = _python_dispatch._disable_current_modes
+"""Within it, no mode sees the operators that run."""
+
 current_node: Callable[[], Any] = _current_autograd_node
 """The autograd node that this thread is evaluating, or `None`."""
 
@@ -132,8 +136,7 @@ def local_part(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor that is spread over ranks; any other tensor itself."""
     if type(tensor) in PLAIN:
         return tensor
-    part: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return part
+    return getattr(tensor, "_local_tensor", tensor)
 
 
 def stored_elements(tensor: Tensor) -> int:
@@ -164,8 +167,7 @@ def compilations() -> int:
 
 def name_of(operator: Any) -> str:
     """Namespace, name and overload, as `aten::add.Tensor`; the default overload has no name."""
-    name: str = operator.name()
-    return name
+    return str(operator.name())
 
 
 def overloads_of(operator: Any) -> list[Any]:
@@ -294,10 +296,11 @@ def leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
     return found
 
 
-def unseen() -> contextlib.AbstractContextManager[Any]:
-    """Within it, no mode sees the operators that run."""
-    manager: contextlib.AbstractContextManager[Any] = _python_dispatch._disable_current_modes()
-    return manager
+def hear_of_higher_order(kind: type[TorchDispatchMode]) -> None:
+    """Have modes of this class see higher-order operators where torch asks each of these for a rule, and not the mode."""
+    if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
+        for each in torch._ops._higher_order_ops.values():
+            each.python_key_table.setdefault(kind, lambda mode, *args, _of=each, **kwargs: mode.__torch_dispatch__(_of, (), args, kwargs))
 
 
 def push_mode(mode: TorchDispatchMode) -> None:
