@@ -41,7 +41,7 @@ def traced(model: nn.Module, *steps: Callable[[], Any]) -> Joined:
     """Run the steps under Kineto, and join what it recorded."""
     tree = ModuleTree({"": model})
     boundaries = Boundaries(tree)
-    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as recorder, boundaries.hooked():
+    with profile(activities=[ProfilerActivity.CPU]) as recorder, boundaries.hooked():
         for number, step in enumerate(steps):
             with record_function(f"ProfilerStep#{number}"):
                 boundaries.step()
@@ -273,7 +273,7 @@ def test_modules_enclose_their_operators_in_the_same_clock() -> None:
     model = nn.Sequential(nn.Linear(hidden, hidden), nn.Linear(hidden, hidden))
     tree = ModuleTree({"": model})
     boundaries = Boundaries(tree)
-    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as recorder, boundaries.hooked(), record_function("ProfilerStep#0"):
+    with profile(activities=[ProfilerActivity.CPU]) as recorder, boundaries.hooked(), record_function("ProfilerStep#0"):
         model(sequence())
     events = read(recorded_events(recorder), device=False, stack=False)
     calls = {call.row: call for call in join(events, boundaries.threads, boundaries.home, tree).calls}

@@ -41,6 +41,7 @@ def stop():
 theirs = another()
 """
 
+
 def tells_of_its_end() -> bool:
     """Whether one that is stopped while it waits, as those of a schedule are in the end, differs from one that waits."""
     waits = profile(activities=[ProfilerActivity.CPU], schedule=lambda _: ProfilerAction.NONE)
