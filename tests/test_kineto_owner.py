@@ -100,6 +100,12 @@ def test_beside_a_profiler_that(case: str, tmp_path: Path) -> None:
     assert ("ours 1" in expected) == any(tmp_path.iterdir())
 
 
+def test_ours_has_torch_warn_of_nothing(tmp_path: Path) -> None:
+    """Of how a profiler was made, which is not the user's doing."""
+    result = run("import warnings; warnings.simplefilter('error'); tracer.begin(); work(); stop()", tmp_path)
+    assert (0, "ours 1") == (result.returncode, result.stdout.strip()), result.stderr
+
+
 def test_two_profilers_do_crash(tmp_path: Path) -> None:
     """What the tests above would see: one gets ready, another comes and goes, and the first one starts."""
     script = "first = another(); first.prepare_trace(); theirs.start(); finish(theirs, 3); first.start_trace()"
