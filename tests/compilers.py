@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+ENTERED_MODES_END_COMPILATION = torch.__version__ < "2.14"
+"""Whether a frame that is met within a mode is never compiled again; and whether what is called on the way into a module is compiled."""
+
 
 class Backend:
     """A compiler that leaves a graph as it is, and knows how many it was given and how often they ran."""

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils import flop_counter
+from torch.utils import _python_dispatch, flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 from traces import HOOKS_OF_SYS, OPERATORS
 
@@ -108,8 +108,13 @@ def python_kernel(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None
 
 def pushed_mode(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
     """Push a mode without telling dynamo, and never pop it."""
-    undo.callback(_pop_mode)
-    _push_mode(PlainMode())
+    mode = PlainMode()
+
+    def pop() -> None:
+        assert mode is _pop_mode()  # held here: torch 2.8 returns one that nobody else has after it freed it
+
+    undo.callback(pop)
+    _push_mode(mode)
 
 
 def thread(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
@@ -161,8 +166,8 @@ def facts_about(buffer: str) -> list[str]:
     return [buffer, f"{buffer}.grad", *(f"{buffer}: {fact}" for fact in ("attributes", "hooks", "requires_grad", "weak references"))]
 
 
-FLAGS = ("any_mode_without_ignore_compile_internals", "non_infra_torch_dispatch_mode", "torch_dispatch_mode")
-ENTERED = ["dispatch modes", "dispatch modes: flags", *(f"torch.utils._python_dispatch._is_in_{flag}" for flag in FLAGS)]
+FLAGS = sorted(name for name in vars(_python_dispatch) if name.startswith("_is_in_"))
+ENTERED = ["dispatch modes", "dispatch modes: flags", *(f"torch.utils._python_dispatch.{flag}" for flag in FLAGS)]
 """What changes with a mode that is entered in the ordinary way."""
 
 

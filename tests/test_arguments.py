@@ -192,7 +192,7 @@ def test_fake_tensors_are_refused(call: Callable[[], object]) -> None:
         call()
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_a_script_is_noted_for_its_parts_never_show_as_called() -> None:
     """Once, at the outermost; a script without parts needs no note."""
     scripted = torch.jit.trace(nn.Sequential(nn.Sequential(nn.Linear(4, 8)), nn.Linear(8, 2)), x)

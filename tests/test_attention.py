@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from conformance.at_hand import FUSES_GROUPS
 from functions import count, executed, fixed, flops, macs, of, operators, the_cell
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -64,9 +65,10 @@ def test_cross_attention_is_queries_by_keys() -> None:
 
 
 def test_heads_that_share_keys_cost_what_heads_with_their_own_do() -> None:
-    """Grouped queries: as many scores, fewer keys in memory."""
+    """Grouped queries: as many scores, fewer keys in memory. Matrix products, as of torch 2.8, keep the scores."""
     profile = count(partial(attend, enable_gqa=True), *qkv(heads=1), backward=True)
-    assert {"forward": once, "backward": 2 * once, "recompute": once // 2} == macs(profile)
+    scores_again = {"recompute": once // 2} if FUSES_GROUPS else {}
+    assert {"forward": once, "backward": 2 * once} | scores_again == macs(profile)
 
 
 def test_a_value_may_have_another_width() -> None:

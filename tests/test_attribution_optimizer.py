@@ -114,6 +114,7 @@ def test_two_optimizers_and_a_parameter_of_nobody(kernel: str) -> None:
     assert {"": hidden, "q": weights, "k": weights} == flops(counted.profile, "optimizer")
 
 
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # torch 2.8 of its own LBFGS
 def test_a_closure_is_not_part_of_the_step() -> None:
     """Its forward and its backward are just that, as often as they run; the step's own products are those between its directions."""
     model = Block()

@@ -346,6 +346,7 @@ def torch_as_it_was() -> Iterator[None]:
             backend.fp32_precision = "none"
     torch.set_default_dtype(torch.float32)
     torch.set_default_device(None)
+    vars(torch._GLOBAL_DEVICE_CONTEXT).pop("device_context", None)  # torch 2.8 cannot say which device is the default one if it is `None`
     torch.set_grad_enabled(True)
     torch.set_autocast_enabled("cpu", False)
     torch.use_deterministic_algorithms(False)

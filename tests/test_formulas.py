@@ -82,13 +82,18 @@ def test_one_more_in_any_figure_of_a_formula_is_noticed(operator: str) -> None:
 def schemas(operator: str) -> list[dict[str, str]]:
     """The arguments of an operator's overloads, name to type, in their order."""
     namespace, _, packet_name = operator.partition("::")
-    packet = getattr(getattr(torch.ops, namespace), packet_name)
-    return [{each.name: str(each.type) for each in getattr(packet, overload)._schema.arguments} for overload in packet.overloads()]
+    packet = getattr(getattr(torch.ops, namespace), packet_name, None)
+    if packet is None:
+        pytest.skip(f"torch {torch.__version__} has no {operator}")
+    overloads = [overload for overload in packet.overloads() if "dimname" not in overload]  # which went with torch 2.13
+    return [{each.name: str(each.type) for each in getattr(packet, overload)._schema.arguments} for overload in overloads]
 
 
 @pytest.mark.parametrize("operator", sorted(COVERED))
 def test_a_formula_takes_its_shapes_from_tensors(operator: str) -> None:
     """What it takes by position is where the schema has a tensor or a list of sizes; `None` only where that may be missing."""
+    if operator == "aten::_fused_rms_norm" and not hasattr(torch.ops.aten, "_fused_rms_norm_backward"):
+        pytest.skip("there it is Apple's alone, and takes how many dimensions it is, which the formula does not need")
     accepted = {Shape: {"Tensor", "List[int]"}, Shape | None: {"Tensor", "Optional[Tensor]"}, int: {"int"}}
     for arguments in schemas(operator):
         given = [each for each in inspect.signature(FORMULAS[operator]).parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]

@@ -276,6 +276,7 @@ COMPILED: dict[str, Callable[[Classifier], Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch 2.15's compiler of itself
 @pytest.mark.parametrize("compile_", COMPILED.values(), ids=COMPILED)
 def test_a_compiled_model_is_counted_as_it_is_written(compile_: Callable[[Classifier], Any]) -> None:
     """Module by module, in the names of the model; a note says that the counted batch ran eagerly."""

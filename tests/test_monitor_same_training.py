@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compilers import Backend
+from compilers import ENTERED_MODES_END_COMPILATION, Backend
 from fits import LIGHTNINGS_WARNINGS, Classifier, Validated, fit, watching
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
@@ -196,6 +196,7 @@ def test_what_is_compiled_is_compiled_as_often_and_runs_but_for_the_counted_batc
     assert {0} == {step.index for step in profile.steps if "recompiled" in step.marks}
 
 
+@pytest.mark.skipif(not ENTERED_MODES_END_COMPILATION, reason="the culprit is none on this torch")
 @pytest.mark.parametrize("make", [compiled_part, compiled_step])
 def test_a_callback_that_ends_the_compilation_is_seen(make: Callable[[Backend], Any]) -> None:
     """The check above can fail: after a mode that was entered in the ordinary way the graphs run no more."""

@@ -427,7 +427,7 @@ class Ticking(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_a_script_is_one_row() -> None:
     """Its parts never show as called. Two products forward; three backward, for its input needs no gradient."""
     clock = StillClock()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from compilers import Backend
+from compilers import ENTERED_MODES_END_COMPILATION, Backend
 from culprits import PlainMode
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -165,6 +165,7 @@ def test_a_cold_model_is_compiled_when_it_is_first_called_after_the_count(
     assert (1, 3) == (backend.compilations, backend.runs)
 
 
+@pytest.mark.skipif(not ENTERED_MODES_END_COMPILATION, reason="the culprit is none on this torch")
 @pytest.mark.parametrize("compile_", COMPILED.values(), ids=COMPILED)
 def test_a_mode_that_is_entered_in_the_ordinary_way_is_seen_to_end_the_compilation(
     compile_: Callable[[Backend], nn.Module], backend: Backend, x: Tensor
@@ -219,6 +220,7 @@ def test_a_cold_model_is_compiled_once_without_hooks(
     assert (1, warmup + 3) == (backend.compilations, backend.runs)
 
 
+@pytest.mark.skipif(not ENTERED_MODES_END_COMPILATION, reason="the culprit is none on this torch")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["wrapped", "in place", "part", "part in place"])
 def test_a_hook_that_is_compiled_as_well_is_seen(name: str, backend: Backend, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:

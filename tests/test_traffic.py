@@ -213,6 +213,7 @@ def test_a_fused_update_reads_the_gradient_and_does_not_write_it() -> None:
     assert (4 + 3) * 100 * 50 * FLOAT + FLOAT == the_cell(counted.profile, "_fused_adam_", "optimizer").bytes_moved
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch 2.11 says it though it is told to check
 def test_a_sparse_tensor_is_its_places_and_its_values() -> None:
     """3 of 100 by 100 elements are two places and a number each, in and out."""
     filled = torch.tensor([[0, 5, 9], [1, 5, 7]])

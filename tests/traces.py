@@ -155,11 +155,7 @@ def modes() -> Facts:
     saved = torch._C._autograd
     return {
         "dispatch modes": tuple(map(Same, _python_dispatch._get_current_dispatch_mode_stack())),
-        "dispatch modes: flags": (
-            _python_dispatch.is_in_torch_dispatch_mode(),
-            _python_dispatch.is_in_torch_dispatch_mode(include_infra_modes=False),
-            _python_dispatch.is_in_any_mode_without_ignore_compile_internals(),
-        ),
+        "dispatch modes: flags": [value for name, value in vars(_python_dispatch).items() if name.startswith("_is_in_")],
         "function modes": tuple(map(Same, _get_current_function_mode_stack())),
         "functorch": torch._C._functorch.peek_interpreter_stack() is None,
         "grad mode": torch.is_grad_enabled(),
@@ -247,7 +243,7 @@ def weak_references(model: nn.Module, *tensors: Tensor) -> Facts:
 
 def held(entries: Mapping[Any, Any], without: str = "") -> list[tuple[Any, Same]]:
     """Names and identities, in order."""
-    return [(key, Same(value)) for key, value in entries.items() if key != without]
+    return [(key, Same(value)) for key, value in entries.items() if str(key) != without]  # a dispatch key cannot be compared with a text
 
 
 def hooks_of(tensor: Tensor) -> list[tuple[Any, Same]]:

@@ -23,7 +23,10 @@ __all__ = ["refuse_real_optimizer", "refuse_real_parameters", "refuse_what_keeps
 CALL = nn.Module.__call__.__code__
 """What runs whenever a module is called."""
 
-NO_CUDA = re.compile("not compiled with CUDA|not linked with support for cuda|CUDA is not available|Found no NVIDIA driver")
+NO_CUDA = re.compile(
+    "not compiled with CUDA|not linked with support for cuda|CUDA is not available|Found no NVIDIA driver"
+    "|CUDA driver version is insufficient"
+)
 """What torch says of it, in errors and, of autocast, in a warning."""
 
 _TORCHS, _OURS = (f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))

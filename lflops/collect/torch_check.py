@@ -51,6 +51,7 @@ def _observe() -> dict[str, bool]:
     """Two products on one input, the gradient of which is the case that naive attribution gets wrong."""
     aten = torch.ops.aten
     watch = _Watch()
+    torch_compat.hear_of_higher_order(_Watch)
     with torch_compat.unseen(), torch.inference_mode(mode=False), torch.enable_grad():
         x = torch.zeros(2, 2, device="cpu", requires_grad=True)
         w = torch.zeros(2, 2, device="cpu", requires_grad=True)

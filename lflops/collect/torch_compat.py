@@ -49,6 +49,7 @@ __all__ = [
     "flat_parts",
     "group_named",
     "group_store",
+    "hear_of_higher_order",
     "is_compiled",
     "kernel_for_sequences",
     "leaves",
@@ -88,15 +89,12 @@ KNOWS_NO_SHAPE = UnsupportedOperatorException
 GROUPED_PRODUCT: Any = torch.ops.aten._grouped_mm.default
 """Of the tokens of several experts, each with its own expert's weights."""
 
-COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-"""Under which the dispatcher keeps operators that are written in terms of others."""
-
 _KEY = torch._C.DispatchKey
+COMPOSITE = _KEY.CompositeImplicitAutograd
+"""Under which the dispatcher keeps operators that are written in terms of others."""
 DEVICES = (_KEY.CPU, _KEY.CUDA)
-SEQUENCES = {
-    device: (key, _KEY.CompositeImplicitAutogradNestedTensor)
-    for device, key in (("cpu", _KEY.NestedTensorCPU), ("cuda", _KEY.NestedTensorCUDA))
-}
+_OF_EITHER = _KEY.CompositeImplicitAutogradNestedTensor
+SEQUENCES = {"cpu": (_KEY.NestedTensorCPU, _OF_EITHER), "cuda": (_KEY.NestedTensorCUDA, _OF_EITHER)}
 """The same of what operators do with sequences of several lengths in one tensor, by its device."""
 
 next_sequence_number: Callable[[], int] = _get_sequence_nr
@@ -108,14 +106,16 @@ backward_id: Callable[[], int] = _current_graph_task_id
 profiler_records: Callable[[], bool] = _profiler_enabled
 """Whether a profiler of torch's is recording."""
 
+unseen: Callable[[], contextlib.AbstractContextManager[Any]] = _python_dispatch._disable_current_modes
+"""Within it, no mode sees the operators that run."""
+
 current_node: Callable[[], Any] = _current_autograd_node
 """The autograd node that this thread is evaluating, or `None`."""
 
 
 def sequence_number(node: Any) -> int:
     """When an autograd node was built, in its thread's order."""
-    number: int = node._sequence_nr()
-    return number
+    return cast("int", node._sequence_nr())
 
 
 def storage_key(tensor: Tensor) -> tuple[Any, int]:
@@ -133,8 +133,7 @@ def local_part(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor that is spread over ranks; any other tensor itself."""
     if type(tensor) in PLAIN:
         return tensor
-    part: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return part
+    return getattr(tensor, "_local_tensor", tensor)
 
 
 def flat_parts(module: Any) -> Iterable[tuple[Tensor, nn.Module, int, int]]:
@@ -297,10 +296,11 @@ def leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
     return found
 
 
-def unseen() -> contextlib.AbstractContextManager[Any]:
-    """Within it, no mode sees the operators that run."""
-    manager: contextlib.AbstractContextManager[Any] = _python_dispatch._disable_current_modes()
-    return manager
+def hear_of_higher_order(kind: type[TorchDispatchMode]) -> None:
+    """Have modes of this class see higher-order operators where torch asks each of these for a rule, and not the mode."""
+    if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
+        for each in torch._ops._higher_order_ops.values():
+            each.python_key_table.setdefault(kind, lambda mode, *args, _of=each, **kwargs: mode.__torch_dispatch__(_of, (), args, kwargs))
 
 
 def push_mode(mode: TorchDispatchMode) -> None:

@@ -6,6 +6,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from conformance.at_hand import FUSES_GROUPS, FUSES_WITHOUT_HEADS
 from conformance.making import Family, data, layer, leaf, of
 from conformance.pencil import Macs, attention, product
 
@@ -46,7 +47,7 @@ FUSED = (
     trained(
         "sdpa of groups of heads",
         of(sdpa, query, *[leaf(batch, groups, keys, width)] * 2, enable_gqa=True),
-        attention(scores, width),
+        attention(scores, width, fused=FUSES_GROUPS),
     ),
     trained("sdpa of data but for the queries", of(sdpa, query, *[data(batch, heads, keys, width)] * 2), attention(scores, width)),
     trained("sdpa in bfloat16", of(sdpa, *[leaf(batch, heads, queries, width, dtype=torch.bfloat16)] * 3), attention(square, width)),
@@ -72,7 +73,7 @@ IN_PRODUCTS = (
     trained(
         "sdpa of one head without its dimension",
         of(sdpa, leaf(batch, queries, width), *[leaf(batch, keys, width)] * 2),
-        attention(batch * queries * keys, width, fused=False),
+        attention(batch * queries * keys, width, fused=FUSES_WITHOUT_HEADS),
     ),
     trained("sdpa by matrix products", of(by_products, query, key, key), attention(scores, width, fused=False)),
     trained("sdpa by matrix products, causal", of(by_products, *of_queries, is_causal=True), attention(square, width, fused=False)),

@@ -5,6 +5,7 @@ from typing import Any
 from torch import nn
 
 from conformance.architectures import decoder_layer, encoder_layer, perceptron, published
+from conformance.at_hand import FUSES_GROUPS
 from conformance.case import Build
 from conformance.making import Family, layer, words
 from conformance.pencil import Macs, attention, product
@@ -100,10 +101,10 @@ READERS = (
 gated = 3 * product(tokens, hidden, wide)
 
 
-def of_llama(head: int = width, feedforward: Macs = gated) -> Macs:
+def of_llama(head: int = width, feedforward: Macs = gated, *, fused: bool = FUSES_GROUPS) -> Macs:
     """Heads that share keys and values in groups; a perceptron with a gate."""
     projections = 2 * product(tokens, hidden, heads * head) + 2 * product(tokens, hidden, groups * head)
-    return projections + attention(scores, head) + feedforward
+    return projections + attention(scores, head, fused=fused) + feedforward
 
 
 grouped: dict[str, Any] = {**common, **no_ends, "num_key_value_heads": groups, "intermediate_size": wide}
@@ -138,6 +139,11 @@ def causal(each: Macs, head: int = width, count: int = layers) -> int:
     return of(each, count).forward - count * 2 * (scores - triangle) * head
 
 
+def causal_in_groups(each: Macs, head: int = width) -> int:
+    """The same where heads share keys."""
+    return causal(each, head) if FUSES_GROUPS else of(each).forward
+
+
 gpt = {"vocab_size": vocabulary, "n_embd": hidden, "n_layer": layers, "n_head": heads, "n_positions": length}
 no_dropout = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
 of_gpt = encoder_layer(batch, length, hidden, heads, 4 * hidden)
@@ -147,28 +153,30 @@ WRITERS = (
     trained(
         "GPT-2", writing(published("GPT2LMHeadModel", "GPT2Config", **gpt, **no_dropout, **no_ends)), of(of_gpt), executed=causal(of_gpt)
     ),
-    trained("Llama", writing(llama), of(of_llama()), executed=causal(of_llama())),
+    trained("Llama", writing(llama), of(of_llama()), executed=causal_in_groups(of_llama())),
     trained(
         "Llama, checkpointed",
         writing(checkpointed),
         # A layer is run again up to its last product, of which only the operands are wanted.
         of(of_llama()) + Macs(recompute=layers * (of_llama().forward - product(tokens, wide, hidden).forward)),
-        executed=causal(of_llama()),
+        executed=causal_in_groups(of_llama()),
     ),
     trained(
         "Mistral with a sliding window",
         writing(published("MistralForCausalLM", "MistralConfig", **grouped, sliding_window=window)),
-        of(of_llama()),
+        of(of_llama(fused=True)),  # for a mask the keys are repeated, not shared
     ),
     trained(
         "Qwen3 with wider heads",
         writing(published("Qwen3ForCausalLM", "Qwen3Config", **grouped, head_dim=head)),
         of(of_head),
-        executed=causal(of_head, head),
+        executed=causal_in_groups(of_head, head),
     ),
-    trained("Mixtral, its experts one product", writing(mixtral()), of(mixed), executed=causal(mixed)),
-    trained("Mixtral, its experts one by one", writing(mixtral(experts_implementation="eager")), of(mixed), executed=causal(mixed)),
-    inference("Llama in inference", writing(evaluated(llama)), of(of_llama()), executed=causal(of_llama())),
+    trained("Mixtral, its experts one product", writing(mixtral()), of(mixed), executed=causal_in_groups(mixed)),
+    trained(
+        "Mixtral, its experts one by one", writing(mixtral(experts_implementation="eager")), of(mixed), executed=causal_in_groups(mixed)
+    ),
+    inference("Llama in inference", writing(evaluated(llama)), of(of_llama()), executed=causal_in_groups(of_llama())),
 )
 
 inner, state, rank, kernel = 2 * hidden, 4, 3, 4

@@ -3,6 +3,7 @@
 from typing import Any
 
 from conformance.architectures import convolution, decoder_layer, encoder_layer, image_convolution, published, settings
+from conformance.at_hand import FUSES_GROUPS
 from conformance.making import Family, Made, data, layer, words
 from conformance.pencil import Macs, attention, product
 
@@ -61,7 +62,7 @@ rows, scores = batch * together, batch * text_heads * together**2
 of_mouth_layer = (
     2 * product(rows, text_hidden, text_hidden)
     + 2 * product(rows, text_hidden, groups * text_width)
-    + attention(scores, text_width)
+    + attention(scores, text_width, fused=FUSES_GROUPS)
     + 3 * product(rows, text_hidden, text_wide)
 )
 of_llava = (
@@ -113,7 +114,7 @@ SEEING_AND_READING = (
         "LLaVA",
         layer(llava, input_ids=Made(captioned), pixel_values=images, use_cache=False),
         of_llava,
-        executed=of_llava.forward - layers * skipped(together, text_heads, text_width),
+        executed=of_llava.forward - FUSES_GROUPS * layers * skipped(together, text_heads, text_width),
     ),
 )
 

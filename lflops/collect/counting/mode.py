@@ -20,7 +20,15 @@ from lflops.collect.counting.traffic import bytes_moved, size, tensors_of
 from lflops.collect.refusals import refuse_real_parameters
 from lflops.collect.scopes import Scopes
 from lflops.collect.tensors import tensors_in
-from lflops.collect.torch_compat import FakeTensor, TorchDispatchMode, decompose, kernel_for_sequences, pop_mode, push_mode
+from lflops.collect.torch_compat import (
+    FakeTensor,
+    TorchDispatchMode,
+    decompose,
+    hear_of_higher_order,
+    kernel_for_sequences,
+    pop_mode,
+    push_mode,
+)
 from lflops.observations import Phase
 
 __all__ = ["CountingMode", "Extent", "OperatorCounter"]
@@ -218,11 +226,12 @@ class OperatorCounter:
 class CountingMode(TorchDispatchMode):
     """Feeds a counter. Each thread that is counted has one of its own."""
 
-    supports_higher_order_operators = True
+    supports_higher_order_operators = True  # as torch asks since 2.9
 
     def __init__(self, counter: OperatorCounter) -> None:
         """Belong to a counter."""
         super().__init__()  # type: ignore[no-untyped-call]
+        hear_of_higher_order(type(self))
         self._counter = counter
         self._scopes = counter.scopes
         self._memory = counter.memory

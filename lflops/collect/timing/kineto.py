@@ -203,7 +203,8 @@ class Tracer:
         return self.refusal is None
 
     def _start(self) -> profile:
-        recorder = profile(activities=self._activities, **self._options)
+        # Of one that would not keep the events of several cycles torch 2.11 warns, though ours has but one.
+        recorder = profile(activities=self._activities, acc_events=True, **self._options)
         recorder.prepare_trace()
         recorder.start_trace()
         return recorder

@@ -24,7 +24,7 @@ def other_profiler_runs(own: torch.profiler.profile | None = None) -> bool:
         if kind in entered:
             running = each is not within and each.enabled and each.entered and each.kineto_results is None
         elif kind in begun:
-            running = each is not own and each.step_rec_fn is not None
+            running = each is not own and each.step_rec_fn is not None and not _is_over(each)
         else:
             continue
         if running:
@@ -36,6 +36,15 @@ def recorded_events(profiler: torch.profiler.profile) -> Sequence[Any]:
     """Kineto's own events, of which torch makes its own in a hundred times as long."""
     results = None if profiler.profiler is None else profiler.profiler.kineto_results
     return () if results is None else results.events()
+
+
+def _is_over(begun: torch.profiler.profile) -> bool:
+    """Whether it was stopped while it recorded, which it does not say itself before torch 2.13: its last cycle has results.
+
+    One that was stopped while it waited cannot be told there from one that still waits.
+    """
+    in_a_cycle = begun.current_action.name in ("WARMUP", "RECORD", "RECORD_AND_SAVE") and not begun.acc_events
+    return in_a_cycle and begun.profiler is not None and begun.profiler.kineto_results is not None
 
 
 def _and_its_subclasses(kind: type) -> set[type]:

@@ -24,6 +24,7 @@ def _operations(table: Mapping[int, str]) -> dict[str, int]:
 
 FREE = _names(
     """
+    fsdp::record_grad_output_stream
     _assert_async _assert_scalar _assert_tensor_metadata _coalesced_ _conj _cudnn_init_dropout_state _dimI _dimV _efficientzerotensor
     _functional_assert_async _functional_assert_scalar _fused_sdp_choice _has_compatible_shallow_copy_type _has_same_storage_numel _indices
     _is_all_true _is_any_true _lazy_clone _linalg_check_errors _local_scalar_dense _make_dep_token _nested_get_jagged_dummy
@@ -40,7 +41,7 @@ FREE = _names(
 
 MOVES = _names(
     """
-    fsdp::all_gather_copy_in fsdp::chunk_cat fsdp::copy_ fsdp::split_with_sizes_copy
+    fsdp::all_gather_copy_in fsdp::chunk_cat fsdp::chunk_cat_mixed_dtype fsdp::copy_ fsdp::split_with_sizes_copy
     _amp_update_scale_ _chunk_cat _convert_weight_to_int4pack_for_cpu _copy_from _copy_from_and_resize _dyn_quant_pack_4bit_weight
     _fill_mem_eff_dropout_mask_ _index_put_impl_ _jagged_to_padded_dense_forward _mkldnn_reshape _mkldnn_transpose _nested_from_padded
     _nested_tensor_from_mask _nested_tensor_from_tensor_list _pack_padded_sequence _padded_dense_to_jagged_forward _pin_memory
@@ -69,11 +70,10 @@ MOVES = _names(
 PER_OUTPUT = _operations(
     {
         1: """
-            _add_relu _prelu_kernel _prelu_kernel_backward _segment_reduce_backward copysign elu_backward floor_divide gelu_backward
-            glu_backward
-            hardshrink_backward hardsigmoid_backward hardswish hardswish_backward hardtanh_backward hypot leaky_relu_backward
-            log_sigmoid_backward log_sigmoid_forward native_dropout_backward rrelu_with_noise
-            mish_backward rrelu_with_noise_backward silu_backward softplus_backward softshrink_backward
+            _add_relu _conj_physical _prelu_kernel _prelu_kernel_backward _segment_reduce_backward copysign elu_backward floor_divide
+            gelu_backward glu_backward hardshrink_backward hardsigmoid_backward hardswish hardswish_backward hardtanh_backward hypot
+            leaky_relu leaky_relu_backward log_sigmoid_backward log_sigmoid_forward native_dropout_backward rrelu_with_noise mish_backward
+            rrelu_with_noise_backward silu_backward softplus_backward softshrink_backward
         """,
         2: """
             _fused_dropout addcdiv addcmul addr glu huber_loss_backward lerp mse_loss_backward multi_margin_loss_backward native_dropout
