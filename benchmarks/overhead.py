@@ -12,7 +12,7 @@ from results import in_turn, record
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertForMaskedLM
 
-from lflops.collect.counting.mode import Extent
+from lflops.collect.counting.operator_sums import Extent
 from lflops.collect.passes import Counting
 
 NOISE = 0.2

@@ -13,7 +13,7 @@ from lflops.callback.settings import Settings
 from lflops.callback.stages import Stage
 from lflops.callback.steps import signature
 from lflops.collect.calibrate import hardware_of
-from lflops.collect.counting.mode import Extent
+from lflops.collect.counting.operator_sums import Extent
 from lflops.collect.passes import Counting
 from lflops.collect.topology import Topology
 from lflops.profile import Note, Profile

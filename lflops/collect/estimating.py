@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from lflops.collect.arguments import check_module, check_pass, check_whole, describe
-from lflops.collect.counting.mode import Extent
+from lflops.collect.counting.operator_sums import Extent
 from lflops.collect.cuda_attention import attention_on
 from lflops.collect.fake import Fakes
 from lflops.collect.model_call import ModelCall

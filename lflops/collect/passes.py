@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from lflops.collect.arguments import check_module
 from lflops.collect.assemble import Collected, assemble
 from lflops.collect.compiled import force_eager, unremarked_hooks
-from lflops.collect.counting.mode import Extent, OperatorCounter
+from lflops.collect.counting.mode import OperatorCounter
+from lflops.collect.counting.operator_sums import Extent
 from lflops.collect.logical import check_logical, with_logical
 from lflops.collect.model_call import ModelCall
 from lflops.collect.modules import ModuleTree

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from lflops.collect.arguments import describe
-from lflops.collect.counting.mode import Call, Extent, OperatorCounter
+from lflops.collect.counting.mode import OperatorCounter
+from lflops.collect.counting.operator_sums import Call, Extent
 from lflops.collect.scopes import Scopes
 from lflops.errors import CountError
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from lflops.collect.batch import samples_and_tokens
-from lflops.collect.counting.mode import CountingMode, Extent, OperatorCounter
+from lflops.collect.counting.mode import CountingMode, OperatorCounter
+from lflops.collect.counting.operator_sums import Extent
 from lflops.collect.counting.operators import Operator
 from lflops.collect.named_parts import following
 from lflops.collect.passes import Counting, Ignored
