@@ -85,7 +85,7 @@ def schemas(operator: str) -> list[dict[str, str]]:
     packet = getattr(getattr(torch.ops, namespace), packet_name, None)
     if packet is None:
         pytest.skip(f"torch {torch.__version__} has no {operator}")
-    overloads = [overload for overload in packet.overloads() if "dimname" not in overload]  # which went with torch 2.13
+    overloads = [overload for overload in packet.overloads() if "dimname" not in overload]  # torch 2.11 has these still
     return [{each.name: str(each.type) for each in getattr(packet, overload)._schema.arguments} for overload in overloads]
 
 

@@ -54,7 +54,7 @@ REFUSED = "False other_profiler\ntheirs 2"
 CUT_OFF = "ours cut_off\ntheirs 2"
 BOTH = "theirs 2\nours 1"
 BOTH_IF_IT_TELLS = BOTH if tells_of_its_end() else "theirs 2\nours other_profiler"
-"""Before torch 2.13 ours waits in vain for the end of one that has ended: to start beside one that waits could crash."""
+"""On torch 2.8 and 2.11 ours waits in vain for the end of one that has ended: to start beside one that waits could crash."""
 
 CASES = {
     "gets ready": ("theirs.start(); print(tracer.begin(), tracer.refusal); finish(theirs, 3)", REFUSED),

@@ -39,7 +39,7 @@ def recorded_events(profiler: torch.profiler.profile) -> Sequence[Any]:
 
 
 def _is_over(begun: torch.profiler.profile) -> bool:
-    """Whether it was stopped while it recorded, which it does not say itself before torch 2.13: its last cycle has results.
+    """Whether it was stopped while it recorded, which it does not say itself in torch 2.8 and 2.11: its last cycle has results.
 
     One that was stopped while it waited cannot be told there from one that still waits.
     """
