@@ -14,6 +14,7 @@ from functions import Function, fixed
 from small_models import Block, Projections, hidden, sequence, square, tokens
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 from transformers import (
     BertConfig,
@@ -668,3 +669,23 @@ def test_a_wrong_argument_of_largest_batch_is_named(make_args: Any, memory_bytes
     with pytest.raises(lflops.CountError, match=r"^largest_batch: ") as caught:
         lflops.largest_batch(nn.Linear(3, 3), make_args, memory_bytes=memory_bytes)
     assert said in str(caught.value)
+
+
+class Flexible(nn.Module):
+    """A projection, and attention that is written as a function of scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = self.project(x).unflatten(2, (2, 8)).transpose(1, 2)
+        return flex_attention(q, q, q)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_is_estimated_as_it_is_counted() -> None:
+    """Two heads of 8 over 128 places, scores and mixing: 2 * 2 * 128 * 128 * 8 MACs, and 128 * 16 * 16 of the projection."""
+    with torch.no_grad():
+        found = lflops.estimate(Flexible(), (torch.randn(1, 128, 16),)).by_operator()
+    assert {"flex_attention": 524_288, "addmm": 32_768} == found

@@ -15,6 +15,7 @@ from lflops.collect.torch_compat import (
     GROUPED_PRODUCT,
     OpOverload,
     TorchDispatchMode,
+    hear_of_higher_order,
     storage_key,
     unseen,
     written_arguments,
@@ -40,9 +41,12 @@ class KnownValues(TorchDispatchMode):
     there it goes the way that it goes in a real step.
     """
 
+    supports_higher_order_operators = True  # as torch asks since 2.9
+
     def __init__(self) -> None:
         """Know nothing yet."""
         super().__init__()  # type: ignore[no-untyped-call]
+        hear_of_higher_order(type(self))
         self._stale: dict[int, weakref.ref[Any]] = {}  # by storage, as long as that lives: its number is given out again
 
     @classmethod
