@@ -158,8 +158,17 @@ def test_show_says_that_memory_was_not_counted(capsys: pytest.CaptureFixture[str
     assert "" == said.out
 
 
+def test_what_builds_may_import_from_the_folder_as_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """100 times 50 weights, of a module that is imported only when the function is called."""
+    (tmp_path / "late.py").write_text("def build(samples):\n    from planned import build\n    return build(samples)\n")
+    assert 0 == main(["estimate", "late:build"])
+    assert "5.00 k" in capsys.readouterr().out
+    sys.modules.pop("late")
+
+
 WRONG = {
     "no function": (["planned"], "give package.module:function"),
+    "a file": (["planned.py:build"], "give package.module:function, as train:build for build in a train.py of this folder"),
     "no module": (["nowhere:build"], "No module named 'nowhere'"),
     "no such name": (["planned:nothing"], "has no attribute 'nothing'"),
     "not to be called": (["planned:SOURCE.x"], "has no attribute 'SOURCE'"),

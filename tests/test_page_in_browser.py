@@ -262,3 +262,16 @@ def test_numbers_read_as_in_the_report(opening: Callable[..., Seen], tmp_path: P
             given = [str(value) if isinstance(value, int) and value >= 1 << 53 else value for value in values]
             code = "async ([name, values]) => { const all = await import('./data/plugin/lflops/format.js'); return values.map(all[name]); }"
             assert [getattr(units, function)(value) for value in [*values, None]] == seen.page.evaluate(code, [function, [*given, None]])
+
+
+def test_a_menu_closes_with_escape_or_by_a_click_beside_it(page_of: Callable[..., Seen]) -> None:
+    """The columns' menu stays while columns are chosen in it."""
+    seen = page_of(small_profile())
+    seen.modules()
+    menu, opener = seen.page.locator(".chooser"), seen.page.locator(".chooser summary")
+    for act in (lambda: seen.page.keyboard.press("Escape"), lambda: seen.page.locator("h1").click()):
+        opener.click()
+        menu.locator("input").first.click()
+        assert menu.get_attribute("open") is not None
+        act()
+        assert menu.get_attribute("open") is None

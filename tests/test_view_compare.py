@@ -47,7 +47,10 @@ def test_what_changed_comes_first(opening: Callable[..., Seen], tmp_path: Path) 
     assert ["0.022", "0.02", "0.002", "0.001"] == column(seen, "time after")
     assert "+10.0 %" == column(seen, "change")[0]
     assert pytest.approx(2e-3) == float(column(seen, "lost a step")[0])
-    assert (["100", "100", "unknown", "100"], ["100", "300", "7", "100"]) == (column(seen, "MACs before"), column(seen, "MACs after"))
+    assert (["100", "100", "unknown", "100"], ["100", "300", "7", "100"]) == (
+        column(seen, "own MACs before"),
+        column(seen, "own MACs after"),
+    )
     seen.page.get_by_label("show").select_option("all")
     assert {"(root)", "encoder", "decoder", "encoder.b"} < set(seen.labels())
     seen.page.get_by_label("filter by name or class").fill("DECODER")

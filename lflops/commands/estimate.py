@@ -1,9 +1,10 @@
 """`lflops estimate`: what a step would compute and keep, of a model that a function of the user's builds."""
 
+import contextlib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -64,7 +65,8 @@ def estimate(
 ) -> None:
     """Estimate a step before the run: its work, its memory, and the least time on a chip. Nothing is allocated and nothing is computed."""
     how = {"backward": backward or optimizer is not None, "hardware": hardware, "grad_scaler": grad_scaler, "round_to": round_to}
-    profile = _estimated(target, batch, optimizer, how)
+    with _modules_of_this_folder():
+        profile = _estimated(target, batch, optimizer, how)
     if save is not None:
         profile.save(save)
     save_memory(profile, figure)
@@ -108,20 +110,27 @@ def _draw(profile: Profile, otherwise: _Otherwise, depth: int) -> None:
 def _found(target: str) -> Callable[[int], Any]:
     """The function that the user named."""
     module, _, name = target.partition(":")
-    if not module or not name:
-        raise UsageError(f"{target!r}: give package.module:function")
-    sys.path.insert(0, "")  # as `python -m` does
+    if not module or not name or module.endswith(".py"):
+        raise UsageError(f"{target!r}: give package.module:function, as train:build for build in a train.py of this folder")
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise UsageError(f"{target}: {error}") from error
-    finally:
-        sys.path.remove("")
     if not callable(found):
         raise UsageError(f"{target}: {found!r} is no function")
     return found  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _modules_of_this_folder() -> Iterator[None]:
+    """Found as `python -m` finds them, also when the user's function imports them only as it runs."""
+    sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        sys.path.remove("")
 
 
 def _estimated(target: str, samples: int, optimizer: str | None, how: Mapping[str, Any]) -> Profile:

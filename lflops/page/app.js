@@ -39,6 +39,11 @@ export async function open(source, root) {
   const menu = exportMenu(() => ({ payload, place }));
   root.replaceChildren(element("header", {}, title, choices, rankChoice, views, menu, themeChoice(state, remember)), problems, ofAll, place);
 
+  // What opens as a menu closes with Escape, or by a click beside it.
+  const close = (isKept) => { for (const each of root.querySelectorAll("details[open]")) if (!isKept(each)) each.open = false; };
+  root.addEventListener("keydown", ({ key }) => { if (key === "Escape") close(() => false); });
+  root.addEventListener("click", ({ target }) => close((each) => each.contains(target)));
+
   function drawViews() {
     views.replaceChildren(...VIEWS.map(({ id, label }) => element("button", {
       type: "button", role: "tab", id: `tab-${id}`, "aria-selected": state.view === id, tabindex: state.view === id ? 0 : -1,
@@ -147,7 +152,7 @@ function themeChoice(state, remember) {
     else delete document.documentElement.dataset.theme;
   };
   apply(state.theme);
-  return select("theme", [["", "automatic"], ["light", "light"], ["dark", "dark"]], state.theme, (theme) => { apply(theme); remember(); });
+  return select("", [["", "system's theme"], ["light", "light"], ["dark", "dark"]], state.theme, (theme) => { apply(theme); remember(); }, "theme");
 }
 
 // The state is kept in the address, so that a link shows what its sender saw: the frame's own, and that of views by their id and a dot.

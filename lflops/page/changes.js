@@ -19,8 +19,8 @@ const CHANGE_COLUMNS = [
   { id: "ratio", label: "change", text: signed, said: signed },
   { id: "interval", label: "beyond the run, between", text: plainly, said: plainly },
   { id: "lost", label: "lost a step", text: (lost) => (lost === null ? "" : duration(lost)), said: exact },
-  { id: "macs_before", label: "MACs before", text: count, said: exact },
-  { id: "macs_after", label: "MACs after", text: count, said: exact },
+  { id: "macs_before", label: "own MACs before", text: count, said: exact },
+  { id: "macs_after", label: "own MACs after", text: count, said: exact },
 ];
 const SORTABLE_CHANGES = ["before", "after", "ratio", "lost", "macs_before", "macs_after"];
 

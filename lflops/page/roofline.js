@@ -69,7 +69,7 @@ function drawRoofline(payload, { state, remember, go }) {
 
   function toggle(phase) {
     const button = element("button", {
-      type: "button", class: "legend", "aria-pressed": !isOff(phase), title: `show or hide ${phase}`,
+      type: "button", "aria-pressed": !isOff(phase), title: `show or hide ${phase}`,
       onclick: () => {
         state.off = phases.filter((each) => (each === phase) !== isOff(each)).join(",");
         button.setAttribute("aria-pressed", !isOff(phase));

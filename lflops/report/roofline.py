@@ -59,7 +59,7 @@ def _points(heading: str, named: Sequence[tuple[str, Point]], *, timed: bool) ->
     columns = {
         "phase": [_SHORT[point.phase] for point in points],
         "bound by": [point.bound or units.UNKNOWN for point in points],
-        "FLOPs/byte": [units.UNKNOWN if point.intensity is None else f"{point.intensity:.2f}" for point in points],
+        "FLOPs/byte": [units.count(point.intensity) for point in points],
     }
     if timed:
         columns |= {

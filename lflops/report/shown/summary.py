@@ -70,7 +70,7 @@ def summary(profile: Profile) -> Summary:
         figures=tuple(_figures(profile)),
         phases=tuple(_phases(profile)),
         budget=tuple(budget),
-        why_no_budget="" if budget else "it takes counted work, timed clean steps and a known peak of the chip",
+        why_no_budget="" if budget else _why_no_budget(profile),
         facts=(*(Line(label=label, text=text) for label, text in facts(profile)), *beside),
     )
 
@@ -112,6 +112,17 @@ def _phases(profile: Profile) -> Iterator[Part]:
     for name, seconds in found.phases.items():
         if whole and not (name in _WITHIN_FORWARD and "forward" in found.phases):
             yield _part(name, seconds.median / whole, whole)
+
+
+def _why_no_budget(profile: Profile) -> str:
+    if not profile.is_counted:
+        return "nothing was counted"
+    if pace(profile).seconds is None:
+        return "no clean step was timed"
+    return (
+        f'what {profile.run.device_name} can do in the dtypes that were multiplied is not known; profile with hardware="measure", '
+        "with a name that lflops hardware lists, or with a lflops.Hardware of your own"
+    )
 
 
 def _part(name: str, share: float, seconds: float, said: str = "") -> Part:
