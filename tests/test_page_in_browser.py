@@ -264,6 +264,12 @@ def test_numbers_read_as_in_the_report(opening: Callable[..., Seen], tmp_path: P
             assert [getattr(units, function)(value) for value in [*values, None]] == seen.page.evaluate(code, [function, [*given, None]])
 
 
+def test_phases_that_are_not_the_whole_step_say_so(page_of: Callable[..., Seen]) -> None:
+    """0.2 ms of data, 1 of forward and 1.5 of backward are 2.7 of 3 ms."""
+    told = page_of(small_profile()).page.get_by_text("Each is a median over the steps")
+    assert ["Each is a median over the steps: together they are 90.0 % of the median step."] == told.all_inner_texts()
+
+
 def test_a_menu_closes_with_escape_or_by_a_click_beside_it(page_of: Callable[..., Seen]) -> None:
     """The columns' menu stays while columns are chosen in it."""
     seen = page_of(small_profile())

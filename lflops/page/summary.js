@@ -1,6 +1,7 @@
 // A profile at a glance: the figures, the step cut into its phases, where its peak-seconds went, and what to know beside that.
 
 import { element } from "./dom.js";
+import { percent } from "./format.js";
 import { figuresOfRank } from "./one_rank.js";
 import { tracesOf } from "./traces.js";
 import { trend } from "./trend.js";
@@ -44,7 +45,9 @@ function block(title, parts, missing, kind) {
     paint(key, colour);
     list.append(element("li", {}, key, element("b", {}, name), ` ${text}`, said ? element("div", { class: "said" }, said) : null));
   }
-  return element("div", {}, heading, bar, list);
+  const sum = parts.reduce((all, { share }) => all + share, 0);
+  const rest = percent(sum) === percent(1) ? null : `Each is a median over the steps: together they are ${percent(sum)} of the median step.`;
+  return element("div", {}, heading, bar, list, rest === null ? null : element("p", { class: "remark" }, rest));
 }
 
 // A name of one's own, as a scope's, has no colour in the style sheet: it gets that of what is left.
