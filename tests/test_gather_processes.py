@@ -1,6 +1,5 @@
 """Four processes of one group, each with its own part of a model, and what the first of them gathers."""
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 import torch
 from checks import macs
 from elsewhere import Ranks
+from ports import free_port
 from small_models import Block, between_linears, down, hidden, length, square, up, wide
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
@@ -26,9 +26,7 @@ LONG = 200.0
 
 def gathered(folder: Path, scenario: str) -> tuple[Profile, list[int]]:
     """What rank 0 saved, and how the processes ended."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     file = folder / "whole.profile.json"
     ranks = [subprocess.Popen([sys.executable, SCRIPT, str(rank), str(port), str(file), scenario]) for rank in range(4)]
     try:

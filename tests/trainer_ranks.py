@@ -7,7 +7,6 @@ import functools
 import multiprocessing
 import os
 import random
-import socket
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -18,6 +17,7 @@ import torch
 from fits import CLASSES, WIDTH, fit, loader, watching
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from ports import free_port
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
@@ -50,9 +50,7 @@ class Ranks:
     def __init__(self, world: int) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["lflops.callback.monitor", "pytest", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"])
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "NODE_RANK": "0"}
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
         self._ranks = [
             ProcessPoolExecutor(1, mp_context=context, initializer=_stand, initargs=(place | {"LOCAL_RANK": str(rank)},))
             for rank in range(world)
