@@ -34,6 +34,7 @@ bench: $(READY) $(PEERS_READY)
 	@$(BIN)/python benchmarks/page.py
 	@$(PEERS)/python benchmarks/accuracy.py
 	@$(PEERS)/python benchmarks/latency.py
+	@$(BIN)/python benchmarks/own_time.py
 	@$(PEERS)/python benchmarks/callback.py
 
 clean:

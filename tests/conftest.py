@@ -1,8 +1,10 @@
 """What tests ask for by name."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
-from browsing import browser, opening, page_of
+from browsing import CHROMIUM, browser, opening, page_of
 
 __all__ = ["browser", "cuda", "opening", "page_of"]
 
@@ -19,3 +21,11 @@ def cuda() -> torch.device:
 def _usual_width(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is printed is as wide as where nobody says otherwise; whoever runs the tests may have said so."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_unconfigure(config: pytest.Config) -> Iterator[None]:
+    """Print as the last line that the browser tests were skipped, and how to get the browser."""
+    yield
+    if CHROMIUM is None and not hasattr(config, "workerinput"):
+        print("Skipped: the browser tests of the page, as there is no Chromium here. To run them: apt-get install chromium")  # noqa: T201

@@ -1,0 +1,192 @@
+"""What the callback itself takes of a step, in CPU time: its hooks and its wrappers, without what they call.
+
+The difference of two trainings says nothing below 100 µs. So in the middle of a real fit the calls that Lightning makes in one step are
+made again and again with nothing inside of them, with the callback and without. Between two of these the model makes a real step, so that
+caches are as cold as in a training.
+"""
+
+import argparse
+import logging
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+from callback import NEVER, THIN, Masked
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from results import record
+from torch.utils.data import DataLoader
+from transformers import BertConfig
+
+from lflops import FlopsMonitor, Schedule
+
+
+class Strategy(SingleDeviceStrategy):
+    """Lightning's, whose methods do nothing while `is_empty`, but for the closure of a step."""
+
+    is_empty = False
+
+    def batch_to_device(self, *given: Any, **named: Any) -> Any:
+        """Move a batch."""
+        return given[0] if self.is_empty else super().batch_to_device(*given, **named)
+
+    def training_step(self, *given: Any, **named: Any) -> Any:
+        """Run forward."""
+        return None if self.is_empty else super().training_step(*given, **named)
+
+    def backward(self, *given: Any, **named: Any) -> Any:
+        """Run backward."""
+        return None if self.is_empty else super().backward(*given, **named)
+
+    def optimizer_step(self, *given: Any, **named: Any) -> Any:
+        """Run the closure and the optimizer."""
+        return given[1]() if self.is_empty else super().optimizer_step(*given, **named)
+
+
+class Replay(Callback):
+    """Replays the calls of a step. It stands after the monitor in the list of callbacks.
+
+    Args:
+        monitor: Whose time is measured; `None` replays them without one.
+        first: The step after which they are replayed.
+        times: How often.
+    """
+
+    def __init__(self, monitor: FlopsMonitor | None, first: int, times: int) -> None:
+        """Measure nothing yet."""
+        self.seconds: list[float] = []
+        self._monitor = monitor
+        self._first = first
+        self._times = times
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, _: Any, batch: Any, batch_idx: int) -> None:
+        """Replay them all after that step."""
+        if batch_idx != self._first:
+            return
+        (optimizer,) = trainer.optimizers
+        for _ in range(self._times):
+            optimizer.zero_grad()
+            pl_module.training_step(batch, 0).backward()
+            optimizer.step()
+            Strategy.is_empty = True
+            start = time.thread_time()
+            self._step(trainer, pl_module, optimizer, batch, batch_idx)
+            self.seconds.append(time.thread_time() - start)
+            Strategy.is_empty = False
+
+    def _step(self, trainer: Any, pl_module: Any, optimizer: Any, batch: Any, batch_idx: int) -> None:
+        """Make the calls of one step, as Lightning makes them in automatic optimization."""
+        strategy, profiler, monitor = trainer.strategy, trainer.profiler, self._monitor
+
+        def closure() -> None:
+            with profiler.profile("[Strategy]Strategy.training_step"):
+                strategy.training_step(batch, batch_idx)
+            for action in CLOSURE:
+                with profiler.profile(action):
+                    pass
+            with profiler.profile("[Strategy]Strategy.backward"):
+                strategy.backward(None, None)
+
+        with profiler.profile("[_TrainingEpochLoop].train_dataloader_next"):
+            pass
+        with profiler.profile("[Strategy]Strategy.batch_to_device"):
+            strategy.batch_to_device(batch)
+        for action in BEFORE:
+            with profiler.profile(action):
+                pass
+        if monitor is not None:
+            monitor.on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        with profiler.profile("[LightningModule]Masked.optimizer_step"):
+            strategy.optimizer_step(optimizer, closure)
+        for action in AFTER:
+            with profiler.profile(action):
+                pass
+        if monitor is not None:
+            monitor.on_train_batch_end(trainer, pl_module, None, batch, batch_idx)
+
+
+BEFORE = (
+    "[LightningModule]Masked.on_before_batch_transfer",
+    "[LightningModule]Masked.transfer_batch_to_device",
+    "[LightningModule]Masked.on_after_batch_transfer",
+    "[Callback]FlopsMonitor.on_train_batch_start",
+    "[LightningModule]Masked.on_train_batch_start",
+    "run_training_batch",
+)
+CLOSURE = (
+    "[Callback]FlopsMonitor.on_before_zero_grad",
+    "[LightningModule]Masked.on_before_zero_grad",
+    "[LightningModule]Masked.optimizer_zero_grad",
+    "[Callback]FlopsMonitor.on_before_backward",
+    "[LightningModule]Masked.on_before_backward",
+)
+AFTER = (
+    "[Callback]FlopsMonitor.on_after_backward",
+    "[LightningModule]Masked.on_after_backward",
+    "[Callback]FlopsMonitor.on_before_optimizer_step",
+    "[LightningModule]Masked.on_before_optimizer_step",
+    "[LightningModule]Masked.configure_gradient_clipping",
+    "[Callback]FlopsMonitor.on_train_batch_end",
+    "[LightningModule]Masked.on_train_batch_end",
+)
+"""Actions that Lightning tells its profiler of in a step, before, within and after the optimizer's closure."""
+
+
+def replayed(monitor: FlopsMonitor | None, first: int, times: int) -> list[float]:
+    """CPU seconds of the calls of one step, again and again, in the middle of a fit."""
+    torch.manual_seed(0)
+    batches = [torch.randint(1000, (1, 16)) for _ in range(first + 2)]
+    replay = Replay(monitor, first, times)
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = Trainer(
+            max_epochs=1,
+            callbacks=[*([monitor] if monitor else []), replay],
+            strategy=Strategy("cpu"),
+            logger=CSVLogger(directory),
+            log_every_n_steps=NEVER,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            enable_checkpointing=False,
+        )
+        trainer.fit(Masked(BertConfig(**THIN)), DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
+    return replay.seconds
+
+
+def main() -> None:
+    """Measure clean steps, and steps after the last window."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=500)
+    asked = parser.parse_args()
+    for name in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    begun = Schedule(wait=2, warmup=1, active=1)
+    cases: dict[str, tuple[Callable[[], FlopsMonitor | None], int]] = {
+        "no callback": (lambda: None, 40),
+        "clean steps": (lambda: FlopsMonitor(Schedule(wait=NEVER)), 40),
+        "after the last window": (lambda: FlopsMonitor(begun, trace=False), 40),
+        "the same with track=False": (lambda: FlopsMonitor(begun, trace=False, track=False), 40),
+    }
+    seconds = {name: replayed(monitor(), first, asked.times) for name, (monitor, first) in cases.items()}
+    without = median(seconds["no callback"])
+    lines = [
+        "BERT of 1 layer, hidden 48, batch 1, length 16, one thread: a step of about 3 ms. CPU time of the calls that Lightning makes in a",
+        f"step, with nothing inside of them, {asked.times} times. What is more than without a callback is its own; wanted: 15 µs at most.",
+        "",
+        "| steps | median | quartiles | the callback's own |",
+        "|---|--:|--:|--:|",
+    ]
+    for name, taken in seconds.items():
+        low, middle, high = (each * 1e6 for each in quantiles(taken, n=4))
+        lines.append(f"| {name} | {middle:.1f} µs | {low:.1f} to {high:.1f} µs | {middle - without * 1e6:.1f} µs |")
+    record("own_time.py", "The callback's own time in a step", [*lines, "", "Not run on CUDA."])
+
+
+if __name__ == "__main__":
+    main()
