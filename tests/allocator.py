@@ -1,9 +1,9 @@
 """The CPU allocator's own word on how much was alive at once."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
+from quarters import exact
 from torch.profiler import ProfilerActivity, profile, record_function
 
 
@@ -15,7 +15,7 @@ def allocated(begin: Callable[[], Callable[[], object]], folder: Path, steps: in
             with record_function(f"step {place}"):
                 step()
     profiler.export_chrome_trace(str(folder / "trace.json"))
-    events = json.loads((folder / "trace.json").read_text("utf-8"))["traceEvents"]
+    events = exact(folder / "trace.json")["traceEvents"]
     spans = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event["name"].startswith("step "))
     totals = [(event["ts"], event["args"]["Total Allocated"], event["args"]["Bytes"]) for event in events if event["name"] == "[memory]"]
     _, total, nbytes = min(totals)

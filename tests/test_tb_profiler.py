@@ -2,12 +2,15 @@
 
 import importlib.util
 import json
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from boards import Board, profiler_board
 from fits import LIGHTNINGS_WARNINGS, Classifier, fit, watching
+from quarters import DAY, MOMENTS, exact, moved, span, write
 from test_compat import STEP, event, module
 
 from lflops.schedule import Schedule
@@ -22,6 +25,8 @@ BATCHES = 3
 TRUE, COPY = "cpu/lflops_traces/train-0-9", "cpu/lflops_traces/compat-train-0-9"
 """Three steps waited for, one of warm-up, three traced, three hooked: the last is 9."""
 ON_DEVICE = "compat-cuda"
+LATE = {f"after-{moment // DAY}-days": moment for moment in MOMENTS.values()}
+"""Where the copies are of the same trace as it would have been recorded at these moments of a quarter."""
 
 OPERATOR = event("aten::mm", "cpu_op", 10, 20, **{"External id": 1})
 LAUNCH = event("cudaLaunchKernel", "cuda_runtime", 15, 5, correlation=7, **{"External id": 1})
@@ -33,8 +38,8 @@ AGAIN = event("ProfilerStep#0", "gpu_user_annotation", 30, 50, thread=7)
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
-    """A training on a CPU as the callback leaves it, and a trace of a device."""
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training on a CPU as the callback leaves it, copies of its trace at other moments, and a trace of a device."""
     logs = tmp_path_factory.mktemp("logs")
     monitor = watching(trace=True, profile_memory=True, dirpath=logs / "cpu", schedule=Schedule(wait=3, warmup=1, active=BATCHES))
     fit(Classifier(), monitor)
@@ -42,7 +47,19 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
     events = [STEP, AGAIN, module("head", "forward", 5, 35), OPERATOR, LAUNCH, KERNEL]
     written.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": [], "traceEvents": events}))
     compat(written)
-    with profiler_board(logs, tmp_path_factory.mktemp("program"), runs=4) as board:
+    (recorded,) = (logs / TRUE).iterdir()
+    for run, moment in LATE.items():
+        trace = logs / run / "window" / recorded.name
+        write(moved(exact(recorded), moment), trace)
+        compat(trace)
+        trace.unlink()
+    return logs
+
+
+@pytest.fixture(scope="module")
+def shown(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
+    """What it shows of them."""
+    with profiler_board(logs, tmp_path_factory.mktemp("program"), runs=4 + len(LATE)) as board:
         yield board
 
 
@@ -57,6 +74,24 @@ def table(told: Any) -> list[dict[str, Any]]:
     """Rows by the columns' names."""
     names = [column.get("name", "") for column in told["columns"]]
     return [dict(zip(names, row, strict=True)) for row in told["rows"]]
+
+
+def lies_in(inner: tuple[Any, ...], outer: tuple[Any, ...]) -> bool:
+    """Of two operators: name, thread, start and end."""
+    return inner[1] == outer[1] and bool(outer[2] <= inner[2] and inner[3] <= outer[3])
+
+
+def recorded_calls(logs: Path) -> Counter[str]:
+    """How often the trace has each operator. One that does nothing but call another of its name is one with it, as in every table."""
+    (trace,) = (logs / TRUE).iterdir()
+    spans = [(each["name"], each["tid"], *span(each)) for each in exact(trace)["traceEvents"] if each.get("cat") == "cpu_op"]
+    found = Counter(name for name, *_ in spans)
+    for each in spans:
+        within = [other for other in spans if other != each and lies_in(other, each)]
+        outer = max(within, key=lambda other: other[3] - other[2], default=None)
+        if outer is not None and outer[0] == each[0] and all(lies_in(other, outer) for other in within):
+            found[each[0]] -= 1
+    return found
 
 
 def places(rows: Any, *above: str) -> dict[tuple[str, ...], Any]:
@@ -86,13 +121,15 @@ def test_the_overview_has_a_row_for_each_batch_with_the_data_loader_s_time(shown
         assert sum(row[part] for part in parts) == pytest.approx(sum(plain[part] for part in parts), abs=0.01)
 
 
-def test_the_operators_are_those_of_the_trace(shown: Board) -> None:
-    """As often, backward of what is in no module among them: two products forward in a batch, three backward, and a loss."""
-    copied, true = (
-        {row["name"]: row["calls"] for row in asked(shown, "operation/table", run, group_by="Operation")["data"]} for run in (COPY, TRUE)
-    )
+@pytest.mark.parametrize("run", [COPY, *(f"{run}/compat-window" for run in LATE)])
+def test_the_operators_are_those_of_the_trace(run: str, shown: Board, logs: Path) -> None:
+    """As often, backward of what is in no module among them: two products forward in a batch, three backward, and a loss.
+
+    Whenever in a quarter the trace is recorded.
+    """
+    copied = {row["name"]: row["calls"] for row in asked(shown, "operation/table", run, group_by="Operation")["data"]}
     assert (2 * BATCHES, 3 * BATCHES, BATCHES) == (copied["aten::addmm"], copied["aten::mm"], copied["NllLossBackward0"])
-    assert true == copied
+    assert recorded_calls(logs) == copied
 
 
 def test_the_modules_have_our_names(shown: Board) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from quarters import exact
 from small_models import Block, Projections, sequence, up
 from torch import nn
 
@@ -256,7 +257,7 @@ def test_a_trace_of_torch_s_is_annotated_in_another_process(tmp_path: Path) -> N
     assert None is annotation.finish()
     assert annotation.is_done
     assert [recording.path] == list(recording.path.parent.iterdir())
-    content = json.loads(gzip.decompress(recording.path.read_bytes()))
+    content = exact(recording.path)
     slices = {(each["args"]["module"], each["ts"]): each for each in of(content, "X") if each["args"]["phase"] == "forward"}
     products = [event for event in content["traceEvents"] if event["name"] == "aten::linear"]
     assert 3 * 4 == len(products)

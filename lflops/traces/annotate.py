@@ -16,6 +16,7 @@ from lflops.errors import ProfileError
 from lflops.observations import Call, Phase
 from lflops.profile import Profile
 from lflops.traces.files import written_whole
+from lflops.traces.times import microseconds
 
 __all__ = ["MODULE", "PROCESS", "TRACKS", "Calls", "annotate", "pack"]
 
@@ -45,7 +46,7 @@ class Calls(Struct, frozen=True, kw_only=True):
 
 
 class _Memory(Struct):
-    ts: float
+    ts: Raw
     args: dict[str, Any]
 
 
@@ -121,7 +122,7 @@ def _slices(calls: Calls, base: int, profile: Profile | None) -> Iterator[dict[s
             args["FLOP/s"] = rate
             if call.innermost:
                 curve += [(call.start, rate), (call.end, 0.0)]
-        times = {"ts": (call.start - base) / 1e3, "dur": (call.end - call.start) / 1e3}
+        times = {"ts": microseconds(call.start - base), "dur": microseconds(call.end - call.start)}
         yield {
             "ph": "X",
             "cat": MODULE,
@@ -132,10 +133,10 @@ def _slices(calls: Calls, base: int, profile: Profile | None) -> Iterator[dict[s
             "args": args,
         }
     for moment, rate in sorted(curve, key=lambda point: point[0]):
-        yield _point("FLOP/s", (moment - base) / 1e3, rate)
+        yield _point("FLOP/s", microseconds(moment - base), rate)
 
 
-def _point(name: str, moment: float, value: float) -> dict[str, Any]:
+def _point(name: str, moment: Raw, value: float) -> dict[str, Any]:
     return {"ph": "C", "name": name, "pid": PROCESS_ID, "tid": 0, "ts": moment, "args": {name: value}}
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from lflops.errors import ProfileError
 from lflops.traces.files import read, traces_in, written_whole
+from lflops.traces.times import ZERO, microseconds, span
 
 __all__ = ["MERGED", "MergedTraces", "merge"]
 
@@ -44,6 +45,19 @@ class _Distributed(Struct):
 class _Header(Struct):
     base: int = msgspec.field(default=0, name="baseTimeNanoseconds")
     distributed: _Distributed = msgspec.field(default_factory=_Distributed, name="distributedInfo")
+
+
+class _Event(Struct):
+    """What is looked at in an event. All else stays as it is written."""
+
+    ph: Any = None
+    name: Any = None
+    pid: Any = None
+    id: Any = UNSET
+    bind_id: Any = UNSET
+    ts: Raw | UnsetType = UNSET
+    dur: Raw | UnsetType = UNSET
+    args: Any = None
 
 
 class _Content(Struct):
@@ -89,35 +103,43 @@ def _sources(folder: Path) -> Iterator[_Source]:
 def _moved(source: _Source, index: int, base: int, numbers: Iterator[int]) -> Iterator[bytes]:
     """The events of one trace in the common time, with numbers of processes and arrows that no other trace has."""
     label = source.path.name if source.rank is None else f"rank {source.rank}"
-    shift = (source.base - base) / 1e3
+    shift = source.base - base
     processes: dict[Any, int] = {}
     names: dict[Any, str] = {}
     for raw in read(source.path, _Content).events:
-        event = _event(raw, source.path)
-        process = event.get("pid")
+        event = _read(raw, _Event, source.path)
+        process = event.pid
         if process not in processes:
             processes[process] = next(numbers)
-        if event.get("ph") == "M" and event.get("name") in {"process_name", "process_sort_index"}:
-            names |= {process: name} if (name := event.get("args", {}).get("name")) else {}
+        if event.ph == "M" and event.name in {"process_name", "process_sort_index"}:
+            names |= {process: name} if (name := (event.args or {}).get("name")) else {}
             continue
-        event["pid"] = processes[process]
-        if isinstance(event.get("ts"), int | float):
-            event["ts"] += shift
-        for arrow in ("id", "bind_id"):
-            if arrow in event:
-                event[arrow] = event[arrow] + (index << 32) if isinstance(event[arrow], int) else f"{index}.{event[arrow]}"
-        yield msgspec.json.encode(event)
+        changed: dict[str, Any] = {"pid": processes[process], **_times(event, shift, source.path)}
+        for arrow, number in (("id", event.id), ("bind_id", event.bind_id)):
+            if number is not UNSET:
+                changed[arrow] = number + (index << 32) if isinstance(number, int) else f"{index}.{number}"
+        yield msgspec.json.encode(_read(raw, dict[str, Raw], source.path) | changed)
     for process, number in processes.items():
         yield _about("process_name", number, name=f"{label}: {names.get(process, process) or 'all of it'}")
         yield _about("process_sort_index", number, sort_index=number)
 
 
-def _event(raw: Raw, path: Path) -> dict[str, Any]:
+def _times(event: _Event, shift: int, path: Path) -> dict[str, Raw]:
+    """Its times on a clock that begins so many nanoseconds earlier."""
+    if not shift or event.ts is UNSET:
+        return {}
     try:
-        event: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])
+        start, end = span(event.ts, ZERO if event.dur is UNSET else event.dur)
+    except ValueError as error:
+        raise ProfileError(f"{path}: is no trace as torch.profiler writes them: {error}") from error
+    return {"ts": microseconds(start + shift)} | ({} if event.dur is UNSET else {"dur": microseconds(end - start)})
+
+
+def _read(raw: Raw, kind: Any, path: Path) -> Any:
+    try:
+        return msgspec.json.decode(raw, type=kind)
     except msgspec.MsgspecError as error:
         raise ProfileError(f"{path}: is no trace as torch.profiler writes them: {error}") from error
-    return event
 
 
 def _about(what: str, process: int, **values: Any) -> bytes:

@@ -1,0 +1,63 @@
+"""Times of traces: microseconds as decimal text in a file, integer nanoseconds here.
+
+Never a float. Kineto's times begin with the quarter: from its 51st day on, floats of them are 1/1024 µs apart, and what is computed from
+them is off by a nanosecond. A slice would end before another that it contains.
+"""
+
+from decimal import Context, Decimal, InvalidOperation
+
+from msgspec import Raw
+
+__all__ = ["ZERO", "microseconds", "span"]
+
+ZERO = Raw(b"0.000")
+
+_EXACT = Context(prec=60)
+_LARGEST = Decimal(10) ** 18
+"""Microseconds: 30 000 years."""
+
+
+def span(ts: Raw, dur: Raw = ZERO) -> tuple[int, int]:
+    """Start and end of an event in nanoseconds.
+
+    Fractions of a nanosecond are rounded at both ends, so that what lies in another event still does.
+
+    Args:
+        ts: The JSON text of the event's `ts`, and so the next.
+        dur: An event without one has no length.
+
+    Raises:
+        ValueError: One of them is no number of microseconds.
+    """
+    start, length = _as_kineto_writes(bytes(ts)), _as_kineto_writes(bytes(dur))
+    if start is not None and length is not None:
+        return start, start + length
+    begin = _decimal(bytes(ts))
+    return _rounded(begin), _rounded(_EXACT.add(begin, _decimal(bytes(dur))))
+
+
+def microseconds(nanoseconds: int) -> Raw:
+    """The JSON text of a time, exact: microseconds with three places, as Kineto writes them."""
+    whole, places = divmod(abs(nanoseconds), 1000)
+    return Raw(b"%b%d.%03d" % (b"-" if nanoseconds < 0 else b"", whole, places))
+
+
+def _as_kineto_writes(text: bytes) -> int | None:
+    """Nanoseconds, where the text has exactly three places; this is four times as fast as a decimal."""
+    whole, _, places = text.partition(b".")
+    digits = whole + places
+    return int(digits) if len(places) == 3 and len(whole) <= 18 and digits.isdigit() else None
+
+
+def _decimal(text: bytes) -> Decimal:
+    try:
+        value = Decimal(text.decode())
+    except (InvalidOperation, UnicodeDecodeError):
+        value = _LARGEST
+    if value.copy_abs() >= _LARGEST:
+        raise ValueError(f"a time of {text[:40]!r}: `ts` and `dur` are numbers of microseconds below 1e18")
+    return value
+
+
+def _rounded(value: Decimal) -> int:
+    return int(_EXACT.to_integral_value(_EXACT.scaleb(value, 3)))
