@@ -60,11 +60,9 @@ class _Call(NamedTuple):
     name: str
 
 
-class _Head(Struct):
-    """What every event is asked."""
+class _Timed(Struct):
+    """The times of an event."""
 
-    name: str = ""
-    cat: str = ""
     ts: Raw = ZERO
     dur: Raw = ZERO
 
@@ -75,9 +73,11 @@ class _Head(Struct):
         return start * FINE // 1000, end * FINE // 1000
 
 
-class _Event(_Head):
+class _Event(_Timed):
     """What a step, a node of backward and a call of a module are asked."""
 
+    name: str = ""
+    cat: str = ""
     pid: Any = None
     tid: Any = None
     args: dict[str, Any] = {}
@@ -134,16 +134,16 @@ def compat(trace: Path) -> Path:
 
 
 def _relabelled(raw: Raw) -> dict[str, Any]:
-    event: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Raw])
-    head = msgspec.json.decode(raw, type=_Head)
-    if head.cat in CATEGORIES:
-        event["cat"] = CATEGORIES[head.cat]
-    elif head.cat == "user_annotation" and head.name.startswith(LOADERS):
+    event: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])
+    category, name = event.get("cat"), event.get("name", "")
+    if category in CATEGORIES:
+        event["cat"] = CATEGORIES[category]
+    elif category == "user_annotation" and name.startswith(LOADERS):
         event["cat"] = "cpu_op"
-    if head.name in NAMES:
-        event["name"] = NAMES[head.name]
+    if name in NAMES:
+        event["name"] = NAMES[name]
     if "ts" in event:
-        start, end = head.span
+        start, end = msgspec.json.decode(raw, type=_Timed).span
         event["ts"] = start / FINE
         if "dur" in event:
             event["dur"] = (end - start) / FINE

@@ -44,9 +44,10 @@ def microseconds(nanoseconds: int) -> Raw:
 
 def _as_kineto_writes(text: bytes) -> int | None:
     """Nanoseconds, where the text has exactly three places; this is four times as fast as a decimal."""
-    whole, _, places = text.partition(b".")
-    digits = whole + places
-    return int(digits) if len(places) == 3 and len(whole) <= 18 and digits.isdigit() else None
+    if text[-4:-3] != b"." or len(text) > 22:
+        return None
+    digits = text[:-4] + text[-3:]
+    return int(digits) if digits.isdigit() else None
 
 
 def _decimal(text: bytes) -> Decimal:
