@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 import sys
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -25,7 +26,7 @@ from test_monitor_outlets import Recorder
 from test_monitor_same_training import train
 from torch import Tensor, profiler
 from torch.profiler import ProfilerActivity, record_function, schedule
-from traces import differences, process
+from traces import differences, open_files, process
 
 from lflops.callback import session, tracing
 from lflops.callback.monitor import FlopsMonitor
@@ -329,6 +330,70 @@ def test_an_annotation_that_fails_is_warned_of_once(tmp_path: Path, monkeypatch:
     found = events(monitor.profiles[0])
     assert (3, False) == (len(batches(found)), annotated(found))
     assert [f"lflops_traces/train-0-12/{WORKER}.gz", "train-0-12.profile.json"] == files(tmp_path)
+
+
+@pytest.fixture
+def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The program that annotates goes on until something is written into this."""
+    program, pipe = tmp_path / "program", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    program.write_text(f"#!/bin/sh\nread word < {pipe}\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    return pipe
+
+
+def training_fails(folder: Path) -> None:
+    """In a hooked step, behind the traced ones."""
+    with pytest.raises(ValueError, match="planted"):
+        fit(Ending(HOOKED, raises(ValueError("planted"))), tracing_into(folder))
+
+
+def we_fail(folder: Path) -> None:
+    """Long after the window, in the user's function that tells a batch's samples."""
+    left = iter(range(20, -1, -1))
+    monitor = tracing_into(folder, schedule=BRIEF, on_error="warn", units=lambda batch: {"samples": 1 // next(left)})
+    with pytest.warns(UserWarning, match="FlopsMonitor has failed .* ZeroDivisionError"):
+        fit(Classifier(), monitor)
+
+
+def time_is_up(folder: Path) -> None:
+    """The run ends, and waits long enough."""
+    with pytest.warns(UserWarning, match="is a trace without the modules: still at work after 0 s"):
+        fit(Classifier(), tracing_into(folder, schedule=BRIEF))
+
+
+@pytest.mark.parametrize("end", [training_fails, we_fail, time_is_up])
+def test_a_trace_that_is_still_being_annotated_is_left_to_its_process(
+    end: Callable[[Path], None], pipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file stays open, and Python has nothing to warn of. When the process ends, nothing is left of it."""
+    begun: list[int] = []
+
+    class Seen(Annotation):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            begun.append(self._process.pid)
+
+        def finish(self, seconds: float = 0) -> str | None:
+            return super().finish(seconds)
+
+    monkeypatch.setattr(tracing, "Annotation", Seen)
+    files_before = sorted(open_files())
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", ResourceWarning)
+        end(tmp_path / "run")
+        gc.collect()
+    assert [] == [str(each.message) for each in warned if each.category is ResourceWarning]
+    assert files_before == sorted(open_files())
+    (process,) = begun
+    os.kill(process, 0)  # it is there
+    pipe.write_text("enough\n")
+    for thread in threading.enumerate():
+        if thread.name.startswith("lflops: "):
+            thread.join()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
 
 
 class Named(Classifier):

@@ -141,5 +141,5 @@ def test_what_is_no_time_is_refused(ts: str, tmp_path: Path) -> None:
         (tmp_path / f"a_{rank}.1.pt.trace.json").write_text(text)
     with pytest.raises(ProfileError, match=r"a_1\.1\.pt\.trace\.json: .* a time of"):
         merge(tmp_path)
-    with pytest.raises(ProfileError, match=r"a_0\.1\.pt\.trace\.json: .* a time of"):
+    with pytest.raises(ProfileError, match=r"a_0\.1\.pt\.trace\.json: is no trace as torch.profiler writes them"):
         compat(tmp_path / "a_0.1.pt.trace.json")

@@ -147,6 +147,28 @@ class Session:
         if self.over:
             return
         self.over = True
+        try:
+            self._close(error)
+        finally:
+            self.leave_annotations()
+
+    def detach(self) -> None:
+        """Take off whatever is on."""
+        self._end_trace(failed=True)
+        self._counts.abandon()
+        self._unhook()
+        self._listening.close()
+        self._tapping = self._steps.tapped = False
+        if self._updates is not None:
+            self._updates.remove()
+            self._updates = None
+
+    def leave_annotations(self) -> None:
+        """Traces that are being annotated are left to their processes."""
+        if self._tracing is not None:
+            self._tracing.leave()
+
+    def _close(self, error: BaseException | None) -> None:
         unfinished = self._counts.stop(error)
         self._end_trace(failed=error is not None)
         if error is not None:
@@ -163,17 +185,6 @@ class Session:
             self._tell(window, failed=error is not None)
         if self._tracing is not None and error is None:
             self._tracing.wait()
-
-    def detach(self) -> None:
-        """Take off whatever is on."""
-        self._end_trace(failed=True)
-        self._counts.abandon()
-        self._unhook()
-        self._listening.close()
-        self._tapping = self._steps.tapped = False
-        if self._updates is not None:
-            self._updates.remove()
-            self._updates = None
 
     def _end_trace(self, *, failed: bool) -> None:
         """Before its time: the window has what was recorded until now."""

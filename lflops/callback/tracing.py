@@ -135,6 +135,11 @@ class Tracing:
         for annotation in tuple(self._annotations):
             self._finish(annotation)
 
+    def leave(self) -> None:
+        """Wait for none of the traces that are being annotated: their processes go on by themselves."""
+        while self._annotations:
+            self._annotations.pop().leave()
+
     def _begin(self, tracer: Tracer) -> None:
         if tracer.begin(batch=False):
             self._deaf = listen(self._trainer, self._stage.name, _Batches(tracer))
@@ -158,7 +163,9 @@ class Tracing:
             warn(f"FlopsMonitor: {sentence(note)}; all else goes on")
 
     def _finish(self, annotation: Annotation) -> None:
-        self._annotations.remove(annotation)
         failure = annotation.finish()
+        self._annotations.remove(annotation)
+        if not annotation.is_done:
+            annotation.leave()
         if failure is not None:
             warn(f"FlopsMonitor: {annotation.into} is a trace without {annotation.lacks}: {failure}")

@@ -112,8 +112,9 @@ class Watch:
         sessions, self.sessions, self._failed = self.sessions, {}, True
         results, self._results = self._results, None
         for session in filter(None, sessions.values()):
-            with contextlib.suppress(Exception):
-                session.detach()
+            for end in (session.detach, session.leave_annotations):
+                with contextlib.suppress(Exception):
+                    end()
         if results is not None:
             with contextlib.suppress(Exception):
                 results.finish(failed=True)

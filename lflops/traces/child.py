@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -48,19 +49,23 @@ class Annotation:
         self._trace, self.into = trace, into
         self.lacks = "the modules"
         self._told = trace.with_name(f"{trace.name}.calls")
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `finish` closes it; a pipe would fill up where nobody reads
         self._failure: str | None = None
         self._told.write_bytes(msgspec.json.encode(Calls(batches=batches, rank=rank, world_size=world_size, calls=tuple(calls))))
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `finish` or `leave` closes it; a pipe would fill up where nobody reads
         paths = [trace, self._told, into, *([] if profile is None else [profile])]
         home = str(Path(__file__).parents[2])
-        self._process = subprocess.Popen(  # noqa: S603 - our own program, on our own files
-            [sys.executable, "-m", "lflops.traces.program", *(str(path.absolute()) for path in paths)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=self._said,
-            start_new_session=True,  # Ctrl-C in the terminal is meant for the training
-        )
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own program, on our own files
+                [sys.executable, "-m", "lflops.traces.program", *(str(path.absolute()) for path in paths)],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._said,
+                start_new_session=True,  # Ctrl-C in the terminal is meant for the training
+            )
+        except BaseException:
+            self._said.close()
+            raise
 
     @property
     def is_done(self) -> bool:
@@ -88,3 +93,12 @@ class Annotation:
             self._trace.unlink()
             self._told.unlink(missing_ok=True)
         return self._failure
+
+    def leave(self) -> None:
+        """Leave the process to itself: it goes on and writes the trace, and why it fails is not read.
+
+        A thread waits for it, so that it does not stay a zombie. The thread does not keep the interpreter from ending.
+        """
+        self._said.close()
+        if not self.is_done:
+            threading.Thread(target=self._process.wait, name=f"lflops: {self.into.name}", daemon=True).start()
