@@ -130,6 +130,16 @@ def test_active_steps_are_traced_and_as_many_behind_them_hooked(tmp_path: Path) 
     assert 3 * 2 == products
 
 
+def test_a_traced_window_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its trace is annotated, which takes what the modules compute from the file; each write of a profile ends with its sync."""
+    synced: list[int] = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(file), fsync(file)))
+    fit(Classifier(), tracing_into(tmp_path, schedule=Schedule(wait=3, warmup=1, active=1, repeat=2)), batches=60)
+    assert 2 == len(list(tmp_path.glob("*.profile.json")))
+    assert 2 == len(synced)
+
+
 def test_below_the_log_directory_traces_have_a_folder_of_their_own(tmp_path: Path) -> None:
     """Beside that of the profiles."""
     fit(Classifier(), watching(trace=True), default_root_dir=tmp_path)

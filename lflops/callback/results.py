@@ -42,6 +42,7 @@ class Results:
         self.places = places
         self._trainer = trainer
         self._gather = gather
+        self._saved: tuple[Profile, Path] | None = None  # the last that was
 
     @classmethod
     def of(cls, trainer: Any, pl_module: Any, settings: Settings, log_dir: str | None, *, monitor: int, store: Any) -> Self:
@@ -123,12 +124,17 @@ class Results:
         if self.outlets is not None and not failed:
             self.outlets.end(self.profiles, logged_step(self._trainer))
 
+    def save(self, profile: Profile, path: Path) -> None:
+        """Write a window's file and the folders above it, unless it was the last that was written: the annotation of a trace reads it."""
+        if self._saved is not None and self._saved[0] is profile and self._saved[1] == path:
+            return
+        profile.save(path)
+        self._saved = profile, path
+
     def _keep(self, profile: Profile) -> None:
         """What this rank alone knows of a window, which nobody else has: for `lflops.merge`."""
         if self.places is not None:
-            own = self.places.of_rank(profile.run, self._trainer.global_rank)
-            own.parent.mkdir(parents=True, exist_ok=True)
-            profile.save(own)
+            self.save(profile, self.places.of_rank(profile.run, self._trainer.global_rank))
 
     def _tell(self, profile: Profile) -> None:
         if self.outlets is None:
@@ -137,8 +143,7 @@ class Results:
         run, saved = profile.run, None
         if self.places is not None:
             saved = self.places.profile(run)
-            saved.parent.mkdir(parents=True, exist_ok=True)
-            profile.save(saved)
+            self.save(profile, saved)
         self.profiles.append(profile)
         step = logged_step(self._trainer)
         text, files = self.outlets.window(profile, saved, step)

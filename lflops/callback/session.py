@@ -283,8 +283,7 @@ class Session:
             trace = places.trace(profile.run, recording.path.name)
             profile = with_trace(profile, recording, {str(rank): str(trace)})
             own = places.profile(profile.run) if self._trainer.world_size == 1 else places.of_rank(profile.run, rank)
-            own.parent.mkdir(parents=True, exist_ok=True)
-            profile.save(own)
+            self._results.save(profile, own)
             tracing.annotate(recording, trace, own)
             self._beside = True
         if self._results.wants_windows:
