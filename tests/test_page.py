@@ -81,6 +81,28 @@ def test_modules_stand_in_one_script_each_with_names_of_its_own(tmp_path: Path, 
     ) == script[1]
 
 
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ('import { b } from "./b.js";', "const { b } = $b;"),
+        ('import {\n  b,\n  other,\n} from "./b.js";', "const {\n  b,\n  other,\n} = $b;"),
+        ('import { b,\n  other }\n  from "./b.js";', "const { b,\n  other } = $b;"),
+        ('import { b as c, other } from "./b.js";', "const { b: c, other } = $b;"),
+        ('import {\n  b\n    as c,\n} from "./b.js"; // why', "const {\n  b: c,\n} = $b; // why"),
+    ],
+)
+def test_an_import_may_be_written_over_lines_and_give_other_names(
+    statement: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As JavaScript takes it."""
+    (tmp_path / "file.js").write_text(f"{statement}\n")
+    (tmp_path / "b.js").write_text("export const b = 1;\nexport const other = 2;\n")
+    (tmp_path / "style.css").touch()
+    monkeypatch.setattr("lflops.report.page._PARTS", tmp_path)
+    b = "const $b = (() => {\nconst b = 1;\nconst other = 2;\nreturn { b, other };\n})();\n"
+    assert f'<script type="module">{b}const $file = (() => {{\n{expected}\nreturn {{  }};\n}})();\n</script>' in page(small_profile())
+
+
 def test_no_module_writes_markup() -> None:
     """What comes from a run is text in the document."""
     assert {} == {name: found for name, source in sources().items() if (found := writes_markup(source))}

@@ -16,7 +16,8 @@ from lflops.report.payload import Payload, payload
 __all__ = ["page", "save", "write"]
 
 _PARTS = Path(__file__).parents[1] / "page"
-_IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', re.MULTILINE)
+_IMPORT = re.compile(r'^import\s*(\{[^}]*\})\s*from\s*"\./(\w+)\.js";', re.MULTILINE)
+_RENAMED = re.compile(r"(\w+)\s+as\s+(\w+)")
 _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 
 _DOCUMENT = """\
@@ -92,5 +93,12 @@ def _joined(name: str, taken: list[str]) -> str:
     source = (_PARTS / f"{name}.js").read_text("utf-8")
     imported = [_joined(each, taken) for _, each in _IMPORT.findall(source) if each not in taken]
     exported = ", ".join(each for _, each in _EXPORT.findall(source))
-    body = _EXPORT.sub(r"\1", _IMPORT.sub(r"const \1 = $\2;", source))
+    body = _EXPORT.sub(r"\1", _IMPORT.sub(_taken, source))
     return "".join([*imported, f"const ${name} = (() => {{\n{body}return {{ {exported} }};\n}})();\n"])
+
+
+def _taken(statement: re.Match[str]) -> str:
+    """An import as it is written of a module that returns its names: `{ a as b }` is `{ a: b }` there."""
+    names, module = statement.groups()
+    names = _RENAMED.sub(r"\1: \2", names)
+    return f"const {names} = ${module};"
