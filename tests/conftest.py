@@ -1,5 +1,6 @@
 """What tests ask for by name."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +22,14 @@ def cuda() -> torch.device:
 def _usual_width(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is printed is as wide as where nobody says otherwise; whoever runs the tests may have said so."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _same_niceness() -> Iterator[None]:
+    """No test makes the process nicer: it would stay so, and all that come after it would wait for other programs."""
+    before = os.nice(0)
+    yield
+    assert before == os.nice(0), "the test has changed the niceness of its process: let it run what does that in another one"
 
 
 @pytest.hookimpl(wrapper=True)

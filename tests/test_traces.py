@@ -227,6 +227,19 @@ def test_the_program_packs_what_it_cannot_annotate(tmp_path: Path, capsys: pytes
     assert [into] == list(tmp_path.iterdir())
 
 
+def test_the_program_is_nicer_than_the_training(tmp_path: Path, alone: None) -> None:
+    """By 10, from its beginning on; at most 19, which is all there is. Here it waits for the calls, which come through a pipe."""
+    trace, told = written(tmp_path), tmp_path / "calls"
+    os.mkfifo(told)
+    command = [sys.executable, "-m", "lflops.traces.program", trace, told, tmp_path / "out.gz"]
+    with subprocess.Popen(command) as process:
+        with told.open("wb") as pipe:  # as soon as the program opens it as well
+            niceness = os.getpriority(os.PRIO_PROCESS, process.pid)
+            pipe.write(msgspec.json.encode(calls()))
+        assert 0 == process.wait()
+    assert min(os.nice(0) + 10, 19) == niceness
+
+
 def test_the_program_loads_no_torch() -> None:
     """A process that annotates takes no more than it needs."""
     code = "import sys, lflops.traces.program, lflops.traces.child; print('torch' in sys.modules)"

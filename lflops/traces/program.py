@@ -31,8 +31,6 @@ def main(arguments: Sequence[str]) -> int:
         0, or 1 where the trace is there but not annotated, or `NO_COPY`; the reason is on stderr.
     """
     trace, told, into = map(Path, arguments[:3])
-    with contextlib.suppress(OSError):
-        os.nice(10)
     failure: Exception | None = None
     status = 0
     try:
@@ -54,4 +52,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    with contextlib.suppress(OSError):
+        os.nice(10)  # here and not in `main`, which may be called in a process that has more to do
     sys.exit(main(sys.argv[1:]))
