@@ -10,7 +10,7 @@ import logging
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import median, quantiles
 from typing import Any
 
@@ -20,7 +20,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from results import record
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import BertConfig
 
 from lflops import FlopsMonitor, Schedule
@@ -137,10 +137,26 @@ AFTER = (
 """Actions that Lightning tells its profiler of in a step, before, within and after the optimizer's closure."""
 
 
+class Batches(IterableDataset[torch.Tensor]):
+    """Batches of unknown number, so that no schedule is fitted to the run.
+
+    Args:
+        number: How many there are.
+    """
+
+    def __init__(self, number: int) -> None:
+        """Make none yet."""
+        self.number = number
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """Make them at random."""
+        return (torch.randint(1000, (1, 16)) for _ in range(self.number))
+
+
 def replayed(monitor: FlopsMonitor | None, first: int, times: int) -> list[float]:
     """CPU seconds of the calls of one step, again and again, in the middle of a fit."""
     torch.manual_seed(0)
-    batches = [torch.randint(1000, (1, 16)) for _ in range(first + 2)]
+    batches = Batches(first + 2)
     replay = Replay(monitor, first, times)
     with tempfile.TemporaryDirectory() as directory:
         trainer = Trainer(
@@ -153,7 +169,7 @@ def replayed(monitor: FlopsMonitor | None, first: int, times: int) -> list[float
             enable_model_summary=False,
             enable_checkpointing=False,
         )
-        trainer.fit(Masked(BertConfig(**THIN)), DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
+        trainer.fit(Masked(BertConfig(**THIN)), DataLoader(batches, batch_size=None))
     return replay.seconds
 
 
