@@ -5,8 +5,10 @@ profiler of every fetch of a batch and of the clipping of gradients, whichever p
 behind the optimizer's step, and the first that comes before it comes before forward, which the step calls.
 """
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
@@ -82,6 +84,18 @@ def listen(trainer: Any, stage: str, listener: Listener) -> Callable[[], None]:
     return undo
 
 
+class _Wrapper(partial[Any]):
+    """What is set on an owner. Copying and pickling give what was there before, which for a method is that of the owner's copy."""
+
+    before: Any = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.before, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return copy.copy, (self.before,)
+
+
 class _Wrap(NamedTuple):
     """An attribute that was set, and what was there before it."""
 
@@ -99,6 +113,13 @@ class _Wraps:
         self.listeners: dict[str, tuple[Listener, ...]] = dict.fromkeys((*STAGES, ALL), ())
         self._put_on: list[_Wrap] = []
         self._running = trainer.state  # not the Trainer: what is kept as long as it lives must not keep it
+        try:
+            self._put_on_all(trainer)
+        except BaseException:
+            self.take_off()
+            raise
+
+    def _put_on_all(self, trainer: Any) -> None:
         strategy, profiler = trainer.strategy, trainer.profiler
         for name, (phase, stage) in METHODS.items():
             method = getattr(strategy, name)
@@ -119,7 +140,9 @@ class _Wraps:
                     setattr(owner, name, before)
         self._put_on.clear()
 
-    def _put(self, owner: Any, name: str, wrapper: Any) -> None:
+    def _put(self, owner: Any, name: str, wrapped: Callable[..., Any]) -> None:
+        wrapper = _Wrapper(wrapped)
+        wrapper.before = getattr(owner, name)
         self._put_on.append(_Wrap(owner, name, wrapper, vars(owner).get(name, _ABSENT)))
         setattr(owner, name, wrapper)
 
