@@ -1,12 +1,13 @@
 """Ranks whose group has a store of another kind than usual: they reach each other by one of ours, or each keeps what it has."""
 
 from concurrent.futures.process import BrokenProcessPool
+from datetime import timedelta
 from pathlib import Path
 
 from checks import macs
 from fits import CLASSES, LIGHTNINGS_WARNINGS, ROWS, WIDTH
-from trainer_ranks import WIDE, Ranks
-from trainer_stores import on_one_connection, without_a_store, without_the_first
+from trainer_ranks import BATCHES, WIDE, Ranks
+from trainer_stores import on_a_refused_connection, on_one_connection, without_a_store, without_the_first
 
 import lflops
 
@@ -23,6 +24,14 @@ def test_where_the_groups_store_has_one_connection_the_first_rank_opens_another_
     assert ["ok", "ok"] == [each.status for each in profile.ranks]
     assert WHOLE == macs(profile, "forward")
     assert ([], [], ["1/0/at"]) == (nothing, no_keys, keys)
+
+
+def test_a_refused_connection_keeps_the_training_waiting_for_the_gathers_timeout_alone() -> None:
+    """Two seconds, and not the hour of the group, which is its store's again afterwards. The second rank is missing in the profile."""
+    with Ranks(2) as ranks:
+        (profiles, *first), (nothing, *second) = ranks.run(on_a_refused_connection)
+    assert [["ok", "missing"]] == [[each.status for each in profile.ranks] for profile in profiles]
+    assert ([timedelta(hours=1), BATCHES], [timedelta(hours=1), BATCHES], []) == (first, second, nothing)
 
 
 def test_where_ranks_cannot_reach_each_other_each_keeps_what_it_has(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """Trainings of groups whose store has no second connection, or that have none that anybody could reach."""
 
+import contextlib
 import os
+import socket
+import threading
 import warnings
 from datetime import timedelta
 from pathlib import Path
@@ -93,3 +96,46 @@ def without_the_first(folder: Path) -> str:
     except RuntimeError as error:
         return type(error).__name__
     return "nothing"
+
+
+class Refusing:
+    """Stands before a store's server, and lets one connection through: a machine that allows no second one."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        inner, _ = self._listening.accept()
+        outer = socket.create_connection(("127.0.0.1", self._to))
+        self._listening.close()
+        for one, other in ((inner, outer), (outer, inner)):
+            threading.Thread(target=_pass_on, args=(one, other), daemon=True).start()
+
+
+def _pass_on(one: socket.socket, other: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := one.recv(1 << 16):
+            other.sendall(data)
+
+
+def on_a_refused_connection() -> tuple[list[Profile], timedelta, int]:
+    """What the monitor tells, the timeout of the group's store afterwards, and the steps that the training made.
+
+    The second rank's way to the store refuses what comes after the group's own connection. The group waits for an hour.
+    """
+    hour = timedelta(hours=1)
+    server = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, is_master=True, wait_for_workers=False) if rank() == 0 else None
+    port = int(os.environ["MASTER_PORT"])
+    while server is None:
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port)).close()
+            break
+    store = server or TCPStore("127.0.0.1", Refusing(port).port, 2, is_master=False, wait_for_workers=False)
+    store.set_timeout(hour)
+    distributed.init_process_group("gloo", store=store, rank=rank(), world_size=2, timeout=hour)
+    monitor = watching(schedule=SOON, gather_timeout=2.0, on_error="warn")
+    module = train("ddp", monitor)
+    return monitor.profiles, store.timeout, len(module.losses)

@@ -125,7 +125,7 @@ class Gather:
         """
         now, seconds = self._clock(), min(EXIT_SECONDS, self._timeout) if failed else self._timeout
         self._deadline = now + PATIENCE * seconds
-        self._end = now + (LAST_SECONDS if failed else seconds)
+        self._end = now + seconds
         if failed:
             self._hurry.set()
         for job in self._jobs:

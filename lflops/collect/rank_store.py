@@ -18,6 +18,10 @@ STORES: Any = distributed
 AT = "at"
 """Where the first rank's own store is to be found; nowhere, if it has none."""
 
+CONNECT, WAIT = 0.125, 0.375
+"""Parts of the timeout: for torch to open a connection, and for the first rank to say where its store is. Where a connection is refused
+torch tries twice, with pauses, and takes up to two and a half times what it is given. Two connections and the wait are within the whole."""
+
 LARGEST_VALUE = 1 << 22
 """Bytes: a store refuses what is much larger."""
 
@@ -33,34 +37,41 @@ def meet(name: str, rank: int, *, timeout: float) -> Any:
     Args:
         name: Of what it is for. No two may have the same in one group.
         rank: This one.
-        timeout: Seconds that a rank waits, at most, where the group's store has no other connection.
+        timeout: Seconds that a rank waits, at most, where the group's store has no other connection, or refuses one.
     """
     group = group_store()
     if group is None:
         return None
-    again = _again(group)
+    again = _again(group, timeout)
     try:
         shared = STORES.PrefixStore(name, group)
         if rank:
-            return STORES.PrefixStore(name, again or _opened_elsewhere(shared, timeout / 2))
-        own = None if again else _opened(0, timeout / 2, is_master=True)
+            return STORES.PrefixStore(name, again or _opened_elsewhere(shared, timeout))
+        own = None if again else _opened(0, timeout, is_master=True)
         (shared if again is None else STORES.PrefixStore(name, again)).set(AT, "" if own is None else f"{own.host} {own.port}")
         return STORES.PrefixStore(name, again or own)
     except Exception:  # noqa: BLE001 - whatever a store of the user's raises, it is not to end the training
         return None
 
 
-def _again(store: Any) -> Any:
-    """The same on a connection of its own; `None` where there is no such thing."""
+def _again(store: Any, timeout: float) -> Any:
+    """The same on another connection; `None` where there is no such thing."""
     try:
-        return store.clone()
+        before = store.timeout
+        store.set_timeout(timedelta(seconds=CONNECT * timeout))  # a clone is connected by the store's own, half an hour as a rule
+        try:
+            again = store.clone()
+        finally:
+            store.set_timeout(before)
+        again.set_timeout(timedelta(seconds=timeout))
     except Exception:  # noqa: BLE001 - a store of the user's may raise what it likes
         return None
+    return again
 
 
 def _opened_elsewhere(shared: Any, timeout: float) -> Any:
     """The first rank's, as the group's store tells of it."""
-    shared.wait([AT], timedelta(seconds=timeout))
+    shared.wait([AT], timedelta(seconds=WAIT * timeout))
     host, port = shared.get(AT).decode().split()
     return _opened(int(port), timeout, host=host)
 
@@ -68,7 +79,10 @@ def _opened_elsewhere(shared: Any, timeout: float) -> Any:
 def _opened(port: int, timeout: float, *, host: str | None = None, is_master: bool = False) -> Any:
     """A store of ours; without a host on this machine, by the name that others know it by."""
     host = host or os.environ.get("MASTER_ADDR") or socket.gethostname()
-    return STORES.TCPStore(host, port, is_master=is_master, wait_for_workers=False, timeout=timedelta(seconds=timeout))
+    connect = timedelta(seconds=CONNECT * timeout)
+    store = STORES.TCPStore(host, port, is_master=is_master, wait_for_workers=False, timeout=connect)
+    store.set_timeout(timedelta(seconds=timeout))
+    return store
 
 
 class RankStore:
