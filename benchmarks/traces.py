@@ -113,11 +113,11 @@ def large(folder: Path) -> list[str]:
             start = time.perf_counter()
             recording = tracer.stop(folder, "host_0")
             stall = time.perf_counter() - start
-        if recording is None or recording.events >= EVENTS:
+        if recording is None or recording.raw is None or recording.events >= EVENTS:
             break
         recording.raw.unlink()
         steps = -(-EVENTS * steps // recording.events) + 1
-    if recording is None:
+    if recording is None or recording.raw is None:
         return [f"No trace: {tracer.refusal}."]
     joined = sum(watch.seconds[name] for name in ("recorded_events", "read", "join"))
     size = recording.raw.stat().st_size

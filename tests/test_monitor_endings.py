@@ -13,12 +13,14 @@ import pytest
 from fits import LIGHTNINGS_WARNINGS, Classifier, Validated, fit, loader, watching
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook
 from traces import Facts, differences, global_hooks, modes, process
 
 import lflops
+from lflops.callback import session
 
 pytestmark = LIGHTNINGS_WARNINGS
 
@@ -301,6 +303,49 @@ def test_where_warnings_are_errors_the_training_still_goes_on(monkeypatch: pytes
     trainer = fit(Classifier(), watching(on_error="warn"))
     assert 30 == trainer.global_step
     assert "FlopsMonitor has failed" in caplog.text
+
+
+def test_an_error_at_the_beginning_leaves_nothing_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wraps are on by then."""
+    go_on = session.Session.go_on
+
+    def broken(self: session.Session) -> None:
+        go_on(self)
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(session.Session, "go_on", broken)
+    around = Around()
+    with pytest.warns(UserWarning, match="FlopsMonitor has failed .* ZeroDivisionError: planted"):
+        trainer = fit(Classifier(), around, watching(on_error="warn"))
+    assert (30, []) == (trainer.global_step, around.left())
+
+
+def test_an_error_as_the_counting_begins_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its dispatch mode and its hooks are on by then."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr("lflops.callback.counted.listen", broken)
+    around = Around()
+    with pytest.warns(UserWarning, match="FlopsMonitor has failed .* ZeroDivisionError: planted"):
+        trainer = fit(Classifier(), around, watching(on_error="warn"))
+    assert (30, []) == (trainer.global_step, around.left())
+
+
+def test_wraps_that_cannot_all_be_put_on_are_taken_off() -> None:
+    """A strategy that refuses the last of ours."""
+
+    class Refusing(SingleDeviceStrategy):
+        def __setattr__(self, name: str, value: object) -> None:
+            if name == "optimizer_step":
+                raise AttributeError("planted")
+            super().__setattr__(name, value)
+
+    around = Around()
+    with pytest.warns(UserWarning, match="FlopsMonitor has failed .* AttributeError: planted"):
+        trainer = fit(Classifier(), around, watching(on_error="warn"), strategy=Refusing(device="cpu"), accelerator="auto")
+    assert (30, []) == (trainer.global_step, around.left())
 
 
 def test_an_error_of_our_own_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,9 +140,19 @@ def test_a_traced_window_is_written_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert 2 == len(synced)
 
 
+class Placed(Recorder):
+    """A logger with a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    save_dir = property(lambda self: str(self.folder))  # type: ignore[assignment]
+
+
 def test_below_the_log_directory_traces_have_a_folder_of_their_own(tmp_path: Path) -> None:
     """Beside that of the profiles."""
-    fit(Classifier(), watching(trace=True), default_root_dir=tmp_path)
+    fit(Classifier(), watching(trace=True), logger=Placed(tmp_path))
     assert ["lflops/train-0-12.profile.json", f"lflops_traces/train-0-12/{WORKER}.gz"] == files(tmp_path)
 
 
@@ -514,8 +524,8 @@ def test_a_traced_training_leaves_the_process_as_it_was(tmp_path: Path) -> None:
     assert plain == differences(before, process())
 
 
-def test_an_export_that_fails_ends_the_watching_and_not_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One warning, and nothing is left on; the next one can trace."""
+def test_an_export_that_fails_leaves_what_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One warning, a note, and no file; the operators are in the profile, and the next one can trace."""
 
     def full(*_: Any) -> None:
         raise OSError("no space left")
@@ -523,10 +533,14 @@ def test_an_export_that_fails_ends_the_watching_and_not_the_training(tmp_path: P
     around = Around()
     with monkeypatch.context() as patched:
         patched.setattr("torch.profiler.profile.export_chrome_trace", full)
-        with pytest.warns(UserWarning, match="FlopsMonitor has failed .* OSError: no space left") as warned:
-            trainer = fit(Classifier(), around, tracing_into(tmp_path, on_error="warn"))
+        first = tracing_into(tmp_path)
+        with pytest.warns(UserWarning, match="FlopsMonitor: there is no trace: .*OSError: no space left") as warned:
+            trainer = fit(Classifier(), around, first)
     assert (1, 30, []) == (told(warned), trainer.global_step, around.left())
-    assert [] == files(tmp_path)
+    (profile,) = first.profiles
+    assert (["train-0-12.profile.json"], ["not_written"]) == (files(tmp_path), no_trace(profile))
+    assert profile.trace is not None
+    assert ({}, True) == (profile.trace.files, bool(profile.trace.operators))
     assert nothing_records()
     monitor = tracing_into(tmp_path, schedule=BRIEF)
     fit(Classifier(), monitor)
@@ -548,6 +562,21 @@ def test_an_error_of_our_own_in_a_traced_step_leaves_nothing_on(tmp_path: Path) 
         trainer = fit(Classifier(), around, tracing_into(tmp_path, on_error="warn", units=units))
     assert (1, 30) == (told(warned), trainer.global_step)
     assert [] == around.left()
+    assert nothing_records()
+
+
+@pytest.mark.parametrize("where", ["lflops.callback.tracing.listen", "lflops.collect.timing.boundaries.following"])
+def test_an_error_as_the_recording_begins_ends_it(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kineto has been started, and what hooks it has are on."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(where, broken)
+    around = Around()
+    with pytest.warns(UserWarning, match="FlopsMonitor has failed .* ZeroDivisionError: planted") as warned:
+        trainer = fit(Classifier(), around, tracing_into(tmp_path, on_error="warn"))
+    assert (1, 30, []) == (told(warned), trainer.global_step, around.left())
     assert nothing_records()
 
 

@@ -1,5 +1,6 @@
 """One batch of the training, counted."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,8 +29,10 @@ class CountedBatch:
         positional = tuple(batch) if isinstance(batch, list | tuple) else () if isinstance(batch, Mapping) else (batch,)
         named = {str(name): value for name, value in batch.items()} if isinstance(batch, Mapping) else {}
         self._counting = Counting({"": root}, ignore=ignore, logical=logical, batch=(positional, named))
-        self._counting.__enter__()
-        self._deaf: Callable[[], None] = listen(trainer, stage, Outside(self._counting.outside))
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(self._counting)
+            self._deaf: Callable[[], None] = listen(trainer, stage, Outside(self._counting.outside))
+            undo.pop_all()
 
     def stop(self, error: BaseException | None = None) -> Profile:
         """End, by an error or without one, and tell what was counted."""

@@ -7,6 +7,8 @@ from typing import Any
 from lflops.analyze.pace import pace
 from lflops.analyze.utilization import utilization
 from lflops.callback.board import LONGEST_TEXT, Board
+from lflops.callback.failures import Failures
+from lflops.callback.places import open_text
 from lflops.callback.settings import Settings
 from lflops.profile import Phase, Profile, Work
 from lflops.report import page
@@ -68,16 +70,17 @@ class Outlets:
         trainer: Whose loggers they are.
         settings: How the text is to be, and where it goes.
         place: Which of the Trainer's monitors this is, from 1.
+        failures: What becomes of an error of one of them.
     """
 
-    def __init__(self, trainer: Any, settings: Settings, place: int) -> None:
+    def __init__(self, trainer: Any, settings: Settings, place: int, failures: Failures) -> None:
         """Write nothing yet."""
+        self._failures = failures
         self._trainer = trainer
         self._settings = settings
         self._root = "lflops" if place == 1 else f"lflops_{place}"
         self._boards = [Board(logger, self._root) for logger in trainer.loggers if type(logger).__name__ == "TensorBoardLogger"]
         self._busiest: dict[str, tuple[str, ...]] = {}
-        self._printed = False
 
     def scalars(self, values: Mapping[str, float], stage: str, step: int) -> None:
         """Log them to every logger, under the stage's name."""
@@ -94,42 +97,49 @@ class Outlets:
     def _log(self, values: Mapping[tuple[str, ...], float], step: int) -> None:
         if not values:
             return
-        for logger in self._trainer.loggers:
-            separator = getattr(logger, "group_separator", "/")
-            logger.log_metrics({separator.join(names): value for names, value in values.items()}, step=step)
+        for number, logger in enumerate(self._trainer.loggers, 1):
+            outlet = f"logger {number}, a {type(logger).__name__},"
+            if outlet not in self._failures:
+                with self._failures.contained(outlet):
+                    given = getattr(logger, "group_separator", "/")
+                    separator = given if isinstance(given, str) else "/"
+                    logger.log_metrics({separator.join(names): value for names, value in values.items()}, step=step)
 
-    def window(self, profile: Profile, saved: Path | None, step: int) -> tuple[str, list[Path]]:
+    def window(self, profile: Profile, path: Path | None, step: int) -> tuple[str, list[Path]]:
         """Log a window's text, and write the page beside its file.
 
         Args:
             profile: The window.
-            saved: Its file, if it has one.
+            path: Its file, if it is to have one.
             step: The loggers' x-axis.
 
         Returns:
-            The text, and the files of the window.
+            The text, and the files that were written.
         """
-        files = [] if saved is None else [saved]
-        if saved is not None and self._settings.html:
-            files.append(saved.with_suffix(".html"))
-            page.save(profile, files[-1])
-        text = self._text(profile, detailed=self._settings.detailed)
+        text, files = "", []
+        if path is not None and self._settings.html:
+            with self._failures.contained("the page"):
+                page.save(profile, path.with_suffix(".html"))
+                files.append(path.with_suffix(".html"))
+        with self._failures.contained("the summary"):
+            text = self._text(profile, detailed=self._settings.detailed)
         if self._settings.output_file is not None:
-            path = Path(self._settings.output_file)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a" if self._printed else "w", encoding="utf-8") as file:
-                file.write(f"{text}\n")
-            self._printed = True
-            files.append(path)
+            output = Path(self._settings.output_file)
+            with self._failures.contained(f"output_file={str(output)!r}"):
+                with open_text(output, self._trainer) as file:
+                    file.write(f"{text}\n")
+                files.append(output)
         for board in self._boards:
-            brief = text if len(text.splitlines()) <= LONGEST_TEXT else self._text(profile, detailed=False)
-            board.window(profile, brief, step)
+            with self._failures.contained("TensorBoard's text, tab and figures"):
+                brief = text if len(text.splitlines()) <= LONGEST_TEXT else self._text(profile, detailed=False)
+                board.window(profile, brief, step)
         return text, files
 
     def end(self, profiles: Iterable[Profile], step: int) -> None:
         """The run is over, with these windows."""
         for board in self._boards:
-            board.end(profiles, step)
+            with self._failures.contained("TensorBoard's table of runs"):
+                board.end(profiles, step)
 
     def _text(self, profile: Profile, *, detailed: bool) -> str:
         asked = self._settings

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from lflops.callback.bases import say, warn
 from lflops.callback.facts import logged_step
+from lflops.callback.failures import Failures
 from lflops.callback.loggers import Outlets, scalars
 from lflops.callback.places import Places
 from lflops.callback.settings import Settings
@@ -29,17 +30,28 @@ class Results:
         gather: Brings the ranks' windows together; `None` where there is one rank, or they cannot be reached.
         outlets: Where results go; `None` on all processes but the main one.
         places: Where files go; `None` for none.
+        failures: What becomes of an error of one file or one logger.
 
     Attributes:
         profiles: The windows, those of all ranks together, on the main process.
     """
 
-    def __init__(self, trainer: Any, topology: Topology, gather: Gather | None, outlets: Outlets | None, places: Places | None) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        topology: Topology,
+        gather: Gather | None,
+        outlets: Outlets | None,
+        places: Places | None,
+        *,
+        failures: Failures,
+    ) -> None:
         """None is closed yet."""
         self.profiles: list[Profile] = []
         self.topology = topology
         self.outlets = outlets
         self.places = places
+        self.failures = failures
         self._trainer = trainer
         self._gather = gather
         self._saved: tuple[Profile, Path] | None = None  # the last that was
@@ -70,13 +82,14 @@ class Results:
             node=str(trainer.node_rank),
         )
         gather = None if store is None else Gather(store, rank, topology, timeout=settings.gather_timeout)
-        outlets = Outlets(trainer, settings, monitor) if trainer.is_global_zero else None
+        failures = Failures(raised=settings.on_error == "raise")
+        outlets = Outlets(trainer, settings, monitor, failures) if trainer.is_global_zero else None
         dirpath = None if settings.dirpath is None else Path(settings.dirpath)
         places = Places.of(log_dir, dirpath, monitor)
         if gather is None and topology.world_size > 1 and outlets is not None:
             kept = "there is no folder for what the others have" if places is None else f"each keeps its own in {places.profiles}"
             warn(f"FlopsMonitor: the ranks have no store to reach each other by: {kept}; lflops.merge makes one profile of them")
-        return cls(trainer, topology, gather, outlets, places)
+        return cls(trainer, topology, gather, outlets, places, failures=failures)
 
     @property
     def wants_windows(self) -> bool:
@@ -124,29 +137,41 @@ class Results:
         if self.outlets is not None and not failed:
             self.outlets.end(self.profiles, logged_step(self._trainer))
 
-    def save(self, profile: Profile, path: Path) -> None:
-        """Write a window's file and the folders above it, unless it was the last that was written: the annotation of a trace reads it."""
-        if self._saved is not None and self._saved[0] is profile and self._saved[1] == path:
-            return
-        profile.save(path)
-        self._saved = profile, path
+    def save(self, profile: Profile, path: Path, outlet: str = "the profile's file") -> bool:
+        """Write a window's file and the folders above it, unless it was the last that was written: the annotation of a trace reads it.
+
+        Args:
+            profile: The window.
+            path: Its file.
+            outlet: What the file is called where it cannot be written.
+
+        Returns:
+            Whether it is there.
+        """
+        if self._saved is None or self._saved[0] is not profile or self._saved[1] != path:
+            self._saved = None
+            with self.failures.contained(outlet):
+                profile.save(path)
+                self._saved = profile, path
+        return self._saved is not None
 
     def _keep(self, profile: Profile) -> None:
         """What this rank alone knows of a window, which nobody else has: for `lflops.merge`."""
         if self.places is not None:
-            self.save(profile, self.places.of_rank(profile.run, self._trainer.global_rank))
+            self.save(profile, self.places.of_rank(profile.run, self._trainer.global_rank), "the file of this rank's profile")
 
     def _tell(self, profile: Profile) -> None:
         if self.outlets is None:
             self._keep(profile)
             return
-        run, saved = profile.run, None
-        if self.places is not None:
-            saved = self.places.profile(run)
-            self.save(profile, saved)
         self.profiles.append(profile)
+        run, files = profile.run, []
+        path = None if self.places is None else self.places.profile(run)
+        if path is not None and self.save(profile, path):
+            files.append(path)
         step = logged_step(self._trainer)
-        text, files = self.outlets.window(profile, saved, step)
+        text, others = self.outlets.window(profile, path, step)
+        files += others
         written = f": {', '.join(map(str, files))}" if files else ""
         ended = " before its end" if run.partial else ""
         say(f"lflops: {run.stage} window {run.window} closed at step {run.step}{ended}{written}\n{text}")

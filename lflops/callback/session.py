@@ -83,8 +83,12 @@ class Session:
         self._listening = contextlib.ExitStack()
         self._tapping = True
         self._beside = False  # whether a trace of ours is being annotated
-        self._open()
-        self.go_on()
+        try:
+            self._open()
+            self.go_on()
+        except BaseException:
+            self.detach()
+            raise
 
     def go_on(self) -> None:
         """The stage begins, or begins again: what was in between belongs to no step, and the first one is no measure of the others."""
@@ -281,10 +285,12 @@ class Session:
         profile, steps = window.profile(counted, self._at, notes, of=self._steps.step, clock=self._clock, failed=failed)
         if recording is not None and tracing is not None and places is not None:
             trace = places.trace(profile.run, recording.path.name)
-            profile = with_trace(profile, recording, {str(rank): str(trace)})
+            profile = with_trace(profile, recording, {} if recording.raw is None else {str(rank): str(trace)})
             own = places.profile(profile.run) if self._trainer.world_size == 1 else places.of_rank(profile.run, rank)
-            self._results.save(profile, own)
-            tracing.annotate(recording, trace, own)
-            self._beside = True
+            if recording.raw is not None:
+                self._results.save(profile, own)
+                with self._results.failures.contained("the trace"):
+                    tracing.annotate(recording, trace, own)
+                    self._beside = True
         if self._results.wants_windows:
             self._results.add(profile, steps)

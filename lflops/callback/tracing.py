@@ -1,5 +1,6 @@
 """The traces of one rank: which steps Kineto records, where the files go, and their annotation beside the training."""
 
+import contextlib
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -113,15 +114,24 @@ class Tracing:
         """Begin to annotate a trace, in a process of its own.
 
         Args:
-            recording: What was recorded.
+            recording: What was recorded, in a file.
             into: The file that the trace is to be.
             profile: The file that says how much a module computes.
         """
-        into.parent.mkdir(parents=True, exist_ok=True)
+        raw = recording.raw
+        if raw is None:
+            return
         rank, world = self._trainer.global_rank, self._trainer.world_size
-        self._annotations.append(
-            Annotation(recording.raw, into, recording.calls, batches=recording.batches, rank=rank, world_size=world, profile=profile)
-        )
+        try:
+            into.parent.mkdir(parents=True, exist_ok=True)
+            self._annotations.append(
+                Annotation(raw, into, recording.calls, batches=recording.batches, rank=rank, world_size=world, profile=profile)
+            )
+        except OSError:
+            for part in raw.parent.glob(f"{raw.name}*"):
+                with contextlib.suppress(OSError):
+                    part.unlink()
+            raise
 
     def was_busy(self) -> bool:
         """Whether a trace was being annotated since this was last asked."""
@@ -141,29 +151,38 @@ class Tracing:
             self._annotations.pop().leave()
 
     def _begin(self, tracer: Tracer) -> None:
-        if tracer.begin(batch=False):
-            self._deaf = listen(self._trainer, self._stage.name, _Batches(tracer))
-        else:
+        if not tracer.begin(batch=False):
             self._refused(tracer)
+            return
+        try:
+            self._deaf = listen(self._trainer, self._stage.name, _Batches(tracer))
+        except BaseException:
+            tracer.abandon()
+            raise
 
     def _stop(self, tracer: Tracer) -> Recording | None:
         if self._deaf is not None:
             self._deaf()
         self._tracer = self._deaf = None
         recording = tracer.stop(self._folder, f"{platform.node()}_{self._trainer.global_rank}", whole=None)
-        if recording is None:
+        if tracer.refusal is not None:
             self._refused(tracer)
         return recording
 
     def _refused(self, tracer: Tracer) -> None:
         self._tracer = None
         if not self.notes:
-            note = Note(code="no_trace", subject=tracer.refusal or "", values={})
+            values = {} if tracer.error is None else {"error": tracer.error}
+            note = Note(code="no_trace", subject=tracer.refusal or "", values=values)
             self.notes.append(note)
             warn(f"FlopsMonitor: {sentence(note)}; all else goes on")
 
     def _finish(self, annotation: Annotation) -> None:
-        failure = annotation.finish()
+        try:
+            failure = annotation.finish()
+        except OSError as error:
+            warn(f"FlopsMonitor: {annotation.into} was not written; all else goes on: {type(error).__name__}: {error}")
+            failure = None
         self._annotations.remove(annotation)
         if not annotation.is_done:
             annotation.leave()

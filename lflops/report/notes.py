@@ -15,6 +15,7 @@ _REFUSALS = {
     "own_trace": "another trace of lflops' was being recorded, and Kineto serves one at a time",
     "cut_off": "another torch.profiler began while ours recorded, and Kineto serves one at a time",
     "no_activity": "torch can record none of the activities here",
+    "not_written": "its file could not be written",
 }
 
 
@@ -95,7 +96,8 @@ def _ended_early(note: Note) -> str:
 
 
 def _no_trace(note: Note) -> str:
-    return f"there is no trace: {_REFUSALS.get(note.subject, note.subject or 'the reason is not known')}"
+    error = f" ({note.values['error']})" if "error" in note.values else ""
+    return f"there is no trace: {_REFUSALS.get(note.subject, note.subject or 'the reason is not known')}{error}"
 
 
 def _not_counted(_note: Note) -> str:

@@ -69,7 +69,12 @@ def save(profile: Profile, path: Path) -> None:
 def write(text: str, path: Path) -> None:
     """Write a file and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError:
+        if path.is_file():  # a part of a page is none; a device stays
+            path.unlink()
+        raise
 
 
 def _data(number: int, place: str, shown: Payload) -> str:

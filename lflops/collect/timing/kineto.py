@@ -30,9 +30,9 @@ __all__ = ["ACTIVITIES", "Activity", "Recording", "Refusal", "Tracer"]
 
 Activity = Literal["cpu", "cuda"]
 
-Refusal = Literal["other_profiler", "own_trace", "cut_off", "no_activity"]
+Refusal = Literal["other_profiler", "own_trace", "cut_off", "no_activity", "not_written"]
 """Why there is no recording: somebody else's profiler runs, or another recording of ours; somebody else's ran while ours did; none of the
-activities can be recorded here."""
+activities can be recorded here. Or why there is no file: it could not be written."""
 
 ACTIVITIES: Mapping[Activity, ProfilerActivity] = {"cpu": ProfilerActivity.CPU, "cuda": ProfilerActivity.CUDA}
 
@@ -42,7 +42,7 @@ class Recording:
     """What the recorded steps showed.
 
     Attributes:
-        raw: The trace as Kineto wrote it, under a name that no reader of traces looks for.
+        raw: The trace as Kineto wrote it, under a name that no reader of traces looks for; `None` where it could not be written.
         path: Where it belongs once it is annotated and packed.
         events: How many Kineto recorded.
         batches: How many ProfilerSteps.
@@ -56,7 +56,7 @@ class Recording:
         calls: Of modules and named parts, for the annotation.
     """
 
-    raw: Path
+    raw: Path | None
     path: Path
     events: int
     batches: int
@@ -81,7 +81,8 @@ class Tracer:
         with_stack: Python's stack as well; it breaks the nesting of the user's own `record_function` in the trace.
 
     Attributes:
-        refusal: Why there is no recording; `None` while nothing is against one.
+        refusal: Why there is no recording, or no file of it; `None` while nothing is against one.
+        error: What kept the file from being written, in the words of the error.
     """
 
     _recording: ClassVar["weakref.WeakSet[Tracer]"] = weakref.WeakSet()
@@ -107,6 +108,7 @@ class Tracer:
         self._ends: list[bool] = []  # of each batch, whether a step ended with it
         self._hooks = contextlib.ExitStack()
         self.refusal: Refusal | None = None if self._activities else "no_activity"
+        self.error: str | None = None
 
     def warm_up(self) -> bool:
         """Load what tracing a device takes, by a session of nothing, so that the first step does not pay for it. Returns as `begin`."""
@@ -129,10 +131,14 @@ class Tracer:
             return False
         self._profile = self._start()
         self._recording.add(self)
-        self._hooks.enter_context(self._boundaries.hooked())
         self._ends = []
-        if batch:
-            self.batch()
+        try:
+            self._hooks.enter_context(self._boundaries.hooked())
+            if batch:
+                self.batch()
+        except BaseException:
+            self.abandon()
+            raise
         return True
 
     @property
@@ -173,7 +179,8 @@ class Tracer:
             whole: Whether the batch that is over ended a step; `None` where no batch has begun since the last.
 
         Returns:
-            `None`, with `refusal` set, where somebody else's profiler began meanwhile.
+            `None`, with `refusal` set, where somebody else's profiler began meanwhile. Where the trace could not be written, `refusal` and
+            `error` say why, and the recording has no file.
         """
         recorder = self._end(whole=whole)
         if recorder is None:
@@ -185,11 +192,12 @@ class Tracer:
                 self.refusal = "cut_off"
                 return None
             path = folder / f"{worker.replace('.', '-')}.{time.time_ns()}.pt.trace.json.gz"
-            folder.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_name(f"{path.name}.raw")
-            recorder.export_chrome_trace(str(unfinished))
+            self.error = _export(recorder, unfinished)
             recorder.profiler = None  # a cycle within torch's profiler would keep the events until somebody collects
-            return self._read(raw, unfinished, path)
+            if self.error is not None:
+                self.refusal = "not_written"
+            return self._read(raw, unfinished if self.error is None else None, path)
 
     def abandon(self) -> None:
         """End without a recording: nothing of ours goes on."""
@@ -230,7 +238,7 @@ class Tracer:
             if whole is not None:
                 self._ends.append(whole)
 
-    def _read(self, raw: Sequence[object], unfinished: Path, path: Path) -> Recording:
+    def _read(self, raw: Sequence[object], unfinished: Path | None, path: Path) -> Recording:
         events = read(raw, device=self._device, stack=self._options["with_stack"])
         joined = join(events, self._boundaries.threads, self._boundaries.home, self._tree)
         idle_seconds = idle(events) if self._device else None
@@ -248,6 +256,21 @@ class Tracer:
             exposed_copy_seconds=exposed_copies(events) if self._device else None,
             calls=tuple(joined.calls),
         )
+
+
+def _export(recorder: profile, into: Path) -> str | None:
+    """Write the trace. Returns why it is not there: of a disk that is full Kineto writes a line to stderr, and raises nothing."""
+    try:
+        into.parent.mkdir(parents=True, exist_ok=True)
+        recorder.export_chrome_trace(str(into))
+        error = None if into.exists() else f"Kineto could not write {into}"
+    except Exception as raised:  # noqa: BLE001 - the other results of the recording are there
+        error = f"{type(raised).__name__}: {raised}"
+    if error is not None:
+        for part in (into, into.with_name(f"{into.name}.tmp")):
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+    return error
 
 
 @contextlib.contextmanager
