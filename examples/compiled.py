@@ -3,7 +3,7 @@
 Half a minute on two cores, most of it the compiler's.
 
 python examples/compiled.py
-lflops show runs/compiled/lflops/train-0-*.profile.json
+lflops show runs/compiled/train-0-*.profile.json
 """
 
 import statistics
@@ -53,8 +53,8 @@ class Classifier(LightningModule):
 def trained(model: Classifier, name: str) -> Profile:
     """What the monitor saw while the model was trained."""
     data = DataLoader(TensorDataset(torch.randn(STEPS * BATCH, FEATURES), torch.randint(CLASSES, (STEPS * BATCH,))), batch_size=BATCH)
-    monitor = FlopsMonitor(detailed=False)
-    options = {"logger": False, "default_root_dir": f"runs/{name}", "enable_checkpointing": False, "enable_progress_bar": False}
+    monitor = FlopsMonitor(detailed=False, dirpath=f"runs/{name}")
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     Trainer(max_epochs=1, callbacks=[monitor], **options).fit(model, data)
     return monitor.profiles[0]
 

@@ -1,7 +1,7 @@
 """Fine-tune a frozen transformer by low-rank adapters: backward costs what is trained, not twice the forward. Some seconds on two cores.
 
 python examples/finetune_lora.py
-lflops show runs/lora/lflops/train-0-*.profile.json --phase backward
+lflops show runs/lora/train-0-*.profile.json --phase backward
 """
 
 import torch
@@ -70,10 +70,8 @@ def main() -> None:
     torch.manual_seed(0)
     ids = torch.randint(VOCABULARY, (STEPS * BATCH, LENGTH))
     data = DataLoader(TensorDataset(ids, (ids[:, 0] > VOCABULARY // 2).long()), batch_size=BATCH)
-    monitor = FlopsMonitor(detailed=False)
-    Trainer(max_epochs=1, callbacks=[monitor], logger=False, default_root_dir="runs/lora", enable_checkpointing=False).fit(
-        Classifier(), data
-    )
+    monitor = FlopsMonitor(detailed=False, dirpath="runs/lora")
+    Trainer(max_epochs=1, callbacks=[monitor], logger=False, enable_checkpointing=False).fit(Classifier(), data)
     (profile,) = monitor.profiles
     print(f"{'MACs of a step':24}{'forward':>14}{'backward':>14}")
     for name in ("blocks.0.qkv.frozen", "blocks.1.qkv.frozen", "blocks.1.qkv.down", "blocks.1.qkv.up", "blocks.1.mlp", "head", ""):

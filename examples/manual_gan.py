@@ -1,7 +1,7 @@
 """Train a GAN by manual optimization, two optimizers in turn, and see which network costs what in which phase. Some seconds on two cores.
 
 python examples/manual_gan.py
-lflops show runs/gan/lflops/train-0-*.profile.json
+lflops show runs/gan/train-0-*.profile.json
 """
 
 import torch
@@ -58,8 +58,8 @@ def main() -> None:
     """Train, and tell what each network does in a step."""
     torch.manual_seed(0)
     data = DataLoader(torch.rand(STEPS * BATCH, PIXELS) * 2 - 1, batch_size=BATCH)
-    monitor = FlopsMonitor(detailed=False)
-    options = {"logger": False, "default_root_dir": "runs/gan", "enable_checkpointing": False}
+    monitor = FlopsMonitor(detailed=False, dirpath="runs/gan")
+    options = {"logger": False, "enable_checkpointing": False}
     Trainer(max_epochs=1, callbacks=[monitor], **options).fit(GAN(), data)
     (profile,) = monitor.profiles
     phases = ("forward", "backward", "optimizer")

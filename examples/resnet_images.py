@@ -3,7 +3,7 @@
 Some seconds on two cores.
 
 python examples/resnet_images.py
-lflops show runs/resnet/lflops/train-0-*.profile.json --sort time
+lflops show runs/resnet/train-0-*.profile.json --sort time
 """
 
 import torch
@@ -62,8 +62,8 @@ def main() -> None:
     """Train, and set each part's share of the time beside its share of the work."""
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(STEPS * BATCH, 3, SIDE, SIDE), torch.randint(CLASSES, (STEPS * BATCH,)))
-    monitor = FlopsMonitor(Schedule(wait=3, warmup=2, active=5), detailed=False)
-    options = {"logger": False, "default_root_dir": "runs/resnet", "enable_checkpointing": False}
+    monitor = FlopsMonitor(Schedule(wait=3, warmup=2, active=5), detailed=False, dirpath="runs/resnet")
+    options = {"logger": False, "enable_checkpointing": False}
     Trainer(max_epochs=1, precision="bf16-mixed", callbacks=[monitor], **options).fit(ResNet(), DataLoader(data, BATCH))
     (profile,) = monitor.profiles
     whole = profile.modules[""].forward

@@ -126,7 +126,7 @@ def test_compiled_blocks_have_the_same_count_and_one_row_of_time_each(folder: Pa
     batch, features, width, layers = (example[name] for name in ("BATCH", "FEATURES", "WIDTH", "LAYERS"))
     embed, blocks, head = batch * features * width, layers * 3 * batch * width * width, batch * width * example["CLASSES"]
     compiled = saved("compiled.py", folder)
-    (eager,) = map(lflops.load, folder.glob("runs/eager/lflops/*.profile.json"))
+    (eager,) = map(lflops.load, folder.glob("runs/eager/*.profile.json"))
 
     for profile in (eager, compiled):
         assert embed + blocks + head == profile.total()

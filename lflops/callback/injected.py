@@ -11,7 +11,9 @@ __all__ = ["InjectedMonitor"]
 
 
 class InjectedMonitor(FlopsMonitor):
-    """A monitor that was asked for from outside, and steps back where the script has one of its own.
+    """A monitor that was asked for from outside. If the script already has a `FlopsMonitor`, this one does nothing.
+
+    Without a logger and without `dirpath` it writes no file.
 
     Args:
         asked: Settings, as in `"wait=2,active=5"`.
@@ -19,6 +21,8 @@ class InjectedMonitor(FlopsMonitor):
     Raises:
         MisconfigurationException: One of them is not known, or cannot be.
     """
+
+    _writes_without_logger = False
 
     def __init__(self, asked: str) -> None:
         try:

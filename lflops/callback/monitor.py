@@ -10,6 +10,7 @@ from torch import nn
 
 from lflops.callback.bases import Base, MisconfigurationException
 from lflops.callback.deepspeed_config import arguments_of
+from lflops.callback.places import log_dir_of
 from lflops.callback.session import Session
 from lflops.callback.settings import Settings
 from lflops.callback.watch import Watch
@@ -33,10 +34,12 @@ class FlopsMonitor(Base):
 
     One batch of a window is counted, operator by operator and eagerly; the active ones are traced by torch.profiler, and in as many behind
     them the modules are timed; all others only pass a clock. At a window's end the main process logs a summary, saves the profile under
-    `trainer.log_dir`/lflops and the trace under `trainer.log_dir`/lflops_traces, and gives figures to every logger. In between and
-    afterwards, step time, MFU and throughput are logged every `log_every_n_steps`.
+    `trainer.log_dir`/lflops and the trace under `trainer.log_dir`/lflops_traces, and gives figures to every logger. A Trainer without a
+    logger gets a new folder for each run, which the log names. In between and afterwards, step time, MFU and throughput are logged every
+    `log_every_n_steps`.
 
-    An error of lflops' own is warned of once; the training goes on without it.
+    An error of lflops' own is warned of once; the training goes on without it. A file or a logger that fails is warned of once, and the
+    others go on.
 
     Args:
         schedule: Which steps are waited for, warmed up in, counted and profiled; each stage has its own count of them.
@@ -52,7 +55,7 @@ class FlopsMonitor(Base):
         top_modules: How many classes of modules that table names for each figure.
         detailed: Whether the summary has a line for every module.
         ignore_modules: Names or classes of modules whose own work is left out of every total.
-        output_file: Also gets the summaries.
+        output_file: Also gets the summaries. What the same Trainer wrote there before is kept.
         hardware: What the device can do: `"auto"` looks its name up, `"measure"` measures it, else a name of the table, figures of your
             own, or `None`.
         track: Whether to log step time, MFU and throughput over the whole run.
@@ -75,6 +78,8 @@ class FlopsMonitor(Base):
 
         trainer = Trainer(callbacks=[FlopsMonitor()])
     """
+
+    _writes_without_logger = True
 
     def __init__(
         self,
@@ -145,11 +150,13 @@ class FlopsMonitor(Base):
             self._settings.check()
         except LflopsError as error:
             raise MisconfigurationException(f"FlopsMonitor: {error}") from error
-        log_dir, store = trainer.log_dir, None
+        has_folder = self._settings.dirpath is not None
+        log_dir = None if has_folder else log_dir_of(trainer, without_logger=self._writes_without_logger)
+        store = None
         if trainer.world_size > 1:
             name = f"lflops/{self._number(trainer)}/{next(_RUNS)}"
             store = meet(name, trainer.global_rank, timeout=self._settings.gather_timeout)
-        self._watch = Watch(self._settings, None if trainer.fast_dev_run else log_dir, store)
+        self._watch = Watch(self._settings, log_dir, store)
         self.profiles = self._watch.profiles
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
