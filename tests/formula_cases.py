@@ -54,6 +54,8 @@ matmul = [
     case("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2", (G, N, K), (K, M), expected=N * K * M),
     case("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2", (N, K), (K, M), expected=N * K * M),
     case("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2", (G, N, K), (G, K, M), expected=G * N * K * M),
+    case("transformers::grouped_mm_fallback", (N, K), (G, K, M), expected=N * K * M),
+    case("transformers::grouped_mm_fallback_backward", (N, K), (G, K, M), expected=2 * N * K * M),
     # Places of N images, 8 by 9 of them: 3 numbers by 2.
     case("affine_grid_generator", (N, 2, 3), out=(N, 8, 9, 2), expected=N * 8 * 9 * 3 * 2),
 ]
@@ -305,4 +307,10 @@ updates = [
     case(adagrad, parameters, weight_decay=0.1, expected=Cost(other_flops=7 * PARAMETERS)),
 ]
 
-CASES = [*matmul, *convolution, *fused, *normalisation, *sums, *updates]
+triangular = [
+    # Five unknowns for each of three right-hand sides; the matrix of both batches is one.
+    case("linalg_solve_triangular", (1, 5, 5), (2, 5, 3), out=(2, 5, 3), expected=Cost(other_flops=2 * 3 * 25)),
+    case("linalg_solve_triangular", (5, 5), (3, 5), out=(3, 5), unitriangular=True, expected=Cost(other_flops=3 * 20)),
+]
+
+CASES = [*matmul, *convolution, *fused, *normalisation, *sums, *triangular, *updates]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conformance.at_hand import runs_here
-from functions import count, fixed, flops, macs, of, the_cell
+from functions import Function, count, fixed, flops, macs, of, the_cell
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -111,6 +111,20 @@ def test_products_of_experts_take_each_row_once() -> None:
     ends = torch.tensor([1, 5, 8], dtype=torch.int32)
     profile = count(lambda x, w: F.grouped_mm(x, w, offs=ends).relu(), x.requires_grad_(), weight.requires_grad_(), backward=True)
     assert {"forward": tokens * narrow * wide, "backward": 2 * tokens * narrow * wide} == macs(profile)
+
+
+def test_products_of_experts_that_transformers_runs_take_each_row_once() -> None:
+    """Where torch or the chip has no grouped product, it runs one custom operator forward and one backward."""
+    moe = pytest.importorskip("transformers.integrations.moe")
+    if not hasattr(moe, "_grouped_mm_fallback"):
+        pytest.skip("older than that operator")
+    tokens, narrow, wide = 8, 16, 32
+    ends = torch.tensor([1, 5, 8])
+    model = Function(lambda x, w: torch.ops.transformers.grouped_mm_fallback(x, w, ends))
+    profiles = [ask(model, (of(tokens, narrow), of(H, narrow, wide)), backward=True) for ask in (lflops.count, lflops.estimate)]
+    for profile in profiles:
+        assert {"forward": tokens * narrow * wide, "backward": 2 * tokens * narrow * wide} == macs(profile)
+        assert () == profile.uncounted
 
 
 MODES: dict[str, Callable[[], Any]] = {

@@ -229,6 +229,24 @@ def test_dropout_draws_scales_and_masks() -> None:
     assert 2 * n == forward(lambda x: torch.native_dropout(x, 0.5, train=True), x())
 
 
+@pytest.mark.parametrize(("unitriangular", "each"), [(False, 5 * 5), (True, 5 * 5 - 5)], ids=["divided", "ones on the diagonal"])
+def test_solving_with_a_triangle_is_no_product(unitriangular: bool, each: int) -> None:
+    """For 3 right-hand sides in each of 2 batches: 10 multiplications, 10 subtractions, and 5 divisions unless there are ones."""
+    solve = partial(torch.linalg.solve_triangular, upper=False, unitriangular=unitriangular)
+    a = torch.eye(5) + torch.rand(2, 5, 5).tril()
+    assert 2 * 3 * each == forward(solve, a, fixed(2, 5, 3)) == forward(solve, a[:1], fixed(2, 5, 3))
+    assert 2 * 3 * each == forward(partial(solve, left=False), a, fixed(2, 3, 5))
+
+
+def test_solving_with_a_triangle_goes_back_through_another_and_one_product() -> None:
+    """The right-hand sides' gradient is a solution too; the matrix' is that times the solution, 5 * 3 * 5 MACs."""
+    profile = count(partial(torch.linalg.solve_triangular, upper=False), (torch.eye(5) + of(5, 5).tril()), of(5, 3), backward=True)
+    assert ({"backward": 5 * 3 * 5}, ()) == (macs(profile), profile.uncounted)
+    assert [("backward", 1, 75), ("forward", 1, 75)] == sorted(
+        (cell.phase, cell.calls, cell.flops) for cell in profile.cells if cell.operator == "linalg_solve_triangular"
+    )
+
+
 Build = Callable[..., torch.optim.Optimizer]
 OPTIMIZERS: dict[str, tuple[Build, dict[str, Any], int]] = {
     "Adam": (torch.optim.Adam, {}, 10),

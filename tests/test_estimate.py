@@ -526,7 +526,7 @@ def test_memory_may_be_rounded_up_as_an_allocator_does() -> None:
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no module": ({"model": 3}, "3 is no torch.nn.Module"),
-    "a class": ({"model": nn.ReLU}, "ReLU is a class"),
+    "a class": ({"model": nn.ReLU}, "ReLU is a class: give an instance, or lambda: ReLU(), which builds it without memory"),
     "builds none": ({"model": lambda: 3}, "3 is no torch.nn.Module"),
     "no backward": ({"optimizer": torch.optim.SGD}, "backward=False: give backward=True"),
     "no optimizer": ({"optimizer": 3, "backward": True}, "optimizer=3: give a function"),

@@ -46,14 +46,21 @@ def check_pass(asker: str, args: Any, kwargs: Any, loss: Any, *, backward: Any) 
         raise CountError(f"{asker}: loss is given, but backward=False: give backward=True as well")
 
 
-def check_module(caller: str, module: Any) -> None:
+def check_module(caller: str, module: Any, *, may_build: bool = False) -> None:
     """See that something is a module.
+
+    Args:
+        caller: The public function that errors begin with.
+        module: What was given.
+        may_build: Whether a function that builds a module is taken as well.
 
     Raises:
         CountError: It is none.
     """
     if isinstance(module, type) and issubclass(module, nn.Module):
-        raise CountError(f"{caller}: {module.__name__} is a class: give an instance")
+        name = module.__name__
+        builds = f", or lambda: {name}(), which builds it without memory" if may_build else ""
+        raise CountError(f"{caller}: {name} is a class: give an instance{builds}")
     if not isinstance(module, nn.Module):
         raise CountError(f"{caller}: {describe(module)} is no torch.nn.Module")
 

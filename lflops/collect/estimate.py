@@ -77,5 +77,5 @@ def _check(model: Any, args: Any, kwargs: Any, loss: Any, *, backward: Any) -> N
     if isinstance(model, nn.Module):
         check_arguments("estimate", model, args, kwargs, loss, backward=backward)
     elif isinstance(model, type) or not callable(model):
-        check_module("estimate", model)
+        check_module("estimate", model, may_build=True)
     check_pass("estimate", args, kwargs, loss, backward=backward)

@@ -19,6 +19,7 @@ from lflops.collect.counting.formulas import (  # noqa: F401
     recurrent,
     spectral,
     sums,
+    triangular,
     updates,
 )
 from lflops.collect.counting.formulas.conventions import FREE, MOVES, PER_INPUT, PER_OUTPUT

@@ -6,6 +6,8 @@
 * Normalising is 5 an element (sum; subtract, square, sum; scale), 2 with known statistics, one more for a weight and one for a bias; its
   gradient is twice that. A root mean square saves the two of the mean.
 * Softmax is 5 an element (largest; subtract, exponential, sum, divide), its gradient 4.
+* Solving with a triangular n x n matrix is n * n operations a right-hand side. Each unknown needs those before it: no matrix unit runs
+  such a recurrence, so it would be wrong to count its multiply-accumulates as MACs.
 * Pooling is one operation an element of each window; interpolating is 2 for each neighbour that it weighs.
 """
 

@@ -90,6 +90,18 @@ def grouped_mm(a: Shape, b: Shape) -> int:
     return prod(each) * b[-1]
 
 
+@formula("transformers::grouped_mm_fallback")
+def grouped_mm_fallback(x: Shape, weights: Shape) -> int:
+    """[rows, k] x [groups, k, m]: what transformers runs where torch or the chip has no grouped product."""
+    return prod(x) * weights[-1]
+
+
+@formula("transformers::grouped_mm_fallback_backward")
+def grouped_mm_fallback_backward(x: Shape, weights: Shape) -> int:
+    """The gradients of the rows and of the weights, both always."""
+    return 2 * grouped_mm_fallback(x, weights)
+
+
 @formula("affine_grid_generator")
 def affine_grid(theta: Shape, *, out: Shape) -> int:
     """[positions, k] x [k, dimensions] a sample, k one more than the dimensions."""
