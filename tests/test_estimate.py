@@ -13,12 +13,15 @@ from conformance.at_hand import runs_here
 from functions import Function, fixed
 from small_models import Block, Projections, hidden, sequence, square, tokens
 from torch import Tensor, nn
+from torch import distributions as D
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    BigBirdConfig,
+    BigBirdModel,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -331,6 +334,104 @@ def test_large_integers_are_not_worth_their_memory() -> None:
         with pytest.raises(lflops.CountError, match="needs the value of a tensor"):
             lflops.estimate(Function(function), fixed(2))
     lflops.estimate(Function(lambda x: x + int(torch.arange(LARGEST)[0])), fixed(2))
+
+
+VIEWS_IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
+    "unsqueeze_": lambda x: x + torch.arange(4).unsqueeze_(0),
+    "squeeze_": lambda x: x.masked_fill(torch.ones(1, 4, dtype=torch.bool).squeeze_(), 0.0),
+    "t_": lambda x: x + torch.zeros(4, 3, dtype=torch.bool).t_(),
+    "transpose_": lambda x: x + torch.arange(12).view(4, 3).transpose_(0, 1),
+    "resize_": lambda x: x + torch.arange(6).resize_(4),
+    "set_": lambda x: x + torch.arange(6).set_(torch.arange(4)),
+    "numbers of the code's own": lambda x: x + torch.tensor([1.0, 2.0, 3.0, 4.0]).unsqueeze_(0),
+    "values that are not known": lambda x: x + torch.zeros(4, dtype=torch.long).scatter_(0, x.argmax(-1), 1).unsqueeze_(0),
+}
+
+
+@pytest.mark.parametrize("function", VIEWS_IN_PLACE.values(), ids=VIEWS_IN_PLACE)
+def test_a_view_in_place_of_a_tensor_with_memory_is_taken(function: Callable[[Tensor], Tensor]) -> None:
+    """Small integers and masks have their values in an estimate too, and fake mode writes no shape to such a tensor."""
+    x = fixed(3, 4)
+    assert lflops.count(Function(function), x).cells == lflops.estimate(Function(function), x).cells
+
+
+def test_what_is_viewed_in_place_keeps_its_values() -> None:
+    """Code may go on to decide by them: 3 rows of 4 are taken. What is not known before is not known afterwards."""
+    known = lflops.estimate(Function(lambda x: x[: int(torch.arange(4).unsqueeze_(0)[0, 3])].square()), fixed(5, 4))
+    assert 3 * 4 == known.total(metric="flops")
+    with pytest.raises(lflops.CountError, match="needs the value of a tensor"):
+        lflops.estimate(Function(lambda x: x[: int(VIEWS_IN_PLACE["values that are not known"](x.long())[0, 0])]), fixed(3, 4))
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: torch.arange(6).resize_(LARGEST + 1), lambda x: torch.arange(12).resize_as_(x)], ids=["large", "as a fake one"]
+)
+def test_a_view_in_place_that_cannot_be_taken_is_named(function: Callable[[Tensor], Tensor]) -> None:
+    """With its line; a bare assertion of torch's would say neither."""
+    with pytest.raises(lflops.CountError, match=r"test_estimate.py:\d+.*changes in place the shape of a tensor that has memory"):
+        lflops.estimate(Function(function), fixed(3, 4))
+
+
+def test_a_model_of_transformers_that_views_integers_in_place_is_estimated() -> None:
+    """BigBird's blocks of random attention are planned in integers, with an `unsqueeze_`."""
+    config = BigBirdConfig(**SMALL, vocab_size=300, max_position_embeddings=512, block_size=4, num_random_blocks=2)
+    model, ids = BigBirdModel(config), torch.randint(1, 300, (2, 128))
+    real, estimated = (ask(model, kwargs={"input_ids": ids}) for ask in (lflops.count, lflops.estimate))
+    assert real.total() == estimated.total()
+    assert () == estimated.uncounted
+
+
+def drawn(distribution: D.Distribution) -> Tensor:
+    """The logarithm of the probability of a sample, as a policy's loss has it."""
+    return distribution.log_prob(distribution.rsample() if distribution.has_rsample else distribution.sample())
+
+
+DISTRIBUTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a VAE's": lambda x: D.Normal(x, x.exp()).rsample(),
+    "its divergence": lambda x: D.kl_divergence(D.Normal(x, x.exp()), D.Normal(torch.zeros_like(x), torch.ones_like(x))),
+    "actions": lambda x: drawn(D.Categorical(logits=x)),
+    "squashed actions": lambda x: drawn(D.TransformedDistribution(D.Normal(x, x.exp()), [D.TanhTransform(cache_size=1)])),
+    "independent": lambda x: drawn(D.Independent(D.Normal(x, x.exp()), 1)),
+    "covariance": lambda x: drawn(D.MultivariateNormal(x, covariance_matrix=x.T @ x + torch.eye(4))),
+    "uniform": lambda x: drawn(D.Uniform(x, x + 1)),
+    "geometric": lambda x: drawn(D.Geometric(x.sigmoid())),
+    "continuous Bernoulli": lambda x: drawn(D.ContinuousBernoulli(x.sigmoid(), validate_args=True)),
+}
+
+
+@pytest.fixture
+def validating(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Distributions validate, as they do by default; torch's compiler switches that off for the whole process when it is loaded."""
+    monkeypatch.setattr(D.Distribution, "_validate_args", True)
+
+
+@pytest.mark.usefixtures("validating")
+@pytest.mark.parametrize("function", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
+def test_a_distribution_takes_its_arguments_for_valid(function: Callable[[Tensor], Tensor]) -> None:
+    """It asks whether they are, which only real numbers tell; a real step goes on or ends there. The work is that of a real pass."""
+    x = fixed(3, 4)
+    real, estimated = (ask(Function(function), x, backward=False) for ask in (lflops.count, lflops.estimate))
+    assert (real.total(), real.total(metric="flops")) == (estimated.total(), estimated.total(metric="flops"))
+
+
+@pytest.mark.usefixtures("validating")
+def test_a_distributions_known_arguments_are_validated() -> None:
+    """Numbers of the code's own are known: a scale of -1 is the error that it would be."""
+    with pytest.raises(ValueError, match="to satisfy the constraint GreaterThan"):
+        lflops.estimate(Function(lambda x: x + D.Normal(torch.tensor(0.0), torch.tensor(-1.0)).sample()), fixed(3))
+
+
+def test_a_question_of_the_users_own_about_a_distribution_is_refused() -> None:
+    """Only validation has one answer."""
+
+    class Own(D.Normal):
+        def __init__(self, loc: Tensor, scale: Tensor) -> None:
+            super().__init__(loc, scale)
+            if (loc > 0).all():
+                self.loc = self.loc + 1
+
+    with pytest.raises(lflops.CountError, match=r"in __init__: `if \(loc > 0\).all\(\)"):
+        lflops.estimate(Function(lambda x: Own(x, x.exp()).rsample()), fixed(3))
 
 
 def asks(x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lflops.collect.arguments import check_module, check_pass, check_whole, describe
 from lflops.collect.counting.operator_sums import Extent
+from lflops.collect.cpu_kernels import LSTM_LAYER
 from lflops.collect.cuda_attention import attention_on
 from lflops.collect.fake import Fakes
 from lflops.collect.model_call import ModelCall
@@ -21,7 +22,7 @@ from lflops.collect.stepping import MakesOptimizer, Stepper
 from lflops.collect.torch_check import check
 from lflops.collect.torch_compat import local_part, runs_nothing
 from lflops.errors import CountError
-from lflops.hardware import Hardware, named
+from lflops.hardware import Hardware, lookup, named
 from lflops.profile import Note, Profile
 
 __all__ = ["Estimate", "Model", "Subject", "batch_of", "built", "subject_of"]
@@ -100,7 +101,7 @@ class Estimate:
         """
         check()
         chip = self._checked()
-        fakes = Fakes()
+        fakes = Fakes(on_host=not _is_listed(chip))
         with same_random_numbers(held), fakes.running(), values_refused(self.asker):
             with torch.inference_mode(mode=False):  # or its parameters could take no gradient
                 subject = make()
@@ -157,7 +158,17 @@ class Estimate:
                 stepper.step()
         if self.round_to > 1:
             notes.append(Note(code="rounded_up", subject="", values={"bytes": self.round_to}))
+        calls = sum(cell.calls for cell in counting.profile.cells if cell.operator == LSTM_LAYER.name().removeprefix("aten::"))
+        if calls and (self.backward or torch.is_grad_enabled()):
+            notes.append(
+                Note(code="lstm_workspace", subject=chip.name if chip is not None and _is_listed(chip) else "", values={"calls": calls})
+            )
         return replace(counting.profile, notes=counting.profile.notes + tuple(notes))
+
+
+def _is_listed(chip: Hardware | None) -> bool:
+    """Whether the step is for a chip of the table. Other figures are taken for this machine's own."""
+    return chip is not None and lookup(chip.name) is not None
 
 
 def _with_the_higher_peak(step: Profile, other: Profile) -> Profile:

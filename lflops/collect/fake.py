@@ -25,15 +25,20 @@ HOST = torch.device("cpu")
 class Fakes:
     """Stand-ins for real tensors, always the same one for the same tensor; small integers are copied, all else is fake."""
 
-    def __init__(self) -> None:
-        """Make none yet."""
+    def __init__(self, *, on_host: bool = True) -> None:
+        """Make none yet.
+
+        Args:
+            on_host: Whether the step is for this CPU, and not for a chip.
+        """
+        self._on_host = on_host
         self._mode = fake_mode()
         self._made: dict[int, tuple[Any, Any]] = {}  # with what each was made of, so that no other object can have its address
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Within it, whatever is made has no memory, and no value but where that is known from numbers and small integers."""
-        known, log = KnownValues(), logging.getLogger(FakeTensor.__module__)
+        known, log = KnownValues(on_host=self._on_host), logging.getLogger(FakeTensor.__module__)
         with contextlib.ExitStack() as undo:
             log.addFilter(_is_other_news)
             undo.callback(log.removeFilter, _is_other_news)

@@ -1,18 +1,23 @@
 """Small tensors whose values are known though the rest is fake: integers, masks, and what is worked out of them alone."""
 
 import inspect
+import os
 import weakref
 from functools import partial
-from types import FrameType
+from math import prod
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lflops.collect.counting.traffic import tensors_of
+from lflops.collect.cpu_kernels import LSTM_LAYER, corrected
 from lflops.collect.torch_compat import (
     ASKS_FOR_VALUES,
     GROUPED_PRODUCT,
+    PLAIN,
     OpOverload,
     TorchDispatchMode,
     hear_of_higher_order,
@@ -30,6 +35,16 @@ _MADE_OF_NUMBERS = frozenset(getattr(torch.ops.aten, name) for name in ("arange"
 """What makes floating tensors that code may ask for the values of, as the depths at which layers are dropped."""
 
 
+_LAWFUL = frozenset(f"{name}.__init__" for name in ("Distribution", "Geometric", "ContinuousBernoulli", "Uniform")) | {
+    "Distribution._validate_sample"
+}
+"""Functions of `torch.distributions` that ask only whether arguments are valid, and raise where the answer is no."""
+
+_TORCH, _OURS, _DISTRIBUTIONS = (
+    f"{Path(each).parent}{os.sep}" for each in (torch.__file__, Path(__file__).parent, torch.distributions.__file__)
+)
+
+
 class NoCudaError(Exception):
     """A tensor was to be made on CUDA, where there is none."""
 
@@ -43,9 +58,14 @@ class KnownValues(TorchDispatchMode):
 
     supports_higher_order_operators = True  # as torch asks since 2.9
 
-    def __init__(self) -> None:
-        """Know nothing yet."""
+    def __init__(self, *, on_host: bool = True) -> None:
+        """Know nothing yet.
+
+        Args:
+            on_host: Whether the CPU's kernels would run; on a chip no one knows how large the workspace of an LSTM is.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
+        self._on_host = on_host
         hear_of_higher_order(type(self))
         self._stale: dict[int, weakref.ref[Any]] = {}  # by storage, as long as that lives: its number is given out again
 
@@ -60,6 +80,9 @@ class KnownValues(TorchDispatchMode):
             raise NoCudaError("no such device")  # a fake tensor could be there, and end the process in backward
         given = list(tensors_of((*args, *kwargs.values())))
         known = isinstance(function, OpOverload) and all(map(self._is_known, given))
+        if _changes_shape_alone(function, args, given):
+            with unseen():
+                return function(*args, **kwargs)
         if function is torch.ops.aten.index.Tensor and not known:
             args = (args[0], self._numbered(args[1]))
         if function is GROUPED_PRODUCT and args[0].dtype is not torch.bfloat16:
@@ -67,17 +90,18 @@ class KnownValues(TorchDispatchMode):
         try:
             out = function(*args, **kwargs)
         except ASKS_FOR_VALUES:
-            if not known and _is_initialising(given):
-                return False
+            if not known and (answer := _taken_for_granted(given)) is not None:
+                return answer
             if not known:
                 raise
             out = None
         if known and _is_worth_it(function, given, out):
             with unseen():
                 return function(*args, **kwargs)
-        if isinstance(function, OpOverload):
-            self._forget(function, args, kwargs)
-        return out
+        if not isinstance(function, OpOverload):
+            return out
+        self._forget(function, args, kwargs)
+        return out if function is LSTM_LAYER and not self._on_host else corrected(function, args, out)
 
     def _numbered(self, indices: list[Tensor | None]) -> list[Tensor | None]:
         """The same with the places that a known mask picks in place of the mask: how many they are is known then."""
@@ -118,9 +142,42 @@ def _grouped_product(x: Tensor, weights: Tensor, *args: Any, **kwargs: Any) -> T
     return result.to(x.dtype)
 
 
-def _is_initialising(asked: list[Tensor]) -> bool:
-    """Whether torch wants to know if a number that it drew for a parameter is out of bounds: none was drawn, so none is."""
+def _changes_shape_alone(function: Any, args: Any, given: list[Tensor]) -> bool:
+    """Whether the operator is a view in place of a tensor with memory: fake mode refuses to write a shape to one.
+
+    That the values are known does not matter, and they stay what they are. What would be resized to more than is worth it is refused.
+    """
+    if (
+        not isinstance(function, OpOverload)
+        or torch.Tag.inplace_view not in function.tags
+        or not all(type(each) in PLAIN for each in given)
+    ):
+        return False
+    return function.overloadpacket is not torch.ops.aten.resize_ or prod(args[1]) <= LARGEST
+
+
+def _taken_for_granted(asked: list[Tensor]) -> bool | None:
+    """The answer to a question that a real step would answer only one way, because otherwise it ends; `None` where it is another question.
+
+    `torch.nn.init` asks whether a number that it drew for a parameter is out of bounds: none was drawn, so none is.
+    `torch.distributions` asks whether arguments and samples are valid: they are.
+    """
+    if len(asked) != 1 or asked[0].dtype is not torch.bool:
+        return None
     frame: FrameType | None = inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename != nn.init.__file__:
+    asker: CodeType | None = None
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == nn.init.__file__:
+            return False
+        if asker is None and (code.co_filename.startswith(_DISTRIBUTIONS) or not code.co_filename.startswith((_OURS, _TORCH))):
+            asker = code
         frame = frame.f_back
-    return frame is not None and len(asked) == 1 and asked[0].dtype is torch.bool
+    return True if asker is not None and _asks_for_validity(asker) else None
+
+
+def _asks_for_validity(code: CodeType) -> bool:
+    """Whether a function of `torch.distributions` validates."""
+    if not code.co_filename.startswith(_DISTRIBUTIONS):
+        return False
+    return code.co_qualname in _LAWFUL or (code.co_filename == torch.distributions.constraints.__file__ and code.co_name == "check")

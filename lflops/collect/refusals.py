@@ -122,6 +122,8 @@ def _wrong(error: Exception) -> str | None:
         return "it steps an optimizer of the real parameters: give a function that builds the model and with it its optimizers"
     if isinstance(error, KNOWS_NO_SHAPE):
         return f"it runs {error.func}, which does not say what its result looks like: register a fake kernel (torch.library.register_fake)"
+    if isinstance(error, AssertionError) and "metadata mutating" in str(error):
+        return "it changes in place the shape of a tensor that has memory, by a fake one or to a large one: make a new tensor"
     if isinstance(error, NoCudaError) or NO_CUDA.search(str(error)):
         return "it asks for CUDA, which is not here: say no device, or that of a tensor, and give the chip as hardware"
     return _value_asked_for(error)

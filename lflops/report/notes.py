@@ -151,6 +151,13 @@ def _rounded_up(note: Note) -> str:
     return f"each tensor's memory is rounded up to a multiple of {_count(note, 'bytes')} bytes"
 
 
+def _lstm_workspace(note: Note) -> str:
+    workspaces = f"the workspaces of {_count(note, 'calls')} LSTM call{'' if note.values.get('calls') == 1 else 's'}"
+    if note.subject:
+        return f"{workspaces} on {note.subject} are not in the memory, because their size is not known before a run: leave room for them"
+    return f"{workspaces} are in the memory, as oneDNN 3 lays them out on a CPU; another version may need another size"
+
+
 def _unknown(note: Note) -> str:
     values = ", ".join(f"{name} {value}" for name, value in note.values.items())
     head = " ".join(filter(None, [note.code.replace("_", " "), note.subject]))
@@ -198,4 +205,5 @@ _SENTENCES: dict[str, Callable[[Note], str]] = {
     "attention_on_cuda": _attention_on_cuda,
     "gradients_taken_for_finite": _gradients_taken_for_finite,
     "rounded_up": _rounded_up,
+    "lstm_workspace": _lstm_workspace,
 }
