@@ -1,7 +1,11 @@
 import contextlib
 import json
+import os
 import random
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -290,6 +294,59 @@ def test_without_a_place_to_remember_it_is_measured_each_time(small_machine: Pat
     small_machine.parent.write_text("")
     assert on_the_cpu(dtypes=["fp32"]) == on_the_cpu(dtypes=["fp32"])
     assert "" == small_machine.parent.read_text()
+
+
+ANOTHER_RANK = """
+import sys
+from pathlib import Path
+from lflops.collect import machine
+from lflops.collect.calibrate import calibrate
+
+machine.last_level_cache = lambda root: 1 << 20
+print(calibrate("cpu", dtypes=["fp32"], clock=None).source)
+"""
+
+
+def waits_for_a_lock(pid: int) -> bool:
+    """Whether the system has such a process among those that wait."""
+    return any(line.split()[1] == "->" and line.split()[5] == str(pid) for line in Path("/proc/locks").read_text().splitlines())
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="the system does not list locks")
+def test_the_ranks_of_a_machine_measure_one_after_another_and_all_but_the_first_read(
+    small_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one measures, the next one waits; then it has the first one's figures, to the digit."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    class Waiting(Second):
+        """A clock in the first process, that starts the other one and goes on when that waits, or has ended."""
+
+        other: subprocess.Popen[str] | None = None
+
+        def mark(self) -> None:
+            if self.other is not None:
+                return
+            environment = {**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": str(torch.get_num_threads())}
+            command = [sys.executable, "-c", ANOTHER_RANK]
+            self.other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+            while self.other.poll() is None and not waits_for_a_lock(self.other.pid):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.other.wait(0.05)
+            assert self.other.returncode is None, "it did not wait"
+
+    clock = Waiting()
+    first = on_the_cpu(dtypes=["fp32"], clock=clock)
+    assert clock.other is not None
+    assert (f"{first.source}\n", None) == clock.other.communicate(timeout=60)
+    (entry,) = json.loads(small_machine.read_text()).values()
+    assert 2.0 * 256**3 == entry["peak_flops_per_second"]["fp32"], "the first one's figure, by whose clock a block takes a second"
+
+
+def test_without_a_place_for_a_lock_it_is_measured_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder for temporary files that is not there."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    assert {"fp32": 2.0 * 256**3} == on_the_cpu(dtypes=["fp32"]).peak_flops_per_second
 
 
 @pytest.mark.parametrize("home", ["", "relative"])

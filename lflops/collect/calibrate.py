@@ -11,7 +11,9 @@ import os
 import pathlib
 import secrets
 import statistics
-from collections.abc import Callable, Iterable
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -22,6 +24,9 @@ from lflops.collect.surroundings import device_name
 from lflops.collect.timing.clock import Clock, clock_of, seconds_of
 from lflops.errors import HardwareError, LflopsError
 from lflops.hardware import Hardware, lookup, named
+
+if sys.platform != "win32":
+    import fcntl
 
 __all__ = ["calibrate", "hardware_of", "measure"]
 
@@ -51,6 +56,9 @@ def calibrate(
 ) -> Hardware:
     """Measure the peaks that this machine reaches, which takes up to half a minute, or read what was measured before.
 
+    Processes of one machine measure one after another: at once, each would reach only a part of the peaks. Of the ranks of a training the
+    first one measures, and the others wait and read its figures.
+
     Args:
         device: The CPU or a CUDA device; `None` is CUDA where there is one.
         dtypes: Which products to measure, some of `lflops.hardware.DTYPES`; `None` is all that run on the device.
@@ -71,12 +79,16 @@ def calibrate(
     known = None if fresh else _known(key)
     if known is not None:
         return known
-    with machine.alone():
-        peaks, bandwidth = measure(machine, clock or clock_of(torch.device(machine.kind)), wanted)
-    today = dt.datetime.now(dt.UTC).date().isoformat()
-    source = f"measured by lflops.calibrate, {today}, torch {torch.__version__}, {threads} threads"
-    hardware = Hardware(machine.name, peaks, bandwidth, machine.memory_bytes, source, machine.cache_bytes or None)
-    _keep(key, hardware)
+    with _one_process_at_a_time():
+        known = None if fresh else _known(key)  # another rank may have measured meanwhile
+        if known is not None:
+            return known
+        with machine.alone():
+            peaks, bandwidth = measure(machine, clock or clock_of(torch.device(machine.kind)), wanted)
+        today = dt.datetime.now(dt.UTC).date().isoformat()
+        source = f"measured by lflops.calibrate, {today}, torch {torch.__version__}, {threads} threads"
+        hardware = Hardware(machine.name, peaks, bandwidth, machine.memory_bytes, source, machine.cache_bytes or None)
+        _keep(key, hardware)
     return hardware
 
 
@@ -207,6 +219,20 @@ def _checked(dtypes: Iterable[str] | None, machine: TorchMachine) -> tuple[str, 
     if not wanted:
         raise HardwareError(f"dtypes={dtypes!r}: give some of {', '.join(machine.dtypes)}")
     return wanted
+
+
+@contextlib.contextmanager
+def _one_process_at_a_time() -> Iterator[None]:
+    """Wait until no other process of this user measures on this machine. Where no file can be locked, nobody waits."""
+    with contextlib.ExitStack() as undo:
+        if sys.platform != "win32":
+            with contextlib.suppress(OSError):
+                # In a folder of the machine's own: the home may be shared with others, which measure at the same time.
+                name = pathlib.Path(tempfile.gettempdir()) / f"lflops-calibration-{os.getuid()}.lock"
+                file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+                undo.callback(os.close, file)  # which unlocks it, as the end of the process does
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _cache_file() -> pathlib.Path:
