@@ -11,6 +11,8 @@ import torch
 from allocator import allocated
 from conformance.at_hand import runs_here
 from functions import Function, fixed
+from hypothesis import given
+from hypothesis import strategies as st
 from small_models import Block, Projections, hidden, sequence, square, tokens
 from torch import Tensor, nn
 from torch import distributions as D
@@ -33,7 +35,7 @@ from transformers import (
 )
 
 import lflops
-from lflops.collect import fake
+from lflops.collect import fake, largest_batch
 from lflops.collect.known import LARGEST
 from lflops.profile import Profile
 
@@ -748,6 +750,69 @@ def test_the_largest_batch_of_a_training_has_room_for_its_optimizer() -> None:
     found = lflops.largest_batch(build, lambda samples: {"input": torch.zeros(samples, 100)}, memory_bytes=memory_bytes, **how)
     peaks = [peak(lflops.estimate(build, torch.zeros(samples, 100), backward=True, **how)) for samples in (found, found + 1)]
     assert [True, False] == [each <= memory_bytes for each in peaks]
+
+
+@pytest.mark.parametrize(("memory_bytes", "probes"), [(1e6, 4), (80e9, 4)], ids=["small", "a chip's"])
+def test_the_model_is_built_once_and_few_batches_are_tried(memory_bytes: float, probes: int) -> None:
+    """One sample and two; by their line the largest, and the next one, however much memory there is."""
+    built, tried = [], []
+
+    def build() -> nn.Module:
+        built.append(model := nn.Linear(100, 50, bias=False))
+        return model
+
+    def batch(samples: int) -> Tensor:
+        tried.append(samples)
+        return torch.zeros(samples, 100)
+
+    found = lflops.largest_batch(build, batch, memory_bytes=memory_bytes)
+    assert (memory_bytes - 5000 * FLOAT) // (150 * FLOAT) == found
+    assert (1, [1, 2, found, found + 1]) == (len(built), tried)
+
+
+def test_a_batch_that_is_tried_leaves_nothing_for_the_next() -> None:
+    """Gradients, what the model writes on itself, what it writes to a table of integers: each batch has the estimate that it has alone."""
+
+    class Grows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(100, 100)
+            self.kept: list[Tensor] = []
+            self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            self.kept.append(torch.zeros(int(self.calls), 100, 100))
+            return self.layer(x)
+
+    def build() -> nn.Module:
+        return Grows()
+
+    memory_bytes, loss = 1_000_000, lambda out: out.sum()
+    for model in (Grows(), build):
+        found = lflops.largest_batch(model, lambda samples: torch.zeros(samples, 100), memory_bytes=memory_bytes, loss=loss)
+        peaks = [peak(lflops.estimate(Grows(), torch.zeros(samples, 100), backward=True, loss=loss)) for samples in (found, found + 1)]
+        assert [True, False] == [each <= memory_bytes for each in peaks]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 10**5)), min_size=1, max_size=4),
+    st.integers(1, 10**4),
+    st.integers(1, 10**12),
+)
+def test_no_peak_takes_long_however_bent(lines: list[tuple[int, int]], each: int, memory_bytes: int) -> None:
+    """The most of several lines, rounded up to 512: the last one that fits, and at most three numbers tried for each time it is halved."""
+    lines = [*lines, (0, each)]
+    tried = []
+
+    def peak(samples: int) -> int:
+        tried.append(samples)
+        return -(-max(base + slope * samples for base, slope in lines) // 512) * 512
+
+    found = largest_batch._largest(peak, memory_bytes)
+    assert found == 0 or peak(found) <= memory_bytes
+    assert memory_bytes < peak(found + 1)
+    assert len(tried) <= 3 * 32
 
 
 def test_a_batch_that_does_not_grow_is_an_error() -> None:

@@ -114,3 +114,14 @@ def test_a_module_that_keeps_its_real_tensors_is_refused(make: Callable[[], nn.M
     with pytest.raises(lflops.CountError, match=f"estimate: .*{said}"):
         lflops.estimate(model, BATCH, backward=True)
     assert all(type(each) is not Tensor and each is before[name] for name, each in model.named_parameters())
+
+
+@needs_shapes_of_collectives
+@pytest.mark.parametrize("build", [in_columns_and_rows, in_shards])
+def test_the_largest_batch_of_a_rank_is_that_of_its_estimates(build: Callable[[], nn.Module]) -> None:
+    """The model is sharded once, and each batch that is tried finds it as it was."""
+    memory_bytes, loss = 100_000, lambda out: out.sum()
+    how = {"loss": loss, "optimizer": torch.optim.AdamW}
+    found = lflops.largest_batch(build, lambda samples: torch.ones(samples, NARROW), memory_bytes=memory_bytes, **how)
+    estimates = [lflops.estimate(build, torch.ones(samples, NARROW), backward=True, **how) for samples in (found, found + 1)]
+    assert [True, False] == [each.memory is not None and each.memory.fits(memory_bytes) for each in estimates]

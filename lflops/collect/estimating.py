@@ -1,6 +1,7 @@
 """How an estimate is made: of a model, its batch and its loss, by running one step or two on fake tensors."""
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -99,16 +100,38 @@ class Estimate:
             CountError: It cannot be run like that.
             HardwareError: The chip is not known.
         """
+        with self.begun(held) as run:
+            return run(make)
+
+    @contextlib.contextmanager
+    def begun(self, held: Iterable[Tensor] = ()) -> Iterator[Callable[[Callable[[], Subject]], Profile]]:
+        """Make everything fake, and give a function that runs what is made, as often as it is called: none sees what another left.
+
+        Args:
+            held: As in `of`.
+
+        Raises:
+            CountError: Something cannot be run like that.
+            HardwareError: The chip is not known.
+        """
         check()
         chip = self._checked()
-        fakes = Fakes(on_host=not _is_listed(chip))
+        fakes, held = Fakes(on_host=not _is_listed(chip)), list(held)
+
+        def run(make: Callable[[], Subject]) -> Profile:
+            with same_random_numbers(held):
+                with torch.inference_mode(mode=False):  # or its parameters could take no gradient
+                    subject = make()
+                check_module(self.asker, subject.model)
+                with fakes.lent_to(subject.model):
+                    profile = self._run(subject, fakes, chip)
+                    for parameter in subject.model.parameters():
+                        parameter.grad = None
+            fakes.forget()
+            return replace(profile, run=replace(profile.run, kind="estimate", hardware=chip))
+
         with same_random_numbers(held), fakes.running(), values_refused(self.asker):
-            with torch.inference_mode(mode=False):  # or its parameters could take no gradient
-                subject = make()
-            check_module(self.asker, subject.model)
-            with fakes.lent_to(subject.model):
-                profile = self._run(subject, fakes, chip)
-        return replace(profile, run=replace(profile.run, kind="estimate", hardware=chip))
+            yield run
 
     def _checked(self) -> Hardware | None:
         """See that what is wanted can be; and the chip."""

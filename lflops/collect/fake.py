@@ -48,6 +48,10 @@ class Fakes:
             undo.callback(pop_mode, known)
             yield
 
+    def forget(self) -> None:
+        """Make new stand-ins from now on: what ran with the old ones may have written to them."""
+        self._made.clear()
+
     def of(self, value: Any, depth: int = DEEPEST) -> Any:
         """The same with stand-ins for the tensors in it; lists, tuples, sets and dictionaries are copies, everything else is itself.
 

@@ -1,6 +1,7 @@
-"""`largest_batch`: estimates of a growing batch, until one does not fit."""
+"""`largest_batch`: estimates of a few batches, by the line that their peaks are on."""
 
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +17,12 @@ __all__ = ["largest_batch"]
 MOST = 1 << 30
 """Samples; a step that still fits does not depend on them."""
 
+LARGEST = 1 << 62
+"""Bytes that no memory has."""
+
+FURTHER = 64
+"""Times as many samples are tried next while the peak stays what it is."""
+
 
 def largest_batch(
     model: Model,
@@ -27,7 +34,7 @@ def largest_batch(
     hardware: Hardware | str | None = None,
     round_to: int = 1,
 ) -> int:
-    """The most samples whose step fits into so many bytes, as estimates say it; nothing is allocated.
+    """The most samples whose step fits into so many bytes, as a handful of estimates says it; nothing is allocated.
 
     Kernels' workspaces and the allocator's own loss are in no estimate: leave some room for them. The peak is taken to grow with the batch.
 
@@ -52,16 +59,21 @@ def largest_batch(
     if isinstance(model, nn.Module):
         check_arguments("largest_batch", model, (), None, loss, backward=training)
     elif isinstance(model, type) or not callable(model):
-        check_module("largest_batch", model)
+        check_module("largest_batch", model, may_build=True)
     asked = Estimate(asker="largest_batch", backward=training, optimizer=optimizer, hardware=hardware, round_to=round_to)
-
     held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
+    once = cache(partial(built, model))
 
-    def fits(samples: int) -> bool:
-        memory = asked.of(lambda: Subject(built(model), *batch_of("largest_batch", make_args(samples)), loss), held=held).memory
-        return memory is not None and memory.fits(memory_bytes)
+    def subject(samples: int) -> Subject:
+        return Subject(once(), *batch_of("largest_batch", make_args(samples)), loss)
 
-    return _largest(fits)
+    with asked.begun(held) as run:
+
+        def peak(samples: int) -> int:
+            memory = run(partial(subject, samples)).memory
+            return LARGEST if memory is None else memory.peak_bytes
+
+        return _largest(peak, int(min(memory_bytes, LARGEST - 1)))
 
 
 def _check(make_args: Any, memory_bytes: Any) -> None:
@@ -71,14 +83,33 @@ def _check(make_args: Any, memory_bytes: Any) -> None:
         raise CountError(f"largest_batch: memory_bytes={describe(memory_bytes)}: give a positive number of bytes")
 
 
-def _largest(fits: Callable[[int], bool]) -> int:
-    """The last number that fits: doubled until one does not, then halved in between."""
-    low, high = 0, 1
-    while fits(high):
-        low, high = high, 2 * high
-        if high > MOST:
-            raise CountError(f"largest_batch: {low} samples fit, and more: does make_args make a batch of the size that it is given?")
+def _largest(peak: Callable[[int], int], memory_bytes: int) -> int:
+    """The last number of samples whose peak fits.
+
+    A peak is nearly a line: the next number tried is where the line through the last two reaches the memory. Every third is the middle of
+    what is left, so that no peak, however bent, takes long.
+    """
+    low, high = 0, MOST + 1  # the first fits, the second does not, or is more than a batch has
+    points: list[tuple[int, int]] = []
+    samples = 1
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        points.append((samples, peak(samples)))
+        if points[-1][1] <= memory_bytes:
+            low = samples
+        else:
+            high = samples
+        samples = min(max(_next(points, memory_bytes, low, high), low + 1), high - 1)
+    if low == MOST:
+        raise CountError(f"largest_batch: {low} samples fit, and more: does make_args make a batch of the size that it is given?")
     return low
+
+
+def _next(points: list[tuple[int, int]], memory_bytes: int, low: int, high: int) -> int:
+    """The number to try after those that were tried, each with its peak."""
+    if len(points) == 1:
+        return 2
+    (before, less), (last, more) = sorted(points[-2:])
+    unbounded = high > MOST
+    if more == less or (not unbounded and len(points) % 3 == 0):
+        return FURTHER * low if unbounded else (low + high) // 2
+    return before + (memory_bytes - less) * (last - before) // (more - less)
