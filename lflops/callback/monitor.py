@@ -133,10 +133,10 @@ class FlopsMonitor(Base):
         return monitor
 
     def __getstate__(self) -> dict[str, Any]:
-        """The settings, without the run: a copy, or what is unpickled, is a monitor that has not begun."""
+        """The settings and the profiles so far, without the run: a copy, or what is unpickled, is a monitor that has not begun."""
         lightnings = {"log", "log_dict"}  # set on every callback of a Trainer: methods of its model
         kept = {name: value for name, value in self.__dict__.items() if name not in lightnings}
-        return kept | {"_watch": None, "profiles": []}
+        return kept | {"_watch": None, "profiles": list(self.profiles)}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Check the arguments, and ask where files go and how ranks reach each other: on every process, for that takes all of them.
