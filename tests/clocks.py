@@ -1,4 +1,4 @@
-"""A clock that stands still until the test advances it."""
+"""Clocks for tests: one that stands still until the test advances it, and one that goes on by a second whenever it is read."""
 
 
 class StillClock:
@@ -21,3 +21,12 @@ class StillClock:
     def seconds(self, start: float, end: float) -> float:
         """The difference."""
         return end - start
+
+
+class TickingClock(StillClock):
+    """Each moment that is marked is a second after the one before: whatever ran took some time, however busy the machine is."""
+
+    def mark(self) -> float:
+        """This moment."""
+        self.now += 1.0
+        return self.now

@@ -90,8 +90,8 @@ def test_a_copy_of_the_trainer_has_nothing_of_ours_on_it(make: Callable[[Trainer
 
 
 @pytest.mark.parametrize("make", [copy.deepcopy, pickled])
-def test_the_copys_monitor_has_not_begun(make: Callable[[Trainer], Trainer]) -> None:
-    """It has the settings and no profile, and keeps no model; it watches a fit of its own."""
+def test_the_monitor_of_the_copy_has_not_begun(make: Callable[[Trainer], Trainer]) -> None:
+    """It has the settings and the profiles so far, which are none, and keeps no model; it watches another fit."""
     copies = Copies(make, HOOKED)
     monitor = watching(track=False)
     fit(Classifier(), copies, monitor)

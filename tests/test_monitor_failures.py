@@ -78,7 +78,7 @@ def test_a_logger_that_raises_is_left_out_and_the_others_are_not() -> None:
     assert ["logger 1, a Raising,"] == of_ours(warned)
     assert (1, 30, 2, []) == (raising.calls, trainer.global_step, len(monitor.profiles), around.left())
     fit(Classifier(), tolerant(), logger=alone, log_every_n_steps=5)
-    assert {step: set(given) for step, given in alone.given.items()} == {step: set(given) for step, given in usual.given.items()}
+    assert set().union(*alone.given.values()) == set().union(*usual.given.values())
 
 
 def test_tensorboard_has_the_curves_where_it_takes_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 from boards import Board, board
-from clocks import StillClock
+from clocks import StillClock, TickingClock
 from fits import CLASSES, LIGHTNINGS_WARNINGS, ROWS, WIDTH, Classifier, Validated, fit, loader, watching
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from samples import small_profile, untimed
@@ -397,9 +397,10 @@ def test_a_module_s_figures_are_its_own() -> None:
     assert pytest.approx(expected) == module_scalars(small_profile(), ["encoder.0", "encoder.1", "head", "", "gone"])
 
 
-def test_every_logger_gets_the_busiest_modules() -> None:
+def test_every_logger_gets_the_busiest_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the second window those of the first; none where none are asked for."""
-    logger = Recorder()
+    clock, logger = TickingClock(), Recorder()
+    monkeypatch.setattr(session, "HostClock", lambda: clock)
     monitor = watching(module_scalars=2, schedule=Schedule(wait=3, warmup=1, active=2, repeat=2), track=False)
     fit(Classifier(), monitor, logger=logger)
     first = busiest(monitor.profiles[0], 2)
