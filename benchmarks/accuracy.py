@@ -18,12 +18,13 @@ from typing import NamedTuple
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from conformance import CASES
-from conformance.case import Case
 from peers import TOOLS, Tool, load, quiet
 from results import record
+
+from tests.conformance import CASES
+from tests.conformance.case import Case
 
 Found = dict[str, int | str]
 """MACs by what they are of, and under `error` the name of what went wrong."""

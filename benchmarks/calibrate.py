@@ -9,7 +9,7 @@ import time
 from results import record
 
 from lflops import calibrate, units
-from lflops.hardware import Hardware
+from lflops.hardware.chips import Hardware
 
 
 def figures(hardware: Hardware) -> dict[str, tuple[float | None, str]]:

@@ -10,8 +10,8 @@ from results import keep_freed_memory, record
 from torch import Tensor, nn
 
 import lflops
-from lflops.analyze.diff import Diff
-from lflops.profile import Profile
+from lflops.analyze.compare.diff import Diff
+from lflops.profile.model import Profile
 
 WIDTH, ROWS, STEPS, TIMES, SLOWER = 768, 256, 30, 10, 0.10
 SHAPES = ((1, 1), (1, 1), (1, 2), (2, 1), (1, 1), (1, 1))

@@ -28,13 +28,13 @@ from transformers import (
     ViTForImageClassification,
 )
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from allocator import allocated
 from results import record
 
 import lflops
 from lflops import Profile
+from tests.support.cpu_allocator import allocated
 
 Batch = Mapping[str, Tensor]
 Step = Callable[[], None]

@@ -14,34 +14,34 @@ import time
 from array import array
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from msgspec import msgpack
 from msgspec.structs import replace
 from results import record
-from samples import profile_of, run
 from torch.distributed import PrefixStore, TCPStore
 
-from lflops.collect import rank_report
-from lflops.collect.gather import Gather
-from lflops.collect.rank_report import Packed, RankReport, pack, told_in
-from lflops.collect.rank_store import RankStore
-from lflops.collect.rank_window import RankWindow
-from lflops.collect.timing.timeline import Place
-from lflops.collect.topology import Topology
-from lflops.observations import Step
-from lflops.profile import Profile
+from lflops.collect.ranks import report as rank_report
+from lflops.collect.ranks.gather import Gather
+from lflops.collect.ranks.report import Packed, RankReport, head_in, pack
+from lflops.collect.ranks.store import RankStore
+from lflops.collect.ranks.topology import Topology
+from lflops.collect.ranks.window import RankWindow
+from lflops.collect.timing.stamps import ModulePhase
+from lflops.profile.model import Profile
+from lflops.profile.records import Step
+from tests.support.profile_builders import profile_of, run
 
 MODULES, STEPS, WORLDS = 5_000, 3, (8, 64, 256, 1_024)
 
 
-def report(rank: int) -> tuple[Profile, tuple[dict[Place, float], ...]]:
+def report(rank: int) -> tuple[Profile, tuple[dict[ModulePhase, float], ...]]:
     """A rank's window: a time forward and backward of each module in three hooked steps, beside ten clean ones."""
     steps = [Step(index=n, kind="clean", seconds=0.1, phases={"data": 1e-3, "forward": 0.03, "backward": 0.06}) for n in range(10)]
     steps += [Step(index=10 + n, kind="hooked", seconds=0.11, phases={}) for n in range(STEPS)]
     profile = replace(profile_of(MODULES), run=run(kind="training", stage="train", window=0), steps=tuple(steps))
-    places = [Place(row, phase) for row in profile.modules for phase in ("forward", "backward")]
+    places = [ModulePhase(row, phase) for row in profile.modules for phase in ("forward", "backward")]
     draw = random.Random(rank)  # noqa: S311 - nothing is secret
     return profile, tuple({place: draw.uniform(1e-6, 1e-5) for place in places} for _ in range(STEPS))
 
@@ -51,7 +51,7 @@ def others(port: int, world: int) -> None:
     window = RankWindow(RankStore(PrefixStore("lflops", TCPStore("127.0.0.1", port))), "train/0", topology(world))
     profile, steps = report(1)
     packed = pack(RankReport(1, profile, steps))
-    head = told_in(packed.head)
+    head = head_in(packed.head)
     times = array("f", packed.times)
     for rank in range(1, world):
         mine = rank_report.squeezed(replace(head, brief=replace(head.brief, rank=rank)))

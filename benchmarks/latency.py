@@ -24,13 +24,13 @@ from transformers import (
     ViTForImageClassification,
 )
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from alexnet import AlexNet
 from deepspeed.profiling.flops_profiler import get_model_profile as deepspeeds
 from results import keep_freed_memory, record
 
-from lflops.deepspeed_api import get_model_profile as ours
+from lflops.deepspeed.api import get_model_profile as ours
+from tests.support.alexnet import AlexNet
 
 PASSES = 9
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}

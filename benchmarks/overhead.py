@@ -12,8 +12,8 @@ from results import in_turn, record
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertForMaskedLM
 
-from lflops.collect.counting.operator_sums import Extent
-from lflops.collect.passes import Counting
+from lflops.collect.count import Counting
+from lflops.collect.counting.accumulator import Extent
 
 NOISE = 0.2
 """Where FlopCounterMode adds less than this to a step, the machine's own ups and downs decide a comparison with it."""

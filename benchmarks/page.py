@@ -12,20 +12,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from boards import Board, board
-from browsing import CHROMIUM
 from msgspec.structs import replace
 from playwright.sync_api import sync_playwright
 from results import record
-from samples import profile_of
 from torch.utils.tensorboard import SummaryWriter
 
 import lflops
-from lflops.observations import PHASES, Spread
-from lflops.profile import ModuleProfile, Profile, Work
-from lflops.report.page import page
+from lflops.profile.model import ModuleProfile, Profile, Work
+from lflops.profile.records import PHASES, Spread
+from lflops.report.html import page
+from tests.support.browser import CHROMIUM
+from tests.support.profile_builders import profile_of
+from tests.support.tensorboard_server import Board, board
 
 MODULES, REPEATS = 20_000, 5
 

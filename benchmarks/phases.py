@@ -15,8 +15,8 @@ from results import record
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from lflops.analyze.pace import pace
-from lflops.callback.monitor import FlopsMonitor
+from lflops.analyze.speed.step_times import step_times
+from lflops.lightning.monitor import FlopsMonitor
 from lflops.schedule import Schedule
 
 DATA, TRANSFER, FORWARD, LOSS, BACKWARD, CLIP, OPTIMIZER = 0.040, 0.007, 0.020, 0.003, 0.030, 0.005, 0.010
@@ -117,7 +117,7 @@ def measured(options: dict[str, Any], *, by_hand: bool, steps: int) -> dict[str,
     with tempfile.TemporaryDirectory() as directory:
         trainer = Trainer(callbacks=[monitor], default_root_dir=directory, **options)
         trainer.fit(Sleeper(by_hand=by_hand), DataLoader(Rows(), batch_size=None))
-    return {name: spread.median for name, spread in pace(monitor.profiles[0]).phases.items()}
+    return {name: spread.median for name, spread in step_times(monitor.profiles[0]).phases.items()}
 
 
 def main() -> None:

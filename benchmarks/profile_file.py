@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from results import record
-from samples import profile_of
 
-from lflops.profile_file import load, save
+from lflops.profile.json_file import load, save
+from tests.support.profile_builders import profile_of
 
 MODULES = 5_000
 REPEATS = 11

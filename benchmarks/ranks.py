@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import lflops
-from lflops.callback.monitor import FlopsMonitor
+from lflops.lightning.monitor import FlopsMonitor
 from lflops.schedule import Schedule
 
 WIDTH, ROWS, LAYERS, SLOW_LAYER, STEPS = 128, 32, 6, 3, 40

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 import lflops
 from lflops import units
-from lflops.analyze.roofline import Point, roofline
+from lflops.analyze.speed.roofline import Point, roofline
 from lflops.collect.timing.clock import HostClock
-from lflops.hardware import Hardware
-from lflops.profile import Profile
+from lflops.hardware.chips import Hardware
+from lflops.profile.model import Profile
 
 CACHES = 8
 DEPTHS = {torch.float32: 256, torch.bfloat16: 1024}

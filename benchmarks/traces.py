@@ -25,18 +25,18 @@ from transformers import BertConfig
 
 import lflops
 from lflops import FlopsMonitor, Schedule
-from lflops.collect.modules import ModuleTree
-from lflops.collect.timing import kineto
-from lflops.collect.timing.kineto import Tracer
-from lflops.collect.timing.kineto_events import STEP
+from lflops.collect.kineto import tracer as kineto
+from lflops.collect.kineto.events import STEP
+from lflops.collect.kineto.tracer import Tracer
+from lflops.collect.model.module_tree import ModuleTree
 from lflops.traces.annotate import Calls
-from lflops.traces.child import Annotation
+from lflops.traces.annotation_process import AnnotationProcess
 
 EVENTS = 200_000
 ACTIVE = 3
 HIGHEST = """
 import sys
-from lflops.traces.program import main
+from lflops.traces.annotation_program import main
 main(sys.argv[1:])
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
@@ -123,7 +123,7 @@ def large(folder: Path) -> list[str]:
     size = recording.raw.stat().st_size
     copy = shutil.copy(recording.raw, folder / "copy")
     start = time.perf_counter()
-    annotation = Annotation(recording.raw, recording.path, recording.calls, batches=steps, profile=folder / "profile.json")
+    annotation = AnnotationProcess(recording.raw, recording.path, recording.calls, batches=steps, profile=folder / "profile.json")
     started = time.perf_counter() - start
     failure = annotation.finish()
     annotated = time.perf_counter() - start

@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lflops import hardware as hardware
     from lflops import tensorboard as tensorboard
-    from lflops.analyze.diff import diff
-    from lflops.analyze.imbalance import imbalance
-    from lflops.analyze.roofline import roofline
-    from lflops.analyze.utilization import utilization
-    from lflops.callback.monitor import FlopsMonitor
-    from lflops.collect.calibrate import calibrate
+    from lflops.analyze.compare.diff import diff
+    from lflops.analyze.ranks.imbalance import imbalance
+    from lflops.analyze.speed.roofline import roofline
+    from lflops.analyze.speed.utilization import utilization
+    from lflops.collect.attribution.user_scopes import scope
+    from lflops.collect.calibration.calibrate import calibrate
+    from lflops.collect.count import count, counting
     from lflops.collect.counting.formulas.table import Cost, register_formula
-    from lflops.collect.estimate import estimate
-    from lflops.collect.largest_batch import largest_batch
+    from lflops.collect.estimate.estimate import estimate
+    from lflops.collect.estimate.largest_batch import largest_batch
     from lflops.collect.measure import measure
-    from lflops.collect.named_parts import scope
-    from lflops.collect.passes import count, counting
-    from lflops.deepspeed_api import FlopsProfiler, get_model_profile
+    from lflops.deepspeed.api import FlopsProfiler, get_model_profile
     from lflops.errors import CountError, HardwareError, LflopsError, ProfileError, ScheduleError
-    from lflops.hardware import Hardware
-    from lflops.merging import merge
-    from lflops.profile import Profile
-    from lflops.profile_file import load
+    from lflops.hardware.chips import Hardware
+    from lflops.lightning.monitor import FlopsMonitor
+    from lflops.merging.merge import merge
+    from lflops.profile.json_file import load
+    from lflops.profile.model import Profile
     from lflops.schedule import Schedule
 
 __all__ = [
@@ -60,24 +60,24 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(["CountError", "HardwareError", "LflopsError", "ProfileError", "ScheduleError"], "lflops.errors"),
-    **dict.fromkeys(["count", "counting"], "lflops.collect.passes"),
+    **dict.fromkeys(["count", "counting"], "lflops.collect.count"),
     **dict.fromkeys(["Cost", "register_formula"], "lflops.collect.counting.formulas.table"),
-    **dict.fromkeys(["FlopsProfiler", "get_model_profile"], "lflops.deepspeed_api"),
-    "FlopsMonitor": "lflops.callback.monitor",
-    "Hardware": "lflops.hardware",
-    "Profile": "lflops.profile",
+    **dict.fromkeys(["FlopsProfiler", "get_model_profile"], "lflops.deepspeed.api"),
+    "FlopsMonitor": "lflops.lightning.monitor",
+    "Hardware": "lflops.hardware.chips",
+    "Profile": "lflops.profile.model",
     "Schedule": "lflops.schedule",
-    "calibrate": "lflops.collect.calibrate",
-    "diff": "lflops.analyze.diff",
-    "imbalance": "lflops.analyze.imbalance",
-    "estimate": "lflops.collect.estimate",
-    "largest_batch": "lflops.collect.largest_batch",
-    "load": "lflops.profile_file",
+    "calibrate": "lflops.collect.calibration.calibrate",
+    "diff": "lflops.analyze.compare.diff",
+    "imbalance": "lflops.analyze.ranks.imbalance",
+    "estimate": "lflops.collect.estimate.estimate",
+    "largest_batch": "lflops.collect.estimate.largest_batch",
+    "load": "lflops.profile.json_file",
     "measure": "lflops.collect.measure",
-    "merge": "lflops.merging",
-    "roofline": "lflops.analyze.roofline",
-    "scope": "lflops.collect.named_parts",
-    "utilization": "lflops.analyze.utilization",
+    "merge": "lflops.merging.merge",
+    "roofline": "lflops.analyze.speed.roofline",
+    "scope": "lflops.collect.attribution.user_scopes",
+    "utilization": "lflops.analyze.speed.utilization",
 }
 
 _MODULES = {"hardware", "tensorboard"}

@@ -2,6 +2,6 @@
 
 import sys
 
-from lflops.cli import main
+from lflops.cli.main import main
 
 sys.exit(main())

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from lflops.errors import ScheduleError
 
-__all__ = ["Place", "Plan", "Schedule"]
+__all__ = ["Plan", "Position", "Schedule"]
 
 _LEAST = {"wait": 0, "warmup": 0, "active": 1, "repeat": 0, "skip_first": 0}
 
@@ -41,7 +41,7 @@ class Schedule:
                 raise ScheduleError(f"{name}={value!r}: give a whole number, {least} or more")
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """Where in a plan a step is; windows are numbered from 0."""
 
     phase: Literal["wait", "warmup", "count", "traced", "hooked", "over"]
@@ -105,17 +105,17 @@ class Plan:
             return math.inf
         return max(step, self.skip_first + place.window * (self.length - self.skip_first) + self.wait)
 
-    def place(self, step: int) -> Place:
+    def place(self, step: int) -> Position:
         """Where the run's step of this index, which begins at 0, is. A warm-up's last step is the one to count."""
         window, within = divmod(max(step - self.skip_first, 0), self.length - self.skip_first)
         if self.windows is not None and window >= self.windows:
-            return Place("over", self.windows)
+            return Position("over", self.windows)
         if step < self.skip_first or within < self.wait:
-            return Place("wait", window)
+            return Position("wait", window)
         if within < self.wait + self.warmup:
-            return Place("count" if within == self.wait + self.warmup - 1 else "warmup", window)
+            return Position("count" if within == self.wait + self.warmup - 1 else "warmup", window)
         traced = self.traced and within < self.wait + self.warmup + self.active
-        return Place("traced" if traced else "hooked", window)
+        return Position("traced" if traced else "hooked", window)
 
 
 def _less(length: int, excess: int, least: int, times: int = 1) -> tuple[int, int]:

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from browsing import CHROMIUM, browser, opening, page_of
+
+from tests.support.browser import CHROMIUM, browser, opening, page_of
 
 __all__ = ["browser", "cuda", "opening", "page_of"]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from fits import LIGHTNINGS_WARNINGS
 
 import lflops
 from lflops import Profile
+from tests.support.lightning_runs import LIGHTNINGS_WARNINGS
 
 pytestmark = LIGHTNINGS_WARNINGS
 

@@ -9,7 +9,7 @@ from torch.profiler import ProfilerAction
 from torch.profiler import schedule as torchs_schedule
 
 from lflops.errors import ScheduleError
-from lflops.schedule import Place, Plan, Schedule
+from lflops.schedule import Plan, Position, Schedule
 
 PHASES = {
     ProfilerAction.NONE: {"wait", "over"},
@@ -41,12 +41,14 @@ def test_the_last_step_of_the_warmup_is_the_counted_one() -> None:
     """Two windows, 3 steps skipped before them, then nothing."""
     plan = Plan.of(Schedule(wait=2, warmup=2, active=1, repeat=2, skip_first=3))
     assert "-----uch--uch..." == phases(plan, 16)
-    assert [Place("wait", 0), Place("count", 0), Place("count", 1), Place("over", 2)] == [plan.place(step) for step in (0, 6, 11, 13)]
+    assert [Position("wait", 0), Position("count", 0), Position("count", 1), Position("over", 2)] == [
+        plan.place(step) for step in (0, 6, 11, 13)
+    ]
 
 
 def test_no_end_of_windows_is_what_repeat_0_asks_for() -> None:
     """Step 3,000,000 begins window 1,000,000."""
-    assert Place("wait", 1_000_000) == Plan.of(Schedule(wait=1, warmup=1, active=1, repeat=0)).place(3_000_000)
+    assert Position("wait", 1_000_000) == Plan.of(Schedule(wait=1, warmup=1, active=1, repeat=0)).place(3_000_000)
 
 
 def test_without_a_warmup_nothing_is_counted() -> None:

@@ -7,15 +7,15 @@ from typing import Any
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from lflops.collect.compiled import uncompiled
+from lflops.collect.count import Counting, Ignored
+from lflops.collect.inputs.run_info import device_of
 from lflops.collect.measure import timed
-from lflops.collect.model_call import ModelCall
-from lflops.collect.passes import Counting, Ignored
-from lflops.collect.surroundings import device_of
+from lflops.collect.model.call import ModelCall
+from lflops.collect.model.compile_guard import uncompiled
 from lflops.collect.timing.clock import clock_of
-from lflops.collect.timing.passes import Divide, Pass
-from lflops.observations import Step
-from lflops.profile import Note, Profile
+from lflops.collect.timing.timed_passes import Divide, Pass
+from lflops.profile.model import Note, Profile
+from lflops.profile.records import Step
 
 __all__ = ["measure_generate"]
 

@@ -6,21 +6,21 @@ from typing import Any
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from lflops.collect.arguments import check_whole
-from lflops.collect.batch import Units, units_of
-from lflops.collect.calibrate import hardware_of
-from lflops.collect.logical import check_logical
-from lflops.collect.model_call import ModelCall
-from lflops.collect.modules import ModuleTree
-from lflops.collect.passes import Ignored, counted
-from lflops.collect.surroundings import device_of
+from lflops.collect.calibration.calibrate import hardware_of
+from lflops.collect.count import Ignored, counted
+from lflops.collect.inputs.arguments import check_whole
+from lflops.collect.inputs.batch_size import Units, units_of
+from lflops.collect.inputs.run_info import device_of
+from lflops.collect.model.call import ModelCall
+from lflops.collect.model.module_tree import ModuleTree
+from lflops.collect.ranks.unsharded import check_logical
+from lflops.collect.timing.attach_times import join
 from lflops.collect.timing.clock import Clock, clock_of
-from lflops.collect.timing.glue import glue_of
-from lflops.collect.timing.join import join
-from lflops.collect.timing.passes import Pass, time_passes
-from lflops.collect.timing.spans import Spans
-from lflops.hardware import Hardware
-from lflops.profile import Profile
+from lflops.collect.timing.hook_overhead import hook_overhead
+from lflops.collect.timing.module_hooks import ModuleTimer
+from lflops.collect.timing.timed_passes import Pass, time_passes
+from lflops.hardware.chips import Hardware
+from lflops.profile.model import Profile
 
 __all__ = ["measure", "timed"]
 
@@ -78,5 +78,5 @@ def measure(
 
 def timed(profile: Profile, run: Pass, model: nn.Module, clock: Clock, *, warmup: int, repeats: int) -> Profile:
     """A counted profile with the time that runs of the same take."""
-    spans, glue = Spans(ModuleTree({"": model}), clock), glue_of(clock)
+    spans, glue = ModuleTimer(ModuleTree({"": model}), clock), hook_overhead(clock)
     return join(profile, time_passes(run, spans, clock, warmup=warmup, repeats=repeats), glue)

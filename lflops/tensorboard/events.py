@@ -10,9 +10,9 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto  # type: ignore[impo
 from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto  # type: ignore[import-untyped]
 from tensorboard.compat.proto.types_pb2 import DT_STRING  # type: ignore[import-untyped]
 
-from lflops.profile import Profile
-from lflops.report.payload import payload
-from lflops.tensorboard.stored import PLUGIN, VERSION, packed
+from lflops.profile.model import Profile
+from lflops.report.payload.payload import payload
+from lflops.tensorboard.payload_event import PLUGIN, VERSION, packed
 
 __all__ = ["log"]
 
@@ -51,7 +51,7 @@ def log(writer: Any, profile: Profile, step: int, *, tag: str | None = None, fig
 
 
 def _figures(profile: Profile, root: str) -> Iterator[Summary.Value]:
-    from lflops.report.figures import pictures  # loads matplotlib
+    from lflops.report.figures.figures import pictures  # loads matplotlib
 
     for name, width, height, png in pictures(profile):
         image = Summary.Image(width=width, height=height, colorspace=_RGBA, encoded_image_string=png)

@@ -15,7 +15,7 @@ from tensorboard.backend import experiment_id  # type: ignore[import-untyped]
 from tensorboard.data.provider import RunTagFilter  # type: ignore[import-untyped]
 from tensorboard.plugins.base_plugin import FrontendMetadata, TBPlugin  # type: ignore[import-untyped]
 
-from lflops.tensorboard.stored import PLUGIN, checked, misfit, trend
+from lflops.tensorboard.payload_event import PLUGIN, checked, misfit, trend
 from lflops.tensorboard.traces import opened
 
 __all__ = ["Tab"]
@@ -55,7 +55,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
 
     def get_plugin_apps(self) -> dict[str, Callable[[dict[str, Any], _Start], _Answer]]:
         """The routes: the page's own files, each by its name, and the data."""
-        files = {f"/{file.name}": _file(file) for file in sorted(_PAGE.iterdir()) if file.suffix in _TYPES}
+        files = {f"/{file.relative_to(_PAGE).as_posix()}": _file(file) for file in sorted(_PAGE.rglob("*.*")) if file.suffix in _TYPES}
         return files | {"/windows": self._windows, "/window": self._window, "/trace": self._trace}
 
     def is_active(self) -> bool:
@@ -64,7 +64,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
 
     def frontend_metadata(self) -> Any:
         """What the tab is called, and where its page begins."""
-        return FrontendMetadata(es_module_path="/tab.js", tab_name="LFLOPS")
+        return FrontendMetadata(es_module_path="/entry/tensorboard.js", tab_name="LFLOPS")
 
     def _windows(self, environ: dict[str, Any], start: _Start) -> _Answer:
         """What can be shown, the latest last, and what cannot, with the reason."""

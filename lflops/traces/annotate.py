@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from lflops.errors import ProfileError
-from lflops.observations import Call, Phase
-from lflops.profile import Profile
+from lflops.profile.model import Profile
+from lflops.profile.records import Call, Phase
 from lflops.traces.files import written_whole
 from lflops.traces.times import microseconds
 

@@ -1,6 +1,6 @@
 """Models and what they cost, worked out by hand: what lflops is held to, and what it is compared with its peers on."""
 
-from conformance import (
+from tests.conformance import (
     attention,
     convolution,
     convolutional_models,
@@ -17,7 +17,7 @@ from conformance import (
     transformer,
     vision_models,
 )
-from conformance.case import Case
+from tests.conformance.case import Case
 
 __all__ = ["CASES"]
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import nn
 
-from conformance.case import Build
-from conformance.making import data, layer
-from conformance.pencil import Macs, attention, product
+from tests.conformance.case import Build
+from tests.conformance.making import data, layer
+from tests.conformance.pencil import Macs, attention, product
 
 __all__ = ["convolution", "decoder_layer", "encoder_layer", "image_convolution", "perceptron", "published", "seeing", "settings"]
 

@@ -6,9 +6,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from conformance.at_hand import FUSES_GROUPS, FUSES_WITHOUT_HEADS
-from conformance.making import Family, data, layer, leaf, of
-from conformance.pencil import Macs, attention, product
+from tests.conformance.at_hand import FUSES_GROUPS, FUSES_WITHOUT_HEADS
+from tests.conformance.making import Family, data, layer, leaf, of
+from tests.conformance.pencil import Macs, attention, product
 
 __all__ = ["CASES"]
 

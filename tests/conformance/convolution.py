@@ -6,8 +6,8 @@ A transposed one spreads the kernel from each position of the input.
 from torch import nn
 from torch.nn import functional as F
 
-from conformance.making import Family, data, layer, leaf, of
-from conformance.pencil import Macs, product
+from tests.conformance.making import Family, data, layer, leaf, of
+from tests.conformance.pencil import Macs, product
 
 __all__ = ["CASES"]
 

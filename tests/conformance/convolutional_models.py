@@ -1,9 +1,9 @@
 """Convolutional networks with random weights. Images want no gradient, so the first convolution has one product less backward."""
 
-from conformance.architectures import convolution, image_convolution, perceptron, seeing
-from conformance.case import Build
-from conformance.making import Family
-from conformance.pencil import NOTHING, Macs, product
+from tests.conformance.architectures import convolution, image_convolution, perceptron, seeing
+from tests.conformance.case import Build
+from tests.conformance.making import Family
+from tests.conformance.pencil import NOTHING, Macs, product
 
 __all__ = ["CASES"]
 

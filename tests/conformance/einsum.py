@@ -2,8 +2,8 @@
 
 import torch
 
-from conformance.making import Family, leaf, of
-from conformance.pencil import NOTHING, product
+from tests.conformance.making import Family, leaf, of
+from tests.conformance.pencil import NOTHING, product
 
 __all__ = ["CASES"]
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from conformance.making import Family, Made, data, layer, leaf, of
-from conformance.pencil import NOTHING, Macs, attention, product
+from tests.conformance.making import Family, Made, data, layer, leaf, of
+from tests.conformance.pencil import NOTHING, Macs, attention, product
 
 __all__ = ["CASES"]
 

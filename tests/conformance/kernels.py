@@ -8,8 +8,8 @@ import torch.ao.nn.intrinsic.quantized.dynamic
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from conformance.making import Family, Made, data, layer, leaf, of
-from conformance.pencil import NOTHING, Macs, product
+from tests.conformance.making import Family, Made, data, layer, leaf, of
+from tests.conformance.pencil import NOTHING, Macs, product
 
 __all__ = ["CASES"]
 

@@ -4,11 +4,11 @@ from typing import Any
 
 from torch import nn
 
-from conformance.architectures import decoder_layer, encoder_layer, perceptron, published
-from conformance.at_hand import FUSES_GROUPS
-from conformance.case import Build
-from conformance.making import Family, layer, words
-from conformance.pencil import Macs, attention, product
+from tests.conformance.architectures import decoder_layer, encoder_layer, perceptron, published
+from tests.conformance.at_hand import FUSES_GROUPS
+from tests.conformance.case import Build
+from tests.conformance.making import Family, layer, words
+from tests.conformance.pencil import Macs, attention, product
 
 __all__ = ["CASES"]
 

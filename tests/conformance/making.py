@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from conformance.case import Build, Case
-from conformance.pencil import Macs
+from tests.conformance.case import Build, Case
+from tests.conformance.pencil import Macs
 
 __all__ = ["Family", "Function", "Made", "data", "layer", "leaf", "of", "words"]
 

@@ -5,8 +5,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.functional import linear  # before anything counts: a name that no patch would reach
 
-from conformance.making import Family, data, layer, leaf, of
-from conformance.pencil import NOTHING, Macs, product
+from tests.conformance.making import Family, data, layer, leaf, of
+from tests.conformance.pencil import NOTHING, Macs, product
 
 __all__ = ["CASES"]
 

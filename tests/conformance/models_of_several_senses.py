@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from conformance.architectures import convolution, decoder_layer, encoder_layer, image_convolution, published, settings
-from conformance.at_hand import FUSES_GROUPS
-from conformance.making import Family, Made, data, layer, words
-from conformance.pencil import Macs, attention, product
+from tests.conformance.architectures import convolution, decoder_layer, encoder_layer, image_convolution, published, settings
+from tests.conformance.at_hand import FUSES_GROUPS
+from tests.conformance.making import Family, Made, data, layer, words
+from tests.conformance.pencil import Macs, attention, product
 
 __all__ = ["CASES"]
 

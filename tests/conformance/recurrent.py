@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from conformance.making import Family, Made, data, layer, leaf
-from conformance.pencil import Macs, product
+from tests.conformance.making import Family, Made, data, layer, leaf
+from tests.conformance.pencil import Macs, product
 
 __all__ = ["CASES"]
 

@@ -10,8 +10,8 @@ from torch.func import functional_call, jacrev, jvp, stack_module_state, vmap
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import lflops
-from conformance.making import Family, Function, data, layer, leaf, of
-from conformance.pencil import Macs, attention, product
+from tests.conformance.making import Family, Function, data, layer, leaf, of
+from tests.conformance.pencil import Macs, attention, product
 
 __all__ = ["CASES"]
 

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conformance.making import Family, data, layer, leaf, words
-from conformance.pencil import Macs, product
+from tests.conformance.making import Family, data, layer, leaf, words
+from tests.conformance.pencil import Macs, product
 
 __all__ = ["CASES"]
 

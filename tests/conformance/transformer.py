@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conformance.making import Family, Made, data, layer, leaf
-from conformance.pencil import Macs, attention, product
+from tests.conformance.making import Family, Made, data, layer, leaf
+from tests.conformance.pencil import Macs, attention, product
 
 __all__ = ["CASES"]
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from conformance.architectures import convolution, decoder_layer, encoder_layer, image_convolution, perceptron, seeing, settings
-from conformance.convolutional_models import of_resnet, resnet_channels, resnet_places, stages
-from conformance.making import Family
-from conformance.pencil import NOTHING, Macs, attention, product
+from tests.conformance.architectures import convolution, decoder_layer, encoder_layer, image_convolution, perceptron, seeing, settings
+from tests.conformance.convolutional_models import of_resnet, resnet_channels, resnet_places, stages
+from tests.conformance.making import Family
+from tests.conformance.pencil import NOTHING, Macs, attention, product
 
 __all__ = ["CASES"]
 

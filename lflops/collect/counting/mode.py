@@ -5,11 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
-from lflops.collect.counting.operator_sums import Call, OperatorSums
+from lflops.collect.counting.accumulator import Call, OperatorAccumulator
 from lflops.collect.counting.operators import Kind, Operator, known_operators
-from lflops.collect.counting.spread import is_spread
-from lflops.collect.refusals import refuse_real_parameters
-from lflops.collect.torch_compat import (
+from lflops.collect.counting.sharded_ops import is_sharded
+from lflops.collect.estimate.fake_errors import refuse_real_parameters
+from lflops.collect.torch_private.names import (
     FakeTensor,
     TorchDispatchMode,
     decompose,
@@ -25,7 +25,7 @@ FREE, DECOMPOSED = Kind.FREE, Kind.DECOMPOSED
 """By names of this module: an enumeration takes its time to give one of its own, and every operator asks."""
 
 
-class OperatorCounter(OperatorSums):
+class OperatorCounter(OperatorAccumulator):
     """Adds up what modes on the threads' stacks tell it of."""
 
     def follow(self) -> Callable[[], None]:
@@ -40,7 +40,7 @@ class CountingMode(TorchDispatchMode):
 
     supports_higher_order_operators = True  # torch 2.8 does not ask: `hear_of_higher_order`
 
-    def __init__(self, counter: OperatorSums) -> None:
+    def __init__(self, counter: OperatorAccumulator) -> None:
         """Belong to a counter."""
         super().__init__()  # type: ignore[no-untyped-call]
         hear_of_higher_order(type(self))
@@ -65,7 +65,7 @@ class CountingMode(TorchDispatchMode):
                     return function(*args, **kwargs)  # not a run, but somebody working out shapes
             elif kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
                 # A wrapper: what it does with the tensors inside is what runs here.
-                return self._run_spread(function, args, kwargs) if any(map(is_spread, types)) else NotImplemented
+                return self._run_spread(function, args, kwargs) if any(map(is_sharded, types)) else NotImplemented
         if self._fake:
             refuse_real_parameters(args)
         if self._parts.awake and self._counter.works_out_shapes(args, kwargs):

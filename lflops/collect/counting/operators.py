@@ -24,7 +24,7 @@ from lflops.collect.counting.formulas import (  # noqa: F401
 )
 from lflops.collect.counting.formulas.conventions import FREE, MOVES, PER_INPUT, PER_OUTPUT
 from lflops.collect.counting.formulas.table import CallCost, Cost, all_formulas, formula_of
-from lflops.collect.torch_compat import OpOverload, decomposes, makes_storage, name_of, takes_sequences, written_arguments
+from lflops.collect.torch_private.names import OpOverload, decomposes, makes_storage, name_of, takes_sequences, written_arguments
 
 __all__ = ["Kind", "Operator", "first_tensor", "known_operators"]
 

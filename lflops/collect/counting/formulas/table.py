@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor
 
-from lflops.collect.torch_compat import (
+from lflops.collect.torch_private.names import (
     OpOverload,
     OpOverloadPacket,
     argument_names,

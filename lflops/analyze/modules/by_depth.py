@@ -1,0 +1,65 @@
+"""The modules of a profile added up by class, depth by depth: which kinds of module hold the parameters, the work and the time."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from msgspec import Struct
+
+from lflops.profile.model import ModuleProfile, Profile
+
+__all__ = ["Kind", "by_depth", "most"]
+
+
+class Kind(Struct, frozen=True, kw_only=True):
+    """All modules of one class at one depth, each with what is below it; no module is in another one of the same depth.
+
+    Attributes:
+        kind: The class's name.
+        modules: How many there are.
+        parameters: What this rank holds of them.
+        macs: In forward.
+        seconds: In forward, the medians added up; `None` where one that ran has none, or none ran.
+    """
+
+    kind: str
+    modules: int
+    parameters: int
+    macs: int
+    seconds: float | None
+
+
+def by_depth(profile: Profile, depth: int = -1) -> tuple[tuple[Kind, ...], ...]:
+    """The kinds at depth 0, which is the root alone, at depth 1, and so on, in the model's order.
+
+    Args:
+        profile: What to add up.
+        depth: The last depth; -1, and whatever is deeper than the model, is the innermost.
+
+    Raises:
+        ValueError: There is no such depth.
+    """
+    if depth < -1:
+        raise ValueError(f"depth={depth!r}: give -1 for all depths, 0 for the root alone, or how many to go below it")
+    levels: dict[int, dict[str, list[ModuleProfile]]] = {}
+    for module in profile.modules.values():
+        if depth == -1 or module.depth <= depth:
+            levels.setdefault(module.depth, {}).setdefault(module.kind, []).append(module)
+    return tuple(tuple(_kind(kind, modules) for kind, modules in levels[level].items()) for level in sorted(levels))
+
+
+def most(kinds: Iterable[Kind], metric: Literal["parameters", "macs", "seconds"], number: int) -> dict[str, float]:
+    """The kinds that have the most of something, that first; where it is unknown they are left out."""
+    known = [(kind.kind, value) for kind in kinds if (value := getattr(kind, metric)) is not None]
+    return dict(sorted(known, key=lambda each: -each[1])[:number])
+
+
+def _kind(kind: str, modules: list[ModuleProfile]) -> Kind:
+    ran = [module.forward.seconds for module in modules if module.calls or module.forward.calls]
+    seconds = [spread.median for spread in ran if spread is not None]
+    return Kind(
+        kind=kind,
+        modules=len(modules),
+        parameters=sum(module.local_parameters for module in modules),
+        macs=sum(module.forward.macs for module in modules),
+        seconds=sum(seconds) if seconds and len(seconds) == len(ran) else None,
+    )

@@ -1,0 +1,270 @@
+"""The modules of a profile as rows: a tree that folds what repeats, or a flat list by own work."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from statistics import fmean
+from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lflops.analyze.modules.identical_subtrees import identical_subtrees
+from lflops.profile.model import PHASES, ModuleProfile, Phase, Profile
+from lflops.profile.records import Spread
+
+__all__ = ["SORT_KEYS", "Repeat", "Row", "WorkCounts", "children", "flat", "has_times", "share_of", "totals", "tree"]
+
+
+class WorkCounts(Struct, frozen=True, kw_only=True):
+    """What ran in one phase. The fields mean what those of `Work` mean, inclusive or own as the row says."""
+
+    calls: int = 0
+    macs: int = 0
+    executed_macs: int = 0
+    flops: int = 0
+    bytes_moved: int = 0
+
+    def __add__(self, other: "WorkCounts") -> "WorkCounts":
+        return WorkCounts(**{field: getattr(self, field) + getattr(other, field) for field in _FIGURES})
+
+    def __mul__(self, times: int) -> "WorkCounts":
+        return WorkCounts(**{field: getattr(self, field) * times for field in _FIGURES})
+
+
+class Repeat(Struct, frozen=True, kw_only=True):
+    """A run of alike siblings, by the labels at its ends."""
+
+    first: str
+    last: str
+    times: int
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """One module, or a run of siblings that are alike: then every figure is that of ONE of them, and a time the mean of them all.
+
+    Attributes:
+        name: The dotted path; of the first one where the row is a run.
+        label: Its last part.
+        names: Every module that the row stands for, within the row above.
+        repeat: The run, `None` where the row is a single module.
+        depth: 0 for the root.
+        own: Whether the figures and the parameters are the module's own, without what is below it.
+        calls: How often it was called in forward.
+        trainable_parameters: `None` where only the inclusive number is known. So is `parameter_bytes`.
+        phases: The work of each phase.
+        seconds: The median time of each phase; `None` where it is unknown. Where rows are folded, the mean over all the modules that
+            this one stands for: of a layer in a run of 12 blocks that are alike, over the layer's 12.
+        share: This row's part of the root's MACs in the phase asked for, or of its FLOPs where the root has no MACs in it; `None`
+            where it has neither. `share_of` says which.
+        time_share: Its part of the root's time in that phase.
+        children: The rows below, where there is a tree.
+    """
+
+    name: str
+    label: str
+    names: tuple[str, ...]
+    repeat: Repeat | None
+    depth: int
+    own: bool
+    kind: str
+    calls: int
+    compiled: bool
+    owner: str | None
+    parameters: int
+    trainable_parameters: int | None
+    parameter_bytes: int | None
+    phases: Mapping[Phase, WorkCounts]
+    seconds: Mapping[Phase, float | None]
+    share: float | None
+    time_share: float | None
+    children: tuple["Row", ...] = ()
+
+    @property
+    def times(self) -> int:
+        """How many modules the row stands for within the row above."""
+        return len(self.names)
+
+    def one(self, phase: Phase | None) -> WorkCounts:
+        """The work of one of the row's modules; `phase=None` adds the phases up."""
+        return sum((self.phases[each] for each in _phases(phase)), WorkCounts())
+
+    def all(self, phase: Phase | None) -> WorkCounts:
+        """The work of all the row's modules within one of the row above."""
+        return self.one(phase) * self.times
+
+    def time(self, phase: Phase | None) -> float | None:
+        """Seconds of one of the row's modules; `phase=None` adds the phases up, unless it ran in one whose time is unknown."""
+        return _summed((self.seconds[each], self.phases[each].calls) for each in _phases(phase))
+
+    def flops_per_second(self, phase: Phase | None) -> float | None:
+        """2 x MACs over the time."""
+        seconds = self.time(phase)
+        return 2 * self.one(phase).macs / seconds if seconds else None
+
+
+_ORDERS: dict[str, Callable[[Row, Phase | None], Any]] = {
+    "macs": lambda row, phase: (-row.all(phase).macs, -row.all(phase).flops),
+    "flops": lambda row, phase: -row.all(phase).flops,
+    "parameters": lambda row, _: -row.parameters * row.times,
+    "bytes": lambda row, phase: -row.all(phase).bytes_moved,
+    "name": lambda row, _: [int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", row.name))],
+    "time": lambda row, phase: (row.time(phase) is None, -(row.time(phase) or 0) * row.times),
+}
+
+SORT_KEYS = tuple(_ORDERS)
+"""What rows can be sorted by: the name, or the most first."""
+
+_FIGURES = WorkCounts.__struct_fields__
+
+
+def tree(
+    profile: Profile, *, depth: int = -1, fold: bool = True, sort: str | None = None, phase: Phase | None = "forward"
+) -> tuple[Row, ...]:
+    """The modules by name, inclusive: the root, and in each row the rows below it.
+
+    Args:
+        profile: What to show.
+        depth: How many levels below the root; -1 is all of them.
+        fold: Whether consecutive siblings with the same kinds, labels and counts all the way down share a row.
+        sort: One of `SORT_KEYS`, among siblings; `None` keeps the model's order. A run is sorted by the sum of its modules.
+        phase: What `share` and `sort` are about; `None` is all the phases together.
+
+    Raises:
+        ValueError: An argument is none of what is taken.
+    """
+    _check_sort(profile, sort, phase)
+    if depth < -1:
+        raise ValueError(f"depth={depth}: give -1 for all levels, 0 for the root alone, or how many to show below it")
+    below = children(profile)
+    kinds: Mapping[str, object] = identical_subtrees(profile, below) if fold else {name: name for name in below}
+
+    def rows(siblings: Iterable[tuple[str, ...]], level: int) -> tuple[Row, ...]:
+        """Of each sibling its name, and the names of those in its place in the other modules of the run above."""
+        made = []
+        for _, group in groupby(siblings, key=lambda sibling: kinds[sibling[0]]):
+            run = tuple(group)
+            folded = [name for sibling in run for name in sibling]
+            row = _row(profile, tuple(sibling[0] for sibling in run), folded, own=False, phase=phase)
+            made.append(
+                row if level == depth else replace(row, children=rows(zip(*(below[name] for name in folded), strict=True), level + 1))
+            )
+        return _sorted(made, sort, phase)
+
+    return rows([("",)], 0)
+
+
+def flat(profile: Profile, *, sort: str | None = None, phase: Phase | None = "forward") -> tuple[Row, ...]:
+    """Every module by its own work, the most first.
+
+    Args:
+        profile: What to show.
+        sort: One of `SORT_KEYS`; `None` is by MACs.
+        phase: What `share` and `sort` are about; `None` is all the phases together.
+
+    Raises:
+        ValueError: An argument is none of what is taken.
+    """
+    _check_sort(profile, sort, phase)
+    return _sorted([_row(profile, (name,), (name,), own=True, phase=phase) for name in profile.modules], sort or "macs", phase)
+
+
+def totals(profile: Profile) -> dict[Phase, WorkCounts]:
+    """What ran in each phase, everywhere."""
+    return _by_phase(profile.modules[""], own=False)
+
+
+def share_of(profile: Profile, phase: Phase | None) -> Literal["macs", "flops"]:
+    """What a share in that phase is of: MACs, or FLOPs where there are only those, as in the optimizer."""
+    root = [profile.modules[""].work(each) for each in _phases(phase)]
+    return "flops" if any(work.flops for work in root) and not any(work.macs for work in root) else "macs"
+
+
+def has_times(profile: Profile, phase: Phase | None) -> bool:
+    """Whether any module has a time in that phase, or in any of them."""
+    return any(module.work(each).seconds is not None for module in profile.modules.values() for each in _phases(phase))
+
+
+def _check_sort(profile: Profile, sort: str | None, phase: Phase | None) -> None:
+    if sort is not None and sort not in SORT_KEYS:
+        raise ValueError(f"sort={sort!r}: give one of {', '.join(SORT_KEYS)}")
+    if sort == "time" and not has_times(profile, phase):
+        where = "in any phase" if phase is None else f"in {phase}"
+        raise ValueError(f"sort='time': no module of this profile has a time {where}; give one of {', '.join(SORT_KEYS[:-1])}")
+
+
+def _sorted(rows: list[Row], sort: str | None, phase: Phase | None) -> tuple[Row, ...]:
+    return tuple(sorted(rows, key=lambda row: _ORDERS[sort](row, phase))) if sort else tuple(rows)
+
+
+def _row(profile: Profile, names: tuple[str, ...], folded: Sequence[str], *, own: bool, phase: Phase | None) -> Row:
+    """The row of the first of the names, with the mean time of all that is folded, without children."""
+    module = profile.modules[names[0]]
+    phases = _by_phase(module, own=own)
+    root, shared = profile.modules[""], share_of(profile, phase)
+    whole = sum(getattr(root.work(each), shared) for each in _phases(phase))
+    whole_time = _summed((_median(root.work(each).seconds), root.work(each).calls) for each in _phases(phase))
+    seconds = _seconds(profile, folded, own=own)
+    time = _summed((seconds[each], phases[each].calls) for each in _phases(phase))
+    return Row(
+        name=names[0],
+        label=_label(names[0]),
+        names=names,
+        repeat=Repeat(first=_label(names[0]), last=_label(names[-1]), times=len(names)) if len(names) > 1 else None,
+        depth=module.depth,
+        own=own,
+        kind=module.kind,
+        calls=module.calls,
+        compiled=module.compiled,
+        owner=module.owner,
+        parameters=module.own_parameters if own else module.parameters,
+        trainable_parameters=None if own else module.trainable_parameters,
+        parameter_bytes=None if own else module.parameter_bytes,
+        phases=phases,
+        seconds=seconds,
+        share=sum(getattr(phases[each], shared) for each in _phases(phase)) / whole if whole else None,
+        time_share=time / whole_time if whole_time and time is not None else None,
+    )
+
+
+def _seconds(profile: Profile, names: Sequence[str], *, own: bool) -> dict[Phase, float | None]:
+    """The mean over the modules, where it is known of each."""
+    field = "own_seconds" if own else "seconds"
+    means: dict[Phase, float | None] = {}
+    for phase in PHASES:
+        medians = [_median(getattr(profile.modules[name].work(phase), field)) for name in names]
+        known = [median for median in medians if median is not None]
+        means[phase] = fmean(known) if len(known) == len(medians) else None
+    return means
+
+
+def _median(seconds: Spread | None) -> float | None:
+    return None if seconds is None else seconds.median
+
+
+def _summed(times: Iterable[tuple[float | None, int]]) -> float | None:
+    """The seconds of phases that come with their operator calls; unknown where a time is not known of calls."""
+    ran = [seconds for seconds, calls in times if seconds is not None or calls]
+    known = [seconds for seconds in ran if seconds is not None]
+    return sum(known) if known and len(known) == len(ran) else None
+
+
+def _label(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _by_phase(module: ModuleProfile, *, own: bool) -> dict[Phase, WorkCounts]:
+    prefix = "own_" if own else ""
+    return {phase: WorkCounts(**{field: getattr(module.work(phase), prefix + field) for field in _FIGURES}) for phase in PHASES}
+
+
+def _phases(phase: Phase | None) -> tuple[Phase, ...]:
+    return PHASES if phase is None else (phase,)
+
+
+def children(profile: Profile) -> dict[str, list[str]]:
+    """The names right below each name, in the model's order."""
+    below: dict[str, list[str]] = {name: [] for name in profile.modules}
+    for name in filter(None, profile.modules):
+        below[name.rpartition(".")[0]].append(name)
+    return below

@@ -1,0 +1,111 @@
+"""Where ranks take unequally long for the same, so that all of them wait for one."""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from lflops.profile.model import Profile
+from lflops.profile.queries import pattern
+from lflops.profile.records import Phase, Rank, RankStat
+
+__all__ = ["Imbalance", "Row", "imbalance", "slowest_first"]
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """A module's own time in one phase, or that of all whose names differ in numbers alone, as `layers.*.mlp`.
+
+    Attributes:
+        modules: How many modules it stands for.
+        slow_rank: The rank whose median is the longest.
+        spread: How much longer that is than the median rank's, as a share of it; `None` where the median rank takes none.
+        always: Whether the slow rank was the slowest in every step; `None` where single steps are not known.
+        slowest_steps: In how many it was.
+        steps: Of how many: those of all the modules, one by one.
+        seconds_lost: What it costs a step: the slowest rank's time less the median one's, the mean over the steps; where single steps are
+            not known, that of the medians.
+        seconds: The median rank's.
+        waiting: Whether any of the time is waiting inside of collectives for other ranks: `none`, `left_out`, or `unknown`.
+    """
+
+    module: str
+    phase: Phase
+    modules: int
+    slow_rank: int
+    spread: float | None
+    always: bool | None
+    slowest_steps: int | None
+    steps: int | None
+    seconds_lost: float
+    seconds: float
+    waiting: str
+
+
+class Imbalance(Struct, frozen=True, kw_only=True):
+    """What ranks lose by waiting for the slowest of them, the worst first.
+
+    Attributes:
+        rows: A module and a phase each.
+        alike: The same, modules together whose names differ in numbers alone and in which the same rank is slow.
+    """
+
+    rows: tuple[Row, ...]
+    alike: tuple[Row, ...]
+
+
+def imbalance(profile: Profile) -> Imbalance:
+    """Compare the ranks of a merged profile, module by module.
+
+    Args:
+        profile: Of several ranks; of one there are no rows.
+    """
+    together: dict[tuple[str, Phase, int], list[RankStat]] = {}
+    for stat in profile.rank_stats:
+        together.setdefault((pattern(stat.module), stat.phase, stat.high_rank), []).append(stat)
+    alike = [_row(name if len(stats) > 1 else stats[0].module, stats) for (name, _, _), stats in together.items()]
+    return Imbalance(rows=_worst_first(_row(stat.module, [stat]) for stat in profile.rank_stats), alike=_worst_first(alike))
+
+
+def slowest_first(profile: Profile) -> tuple[int, ...]:
+    """The ranks by what they take longer than the median rank, where each rank's time was kept; of equal ones by their step.
+
+    What may be waiting for others does not count, unless there is nothing else. Ranks that told nothing come last.
+    """
+    kept = [stat for stat in profile.rank_stats if stat.by_rank is not None]
+    told = [stat for stat in kept if stat.waiting != "unknown"] or kept
+    late: dict[int, float] = {}
+    for stat in told:
+        for rank, seconds in (stat.by_rank or {}).items():
+            late[rank] = late.get(rank, 0.0) + seconds - stat.median
+
+    def order(rank: Rank) -> tuple[bool, float, float, int]:
+        return (
+            rank.status != "ok" and rank.rank not in late,
+            -late.get(rank.rank, 0.0),
+            -(rank.step.median if rank.step else 0.0),
+            rank.rank,
+        )
+
+    return tuple(rank.rank for rank in sorted(profile.ranks, key=order))
+
+
+def _row(name: str, stats: list[RankStat]) -> Row:
+    median, high = sum(stat.median for stat in stats), sum(stat.high for stat in stats)
+    known = [(stat.slowest_steps, stat.steps) for stat in stats if stat.slowest_steps is not None and stat.steps]
+    slowest, steps = (sum(each) for each in zip(*known, strict=True)) if len(known) == len(stats) else (None, None)
+    return Row(
+        module=name,
+        phase=stats[0].phase,
+        modules=len(stats),
+        slow_rank=stats[0].high_rank,
+        spread=high / median - 1 if median else None,
+        always=None if slowest is None else slowest == steps,
+        slowest_steps=slowest,
+        steps=steps,
+        seconds_lost=sum(stat.seconds_lost for stat in stats),
+        seconds=median,
+        waiting=next((state for state in ("unknown", "left_out") if any(stat.waiting == state for stat in stats)), "none"),
+    )
+
+
+def _worst_first(rows: Iterable[Row]) -> tuple[Row, ...]:
+    return tuple(sorted(rows, key=lambda row: -row.seconds_lost))

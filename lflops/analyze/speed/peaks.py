@@ -1,0 +1,40 @@
+"""Which of a chip's peaks a dtype of torch is computed at."""
+
+from collections.abc import Mapping
+
+from lflops.hardware.chips import Hardware, named
+from lflops.profile.model import Profile, Run
+
+__all__ = ["chip_of", "name_of_peak", "peak_of"]
+
+# The MACs of complex numbers are counted in reals.
+_PEAKS = {
+    **dict.fromkeys(("float64", "complex128"), "fp64"),
+    **dict.fromkeys(("float32", "complex64"), "fp32"),
+    **dict.fromkeys(("float16", "complex32"), "fp16"),
+    "bfloat16": "bf16",
+    **dict.fromkeys(("int8", "uint8", "qint8", "quint8"), "int8"),
+}
+_FAMILIES: Mapping[str, str] = {"float8": "fp8", "float4": "fp4"}
+
+
+def chip_of(profile: Profile, hardware: Hardware | str | None) -> Hardware | None:
+    """The hardware that is given, or that of this name, or else what the run says it is.
+
+    Raises:
+        HardwareError: The table does not have the name.
+    """
+    return (named(hardware) if isinstance(hardware, str) else hardware) or profile.run.hardware
+
+
+def name_of_peak(dtype: str | None, run: Run) -> str | None:
+    """The peak's name of a dtype of torch. What torch calls float32 may be multiplied as TF32: then the run's precision says so."""
+    if dtype is None:
+        return None
+    name = _PEAKS.get(dtype) or _FAMILIES.get(dtype.partition("_")[0])
+    return "tf32" if name == "fp32" and "tf32" in (run.precision or "").lower() else name
+
+
+def peak_of(dtype: str | None, run: Run, chip: Hardware | None) -> float | None:
+    """FLOP/s of a dtype; `None` where the chip is not known to have it."""
+    return None if chip is None else chip.peak_flops_per_second.get(name_of_peak(dtype, run) or "")

@@ -1,0 +1,291 @@
+"""How far everything that ran is from what the chip could have done: the roofline model, operator by operator.
+
+A roof is what the peak and the bandwidth allow: an operator can take no less than its FLOPs at the peak of its dtype, and no less than its
+bytes at the bandwidth. What a module could take at best is the sum over its operators: one intensity for a whole block would hide the part
+of it that only moves bytes.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lflops.analyze.speed.peaks import chip_of, name_of_peak, peak_of
+from lflops.hardware.chips import Hardware, lookup
+from lflops.profile.model import Cell, Profile, Work
+from lflops.profile.queries import ancestry
+from lflops.profile.records import PHASES, Phase
+
+__all__ = ["Bound", "Ceiling", "Over", "Point", "Roofline", "placed_once", "roofline"]
+
+Bound = Literal["compute", "memory"]
+
+Over = Literal["cache", "compiled", "cache_unknown", "error"]
+"""Why something is over its roof: its bytes stayed in a cache; they are those of the code as written, and it runs compiled; they may have
+stayed in a cache whose size is not known; else a count, a time or a peak is wrong."""
+
+TOLERANCE = 0.05
+"""Over a roof by so much is on it: two measurements of one peak differ by that."""
+
+
+class Ceiling(Struct, frozen=True, kw_only=True):
+    """One roof.
+
+    Attributes:
+        hardware: The chip's name.
+        source: Where its figures are from.
+        dtype: One of `hardware.DTYPES`.
+        flops_per_second: The flat part.
+        bandwidth_bytes_per_second: The slope; `None` is unknown.
+        is_judged_by: Whether the points' roofs are this chip's.
+    """
+
+    hardware: str
+    source: str
+    dtype: str
+    flops_per_second: float
+    bandwidth_bytes_per_second: float | None
+    is_judged_by: bool
+
+
+class Point(Struct, frozen=True, kw_only=True):
+    """What ran in one phase, and what it could have taken at best. `None` is unknown.
+
+    Attributes:
+        module: The row, with all below it, or without (`Roofline.own`); of a cell the one that ran it; of an operator over all modules, the
+            root.
+        operator: `None` for a module.
+        dtype: As the cell says; `None` for a module.
+        flops: A count, without what a mask left out.
+        intensity: FLOPs for each byte.
+        seconds: How long it took in a step. A clock tells it of modules, and of no operator.
+        flops_per_second: Achieved.
+        roof_seconds: What it takes at the roof; of a module the sum over its operators.
+        roof_flops_per_second: Its FLOPs over that.
+        bound: Which side of the roof is over it; of a module, which side most of `roof_seconds` is of.
+        share: `roof_seconds` over `seconds`.
+        seconds_to_win: What a step would be shorter at the roof.
+        over: Why it is over its roof, where it is.
+    """
+
+    module: str
+    operator: str | None
+    phase: Phase
+    dtype: str | None
+    calls: int
+    flops: int
+    bytes_moved: int
+    intensity: float | None
+    seconds: float | None
+    flops_per_second: float | None
+    roof_seconds: float | None
+    roof_flops_per_second: float | None
+    bound: Bound | None
+    share: float | None
+    seconds_to_win: float | None
+    over: Over | None
+
+
+class Roofline(Struct, frozen=True, kw_only=True):
+    """The ceilings, and what stands below them.
+
+    Attributes:
+        ceilings: Of the chip that is judged by, then of the run's own and of its datasheet, where these are others; by dtype.
+        modules: A point a module and phase, in the model's order, with all below it.
+        operators: A point an operator, phase and dtype, over all modules.
+        cells: The same by module.
+        own: A point a module and phase, without what is below it: together they are all that ran, once.
+    """
+
+    ceilings: tuple[Ceiling, ...]
+    modules: tuple[Point, ...]
+    operators: tuple[Point, ...]
+    cells: tuple[Point, ...]
+    own: tuple[Point, ...] = ()
+
+
+def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofline:
+    """Place what a profile counted and timed below its roof.
+
+    Args:
+        profile: What was counted; without times, only the roof is known.
+        hardware: What the device can do, or its name in the table; `None` takes what the run says it is.
+
+    Raises:
+        HardwareError: The table does not have the name.
+    """
+    chip = chip_of(profile, hardware)
+    costs = [_cost(cell, profile, chip) for cell in profile.cells]
+    of_rows = _by_row(costs, lambda cell: ancestry(cell.module))
+    found = _once(profile, chip, costs)
+    return replace(
+        found,
+        modules=tuple(
+            _point(of_rows[name, phase], name, phase, seconds=_seconds(module.work(phase)))
+            for name, module in profile.modules.items()
+            for phase in PHASES
+            if (name, phase) in of_rows
+        ),
+        cells=tuple(
+            _point([cost], cost.cell.module, cost.cell.phase, operator=cost.cell.operator, dtype=cost.cell.dtype) for cost in costs
+        ),
+    )
+
+
+def placed_once(profile: Profile) -> Roofline:
+    """What a figure shows, without `modules` and `cells`, which are most of the work: a large model has a point a cell."""
+    chip = chip_of(profile, None)
+    return _once(profile, chip, [_cost(cell, profile, chip) for cell in profile.cells])
+
+
+def _once(profile: Profile, chip: Hardware | None, costs: Sequence["_Cost"]) -> Roofline:
+    of_operators: defaultdict[tuple[str, Phase, str], list[_Cost]] = defaultdict(list)
+    for cost in costs:
+        of_operators[cost.cell.operator, cost.cell.phase, cost.cell.dtype].append(cost)
+    return Roofline(
+        ceilings=tuple(_ceilings(profile, chip)),
+        modules=(),
+        operators=tuple(_point(found, "", key[1], operator=key[0], dtype=key[2]) for key, found in of_operators.items()),
+        cells=(),
+        own=tuple(_own(profile, _by_row(costs, lambda cell: (cell.module,)))),
+    )
+
+
+def _by_row(costs: Iterable["_Cost"], rows: Callable[[Cell], Iterable[str]]) -> dict[tuple[str, Phase], list["_Cost"]]:
+    of_rows: defaultdict[tuple[str, Phase], list[_Cost]] = defaultdict(list)
+    for cost in costs:
+        for name in rows(cost.cell):
+            of_rows[name, cost.cell.phase].append(cost)
+    return of_rows
+
+
+def _own(profile: Profile, of_rows: Mapping[tuple[str, Phase], list["_Cost"]]) -> Iterator[Point]:
+    """In the model's order. Of a module that another stands below in that phase, the clock alone tells its own time."""
+    above = {(name, phase) for row, phase in of_rows for name in ancestry(row)[1:]}
+    for name, module in profile.modules.items():
+        for phase in PHASES:
+            if (name, phase) in of_rows:
+                work = module.work(phase)
+                own = work.own_seconds.median if work.own_seconds else None
+                yield _point(of_rows[name, phase], name, phase, seconds=own if (name, phase) in above else _seconds(work))
+
+
+class _Cost(NamedTuple):
+    """What a cell takes at the peak and at the bandwidth, in seconds; `None` is unknown.
+
+    Attributes:
+        is_cached: Whether what one call works on fits the chip's cache; `None` where that is unknown.
+        is_compiled: Whether it runs otherwise than it was counted.
+    """
+
+    cell: Cell
+    flops: int
+    compute: float | None
+    memory: float | None
+    is_cached: bool | None
+    is_compiled: bool
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.compute is None or self.memory is None else max(self.compute, self.memory)
+
+
+def _cost(cell: Cell, profile: Profile, chip: Hardware | None) -> _Cost:
+    flops = cell.flops - 2 * (cell.macs - cell.executed_macs)
+    peak = peak_of(cell.dtype, profile.run, chip)
+    bandwidth = chip.bandwidth_bytes_per_second if chip else None
+    cache = chip.cache_bytes if chip else None
+    # What moves integers has no peak, and needs none.
+    compute = flops / peak if peak else None if cell.executed_macs else 0.0
+    return _Cost(
+        cell,
+        flops,
+        compute,
+        cell.bytes_moved / bandwidth if bandwidth else None,
+        is_cached=None if cache is None else cell.bytes_moved <= cache * cell.calls,
+        is_compiled=any(profile.modules[name].compiled for name in ancestry(cell.module)),
+    )
+
+
+def _point(
+    costs: Sequence[_Cost],
+    module: str,
+    phase: Phase,
+    *,
+    operator: str | None = None,
+    dtype: str | None = None,
+    seconds: float | None = None,
+) -> Point:
+    flops, moved = sum(cost.flops for cost in costs), sum(cost.cell.bytes_moved for cost in costs)
+    roof = _sum(cost.seconds for cost in costs)
+    share = roof / seconds if roof is not None and seconds else None
+    return Point(
+        module=module,
+        operator=operator,
+        phase=phase,
+        dtype=dtype,
+        calls=sum(cost.cell.calls for cost in costs),
+        flops=flops,
+        bytes_moved=moved,
+        intensity=flops / moved if moved else None,
+        seconds=seconds,
+        flops_per_second=flops / seconds if seconds else None,
+        roof_seconds=roof,
+        roof_flops_per_second=flops / roof if roof else None,
+        bound=_bound(costs) if roof else None,
+        share=share,
+        seconds_to_win=max(seconds - roof, 0.0) if seconds is not None and roof is not None else None,
+        over=_over(costs, seconds) if seconds and share is not None and share > 1 + TOLERANCE else None,
+    )
+
+
+def _bound(costs: Iterable[_Cost]) -> Bound:
+    """The side that most of the roof's seconds are of."""
+    sides = {"compute": 0.0, "memory": 0.0}
+    for cost in costs:
+        compute, memory = cost.compute or 0.0, cost.memory or 0.0
+        sides["compute" if compute >= memory else "memory"] += max(compute, memory)
+    return "compute" if sides["compute"] >= sides["memory"] else "memory"
+
+
+def _over(costs: Sequence[_Cost], seconds: float) -> Over:
+    """Whether it could have been as fast if bytes had stayed in the cache, or were not moved at all by what was compiled."""
+    without: Mapping[Over, float | None] = {
+        "cache": _sum(cost.compute if cost.is_cached else cost.seconds for cost in costs),
+        "compiled": _sum(cost.compute if cost.is_compiled else cost.seconds for cost in costs),
+        "cache_unknown": _sum(cost.compute if cost.is_cached is None else cost.seconds for cost in costs),
+    }
+    return next((why for why, least in without.items() if least is not None and least <= seconds * (1 + TOLERANCE)), "error")
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """Unknown where one of them is."""
+    given = list(values)
+    known = [value for value in given if value is not None]
+    return sum(known) if len(known) == len(given) else None
+
+
+def _seconds(work: Work) -> float | None:
+    """Of the device's kernels where a trace told, else of the clock."""
+    spread = work.device_seconds or work.seconds
+    return spread.median if spread else None
+
+
+def _ceilings(profile: Profile, chip: Hardware | None) -> Iterator[Ceiling]:
+    """Of all that is known of the device, for each dtype in which something was multiplied."""
+    dtypes = dict.fromkeys(name_of_peak(cell.dtype, profile.run) for cell in profile.cells if cell.executed_macs)
+    chips = [chip, profile.run.hardware, lookup(profile.run.device_name)]
+    for index, each in enumerate(chips):
+        if each is not None and each not in chips[:index]:
+            for dtype in dtypes:
+                if dtype is not None and dtype in each.peak_flops_per_second:
+                    yield Ceiling(
+                        hardware=each.name,
+                        source=each.source,
+                        dtype=dtype,
+                        flops_per_second=each.peak_flops_per_second[dtype],
+                        bandwidth_bytes_per_second=each.bandwidth_bytes_per_second,
+                        is_judged_by=each is chip,
+                    )

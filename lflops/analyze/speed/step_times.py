@@ -1,0 +1,72 @@
+"""How fast it went: the time of a step and of its phases, from the steps that nothing of ours was in the way of."""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from lflops.profile.model import Profile
+from lflops.profile.records import Spread, Step
+
+__all__ = ["StepTimes", "step_times"]
+
+
+class StepTimes(Struct, frozen=True, kw_only=True):
+    """Medians and quartiles over the clean steps; `None` and an absent phase are unknown.
+
+    Attributes:
+        steps: How many steps it rests on.
+        seconds: Of a step.
+        phases: Seconds of each phase that steps tell of, in their order.
+        host_phases: Of each, the seconds that the host was in it, where `phases` are the device's.
+        samples_per_second: Samples of the average step in the time of the median one.
+        tokens_per_second: So it is with the tokens.
+        cpu_seconds: CPU time of a step, user and system together, over all threads of the process.
+        system_seconds: The system's part of that.
+    """
+
+    steps: int
+    seconds: Spread | None
+    phases: Mapping[str, Spread]
+    host_phases: Mapping[str, Spread] = {}
+    samples_per_second: float | None
+    tokens_per_second: float | None
+    cpu_seconds: Spread | None
+    system_seconds: Spread | None = None
+
+
+def step_times(profile: Profile) -> StepTimes:
+    """The pace of the clean steps whose time is known, without those that are no measure of the others.
+
+    These are steps in which something was cold, was compiled again, met new shapes, or waited for a validation or a checkpoint.
+    """
+    steps = [step for step in profile.steps if step.is_typical and step.seconds is not None]
+    cpu = [step.cpu_user + step.cpu_system for step in steps if step.cpu_user is not None and step.cpu_system is not None]
+    return StepTimes(
+        steps=len(steps),
+        seconds=Spread.of([step.seconds for step in steps if step.seconds is not None]),
+        phases=_spreads(step.phases for step in steps),
+        host_phases=_spreads(step.host_phases for step in steps),
+        samples_per_second=_rate(steps, [step.samples for step in steps], profile.run.samples_per_step),
+        tokens_per_second=_rate(steps, [step.tokens for step in steps], profile.run.tokens_per_step),
+        cpu_seconds=Spread.of(cpu),
+        system_seconds=Spread.of(step.cpu_system for step in steps if step.cpu_system is not None),
+    )
+
+
+def _spreads(steps: Iterable[Mapping[str, float]]) -> dict[str, Spread]:
+    found: dict[str, list[float]] = {}
+    for phases in steps:
+        for name, seconds in phases.items():
+            found.setdefault(name, []).append(seconds)
+    spreads = {name: Spread.of(seconds) for name, seconds in found.items()}
+    return {name: spread for name, spread in spreads.items() if spread is not None}
+
+
+def _rate(steps: Sequence[Step], units: Sequence[int | None], usual: int | None) -> float | None:
+    """Units a second. A step that does not tell how many it had is taken to have had as many as the run says."""
+    told = [(usual if n is None else n, step.seconds) for n, step in zip(units, steps, strict=True)]
+    known = [(n, seconds) for n, seconds in told if n is not None and seconds is not None]
+    if not known or not (median := statistics.median(seconds for _, seconds in known)):
+        return None
+    return statistics.fmean(n for n, _ in known) / median

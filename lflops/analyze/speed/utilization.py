@@ -1,0 +1,85 @@
+"""How much of what the chip can do was done: the rate of a step's contractions, and its share of the peak."""
+
+import statistics
+
+from msgspec import Struct
+
+from lflops.analyze.speed.budget import Budget, budget
+from lflops.analyze.speed.peaks import chip_of, name_of_peak, peak_of
+from lflops.analyze.speed.step_times import step_times
+from lflops.hardware.chips import Hardware
+from lflops.profile.model import Profile
+from lflops.profile.records import Phase
+
+__all__ = ["Utilization", "utilization"]
+
+_MODEL: tuple[Phase, ...] = ("forward", "backward")
+_HARDWARE: tuple[Phase, ...] = (*_MODEL, "recompute")
+
+
+class Utilization(Struct, frozen=True, kw_only=True):
+    """What one device reached over the clean steps. `None` is unknown.
+
+    Attributes:
+        mfu: 2 x MACs of forward and backward, over the step and the peak of the run's dtype: a share of 1.
+        hfu: The same of the MACs that were executed, recompute among them, each at the peak of its own dtype.
+        flops_per_second: 2 x MACs of forward and backward, over the step.
+        peak_flops_per_second: Of the run's dtype.
+        dtype: The peak's name, one of `hardware.DTYPES`.
+        hardware: The chip's name.
+        budget: Where the rest went: named shares of peak x step time that add up to 1.
+    """
+
+    mfu: float | None
+    hfu: float | None
+    flops_per_second: float | None
+    peak_flops_per_second: float | None
+    dtype: str | None
+    hardware: str | None
+    budget: Budget | None = None
+
+
+def utilization(profile: Profile, hardware: Hardware | str | None = None) -> Utilization:
+    """The share of the peak that a step reached.
+
+    Args:
+        profile: What was counted, with the times of its steps.
+        hardware: What the device can do, or its name in the table; `None` takes what the run says it is.
+
+    Raises:
+        HardwareError: The table does not have the name.
+    """
+    chip = chip_of(profile, hardware)
+    peak = peak_of(profile.run.dtype, profile.run, chip)
+    step = step_times(profile).seconds
+    macs = sum(profile.modules[""].work(phase).macs for phase in _MODEL)
+    share = _share_of_a_rank(profile, macs)
+    # Without a cell nothing was counted.
+    rate = 2 * macs * share / step.median if step and step.median and profile.cells else None
+    needed = _peak_seconds(profile, chip) if chip else None
+    return Utilization(
+        mfu=None if rate is None or peak is None else rate / peak,
+        hfu=None if rate is None or step is None or needed is None else needed * share / step.median,
+        flops_per_second=rate,
+        peak_flops_per_second=peak,
+        dtype=name_of_peak(profile.run.dtype, profile.run),
+        hardware=chip.name if chip else None,
+        budget=budget(profile, chip, seconds=step.median if step else None, share=share),
+    )
+
+
+def _share_of_a_rank(profile: Profile, macs: int) -> float:
+    """What of the root's MACs the mean rank did: where ranks differ the root's are no single rank's."""
+    known = [rank.macs for rank in profile.ranks if rank.macs is not None]
+    return statistics.mean(known) / macs if known and macs else 1.0
+
+
+def _peak_seconds(profile: Profile, chip: Hardware) -> float | None:
+    """What the executed contractions would take at the peaks of their dtypes; `None` where one of these is unknown."""
+    macs: dict[str, int] = {}
+    for cell in profile.cells:
+        if cell.phase in _HARDWARE and cell.executed_macs:
+            macs[cell.dtype] = macs.get(cell.dtype, 0) + cell.executed_macs
+    peaks = {dtype: peak_of(dtype, profile.run, chip) for dtype in macs}
+    known = [2 * macs[dtype] / peak for dtype, peak in peaks.items() if peak is not None]
+    return sum(known) if len(known) == len(macs) else None

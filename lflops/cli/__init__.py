@@ -1,0 +1,1 @@
+"""The shell command `lflops`: a file for each subcommand."""

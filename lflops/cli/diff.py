@@ -1,0 +1,91 @@
+"""`lflops diff`: two runs compared, and limits that a build can hold the second one to."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lflops.analyze.compare.diff import diff as compared
+from lflops.analyze.compare.regression_limits import limits
+from lflops.cli.output import UsageError, draw, write_json
+from lflops.profile.json_file import load
+from lflops.report.terminal.diff import headline, render_diff
+
+__all__ = ["diff"]
+
+_BYTES = {"": 1, "B": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)}
+_BYTES |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
+_UNTOLD = {
+    "max_regress": "cannot be told: both runs have to have the times of two clean steps at least",
+    "min_mfu": "cannot be told: the second run has no MFU, as its steps' times or the peak of its chip are unknown",
+    "max_memory": "cannot be told: the second run has no peak of memory",
+}
+
+
+def diff(
+    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="A profile's JSON file.")],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help="Another one, which is held to the limits.")],
+    *,
+    max_regress: Annotated[
+        str | None, typer.Option(metavar="SHARE", help="How much longer a step may take, as 3%. What is within the noise breaks nothing.")
+    ] = None,
+    min_mfu: Annotated[str | None, typer.Option(metavar="SHARE", help="The least MFU, as 0.35 or 35%.")] = None,
+    max_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="The peak of live memory, as 24GiB or 24GB; or how much it may grow, as 5%.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="List every module, not only those that changed.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON object: headline (sentences), limits, facts (what differs in the circumstances), whole (what happened to "
+            "all modules alike), step, phases, mfu, samples_per_second, tokens_per_second, peak_bytes, and modules with own and inclusive "
+            "figures, each before and after. Unknown is null.",
+        ),
+    ] = False,
+) -> int:
+    """Compare two runs, module by module. Exit status 1: a limit that was set is broken."""
+    regress, mfu = _share("--max-regress", max_regress), _share("--min-mfu", min_mfu)
+    _memory(max_memory, 0)  # what is no size is said before files are read
+    found = compared(load(before), load(after))
+    told = limits(found, max_regress=regress, min_mfu=mfu, max_memory=_memory(max_memory, found.peak_bytes.before))
+    for limit in told:
+        if limit.broken is None:
+            raise UsageError(f"--{limit.name.replace('_', '-')}: {_UNTOLD[limit.name]}")
+    if as_json:
+        write_json({"headline": headline(found), "limits": told} | {field: getattr(found, field) for field in found.__struct_fields__})
+    else:
+        draw(render_diff(found, told, everything=everything))
+    return int(any(limit.broken for limit in told))
+
+
+def _share(option: str, given: str | None) -> float | None:
+    """A share of 1, of `3%` or `0.03`."""
+    if given is None:
+        return None
+    number = _number(given.removesuffix("%"))
+    share = None if number is None else number / 100 if given.endswith("%") else number
+    if share is None or (share > 1 and not given.endswith("%")):
+        raise UsageError(f"{option}={given!r}: give a share, as 3% or 0.03")
+    return share
+
+
+def _memory(given: str | None, before: float | None) -> float | None:
+    """Bytes, of a size or of what the first run had and may be added to it."""
+    if given is None:
+        return None
+    if given.endswith("%"):
+        if before is None:
+            raise UsageError(f"--max-memory={given!r}: the first run has no peak of memory, give a size, as 24GiB")
+        return before * (1 + (_share("--max-memory", given) or 0))
+    parts = re.fullmatch(r"(.*?)\s*([kKMGT]?i?B|)", given.strip())
+    number = _number(parts[1]) if parts else None
+    if parts is None or number is None or parts[2] not in _BYTES:
+        raise UsageError(f"--max-memory={given!r}: give a size, as 24GiB or 24GB, or a growth, as 5%")
+    return number * float(_BYTES[parts[2]])
+
+
+def _number(given: str) -> float | None:
+    """What is one, not below 0; `float` takes more than anybody means."""
+    return float(given) if re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)(e\d+)?\s*", given) else None

@@ -1,0 +1,164 @@
+"""`lflops estimate`: what a step would compute and keep, of a model that a function of the user's builds."""
+
+import contextlib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.console import Group
+
+from lflops.analyze.memory.what_if import Checkpointed, Sharded, checkpointed, sharded
+from lflops.analyze.speed.lower_bound import LowerBound, lower_bound
+from lflops.cli.output import UsageError, draw, name_file, save_memory, write_json
+from lflops.errors import LflopsError
+from lflops.profile.model import Profile
+from lflops.report.terminal.lower_bound import render_bounds
+from lflops.report.terminal.memory import render_memory
+from lflops.report.terminal.modules import render
+from lflops.report.terminal.what_if import render_checkpointed, render_sharded
+
+__all__ = ["estimate"]
+
+
+def estimate(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="PACKAGE.MODULE:BUILD",
+            help="A function that is called with the number of samples and returns (model, batch) or (model, batch, loss). The batch is a "
+            "tuple of the model's arguments, one tensor, or a mapping of keyword arguments; the loss a function from its output to a "
+            "scalar. The module is looked for here first.",
+        ),
+    ],
+    *,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="The number of samples.")] = 1,
+    backward: Annotated[bool, typer.Option("--backward", help="Go backward as well, from the loss or the sum of the outputs.")] = False,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Of torch.optim, as adamw, in its own settings. Two steps are run; implies --backward."),
+    ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A chip that `lflops hardware` lists: whether it fits, and how short a step can be.")
+    ] = None,
+    grad_scaler: Annotated[bool, typer.Option("--grad-scaler", help="Scale the function's loss, and the gradients back.")] = False,
+    round_to: Annotated[
+        int,
+        typer.Option(metavar="BYTES", min=1, help="Round each tensor's memory up to a multiple: 512 is what CUDA's allocator gives out."),
+    ] = 1,
+    ranks: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Print what each of N data-parallel ranks holds under ZeRO 1 to 3 and FSDP2.")
+    ] = None,
+    depth: Annotated[int, typer.Option(metavar="N", help="How many levels of the tree below the root; -1 is all.")] = -1,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the profile, for lflops show and diff.")] = None,
+    figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw live memory over the step, as .png, .svg or .pdf.")] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON object: profile, fits (the chip's memory), bounds, checkpointed (by block) and sharded. Unknown is null.",
+        ),
+    ] = False,
+) -> None:
+    """Estimate a step before the run: its work, its memory, and the least time on a chip. Nothing is allocated and nothing is computed."""
+    how = {"backward": backward or optimizer is not None, "hardware": hardware, "grad_scaler": grad_scaler, "round_to": round_to}
+    with _modules_of_this_folder():
+        profile = _estimated(target, batch, optimizer, how)
+    if save is not None:
+        profile.save(save)
+    save_memory(profile, figure)
+    otherwise = _Otherwise(lower_bound(profile), checkpointed(profile), () if ranks is None else sharded(profile, ranks))
+    if as_json:
+        write_json({"profile": profile, "fits": _fits(profile), **otherwise._asdict()})
+    else:
+        _draw(profile, otherwise, depth)
+    name_file(figure, as_json=as_json)
+
+
+class _Otherwise(NamedTuple):
+    """What is worked out of a profile."""
+
+    bounds: LowerBound | None
+    checkpointed: tuple[Checkpointed, ...]
+    sharded: tuple[Sharded, ...]
+
+
+def _fits(profile: Profile) -> bool | None:
+    """Whether the chip's memory is enough; `None` where either is not known."""
+    chip = profile.run.hardware
+    if chip is None or chip.memory_bytes is None or profile.memory is None:
+        return None
+    return profile.memory.fits(chip.memory_bytes)
+
+
+def _draw(profile: Profile, otherwise: _Otherwise, depth: int) -> None:
+    """What `lflops show` draws, and beneath it what an estimate is asked for."""
+    try:
+        table = render(profile, depth=depth)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    parts = [table, render_memory(profile)]
+    parts += [render_checkpointed(otherwise.checkpointed)] if otherwise.checkpointed else []
+    parts += [render_sharded(otherwise.sharded)] if otherwise.sharded else []
+    parts += [render_bounds(otherwise.bounds)] if otherwise.bounds is not None else []
+    draw(Group(*(each for part in parts for each in (part, ""))))
+
+
+def _found(target: str) -> Callable[[int], Any]:
+    """The function that the user named."""
+    module, _, name = target.partition(":")
+    if not module or not name or module.endswith(".py"):
+        raise UsageError(f"{target!r}: give package.module:function, as train:build for build in a train.py of this folder")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"{target}: {error}") from error
+    if not callable(found):
+        raise UsageError(f"{target}: {found!r} is no function")
+    return found  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _modules_of_this_folder() -> Iterator[None]:
+    """Found as `python -m` finds them, also when the user's function imports them only as it runs."""
+    sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        sys.path.remove("")
+
+
+def _estimated(target: str, samples: int, optimizer: str | None, how: Mapping[str, Any]) -> Profile:
+    from lflops.collect.estimate.optimizer_step import optimizer_named
+    from lflops.collect.estimate.runner import Estimate, subject_of  # with torch
+
+    build = _found(target)
+    _check_arguments(target, build)
+    makes = None if optimizer is None else optimizer_named(optimizer)
+    asked = Estimate(asker=target, optimizer=makes, progress=sys.stderr.isatty(), **how)
+    try:
+        return asked.of(lambda: subject_of(target, build(samples)))
+    except LflopsError:
+        raise
+    except Exception as error:
+        where = "".join(f"; {note.removeprefix(f'{target}: ')}" for note in getattr(error, "__notes__", ()))
+        raise UsageError(f"{target} failed: {type(error).__name__}: {error}{where}") from error
+
+
+def _check_arguments(target: str, build: Callable[..., Any]) -> None:
+    """See that it can be called with a number."""
+    try:
+        signature = inspect.signature(build)
+    except (TypeError, ValueError):  # native code has none
+        return
+    try:
+        signature.bind(1)
+    except TypeError as error:
+        raise UsageError(
+            f"{target}{signature}: {error}: it is called with one argument, the number of samples that --batch gives"
+        ) from error

@@ -1,0 +1,53 @@
+"""`lflops html`: a profile, or several, as one file that a browser opens, without a network."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lflops.cli.output import UsageError, write_json
+from lflops.profile.json_file import load
+from lflops.report.html import page, write
+from lflops.report.payload.payload import payload
+
+__all__ = ["html"]
+
+
+def html(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE…", help="A profile's JSON file; of several the page compares the last two first.")
+    ],
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--out", metavar="OUT", help="The page; else the last FILE with .html for .json, of several with .compare.html."
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Write no page, and print what it would draw as one JSON object, of several files a list. Unknown is null."
+        ),
+    ] = False,
+) -> None:
+    """Write a profile, or several to compare, as one HTML file: it opens from disk, and in a mail or a ticket."""
+    if as_json and out is not None:
+        raise UsageError(f"out={str(out)!r}: --json writes no page, give one of the two")
+    place = files[-1].with_suffix(".html" if len(files) == 1 else ".compare.html") if out is None else out
+    if place.resolve() in {file.resolve() for file in files}:
+        raise UsageError(f"out={str(place)!r} is a profile itself: give another place with --out")
+    profiles = [load(file) for file in files]
+    if as_json:
+        shown = [payload(profile) for profile in profiles]
+        write_json(shown[0] if len(shown) == 1 else shown)
+    else:
+        write(page(*profiles, names=_told_apart(files) if len(files) > 1 else ()), place)
+        typer.echo(place)
+
+
+def _told_apart(files: list[Path]) -> list[str]:
+    """Their names, or where these are the same their paths; a file that is given twice has a number as well."""
+    names = [file.name for file in files]
+    paths = names if len(set(names)) == len(names) else [str(file) for file in files]
+    return [path if paths.index(path) == i else f"{path} ({i + 1})" for i, path in enumerate(paths)]

@@ -1,0 +1,71 @@
+"""The shell. Exit status 0 is fine, 1 a limit that was set and is broken, 2 wrong usage or an unreadable file: one line says which."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from lflops.cli.diff import diff
+from lflops.cli.estimate import estimate
+from lflops.cli.hardware import hardware
+from lflops.cli.html import html
+from lflops.cli.output import UsageError
+from lflops.cli.roofline import roofline
+from lflops.cli.show import show
+from lflops.cli.trace import trace
+from lflops.errors import LflopsError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
+for command in (show, diff, html, estimate, roofline, hardware):
+    app.command()(command)
+app.add_typer(trace, name="trace")
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        args: What stands after `lflops`; `None` takes it from the shell.
+
+    Returns:
+        The exit status.
+    """
+    try:
+        status = typer.main.get_command(app).main(args, prog_name="lflops", standalone_mode=False)
+        sys.stdout.flush()
+    except OSError as error:  # of writing: what reads has errors of its own
+        # What is left in the buffer must not fail once more while Python shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0 if isinstance(error, BrokenPipeError) else _refused(f"cannot write: {error.strerror}")
+    except UsageError as error:
+        return _refused(f"{error.format_message()} (lflops --help)")
+    except LflopsError as error:
+        return _refused(str(error))
+    return status or 0
+
+
+def _print_version(*, wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(f"lflops {version('lflops')}")
+        except PackageNotFoundError:
+            typer.echo("lflops, not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def lflops(
+    *, _version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")] = False
+) -> None:
+    """Where the FLOPs and bytes of a PyTorch training step go, module by module."""
+
+
+def _refused(reason: str) -> int:
+    """One line, whatever the reason holds."""
+    typer.echo(f"lflops: {' '.join(reason.split())}", err=True)
+    return 2

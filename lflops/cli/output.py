@@ -1,0 +1,59 @@
+"""What every command writes through: tables in the terminal's width and colours, JSON, and the error of a wrong call."""
+
+import os
+import sys
+from io import BytesIO, TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+import typer
+from msgspec import json
+from rich.console import Console, RenderableType
+
+from lflops.profile.model import Profile
+
+__all__ = ["UsageError", "draw", "name_file", "save_memory", "write_json"]
+
+WIDTH = 120
+"""Of what is not a terminal, unless COLUMNS says another."""
+
+# What typer raises on wrong usage: it exports no other of these by name, and which package they live in depends on its version.
+UsageError: Any = typer.BadParameter.__bases__[0]
+
+
+def draw(content: RenderableType) -> None:
+    """On a terminal in its width and colours; elsewhere plain."""
+    drawn = BytesIO()
+    file = TextIOWrapper(drawn, encoding=sys.stdout.encoding, errors="replace", newline="\n")
+    if sys.stdout.isatty():
+        console = Console(file=file, force_terminal=True)
+    else:
+        columns = os.environ.get("COLUMNS", "")
+        width = int(columns) if columns.isdecimal() and int(columns) else WIDTH
+        console = Console(file=file, force_terminal=False, color_system=None, width=width)
+    console.print(content)
+    file.flush()
+    _write(b"\n".join(line.rstrip() for line in drawn.getvalue().split(b"\n")))
+
+
+def save_memory(profile: Profile, figure: Path | None) -> None:
+    """Draw live memory over a step, in the format of the file's ending."""
+    if figure is not None:
+        from lflops.report.figures.memory import save_memory_figure  # with matplotlib, which no other part of the shell waits for
+
+        save_memory_figure(profile, figure)
+
+
+def name_file(path: Path | None, *, as_json: bool) -> None:
+    """Say which file was written, if one was; on stderr where stdout is JSON."""
+    if path is not None:
+        typer.echo(path, err=as_json)
+
+
+def write_json(value: object) -> None:
+    """One JSON object, indented."""
+    _write(json.format(json.encode(value)) + b"\n")
+
+
+def _write(content: bytes) -> None:
+    sys.stdout.buffer.write(content)

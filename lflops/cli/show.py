@@ -1,0 +1,119 @@
+"""`lflops show`: a profile on the terminal."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Group
+
+from lflops.analyze.memory.what_if import checkpointed
+from lflops.analyze.modules.operators import operators
+from lflops.analyze.modules.tree import SORT_KEYS, flat, share_of, totals, tree
+from lflops.analyze.modules.uncounted import uncounted_operators
+from lflops.analyze.speed.step_times import step_times
+from lflops.analyze.speed.utilization import utilization
+from lflops.cli.output import UsageError, draw, name_file, save_memory, write_json
+from lflops.profile.json_file import load
+from lflops.profile.model import PHASES, Phase, Profile
+from lflops.report.terminal.header import head
+from lflops.report.terminal.memory import render_memory
+from lflops.report.terminal.modules import render
+from lflops.report.terminal.operators import render_operators
+from lflops.report.terminal.what_if import render_checkpointed
+
+__all__ = ["show"]
+
+
+def show(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile's JSON file.")],
+    *,
+    depth: Annotated[int, typer.Option(metavar="N", help="How many levels of the tree below the root; -1 is all.")] = -1,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY", help=f"Order the rows by {', '.join(SORT_KEYS)}: the most in the phase shown first, names from A to Z."
+        ),
+    ] = None,
+    own: Annotated[bool, typer.Option("--flat", help="No tree: every module by its own work, the most MACs first.")] = False,
+    by_operator: Annotated[bool, typer.Option("--operators", help="No modules: every operator, the most MACs first.")] = False,
+    memory: Annotated[
+        bool,
+        typer.Option("--memory", help="No modules: the peak of live memory by category, module and tensor, and what checkpointing saves."),
+    ] = False,
+    figure: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="With --memory: draw live memory over the step, as .png, .svg or .pdf.")
+    ] = None,
+    phase: Annotated[
+        str, typer.Option(metavar="NAME", help=f"What the shares, the FLOPs and the bytes are of: {', '.join(PHASES)}, or all.")
+    ] = "forward",
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON object: run, phase, pace (of the clean steps), utilization, share_of (macs, or flops where the phase has "
+            "no MACs), totals (by phase), rows (nested by children, with the exact counts and the seconds of each phase; or operators, and "
+            "the trace; or memory, and checkpointed by block), uncounted (operators without a formula), uncalled (modules) and notes. A "
+            "row with a repeat holds the figures of one of its names, and the mean of the times of all. Unknown is null.",
+        ),
+    ] = False,
+) -> None:
+    """Print a profile: totals, what they leave out, and its modules."""
+    chosen = _checked(phase, own=own, depth=depth, sort=sort, by_operator=by_operator, memory=memory, figure=figure)
+    profile = load(file)
+    try:
+        if memory:
+            _show_memory(profile, figure, as_json=as_json)
+        elif by_operator and as_json:
+            write_json(_as_json(profile, chosen, operators=operators(profile, chosen), trace=profile.trace))
+        elif by_operator:
+            draw(render_operators(profile, chosen))
+        elif as_json:
+            rows = flat(profile, sort=sort, phase=chosen) if own else tree(profile, depth=depth, sort=sort, phase=chosen)
+            write_json(_as_json(profile, chosen, rows=rows))
+        else:
+            draw(render(profile, depth=depth, sort=sort, own=own, phase=chosen))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    except RecursionError as error:
+        raise UsageError("the modules are nested too deeply for a tree: give --depth or --flat") from error
+
+
+def _checked(phase: str, *, own: bool, depth: int, sort: str | None, by_operator: bool, memory: bool, figure: Path | None) -> Phase | None:
+    """The phase, where the options go together."""
+    if phase not in (*PHASES, "all"):
+        raise UsageError(f"phase={phase!r}: give one of {', '.join(PHASES)}, or all")
+    if own and depth != -1:
+        raise UsageError(f"depth={depth}: --flat has no depth, give one of the two")
+    if by_operator and (own or depth != -1 or sort):
+        raise UsageError("--operators goes with --phase and --json, not with --depth, --sort or --flat")
+    if memory and (own or depth != -1 or sort or by_operator or phase != "forward"):
+        raise UsageError("--memory goes with --figure and --json alone")
+    if figure is not None and not memory:
+        raise UsageError("--figure draws what --memory shows: give both")
+    return next((each for each in PHASES if each == phase), None)
+
+
+def _show_memory(profile: Profile, figure: Path | None, *, as_json: bool) -> None:
+    saving = checkpointed(profile)
+    save_memory(profile, figure)
+    if as_json:
+        write_json(_as_json(profile, None, memory=profile.memory, checkpointed=saving))
+    else:
+        draw(Group(head(profile), "", render_memory(profile), "", render_checkpointed(saving)))
+    name_file(figure, as_json=as_json)
+
+
+def _as_json(profile: Profile, phase: Phase | None, **listed: object) -> dict[str, object]:
+    return {
+        "schema_version": profile.schema_version,
+        "run": profile.run,
+        "phase": phase or "all",
+        "pace": step_times(profile),
+        "utilization": utilization(profile),
+        "share_of": share_of(profile, phase),
+        "totals": totals(profile),
+        **listed,
+        "uncounted": uncounted_operators(profile),
+        "uncalled": profile.uncalled,
+        "notes": profile.notes,
+    }

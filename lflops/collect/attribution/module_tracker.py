@@ -1,0 +1,271 @@
+"""Which module and which phase is running: the one answer that counting, time spans and traces share.
+
+Forward: a stack of the modules entered, one for each thread, kept by global module hooks, which write nothing on the modules.
+Backward: torch numbers the autograd nodes of a thread in the order they are built. The number at each module boundary divides them into
+segments, each with its row; in backward the number of the node that is running says in which segment it was built. Nothing depends on
+what the modules take or return.
+
+    forward     enter q   mm   leave q   enter k   mm   leave k       boundaries: 5 q, 6 root, 6 k, 7 root
+    number                5                        6
+    backward    node 6: k, node 5: q
+
+On CUDA backward runs on a thread of the device's, which numbers from 0 itself. What activation checkpointing builds there again is run by a
+pass within the pass, on that thread (`recomputed_in`), and gone with it. What a backward that is itself differentiated builds there lasts,
+and so does what a second thread builds in forward: then nodes are claimed, and where that does not tell, the root has the work and a note
+says so (`ambiguous`).
+"""
+
+import contextlib
+import inspect
+import threading
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from lflops.collect.attribution.autograd_segments import AutogradSegments, Claims
+from lflops.collect.attribution.optimizer_steps import OptimizerSteps
+from lflops.collect.attribution.thread_frames import Frame, ThreadLocal, checkpoint_is_running, is_running
+from lflops.collect.attribution.user_scopes import LISTENERS, listening
+from lflops.collect.inputs.tensors import nodes_of, tensors_in
+from lflops.collect.model.module_tree import ModuleTree
+from lflops.collect.torch_private.names import (
+    ACCUMULATES_GRADIENT,
+    NO_BACKWARD,
+    backward_id,
+    current_node,
+    next_sequence_number,
+    remove_hook,
+    sequence_number,
+)
+from lflops.profile.records import Phase
+
+__all__ = ["ModuleTracker"]
+
+
+class ModuleTracker:
+    """Follows the modules of a tree through forward, backward, recompute and the optimizer, between `start` and `stop`.
+
+    Args:
+        tree: The modules and their names.
+        phase: What an operator outside of every module is, until the first module is called.
+        follow: Called when a thread other than the first enters a module of the tree; returns what to call when it has left.
+    """
+
+    def __init__(self, tree: ModuleTree, *, phase: Phase = "other", follow: Callable[[], Callable[[], None]] | None = None) -> None:
+        """Touch nothing yet."""
+        self.tree = tree
+        self.ambiguous = 0
+        self._phase = phase
+        self._follow = follow
+        self._round = 0
+        self.steps = OptimizerSteps()
+        self._local = ThreadLocal()
+        self._threads: list[AutogradSegments] = []  # the first thread's own comes first: `start` sees to it
+        self._calls: list[Counter[str]] = []
+        self._claims = Claims()
+        self._hooks = contextlib.ExitStack()
+        self.home = threading.get_ident()
+
+    def start(self) -> None:
+        """Hook in, on the thread that is the first."""
+        self.home = threading.get_ident()
+        with contextlib.ExitStack() as hooks:
+            for handle in (
+                register_module_forward_pre_hook(self._enter_module),
+                # always_call: early-stopped recomputation leaves forward by an exception
+                register_module_forward_hook(self._leave_module, with_kwargs=True, always_call=True),
+            ):
+                hooks.callback(remove_hook, handle)
+            hooks.callback(self.steps.stop)
+            self.steps.start()
+            hooks.enter_context(listening(self))
+            self._hooks = hooks.pop_all()
+        self._boundary("", NO_BACKWARD)
+
+    def stop(self) -> None:
+        """Hook out, and take the claims off nodes that live on."""
+        self._hooks.close()
+        self._claims.release()
+        self._follow = None  # else it and whoever follows would keep each other, and the model, alive
+
+    def outside(self, phase: Phase) -> None:
+        """Say what an operator outside of every module is from now on; a module's forward and any backward change that."""
+        self._phase = phase
+
+    @property
+    def calls(self) -> Counter[str]:
+        """How often each row was entered in forward."""
+        return sum(self._calls, Counter())
+
+    def current(self, operands: Any = ()) -> tuple[str, Phase]:
+        """The row and the phase of the operator that this thread is about to run on these operands."""
+        backward = backward_id()
+        top = self._top(backward)
+        phase: Phase
+        if self.steps.current is not None:
+            row, phase = "", "optimizer"
+        elif top is not None:
+            if backward != NO_BACKWARD:
+                return top.row, "recompute"
+            row, phase = top.row, "forward"
+        elif backward != NO_BACKWARD:
+            return self._in_backward(backward)
+        else:
+            row, phase = "", self._outside(operands)
+        if self._local.state.detour:
+            self._segments().extend(next_sequence_number(), row)
+            self._local.state.detour = False
+        return row, phase
+
+    def between(self) -> tuple[str, Phase]:
+        """The row and the phase that Python code between operators belongs to; outside of every module it is in no pass."""
+        backward = backward_id()
+        top = self._top(backward)
+        if self.steps.current is not None:
+            return "", "optimizer"
+        if backward == NO_BACKWARD:
+            return ("", "other") if top is None else (top.row, "forward")
+        return self._in_backward(backward) if top is None else (top.row, "recompute")
+
+    def place(self) -> tuple[str, str]:
+        """The row that is running, and the nearest row at or above it that is a module."""
+        backward = backward_id()
+        top = self._top(backward)
+        if top is not None:
+            return top.row, top.module_row
+        row = "" if backward == NO_BACKWARD else self._in_backward(backward)[0]
+        return row, self.tree.nearest(row)
+
+    def enter(self, key: int, row: str, module_row: str, caller: FrameType | None) -> None:
+        """Push a frame on this thread's stack."""
+        state, backward = self._local.state, backward_id()
+        if self._top(backward) is None and backward == NO_BACKWARD:
+            self._round += 1
+            if self.steps.current is None:
+                self._phase = "forward"
+            if self._follow is not None and threading.get_ident() != self.home:
+                state.unfollow = self._follow()
+        state.stack.append(Frame(key, row, module_row, backward, caller))
+        self._boundary(row, backward)
+        if backward == NO_BACKWARD and key not in self.tree.wrappers:  # a call of a wrapper is one of what it wraps
+            state.calls[row] += 1
+
+    def leave(self, key: int) -> bool:
+        """Pop the frame of that key and any above it that an exception left there. Returns whether it was the outermost."""
+        stack = self._local.state.stack
+        place = next((place for place in reversed(range(len(stack))) if stack[place].key == key), None)
+        if place is None:
+            return False
+        del stack[place:]
+        self._boundary(self.place()[0], backward_id())
+        if not stack and self._local.state.unfollow is not None:
+            unfollow, self._local.state.unfollow = self._local.state.unfollow, None
+            unfollow()
+        return not stack
+
+    def _top(self, backward: int) -> Frame | None:
+        state = self._local.state
+        stack = state.stack
+        # A pass is numbered above the one it runs within: a frame of a higher one was left by an exception.
+        while stack and (stack[-1].backward > backward or not is_running(stack[-1].caller)):
+            stack.pop()
+            state.detour = True
+        return stack[-1] if stack and stack[-1].backward == backward else None
+
+    def _outside(self, operands: Any) -> Phase:
+        # What can be differentiated is part of a forward; the others are clipping, averages, metrics.
+        differentiable = torch.is_grad_enabled() and any(each.requires_grad for each in tensors_in(operands))
+        return "forward" if differentiable else self._phase
+
+    def _in_backward(self, backward: int) -> tuple[str, Phase]:
+        state = self._local.state
+        self._phase = "other"
+        node = current_node()
+        row = "" if node is None else self._built_by(node, backward)
+        if not torch.is_grad_enabled():
+            state.backward, state.differentiated = backward, False
+            return row, "backward"
+        if state.backward != backward:
+            state.backward, state.differentiated = backward, not checkpoint_is_running()
+        segments = self._segments()
+        if state.differentiated and segments is not self._threads[0] and node is not None:
+            # What it makes is met by a later backward; what it is made from was there before.
+            segments.lasting = True
+            self._claims.claim([node], self._threads[0])
+        segments.extend(next_sequence_number(), row)
+        state.detour = True
+        if state.differentiated:
+            return row, "backward"
+        state.recomputed_in = (backward, self._round)
+        return row, "recompute"
+
+    def _built_by(self, node: Any, backward: int) -> str:
+        number = sequence_number(node)
+        if number >= ACCUMULATES_GRADIENT:
+            return self.tree.owner(getattr(node, "variable", None))
+        if len(self._threads) == 1:
+            return self._threads[0].row(number)
+        state = self._local.state
+        recomputed_in, round_ = state.recomputed_in
+        # A pass within the one that recomputed, on the same thread, runs what was recomputed.
+        if NO_BACKWARD < recomputed_in < backward and round_ == self._round:
+            return self._segments().row(number)
+        owner = self._claims.owner(node)
+        if owner is not None:
+            return owner.row(number)
+        lasting = [each for each in self._threads if each.lasting]
+        rows = {each.row(number) for each in lasting if each.spans(number)} or {lasting[0].row(number)}
+        if len(rows) > 1:
+            self.ambiguous += 1
+            return ""
+        return rows.pop()
+
+    def _segments(self) -> AutogradSegments:
+        state = self._local.state
+        if state.segments is None:
+            state.segments = AutogradSegments(next_sequence_number() - 1)  # the operator that is about to run has its node already
+            self._threads.append(state.segments)
+            self._calls.append(state.calls)
+        return state.segments
+
+    def _boundary(self, row: str, backward: int) -> None:
+        segments = self._segments()
+        segments.mark(next_sequence_number(), row)
+        self._local.state.detour = False
+        if backward == NO_BACKWARD:
+            segments.lasting = True
+        else:
+            self._local.state.recomputed_in = (backward, self._round)
+
+    def _enter_module(self, module: nn.Module, _args: Any) -> None:
+        if module in self.tree and self._follows_this_thread():
+            row = self.tree.row(module, self.place()[1])
+            caller = inspect.currentframe()
+            # Not this frame itself: one that names itself lives on, and with it the tensors of all its callers.
+            caller = None if caller is None else caller.f_back
+            self.enter(id(module), row, row, caller)
+
+    def _follows_this_thread(self) -> bool:
+        """A thread that counts for itself is not counted by others as well."""
+        thread = threading.get_ident()
+        return thread == self.home or all(thread != each.home for each in LISTENERS)
+
+    def counts_here(self) -> bool:
+        """Whether this thread is the first, is within a module or goes backward."""
+        inside = threading.get_ident() == self.home or bool(self._local.state.stack) or backward_id() != NO_BACKWARD
+        return inside and self._follows_this_thread()
+
+    def _leave_module(self, module: nn.Module, *values: Any) -> None:
+        # Arguments, keyword arguments and output; torch leaves the second out where forward was left by an exception.
+        if module not in self.tree:
+            return
+        outermost = self.leave(id(module))
+        if outermost and sum(each.lasting for each in self._threads) > 1 and backward_id() == NO_BACKWARD:
+            if threading.get_ident() != self.home:
+                self._claims.claim(nodes_of(values[:-1]), self._threads[0])
+            self._claims.claim(nodes_of(values[-1]), self._segments())

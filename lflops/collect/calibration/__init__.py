@@ -1,0 +1,1 @@
+"""The peaks that this machine reaches, measured."""

@@ -1,0 +1,268 @@
+"""The peaks that this machine reaches: square matrix products by dtype, and a copy through its memory.
+
+Every figure is a median over rounds in which all of them take turns, so that a slow moment falls on each. What was measured is kept
+in a file of the user's, and not measured again on the same device with the same torch and as many threads.
+"""
+
+import contextlib
+import datetime as dt
+import math
+import os
+import pathlib
+import secrets
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from lflops.collect.calibration.machine import Machine, TorchMachine
+from lflops.collect.inputs.run_info import device_name
+from lflops.collect.timing.clock import Clock, clock_of, seconds_of
+from lflops.errors import HardwareError, LflopsError
+from lflops.hardware.chips import Hardware, lookup, named
+
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = ["calibrate", "hardware_of", "measure"]
+
+METHOD = 2
+"""Counted up when figures are measured in another way, so that older ones are not taken for new."""
+
+SIZES = tuple(1 << exponent for exponent in range(8, 15))
+SIZING_SECONDS, PROBES, PROBE_SECONDS = 4.0, 3, 0.02
+
+MEASURING_SECONDS, BLOCK_SECONDS = 12.0, 0.2
+ROUNDS, FEWEST_ROUNDS = 11, 3
+
+PRODUCT_SHARE, COPY_SHARE = 1 / 32, 1 / 4
+"""Of the free memory: the operands of one dtype, and both ends of the copy. They are all held at once."""
+
+CACHES, FEWEST_CACHES = 8, 4
+"""How many times the last-level cache the copy works on; less than the fewer would measure the cache."""
+
+ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
+
+
+TAKEN = 'give "auto", "measure", a name of lflops.hardware.names(), an lflops.Hardware, or None'
+
+
+def calibrate(
+    device: torch.device | str | None = None, *, dtypes: Iterable[str] | None = None, fresh: bool = False, clock: Clock | None = None
+) -> Hardware:
+    """Measure the peaks that this machine reaches, which takes up to half a minute, or read what was measured before.
+
+    Processes of one machine measure one after another: at once, each would reach only a part of the peaks. Of the ranks of a training the
+    first one measures, and the others wait and read its figures.
+
+    Args:
+        device: The CPU or a CUDA device; `None` is CUDA where there is one.
+        dtypes: Which products to measure, some of `lflops.hardware.DTYPES`; `None` is all that run on the device.
+        fresh: Measure again, whatever is known.
+        clock: What times a block; `None` is the device's own.
+
+    Returns:
+        FLOP/s reached by square products, and bytes/s (read and written) by a copy that no cache holds; a dtype in which no
+        product runs here is left out, and a bandwidth that too little memory is free to measure is `None`.
+
+    Raises:
+        HardwareError: The device or a dtype is none that can be measured.
+    """
+    machine = TorchMachine(_device(device))
+    wanted = _checked(dtypes, machine)
+    threads = torch.get_num_threads()
+    key = f"{METHOD} | {machine.name} | torch {torch.__version__} | {threads} threads | {' '.join(wanted)}"
+    known = None if fresh else _known(key)
+    if known is not None:
+        return known
+    with _one_process_at_a_time():
+        known = None if fresh else _known(key)  # another rank may have measured meanwhile
+        if known is not None:
+            return known
+        with machine.alone():
+            peaks, bandwidth = measure(machine, clock or clock_of(torch.device(machine.kind)), wanted)
+        today = dt.datetime.now(dt.UTC).date().isoformat()
+        source = f"measured by lflops.calibrate, {today}, torch {torch.__version__}, {threads} threads"
+        hardware = Hardware(machine.name, peaks, bandwidth, machine.memory_bytes, source, machine.cache_bytes or None)
+        _keep(key, hardware)
+    return hardware
+
+
+def hardware_of(asked: Hardware | str | None, device: torch.device) -> Hardware | None:
+    """What a device can do: `"auto"` looks its name up, `"measure"` measures it, another name is the table's, figures are taken as given.
+
+    Returns:
+        `None` where nothing was asked for, and where `"auto"` does not know the name.
+
+    Raises:
+        HardwareError: The table does not have the name, or the device cannot be measured.
+    """
+    if asked is None or isinstance(asked, Hardware):
+        return asked
+    if asked == "auto":
+        return lookup(device_name(device))
+    if asked == "measure":
+        return calibrate(device)
+    if not isinstance(asked, str):
+        raise HardwareError(f"hardware={asked!r}: {TAKEN}")
+    return named(asked)
+
+
+def measure(machine: Machine, clock: Clock, dtypes: Iterable[str]) -> tuple[dict[str, float], float | None]:
+    """The peaks by dtype, and the bandwidth.
+
+    Raises:
+        HardwareError: No product runs.
+    """
+    free = machine.free_bytes()
+    tasks = {dtype: _fastest(machine, clock, dtype, free * PRODUCT_SHARE) for dtype in dtypes}
+    running = {name: task for name, task in tasks.items() if task is not None}
+    if not running:
+        raise HardwareError(f"{machine.name}: no product of {', '.join(tasks)} runs in the {free} bytes that are free")
+    copy = _copy(machine, clock, free * COPY_SHARE)
+    rates: dict[str, list[float]] = {}
+    left = MEASURING_SECONDS
+    for done in range(ROUNDS):
+        if done >= FEWEST_ROUNDS and left <= 0:
+            break
+        for name, task in (running | ({"copy": copy} if copy else {})).items():
+            with machine.precision(name):
+                seconds = _seconds(clock, task.run, task.calls)
+            left -= seconds
+            rates.setdefault(name, []).append(task.work * task.calls / seconds)
+    medians = {name: statistics.median(of_rounds) for name, of_rounds in rates.items()}
+    return {dtype: medians[dtype] for dtype in running}, medians.get("copy")
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Something to time: its work a call, and how many calls make a block."""
+
+    work: float
+    run: Callable[[], object]
+    calls: int
+    rate: float
+
+
+def _fastest(machine: Machine, clock: Clock, dtype: str, memory: float) -> _Task | None:
+    """The product in the fastest of the sizes that there is time and memory for.
+
+    It is not enough to stop where the rate does: a size can be slow by chance, and then all that is measured would be.
+    """
+    best: _Task | None = None
+    left = SIZING_SECONDS
+    for size in SIZES:
+        if 3 * size**2 * ITEM_BYTES[dtype] > memory:
+            break
+        try:
+            with machine.precision(dtype):
+                task, spent = _probed(clock, 2 * size**3, machine.product(dtype, size))
+        except RuntimeError:  # torch has no such product here, or no memory for it
+            break
+        best = task if best is None or task.rate > best.rate else best
+        left -= spent
+        # A product of twice the size takes eight times as long, and a long one is called three times to be probed.
+        if 3 * 8 * task.work / task.rate > left:
+            break
+    return best
+
+
+def _copy(machine: Machine, clock: Clock, memory: float) -> _Task | None:
+    """A copy whose two ends together are several times the cache; `None` where the memory has no room for them."""
+    working_set = min(CACHES * machine.cache_bytes, int(memory))
+    if working_set < FEWEST_CACHES * machine.cache_bytes:
+        return None
+    half = working_set // 8 * 4  # of whole float32
+    try:
+        return _probed(clock, 2 * half, machine.copy(half))[0]
+    except RuntimeError:  # less memory than the system said
+        return None
+
+
+def _probed(clock: Clock, work: float, run: Callable[[], object]) -> tuple[_Task, float]:
+    """A task with its best rate in a few short blocks, and the seconds that this took."""
+    first = _seconds(clock, run, 1)  # sets up what the library keeps
+    once = _seconds(clock, run, 1)
+    calls = max(1, math.ceil(PROBE_SECONDS / once))
+    blocks = [_seconds(clock, run, calls) for _ in range(PROBES if once < BLOCK_SECONDS else 1)]
+    seconds = min(once, *(block / calls for block in blocks))
+    return _Task(work, run, max(1, math.ceil(BLOCK_SECONDS / seconds)), work / seconds), first + once + sum(blocks)
+
+
+def _seconds(clock: Clock, run: Callable[[], object], calls: int) -> float:
+    return max(seconds_of(clock, run, calls), 1e-9)  # a clock that did not move must not divide
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    try:
+        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except (RuntimeError, TypeError) as error:
+        raise HardwareError(f"device={device!r}: give 'cpu', 'cuda' or 'cuda:N'") from error
+    if chosen.type not in {"cpu", "cuda"}:
+        raise HardwareError(f"device={str(chosen)!r}: give 'cpu', 'cuda' or 'cuda:N'")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise HardwareError(f"device={str(chosen)!r}: this machine has {torch.cuda.device_count()} CUDA devices")
+    return chosen
+
+
+def _checked(dtypes: Iterable[str] | None, machine: TorchMachine) -> tuple[str, ...]:
+    if dtypes is None:
+        return machine.dtypes
+    wanted = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
+    for dtype in wanted:
+        if dtype not in machine.dtypes:
+            raise HardwareError(f"dtypes has {dtype!r}: on {machine.kind}, give some of {', '.join(machine.dtypes)}")
+    if not wanted:
+        raise HardwareError(f"dtypes={dtypes!r}: give some of {', '.join(machine.dtypes)}")
+    return wanted
+
+
+@contextlib.contextmanager
+def _one_process_at_a_time() -> Iterator[None]:
+    """Wait until no other process of this user measures on this machine. Where no file can be locked, nobody waits."""
+    with contextlib.ExitStack() as undo:
+        if sys.platform != "win32":
+            with contextlib.suppress(OSError):
+                # In a folder of the machine's own: the home may be shared with others, which measure at the same time.
+                name = pathlib.Path(tempfile.gettempdir()) / f"lflops-calibration-{os.getuid()}.lock"
+                file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+                undo.callback(os.close, file)  # which unlocks it, as the end of the process does
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _cache_file() -> pathlib.Path:
+    home = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (home if home.is_absolute() else pathlib.Path.home() / ".cache") / "lflops" / "calibration.json"
+
+
+def _known(key: str) -> Hardware | None:
+    """What was measured before; `None` also for an entry that is not what `_keep` writes."""
+    with contextlib.suppress(KeyError, LflopsError, msgspec.MsgspecError):
+        return msgspec.json.decode(_entries()[key], type=Hardware)
+    return None
+
+
+def _keep(key: str, hardware: Hardware) -> None:
+    """Remember it, where that is possible: without a home or on a full disk there is only no memory of it."""
+    entries = _entries() | {key: msgspec.Raw(msgspec.json.encode(hardware))}
+    with contextlib.suppress(OSError, RuntimeError):
+        file = _cache_file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(f".{secrets.token_hex(8)}.tmp")
+        try:
+            temporary.write_bytes(msgspec.json.format(msgspec.json.encode(entries)))
+            temporary.replace(file)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _entries() -> dict[str, msgspec.Raw]:
+    """The file's entries; none where there is no file, or one that was broken."""
+    with contextlib.suppress(OSError, RuntimeError, msgspec.MsgspecError):  # RuntimeError: there is no home
+        return msgspec.json.decode(_cache_file().read_bytes(), type=dict[str, msgspec.Raw])
+    return {}

@@ -1,0 +1,243 @@
+"""The passes that people ask for: `count`, and `counting` around a loop of their own."""
+
+import contextlib
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
+
+import msgspec
+from torch import Tensor, nn
+
+from lflops.collect.attribution.module_tracker import ModuleTracker
+from lflops.collect.counting.accumulator import Extent
+from lflops.collect.counting.build_profile import CountedPass, build_profile
+from lflops.collect.counting.mode import OperatorCounter
+from lflops.collect.inputs.arguments import check_module
+from lflops.collect.inputs.run_info import run_of
+from lflops.collect.inputs.tensors import tensors_in
+from lflops.collect.model.call import ModelCall
+from lflops.collect.model.compile_guard import force_eager, unremarked_hooks
+from lflops.collect.model.module_tree import ModuleTree
+from lflops.collect.ranks.unsharded import check_logical, with_logical
+from lflops.collect.torch_private.self_check import check
+from lflops.errors import CountError
+from lflops.profile.model import Note, Profile
+from lflops.profile.records import Phase
+
+__all__ = ["Counting", "Ignored", "count", "counted", "counting"]
+
+Ignored = Iterable[str | type[nn.Module]]
+
+
+def count(
+    model: nn.Module,
+    args: tuple[Any, ...] | Tensor = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    backward: bool = False,
+    loss: Callable[[Any], Tensor] | None = None,
+    ignore: Ignored = (),
+    logical: Profile | None = None,
+) -> Profile:
+    """Run one real pass and count the work in it, module by module; nothing is timed.
+
+    Compiled modules run eagerly for this pass. Afterwards the model's gradients, buffers, mode and the random numbers are what they were.
+    Hooks of the user's run as in any pass: one that steps an optimizer steps it.
+
+    Args:
+        model: In the mode, and under the grad mode and autocast, that it is to be counted in.
+        args: Its positional arguments; a lone tensor stands for itself.
+        kwargs: Its keyword arguments.
+        backward: Whether to go backward from `loss(output)`.
+        loss: Output to a scalar; without it, the sum of the floating outputs, which itself is not counted.
+        ignore: Names or classes of modules whose own work is left out of every total, and listed as left out.
+        logical: The same model in one piece, on the same arguments, as `count` or `estimate` tells of it: from there come the MACs of the
+            whole model where those of tensors that are spread over ranks do not tell them.
+
+    Raises:
+        CountError: An argument is wrong, or this torch is not one that lflops knows.
+    """
+    check_logical("count: ", logical)
+    call = ModelCall.of("count", model, args, kwargs, backward=backward, loss=loss)
+    with call.untouched():
+        return counted(call, ignore, logical)
+
+
+def counted(call: ModelCall, ignore: Ignored, logical: Profile | None = None) -> Profile:
+    """What one pass of a call does."""
+    counting = Counting({"": call.model}, phase="forward", ignore=ignore, logical=logical, batch=(call.args, call.kwargs))
+    with counting:
+        call.run()
+    return counting.profile
+
+
+def counting(*modules: nn.Module, ignore: Ignored = (), logical: Profile | None = None) -> "Counting":
+    """Count whatever runs inside of a `with`: a loop of one's own, with its loss, backward and optimizer.
+
+    One module is the root of the profile; of several each is a row below the root, named by its class.
+
+    Args:
+        modules: The models whose parts are told apart; work outside of them is the root's own.
+        ignore: As in `count`.
+        logical: As in `count`.
+
+    Raises:
+        CountError: There is no module, or one of them is none.
+    """
+    if not modules:
+        raise CountError("counting: give at least one module")
+    for module in modules:
+        check_module("counting", module)
+    check_logical("counting: ", logical)
+    return Counting(_named(modules), ignore=ignore, logical=logical)
+
+
+class Counting:
+    """A count in progress. `profile` is there when the `with` is left, also by an exception: then it is partial."""
+
+    def __init__(
+        self,
+        roots: Mapping[str, nn.Module],
+        *,
+        phase: Phase = "other",
+        ignore: Ignored = (),
+        logical: Profile | None = None,
+        batch: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}),
+        extent: Extent | None = None,
+        counter: Callable[[ModuleTracker, Extent], OperatorCounter] = OperatorCounter,
+    ) -> None:
+        """Name the modules; nothing is touched until the `with` is entered."""
+        check()
+        self._tree = ModuleTree(roots)
+        self._ignore = [ignore] if isinstance(ignore, str | nn.Module) or not isinstance(ignore, Iterable) else list(ignore)
+        _ignored(self._tree, self._ignore)  # a wrong name is said now, not after the pass
+        self._logical = logical
+        self._batch = batch
+        self._scopes = ModuleTracker(self._tree, phase=phase, follow=self._follow)
+        self._counter = counter(self._scopes, extent or Extent())
+        self._undo = contextlib.ExitStack()
+        self._entered = False
+        self._profile: Profile | None = None
+        self._run = run_of("count", (each for each, _ in self._tree.parameters()), *batch)
+
+    def __enter__(self) -> Self:
+        """Begin to count on this thread, and on others that enter one of the modules."""
+        if self._entered:
+            raise CountError("counting: this count was entered before, and counts once: make another")
+        self._entered = True
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(force_eager())
+            if self._tree.compiled:
+                undo.enter_context(unremarked_hooks())
+            self._hold()
+            undo.callback(self._scopes.stop)
+            self._scopes.start()
+            undo.callback(self._counter.follow())
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Stop, and put the profile together."""
+        self._undo.close()
+        self._label()
+        self._profile = self._assemble(partial=kind is not None)
+        del self._tree, self._scopes, self._counter, self._batch  # what was counted may be freed while the profile is read
+        _warn_of_failures(self._profile)
+
+    def outside(self, phase: Phase) -> None:
+        """Say what work outside of every module is from now on; a module's forward and any backward change that."""
+        self._scopes.outside(phase)
+
+    @property
+    def profile(self) -> Profile:
+        """What was counted.
+
+        Raises:
+            CountError: The `with` has not been left yet.
+        """
+        if self._profile is None:
+            raise CountError("counting: the profile is there when the `with` is left")
+        return self._profile
+
+    def so_far(self) -> tuple[int, int]:
+        """MACs and FLOPs up to here, while the `with` is running."""
+        cells = self._counter.total().cells.values()
+        return sum(sums[1] for sums in cells), sum(sums[3] for sums in cells)
+
+    def _follow(self) -> Callable[[], None]:
+        return self._counter.follow()
+
+    def _hold(self) -> None:
+        memory = self._counter.memory
+        if memory is None:
+            return
+        for parameter, row in self._tree.parameters():
+            memory.hold([parameter], "parameters", row)
+            memory.hold([parameter.grad] if parameter.grad is not None else [], "gradients", row)
+        for row, module in self._tree.modules.items():
+            memory.hold(module.buffers(recurse=False), "other", row)
+        memory.hold(tensors_in(self._batch), "other", "")
+
+    def _label(self) -> None:
+        memory = self._counter.memory
+        if memory is not None:
+            memory.relabel((each.grad for each, _ in self._tree.parameters() if each.grad is not None), "gradients")
+            memory.relabel(self._counter.optimizer_state(), "optimizer_state")
+            memory.stop()
+
+    def _assemble(self, *, partial: bool) -> Profile:
+        memory = self._counter.memory
+        run = msgspec.structs.replace(self._run, partial=True) if partial else self._run
+        collected = CountedPass(
+            tree=self._tree,
+            calls=self._scopes.calls,
+            tally=self._counter.total(),
+            memory=None if memory is None else memory.result(),
+            peaks={} if memory is None else memory.peak_of_rows(),
+            ignored=_ignored(self._tree, self._ignore),  # a shared module has more rows by now
+            notes=tuple(self._notes()),
+        )
+        profile = build_profile(collected, run)
+        return profile if self._logical is None else with_logical(profile, self._logical)
+
+    def _notes(self) -> Iterable[Note]:
+        if self._scopes.ambiguous:
+            yield Note(code="ambiguous_threads", subject="", values={"calls": self._scopes.ambiguous})
+        if self._tree.compiled:
+            yield Note(code="compiled_ran_eager", subject=str(len(self._tree.compiled)), values={})
+
+
+def _warn_of_failures(profile: Profile) -> None:
+    """Whoever gave the formula is to hear of it, also without looking at the notes."""
+    failed = [f"{note.subject} ({note.values['error']})" for note in profile.notes if note.code == "formula_failed"]
+    if failed:
+        warnings.warn(f"count: the formula failed, so no call is counted: {', '.join(failed)}", stacklevel=4)
+
+
+def _named(modules: tuple[nn.Module, ...]) -> dict[str, nn.Module]:
+    if len(modules) == 1:
+        return {"": modules[0]}
+    roots: dict[str, nn.Module] = {}
+    seen: Counter[str] = Counter()
+    for module in modules:
+        kind = type(module).__name__
+        seen[kind] += 1
+        roots[kind if seen[kind] == 1 else f"{kind}-{seen[kind]}"] = module
+    return roots
+
+
+def _ignored(tree: ModuleTree, ignore: Iterable[Any]) -> frozenset[str]:
+    """The rows that the names and classes of `ignore` mean."""
+    rows: set[str] = set()
+    for each in ignore:
+        if isinstance(each, str):
+            found = {each} & tree.modules.keys()
+        elif isinstance(each, type) and issubclass(each, nn.Module):
+            found = {row for row, module in tree.modules.items() if isinstance(module, each)}
+        else:
+            raise CountError(f"ignore: {each!r} is neither a module's name nor a module class")
+        if not found and isinstance(each, str):
+            raise CountError(f"ignore: there is no module {each!r}; the names are those of model.named_modules()")
+        rows |= found
+    return frozenset(rows)

@@ -1,0 +1,197 @@
+"""Bytes alive from operator to operator, from the tensors that operators return and the moments that their storages die."""
+
+import heapq
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from lflops.collect.counting.traffic import tensors_of
+from lflops.collect.torch_private.names import FakeTensor, local_part, storage_key
+from lflops.profile.downsample import extremes
+from lflops.profile.model import Allocation, Memory, Moment, ancestry
+from lflops.profile.records import CATEGORIES, ByCategory, Phase
+
+__all__ = ["LiveMemory", "storage_of"]
+
+LARGEST = 50
+LONGEST_TIMELINE = 20_000
+BORN_IN: dict[Phase, str] = {
+    "forward": "activations",
+    "recompute": "activations",
+    "backward": "temporary",
+    "optimizer": "temporary",
+    "other": "other",
+}
+
+
+class Birth(NamedTuple):
+    """A storage when it was first seen."""
+
+    nbytes: int
+    category: str
+    operator: str
+    row: str
+    phase: Phase
+
+
+class LiveMemory:
+    """Follows storages from birth to death; nothing is kept alive by it.
+
+    Births and deaths go into one list, which is replayed at the end up to the peak: keeping what is alive at each new peak instead would
+    cost as much as all the rest.
+
+    Args:
+        round_to: Bytes of which every storage takes a whole number.
+    """
+
+    def __init__(self, round_to: int = 1) -> None:
+        """Begin with nothing alive."""
+        self._round_to = round_to
+        self._births: list[Birth] = []
+        self._events: list[int] = []
+        self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
+        self._live = 0
+        self._peak = 0
+        self._peak_event = 0
+        self._peak_index = 0
+        self._moments: list[tuple[str, str, Phase, int, int]] = []
+        self._highest: dict[str, int] = {}
+        self._relabelled: dict[int, str] = {}
+        self._never_allocated: set[int] = set()
+
+    def hold(self, tensors: Iterable[Tensor], category: str, row: str) -> None:
+        """Take in what is there before the first operator."""
+        for tensor in tensors:
+            self._bear(tensor, category, "", row, "other")
+
+    def before(self, operator: str, row: str, phase: Phase) -> None:
+        """An operator is about to run."""
+        live = self._live
+        self._moments.append((operator, row, phase, live, len(self._events)))
+        if live > self._highest.get(row, -1):
+            self._highest[row] = live
+
+    def after(self, operator: str, row: str, phase: Phase, out: Any) -> None:
+        """It has run and returned `out`."""
+        for tensor in (out,) if isinstance(out, Tensor) else tensors_of((out,)):
+            self._bear(tensor, BORN_IN[phase], operator, row, phase)
+        if self._live > self._highest.get(row, -1):
+            self._highest[row] = self._live
+
+    def find(self, tensors: Iterable[tuple[Tensor, str]], category: str) -> None:
+        """Take in what turns out to have been there all along, each with its row."""
+        before, peak, peak_event, peak_index = self._events, self._peak, self._peak_event, self._peak_index
+        self._events = []
+        for tensor, row in tensors:
+            self._bear(tensor, category, "", row, "other")
+        found = [event for event in self._events if event >= 0]
+        died = [event for event in self._events if event < 0]
+        more = sum(self._births[event].nbytes for event in found)
+        self._events = found + before + died
+        if not found:
+            return
+        self._peak, self._peak_event, self._peak_index = peak + more, peak_event + len(found), peak_index
+        self._moments = [(operator, row, phase, live + more, event + len(found)) for operator, row, phase, live, event in self._moments]
+        self._highest = {row: highest + more for row, highest in self._highest.items()}
+
+    def relabel(self, tensors: Iterable[Tensor], category: str) -> None:
+        """Say what became of storages that are still alive."""
+        for tensor in tensors:
+            found = storage_of(tensor)
+            alive = self._alive.get(found[1]) if found else None
+            if alive is not None:
+                self._relabelled[alive[0]] = category
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        self._alive.clear()
+
+    def peak_of_rows(self) -> dict[str, int]:
+        """The most bytes alive while a row or one below it ran."""
+        peaks: dict[str, int] = {}
+        for row, live in self._highest.items():
+            for above in ancestry(row):
+                peaks[above] = max(peaks.get(above, 0), live)
+        return peaks
+
+    def result(self) -> Memory:
+        """The peak, what it was made of, and the way to it."""
+        at_peak = self._alive_at_peak()
+        alive = [(self._relabelled.get(serial, birth.category), birth) for serial, birth in at_peak]
+        by_category = Counter(dict.fromkeys(CATEGORIES, 0))
+        by_module: dict[str, int] = defaultdict(int)
+        activations: dict[str, int] = defaultdict(int)
+        for category, birth in alive:
+            by_category[category] += birth.nbytes
+            by_module[birth.row] += birth.nbytes
+            if category == "activations":
+                activations[birth.row] += birth.nbytes
+        largest = heapq.nlargest(LARGEST, alive, key=lambda each: each[1].nbytes)
+        return Memory(
+            source="counted" if self._never_allocated.isdisjoint(serial for serial, _ in at_peak) else "fake",
+            peak_bytes=self._peak,
+            peak_index=self._peak_index,
+            by_category=dict(by_category),
+            by_module=dict(by_module),
+            activations_by_module=dict(activations),
+            alive=tuple(Allocation(category, birth.operator, birth.row, birth.phase, birth.nbytes) for category, birth in largest),
+            timeline=tuple(self._timeline()),
+        )
+
+    def _bear(self, tensor: Tensor, category: str, operator: str, row: str, phase: Phase) -> None:
+        found = storage_of(tensor)
+        if found is None:
+            return
+        storage, key = found
+        nbytes = -(-storage.nbytes() // self._round_to) * self._round_to
+        if key in self._alive or not nbytes:
+            return
+        serial = len(self._births)
+        self._births.append(Birth(nbytes, category, operator, row, phase))
+        self._alive[key] = (serial, weakref.ref(storage, partial(self._die, key)))
+        self._events.append(serial)
+        if tensor.is_meta or type(tensor) is FakeTensor:
+            self._never_allocated.add(serial)
+        self._live += nbytes
+        if self._live > self._peak:
+            self._peak, self._peak_event, self._peak_index = self._live, len(self._events), max(len(self._moments) - 1, 0)
+
+    def _die(self, key: int, _reference: object) -> None:
+        alive = self._alive.pop(key, None)
+        if alive is not None:
+            self._events.append(~alive[0])
+            self._live -= self._births[alive[0]].nbytes
+
+    def _timeline(self) -> Iterator[Moment]:
+        """What is kept of it, with what was alive by what that turned out to be."""
+        live = dict.fromkeys(CATEGORIES, 0)
+        done = 0
+        for index in extremes([moment[3] for moment in self._moments], LONGEST_TIMELINE, [self._peak_index]):
+            operator, row, phase, in_all, event = self._moments[index]
+            for each in self._events[done:event]:
+                serial = each if each >= 0 else ~each
+                birth = self._births[serial]
+                live[self._relabelled.get(serial, birth.category)] += birth.nbytes if each >= 0 else -birth.nbytes
+            done = event
+            yield Moment(operator, row, phase, in_all, index, ByCategory(**live))
+
+    def _alive_at_peak(self) -> list[tuple[int, Birth]]:
+        alive: dict[int, Birth] = {}
+        for event in self._events[: self._peak_event]:
+            if event >= 0:
+                alive[event] = self._births[event]
+            else:
+                del alive[~event]
+        return list(alive.items())
+
+
+def storage_of(tensor: Tensor) -> tuple[Any, int] | None:
+    """What holds the numbers that this rank has of a tensor, and its key; `None` where there is no such thing."""
+    try:
+        return storage_key(local_part(tensor))
+    except (NotImplementedError, RuntimeError, ValueError):  # a sparse tensor has none, a lazy one not yet
+        return None

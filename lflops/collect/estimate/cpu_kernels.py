@@ -1,0 +1,209 @@
+"""Corrections of fake results: the strides and the memory that the CPU's kernels give, where torch's fake kernels give others.
+
+A fake result in another layout is copied, or not copied, by what comes after it, so that the peak is wrong. `benchmarks/strides.py` runs
+torch's own samples of every operator, contiguous and not, and lists what differs; the table below has what it listed.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lflops.collect.torch_private.names import OpOverload
+
+__all__ = ["LSTM_LAYER", "corrected"]
+
+LSTM_LAYER: Any = torch.ops.aten.mkldnn_rnn_layer.default
+"""One layer in one direction, by oneDNN."""
+
+LSTM_WORKSPACE = 3
+"""The place among its results of what it keeps for backward."""
+
+Rule = Callable[[Tensor, Sequence[Any]], Tensor | None]
+"""From a fake result and the operator's arguments to the result that the kernel gives."""
+
+
+class Correction(NamedTuple):
+    """What is wrong with an operator's fake results.
+
+    Attributes:
+        operators: Of ATen, as words; an overload that this torch has not is left out.
+        results: The places of the results that are corrected.
+        rule: The correction.
+        reason: What the kernel does and the fake one does not.
+    """
+
+    operators: str
+    results: tuple[int, ...]
+    rule: Rule
+    reason: str
+
+
+def corrected(function: OpOverload, args: Sequence[Any], out: Any) -> Any:
+    """What an operator returned, as the kernel returns it.
+
+    Args:
+        function: The operator.
+        args: Its positional arguments.
+        out: Its fake results. The fake mode is still open.
+    """
+    correction = _TABLE.get(function)
+    if correction is None:
+        return out
+    results = [out] if isinstance(out, Tensor) else list(out)
+    for place in correction.results:
+        if isinstance(results[place], Tensor):
+            results[place] = correction.rule(results[place], args)
+    return results[0] if isinstance(out, Tensor) else type(out)(results)
+
+
+def _with_strides_of(result: Tensor, model: Tensor) -> Tensor:
+    if result.stride() == model.stride():
+        return result
+    return torch.empty_strided(result.shape, model.stride(), dtype=result.dtype, device=result.device)
+
+
+def _contiguous(result: Tensor, _args: Sequence[Any]) -> Tensor:
+    return result.contiguous()
+
+
+def _in_format_of(place: int) -> Rule:
+    """Channels last if the argument is, else contiguous."""
+
+    def rule(result: Tensor, args: Sequence[Any]) -> Tensor:
+        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+        last = formats.get(args[place].dim())
+        is_last = last is not None and not args[place].is_contiguous() and args[place].is_contiguous(memory_format=last)
+        return result.contiguous(memory_format=last if is_last and last is not None else torch.contiguous_format)
+
+    return rule
+
+
+def _like(place: int) -> Rule:
+    """Strides as those of the argument."""
+    return lambda result, args: _with_strides_of(result, torch.empty_like(args[place]))
+
+
+def _element_by_element(result: Tensor, args: Sequence[Any]) -> Tensor:
+    """Strides as of the sum of the first two arguments: the iterator that all kernels of this kind share decides."""
+    operands = [each for each in args[:2] if isinstance(each, Tensor)]
+    return _with_strides_of(result, torch.add(*operands) if len(operands) > 1 else torch.neg(operands[0]))
+
+
+def _where_asked(rule: Rule) -> Rule:
+    """The gradient of the input only where the mask, the one list among the arguments, asks for it."""
+    return lambda result, args: rule(result, args) if next(each for each in args if isinstance(each, list))[0] else None
+
+
+def _apart(result: Tensor, _args: Sequence[Any]) -> Tensor:
+    return torch.empty_like(result)
+
+
+def _reduced_in_place(result: Tensor, args: Sequence[Any]) -> Tensor:
+    """A scalar in the memory of all the terms that it was reduced from. Terms that are not reduced keep their layout."""
+    if result.dim():
+        return _element_by_element(result, args)
+    terms = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()
+    return result.new_empty(terms).as_strided((), ()) if terms else result
+
+
+def _workspace(result: Tensor, args: Sequence[Any]) -> Tensor:
+    """What oneDNN keeps of an LSTM layer, by its layout; torch keeps it wherever gradients are enabled."""
+    if not torch.is_grad_enabled():
+        return result
+    x, hidden = args[0], args[10]
+    steps, batch, width = x.shape
+    each, widest = x.element_size(), max(width, hidden)
+    gates, states = (steps * batch * _leading(size, each) * each for size in (4 * hidden, hidden))
+    rows = 2 * (steps + 1) * batch  # before and after the layer, before the first step and after each
+    layer, cell = rows * _leading(widest, each) * each, rows * hidden * each
+    gradient = rows * _leading(widest, FLOAT) * FLOAT  # gradients are float32 always
+    parts = (gates, states, layer, cell, gradient, gradient, rows * hidden * FLOAT)
+    return torch.empty(sum(_up(part, PAGE) for part in parts), dtype=torch.uint8, device=x.device)
+
+
+FLOAT, LINE, PAGE, ALIASING = 4, 64, 4096, 256
+"""Bytes of a float32, of a cache line and of a page; rows of a multiple of so many elements get a line more."""
+
+
+def _leading(elements: int, each: int) -> int:
+    """Elements from a row of a matrix to the next."""
+    rounded = _up(elements, LINE // each)
+    return rounded if rounded % ALIASING else rounded + LINE // each
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+CORRECTIONS = (
+    Correction(
+        "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats _batch_norm_with_update",
+        (0,),
+        _in_format_of(0),
+        "the result is contiguous or channels last, never transposed as the input may be",
+    ),
+    Correction(
+        "native_batch_norm_backward batch_norm_backward",
+        (0,),
+        _where_asked(_in_format_of(1)),
+        "the same, by the forward's input; and the input has no gradient where none is asked for",
+    ),
+    Correction("native_layer_norm_backward", (0, 1, 2), _contiguous, "the gradients are contiguous, whatever the result's gradient is"),
+    Correction("_log_softmax_backward_data normal.Tensor_Tensor pow.Scalar", (0,), _contiguous, "the result is contiguous"),
+    Correction("log_sigmoid_forward", (0, 1), _contiguous, "both results are contiguous"),
+    Correction(
+        "mse_loss_backward smooth_l1_loss_backward huber_loss_backward", (0,), _contiguous, "the gradient starts as contiguous zeros"
+    ),
+    Correction("binary_cross_entropy_backward", (0,), _like(1), "the gradient is laid out as the input"),
+    Correction("native_dropout_backward", (0,), _like(0), "a product with the mask: laid out as the result's gradient"),
+    Correction(
+        "mse_loss smooth_l1_loss soft_margin_loss binary_cross_entropy",
+        (0,),
+        _reduced_in_place,
+        "the scalar is written over the first of the terms, whose memory it keeps",
+    ),
+    Correction(
+        "copysign.Tensor div.Tensor_mode floor_divide logaddexp logical_and logical_or logical_xor heaviside xlogy.Tensor"
+        " special_xlog1py hardswish_backward hardtanh_backward leaky_relu_backward logit_backward threshold_backward",
+        (0,),
+        _element_by_element,
+        "the fake one is made of other operators, which meet the operands in another order",
+    ),
+    Correction(
+        "ldexp.Tensor",
+        (0,),
+        lambda result, args: _element_by_element(result, (args[0], args[1].contiguous())),
+        "the same; and the powers of two are contiguous",
+    ),
+    Correction(
+        "max_unpool2d channel_shuffle reflection_pad3d replication_pad3d",
+        (0,),
+        _in_format_of(0),
+        "channels last stays channels last",
+    ),
+    Correction(
+        "reflection_pad2d_backward reflection_pad3d_backward replication_pad2d_backward replication_pad3d_backward",
+        (0,),
+        _in_format_of(1),
+        "the same, by the forward's input",
+    ),
+    Correction("mkldnn_rnn_layer", (LSTM_WORKSPACE,), _workspace, "oneDNN keeps a workspace for backward; the fake one is empty"),
+    Correction("mkldnn_rnn_layer_backward", (4,), _apart, "the two biases' gradients are two tensors; the fake ones are one"),
+)
+"""What is corrected. Not corrected: Fourier transforms of tensors that are one element expanded, and a few bytes of `_embedding_bag`."""
+
+
+def _table() -> dict[Any, Correction]:
+    found: dict[Any, Correction] = {}
+    for correction in CORRECTIONS:
+        for words in correction.operators.split():
+            name, _, overload = words.partition(".")
+            operator = getattr(getattr(torch.ops.aten, name, None), overload or "default", None)
+            if operator is not None:
+                found[operator] = correction
+    return found
+
+
+_TABLE = _table()

@@ -1,0 +1,201 @@
+"""The kernel that `scaled_dot_product_attention` takes on an NVIDIA chip, run on fake tensors of the host's.
+
+Torch chooses in native code, by the device on which the tensors are. Here the choice follows its rules for CUDA: of what is switched on, in
+the order of preference, the first that takes the call. The operators themselves know what their results look like on any device.
+"""
+
+import contextlib
+import math
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from lflops.collect.estimate.fake_tensors import HOST
+from lflops.collect.torch_private.names import attention_kernels
+from lflops.errors import CountError
+from lflops.hardware.chips import Hardware, chips, lookup
+from lflops.profile.model import Note
+
+__all__ = ["Attention", "attention_on"]
+
+ATTENTION = frozenset(
+    {
+        F.scaled_dot_product_attention,
+        torch.ops.aten.scaled_dot_product_attention,
+        torch.ops.aten.scaled_dot_product_attention.default,
+    }
+)
+"""Its names."""
+
+HALF = (torch.float16, torch.bfloat16)
+WIDEST_FLASH, WIDEST_CUDNN = 256, 128
+"""Of a head."""
+
+WIDTHS, MASK_ROWS = 8, 16
+"""Flash attention's heads and efficient attention's masks are filled up to a multiple of these."""
+
+_ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+_CALLERS = (F.multi_head_attention_forward, Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+"""Functions of torch's in Python within which attention may run; in backward what was checkpointed. They ask for modes themselves."""
+
+
+class Attention(NamedTuple):
+    """The arguments of a call."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+    def autocast(self) -> "Attention":
+        """What autocast makes of the call, which is further in."""
+        device = self.query.device.type
+        if not torch.is_autocast_enabled(device):
+            return self
+        dtype = torch.get_autocast_dtype(device)
+        cast: dict[str, Any] = {
+            name: each.to(dtype)
+            for name, each in self._asdict().items()
+            if isinstance(each, Tensor) and each.is_floating_point() and each.dtype is not torch.float64
+        }
+        return self._replace(**cast)
+
+    def kernel(self, *, ampere: bool) -> tuple[str, Any] | None:
+        """Name and operator of the one that is taken; `None` where the user has left on none that takes the call.
+
+        What is not looked at: heads wider than 192, trained with dropout, are too much for the smaller chips of a generation.
+
+        Args:
+            ampere: Whether the chip is of that generation or a later one.
+        """
+        fused = self._may_be_fused()
+        halved = fused and ampere and self.query.dtype in HALF
+        takes = {
+            "flash_attention": halved and self._suits_flash(),
+            "efficient_attention": fused and self._suits_efficient(ampere=ampere),
+            "cudnn_attention": halved and self._suits_cudnn(),
+            "attention_math": True,
+        }
+        return next(((name, operator) for name, operator in attention_kernels().items() if takes[name]), None)
+
+    def run(self, name: str, operator: Any) -> Tensor:
+        """By one of the kernels, with what torch does to the arguments before."""
+        query, key, value, mask, *how, scale, grouped = self
+        if mask is not None and mask.dtype is torch.bool:
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -math.inf)
+        if name == "attention_math":
+            return operator(query, key, value, mask, *how, scale=scale, enable_gqa=grouped)[0]  # type: ignore[no-any-return]
+        if name == "flash_attention":
+            missing = -query.shape[-1] % WIDTHS
+            query, key, value = (F.pad(each, (0, missing)) if missing else each for each in self[:3])
+            out: Tensor = operator(query, key, value, *how, scale=scale or 1 / math.sqrt(self.query.shape[-1]))[0]
+            return out[..., : self.query.shape[-1]] if missing else out
+        if mask is not None and name == "efficient_attention":
+            mask = _in_rows(mask).expand(*query.shape[:3], key.shape[-2])
+        goes_backward = torch.is_grad_enabled() and any(each.requires_grad for each in self[:3])
+        return operator(query, key, value, mask, goes_backward, *how, scale=scale)[0]  # type: ignore[no-any-return]
+
+    def _may_be_fused(self) -> bool:
+        """Whether any but plain products can take it."""
+        if any(each.dim() != 4 or not each.shape[-2] or each.stride(-1) != 1 for each in self[:3]):
+            return False
+        alike = all(each.dtype is self.query.dtype and each.shape[0] == self.query.shape[0] for each in self[:3])
+        return alike and self.query.shape[-1] == self.key.shape[-1] and (self._has_all_heads() or self._is_grouped())
+
+    def _has_all_heads(self) -> bool:
+        return self.query.shape[1] == self.key.shape[1] == self.value.shape[1]
+
+    def _is_grouped(self) -> bool:
+        heads = self.key.shape[1]
+        return self.enable_gqa and heads == self.value.shape[1] and self.query.shape[1] % heads == 0
+
+    def _suits_flash(self) -> bool:
+        square = not self.is_causal or self.query.shape[-2] == self.key.shape[-2]
+        return self.attn_mask is None and square and self.value.shape[-1] == self.query.shape[-1] <= WIDEST_FLASH
+
+    def _suits_efficient(self, *, ampere: bool) -> bool:
+        dtypes = (*HALF, torch.float32) if ampere else (torch.float16, torch.float32)
+        multiple = 8 if self.query.dtype in HALF else 4 if ampere else 1
+        even = not self.query.shape[-1] % multiple and not self.value.shape[-1] % multiple
+        masked = self.attn_mask is None or self.attn_mask.stride(-1) == 1
+        return self.query.dtype in dtypes and even and masked and self._has_all_heads()
+
+    def _suits_cudnn(self) -> bool:
+        widths, mask = (self.query.shape[-1], self.value.shape[-1]), self.attn_mask
+        masked = mask is None or (mask.dim() in (2, 4) and not mask.requires_grad)
+        return masked and self.key.shape[-2] > 1 and all(width <= WIDEST_CUDNN and not width % 8 for width in widths)
+
+
+@contextlib.contextmanager
+def attention_on(chip: Hardware | None) -> Iterator[list[Note]]:
+    """Within it, attention runs as it would on one of NVIDIA's chips in the table; a note of it is there at the end.
+
+    And autocast for CUDA is an error where there is none: there torch only warns and leaves it out, which is right for no chip.
+    """
+    notes: list[Note] = []
+    if chip is None or (found := lookup(chip.name)) is None or found not in chips()["NVIDIA"]:
+        yield notes
+        return
+    with warnings.catch_warnings(), _Choice(chip) as choice:
+        warnings.filterwarnings("error", ".*CUDA is not available.*Disabling")
+        yield notes
+    if choice.calls:
+        notes.append(Note(code="attention_on_cuda", subject=chip.name, values=dict(choice.calls)))
+
+
+class _Choice(TorchFunctionMode):
+    """Answers for attention, and leaves all else as it is."""
+
+    def __init__(self, chip: Hardware) -> None:
+        super().__init__()
+        self._chip = chip
+        self._ampere = "bf16" in chip.peak_flops_per_second
+        self._bodies = {caller: _body(caller) for caller in _CALLERS}
+        self.calls: Counter[str] = Counter()
+
+    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function in ATTENTION:
+            return self._attend(function, Attention(*args, **kwargs))
+        body = self._bodies.get(function)
+        if body is None:
+            return function(*args, **kwargs)
+        with self:  # a mode is out while it answers, and what the body calls is to be seen
+            return body(*args, **kwargs)
+
+    def _attend(self, function: Any, call: Attention) -> Tensor:
+        if call.query.is_nested or call.query.device != HOST:
+            return function(**call._asdict())  # type: ignore[no-any-return]
+        call = call.autocast()
+        found = call.kernel(ampere=self._ampere)
+        if found is None:
+            raise CountError(f"no kernel of attention that sdpa_kernel leaves on takes this call on {self._chip.name}: leave on MATH")
+        self.calls[found[0]] += 1
+        with torch.autocast(call.query.device.type, enabled=False):
+            return call.run(*found)
+
+
+def _in_rows(mask: Tensor) -> Tensor:
+    """The mask, with its rows as far from each other as the kernel needs."""
+    if mask.stride(-1) == 1 and not any(stride % MASK_ROWS for stride in mask.stride()[:-1]):
+        return mask
+    return F.pad(mask, (0, MASK_ROWS - mask.shape[-1] % MASK_ROWS))[..., : mask.shape[-1]]
+
+
+def _body(function: Any) -> FunctionType:
+    """The same function, but that it takes no notice of modes: with one open it would only hand itself to that again."""
+    deaf = dict.fromkeys(_ASKS, lambda *_: False)
+    copy = FunctionType(function.__code__, {**function.__globals__, **deaf}, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy

@@ -1,0 +1,159 @@
+"""What fake tensors cannot do, and what an estimate then says: where it is asked for, and what to do instead."""
+
+import contextlib
+import linecache
+import os
+import re
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp import grad_scaler
+from torch.optim import Optimizer
+
+from lflops.collect.estimate.known_values import NoCudaError
+from lflops.collect.torch_private.names import ASKS_FOR_VALUES, KNOWS_NO_SHAPE, PLAIN, FakeTensor, local_part, runs_nothing
+from lflops.errors import CountError, LflopsError
+
+__all__ = ["refuse_real_optimizer", "refuse_real_parameters", "refuse_what_keeps_tensors", "values_refused"]
+
+CALL = nn.Module.__call__.__code__
+"""What runs whenever a module is called."""
+
+NO_CUDA = re.compile(
+    "not compiled with CUDA|not linked with support for cuda|CUDA is not available|Found no NVIDIA driver"
+    "|CUDA driver version is insufficient"
+)
+"""What torch says of it, in errors and, of autocast, in a warning."""
+
+_TORCHS, _OURS = (f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
+"""A line in these is not the one to change."""
+
+
+class RealParameterError(Exception):
+    """A tensor that has memory and wants a gradient met a fake one: the gradient would be fake, and written to it."""
+
+
+class RealOptimizerError(Exception):
+    """An optimizer has tensors with memory: it would find no gradient and do nothing."""
+
+
+def refuse_what_keeps_tensors(module: nn.Module) -> None:
+    """See that a module has its tensors where others have them.
+
+    Raises:
+        CountError: It has not, so that its real ones would be used.
+    """
+    kinds = {kind.__name__ for kind in type(module).__mro__}
+    if isinstance(module, torch.jit.ScriptModule):
+        raise CountError("estimate: a scripted module keeps its tensors to itself: give the one that it was made from")
+    if kinds & {"DistributedDataParallel", "FullyShardedDataParallel"}:
+        kept = "buckets as large as the gradients" if "DistributedDataParallel" in kinds else "parameters"
+        raise CountError(f"estimate: {type(module).__name__} keeps {kept} to itself: give the module that it wraps")
+    if "FSDPModule" in kinds and any(type(local_part(each)) is not FakeTensor for each in module.parameters()):
+        raise CountError(
+            "estimate: fully_shard keeps a module's parameters to itself: give a function that builds the module and shards it"
+        )
+
+
+def refuse_real_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    """See that an optimizer that makes a step has fake parameters; in other threads real ones may train.
+
+    Raises:
+        RealOptimizerError: It has not.
+    """
+    parameters = (each for group in optimizer.param_groups for each in group["params"])
+    if runs_nothing(()) and not all(isinstance(local_part(each), FakeTensor) for each in parameters):
+        raise RealOptimizerError
+
+
+def refuse_real_parameters(args: Any) -> None:
+    """See that no tensor that wants a gradient has been left real; that others are does no harm.
+
+    Raises:
+        RealParameterError: One has.
+    """
+    for each in args:
+        if type(each) in PLAIN and each.requires_grad:
+            raise RealParameterError
+        if isinstance(each, list):
+            refuse_real_parameters(each)
+
+
+@contextlib.contextmanager
+def values_refused(asker: str, *, step_of: Optimizer | None = None) -> Iterator[None]:
+    """Say of what fake tensors cannot do on which line it stands, and what there is to do.
+
+    Args:
+        asker: What the error begins with.
+        step_of: The optimizer whose step it is, if it is one.
+
+    Raises:
+        CountError: Something asked for the value of a tensor, met a real parameter, or ran an operator whose result has no known shape.
+    """
+    try:
+        yield
+    except LflopsError:
+        raise
+    except Exception as error:
+        wrong, place = _wrong(error), _place(error)
+        if wrong is None and place:
+            error.add_note(f"{asker}: {place}")
+        if wrong is None:
+            raise
+        if step_of is not None:
+            asked = wrong.partition(";")[0].removeprefix("it ")
+            advice = "give one that does not and has as much state, or lflops.counting around a real step"
+            raise CountError(f"{asker}: the step of {type(step_of).__name__} {asked}: {advice}") from error
+        raise CountError(": ".join(filter(None, (asker, place, wrong)))) from error
+
+
+def _wrong(error: Exception) -> str | None:
+    """What was asked of fake tensors that they do not have; `None` for any other error."""
+    if isinstance(error, RealParameterError):
+        return (
+            "it uses a parameter that is none of the model's, so that its gradient would be written: pass a module that holds it, "
+            "or take it from the model"
+        )
+    if isinstance(error, RealOptimizerError):
+        return "it steps an optimizer of the real parameters: give a function that builds the model and with it its optimizers"
+    if isinstance(error, KNOWS_NO_SHAPE):
+        return f"it runs {error.func}, which does not say what its result looks like: register a fake kernel (torch.library.register_fake)"
+    if isinstance(error, AssertionError) and "metadata mutating" in str(error):
+        return "it changes in place the shape of a tensor that has memory, by a fake one or to a large one: make a new tensor"
+    if isinstance(error, NoCudaError) or NO_CUDA.search(str(error)):
+        return "it asks for CUDA, which is not here: say no device, or that of a tensor, and give the chip as hardware"
+    return _value_asked_for(error)
+
+
+def _value_asked_for(error: Exception) -> str | None:
+    if isinstance(error, ASKS_FOR_VALUES):
+        if any(each.filename == grad_scaler.__file__ for each in traceback.extract_tb(error.__traceback__)):
+            return "a GradScaler asks whether all gradients are finite: leave it out, and lflops.estimate(grad_scaler=True) takes them so"
+        asked: object = error.func
+    elif isinstance(error, RuntimeError | TypeError) and any(each in str(error) for each in ("tensor subclasses", "FakeTensor.__format__")):
+        asked = error
+    else:
+        return None
+    advice = "an estimate has shapes alone: go around it, or count a real batch with lflops.count, which has the same memory timeline"
+    return f"it needs the value of a tensor ({asked}); {advice}"
+
+
+def _place(error: Exception) -> str:
+    """The innermost module that was called, and the innermost line that is neither torch's nor ours; empty where there is neither."""
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not frame.f_code.co_filename.startswith(_OURS)]
+    called = [frame.f_locals["self"] for frame, _ in frames if frame.f_code is CALL]
+    parts = [f"in {_named(called[-1], called[0])}"] if called else []
+    for frame, line in [each for each in frames if not each[0].f_code.co_filename.startswith(_TORCHS)][-1:]:
+        code = frame.f_code
+        text = linecache.getline(code.co_filename, line).strip()
+        parts.append(f"{code.co_filename}:{line}, in {code.co_name}" + (f": `{text}`" if text else ""))
+    return ", ".join(parts)
+
+
+def _named(module: nn.Module, root: nn.Module) -> str:
+    name = next((name for name, each in root.named_modules() if each is module), "")
+    return f"{name.replace('_orig_mod.', '') or 'the model'} ({type(module).__name__})"

@@ -1,0 +1,183 @@
+"""Small tensors whose values are known though the rest is fake: integers, masks, and what is worked out of them alone."""
+
+import inspect
+import os
+import weakref
+from functools import partial
+from math import prod
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lflops.collect.counting.traffic import tensors_of
+from lflops.collect.estimate.cpu_kernels import LSTM_LAYER, corrected
+from lflops.collect.torch_private.names import (
+    ASKS_FOR_VALUES,
+    GROUPED_PRODUCT,
+    PLAIN,
+    OpOverload,
+    TorchDispatchMode,
+    hear_of_higher_order,
+    storage_key,
+    unseen,
+    written_arguments,
+)
+
+__all__ = ["LARGEST", "KnownValues", "NoCudaError"]
+
+LARGEST = 1 << 20
+"""Elements of a tensor that is worth its memory."""
+
+_MADE_OF_NUMBERS = frozenset(getattr(torch.ops.aten, name) for name in ("arange", "linspace", "logspace"))
+"""What makes floating tensors that code may ask for the values of, as the depths at which layers are dropped."""
+
+
+_LAWFUL = frozenset(f"{name}.__init__" for name in ("Distribution", "Geometric", "ContinuousBernoulli", "Uniform")) | {
+    "Distribution._validate_sample"
+}
+"""Functions of `torch.distributions` that ask only whether arguments are valid, and raise where the answer is no."""
+
+_TORCH, _OURS, _DISTRIBUTIONS = (
+    f"{Path(each).parent}{os.sep}" for each in (torch.__file__, Path(__file__).parent, torch.distributions.__file__)
+)
+
+
+class NoCudaError(Exception):
+    """A tensor was to be made on CUDA, where there is none."""
+
+
+class KnownValues(TorchDispatchMode):
+    """Runs operators for real on tensors that are real, in a mode below which everything is fake.
+
+    Code decides by such values: whether a batch has padding, whether it is packed, how many of its tokens count. With the values that are
+    there it goes the way that it goes in a real step.
+    """
+
+    supports_higher_order_operators = True  # as torch asks since 2.9
+
+    def __init__(self, *, on_host: bool = True) -> None:
+        """Know nothing yet.
+
+        Args:
+            on_host: Whether the CPU's kernels would run; on a chip no one knows how large the workspace of an LSTM is.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._on_host = on_host
+        hear_of_higher_order(type(self))
+        self._stale: dict[int, weakref.ref[Any]] = {}  # by storage, as long as that lives: its number is given out again
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator for real where all that it takes is known and its result is small."""
+        kwargs = kwargs or {}
+        if (device := kwargs.get("device")) is not None and device.type == "cuda" and not torch.cuda.is_available():
+            raise NoCudaError("no such device")  # a fake tensor could be there, and end the process in backward
+        given = list(tensors_of((*args, *kwargs.values())))
+        known = isinstance(function, OpOverload) and all(map(self._is_known, given))
+        if _changes_shape_alone(function, args, given):
+            with unseen():
+                return function(*args, **kwargs)
+        if function is torch.ops.aten.index.Tensor and not known:
+            args = (args[0], self._numbered(args[1]))
+        if function is GROUPED_PRODUCT and args[0].dtype is not torch.bfloat16:
+            return _grouped_product(*args, **kwargs)
+        try:
+            out = function(*args, **kwargs)
+        except ASKS_FOR_VALUES:
+            if not known and (answer := _taken_for_granted(given)) is not None:
+                return answer
+            if not known:
+                raise
+            out = None
+        if known and _is_worth_it(function, given, out):
+            with unseen():
+                return function(*args, **kwargs)
+        if not isinstance(function, OpOverload):
+            return out
+        self._forget(function, args, kwargs)
+        return out if function is LSTM_LAYER and not self._on_host else corrected(function, args, out)
+
+    def _numbered(self, indices: list[Tensor | None]) -> list[Tensor | None]:
+        """The same with the places that a known mask picks in place of the mask: how many they are is known then."""
+        found: list[Tensor | None] = []
+        for each in indices:
+            if each is not None and each.dtype is torch.bool and self._is_known(each):
+                with unseen():
+                    found.extend(each.nonzero().unbind(1))
+            else:
+                found.append(each)
+        return found
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        if type(tensor) is not Tensor or tensor.is_meta or tensor.requires_grad or tensor.numel() > LARGEST:
+            return False
+        return not self._stale or storage_key(tensor)[1] not in self._stale
+
+    def _forget(self, function: OpOverload, args: Any, kwargs: Any) -> None:
+        """Note that the values of what the operator writes to are not known any longer."""
+        for name, place in written_arguments(function):
+            for each in tensors_of((args[place] if place < len(args) else kwargs.get(name),)):
+                if type(each) is Tensor:
+                    storage, key = storage_key(each)
+                    self._stale[key] = weakref.ref(storage, partial(self._stale.pop, key))
+
+
+def _is_worth_it(function: OpOverload, given: list[Tensor], out: Any) -> bool:
+    results = list(tensors_of((out,)))
+    if any(each.numel() > LARGEST for each in results):
+        return False
+    floats = any(each.is_floating_point() or each.is_complex() for each in results)
+    return bool(given) or not floats or function.overloadpacket in _MADE_OF_NUMBERS
+
+
+def _grouped_product(x: Tensor, weights: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Of a dtype whose result's shape torch knows, as that of the others is: those it refuses, though kernels take them."""
+    result: Tensor = GROUPED_PRODUCT(x.to(torch.bfloat16), weights.to(torch.bfloat16), *args, **kwargs)
+    return result.to(x.dtype)
+
+
+def _changes_shape_alone(function: Any, args: Any, given: list[Tensor]) -> bool:
+    """Whether the operator is a view in place of a tensor with memory: fake mode refuses to write a shape to one.
+
+    That the values are known does not matter, and they stay what they are. What would be resized to more than is worth it is refused.
+    """
+    if (
+        not isinstance(function, OpOverload)
+        or torch.Tag.inplace_view not in function.tags
+        or not all(type(each) in PLAIN for each in given)
+    ):
+        return False
+    return function.overloadpacket is not torch.ops.aten.resize_ or prod(args[1]) <= LARGEST
+
+
+def _taken_for_granted(asked: list[Tensor]) -> bool | None:
+    """The answer to a question that a real step would answer only one way, because otherwise it ends; `None` where it is another question.
+
+    `torch.nn.init` asks whether a number that it drew for a parameter is out of bounds: none was drawn, so none is.
+    `torch.distributions` asks whether arguments and samples are valid: they are.
+    """
+    if len(asked) != 1 or asked[0].dtype is not torch.bool:
+        return None
+    frame: FrameType | None = inspect.currentframe()
+    asker: CodeType | None = None
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == nn.init.__file__:
+            return False
+        if asker is None and (code.co_filename.startswith(_DISTRIBUTIONS) or not code.co_filename.startswith((_OURS, _TORCH))):
+            asker = code
+        frame = frame.f_back
+    return True if asker is not None and _asks_for_validity(asker) else None
+
+
+def _asks_for_validity(code: CodeType) -> bool:
+    """Whether a function of `torch.distributions` validates."""
+    if not code.co_filename.startswith(_DISTRIBUTIONS):
+        return False
+    return code.co_qualname in _LAWFUL or (code.co_filename == torch.distributions.constraints.__file__ and code.co_name == "check")

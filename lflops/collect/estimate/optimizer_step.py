@@ -1,0 +1,97 @@
+"""What an estimate does behind backward: the optimizer's step, and a GradScaler around it."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lflops.collect.estimate.fake_errors import values_refused
+from lflops.collect.estimate.fake_tensors import HOST
+from lflops.collect.inputs.arguments import describe
+from lflops.errors import CountError
+from lflops.hardware.chips import Hardware, lookup
+from lflops.profile.model import Note
+
+__all__ = ["MakesOptimizer", "Stepper", "optimizer_named"]
+
+MakesOptimizer = Callable[[list[nn.Parameter]], Optimizer]
+
+
+def optimizer_named(name: str) -> MakesOptimizer:
+    """One of `torch.optim`, in its own settings, whatever the letter case.
+
+    Raises:
+        CountError: There is none of that name.
+    """
+    known = {each.lower(): kind for each, kind in vars(torch.optim).items() if isinstance(kind, type) and issubclass(kind, Optimizer)}
+    if name.lower() not in known.keys() - {"optimizer"}:
+        raise CountError(f"optimizer={name!r}: give one of {', '.join(sorted(known.keys() - {'optimizer'}))}")
+    return known[name.lower()]
+
+
+class Stepper:
+    """Makes the steps of an optimizer.
+
+    Attributes:
+        notes: What is to be said of it.
+    """
+
+    def __init__(self, asker: str, make: MakesOptimizer, model: nn.Module, *, chip: Hardware | None, grad_scaler: bool) -> None:
+        """Make the optimizer of a model whose parameters are fake.
+
+        Raises:
+            CountError: It is none, or one whose steps need values.
+        """
+        self._asker = asker
+        self._optimizer = _made(asker, make, model)
+        self._scaler = torch.amp.GradScaler(HOST.type) if grad_scaler else None
+        kind, notes = type(self._optimizer).__name__, []
+        if _settle(self._optimizer, "capturable", was=True, now=False):  # there is no graph to capture, and the state is as large
+            notes.append(Note(code="not_captured", subject=kind, values={}))
+        if chip is not None and lookup(chip.name) is not None and _settle(self._optimizer, "foreach", was=None, now=True):
+            notes.append(Note(code="foreach_assumed", subject=chip.name, values={}))
+        if grad_scaler:
+            notes.append(Note(code="gradients_taken_for_finite", subject=kind, values={}))
+        self.notes = tuple(notes)
+
+    def scaled(self, loss: Callable[[Any], Tensor] | None) -> Callable[[Any], Tensor] | None:
+        """What backward starts from in place of the loss."""
+        scaler = self._scaler
+        return loss if scaler is None or loss is None else lambda output: scaler.scale(loss(output))
+
+    def step(self) -> None:
+        """One step, and the gradients are let go.
+
+        Where there is a scaler, what its own `step` does but for the question whether all gradients are finite.
+
+        Raises:
+            CountError: It needs the value of a tensor.
+        """
+        if self._scaler is not None:
+            self._scaler.unscale_(self._optimizer)
+        with values_refused(self._asker, step_of=self._optimizer):
+            self._optimizer.step()
+        if self._scaler is not None:
+            self._scaler.update()
+        self._optimizer.zero_grad()
+
+
+def _made(asker: str, make: MakesOptimizer, model: nn.Module) -> Optimizer:
+    optimizer: Any = make(list(model.parameters()))
+    if not isinstance(optimizer, Optimizer):
+        raise CountError(f"{asker}: optimizer gave {describe(optimizer)}: it has to give a torch.optim.Optimizer")
+    if inspect.signature(optimizer.step).parameters["closure"].default is inspect.Parameter.empty:
+        name = type(optimizer).__name__
+        raise CountError(f"{asker}: {name} goes forward as often as the loss says, which fake tensors have not: give another")
+    return optimizer
+
+
+def _settle(optimizer: Optimizer, setting: str, *, was: bool | None, now: bool) -> bool:
+    """Change a setting of the groups that have it so and are not fused. Returns whether any did."""
+    groups = [each for each in optimizer.param_groups if setting in each and each[setting] is was and not each.get("fused")]
+    for group in groups:
+        group[setting] = now
+    return bool(groups)

@@ -1,0 +1,94 @@
+"""What people give to a count, looked at before anything runs: an error names what was given, what is taken, and what to do."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from lflops.collect.inputs.tensors import tensors_in
+from lflops.collect.torch_private.names import runs_nothing
+from lflops.collect.torch_private.self_check import check
+from lflops.errors import CountError
+
+__all__ = ["check_arguments", "check_module", "check_pass", "check_whole", "describe"]
+
+
+def check_arguments(asker: str, model: Any, args: Any, kwargs: Any, loss: Any, *, backward: Any) -> None:
+    """See that a public function was given what it takes; errors begin with its name.
+
+    Raises:
+        CountError: Something is wrong.
+    """
+    check_module(asker, model)
+    check_pass(asker, args, kwargs, loss, backward=backward)
+    check()
+    if runs_nothing([*model.parameters(), *model.buffers(), *tensors_in((args, kwargs))]):
+        raise CountError(
+            f"{asker}: the model's tensors are fake, and nothing would be counted: put it on device='meta', which costs no memory either"
+        )
+
+
+def check_pass(asker: str, args: Any, kwargs: Any, loss: Any, *, backward: Any) -> None:
+    """See that what a model is to be run on, and how, is what is taken.
+
+    Raises:
+        CountError: It is not.
+    """
+    _check_args(asker, args)
+    if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)):
+        taken = "give a mapping from names to the model's keyword arguments; of several positional ones, args=(x, y)"
+        raise CountError(f"{asker}: kwargs={describe(kwargs)}: {taken}")
+    if not isinstance(backward, bool):
+        raise CountError(f"{asker}: backward={describe(backward)}: give True or False")
+    if loss is not None and not callable(loss):
+        raise CountError(f"{asker}: loss={describe(loss)}: give a function from the output to a scalar")
+    if loss is not None and not backward:
+        raise CountError(f"{asker}: loss is given, but backward=False: give backward=True as well")
+
+
+def check_module(caller: str, module: Any, *, may_build: bool = False) -> None:
+    """See that something is a module.
+
+    Args:
+        caller: The public function that errors begin with.
+        module: What was given.
+        may_build: Whether a function that builds a module is taken as well.
+
+    Raises:
+        CountError: It is none.
+    """
+    if isinstance(module, type) and issubclass(module, nn.Module):
+        name = module.__name__
+        builds = f", or lambda: {name}(), which builds it without memory" if may_build else ""
+        raise CountError(f"{caller}: {name} is a class: give an instance{builds}")
+    if not isinstance(module, nn.Module):
+        raise CountError(f"{caller}: {describe(module)} is no torch.nn.Module")
+
+
+def check_whole(asker: str, name: str, value: Any, *, least: int) -> None:
+    """See that an argument is a whole number, not below the least.
+
+    Raises:
+        CountError: It is none.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise CountError(f"{asker}: {name}={describe(value)}: give a whole number, at least {least}")
+
+
+def describe(value: Any) -> str:
+    """A value in a few words, a tensor without its numbers."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _check_args(asker: str, args: Any) -> None:
+    if isinstance(args, Mapping):
+        raise CountError(
+            f"{asker}: args is a {type(args).__name__}: give kwargs=batch, or args=(batch,) if the model takes the dict itself"
+        )
+    if isinstance(args, list):
+        raise CountError(f"{asker}: args is a list: give (batch,) if it is one argument, tuple(batch) if it is several")
+    if not isinstance(args, tuple):
+        raise CountError(f"{asker}: args={describe(args)}: give a tuple of the model's positional arguments, or one tensor")

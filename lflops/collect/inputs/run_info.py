@@ -1,0 +1,74 @@
+"""Where a pass ran: versions, host, device, dtype."""
+
+import datetime as dt
+import importlib.metadata
+import pathlib
+import platform
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from lflops.collect.inputs.batch_size import samples_and_tokens
+from lflops.collect.inputs.tensors import dtype_name, shapes_of
+from lflops.profile.model import Run
+
+__all__ = ["device_name", "device_of", "run_of"]
+
+
+def device_of(tensors: Iterable[Tensor]) -> torch.device:
+    """Where most of the tensors are; the CPU if there are none."""
+    devices = Counter(tensor.device for tensor in tensors)
+    return devices.most_common(1)[0][0] if devices else torch.device("cpu")
+
+
+def run_of(kind: Literal["count"], parameters: Iterable[Tensor], args: tuple[object, ...], kwargs: dict[str, object]) -> Run:
+    """The facts about a pass over these parameters and this batch."""
+    held = [each for each in parameters if not is_lazy(each)]
+    device = device_of(held)
+    samples, tokens = samples_and_tokens(args, kwargs)
+    return Run(
+        kind=kind,
+        created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        versions={"lflops": importlib.metadata.version("lflops"), "torch": str(torch.__version__), "python": platform.python_version()},
+        host=platform.node(),
+        device_name=device_name(device),
+        device_type=device.type,
+        dtype=_dtype(held, device),
+        precision=f"autocast {dtype_name(torch.get_autocast_dtype(device.type))}" if _autocasts(device) else None,
+        shapes=shapes_of(args, kwargs),
+        samples_per_step=samples,
+        tokens_per_step=tokens,
+    )
+
+
+def _dtype(tensors: list[Tensor], device: torch.device) -> str | None:
+    """What contractions run in: autocast's dtype, else that of most parameters."""
+    if _autocasts(device):
+        return dtype_name(torch.get_autocast_dtype(device.type))
+    sizes: Counter[torch.dtype] = Counter()
+    for tensor in tensors:
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            sizes[tensor.dtype] += tensor.numel()
+    return dtype_name(sizes.most_common(1)[0][0]) if sizes else None
+
+
+def _autocasts(device: torch.device) -> bool:
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def device_name(device: torch.device) -> str:
+    """As its driver says it; of a CPU, as the system does."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return device.type
+    processors = pathlib.Path("/proc/cpuinfo")
+    if processors.exists():
+        for line in processors.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

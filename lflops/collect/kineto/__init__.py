@@ -1,0 +1,1 @@
+"""torch.profiler driven over a few steps, and what its events say: operators, the device's work by module, its idle time."""

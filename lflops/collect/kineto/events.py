@@ -1,0 +1,295 @@
+"""What Kineto's raw events say: operators with their own time, and the device's work by module.
+
+An event is inclusive, and an operator calls others: on each thread events are nested by their times. What the device does is tied to the
+operator that asked for it, not to the moment at which it was done.
+
+    host     aten::linear [ aten::addmm [ launch ] ]                own: linear without addmm
+    device                                    kernel                tied to addmm, so to the module that ran addmm
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import compress, starmap
+from operator import ne, not_, or_
+from typing import Any, NamedTuple
+
+from torch.autograd import DeviceType  # type: ignore[attr-defined,unused-ignore]
+
+from lflops.collect.attribution.autograd_segments import AutogradSegments
+from lflops.collect.kineto.module_log import THREAD, LogEntry, Replay
+from lflops.collect.kineto.step_times import StepIntervals
+from lflops.collect.model.module_tree import ModuleTree
+from lflops.collect.timing.stamps import ModulePhase
+from lflops.profile.records import Call, TracedOperator
+
+__all__ = ["STEP", "Event", "Joined", "join", "read"]
+
+STEP = "ProfilerStep#"
+"""Begins the names of the events that are the steps."""
+
+NODE = "autograd::engine::evaluate_function: "
+
+MOST = 20
+"""Operators of the table, of those with the most time of their own on the device, and on the host."""
+
+NO_OPERATORS = frozenset(
+    {
+        "[memory]",
+        "[OutOfMemory]",
+        "profiler::_record_function_enter",
+        "profiler::_record_function_enter_new",
+        "profiler::_record_function_exit",
+        "aten::is_leaf",
+        "aten::output_nr",
+        "aten::_version",
+    }
+)
+"""What torch's own table leaves out as well."""
+
+
+class Event(NamedTuple):
+    """One of Kineto's, its times in nanoseconds since 1970.
+
+    Attributes:
+        number: Of a node of backward: when it was built; of any other: -1, or the number of the next node.
+        built_on: Of a node of backward: the thread that built it; 0 for any other.
+        is_named: Whether somebody named a stretch of time, rather than that an operator ran.
+        is_loose: Whether it began on one thread and ended on another.
+        link: The `key` of the operator that it was done for, where it is the device's or the device's library's.
+    """
+
+    name: str
+    start: int
+    end: int
+    thread: int = 1
+    number: int = -1
+    built_on: int = 0
+    is_named: bool = False
+    is_loose: bool = False
+    is_on_device: bool = False
+    key: int = 0
+    link: int = 0
+
+
+def read(raw: Sequence[Any], *, device: bool, stack: bool) -> list[Event]:
+    """The raw events as values; where no device or no Python stack was recorded, nothing is asked about it."""
+    if not raw:
+        return []
+    kind = type(raw[0])
+    threads = list(map(kind.start_thread_id, raw))
+    named = map(kind.is_user_annotation, raw)
+    loose = map(ne, threads, map(kind.end_thread_id, raw))
+    columns: list[Iterable[Any]] = [
+        map(kind.name, raw),
+        map(kind.start_ns, raw),
+        map(kind.end_ns, raw),
+        threads,
+        map(kind.sequence_nr, raw),
+        map(kind.fwd_thread_id, raw),
+        map(or_, named, map(kind.is_python_function, raw)) if stack and hasattr(kind, "is_python_function") else named,
+        map(or_, loose, map(kind.is_async, raw)),
+    ]
+    if device:
+        columns += [(each.device_type() != DeviceType.CPU for each in raw), map(kind.correlation_id, raw)]
+        columns += [map(kind.linked_correlation_id, raw)]
+    events = list(starmap(Event, zip(*columns, strict=True)))
+    return [*compress(events, map(not_, map(kind.is_hidden_event, raw)))] if stack and hasattr(kind, "is_hidden_event") else events
+
+
+@dataclass(slots=True)
+class _Times:
+    name: str
+    is_left_out: bool
+    is_node: bool
+    calls: int = 0
+    host: int = 0
+    own_host: int = 0
+    device: int = 0
+    own_device: int = 0
+
+
+@dataclass(slots=True)
+class _Open:
+    """An event that has begun."""
+
+    end: int
+    length: int
+    times: _Times
+    device: int = 0
+    children: int = 0
+    double: "_Open | None" = None
+
+
+@dataclass(kw_only=True)
+class Joined:
+    """What the events say, joined with the boundaries.
+
+    Attributes:
+        device: Nanoseconds of the device, by step and place of what asked for it; work that nothing asked for is the root's.
+        calls: Of modules and named parts, on all threads, in steps.
+        operators: The table, over all steps. What is between them, as a validation, is in none of this.
+    """
+
+    device: list[dict[ModulePhase, int]]
+    calls: list[Call] = field(default_factory=list)
+    operators: tuple[TracedOperator, ...] = ()
+
+
+def join(events: Sequence[Event], boundaries: Mapping[int, Sequence[LogEntry]], home: int, tree: ModuleTree) -> Joined:
+    """Tie each event to the module that ran.
+
+    Args:
+        events: In any order.
+        boundaries: By Python's name of the thread.
+        home: Which of them is the thread that trains.
+        tree: The modules and their names.
+    """
+    begun = sorted((event.start, event.end, event.thread) for event in events if event.is_named and event.name.startswith(STEP))
+    pythons = {event.thread: int(event.name.removeprefix(THREAD)) for event in events if event.is_named and event.name.startswith(THREAD)}
+    trainer = begun[0][2] if begun else None
+    steps = StepIntervals([(start, end) for start, end, _ in begun])
+    if trainer is not None:
+        pythons[trainer] = home
+    asked, unasked = _device_work(events)
+    by_thread = _by_thread(event for event in events if event.start in steps)
+    order = sorted(by_thread, key=lambda thread: (thread != trainer, thread))
+    segments = {thread: AutogradSegments(0) for thread in order}
+    walk = _Walk(steps, asked)
+    for number, thread in enumerate(order):
+        told = boundaries.get(pythons.get(thread, 0), ())  # no thread of Python's is called 0
+        walk.thread(by_thread[thread], Replay(tree, told, thread=number, segments=segments, own=segments[thread]))
+    unheard = sorted(boundaries.keys() - pythons.values(), key=lambda python: python != home)
+    for number, python in enumerate(unheard, len(order)):
+        walk.calls += Replay(tree, boundaries[python], thread=number, segments=segments, own=AutogradSegments(0)).finish()
+    for event in unasked:
+        if event.start in steps:
+            walk.unasked(event)
+    return walk.joined()
+
+
+def _device_work(events: Iterable[Event]) -> tuple[Counter[int], list[Event]]:
+    """Nanoseconds of the device by the key of what asked for it, and what nothing asked for."""
+    done = [event for event in events if event.is_on_device and not event.is_named]
+    askers = {event.key for event in events if not event.is_on_device and not event.link and not event.is_loose} if done else set()
+    asked: Counter[int] = Counter()
+    for event in done:
+        if event.link in askers:
+            asked[event.link] += event.end - event.start
+    return asked, [event for event in done if event.link not in askers]
+
+
+def _by_thread(events: Iterable[Event]) -> dict[int, list[Event]]:
+    """The host's events, each in the order in which they begin, the outer ones first. A call of the device's library is its operator's."""
+    on_host = [event for event in events if not event.is_on_device]
+    threads = {event.key: event.thread for event in on_host if not event.link}
+    found: defaultdict[int, list[Event]] = defaultdict(list)
+    for event in on_host:
+        found[threads.get(event.link, event.thread) if event.link else event.thread].append(event)
+    for each in found.values():
+        each.sort(key=lambda event: (event.start, -event.end))
+    return found
+
+
+class _Walk:
+    """Goes through the events of one thread after the other."""
+
+    def __init__(self, steps: StepIntervals, asked: Mapping[int, int]) -> None:
+        self.steps = steps
+        self.asked = asked
+        self.times: dict[str, _Times] = {}
+        self.named: dict[str, _Times] = {}
+        self.device: list[defaultdict[ModulePhase, int]] = [defaultdict(int) for _ in range(steps.number)]
+        self.calls: list[Call] = []
+
+    def thread(self, events: Sequence[Event], replay: Replay) -> None:
+        """Add those of a thread; they are sorted."""
+        opened: list[_Open] = []
+        place = replay.place
+        due: float = -1
+        for name, start, end, _, number, built_on, is_named, is_loose, _, key, link in events:
+            times = (self.named if is_named else self.times).get(name) or self._new(name, is_named=is_named)
+            if times.is_left_out:
+                continue
+            length = end - start
+            times.calls += 1
+            times.host += length
+            if is_loose:
+                continue
+            while (opened and end > opened[-1].end) or (opened and start >= opened[-1].end):
+                _close(opened.pop())
+            if start >= due or times.is_node:
+                replay.go_on(start)
+                if times.is_node:
+                    replay.begin_node(number, built_on, start, end)
+                step = self.steps.index(start)
+                due = min(replay.due, self.steps.change(start))
+                place = replay.place
+            event = _Open(end, length, times)
+            times.own_host += length
+            if opened:
+                _nest(event, opened[-1])
+            opened.append(event)
+            if not link and key in self.asked:
+                self.device[step][place] += self.asked[key]
+                replay.on_device(self.asked[key])
+                _on_device(opened, self.asked[key])
+        for event in reversed(opened):
+            _close(event)
+        self.calls += replay.finish()
+
+    def unasked(self, event: Event) -> None:
+        """Add work of the device that nothing asked for."""
+        self.device[self.steps.index(event.start)][ModulePhase("", "other")] += event.end - event.start
+
+    def joined(self) -> Joined:
+        """What all threads did."""
+        device = [{place: each for place, each in step.items() if each} for step in self.device]
+        calls = [call for call in self.calls if call.start in self.steps]
+        return Joined(device=device, calls=calls, operators=_table(self.times.values()))
+
+    def _new(self, name: str, *, is_named: bool) -> _Times:
+        times = _Times(name, name in NO_OPERATORS, name.startswith(NODE))
+        (self.named if is_named else self.times)[name] = times
+        return times
+
+
+def _on_device(opened: Sequence[_Open], nanoseconds: int) -> None:
+    opened[-1].times.own_device += nanoseconds
+    for event in opened:
+        event.times.device += nanoseconds
+        event.device += nanoseconds
+
+
+def _nest(event: _Open, parent: _Open) -> None:
+    parent.times.own_host -= event.length
+    parent.children += 1
+    if event.times is parent.times:
+        parent.double = event
+
+
+def _close(event: _Open) -> None:
+    """An operator that does nothing but call another of its name is one with it, as in torch's own table."""
+    if event.double is not None and event.children == 1:
+        event.times.calls -= 1
+        event.times.host -= event.double.length
+        event.times.device -= event.double.device
+
+
+def _table(times: Iterable[_Times]) -> tuple[TracedOperator, ...]:
+    """Those with the most time of their own, on the device and on the host."""
+    operators = [each for each in times if each.calls]
+    on_device = sorted((each for each in operators if each.own_device), key=lambda each: -each.own_device)[:MOST]
+    on_host = sorted(operators, key=lambda each: -each.own_host)[:MOST]
+    chosen = {each.name: each for each in (*on_device, *on_host)}
+    return tuple(
+        TracedOperator(
+            name=each.name,
+            calls=each.calls,
+            host_seconds=each.host / 1e9,
+            own_host_seconds=max(each.own_host, 0) / 1e9,
+            device_seconds=each.device / 1e9,
+            own_device_seconds=each.own_device / 1e9,
+        )
+        for each in chosen.values()
+    )

@@ -1,0 +1,51 @@
+"""Who else profiles in this process. torch tells only of a profiler that records, and to start beside one that gets ready is a crash."""
+
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lflops.collect.torch_private.names import profiler_records
+
+__all__ = ["other_profiler_runs", "recorded_events"]
+
+
+def other_profiler_runs(own: torch.profiler.profile | None = None) -> bool:
+    """Whether a profiler of torch's, other than this one, has been got ready or entered and is not stopped."""
+    if own is None and profiler_records():
+        return True
+    entered, begun = _and_its_subclasses(torch.autograd.profiler.profile), _and_its_subclasses(torch.profiler.profile)
+    within = None if own is None else own.profiler
+    for each in gc.get_objects():
+        # Nothing is called for each object: a profiler that records Python's stack would record a million calls.
+        # And `isinstance` would ask what stands for another object for that one's class.
+        kind = type(each)
+        if kind in entered:
+            running = each is not within and each.enabled and each.entered and each.kineto_results is None
+        elif kind in begun:
+            running = each is not own and each.step_rec_fn is not None and not _is_over(each)
+        else:
+            continue
+        if running:
+            return True
+    return False
+
+
+def recorded_events(profiler: torch.profiler.profile) -> Sequence[Any]:
+    """Kineto's own events, of which torch makes its own in a hundred times as long."""
+    results = None if profiler.profiler is None else profiler.profiler.kineto_results
+    return () if results is None else results.events()
+
+
+def _is_over(begun: torch.profiler.profile) -> bool:
+    """Whether it was stopped while it recorded, which it does not say itself in torch 2.8 and 2.11: its last cycle has results.
+
+    One that was stopped while it waited cannot be told there from one that still waits.
+    """
+    in_a_cycle = begun.current_action.name in ("WARMUP", "RECORD", "RECORD_AND_SAVE") and not begun.acc_events
+    return in_a_cycle and begun.profiler is not None and begun.profiler.kineto_results is not None
+
+
+def _and_its_subclasses(kind: type) -> set[type]:
+    return {kind}.union(*map(_and_its_subclasses, kind.__subclasses__()))

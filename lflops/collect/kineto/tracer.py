@@ -1,0 +1,300 @@
+"""Drives torch.profiler over a few steps in a row, and reads what it recorded.
+
+Kineto has one session in a process. One that is got ready while another records cuts that one off, and one that is started after another
+has ended, without being got ready again, crashes. So `Tracer` starts nothing while somebody else's profiler runs; it gets ready and starts
+in one go, so that nobody comes between; and where another has begun meanwhile, it leaves Kineto to that one.
+"""
+
+import contextlib
+import gc
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
+
+from lflops.collect.kineto.device_timeline import computing, exposed_communication, exposed_copies, idle, idle_by_phase
+from lflops.collect.kineto.events import STEP, join, read
+from lflops.collect.kineto.module_log import ModuleLog
+from lflops.collect.kineto.other_profilers import other_profiler_runs, recorded_events
+from lflops.collect.model.module_tree import ModuleTree
+from lflops.collect.timing.stamps import ModulePhase, inclusive
+from lflops.profile.records import Call, Phase, Spread, TracedOperator
+
+__all__ = ["ACTIVITIES", "Activity", "Recording", "Refusal", "Tracer"]
+
+Activity = Literal["cpu", "cuda"]
+
+Refusal = Literal["other_profiler", "own_trace", "cut_off", "no_activity", "not_written"]
+"""Why there is no recording: somebody else's profiler runs, or another recording of ours; somebody else's ran while ours did; none of the
+activities can be recorded here. Or why there is no file: it could not be written."""
+
+ACTIVITIES: Mapping[Activity, ProfilerActivity] = {"cpu": ProfilerActivity.CPU, "cuda": ProfilerActivity.CUDA}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """What the recorded steps showed.
+
+    Attributes:
+        raw: The trace as Kineto wrote it, under a name that no reader of traces looks for; `None` where it could not be written.
+        path: Where it belongs once it is annotated and packed.
+        events: How many Kineto recorded.
+        batches: How many ProfilerSteps.
+        operators: The table, over all batches.
+        device_seconds: The device's time for each row and those below it, over whole steps; `None` where no device was recorded.
+        device_idle_seconds: Between its first and its last work, over all batches; `None` as above.
+        device_idle_by_phase: The same by what the host was at.
+        device_compute_seconds: In which it computed, over all batches; `None` as above.
+        exposed_comm_seconds: In which it communicated and computed nothing, over all batches; `None` as above.
+        exposed_copy_seconds: In which it only copied, over all batches; `None` as above.
+        calls: Of modules and named parts, for the annotation.
+    """
+
+    raw: Path | None
+    path: Path
+    events: int
+    batches: int
+    operators: tuple[TracedOperator, ...]
+    device_seconds: Mapping[ModulePhase, Spread] | None
+    device_idle_seconds: float | None
+    device_idle_by_phase: Mapping[str, float] | None
+    device_compute_seconds: float | None
+    exposed_comm_seconds: float | None
+    exposed_copy_seconds: float | None
+    calls: tuple[Call, ...]
+
+
+class Tracer:
+    """Records from `begin` to `stop`, on the thread that trains.
+
+    Args:
+        tree: The modules and their names.
+        activities: What to record: `"cpu"`, `"cuda"`; what torch cannot record here is left out.
+        record_shapes: As torch.profiler takes it, and so the next two.
+        profile_memory: Allocations as well.
+        with_stack: Python's stack as well; it breaks the nesting of the user's own `record_function` in the trace.
+
+    Attributes:
+        refusal: Why there is no recording, or no file of it; `None` while nothing is against one.
+        error: What kept the file from being written, in the words of the error.
+    """
+
+    _recording: ClassVar["weakref.WeakSet[Tracer]"] = weakref.WeakSet()
+
+    def __init__(
+        self,
+        tree: ModuleTree,
+        *,
+        activities: Collection[Activity] = ("cpu", "cuda"),
+        record_shapes: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+    ) -> None:
+        """Touch nothing yet."""
+        here = supported_activities() if torch.cuda.is_available() else {ProfilerActivity.CPU}
+        self._tree = tree
+        self._activities = [kind for name, kind in ACTIVITIES.items() if name in activities and kind in here]
+        self._device = ProfilerActivity.CUDA in self._activities
+        self._options: dict[str, Any] = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_stack": with_stack}
+        self._boundaries = ModuleLog(tree)
+        self._profile: profile | None = None
+        self._step: record_function | None = None
+        self._ends: list[bool] = []  # of each batch, whether a step ended with it
+        self._hooks = contextlib.ExitStack()
+        self.refusal: Refusal | None = None if self._activities else "no_activity"
+        self.error: str | None = None
+
+    def warm_up(self) -> bool:
+        """Load what tracing a device takes, by a session of nothing, so that the first step does not pay for it. Returns as `begin`."""
+        if not self._is_free():
+            return False
+        if self._device:
+            self._start().stop_trace()
+        return True
+
+    def begin(self, *, batch: bool = True) -> bool:
+        """Start recording.
+
+        Args:
+            batch: Whether the first batch begins as well.
+
+        Returns:
+            Whether it may be; if not, `refusal` says why.
+        """
+        if not self._is_free():
+            return False
+        self._profile = self._start()
+        self._recording.add(self)
+        self._ends = []
+        try:
+            self._hooks.enter_context(self._boundaries.hooked())
+            if batch:
+                self.batch()
+        except BaseException:
+            self.abandon()
+            raise
+        return True
+
+    @property
+    def batches(self) -> int:
+        """How many are over."""
+        return len(self._ends)
+
+    def batch(self) -> None:
+        """A batch begins, if none is going on: what is recorded between two of them belongs to none."""
+        if self._profile is not None and self._step is None:
+            self._step = record_function(f"{STEP}{len(self._ends)}")
+            self._step.__enter__()
+            self._boundaries.step()
+
+    def step(self, *, whole: bool = True, batch: bool = True) -> None:
+        """A batch is over.
+
+        Args:
+            whole: Whether it ended a step; over such the spreads are taken.
+            batch: Whether the next one begins.
+        """
+        if self._step is not None:
+            self._end_step(whole=whole)
+            if batch:
+                self.batch()
+
+    def outside(self, phase: Phase) -> None:
+        """Say what is outside of every module from now on, until a module is called, or backward runs."""
+        if self._profile is not None:
+            self._boundaries.outside(phase)
+
+    def stop(self, folder: Path, worker: str, *, whole: bool | None = True) -> Recording | None:
+        """End with the batch that is over now, and read what was recorded.
+
+        Args:
+            folder: Where the trace belongs; it is made.
+            worker: Who traced, as `host_3`: the machine and the global rank. Dots end a worker's name for readers of traces.
+            whole: Whether the batch that is over ended a step; `None` where no batch has begun since the last.
+
+        Returns:
+            `None`, with `refusal` set, where somebody else's profiler began meanwhile. Where the trace could not be written, `refusal` and
+            `error` say why, and the recording has no file.
+        """
+        recorder = self._end(whole=whole)
+        if recorder is None:
+            return None
+        with _uncollected():
+            recorder.stop_trace()
+            raw = recorded_events(recorder)
+            if not raw:
+                self.refusal = "cut_off"
+                return None
+            path = folder / f"{worker.replace('.', '-')}.{time.time_ns()}.pt.trace.json.gz"
+            unfinished = path.with_name(f"{path.name}.raw")
+            self.error = _export(recorder, unfinished)
+            recorder.profiler = None  # a cycle within torch's profiler would keep the events until somebody collects
+            if self.error is not None:
+                self.refusal = "not_written"
+            return self._read(raw, unfinished if self.error is None else None, path)
+
+    def abandon(self) -> None:
+        """End without a recording: nothing of ours goes on."""
+        recorder = self._end(whole=None)
+        if recorder is not None:
+            recorder.stop_trace()
+
+    def _is_free(self) -> bool:
+        if self.refusal is None and other_profiler_runs():
+            self.refusal = "own_trace" if self._recording else "other_profiler"
+        return self.refusal is None
+
+    def _start(self) -> profile:
+        # Of one that would not keep the events of several cycles torch 2.11 warns, though ours has but one.
+        recorder = profile(activities=self._activities, acc_events=True, **self._options)
+        recorder.prepare_trace()
+        recorder.start_trace()
+        return recorder
+
+    def _end(self, *, whole: bool | None) -> profile | None:
+        """Hook out. Returns what is still to be stopped; where somebody else's profiler has begun, to stop ours would stop theirs."""
+        self._hooks.close()
+        recorder, self._profile = self._profile, None
+        self._recording.discard(self)
+        if recorder is None:
+            return None
+        self._end_step(whole=whole)
+        if not other_profiler_runs(recorder):
+            return recorder
+        self.refusal = "cut_off"
+        recorder.profiler = None  # else it would be taken for one that runs
+        return None
+
+    def _end_step(self, *, whole: bool | None) -> None:
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
+            self._step = None
+            if whole is not None:
+                self._ends.append(whole)
+
+    def _read(self, raw: Sequence[object], unfinished: Path | None, path: Path) -> Recording:
+        events = read(raw, device=self._device, stack=self._options["with_stack"])
+        joined = join(events, self._boundaries.threads, self._boundaries.home, self._tree)
+        idle_seconds = idle(events) if self._device else None
+        return Recording(
+            raw=unfinished,
+            path=path,
+            events=len(raw),
+            batches=len(self._ends),
+            operators=joined.operators,
+            device_seconds=None if idle_seconds is None else _spreads(joined.device, self._ends),
+            device_idle_seconds=idle_seconds,
+            device_idle_by_phase=idle_by_phase(events, joined.calls) if self._device else None,
+            device_compute_seconds=computing(events) if self._device else None,
+            exposed_comm_seconds=exposed_communication(events) if self._device else None,
+            exposed_copy_seconds=exposed_copies(events) if self._device else None,
+            calls=tuple(joined.calls),
+        )
+
+
+def _export(recorder: profile, into: Path) -> str | None:
+    """Write the trace. Returns why it is not there: of a disk that is full Kineto writes a line to stderr, and raises nothing."""
+    try:
+        into.parent.mkdir(parents=True, exist_ok=True)
+        recorder.export_chrome_trace(str(into))
+        error = None if into.exists() else f"Kineto could not write {into}"
+    except Exception as raised:  # noqa: BLE001 - the other results of the recording are there
+        error = f"{type(raised).__name__}: {raised}"
+    if error is not None:
+        for part in (into, into.with_name(f"{into.name}.tmp")):
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+    return error
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection: to make several objects for each event would set off one after the other, and take three times as long."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _spreads(batches: Iterable[Mapping[ModulePhase, int]], ends: Sequence[bool]) -> dict[ModulePhase, Spread]:
+    """Seconds of each row and those below it, step by step; batches that no step ends with are left out."""
+    steps: list[dict[ModulePhase, float]] = []
+    step: defaultdict[ModulePhase, float] = defaultdict(float)
+    for batch, whole in zip(batches, ends, strict=False):
+        for place, nanoseconds in batch.items():
+            step[place] += nanoseconds / 1e9
+        if whole:
+            steps.append(inclusive(step))
+            step = defaultdict(float)
+    places = {place: None for each in steps for place in each}
+    spreads = {place: Spread.of(each.get(place, 0.0) for each in steps) for place in places}
+    return {place: spread for place, spread in spreads.items() if spread is not None}

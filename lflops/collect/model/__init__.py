@@ -1,0 +1,1 @@
+"""One call of a model, forward and backward, that leaves the model as it was: its tree of modules, parameters, random numbers."""

@@ -1,0 +1,232 @@
+"""The ranks of a run become one profile, out of the training's way: each hands its report in when it has one, rank 0 collects.
+
+Reports go through the store that the process group was made by, on a connection and on threads of our own. No collective is run, so nobody
+has to arrive at the same time, or at all. Where rank 0 waits, it is on its own thread; only at the end of the training somebody waits for
+that, no longer than the timeout, and after an exception hardly at all.
+"""
+
+import math
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from lflops.collect.ranks.report import RankReport
+from lflops.collect.ranks.store import RankStore
+from lflops.collect.ranks.topology import Topology
+from lflops.collect.ranks.window import RankWindow
+from lflops.collect.timing.stamps import ModulePhase
+from lflops.merging.merge import merge
+from lflops.profile.model import Note, Profile
+
+__all__ = ["Gather"]
+
+PATIENCE, PUT_TOGETHER, GOODBYE = 0.7, 0.85, 0.9
+"""How the timeout is used at the end, each up to a part of it: reports are waited for, put together, and the others told that this rank
+leaves. What is left is for threads to come to their end in, when the process ends."""
+
+WHILE_TRAINING = 20.0
+"""Times the timeout that a window's reports may take to come while the training goes on: ranks do not close it at the same step."""
+
+EXIT_SECONDS = 1.0
+"""In place of the timeout where an exception is on its way, so that what is under way is not lost with the process."""
+
+HEAD_START = 0.01
+"""Seconds that a thread of ours leaves to the training's: two that begin together get in each other's way."""
+
+LAST_SECONDS = 3.0
+"""That the end of the process waits for a thread of ours: to go on when Python is gone would be a crash. Never beyond the timeout."""
+
+
+class Gather:
+    """Hands a rank's reports in, and on rank 0 makes profiles of those of all ranks. One for each monitor and each fit.
+
+    Args:
+        store: What all ranks reach, with keys that nobody else uses.
+        rank: This one.
+        topology: How many ranks there are, and where they stand.
+        timeout: Seconds that the end of the training waits for anybody, at most; nothing else ever waits.
+        clock: Seconds from any beginning.
+        pause: Waits for so many seconds; `None` is to wait really.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        topology: Topology,
+        *,
+        timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], object] | None = None,
+    ) -> None:
+        """Nothing is handed in yet."""
+        self._store = RankStore(store)
+        self._rank = rank
+        self._topology = topology
+        self._timeout = timeout
+        self._clock = clock
+        self._hurry = threading.Event()
+        self._pause = self._hurry.wait if pause is None else pause
+        self._deadline = self._end = math.inf
+        self._jobs: list[_Job] = []
+        self._at_exit: weakref.finalize[[], Any] | None = None
+
+    def push(self, profile: Profile, steps: tuple[Mapping[ModulePhase, float], ...] = ()) -> None:
+        """Hand in what this rank has to tell of a window; returns at once.
+
+        Args:
+            profile: This rank's own; its run says which window it is of.
+            steps: Own seconds of modules, of each hooked step in it.
+        """
+        topology = self._topology
+        profile = replace(profile, run=topology.of(profile.run))
+        report = RankReport(self._rank, profile, steps, topology.node, topology.coordinates.get(self._rank, {}))
+        window = RankWindow(self._store, f"{profile.run.stage}/{profile.run.window}", topology)
+        latest = self._clock() + WHILE_TRAINING * self._timeout
+        if self._rank:
+            self._start(_Job(lambda: window.hand_in(report), instead=lambda: profile))
+            return
+
+        def wait() -> None:
+            window.wait_for_all(self._pause, lambda: self._hurry.is_set() or self._clock() >= min(latest, self._deadline))
+
+        self._start(_Job(lambda: window.collected(report), wait=wait, instead=lambda: merge({0: profile})))
+
+    @property
+    def pending(self) -> bool:
+        """Whether a report of this rank is under way, or a profile not told of yet."""
+        return bool(self._jobs)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything works beside the training, rather than waits: a step in which it does is no measure of the others."""
+        return any(job.is_working for job in self._jobs)
+
+    def ready(self) -> list[Profile]:
+        """The merged profiles that have become ready since the last time, in the order of the windows.
+
+        On other ranks than 0 these are their own, of which the first will know nothing: those that could not be handed in.
+        """
+        found = []
+        while self._jobs and not self._jobs[0].is_running:
+            found += self._jobs.pop(0).results()
+        self._rest()
+        return found
+
+    def finish(self, *, failed: bool = False) -> list[Profile]:
+        """End: no more windows come. Waits for what is under way, and gives what `ready` has not given yet.
+
+        Args:
+            failed: Whether an exception is on its way, or the monitor itself has failed: then nobody is waited for.
+        """
+        now, seconds = self._clock(), min(EXIT_SECONDS, self._timeout) if failed else self._timeout
+        self._deadline = now + PATIENCE * seconds
+        self._end = now + seconds
+        if failed:
+            self._hurry.set()
+        for job in self._jobs:
+            job.wait(now + PUT_TOGETHER * seconds - self._clock())
+        found = [profile for job in self._jobs for profile in job.results()]
+        self._hurry.set()
+        self._jobs = [job for job in self._jobs if job.is_running]
+        # At once: when the first rank's process is gone, so is the store.
+        self._start(leaving := _Job(lambda: self._leave(failed=failed), head_start=0.0))
+        leaving.wait(now + GOODBYE * seconds - self._clock())
+        self._rest()
+        return found
+
+    def _start(self, job: "_Job") -> None:
+        if self._at_exit is None:
+            self._at_exit = weakref.finalize(self._hurry, self._stop)
+        self._jobs.append(job)
+        job.start()
+
+    def _rest(self) -> None:
+        """Where nothing is under way, the end of the process is no business of ours."""
+        if self._at_exit is not None and not any(job.is_running for job in self._jobs):
+            self._at_exit.detach()
+            self._at_exit = None
+
+    def _stop(self) -> None:
+        """The process ends: so do our threads."""
+        self._hurry.set()
+        self._store.close()
+        until = min(self._clock() + LAST_SECONDS, self._end)
+        for job in self._jobs:
+            job.wait(until - self._clock())
+
+    def _leave(self, *, failed: bool) -> None:
+        """Let nobody wait for this rank any more, nor send it anything."""
+        self._store.put(f"left/{self._rank}", b"failed" if failed else b"ended")
+        self._store.add("left")
+
+
+class _Job:
+    """Something that runs on a thread of its own, and that does not keep the process from ending.
+
+    Args:
+        action: What it is for; an error is kept to itself.
+        wait: What comes before, and is no work.
+        instead: What there is where it does not come to its end.
+        head_start: Seconds that it lets pass first.
+    """
+
+    def __init__(
+        self,
+        action: Callable[[], Profile | None],
+        *,
+        wait: Callable[[], None] | None = None,
+        instead: Callable[[], Profile] | None = None,
+        head_start: float = HEAD_START,
+    ) -> None:
+        """Wait to be started."""
+        self._head_start = head_start
+        self._before = wait
+        self._waits = wait is not None
+        self._action = action
+        self._instead = instead
+        self._result: Profile | None = None
+        self._done = False
+        self._problem = "it was not done in time"
+        self._thread = threading.Thread(target=self._run, name="lflops-gather", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is not done."""
+        return self._thread.is_alive()
+
+    @property
+    def is_working(self) -> bool:
+        """Whether it is at work."""
+        return self.is_running and not self._waits
+
+    def wait(self, seconds: float) -> None:
+        """Until it is done, or so long."""
+        self._thread.join(max(seconds, 0.0))
+
+    def results(self) -> list[Profile]:
+        """What it gave; where it has failed, or is not done, what there is instead, and why."""
+        found = self._result
+        if not self._done and self._instead is not None:
+            alone, failure = self._instead(), Note(code="gather_failed", subject="", values={"error": self._problem})
+            found = replace(alone, notes=(*alone.notes, failure))
+        return [] if found is None else [found]
+
+    def _run(self) -> None:
+        time.sleep(self._head_start)
+        try:
+            if self._before is not None:
+                self._before()
+                self._waits = False
+            self._result = self._action()
+            self._done = True
+        except Exception as error:  # noqa: BLE001 - whatever it is, the user's training does not hear of it
+            self._problem = f"{type(error).__name__}: {error}"

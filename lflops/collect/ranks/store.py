@@ -1,0 +1,148 @@
+"""What ranks leave for each other, under keys of our own in a store of torch's, and how they come to have one."""
+
+import os
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from torch import distributed
+
+from lflops.collect.torch_private.names import group_store
+
+__all__ = ["RankStore", "meet"]
+
+STORES: Any = distributed
+"""Where torch keeps them, if it was built with any."""
+
+AT = "at"
+"""Where the first rank's own store is to be found; nowhere, if it has none."""
+
+CONNECT, WAIT = 0.125, 0.375
+"""Parts of the timeout: for torch to open a connection, and for the first rank to say where its store is. Where a connection is refused
+torch tries twice, with pauses, and takes up to two and a half times what it is given. Two connections and the wait are within the whole."""
+
+LARGEST_VALUE = 1 << 22
+"""Bytes: a store refuses what is much larger."""
+
+
+def meet(name: str, rank: int, *, timeout: float) -> Any:
+    """A store that all ranks of the default process group reach; `None` where they have none.
+
+    That is the group's own, on another connection: one answers one caller at a time, and the group must not wait for what a thread of ours
+    asks. Where that cannot be had the first rank opens one, and says in the group's where it is.
+
+    To be called by all ranks at a point where none of them trains, and in no other way: no collective is run.
+
+    Args:
+        name: Of what it is for. No two may have the same in one group.
+        rank: This one.
+        timeout: Seconds that a rank waits, at most, where the group's store has no other connection, or refuses one.
+    """
+    group = group_store()
+    if group is None:
+        return None
+    again = _again(group, timeout)
+    try:
+        shared = STORES.PrefixStore(name, group)
+        if rank:
+            return STORES.PrefixStore(name, again or _opened_elsewhere(shared, timeout))
+        own = None if again else _opened(0, timeout, is_master=True)
+        (shared if again is None else STORES.PrefixStore(name, again)).set(AT, "" if own is None else f"{own.host} {own.port}")
+        return STORES.PrefixStore(name, again or own)
+    except Exception:  # noqa: BLE001 - whatever a store of the user's raises, it is not to end the training
+        return None
+
+
+def _again(store: Any, timeout: float) -> Any:
+    """The same on another connection; `None` where there is no such thing."""
+    try:
+        before = store.timeout
+        store.set_timeout(timedelta(seconds=CONNECT * timeout))  # a clone is connected by the store's own, half an hour as a rule
+        try:
+            again = store.clone()
+        finally:
+            store.set_timeout(before)
+        again.set_timeout(timedelta(seconds=timeout))
+    except Exception:  # noqa: BLE001 - a store of the user's may raise what it likes
+        return None
+    return again
+
+
+def _opened_elsewhere(shared: Any, timeout: float) -> Any:
+    """The first rank's, as the group's store tells of it."""
+    shared.wait([AT], timedelta(seconds=WAIT * timeout))
+    host, port = shared.get(AT).decode().split()
+    return _opened(int(port), timeout, host=host)
+
+
+def _opened(port: int, timeout: float, *, host: str | None = None, is_master: bool = False) -> Any:
+    """A store of ours; without a host on this machine, by the name that others know it by."""
+    host = host or os.environ.get("MASTER_ADDR") or socket.gethostname()
+    connect = timedelta(seconds=CONNECT * timeout)
+    store = STORES.TCPStore(host, port, is_master=is_master, wait_for_workers=False, timeout=connect)
+    store.set_timeout(timedelta(seconds=timeout))
+    return store
+
+
+class RankStore:
+    """A store with values of any size, in which nothing waits for a key that is not there.
+
+    Args:
+        store: One of torch's.
+    """
+
+    def __init__(self, store: Any) -> None:
+        """Reach what is there of the store's keys."""
+        self._open = store
+        self._closed = False
+
+    def close(self) -> None:
+        """Be of no use any more: whoever asks for something, on whatever thread, gets a `ConnectionError`."""
+        self._closed = True
+
+    @property
+    def _store(self) -> Any:
+        if self._closed:
+            raise ConnectionError("the process ends")
+        return self._open
+
+    def put(self, key: str, value: bytes) -> None:
+        """Set a key, its further parts first."""
+        parts = [value[start : start + LARGEST_VALUE] for start in range(0, len(value), LARGEST_VALUE)] or [b""]
+        for number, part in enumerate(parts[1:], 1):
+            self._store.set(f"{key}+{number}", part)
+        self._store.set(key, len(parts).to_bytes(4, "little") + parts[0])
+
+    def get(self, key: str) -> bytes:
+        """What a key that is there was set to."""
+        return b"".join(part for _, part in self._parts(key))
+
+    def take(self, key: str) -> bytes:
+        """The same, and it is gone then."""
+        found = dict(self._parts(key))
+        for part in found:
+            self.drop(part)
+        return b"".join(found.values())
+
+    def drop(self, key: str) -> None:
+        """Let a key of one part be gone, if it is there."""
+        self._store.delete_key(key)
+
+    def has(self, key: str) -> bool:
+        """Whether a key is there."""
+        return bool(self._store.check([key]))
+
+    def add(self, key: str) -> int:
+        """Count one more. Returns how many there are now."""
+        return int(self._store.add(key, 1))
+
+    def number(self, key: str) -> int:
+        """How many were counted."""
+        return int(self._store.add(key, 0))
+
+    def _parts(self, key: str) -> Iterator[tuple[str, bytes]]:
+        first = self._store.get(key)
+        yield key, first[4:]
+        for number in range(1, int.from_bytes(first[:4], "little")):
+            yield f"{key}+{number}", self._store.get(f"{key}+{number}")

@@ -1,0 +1,58 @@
+"""The work of the whole model where tensors that are spread over ranks do not tell it: from a count of the same model in one piece."""
+
+from collections import defaultdict
+from typing import Any
+
+from msgspec.structs import replace
+
+from lflops.collect.inputs.arguments import describe
+from lflops.errors import CountError
+from lflops.profile.model import Note, Profile, ancestry
+from lflops.profile.records import Phase
+
+__all__ = ["check_logical", "with_logical"]
+
+_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
+
+
+def check_logical(caller: str, logical: object) -> None:
+    """See that it is a profile, or nothing.
+
+    Raises:
+        CountError: It is something else.
+    """
+    if logical is not None and not isinstance(logical, Profile):
+        raise CountError(f"{caller}logical={describe(logical)}: give the Profile of the unsharded model on a rank's batch, or None")
+
+
+def with_logical(profile: Profile, whole: Profile) -> Profile:
+    """The profile with the whole model's MACs where it knew none, in each phase in which the two agree on all that it knew.
+
+    Args:
+        profile: Of a rank.
+        whole: Of the model in one piece, on the same batch.
+    """
+    own: dict[Phase, dict[str, int]] = {}
+    notes = []
+    for phase in _PHASES:
+        known = {row: module.work(phase).own_logical_macs for row, module in profile.modules.items()}
+        if None not in known.values():
+            continue
+        theirs = {row: module.work(phase).own_macs for row, module in whole.modules.items()}
+        strange = [row for row, macs in known.items() if (row not in theirs if macs is None else macs != theirs.get(row, 0))]
+        if strange:
+            notes.append(Note(code="logical_differs", subject=strange[0], values={"phase": phase}))
+        else:
+            own[phase] = {row: theirs.get(row, 0) for row in known}
+    below: dict[tuple[str, Phase], int] = defaultdict(int)
+    for phase, rows in own.items():
+        for row, macs in rows.items():
+            for above in ancestry(row):
+                below[above, phase] += macs
+    modules = {}
+    for row, module in profile.modules.items():
+        works: dict[str, Any] = {
+            phase: replace(module.work(phase), logical_macs=below[row, phase], own_logical_macs=rows[row]) for phase, rows in own.items()
+        }
+        modules[row] = replace(module, **works)
+    return replace(profile, modules=modules, notes=(*profile.notes, *notes))

@@ -1,0 +1,131 @@
+"""One window's reports: what a rank hands in, and what rank 0 makes of those that are there."""
+
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+
+from msgspec.structs import replace
+
+from lflops.collect.ranks.report import Head, Packed, RankReport, head_in, memory_in, pack, places_in, rows_in, table_in
+from lflops.collect.ranks.store import RankStore
+from lflops.collect.ranks.times import RankTimes
+from lflops.collect.ranks.topology import Topology
+from lflops.merging.merge import merged
+from lflops.profile.model import Memory, Profile
+from lflops.profile.records import Rank
+
+__all__ = ["RankWindow"]
+
+COPIES = 2
+"""So many ranks hand in what all of them have, for the first may be killed before it is done."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.2
+
+
+class RankWindow:
+    """The keys of one window.
+
+    Args:
+        store: Where they are.
+        name: Of the window, the same on all ranks.
+        topology: How many ranks there are, and where they stand.
+    """
+
+    def __init__(self, store: RankStore, name: str, topology: Topology) -> None:
+        """Nothing is there yet."""
+        self._store = store
+        self._name = name
+        self._topology = topology
+
+    def hand_in(self, report: RankReport) -> None:
+        """Leave a report for rank 0.
+
+        Raises:
+            ConnectionError: That does not wait for it any more.
+        """
+        if self._store.has(self._key("closed")) or self._store.has("left/0"):
+            raise ConnectionError("the first rank does not wait for it any more")
+        self._store.put(self._key("begun", report.rank), b"")
+        self.deliver(report.rank, pack(report))
+
+    def deliver(self, rank: int, packed: Packed) -> None:
+        """Leave what is packed; what says that all of it is there comes last."""
+        store = self._store
+        for name, blob in packed.shared.items():
+            if store.add(self._key("copies", name)) <= COPIES:
+                store.put(self._key("shared", name), blob)
+        store.put(self._key("times", rank), packed.times)
+        store.put(self._key("head", rank), packed.head)
+        store.add(self._key("told"))
+
+    def wait_for_all(self, pause: Callable[[float], object], is_over: Callable[[], bool]) -> None:
+        """Until all have told or left, or it is over."""
+        seconds, others = FIRST_PAUSE, self._topology.world_size - 1
+        while not is_over():
+            told, left = self._store.number(self._key("told")), self._store.number("left")
+            if told >= others or (told + left >= others and not any(map(self._is_due, range(1, others + 1)))):
+                return
+            pause(seconds)
+            seconds = min(2 * seconds, LONGEST_PAUSE)
+
+    def collected(self, report: RankReport) -> Profile:
+        """What the reports that are there make with rank 0's own. Of what all have in common one copy is looked at."""
+        packed = pack(report)
+
+        def blob(name: str) -> bytes:
+            return packed.shared.get(name) or self._store.get(self._key("shared", name))
+
+        heads = self._heads(head_in(packed.head), packed.shared.keys())
+        times = RankTimes(list(heads.values()), {name: places_in(blob(name)) for name in {each.brief.table for each in heads.values()}})
+        for rank in heads:
+            times.add(rank, self._store.take(self._key("times", rank)) if rank else packed.times)
+
+        def rows_of(rank: int) -> Profile:
+            return rows_in(table_in(blob(heads[rank].brief.table)), heads[rank], times.of(rank)) if rank else report.profile
+
+        def memory_of(rank: int) -> Memory | None:
+            name = heads[rank].memory
+            return report.profile.memory if rank == 0 or name is None else memory_in(blob(name))
+
+        absent = {rank: self._absent(rank) for rank in range(self._topology.world_size) if rank not in heads}
+        briefs = (head_in(self._store.take(self._key("head", rank)) if rank else packed.head).brief for rank in heads)
+        profile = merged(briefs, rows_of, memory_of, times.stats, absent=absent)
+        self._close(heads, packed.shared.keys())
+        return profile
+
+    def _heads(self, own: Head, at_hand: AbstractSet[str]) -> dict[int, Head]:
+        """Of the ranks whose reports are there with all that they rest on. Their steps, of which there are many, are left for later."""
+        heads = {own.brief.rank: own}
+        there: dict[str, bool] = dict.fromkeys(at_hand, True)
+        for rank in range(1, self._topology.world_size):
+            if self._store.has(self._key("head", rank)):
+                head = head_in(self._store.get(self._key("head", rank)))
+                names = [name for name in (head.brief.table, head.memory) if name is not None]
+                for name in names:
+                    if name not in there:
+                        there[name] = self._store.has(self._key("shared", name))
+                if all(there[name] for name in names):
+                    heads[rank] = replace(head, brief=replace(head.brief, steps=()))
+        return heads
+
+    def _is_due(self, rank: int) -> bool:
+        return not self._store.has(self._key("head", rank)) and not self._store.has(f"left/{rank}")
+
+    def _absent(self, rank: int) -> Rank:
+        """What is known of a rank whose report is not there, or not all of it."""
+        coordinates = self._topology.coordinates.get(rank, {})
+        nothing = Rank(rank=rank, node=None, host=None, device=None, coordinates=coordinates, status="missing")
+        if self._store.has(f"left/{rank}") and self._store.get(f"left/{rank}") == b"failed":
+            return replace(nothing, status="failed")
+        return replace(nothing, status="late") if self._store.has(self._key("begun", rank)) else nothing
+
+    def _close(self, heads: dict[int, Head], at_hand: AbstractSet[str]) -> None:
+        """Take away what was looked at: a store has no end of room."""
+        self._store.put(self._key("closed"), b"")
+        for rank in heads:
+            self._store.drop(self._key("begun", rank))
+        for name in {name for head in heads.values() for name in (head.brief.table, head.memory) if name is not None}:
+            if name not in at_hand or self._store.has(self._key("shared", name)):
+                self._store.take(self._key("shared", name))
+
+    def _key(self, what: str, whose: object = "") -> str:
+        return f"{self._name}/{what}/{whose}"

@@ -1,0 +1,131 @@
+"""A counted profile and timed passes of the same call, as one profile."""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from lflops.collect.kineto.tracer import Recording
+from lflops.collect.timing.scale_to_clean import ScaledTimes, scale_to_clean
+from lflops.collect.timing.stamps import HookOverhead, ModulePhase, PassTimes
+from lflops.collect.timing.timed_passes import TimedPasses
+from lflops.profile.model import ModuleProfile, Note, Profile
+from lflops.profile.records import DISTURBANCES, Phase, Spread, Step, Trace
+from lflops.profile.records import PHASES as ALL_PHASES
+
+__all__ = ["divide", "divided", "join", "with_times", "with_trace"]
+
+PARTS = ("forward", "backward")
+"""What a clean pass times as one."""
+
+PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
+
+WORTH_SAYING = 0.05
+"""How far the hooked passes may be off the clean ones before a note says so."""
+
+
+def join(profile: Profile, passes: TimedPasses, glue: HookOverhead) -> Profile:
+    """The profile with the steps, and the time of its modules."""
+    run = replace(profile.run, kind="measure")
+    steps = tuple(replace(step, samples=run.samples_per_step, tokens=run.tokens_per_step) for step in passes.steps)
+    return divide(replace(profile, run=run, steps=steps), passes.laps, glue)
+
+
+def divide(profile: Profile, laps: Sequence[Mapping[str, PassTimes]], glue: HookOverhead) -> Profile:
+    """A profile with the times of its steps, and now of its modules: as laps of the hooked ones divide the clean ones.
+
+    Args:
+        profile: What was counted and timed.
+        laps: What the stamps of each hooked step, of which there is one at least, say of its parts.
+        glue: What each call's hooks cost beside what is stamped.
+    """
+    return divided(profile, laps, glue)[0]
+
+
+def divided(
+    profile: Profile, laps: Sequence[Mapping[str, PassTimes]], glue: HookOverhead
+) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
+    """The same, and of each hooked step the own seconds of its modules, which other ranks' are compared with."""
+    clean = [step for step in profile.steps if step.is_typical]
+    parts = {part: median for part in PARTS if (median := _median(_part(step, part) for step in clean)) is not None}
+    ignored = frozenset(note.subject for note in profile.notes if note.code == "ignored")
+    found = scale_to_clean(laps, parts, glue, ignored)
+    timed = with_times(profile, found)
+    hooked = [step for step in profile.steps if step.kind == "hooked" and DISTURBANCES.isdisjoint(step.marks)]
+    ratio = _ratio(_median(step.seconds for step in hooked), _median(step.seconds for step in clean))
+    return replace(timed, run=replace(timed.run, observer_ratio=ratio), notes=(*timed.notes, *_scaled(found))), found.steps
+
+
+def with_times(profile: Profile, found: ScaledTimes) -> Profile:
+    """The profile with the seconds of its modules; those of a row that ran in no stamped place stay unknown."""
+    notes = (
+        replace(note, values={**note.values, "seconds": found.ignored[note.subject]})
+        if note.code == "ignored" and note.subject in found.ignored
+        else note
+        for note in profile.notes
+    )
+    return replace(profile, modules={name: _timed(name, module, found) for name, module in profile.modules.items()}, notes=tuple(notes))
+
+
+def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str]) -> Profile:
+    """The profile with what was recorded: the operators, and the device's time of each module and phase where a device was.
+
+    Args:
+        profile: What was counted and timed.
+        recording: Of the window's traced steps.
+        files: Where the trace will be, by rank.
+    """
+    trace = Trace(
+        files=files,
+        batches=recording.batches,
+        device_idle_seconds=recording.device_idle_seconds,
+        device_idle_by_phase=recording.device_idle_by_phase,
+        exposed_comm_seconds=recording.exposed_comm_seconds,
+        exposed_copy_seconds=recording.exposed_copy_seconds,
+        device_compute_seconds=recording.device_compute_seconds,
+        operators=recording.operators,
+    )
+    seconds = recording.device_seconds or {}
+    modules = {name: _on_device(name, module, seconds) for name, module in profile.modules.items()}
+    return replace(profile, modules=modules, trace=trace)
+
+
+def _on_device(name: str, module: ModuleProfile, seconds: Mapping[ModulePhase, Spread]) -> ModuleProfile:
+    places = {phase: ModulePhase(name, phase) for phase in ALL_PHASES}
+    works: dict[str, Any] = {
+        phase: replace(module.work(phase), device_seconds=seconds[place]) for phase, place in places.items() if place in seconds
+    }
+    return replace(module, **works) if works else module
+
+
+def _timed(name: str, module: ModuleProfile, found: ScaledTimes) -> ModuleProfile:
+    works: dict[str, Any] = {}
+    for phase in PHASES:
+        place = ModulePhase(name, phase)
+        if place in found.inclusive:
+            works[phase] = replace(module.work(phase), seconds=found.inclusive[place], own_seconds=found.own.get(place))
+    return replace(module, **works) if works else module
+
+
+def _part(step: Step, part: str) -> float | None:
+    """Generating has parts of its own, which are forward together."""
+    if part == "forward" and part not in step.phases:
+        generating = [step.phases[name] for name in ("prefill", "decode") if name in step.phases]
+        return sum(generating) if generating else None
+    return step.phases.get(part)
+
+
+def _scaled(found: ScaledTimes) -> Iterable[Note]:
+    far: Mapping[str, float] = {part: factor for part, factor in found.factors.items() if abs(factor - 1) > WORTH_SAYING}
+    if far:
+        yield Note(code="time_scaled", subject="", values=far)
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _ratio(hooked: float | None, clean: float | None) -> float | None:
+    return hooked / clean if hooked is not None and clean else None

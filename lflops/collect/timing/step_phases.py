@@ -1,0 +1,97 @@
+"""What a training step's time goes to: the self times of nested phases, which add up to the step.
+
+    a step       |........[optimizer.....[forward....].[backward.....]..[clip..].......].....|
+    other         ^^^^^^^^                            ^                                 ^^^^^
+    optimizer              ^^^^^^^^^^^^^^              ^              ^^        ^^^^^^^^
+
+A phase has the time from a mark at its beginning to one at its end, less that of the phases within it; what is in none of them is other.
+Marks are read later: on CUDA they are events on the stream, so a phase is the time in which the stream had nothing but it to go on with.
+"""
+
+from typing import Any, NamedTuple
+
+from lflops.collect.timing.clock import Clock
+
+__all__ = ["OTHER", "PhaseMarks", "StepPhases"]
+
+OTHER = "other"
+"""What is in no phase."""
+
+ORDER = ("data", "transfer", "forward", "backward", "clip", "optimizer", OTHER)
+"""In which a training step's phases are told; others follow."""
+
+
+class PhaseMarks(NamedTuple):
+    """A step as it was marked: when a phase came to be the innermost one, which, and the end of the last."""
+
+    marks: list[Any]
+    phases: list[str]
+    end: Any
+
+
+class StepPhases:
+    """Follows one thread in and out of phases. It does so some twenty times in a step: what can wait is left to who reads the marks.
+
+    Args:
+        clock: What its marks are made by and read from.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        """Wait for the first step to begin."""
+        self._clock = clock
+        self._mark = clock.mark
+        self._running: list[str] = [OTHER]
+        self._marks: list[Any] = []
+        self._phases: list[str] = []
+
+    def enter(self, phase: str, *_given: Any) -> None:
+        """A phase begins."""
+        self._marks.append(self._mark())
+        self._phases.append(phase)
+        self._running.append(phase)
+
+    def leave(self) -> None:
+        """The innermost phase ends."""
+        running = self._running
+        running.pop()
+        self._marks.append(self._mark())
+        self._phases.append(running[-1])
+
+    def drop(self) -> None:
+        """The innermost phase is left by an exception: unmarked, so that nothing of ours can go wrong on its way."""
+        self._running.pop()
+
+    @property
+    def innermost(self) -> str:
+        """The phase that is running."""
+        return self._running[-1]
+
+    def begin(self) -> None:
+        """A step begins now; what was marked since the last one ended belongs to none."""
+        self._marks = [self._mark()]
+        self._phases = [self._running[-1]]
+
+    def end(self) -> PhaseMarks:
+        """The step ends, and the next begins."""
+        end = self._mark()
+        stretch = PhaseMarks(self._marks, self._phases, end)
+        self._marks = [end]
+        self._phases = [self._running[-1]]
+        return stretch
+
+    def has_come(self, stretch: PhaseMarks) -> bool:
+        """Whether the step's marks can be read without waiting for a device."""
+        query = getattr(stretch.end, "query", None)
+        return query is None or bool(query())
+
+    def total(self, stretch: PhaseMarks) -> float:
+        """How long the step was."""
+        return self._clock.seconds(stretch.marks[0], stretch.end)
+
+    def seconds(self, stretch: PhaseMarks) -> dict[str, float]:
+        """How long each phase ran. Their sum is the step."""
+        found = set(stretch.phases)
+        phases = dict.fromkeys([*(phase for phase in ORDER if phase in found), *sorted(found.difference(ORDER))], 0.0)
+        for start, phase, end in zip(stretch.marks, stretch.phases, [*stretch.marks[1:], stretch.end], strict=True):
+            phases[phase] += self._clock.seconds(start, end)
+        return phases

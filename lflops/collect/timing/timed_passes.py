@@ -1,0 +1,145 @@
+"""Passes of a model, timed: clean ones for the total, hooked ones between them for its parts."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from lflops.collect.timing.clock import Clock, cpu_seconds
+from lflops.collect.timing.module_hooks import ModuleTimer
+from lflops.collect.timing.stamps import PassTimes, Stamp
+from lflops.profile.records import Step
+
+__all__ = ["ASIDE", "Divide", "Pass", "TimedPasses", "time_passes"]
+
+ASIDE = "aside"
+"""What is run between two parts, or behind the last, for our own sake: it is in no time."""
+
+
+class Divide(Protocol):
+    """Called in a pass where its next part begins."""
+
+    def __call__(self, part: str, results: Any = None, /) -> None:
+        """The part's name; of backward also what is gone backward from."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """How to run one: `run` calls what it is given where the second part begins, and so on; `first` is what the first is called.
+
+    What `prepare` does before each is in no time.
+    """
+
+    run: Callable[[Divide], None]
+    first: str
+    prepare: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedPasses:
+    """What was timed: a step for each pass, and for each hooked one what its stamps say of its parts."""
+
+    steps: tuple[Step, ...]
+    laps: tuple[Mapping[str, PassTimes], ...]
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """One that is over: what its parts are called, where each began, and at the end what the process had used of the CPU."""
+
+    kind: str
+    parts: list[str]
+    marks: list[Any]
+    cpu: tuple[float, float]
+    stamps: Mapping[str, list[Stamp]] = field(default_factory=dict)
+
+
+def time_passes(one: Pass, spans: ModuleTimer, clock: Clock, *, warmup: int, repeats: int) -> TimedPasses:
+    """Run `warmup` passes for nothing, then `repeats` clean ones, half of them before and half behind as many hooked ones.
+
+    So a machine that slows down slows both alike. A clean one comes first, so that whatever is compiled is compiled without hooks; the
+    first behind the hooked ones, which finds their caches, is thrown away. The marks are read at the end: nothing waits for a device.
+
+    Args:
+        one: What to run.
+        spans: For the hooked passes.
+        clock: For the clean ones.
+        warmup: How many passes are thrown away.
+        repeats: How many of either are kept.
+    """
+    _thrown_away(one, warmup)
+    before = [_clean(one, clock) for _ in range((repeats + 1) // 2)]
+    hooked = [_hooked(one, spans, clock) for _ in range(repeats)]
+    _thrown_away(one, min(repeats // 2, 1))
+    behind = [_clean(one, clock) for _ in range(repeats // 2)]
+    clock.settle()
+    passes = [*before, *hooked, *behind]
+    return TimedPasses(
+        steps=tuple(_step(index, each, clock) for index, each in enumerate(passes)),
+        laps=tuple(spans.laps(each.stamps) for each in passes if each.stamps),
+    )
+
+
+def _thrown_away(one: Pass, times: int) -> None:
+    for _ in range(times):
+        one.prepare()
+        one.run(_nothing)
+
+
+def _nothing(_part: str, _results: Any = None, /) -> None:
+    pass
+
+
+def _clean(one: Pass, clock: Clock) -> _Timed:
+    parts, marks = [one.first], []
+
+    def divide(part: str, _results: Any = None, /) -> None:
+        parts.append(part)
+        marks.append(clock.mark())
+
+    one.prepare()
+    before = cpu_seconds()
+    marks.append(clock.mark())
+    one.run(divide)
+    marks.append(clock.mark())
+    return _Timed("clean", parts, marks, _since(before))
+
+
+def _hooked(one: Pass, spans: ModuleTimer, clock: Clock) -> _Timed:
+    parts, marks = [one.first], []
+
+    def divide(part: str, results: Any = None, /) -> None:
+        parts.append(part)
+        marks.append(clock.mark())
+        if part == ASIDE:
+            spans.set_aside()
+        elif part == "backward":
+            spans.begin_backward(results)
+
+    one.prepare()
+    with spans.hooked():
+        before = cpu_seconds()
+        marks.append(clock.mark())
+        spans.begin()
+        one.run(divide)
+        stamps = spans.end()
+        marks.append(clock.mark())
+        return _Timed("hooked", parts, marks, _since(before), stamps)
+
+
+def _step(index: int, given: _Timed, clock: Clock) -> Step:
+    ends = zip(given.marks, given.marks[1:], strict=False)
+    phases = {part: clock.seconds(*each) for part, each in zip(given.parts, ends, strict=True) if part != ASIDE}
+    user, system = given.cpu
+    return Step(
+        index=index,
+        kind="clean" if given.kind == "clean" else "hooked",
+        seconds=sum(phases.values()),
+        phases=phases,
+        cpu_user=user,
+        cpu_system=system,
+    )
+
+
+def _since(before: tuple[float, float]) -> tuple[float, float]:
+    user, system = cpu_seconds()
+    return user - before[0], system - before[1]

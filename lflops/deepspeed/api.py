@@ -1,0 +1,286 @@
+"""DeepSpeed's profiler by its own names and arguments, on this engine: scripts that use it run with the import changed.
+
+Nothing is patched, and nothing is left on the model. What a profile has beyond DeepSpeed's figures is in `FlopsProfiler.profile`.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lflops.collect.count_and_time import CountAndTime
+from lflops.collect.generate import measure_generate
+from lflops.collect.inputs.arguments import check_module, check_whole, describe
+from lflops.collect.inputs.tensor_of_shape import tensor_of_shape
+from lflops.collect.measure import measure
+from lflops.deepspeed.engine import splits_experts, with_engine_facts
+from lflops.errors import CountError
+from lflops.profile.model import Profile
+from lflops.report.deepspeed_text import units as short_units
+from lflops.report.deepspeed_text.aggregated import aggregated
+from lflops.report.deepspeed_text.summary import summary
+
+__all__ = ["FlopsProfiler", "get_model_profile"]
+
+_REPEATS = 5
+"""Passes that are timed, and as many more that are divided over the modules: DeepSpeed takes one."""
+
+_PROFILER = "FlopsProfiler"
+
+
+def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
+    model: Any,
+    input_shape: tuple[int, ...] | None = None,
+    args: Iterable[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    print_profile: bool = True,  # noqa: FBT001, FBT002
+    detailed: bool = True,  # noqa: FBT001, FBT002
+    module_depth: int = -1,
+    top_modules: int = 1,
+    warm_up: int = 1,
+    as_string: bool = True,  # noqa: FBT001, FBT002
+    output_file: str | os.PathLike[str] | None = None,
+    ignore_modules: Iterable[Any] | None = None,
+    mode: str = "forward",
+) -> tuple[int, int, int] | tuple[str, str, str]:
+    """Count one pass of a model in evaluation mode, time others, and print what was found.
+
+    The model's mode is put back. Gradients are recorded or not as the caller has it, as in DeepSpeed.
+
+    Args:
+        model: What to profile.
+        input_shape: Of a floating-point tensor to be the only positional argument; `args` are not looked at then.
+        args: The positional arguments; a lone tensor stands for itself.
+        kwargs: The keyword arguments.
+        print_profile: Whether to print.
+        detailed: Whether to print the model, module by module.
+        module_depth: The last depth that is added up; 0 is the root alone, -1 and whatever is too deep are the innermost.
+        top_modules: How many classes of modules are named at each depth.
+        warm_up: Passes that are thrown away first.
+        as_string: Whether to return text, as `'1.43 G'`.
+        output_file: Where to write what would be printed.
+        ignore_modules: Classes or names of modules whose own work is left out of every total.
+        mode: `"forward"` calls the model, `"generate"` its `generate`.
+
+    Returns:
+        Floating-point operations, multiply-accumulates, and parameters on this rank.
+
+    Raises:
+        CountError: An argument is wrong.
+    """
+    asker = "get_model_profile"
+    check_module(asker, model)
+    _check_printing(asker, module_depth, top_modules)
+    check_whole(asker, "warm_up", warm_up, least=0)
+    _check_mode(asker, model, mode)
+    positional = _positional(args) if input_shape is None else (tensor_of_shape(asker, model, input_shape),)
+    if not positional and not kwargs:
+        raise CountError(f"{asker}: there is nothing to call the model with: give input_shape=, args= or kwargs=")
+    with _evaluating(model), _hint_at_shape(asker, given=input_shape is not None):
+        passes = measure if mode == "forward" else measure_generate
+        profile = passes(model, positional, kwargs, warmup=warm_up, repeats=_REPEATS, ignore=_ignored(ignore_modules))
+    if print_profile:
+        _show(summary(profile, step=warm_up, module_depth=module_depth, top_modules=top_modules, detailed=detailed), output_file)
+    flops, macs, params = _figures(profile)
+    return (short_units.flops(flops), short_units.macs(macs), short_units.params(params)) if as_string else (flops, macs, params)
+
+
+class FlopsProfiler:
+    """Counts and times what a model does between `start_profile` and `stop_profile`.
+
+    It does both at once, for there is but one pass: what counting takes is taken off the latencies, and the report says how much it was.
+    What runs of backward and the optimizer before it is stopped is counted as well. To ask for a figure, or to print, stops it.
+
+    Args:
+        model: What to profile.
+        ds_engine: DeepSpeed's engine, for its sizes and its timers.
+        recompute_fwd_factor: Of a backward that was timed and not counted: forwards that it repeats, beside the 2 that it is taken to cost.
+
+    Attributes:
+        flops: Floating-point operations of forward, once something was printed; so are `macs` and `params`.
+        macs: Multiply-accumulates of forward.
+        params: Parameters on this rank.
+    """
+
+    flops: int
+    macs: int
+    params: int
+
+    def __init__(self, model: Any, ds_engine: Any = None, recompute_fwd_factor: float = 0.0) -> None:
+        """Nothing is touched yet."""
+        check_module(_PROFILER, model)
+        self.model = model
+        self.ds_engine = ds_engine
+        self.recompute_fwd_factor = recompute_fwd_factor
+        self.started = False
+        self._ignore: tuple[Any, ...] = ()
+        self._watching: CountAndTime | None = None
+        self._watched: Profile | None = None
+
+    def start_profile(self, ignore_list: Iterable[Any] | None = None) -> None:
+        """Begin, from nothing.
+
+        Args:
+            ignore_list: Classes or names of modules whose own work is left out of every total.
+        """
+        self.stop_profile()
+        self._ignore = _ignored(ignore_list)
+        self._watched = None
+        self._watching = CountAndTime(self.model, ignore=self._ignore)
+        self._watching.__enter__()
+        self.started = True
+
+    def stop_profile(self) -> None:
+        """Stop; what was found stays."""
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            watching.__exit__(None, None, None)
+            self._watched = watching.profile
+
+    def reset_profile(self) -> None:
+        """Forget what was found, and if it is running, go on from nothing."""
+        if self._watching is not None:
+            self.start_profile(self._ignore)
+        self._watched = None
+
+    def end_profile(self) -> None:
+        """Stop. Nothing was left on the model, so what was found can still be asked for."""
+        self.stop_profile()
+        self.started = False
+
+    @property
+    def profile(self) -> Profile:
+        """All that was found, with what the engine tells.
+
+        Raises:
+            CountError: Nothing was, because it was not started or no forward ran.
+        """
+        self.stop_profile()
+        if self._watched is None:
+            raise CountError(f"{_PROFILER}: there is no profile: call start_profile(), then the model")
+        if not any(module.calls for module in self._watched.modules.values()):
+            raise CountError(f"{_PROFILER}: no forward has run since start_profile(): call the model before asking or printing")
+        return (
+            self._watched
+            if self.ds_engine is None
+            else with_engine_facts(self._watched, self.model, self.ds_engine, self.recompute_fwd_factor)
+        )
+
+    def get_total_flops(self, as_string: bool = False) -> int | str:  # noqa: FBT001, FBT002
+        """Floating-point operations of forward."""
+        flops = self.profile.modules[""].forward.flops
+        return short_units.flops(flops) if as_string else flops
+
+    def get_total_macs(self, as_string: bool = False) -> int | str:  # noqa: FBT001, FBT002
+        """Multiply-accumulates of forward."""
+        macs = self.profile.modules[""].forward.macs
+        return short_units.macs(macs) if as_string else macs
+
+    def get_total_duration(self, as_string: bool = False) -> float | str | None:  # noqa: FBT001, FBT002
+        """Seconds of forward, without what counting took; `None` where they are unknown."""
+        spread = self.profile.modules[""].forward.seconds
+        seconds = None if spread is None else spread.median
+        return short_units.duration(seconds) if as_string else seconds
+
+    def get_total_params(self, as_string: bool = False) -> int | str:  # noqa: FBT001, FBT002
+        """Parameters on this rank, shared ones once."""
+        params = self.profile.modules[""].local_parameters
+        return short_units.params(params) if as_string else params
+
+    def is_expert_tensor_parallelism_enabled(self) -> bool:
+        """Whether DeepSpeed's experts are split over the tensor parallel group."""
+        return splits_experts(self.model)
+
+    def print_model_profile(
+        self,
+        profile_step: int = 1,
+        module_depth: int = -1,
+        top_modules: int = 1,
+        detailed: bool = True,  # noqa: FBT001, FBT002
+        output_file: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Print all of it, or write it to a file.
+
+        Args:
+            profile_step: The step to name in the first line.
+            module_depth: The last depth that is added up; 0 is the root alone, -1 and whatever is too deep are the innermost.
+            top_modules: How many classes of modules are named at each depth.
+            detailed: Whether to print the model, module by module.
+            output_file: Where to write it.
+        """
+        _check_printing(_PROFILER, module_depth, top_modules)
+        profile = self.profile
+        self.flops, self.macs, self.params = _figures(profile)
+        _show(summary(profile, step=profile_step, module_depth=module_depth, top_modules=top_modules, detailed=detailed), output_file)
+
+    def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
+        """Print which classes of modules have the most, depth by depth.
+
+        Args:
+            module_depth: The last depth; 0 is the root alone, -1 and whatever is too deep are the innermost.
+            top_modules: How many are named at each depth.
+        """
+        _check_printing(_PROFILER, module_depth, top_modules)
+        _show(aggregated(self.profile, module_depth=module_depth, top_modules=top_modules), None)
+
+
+def _figures(profile: Profile) -> tuple[int, int, int]:
+    """Flops, MACs and parameters."""
+    root = profile.modules[""]
+    return root.forward.flops, root.forward.macs, root.local_parameters
+
+
+@contextlib.contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    """The model in evaluation mode, and then every module in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules() if hasattr(module, "training")]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextlib.contextmanager
+def _hint_at_shape(asker: str, *, given: bool) -> Iterator[None]:
+    """A model of token ids fails on floating-point numbers, far from where they came from."""
+    try:
+        yield
+    except Exception as error:
+        if given:
+            error.add_note(f"{asker}: input_shape= gives a floating-point tensor; a model that takes others, as token ids, needs args=")
+        raise
+
+
+def _positional(args: Any) -> tuple[Any, ...]:
+    """A tensor is one argument, though it could be gone through as well."""
+    if args is None:
+        return ()
+    return tuple(args) if isinstance(args, list | tuple) else (args,)
+
+
+def _ignored(modules: Any) -> tuple[Any, ...]:
+    return tuple(modules) if isinstance(modules, Iterable) and not isinstance(modules, str) else () if modules is None else (modules,)
+
+
+def _check_mode(asker: str, model: Any, mode: Any) -> None:
+    if mode not in {"forward", "generate"}:
+        raise CountError(f"{asker}: mode={describe(mode)}: give 'forward' or 'generate'")
+    if mode == "generate" and not callable(getattr(model, "generate", None)):
+        raise CountError(f"{asker}: mode='generate', but {type(model).__name__} has no generate()")
+
+
+def _check_printing(asker: str, module_depth: Any, top_modules: Any) -> None:
+    check_whole(asker, "module_depth", module_depth, least=-1)
+    check_whole(asker, "top_modules", top_modules, least=0)
+
+
+def _show(text: str, output_file: str | os.PathLike[str] | None) -> None:
+    if output_file:
+        path = Path(output_file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n", "utf-8")
+    else:
+        print(text)  # noqa: T201 - it was asked for

@@ -1,0 +1,23 @@
+"""A monitor for a script that says nothing of one: Lightning asks here, whenever a Trainer is made.
+
+Whoever has lflops installed passes through this file in every training, so it imports nothing that was not asked for.
+"""
+
+import os
+from typing import Any
+
+__all__ = ["monitors"]
+
+
+def monitors() -> list[Any]:
+    """A monitor, if the variable `LFLOPS` asks for one.
+
+    Raises:
+        MisconfigurationException: The variable says something that cannot be.
+    """
+    asked = os.environ.get("LFLOPS", "").strip()
+    if asked.lower() in {"", "0", "false"}:
+        return []
+    from lflops.lightning.injection.injected import InjectedMonitor
+
+    return [InjectedMonitor("" if asked.lower() in {"1", "true"} else asked)]

@@ -1,0 +1,258 @@
+"""`FlopsMonitor`: one line in a Trainer."""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from os import PathLike
+from typing import Any, Self
+
+from torch import nn
+
+from lflops.collect.kineto.tracer import Activity
+from lflops.collect.ranks.store import meet
+from lflops.deepspeed.config import arguments_of
+from lflops.errors import LflopsError
+from lflops.hardware.chips import Hardware
+from lflops.lightning.outlets.paths import log_dir_of
+from lflops.lightning.run import MonitoredRun
+from lflops.lightning.session import Session
+from lflops.lightning.trainer.compat import Base, MisconfigurationException
+from lflops.lightning.trainer.settings import Settings
+from lflops.profile.model import Profile
+from lflops.schedule import Schedule
+
+__all__ = ["FlopsMonitor"]
+
+DEFAULT = Schedule()
+
+_RUNS = itertools.count()
+"""Numbers the runs on several ranks, of all monitors in the process: a process group outlives them, and what they left in its store."""
+
+
+class FlopsMonitor(Base):
+    """Tells where a training step's FLOPs, bytes and milliseconds go, from a few steps of the run.
+
+    One batch of a window is counted, operator by operator and eagerly; the active ones are traced by torch.profiler, and in as many behind
+    them the modules are timed; all others only pass a clock. At a window's end the main process logs a summary, saves the profile under
+    `trainer.log_dir`/lflops and the trace under `trainer.log_dir`/lflops_traces, and gives figures to every logger. A Trainer without a
+    logger gets a new folder for each run, which the log names. In between and afterwards, step time, MFU and throughput are logged every
+    `log_every_n_steps`.
+
+    An error of lflops' own is warned of once; the training goes on without it. A file or a logger that fails is warned of once, and the
+    others go on.
+
+    Args:
+        schedule: Which steps are waited for, warmed up in, counted and profiled; each stage has its own count of them.
+        stages: Which of "train", "validate", "test" and "predict" are watched.
+        count: Whether to count a step; or a profile of the same model that was counted elsewhere.
+        trace: Whether to trace; without, the modules are timed in the active steps.
+        trace_ranks: Which ranks trace: "zero", "all", or a list of them.
+        activities: What is traced, of "cpu" and "cuda"; as torch.profiler takes it, and so the next three.
+        record_shapes: The shapes of operators' inputs as well.
+        profile_memory: Allocations as well.
+        with_stack: Python's stack as well; it breaks the nesting of your own `record_function` in the trace.
+        module_depth: The last depth in the summary's table of classes; -1 is the innermost.
+        top_modules: How many classes of modules that table names for each figure.
+        detailed: Whether the summary has a line for every module.
+        ignore_modules: Names or classes of modules whose own work is left out of every total.
+        output_file: Also gets the summaries. What the same Trainer wrote there before is kept.
+        hardware: What the device can do: `"auto"` looks its name up, `"measure"` measures it, else a name of the table, figures of your
+            own, or `None`.
+        track: Whether to log step time, MFU and throughput over the whole run.
+        units: A function from a batch to `{"samples": n, "tokens": n}`; `None` finds them in the shapes of its tensors.
+        topology: A function from a rank to its coordinates, as `{"data": 0, "tensor": 1}`; `None` asks the strategy and the parameters.
+        logical: As `lflops.count` takes it: of the whole model on a rank's batch, where tensor parallelism hides what it does.
+        gather_timeout: Seconds that the end of a run waits, at most, for what other ranks have to tell; nothing else waits.
+        html: Whether a page that opens offline is written beside each profile.
+        module_scalars: Of how many modules every logger gets the times: those with the most of their own in the first window.
+        dirpath: Where profiles are saved, instead of below `trainer.log_dir`; traces in its folder lflops_traces.
+        on_error: What an error of lflops' own does: `"warn"`, or `"raise"`.
+
+    Raises:
+        ScheduleError: The schedule leaves no step to count in.
+
+    Attributes:
+        profiles: A profile for each window closed in the last run of the Trainer, on the main process.
+
+    Example::
+
+        trainer = Trainer(callbacks=[FlopsMonitor()])
+    """
+
+    _writes_without_logger = True
+
+    def __init__(
+        self,
+        schedule: Schedule = DEFAULT,
+        *,
+        stages: Sequence[str] = ("train",),
+        count: bool | Profile = True,
+        module_depth: int = -1,
+        top_modules: int = 3,
+        detailed: bool = True,
+        ignore_modules: Iterable[str | type[nn.Module]] = (),
+        output_file: str | PathLike[str] | None = None,
+        trace: bool = True,
+        trace_ranks: str | Sequence[int] = "zero",
+        activities: Sequence[Activity] = ("cpu", "cuda"),
+        record_shapes: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+        hardware: Hardware | str | None = "auto",
+        track: bool = True,
+        units: Callable[[Any], Any] | None = None,
+        topology: Callable[[int], Mapping[str, int]] | None = None,
+        logical: Profile | None = None,
+        html: bool = True,
+        module_scalars: int = 20,
+        gather_timeout: float = 30.0,
+        dirpath: str | PathLike[str] | None = None,
+        on_error: str = "warn",
+    ) -> None:
+        given = locals()  # a setting for each argument, of the same name
+        self._settings = Settings(**{setting.name: given[setting.name] for setting in fields(Settings)})
+        self.profiles: list[Profile] = []
+        self._enabled = True
+        self._watch: MonitoredRun | None = None
+
+    @classmethod
+    def from_deepspeed(cls, config: str | PathLike[str] | Mapping[str, Any]) -> Self:
+        """What a DeepSpeed config asks its own profiler for: the step to profile, and how to print it.
+
+        `recompute_fwd_factor` is taken and not needed: what is computed again is counted as it runs.
+
+        Args:
+            config: A DeepSpeed config, or the path of one. If its "flops_profiler" is not enabled, neither is the monitor.
+
+        Raises:
+            CountError: The section is missing, or has a key or a value that DeepSpeed does not take.
+        """
+        arguments, enabled = arguments_of(config)
+        monitor = cls(**arguments)
+        monitor._enabled = enabled
+        return monitor
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The settings and the profiles so far, without the run: a copy, or what is unpickled, is a monitor that has not begun."""
+        lightnings = {"log", "log_dict"}  # set on every callback of a Trainer: methods of its model
+        kept = {name: value for name, value in self.__dict__.items() if name not in lightnings}
+        return kept | {"_watch": None, "profiles": list(self.profiles)}
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Check the arguments, and ask where files go and how ranks reach each other: on every process, for that takes all of them.
+
+        Raises:
+            MisconfigurationException: An argument is wrong.
+        """
+        if not self._enabled:
+            return
+        try:
+            self._settings.check()
+        except LflopsError as error:
+            raise MisconfigurationException(f"FlopsMonitor: {error}") from error
+        has_folder = self._settings.dirpath is not None
+        log_dir = None if has_folder else log_dir_of(trainer, without_logger=self._writes_without_logger)
+        store = None
+        if trainer.world_size > 1:
+            name = f"lflops/{self._number(trainer)}/{next(_RUNS)}"
+            store = meet(name, trainer.global_rank, timeout=self._settings.gather_timeout)
+        self._watch = MonitoredRun(self._settings, log_dir, store)
+        self.profiles = self._watch.profiles
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin."""
+        self._begin("train", trainer, pl_module)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Count or time it, if it is time to."""
+        self._batch_begins("train", batch)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Read the clock."""
+        self._batch_ends("train", batch)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Close what is open."""
+        self._close()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Know why this step takes longer, and begin, or go on, with this stage."""
+        if not trainer.sanity_checking:
+            self._guarded("train", lambda session: session.mark("validation"))
+            self._begin("validate", trainer, pl_module)
+
+    def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Count or time it, if it is time to."""
+        if not trainer.sanity_checking:
+            self._batch_begins("validate", batch)
+
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Read the clock."""
+        if not trainer.sanity_checking:
+            self._batch_ends("validate", batch)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Rest until the next validation."""
+        self._guarded("validate", lambda session: session.rest())
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin."""
+        self._begin("test", trainer, pl_module)
+
+    def on_test_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Count or time it, if it is time to."""
+        self._batch_begins("test", batch)
+
+    def on_test_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Read the clock."""
+        self._batch_ends("test", batch)
+
+    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin."""
+        self._begin("predict", trainer, pl_module)
+
+    def on_predict_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Count or time it, if it is time to."""
+        self._batch_begins("predict", batch)
+
+    def on_predict_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Read the clock."""
+        self._batch_ends("predict", batch)
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Know why this step takes longer; nothing is added to the checkpoint."""
+        self._guarded("train", lambda session: session.mark("checkpoint"))
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Close what is open, with what there is."""
+        self._close(exception)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Close what is open, however it came to be left so."""
+        self._close()
+
+    def _begin(self, name: str, trainer: Any, pl_module: Any) -> None:
+        if self._watch is not None:
+            self._watch.begin(name, trainer, pl_module, self._number(trainer))
+
+    def _number(self, trainer: Any) -> int:
+        """Which of the Trainer's monitors this is, from 1."""
+        return [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)].index(self) + 1
+
+    def _batch_begins(self, name: str, batch: Any) -> None:
+        if self._watch is not None:
+            self._watch.batch_begins(name, batch)
+
+    def _batch_ends(self, name: str, batch: Any) -> None:
+        if self._watch is not None:
+            self._watch.batch_ends(name, batch)
+
+    def _guarded(self, name: str, action: Callable[[Session], None]) -> None:
+        if self._watch is not None:
+            self._watch.guarded(name, action)
+
+    def _close(self, error: BaseException | None = None) -> None:
+        if self._watch is not None:
+            self._watch.close(error)

@@ -1,0 +1,41 @@
+"""Errors of single outlets, as of one logger or one file: each is warned of once, and the others go on."""
+
+import contextlib
+from collections.abc import Iterator
+
+from lflops.lightning.trainer.compat import warn
+
+__all__ = ["Failures"]
+
+
+class Failures:
+    """The outlets of one monitor that have failed.
+
+    Args:
+        raised: Whether an error is raised, in place of the warning.
+    """
+
+    def __init__(self, *, raised: bool) -> None:
+        """None has failed yet."""
+        self._raised = raised
+        self._outlets: set[str] = set()
+
+    def __contains__(self, outlet: str) -> bool:
+        """Whether an outlet has failed."""
+        return outlet in self._outlets
+
+    @contextlib.contextmanager
+    def contained(self, outlet: str) -> Iterator[None]:
+        """Write to an outlet: an error ends the block, and no more.
+
+        Args:
+            outlet: Its name in the warning.
+        """
+        try:
+            yield
+        except Exception as error:
+            if self._raised:
+                raise
+            if outlet not in self._outlets:
+                self._outlets.add(outlet)
+                warn(f"FlopsMonitor: {outlet} failed; all else goes on: {type(error).__name__}: {error}")

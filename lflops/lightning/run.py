@@ -1,0 +1,123 @@
+"""One run of a Trainer as a monitor sees it: a session for each stage, and nothing of ours that could end the training."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from lflops.errors import LflopsError
+from lflops.lightning.results import Results
+from lflops.lightning.session import Session
+from lflops.lightning.trainer.compat import MisconfigurationException, warn
+from lflops.lightning.trainer.settings import Settings
+from lflops.lightning.trainer.stages import STAGES
+from lflops.profile.model import Profile
+
+__all__ = ["MonitoredRun"]
+
+
+class MonitoredRun:
+    """Begins when a run is set up, and ends however the run does.
+
+    Args:
+        settings: What is asked for.
+        log_dir: The Trainer's, if it has one.
+        store: That all ranks reach; `None` where they have none, or there is one rank.
+
+    Attributes:
+        sessions: By stage; `None` is one that is over.
+        profiles: The windows that are closed, on the main process.
+    """
+
+    def __init__(self, settings: Settings, log_dir: str | None, store: Any) -> None:
+        """No stage has begun."""
+        self.sessions: dict[str, Session | None] = {}
+        self.profiles: list[Profile] = []
+        self._settings = settings
+        self._log_dir = log_dir
+        self._store = store
+        self._results: Results | None = None
+        self._failed = False
+
+    def begin(self, name: str, trainer: Any, pl_module: Any, monitor: int) -> None:
+        """A stage begins, or comes again.
+
+        Args:
+            name: Of the stage.
+            trainer: The one that goes through it.
+            pl_module: What is trained, or asked.
+            monitor: Which of the Trainer's monitors it is for, from 1.
+
+        Raises:
+            MisconfigurationException: An argument is not for this model, or these ranks.
+        """
+        if self._failed:
+            return
+        if name in self.sessions:
+            self.guarded(name, lambda session: session.go_on())
+        elif name in self._settings.stages:
+            try:
+                if self._results is None:
+                    self._results = Results.of(trainer, pl_module, self._settings, self._log_dir, monitor=monitor, store=self._store)
+                    self._results.profiles = self.profiles
+                self.sessions[name] = Session(self._settings, STAGES[name], trainer, pl_module, results=self._results)
+            except LflopsError as error:
+                raise MisconfigurationException(f"FlopsMonitor: {error}") from error
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
+                self._fail(error)
+
+    def batch_begins(self, name: str, batch: Any) -> None:
+        """Of a stage."""
+        session = self.sessions.get(name)
+        if session is not None:  # as `guarded`, with less on the way
+            try:
+                session.batch_begins(batch)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
+                self._fail(error)
+
+    def batch_ends(self, name: str, batch: Any) -> None:
+        """Of a stage."""
+        session = self.sessions.get(name)
+        if session is not None:  # as `guarded`, with less on the way
+            try:
+                session.batch_ends(batch)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
+                self._fail(error)
+            if session.over:
+                self.sessions[name] = None
+
+    def guarded(self, name: str, action: Callable[[Session], None]) -> None:
+        """Do something with a stage's session, if it has one; an error of it ends the watching, not the training."""
+        session = self.sessions.get(name)
+        if session is None:
+            return
+        try:
+            action(session)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
+            self._fail(error)
+        if session.over:
+            self.sessions[name] = None
+
+    def close(self, error: BaseException | None = None) -> None:
+        """The run is over, or left by an error: tell what there is to tell."""
+        for name in tuple(self.sessions):
+            self.guarded(name, lambda session: session.close(error))
+        results, self._results = self._results, None
+        if results is not None:
+            try:
+                results.finish(failed=error is not None)
+            except Exception as mistake:  # noqa: BLE001 - whatever it is, it is not to end the user's training
+                self._fail(mistake)
+
+    def _fail(self, error: Exception) -> None:
+        sessions, self.sessions, self._failed = self.sessions, {}, True
+        results, self._results = self._results, None
+        for session in filter(None, sessions.values()):
+            for end in (session.detach, session.leave_annotations):
+                with contextlib.suppress(Exception):
+                    end()
+        if results is not None:
+            with contextlib.suppress(Exception):
+                results.finish(failed=True)
+        if self._settings.on_error == "raise":
+            raise error
+        warn(f"FlopsMonitor has failed and is off from here on; the training goes on: {type(error).__name__}: {error}")

@@ -1,0 +1,119 @@
+"""What a monitor was asked for, in one value."""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+from lflops.collect.count import Ignored
+from lflops.collect.inputs.arguments import describe
+from lflops.collect.kineto.tracer import ACTIVITIES, Activity
+from lflops.collect.ranks.unsharded import check_logical
+from lflops.errors import CountError, HardwareError, ScheduleError
+from lflops.hardware.chips import Hardware, named
+from lflops.lightning.trainer.stages import STAGES
+from lflops.profile.model import Profile
+from lflops.schedule import Schedule
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The arguments of `FlopsMonitor`, which says what they mean."""
+
+    schedule: Schedule
+    stages: Collection[str]
+    count: bool | Profile
+    logical: Profile | None
+    topology: Callable[[int], Mapping[str, int]] | None
+    trace: bool
+    trace_ranks: str | Collection[int]
+    activities: Collection[Activity]
+    record_shapes: bool
+    profile_memory: bool
+    with_stack: bool
+    module_depth: int
+    top_modules: int
+    detailed: bool
+    ignore_modules: Ignored
+    output_file: str | PathLike[str] | None
+    hardware: Hardware | str | None
+    track: bool
+    html: bool
+    module_scalars: int
+    units: Callable[[Any], Any] | None
+    dirpath: str | PathLike[str] | None
+    gather_timeout: float
+    on_error: str
+
+    def __post_init__(self) -> None:
+        """See that the schedule can be.
+
+        Raises:
+            ScheduleError: It is none, or leaves no step to count in.
+        """
+        if not isinstance(self.schedule, Schedule):
+            raise ScheduleError(f"schedule={describe(self.schedule)}: give an lflops.Schedule")
+        if not self.schedule.warmup and self.count is True:
+            raise ScheduleError("warmup=0 leaves no step to count in: give warmup >= 1, or count=False")
+
+    def check(self) -> None:
+        """See that the others can be.
+
+        Raises:
+            CountError: One of them cannot; the message names it, its value and what is taken.
+            HardwareError: The chip is not known.
+        """
+        for name in ("trace", "record_shapes", "profile_memory", "with_stack", "detailed", "track", "html"):
+            if not isinstance(getattr(self, name), bool):
+                raise CountError(f"{name}={describe(getattr(self, name))}: give True or False")
+        self._check_choices()
+        self._check_ranks()
+        if not isinstance(self.count, bool | Profile):
+            raise CountError(f"count={describe(self.count)}: give True, False, or a Profile that was counted elsewhere")
+        check_logical("", self.logical)
+        for name, least in (("module_depth", -1), ("top_modules", 0), ("module_scalars", 0)):
+            value: object = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise CountError(f"{name}={describe(value)}: give a whole number, {least} or more")
+        for name in ("output_file", "dirpath"):
+            if not isinstance(getattr(self, name), str | PathLike | None):
+                raise CountError(f"{name}={describe(getattr(self, name))}: give a path, or None")
+        if self.units is not None and not callable(self.units):
+            raise CountError(f"units={describe(self.units)}: give a function from a batch to {{'samples': n, 'tokens': n}}, or None")
+        if self.on_error not in {"warn", "raise"}:
+            raise CountError(f"on_error={self.on_error!r}: give 'warn' or 'raise'")
+        self._check_hardware()
+
+    def traces_on(self, rank: int) -> bool:
+        """Whether this rank is one of those that trace."""
+        if isinstance(self.trace_ranks, str):
+            return self.trace_ranks == "all" or rank == 0
+        return rank in self.trace_ranks
+
+    def _check_choices(self) -> None:
+        for name, known in (("stages", tuple(STAGES)), ("activities", tuple(ACTIVITIES))):
+            value: object = getattr(self, name)
+            if isinstance(value, str) or not isinstance(value, Collection) or not value or any(each not in known for each in value):
+                raise CountError(f"{name}={describe(value)}: give some of {', '.join(map(repr, known))}, in a tuple or a list")
+
+    def _check_ranks(self) -> None:
+        if self.topology is not None and not callable(self.topology):
+            raise CountError(f"topology={describe(self.topology)}: give a function from a rank to its coordinates, or None")
+        timeout: object = self.gather_timeout
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+            raise CountError(f"gather_timeout={describe(timeout)}: give seconds, more than 0")
+        ranks: object = self.trace_ranks
+        if isinstance(ranks, str):
+            if ranks not in {"zero", "all"}:
+                raise CountError(f"trace_ranks={ranks!r}: give 'zero', 'all', or a list of ranks")
+        elif not isinstance(ranks, Collection) or any(isinstance(each, bool) or not isinstance(each, int) or each < 0 for each in ranks):
+            raise CountError(f"trace_ranks={describe(ranks)}: give 'zero', 'all', or a list of ranks")
+
+    def _check_hardware(self) -> None:
+        if not isinstance(self.hardware, Hardware | str | None):
+            raise HardwareError(f"hardware={describe(self.hardware)}: give 'auto', 'measure', a chip's name, an lflops.Hardware, or None")
+        if isinstance(self.hardware, str) and self.hardware not in {"auto", "measure"}:
+            named(self.hardware)

@@ -1,0 +1,88 @@
+"""One step of the training with its modules hooked, to divide forward and backward over them."""
+
+import contextlib
+from typing import Any
+
+from lflops.collect.model.module_tree import ModuleTree
+from lflops.collect.timing.clock import Clock
+from lflops.collect.timing.module_hooks import ModuleTimer
+from lflops.collect.timing.stamps import PassTimes, Stamp
+from lflops.collect.timing.step_phases import OTHER
+from lflops.lightning.window.phase_hooks import listen
+
+__all__ = ["HookedStep"]
+
+
+class HookedStep:
+    """Stamps the modules from when it is made until it is stopped. The LightningModule is the root, and training_step its forward.
+
+    Args:
+        trainer: Tells when training_step, or what stands for it, and backward run.
+        stage: Which of the Trainer's it is.
+        tree: The modules and their names.
+        clock: What the marks are read from.
+    """
+
+    def __init__(self, trainer: Any, stage: str, tree: ModuleTree, clock: Clock) -> None:
+        """Begin."""
+        self._spans = ModuleTimer(tree, clock)
+        self._phases: list[str] = []
+        self._begun = False
+        self._passes: list[dict[str, list[Stamp]]] = []
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(self._spans.hooked())
+            undo.callback(listen(trainer, stage, self))
+            self._undo = undo.pop_all()
+
+    def stop(self) -> None:
+        """End."""
+        try:
+            self._end_pass()
+        finally:
+            self._undo.close()
+
+    def laps(self) -> dict[str, PassTimes]:
+        """What the settled stamps say of forward and of backward, over all passes of the step."""
+        sums: dict[str, PassTimes] = {}
+        for each in self._passes:
+            for part, lap in self._spans.laps(each).items():
+                sums.setdefault(part, PassTimes()).add(lap)
+        return sums
+
+    @property
+    def innermost(self) -> str:
+        """The phase that is running."""
+        return self._phases[-1] if self._phases else OTHER
+
+    def enter(self, phase: str, *given: Any) -> None:
+        """Forward begins or goes on; backward begins, from the loss; anything else is set aside."""
+        within_forward = "forward" in self._phases
+        self._phases.append(phase)
+        if phase == "forward" and not within_forward:
+            self._end_pass()
+            self._begun = True
+            self._spans.begin()
+        elif self._begun:
+            self._spans.set_aside()
+            if phase == "forward":
+                self._spans.resume_forward()
+            elif phase == "backward":
+                self._spans.begin_backward(given[:1])  # the loss; what follows it, the optimizer, leads everywhere
+
+    def leave(self) -> None:
+        """Back to what it was within."""
+        self.drop()
+        if self._begun:
+            self._spans.set_aside()
+            if self.innermost == "forward":
+                self._spans.resume_forward()
+
+    def drop(self) -> None:
+        """By an exception: unmarked."""
+        if self._phases:
+            self._phases.pop()
+
+    def _end_pass(self) -> None:
+        if self._begun:
+            self._begun = False
+            self._passes.append(self._spans.end())

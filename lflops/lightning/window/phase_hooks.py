@@ -1,0 +1,261 @@
+"""Who is told when a phase of the training begins and ends: instance attributes on the Trainer's strategy and profiler, and nothing else.
+
+Lightning looks the strategy's methods up on the instance each time it calls them, in automatic and in manual optimization, and tells its
+profiler of every fetch of a batch and of the clipping of gradients, whichever profiler that is. Callback hooks are too few: none comes
+behind the optimizer's step, and the first that comes before it comes before forward, which the step calls.
+"""
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+from lflops.collect.timing.step_phases import OTHER
+from lflops.lightning.trainer.stages import STAGES
+
+__all__ = ["Listener", "listen"]
+
+ALL = "all"
+"""Where what is told of belongs to the stage that is running."""
+
+"""Of the strategy: the forward of each stage."""
+
+METHODS = {
+    "batch_to_device": ("transfer", ALL),
+    **{stage.step: ("forward", name) for name, stage in STAGES.items()},
+    "backward": ("backward", "train"),
+    "optimizer_step": ("optimizer", "train"),
+}
+"""Of the strategy: the phase that it is, and whose."""
+
+FETCHES = {"train_dataloader_next": "train", "val_next": "validate", "test_next": "test", "predict_next": "predict"}
+CLIP, BEFORE_STEP = "configure_gradient_clipping", "on_before_optimizer_step"
+"""Actions of the profiler, by the end of their names. The hook before the optimizer's step runs within the step's method."""
+
+EMPTY = (".core.hooks", ".core.module", ".callbacks.callback")
+"""Where Lightning keeps the hooks that do nothing unless somebody gives them something to do."""
+
+_ABSENT = object()
+
+
+_Told = Callable[[str], None]
+_Known = tuple[str, str]
+"""A phase, and the stage that it belongs to."""
+
+
+class Listener(Protocol):
+    """What is told of phases."""
+
+    @property
+    def innermost(self) -> str:
+        """The phase that is running."""
+
+    def enter(self, phase: str, *given: Any) -> None:
+        """The phase begins, with what its method is given."""
+
+    def leave(self) -> None:
+        """The innermost phase ends."""
+
+    def drop(self) -> None:
+        """The innermost phase is left by an exception."""
+
+
+def listen(trainer: Any, stage: str, listener: Listener) -> Callable[[], None]:
+    """Tell a listener of a stage's phases, until what is returned is called.
+
+    All listeners share the wraps: the first one's are put on, and are taken off with the last.
+    """
+    wraps = _WRAPS.get(trainer)
+    if wraps is None:
+        wraps = _WRAPS[trainer] = _Wraps(trainer)
+    listeners = wraps.listeners
+    for each in (stage, ALL):
+        listeners[each] = (*listeners[each], listener)
+
+    def undo() -> None:
+        for each in (stage, ALL):
+            listeners[each] = tuple(other for other in listeners[each] if other is not listener)
+        if not listeners[ALL] and _WRAPS.get(trainer) is wraps:
+            del _WRAPS[trainer]
+            wraps.take_off()
+
+    return undo
+
+
+class _Wrapper(partial[Any]):
+    """What is set on an owner. Copying and pickling give what was there before, which for a method is that of the owner's copy."""
+
+    before: Any = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.before, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return copy.copy, (self.before,)
+
+
+class _Wrap(NamedTuple):
+    """An attribute that was set, and what was there before it."""
+
+    owner: Any
+    name: str
+    wrapper: Any
+    before: Any
+
+
+class _Wraps:
+    """Those of one Trainer. They run in every step of the training, so they do little, and nothing twice."""
+
+    def __init__(self, trainer: Any) -> None:
+        """Put them on."""
+        self.listeners: dict[str, tuple[Listener, ...]] = dict.fromkeys((*STAGES, ALL), ())
+        self._put_on: list[_Wrap] = []
+        self._running = trainer.state  # not the Trainer: what is kept as long as it lives must not keep it
+        try:
+            self._put_on_all(trainer)
+        except BaseException:
+            self.take_off()
+            raise
+
+    def _put_on_all(self, trainer: Any) -> None:
+        strategy, profiler = trainer.strategy, trainer.profiler
+        for name, (phase, stage) in METHODS.items():
+            method = getattr(strategy, name)
+            self._put(strategy, name, self._around_step(method) if phase == "optimizer" else self._around(method, phase, stage))
+        actions = _actions(trainer)
+        for name, wrapper in zip(("start", "stop"), self._beside(profiler.start, profiler.stop, actions), strict=True):
+            self._put(profiler, name, wrapper)
+        if type(profiler).__name__ == "PassThroughProfiler":
+            self._put(profiler, "profile", self._instead(actions))
+
+    def take_off(self) -> None:
+        """Put back what was there; a wrap that somebody else has wrapped since stays below theirs, and does nothing any more."""
+        for owner, name, wrapper, before in reversed(self._put_on):
+            if vars(owner).get(name) is wrapper:
+                if before is _ABSENT:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, before)
+        self._put_on.clear()
+
+    def _put(self, owner: Any, name: str, wrapped: Callable[..., Any]) -> None:
+        wrapper = _Wrapper(wrapped)
+        wrapper.before = getattr(owner, name)
+        self._put_on.append(_Wrap(owner, name, wrapper, vars(owner).get(name, _ABSENT)))
+        setattr(owner, name, wrapper)
+
+    def _around(self, call: Callable[..., Any], phase: str, stage: str) -> Callable[..., Any]:
+        def told(*args: Any, **kwargs: Any) -> Any:
+            listeners = self.listeners[stage] if stage != ALL else self.listeners.get(self._running.stage, ())
+            for each in listeners:
+                each.enter(phase, *args)
+            try:
+                result = call(*args, **kwargs)
+            except BaseException:
+                for each in listeners:
+                    each.drop()
+                raise
+            for each in listeners:
+                each.leave()
+            return result
+
+        return told
+
+    def _around_step(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """What the closure runs is not the step's: it is part of what the step is called in, training_step if that is by hand."""
+        step = self._around(method, "optimizer", "train")
+
+        def told(optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+            listeners = self.listeners["train"]
+            around = listeners[0].innermost if listeners else OTHER
+            return step(optimizer, self._around(closure, around, "train"), *args, **kwargs)
+
+        return told
+
+    def _beside(self, start: _Told, stop: _Told, actions: dict[str, _Known]) -> tuple[_Told, _Told]:
+        known: dict[str, _Known | None] = {}
+        begun: list[tuple[str, tuple[Listener, ...]]] = []
+
+        def started(action_name: str) -> None:
+            start(action_name)
+            if action_name not in known:
+                known[action_name] = _known(action_name, actions)
+            if (found := known[action_name]) is not None:
+                phase, stage = found
+                begun.append((action_name, self.listeners[stage]))
+                for each in self.listeners[stage]:
+                    each.enter(phase)
+
+        def stopped(action_name: str) -> None:
+            # What began before the wraps were put on is none of theirs.
+            if begun and begun[-1][0] == action_name:
+                for each in begun.pop()[1]:
+                    each.leave()
+            stop(action_name)
+
+        return started, stopped
+
+    def _instead(self, actions: dict[str, _Known]) -> Callable[[str], AbstractContextManager[str]]:
+        """What tells of actions where Lightning's profiler does nothing.
+
+        Its own makes a generator for each of them, and calls what does nothing twice: that takes longer than all that is done here.
+        """
+        contexts: dict[str, AbstractContextManager[str]] = {}
+
+        def profile(action_name: str) -> AbstractContextManager[str]:
+            context = contexts.get(action_name)
+            if context is None:
+                known = _known(action_name, actions)
+                context = contexts[action_name] = nullcontext(action_name) if known is None else _Action(self, action_name, known)
+            return context
+
+        return profile
+
+
+class _Action:
+    """Tells of an action that is a phase, each time that it is entered."""
+
+    def __init__(self, wraps: _Wraps, name: str, known: _Known) -> None:
+        self._wraps = wraps
+        self._name = name
+        self._phase, self._stage = known
+        self._told: list[tuple[Listener, ...]] = []
+
+    def __enter__(self) -> str:
+        listeners = self._wraps.listeners[self._stage]
+        self._told.append(listeners)
+        for each in listeners:
+            each.enter(self._phase)
+        return self._name
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for each in self._told.pop():
+            if kind is None:
+                each.leave()
+            else:
+                each.drop()
+
+
+def _known(action_name: str, actions: dict[str, _Known]) -> _Known | None:
+    return next((known for end, known in actions.items() if action_name.endswith(end)), None)
+
+
+def _actions(trainer: Any) -> dict[str, _Known]:
+    """What to listen for. A hook that does nothing is not worth a mark."""
+    module = trainer.lightning_module
+    actions = {action: ("data", stage) for action, stage in FETCHES.items()}
+    if trainer.gradient_clip_val or _does_something(module, CLIP):
+        actions[CLIP] = "clip", "train"
+    if any(_does_something(each, BEFORE_STEP) for each in (module, *trainer.callbacks)):
+        actions[BEFORE_STEP] = OTHER, "train"
+    return actions
+
+
+def _does_something(owner: Any, hook: str) -> bool:
+    home: str = getattr(getattr(owner, hook, None), "__module__", "")
+    return not (home.startswith(("lightning.pytorch.", "pytorch_lightning.")) and home.endswith(EMPTY))
+
+
+_WRAPS: WeakKeyDictionary[Any, _Wraps] = WeakKeyDictionary()

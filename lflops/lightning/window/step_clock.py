@@ -1,0 +1,230 @@
+"""The steps of a run as they go by: how long each took, what it was made of, and whether it is a measure of the others.
+
+This runs in every step of the training. Whatever can wait until somebody asks for a step is left until then.
+"""
+
+from collections import deque
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
+
+from lflops.collect.inputs.batch_size import samples_and_tokens, units_of
+from lflops.collect.inputs.tensors import tensors_in
+from lflops.collect.timing.clock import cpu_seconds
+from lflops.collect.timing.step_phases import PhaseMarks, StepPhases
+from lflops.collect.torch_private.names import compilations
+from lflops.lightning.window.hooked_step import HookedStep
+from lflops.profile.records import DISTURBANCES, Step
+
+__all__ = ["StepClock", "TimedStep", "signature"]
+
+COLD = 2
+"""So many steps at the beginning of a run are no measure of the others."""
+
+KEPT = 200
+"""Steps that nobody has asked for yet; of more, the first are forgotten."""
+
+Cpu = tuple[float, float]
+
+
+class TimedStep(NamedTuple):
+    """A step that is over.
+
+    Attributes:
+        ordinal: Its number in this run, from 0.
+        at: What the loggers call it.
+        counted: Whether it was counted, and so is not timed.
+        hooked: What its modules' hooks have stamped, where it had some: it is no measure of the others then.
+        traced: Whether it was recorded, which is no measure either.
+        whole: Whether no batch was left in the middle of it.
+        tapped: Whether its phases were told of; else only the whole of it is known.
+        stretch: Its phases on the device that the training is on.
+        on_host: Its phases on the host, where that is another.
+        shapes: Its batches' signatures.
+        cpu: What the process had used of it when the step began, and when it ended.
+    """
+
+    ordinal: int
+    at: int
+    counted: bool
+    hooked: HookedStep | None
+    traced: bool
+    whole: bool
+    tapped: bool
+    stretch: PhaseMarks
+    on_host: PhaseMarks | None
+    marks: tuple[str, ...]
+    shapes: tuple[Hashable, ...]
+    samples: int | None
+    tokens: int | None
+    cpu: tuple[Cpu, Cpu]
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing but the training ran in it."""
+        return self.whole and not self.counted and self.hooked is None and not self.traced and DISTURBANCES.isdisjoint(self.marks)
+
+
+def signature(batch: Any) -> Hashable:
+    """The shapes of a batch's tensors in their structure: two batches of one signature are the same work."""
+    if isinstance(batch, Tensor):
+        return batch.numel() if batch.is_nested else batch.shape
+    if isinstance(batch, list | tuple):
+        return tuple([signature(each) for each in batch])
+    if isinstance(batch, Mapping):
+        return tuple([(key, signature(value)) for key, value in batch.items()])
+    if batch is None or isinstance(batch, str | int | float):
+        return None
+    return tuple(map(signature, tensors_in(batch)))
+
+
+class StepClock:
+    """Makes a step of the batches that gradients are accumulated over.
+
+    Args:
+        phases: What is told of the phases meanwhile.
+        on_host: What is told of them by the host's clock, where `phases` have another.
+        units: As `FlopsMonitor` is given it.
+        updating: The phases without which a step has learned nothing.
+        scaled: Whether gradients are scaled, so that an optimizer that should step may not.
+
+    Attributes:
+        ordinal: The number of the step that is going on, from 0.
+        shapes: The signatures of its batches that are over.
+        tapped: Whether the phases are told of.
+    """
+
+    def __init__(self, phases: StepPhases, on_host: StepPhases | None, units: Any, *, updating: frozenset[str], scaled: bool) -> None:
+        """Begin the first step."""
+        self.ordinal = 0
+        self.shapes: list[Hashable] = []
+        self.tapped = True
+        self._phases = phases
+        self._on_host = on_host
+        self._units = units
+        self._updating = updating
+        self._scaled = scaled
+        self._updated = False
+        self._units_of: dict[Hashable, tuple[int | None, int | None]] = {}
+        self._marks: dict[str, None] = {}
+        self._held: list[tuple[int | None, int | None]] = []
+        self._pending: deque[TimedStep] = deque(maxlen=KEPT)
+        self._compiled = compilations()
+        self._cpu = cpu_seconds()
+        self._torn = False
+        self.resume()
+
+    def mark(self, mark: str) -> None:
+        """Note something about the step that is going on."""
+        self._marks[mark] = None
+
+    def update(self, *_: object) -> None:
+        """An optimizer has made a step."""
+        self._updated = True
+
+    def tear(self) -> None:
+        """A batch was left before it was over: its step begins again with the next one, and is not timed."""
+        self._torn = True
+        self.shapes, self._held = [], []
+
+    def batch(self, batch: Any) -> Hashable:
+        """A batch is over. Returns its signature."""
+        shapes = signature(batch)
+        held = self._units_of.get(shapes)
+        if held is None:
+            held = self._units_of[shapes] = samples_and_tokens((batch,), {})
+            self.mark("new_shapes")
+        if self._units is not None:
+            said = units_of("FlopsMonitor", self._units, (batch,), {})
+            held = said.get("samples_per_step", held[0]), said.get("tokens_per_step", held[1])
+        self.shapes.append(shapes)
+        self._held.append(held)
+        return shapes
+
+    def end(self, at: int, *, counted: bool, hooked: HookedStep | None = None, traced: bool = False) -> None:
+        """The step is over, and the next one begins.
+
+        Args:
+            at: What the loggers call it.
+            counted: Whether it was counted.
+            hooked: What its modules' hooks have stamped.
+            traced: Whether it was recorded.
+        """
+        stretch, compiled = self._phases.end(), compilations()
+        on_host = None if self._on_host is None else self._on_host.end()
+        cpu = cpu_seconds() if self.tapped else self._cpu
+        marks, held = self._marks, self._held
+        if self.ordinal < COLD:
+            marks["cold"] = None
+        if compiled != self._compiled:
+            marks["recompiled"] = None
+        if self._scaled and not self._updated:
+            marks["no_update"] = None
+        samples, tokens = held[0] if len(held) == 1 else (_sum(each) for each in zip(*held, strict=True))
+        lap = TimedStep(
+            self.ordinal,
+            at,
+            counted,
+            hooked,
+            traced,
+            not self._torn,
+            self.tapped,
+            stretch,
+            on_host,
+            tuple(marks),
+            tuple(self.shapes),
+            samples,
+            tokens,
+            (self._cpu, cpu),
+        )
+        self._pending.append(lap)
+        self.ordinal += 1
+        self._marks, self.shapes, self._held, self._torn, self._updated = {}, [], [], False, False
+        self._cpu, self._compiled = cpu, compiled
+
+    def resume(self) -> None:
+        """Begin the step anew: what ran since the last one ended was our own."""
+        self._phases.begin()
+        if self._on_host is not None:
+            self._on_host.begin()
+        self._cpu = cpu_seconds()
+
+    def read(self) -> Iterator[TimedStep]:
+        """The steps that are over and can be timed without waiting."""
+        while self._pending and self._phases.has_come(self._pending[0].stretch):
+            yield self._pending.popleft()
+
+    def seconds(self, lap: TimedStep) -> float:
+        """How long a step took."""
+        return self._phases.total(lap.stretch)
+
+    def step(self, lap: TimedStep) -> Step:
+        """A step as a value."""
+        phases = self._phases.seconds(lap.stretch) if lap.tapped else {}
+        idle = lap.tapped and not self._updating <= phases.keys() and "no_update" not in lap.marks
+        (user, system), (user_then, system_then) = lap.cpu
+        return Step(
+            index=lap.at,
+            kind=_kind(lap),
+            seconds=None if lap.counted else self.seconds(lap),
+            phases={} if lap.counted else phases,
+            host_phases=self._on_host.seconds(lap.on_host) if self._on_host and lap.on_host and lap.tapped and not lap.counted else {},
+            cpu_user=user_then - user if lap.tapped else None,
+            cpu_system=system_then - system if lap.tapped else None,
+            samples=lap.samples,
+            tokens=lap.tokens,
+            marks=(*lap.marks, "no_update") if idle else lap.marks,
+        )
+
+
+def _kind(lap: TimedStep) -> Literal["clean", "counted", "hooked", "traced"]:
+    if lap.counted:
+        return "counted"
+    if lap.hooked is not None:
+        return "hooked"
+    return "traced" if lap.traced else "clean"
+
+
+def _sum(counts: Any) -> int | None:
+    return None if None in counts else sum(counts)

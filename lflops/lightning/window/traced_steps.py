@@ -1,0 +1,190 @@
+"""The traces of one rank: which steps Kineto records, where the files go, and their annotation beside the training."""
+
+import contextlib
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lflops.collect.kineto.tracer import Recording, Tracer
+from lflops.collect.model.module_tree import ModuleTree
+from lflops.lightning.trainer.compat import warn
+from lflops.lightning.trainer.settings import Settings
+from lflops.lightning.trainer.stages import Stage
+from lflops.lightning.window.outside_modules import Outside
+from lflops.lightning.window.phase_hooks import listen
+from lflops.profile.model import Note
+from lflops.report.lines.notes import sentence
+from lflops.traces.annotation_process import AnnotationProcess
+
+__all__ = ["TracedSteps"]
+
+
+class _Batches(Outside):
+    """Also tells when a batch begins: with its first phase. What is between two, as a validation, belongs to neither."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__(tracer.outside)
+        self._tracer = tracer
+
+    def enter(self, phase: str, *given: Any) -> None:
+        """A phase of the batch."""
+        self._tracer.batch()
+        super().enter(phase, *given)
+
+
+class TracedSteps:
+    """Records the traced steps of one window after the other.
+
+    Args:
+        trainer: Tells when training_step, or what stands for it, runs.
+        stage: Which of the Trainer's it is.
+        tree: The modules and their names.
+        settings: What to record.
+        folder: Where traces go; each window has a folder in it.
+
+    Attributes:
+        notes: Why there is no trace, if there is none.
+    """
+
+    def __init__(self, trainer: Any, stage: Stage, tree: ModuleTree, settings: Settings, folder: Path) -> None:
+        """Touch nothing yet."""
+        self._trainer = trainer
+        self._stage = stage
+        self._tree = tree
+        self._settings = settings
+        self._folder = folder
+        self._tracer: Tracer | None = None
+        self._deaf: Callable[[], None] | None = None
+        self._annotations: list[AnnotationProcess] = []
+        self.notes: list[Note] = []
+
+    def open(self) -> None:
+        """A window opens: get ready, before anything is timed."""
+        asked = self._settings
+        self._tracer = Tracer(
+            self._tree,
+            activities=asked.activities,
+            record_shapes=asked.record_shapes,
+            profile_memory=asked.profile_memory,
+            with_stack=asked.with_stack,
+        )
+        if not self._tracer.warm_up():
+            self._refused(self._tracer)
+
+    def batch(self) -> None:
+        """A batch is over, and its step is not."""
+        if self._tracer is not None and self._deaf is not None:
+            self._tracer.step(whole=False, batch=False)
+
+    def step(self, *, traced: bool) -> Recording | None:
+        """A step is over. Returns what was recorded, where that was the last of the traced steps.
+
+        Args:
+            traced: Whether the next one is to be recorded.
+        """
+        tracer = self._tracer
+        if tracer is None:
+            return None
+        if self._deaf is None:
+            if traced:
+                self._begin(tracer)
+            return None
+        tracer.step(batch=False)
+        return None if traced else self._stop(tracer)
+
+    @property
+    def records(self) -> bool:
+        """Whether the step that is going on is recorded."""
+        return self._deaf is not None
+
+    def end(self, *, failed: bool) -> Recording | None:
+        """No further step for now: what was recorded until here; nothing after a failure, when nobody is to wait."""
+        tracer = self._tracer
+        if tracer is None or self._deaf is None:
+            return None
+        if tracer.batches and not failed:
+            return self._stop(tracer)
+        self._deaf()
+        self._deaf = None
+        tracer.abandon()
+        return None
+
+    def annotate(self, recording: Recording, into: Path, profile: Path) -> None:
+        """Begin to annotate a trace, in a process of its own.
+
+        Args:
+            recording: What was recorded, in a file.
+            into: The file that the trace is to be.
+            profile: The file that says how much a module computes.
+        """
+        raw = recording.raw
+        if raw is None:
+            return
+        rank, world = self._trainer.global_rank, self._trainer.world_size
+        try:
+            into.parent.mkdir(parents=True, exist_ok=True)
+            self._annotations.append(
+                AnnotationProcess(raw, into, recording.calls, batches=recording.batches, rank=rank, world_size=world, profile=profile)
+            )
+        except OSError:
+            for part in raw.parent.glob(f"{raw.name}*"):
+                with contextlib.suppress(OSError):
+                    part.unlink()
+            raise
+
+    def was_busy(self) -> bool:
+        """Whether a trace was being annotated since this was last asked."""
+        was_busy = bool(self._annotations)
+        for annotation in [each for each in self._annotations if each.is_done]:
+            self._finish(annotation)
+        return was_busy
+
+    def wait(self) -> None:
+        """Until all traces are annotated."""
+        for annotation in tuple(self._annotations):
+            self._finish(annotation)
+
+    def leave(self) -> None:
+        """Wait for none of the traces that are being annotated: their processes go on by themselves."""
+        while self._annotations:
+            self._annotations.pop().leave()
+
+    def _begin(self, tracer: Tracer) -> None:
+        if not tracer.begin(batch=False):
+            self._refused(tracer)
+            return
+        try:
+            self._deaf = listen(self._trainer, self._stage.name, _Batches(tracer))
+        except BaseException:
+            tracer.abandon()
+            raise
+
+    def _stop(self, tracer: Tracer) -> Recording | None:
+        if self._deaf is not None:
+            self._deaf()
+        self._tracer = self._deaf = None
+        recording = tracer.stop(self._folder, f"{platform.node()}_{self._trainer.global_rank}", whole=None)
+        if tracer.refusal is not None:
+            self._refused(tracer)
+        return recording
+
+    def _refused(self, tracer: Tracer) -> None:
+        self._tracer = None
+        if not self.notes:
+            values = {} if tracer.error is None else {"error": tracer.error}
+            note = Note(code="no_trace", subject=tracer.refusal or "", values=values)
+            self.notes.append(note)
+            warn(f"FlopsMonitor: {sentence(note)}; all else goes on")
+
+    def _finish(self, annotation: AnnotationProcess) -> None:
+        try:
+            failure = annotation.finish()
+        except OSError as error:
+            warn(f"FlopsMonitor: {annotation.into} was not written; all else goes on: {type(error).__name__}: {error}")
+            failure = None
+        self._annotations.remove(annotation)
+        if not annotation.is_done:
+            annotation.leave()
+        if failure is not None:
+            warn(f"FlopsMonitor: {annotation.into} is a trace without {annotation.lacks}: {failure}")

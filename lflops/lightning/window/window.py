@@ -1,0 +1,117 @@
+"""One window of the schedule: what was counted in it, the steps around that, and the profile that they make."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+from msgspec.structs import replace
+
+from lflops.collect.kineto.tracer import Recording
+from lflops.collect.timing.attach_times import divided
+from lflops.collect.timing.clock import Clock
+from lflops.collect.timing.hook_overhead import hook_overhead
+from lflops.collect.timing.stamps import ModulePhase
+from lflops.lightning.window.step_clock import TimedStep
+from lflops.profile.model import Note, Profile
+from lflops.profile.records import Step
+
+__all__ = ["WANTED", "Window"]
+
+WANTED = 5
+"""Clean steps that the figures should rest on."""
+
+PATIENCE = 20
+"""Steps after its end that a window waits for clean ones."""
+
+LONGEST_WAIT = 100
+"""Steps of a wait that are kept, the last ones."""
+
+
+class Window:
+    """Gathers until it is closed.
+
+    Args:
+        number: Of the schedule's windows, from 0.
+        begin: The first step of its wait, counted from the beginning of the run.
+
+    Attributes:
+        opened: Whether its warm-up has begun.
+        counted: What was counted, with the run's facts; `None` until then.
+        recording: What its traced steps showed; `None` where there are none.
+        complete: Whether all its steps were.
+        last: What the loggers call its last step; `None` until that is over.
+    """
+
+    def __init__(self, number: int, begin: int) -> None:
+        """Begin to wait."""
+        self.number = number
+        self.begin = begin
+        self.opened = False
+        self.counted: Profile | None = None
+        self.recording: Recording | None = None
+        self.complete = False
+        self.last: int | None = None
+        self._waited_for: deque[TimedStep] = deque(maxlen=LONGEST_WAIT)
+        self._laps: list[TimedStep] = []
+        self._end: int | None = None
+        self._last = -1
+        self._late = 0
+
+    def end(self, ordinal: int, last: int) -> None:
+        """Its last step, which the loggers call so, was the one before this."""
+        self.complete = True
+        self.last = last
+        self._end = ordinal
+
+    def take(self, lap: TimedStep) -> None:
+        """Add a step, if it is one of the window's; one after its end if it is clean, and as long as clean ones are wanted."""
+        if lap.ordinal < self.begin:
+            return
+        self._last = lap.ordinal
+        after = self._end is not None and lap.ordinal >= self._end
+        self._late += after
+        if (lap.whole or lap.counted) if not after else (lap.clean and self._clean < WANTED):
+            (self._laps if self.opened else self._waited_for).append(lap)
+
+    @property
+    def ready(self) -> bool:
+        """Whether all its steps are there, and with them the clean ones that it wants, or it has waited long enough for those."""
+        if self._end is None or self._last < self._end - 1:
+            return False
+        return self._clean >= WANTED or self._late >= PATIENCE
+
+    @property
+    def worth_telling(self) -> bool:
+        """Whether a window that the run's end has cut short has anything in it that the last one has not."""
+        return self.counted is not None or self.opened or (self.number == 0 and bool(self._waited_for))
+
+    def profile(
+        self, counted: Profile, step: int, notes: Iterable[Note], *, of: Callable[[TimedStep], Step], clock: Clock, failed: bool
+    ) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
+        """The window as a value, and the own seconds of modules in each of its hooked steps.
+
+        Args:
+            counted: What was counted in it, or the same without any work.
+            step: What the loggers call the step that has just been.
+            notes: What else is to be said.
+            of: Makes a value of a step.
+            clock: What hooked steps were stamped by.
+            failed: Whether the training was left by an exception.
+        """
+        steps = tuple(map(of, (*self._waited_for, *self._laps)))
+        usual = next((each for each in steps if each.kind == "counted"), steps[-1] if steps else None)
+        few = () if self._clean >= WANTED else (Note(code="few_clean_steps", subject="", values={"steps": self._clean}),)
+        run = replace(
+            counted.run,
+            step=step if self.last is None else self.last,
+            window=self.number,
+            partial=failed or not self.complete or counted.run.partial,
+            samples_per_step=counted.run.samples_per_step if usual is None else usual.samples,
+            tokens_per_step=counted.run.tokens_per_step if usual is None else usual.tokens,
+        )
+        profile = replace(counted, run=run, steps=steps, notes=(*counted.notes, *notes, *few))
+        laps = [lap.hooked.laps() for lap in self._laps if lap.hooked]
+        return divided(profile, laps, hook_overhead(clock)) if laps else (profile, ())
+
+    @property
+    def _clean(self) -> int:
+        return sum(lap.clean for lap in (*self._waited_for, *self._laps))

@@ -1,0 +1,260 @@
+"""Many ranks, one profile: what the run did, from what each of its ranks counted or measured."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lflops.errors import ProfileError
+from lflops.merging.rank_stats import rank_stats
+from lflops.merging.rows import MergedRows, ranges
+from lflops.merging.steps import MergedSteps
+from lflops.profile.model import SCHEMA_VERSION, Memory, Note, Profile, Run
+from lflops.profile.records import PHASES, Count, Rank, RankStat, Spread, Step, Trace
+
+__all__ = ["Brief", "brief_of", "merge", "merged"]
+
+LARGEST_WORLD = 1 << 20
+_SIZES = tuple(f"{of}_parallel_size" for of in ("data", "tensor", "pipeline", "expert"))
+_OF_THE_RUN = ("kind", "stage", "window", "strategy", "accumulation", *_SIZES)
+
+Stats = Callable[[Mapping[str, int]], Iterable[RankStat]]
+
+
+class Brief(Struct, frozen=True, kw_only=True):
+    """What one rank tells beside its rows.
+
+    Attributes:
+        table: Of its rows: ranks with the same have counted the same.
+        failed: Whether it was left by an exception.
+        model_macs: Of forward and backward.
+        macs: Of all phases, as `flops`.
+        memory_bytes: The peak of its memory, where it has one.
+    """
+
+    rank: Count
+    table: str
+    run: Run
+    failed: bool
+    steps: tuple[Step, ...]
+    notes: tuple[Note, ...]
+    trace: Trace | None
+    model_macs: Count
+    macs: Count
+    flops: Count
+    peak_bytes: Count | None
+    memory_bytes: Count | None
+    node: str | None = None
+    coordinates: Mapping[str, Count] = {}
+
+
+def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
+    """Make one profile of a run from those that its ranks made, each with `count`, `counting` or `measure`.
+
+    A module's own figures are those of one rank, never sums over ranks: of the leading rank, the one with the most FLOPs and of equal ones
+    the first: where all ranks have the same modules, all counts are its own. A module that it does not have, as another pipeline stage, is
+    taken whole from the rank that leads among those that have it, and added to the rows above it. These then hold the work of several
+    ranks, which no clock saw together: their seconds are `None`. Modules of one name are taken to be one module. The facts of the run are
+    the leading rank's too, samples and tokens among them: which ranks share a batch is not known here. Beside that:
+
+    * `ranks`: each rank's MACs of forward and backward, its peak, the seconds of its clean steps, in how many of those it was the slowest.
+      One that was left by an exception has failed, and leads only failed ones; one that is not there is missing; both make the run partial.
+    * `rank_stats`: the medians of a module's own seconds from rank to rank, where two at least know them, without what of them is known to
+      be waiting inside of collectives. In how many steps which rank was slow a profile does not tell of modules.
+    * `steps`: each as the rank saw it that took longest, with the marks of all.
+    * `memory` is that of the rank with the largest peak; peaks of rows are the largest of any rank.
+    * `uncounted` has whatever any rank ran without a formula. A note is taken once. Two are new: which ranks are missing, and that ranks
+      differ in their work.
+
+    Args:
+        profiles: In the order of the ranks, or by rank, as `{rank: lflops.load(f"rank{rank}.json") for rank in range(8)}`.
+
+    Raises:
+        ProfileError: One is no profile, is there twice, is merged already, or is of another run; the message names its rank.
+    """
+    given = _by_rank(profiles)
+
+    briefs = (brief_of(rank, profile) for rank, profile in given.items())
+    return merged(briefs, given.__getitem__, lambda rank: given[rank].memory, lambda rows: rank_stats(given, rows))
+
+
+def brief_of(
+    rank: int, profile: Profile, *, table: str | None = None, node: str | None = None, coordinates: Mapping[str, int] | None = None
+) -> Brief:
+    """The small part of a rank's profile. Without a `table` it is taken to have one of its own."""
+    root, memory = profile.modules[""], profile.memory
+    left = any(note.code == "ended_early" for note in profile.notes)
+    return Brief(
+        rank=rank,
+        table=str(rank) if table is None else table,
+        run=profile.run,
+        failed=left if profile.run.kind == "training" else profile.run.partial,
+        steps=profile.steps,
+        notes=profile.notes,
+        trace=profile.trace,
+        model_macs=sum(root.work(phase).macs for phase in PHASES[:2]),
+        macs=sum(root.work(phase).macs for phase in PHASES),
+        flops=sum(root.work(phase).flops for phase in PHASES),
+        peak_bytes=memory.peak_bytes if memory else root.peak_bytes,
+        memory_bytes=memory.peak_bytes if memory else None,
+        node=node,
+        coordinates=coordinates or {},
+    )
+
+
+def merged(
+    briefs: Iterable[Brief],
+    rows_of: Callable[[int], Profile],
+    memory_of: Callable[[int], Memory | None],
+    stats: Stats,
+    *,
+    absent: Mapping[int, Rank] | None = None,
+) -> Profile:
+    """What `merge` does, from parts: of most ranks the brief is enough.
+
+    Args:
+        briefs: In the order of the ranks.
+        rows_of: Of a rank a profile that has its rows, cells, ledger and collectives; asked once for each distinct table.
+        memory_of: Asked of the rank with the largest peak.
+        stats: How the ranks' times of modules compare, when it is known which rank each row is of.
+        absent: What is known of ranks that gave nothing; of the others of these they are missing.
+
+    Raises:
+        ProfileError: The ranks are not of one run.
+    """
+    told, steps = {}, MergedSteps()
+    for brief in briefs:
+        told[brief.rank] = replace(brief, steps=()), steps.add(brief.rank, brief.steps)
+    kept = {rank: brief for rank, (brief, _) in told.items()}
+    _check_one_run({rank: brief.run for rank, brief in kept.items()})
+    order = sorted(kept, key=lambda rank: (kept[rank].run.partial, -kept[rank].flops))
+    lowest: dict[str, int] = {}
+    for rank, brief in kept.items():
+        lowest.setdefault(brief.table, rank)
+    rows, taken = MergedRows(), set()
+    for rank in order:
+        if (table := kept[rank].table) not in taken:
+            taken.add(table)
+            rows.add(rank, rows_of(rank), lowest[table])
+    ranks = tuple(_ranks(told, steps.slowest(), absent or {}))
+    remembering = [brief for brief in kept.values() if brief.memory_bytes is not None]
+    largest = max(remembering, key=lambda brief: brief.memory_bytes or 0, default=None)
+    return Profile(
+        schema_version=SCHEMA_VERSION,
+        run=_run(kept, order[0], len(ranks)),
+        modules=rows.modules(),
+        cells=tuple(rows.cells()),
+        uncounted=tuple(rows.uncounted()),
+        communication=tuple(rows.communication()),
+        steps=steps.longest(),
+        memory=None if largest is None else memory_of(largest.rank),
+        trace=_trace(kept, order),
+        ranks=ranks,
+        rank_stats=tuple(stats(rows.sources)),
+        notes=tuple(_notes(kept, order, rows, ranks)),
+    )
+
+
+def _by_rank(profiles: Any) -> dict[int, Profile]:
+    """What was given, by rank, once each is seen to be the profile of one rank."""
+    if isinstance(profiles, Profile) or not isinstance(profiles, Iterable):
+        raise ProfileError(f"merge: profiles is a {type(profiles).__qualname__}: give the profiles of all ranks, in a list or by rank")
+    numbered = list(profiles.items() if isinstance(profiles, Mapping) else enumerate(profiles))
+    if not numbered:
+        raise ProfileError("merge: profiles is empty: give the profile of at least one rank")
+    seen: dict[int, int] = {}
+    for rank, profile in numbered:
+        if type(rank) is not int or not 0 <= rank < LARGEST_WORLD:
+            raise ProfileError(f"merge: profiles has the rank {rank!r}: whole numbers from 0 to {LARGEST_WORLD - 1} are taken")
+        if not isinstance(profile, Profile):
+            raise ProfileError(f"merge: rank {rank} is a {type(profile).__qualname__}: give a Profile, as lflops.load reads one")
+        if profile.ranks:
+            raise ProfileError(f"merge: rank {rank} is a merged profile, of ranks: {len(profile.ranks)}; give those that it was made of")
+        if id(profile) in seen:
+            raise ProfileError(f"merge: ranks {seen[id(profile)]} and {rank} are the same profile: give each rank its own")
+        seen[id(profile)] = rank
+    return dict(sorted(numbered))
+
+
+def _check_one_run(runs: Mapping[int, Run]) -> None:
+    """Whether all of them can be of one run. What one of them does not know contradicts nobody."""
+    told: dict[str, tuple[int, object]] = {}
+    for rank, run in runs.items():
+        for fact, value in _facts(run).items():
+            other, theirs = told.setdefault(fact, (rank, value)) if value is not None else (rank, None)
+            if value != theirs:
+                raise ProfileError(f"merge: {fact} is {value!r} on rank {rank}, {theirs!r} on rank {other}: give the ranks of one run")
+        world = run.world_size
+        if world > 1 and not max(runs) < world <= LARGEST_WORLD:
+            taken = f"{max(runs) + 1} to {LARGEST_WORLD}"
+            raise ProfileError(f"merge: run.world_size is {world} on rank {rank}: with the ranks that are given, {taken} is taken")
+
+
+def _facts(run: Run) -> dict[str, object]:
+    """What all ranks of a run have in common. A world of 1 is what a profile says that knows of no other rank."""
+    facts: dict[str, object] = {f"run.{field}": getattr(run, field) for field in _OF_THE_RUN}
+    return facts | {"run.world_size": run.world_size if run.world_size > 1 else None, "run.versions['torch']": run.versions.get("torch")}
+
+
+def _run(briefs: Mapping[int, Brief], leading: int, world: int) -> Run:
+    """As the leading rank tells it. Chips of several kinds have no common peak."""
+    runs = [brief.run for brief in briefs.values()]
+    chips = {run.hardware and run.hardware.name for run in runs}
+    return replace(
+        briefs[leading].run,
+        world_size=world,
+        partial=len(briefs) < world or any(run.partial for run in runs),
+        hardware=briefs[leading].run.hardware if len(chips) == 1 else None,
+    )
+
+
+def _trace(briefs: Mapping[int, Brief], order: Iterable[int]) -> Trace | None:
+    """The files of all ranks, and what the leading one that traced saw in its own."""
+    traces = [trace for rank in order if (trace := briefs[rank].trace) is not None]
+    files = {name: file for rank in sorted(briefs) if (trace := briefs[rank].trace) for name, file in trace.files.items()}
+    return replace(traces[0], files=files) if traces else None
+
+
+def _ranks(
+    told: Mapping[int, tuple[Brief, tuple[Spread | None, ...]]], slowest: Mapping[int, int] | None, absent: Mapping[int, Rank]
+) -> Iterator[Rank]:
+    world = max(max(told) + 1, *(brief.run.world_size for brief, _ in told.values()))
+    for rank in range(world):
+        if rank not in told:
+            yield absent.get(rank) or Rank(rank=rank, node=None, host=None, device=None, coordinates={}, status="missing")
+            continue
+        brief, (step, data, cpu) = told[rank]
+        yield Rank(
+            rank=rank,
+            node=brief.node,
+            host=brief.run.host,
+            device=brief.run.device_name,
+            coordinates=brief.coordinates,
+            status="failed" if brief.failed else "ok",
+            step=step,
+            data=data,
+            cpu=cpu,
+            macs=brief.model_macs,
+            peak_bytes=brief.peak_bytes,
+            slowest=None if slowest is None else slowest.get(rank, 0),
+        )
+
+
+def _notes(briefs: Mapping[int, Brief], order: list[int], rows: MergedRows, ranks: tuple[Rank, ...]) -> Iterator[Note]:
+    said: dict[tuple[str, str], Note] = {}
+    for rank in order:
+        for note in briefs[rank].notes:
+            said.setdefault((note.code, note.subject), note)
+    yield from said.values()
+    if missing := [rank.rank for rank in ranks if rank.rank not in briefs]:
+        yield Note(code="ranks_missing", subject=ranges(missing), values={"missing": len(missing), "world_size": len(ranks)})
+    if rows.differ:
+        macs, flops = [brief.macs for brief in briefs.values()], [brief.flops for brief in briefs.values()]
+        least_and_most = {"least_macs": min(macs), "most_macs": max(macs), "least_flops": min(flops), "most_flops": max(flops)}
+        elsewhere = sum(source != order[0] for source in rows.sources.values())
+        yield Note(code="ranks_differ", subject="", values={"leading_rank": order[0], **least_and_most, "rows_of_others": elsewhere})
+    for taken, names in rows.only_on():
+        tables = {briefs[rank].table for rank in taken}
+        having = ranges(rank for rank, brief in briefs.items() if brief.table in tables)
+        yield Note(code="only_on", subject=having, values={"modules": len(names), "first": names[0], "last": names[-1]})

@@ -1,0 +1,74 @@
+// The tab in TensorBoard: its windows are asked of the server, and again whenever TensorBoard has read new data.
+
+import { open } from "../shell/app.js";
+import { perfetto } from "../views/perfetto.js";
+
+function addressOf(route, parameters = {}) {
+  const address = new URL(`../${route}`, import.meta.url);
+  for (const [name, value] of Object.entries(parameters)) address.searchParams.set(name, value);
+  return address.href;
+}
+
+async function ask(route, parameters) {
+  const response = await fetch(addressOf(route, parameters));
+  if (!response.ok) throw new Error(await response.text());
+  return response.json();
+}
+
+// TensorBoard keeps in its own address what begins with p.<plugin>, and our frame's is lost when its page is loaded anew.
+const KEPT = /&p[.]lflops[.]state=([^&]*)/;
+const address = {
+  read: () => decodeURIComponent(window.parent.location.hash.match(KEPT)?.[1] ?? ""),
+  write: (text) => {
+    const before = window.parent.location.hash.replace(KEPT, "");
+    window.parent.history.replaceState(window.parent.history.state, "", `${before}&p.lflops.state=${encodeURIComponent(text)}`);
+  },
+};
+
+const source = {
+  address,
+  list: () => ask("windows"),
+  async read({ run, tag, step }) {
+    const found = await ask("window", { run, tag, step });
+    const traces = found.traces?.map((trace, index) => ({ ...trace, address: addressOf("trace", { run, tag, step, index }) }));
+    return { ...found, traces };
+  },
+  viewer: perfetto,
+};
+
+// TensorBoard runs this once, in a frame of its own.
+export async function render() {
+  const sheet = document.createElement("link");
+  sheet.rel = "stylesheet";
+  sheet.href = new URL("../shell/style.css", import.meta.url).href;
+  const isStyled = new Promise((resolve) => { sheet.onload = sheet.onerror = resolve; });
+  document.head.append(sheet);
+  await isStyled;
+  followTheme();
+  const root = document.createElement("div");
+  root.id = "root";
+  document.body.append(root);
+  const { reload } = await open(source, root);
+  onReload(reload);
+}
+
+// The frame has the same origin as TensorBoard, whose own choice of light or dark is a class of its body.
+function followTheme() {
+  const body = window.parent.document.body;
+  const follow = () => document.documentElement.classList.toggle("host-dark", body.classList.contains("dark-mode"));
+  document.documentElement.classList.add("hosted");
+  follow();
+  new MutationObserver(follow).observe(body, { attributeFilter: ["class"] });
+}
+
+// TensorBoard's messages to the frames of plugins, which it calls experimental: without them the page has to be loaded anew.
+function onReload(act) {
+  const channel = new MessageChannel();
+  window.parent.postMessage("experimental.bootstrap", "*", [channel.port2]);
+  channel.port1.onmessage = ({ data }) => {
+    const { type, id, isReply } = JSON.parse(data);
+    if (isReply) return;
+    if (type === "experimental.DataReloaded") act();
+    channel.port1.postMessage(JSON.stringify({ type, id, payload: null, error: null, isReply: true }));
+  };
+}

@@ -1,0 +1,64 @@
+// What a table of modules can show: each column reads one value of one row, of the module itself or of all below it too.
+
+import { greatestOf, meanOf, meanRate, ofOne } from "./fold.js";
+import { count, duration, percent, rate, size } from "../lib/format.js";
+
+export const PHASES = ["forward", "backward", "recompute", "optimizer", "other"];
+
+// A column of the payload is a list, or the one value that all modules have.
+export function reader(table, name) {
+  const column = table[name] === undefined ? null : table[name];
+  return Array.isArray(column) ? (row) => column[row] : () => column;
+}
+
+// Known of a module with all below it only.
+function ofAll(table, name) {
+  return { total: reader(table, name), own: () => null };
+}
+
+function plain(table, name) {
+  const read = reader(table, name);
+  return { total: read, own: read };
+}
+
+function ofPhase(table, phase, field) {
+  return { total: reader(table, `${phase}.${field}`), own: reader(table, `${phase}.own_${field}`) };
+}
+
+function divided(above, below, factor = 1) {
+  const by = (upper, lower) => (row) => {
+    const [over, under] = [upper(row), lower(row)];
+    return over === null || under === null || Number(under) === 0 ? null : (factor * Number(over)) / Number(under);
+  };
+  return { total: by(above.total, below.total), own: by(above.own, below.own) };
+}
+
+// All columns in which any module has something: id, label, how a value reads, and where it comes from; `over` is what rows that share one
+// have, and `adds` whether they are sorted by its sum.
+export function columns(table, rows) {
+  const made = [
+    { id: "calls", adds: true, label: "calls", text: count, ...plain(table, "calls") },
+    { id: "parameters", adds: true, label: "parameters", text: count, total: reader(table, "parameters"), own: reader(table, "own_parameters") },
+    { id: "trainable", adds: true, label: "trainable", text: count, ...ofAll(table, "trainable_parameters") },
+    { id: "peak_bytes", over: greatestOf, label: "peak memory", text: size, ...ofAll(table, "peak_bytes") },
+    { id: "rank_spread", over: greatestOf, label: "rank spread", text: percent, ...plain(table, "rank_spread") },
+  ];
+  for (const phase of PHASES) {
+    const [macs, flops, bytes, seconds] = ["macs", "flops", "bytes_moved", "seconds"].map((field) => ofPhase(table, phase, field));
+    made.push(
+      { id: `${phase}.macs`, adds: true, label: `${phase} MACs`, text: count, ...macs },
+      { id: `${phase}.flops`, adds: true, label: `${phase} FLOPs`, text: count, ...flops },
+      { id: `${phase}.bytes`, adds: true, label: `${phase} bytes`, text: size, ...bytes },
+      { id: `${phase}.comm`, adds: true, label: `${phase} communicated`, text: size, ...ofPhase(table, phase, "comm_bytes") },
+      { id: `${phase}.seconds`, adds: true, over: meanOf, label: `${phase} time`, text: duration, ...seconds },
+      { id: `${phase}.device`, adds: true, over: meanOf, label: `${phase} kernels`, text: duration, ...ofAll(table, `${phase}.device_seconds`) },
+      { id: `${phase}.rate`, over: meanRate, label: `${phase} FLOP/s`, text: rate, ...divided(macs, seconds, 2) },
+      { id: `${phase}.intensity`, label: `${phase} FLOPs/byte`, text: count, ...divided(flops, bytes) },
+    );
+  }
+  return made.map((column) => ({ over: ofOne, adds: false, ...column })).filter((column) => rows.some((row) => Number(column.total(row) ?? 0) !== 0));
+}
+
+export const USUAL = [
+  "parameters", "forward.macs", "forward.seconds", "forward.rate", "backward.macs", "backward.seconds", "optimizer.seconds", "peak_bytes",
+];

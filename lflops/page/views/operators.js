@@ -1,0 +1,126 @@
+// The operators: what each did, in all phases or in one, and in which modules.
+
+import { reader } from "../table/module_columns.js";
+import { element, select } from "../lib/dom.js";
+import { count, duration, exact, percent, size } from "../lib/format.js";
+import { sheet } from "../table/sorted_table.js";
+
+export const operators = { id: "operators", label: "Operators", draw: drawOperators };
+
+const KINDS = { counted: "", "no formula": "no formula: not in any total", traced: "in the trace alone" };
+
+// Its state: phase, filter, sort, down.
+function drawOperators(payload, { state, remember, go }) {
+  const data = payload.operators;
+  if (data === null) return nothingCounted();
+  const { table } = data;
+  const all = table.operator.map((_, row) => row);
+  const [kind, dtype] = [reader(table, "kind"), reader(table, "dtype")];
+  const phases = [...new Set(table.phase)];
+  const said = element("span", { class: "said", role: "status" });
+  const within = element("div", { class: "within" });
+  const rows = sheet("operators", {
+    size: all.length, usual: "share", first: name, state, changed: remember, pinned: (row) => kind(row) === "no formula", onchoose: open,
+  });
+
+  function name(row) {
+    const mark = KINDS[kind(row)];
+    return element(
+      "div", { class: "name", role: "gridcell", title: table.operator[row] },
+      element("span", { class: "label" }, table.operator[row]),
+      mark ? element("span", { class: kind(row) === "no formula" ? "mark wrong" : "mark" }, mark) : null,
+    );
+  }
+
+  function open(row) {
+    within.hidden = false;
+    within.replaceChildren(...modulesThatRan(data, row, payload.modules.name, (module) => go("modules", { filter: "", flat: "", row: module })));
+  }
+
+  function draw() {
+    remember();
+    const phase = [...phases, "each"].includes(state.phase) ? state.phase : "all";
+    const wanted = (state.filter || "").toLowerCase();
+    const ofPhase = all.filter((row) => (phase === "each" ? table.phase[row] !== "all" : table.phase[row] === phase));
+    const shown = ofPhase.filter((row) => `${table.operator[row]} ${dtype(row) ?? ""}`.toLowerCase().includes(wanted));
+    said.textContent = wanted ? `${shown.length} of ${ofPhase.length} match` : "";
+    within.hidden = true;
+    rows.show(shown, operatorColumns(table, shown, phase));
+  }
+
+  const field = element("input", {
+    type: "search", placeholder: "name or dtype", "aria-label": "filter by name or dtype", value: state.filter || "",
+    oninput: () => { state.filter = field.value; draw(); },
+  });
+  const single = phases.filter((phase) => phase !== "all").map((phase) => [phase, phase]);
+  const choice = select("phase", [["all", "all together"], ["each", "each by itself"], ...single], state.phase || "all", (phase) => {
+    state.phase = phase;
+    draw();
+  });
+  draw();
+  return element(
+    "section", { class: "operators", "aria-label": "operators" },
+    element("div", { class: "bar-of-controls" }, field, choice, said), doubt(data.uncounted), rows.node, within,
+  );
+}
+
+// Of a view of what was counted, where nothing was.
+export function nothingCounted() {
+  const text = "Unknown: nothing was counted here; lflops.count and lflops.measure do, and FlopsMonitor unless it has count=False.";
+  return element("p", { class: "message" }, text);
+}
+
+function doubt(uncounted) {
+  if (!uncounted) return null;
+  const ran = uncounted === 1 ? "1 operator ran without a formula: it is" : `${exact(uncounted)} operators ran without a formula: they are`;
+  return element("p", { class: "doubt", role: "note" }, `${ran} not in any total. lflops.register_formula gives one.`);
+}
+
+// Those that say something of the rows that are shown.
+function operatorColumns(table, shown, phase) {
+  const column = (id, label, text, hasBar) => ({ id, label, text, hasBar, read: reader(table, id) });
+  const shares = [...new Set(shown.map(reader(table, "share_of")))].filter(Boolean);
+  const perByte = divide(reader(table, "flops"), reader(table, "bytes_moved"));
+  const isTold = { operator: true, phase: phase === "each", dtype: true, share: true };
+  return [
+    column("operator", "operator"), column("phase", "phase"), column("dtype", "dtype"),
+    column("calls", "calls", count), column("macs", "MACs", count), column("flops", "FLOPs", count),
+    column("share", shares.length === 1 ? `share of ${shares[0]}` : "share of its phase", percent, true),
+    column("bytes_moved", "bytes moved", size), { id: "intensity", label: "FLOPs/byte", text: count, read: perByte },
+    column("own_device_seconds", "own device, traced", duration, true), column("device_seconds", "device, traced", duration),
+    column("own_host_seconds", "own host, traced", duration, true), column("host_seconds", "host, traced", duration),
+  ].filter(({ id, read }) => isTold[id] ?? shown.some((row) => Number(read(row) ?? 0) !== 0));
+}
+
+function divide(upper, lower) {
+  return (row) => (upper(row) === null || Number(lower(row) ?? 0) === 0 ? null : Number(upper(row)) / Number(lower(row)));
+}
+
+// Which modules ran an operator, the most first, each of which leads to its row.
+function modulesThatRan({ table, within }, row, names, go) {
+  const operator = table.operator[row];
+  const where = [table.phase[row] === "all" ? "in all phases" : `in ${table.phase[row]}`, reader(table, "dtype")(row)];
+  const head = [element("h2", {}, operator), element("p", { class: "remark" }, where.filter(Boolean).join(", "))];
+  const listed = within.row.flatMap((each, at) => (each === row ? [at] : []));
+  if (!listed.length) return [...head, element("p", {}, "The trace saw it, and it was not counted by itself: which modules ran it is unknown.")];
+  const figures = [["calls", "calls", count], ["macs", "MACs", count], ["flops", "FLOPs", count], ["bytes_moved", "bytes moved", size]]
+    .map(([id, label, text]) => ({ label, text, read: reader(within, id) }))
+    .filter(({ read }) => listed.some((at) => Number(read(at) ?? 0) !== 0));
+  const title = (label) => element("th", { scope: "col" }, label);
+  const module = (name) => element("button", {
+    type: "button", class: "to-row", title: `${name || "(root)"}: its row in Modules`, onclick: () => go(name),
+  }, name || "(root)");
+  const more = Number(reader(table, "modules")(row)) - listed.length;
+  return [
+    ...head,
+    element(
+      "table", { "aria-label": `modules that ran ${operator}` },
+      element("thead", {}, element("tr", {}, title("module"), ...figures.map(({ label }) => title(label)))),
+      element("tbody", {}, ...listed.map((at) => element(
+        "tr", {}, element("th", { scope: "row" }, module(names[within.module[at]])),
+        ...figures.map(({ text, read }) => element("td", { title: exact(read(at)) }, text(read(at)))),
+      ))),
+    ),
+    ...(more > 0 ? [element("p", { class: "remark" }, `and ${exact(more)} more with less`)] : []),
+  ];
+}

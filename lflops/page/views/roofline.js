@@ -1,0 +1,176 @@
+// How far what ran is from what the chip could have done: a chart of points below roofs, and in a table what there is to win.
+
+import { PHASES, reader } from "../table/module_columns.js";
+import { element, select } from "../lib/dom.js";
+import { bandwidth, count, duration, exact, percent, rate, size } from "../lib/format.js";
+import { nothingCounted } from "./operators.js";
+import { drawnRoofs } from "../charts/roofline.js";
+import { sheet } from "../table/sorted_table.js";
+
+export const roofline = { id: "roofline", label: "Roofline", draw: drawRoofline };
+
+const WAYS = { modules: "modules", repeats: "modules, repeats as one", operators: "operators" };
+const FIELDS = [
+  "module", "label", "times", "has_below", "phase", "flops", "bytes_moved", "intensity", "seconds", "achieved", "roof_seconds", "reachable",
+  "share", "to_win", "bound", "over",
+];
+const LONG = 26;
+
+// Its state: points, one of WAYS; off, the phases that are not shown; sort and down of the table.
+function drawRoofline(payload, { state, remember, go }) {
+  const data = payload.roofline;
+  if (data === null) return nothingCounted();
+  const way = Object.hasOwn(WAYS, state.points || "") ? state.points : "modules";
+  const names = payload.modules.name;
+  const all = pointsOf(data[way].table, names);
+  const phases = PHASES.filter((each) => all.some(({ phase }) => phase === each));
+  const isOff = (phase) => (state.off || "").split(",").includes(phase);
+  const picture = element("div", { class: "picture" });
+  const card = element("div", { class: "card", role: "status", hidden: true });
+  const said = element("p", { class: "remark" });
+  const columns = pointColumns(all, way);
+  let circles = new Map();
+
+  const enter = ({ module }) => { if (module !== null) go("modules", { filter: "", flat: "", row: names[module] }); };
+  const rows = sheet("what there is to win", {
+    size: all.length, usual: "to_win", first: (row) => nameOf(all[row], enter), state, changed: remember,
+    onchoose: (row) => point(all[row]), onenter: (row) => enter(all[row]),
+  });
+
+  // Shows a point's card beside it, if it is in the chart; of none hides the card.
+  function point(given) {
+    for (const circle of circles.values()) circle.classList.remove("pointed");
+    const circle = circles.get(given);
+    card.hidden = !circle;
+    if (!circle) return;
+    circle.classList.add("pointed");
+    card.replaceChildren(...cardOf(given));
+    const [frame, spot] = [picture.getBoundingClientRect(), circle.getBoundingClientRect()];
+    const isLeft = spot.left - frame.left < frame.width / 2;
+    card.style.left = isLeft ? `${spot.right - frame.left + 10}px` : "";
+    card.style.right = isLeft ? "" : `${frame.right - spot.left + 10}px`;
+    card.style.top = `${Math.max(Math.min(spot.top - frame.top - 30, frame.height - card.offsetHeight), 0)}px`;
+  }
+
+  function draw() {
+    remember();
+    const shown = all.filter(({ phase }) => !isOff(phase));
+    const placed = shown.filter(({ intensity, height }) => intensity > 0 && height > 0);
+    const chart = drawnRoofs({
+      points: placed, ceilings: data.ceilings, pointed: point, chosen: enter,
+      label: `${exact(placed.length)} points and ${data.ceilings.length} roofs, intensity against FLOP/s; the table has them in numbers`,
+    });
+    circles = chart.circles;
+    card.hidden = true;
+    picture.replaceChildren(...(placed.length || data.ceilings.length ? [chart.node] : []), card);
+    said.textContent = remarks(shown.length - placed.length, data[way].left_out);
+    rows.show(shown.map(({ row }) => row), columns);
+  }
+
+  function toggle(phase) {
+    const button = element("button", {
+      type: "button", "aria-pressed": !isOff(phase), title: `show or hide ${phase}`,
+      onclick: () => {
+        state.off = phases.filter((each) => (each === phase) !== isOff(each)).join(",");
+        button.setAttribute("aria-pressed", !isOff(phase));
+        draw();
+      },
+    }, element("span", { class: "key", style: { background: `var(--phase-${phase})` } }), phase);
+    return button;
+  }
+
+  const choice = select("points", Object.entries(WAYS), way, (points) => go("roofline", { points, sort: "", down: false }));
+  draw();
+  return element(
+    "section", { class: "roofline", "aria-label": "roofline" },
+    element(
+      "div", { class: "bar-of-controls" }, choice,
+      element("div", { class: "phases", role: "group", "aria-label": "phases" }, ...phases.map(toggle)), signs(),
+    ),
+    data.why_unknown ? element("p", { class: "doubt", role: "note" }, `Unknown roof: ${data.why_unknown}.`) : null,
+    picture, element("div", { class: "beside" }, said, roofList(data.ceilings)), rows.node,
+  );
+}
+
+// As the chart and the table need them: where no time was measured, at the height that the roof allows.
+function pointsOf(table, names) {
+  const read = FIELDS.map((name) => [name, reader(table, name)]);
+  return table.phase.map((_, row) => {
+    const each = Object.fromEntries(read.map(([name, value]) => [name, value(row)]));
+    const name = each.label ?? (names[each.module] || "(root)");
+    return {
+      ...each, row, name, label: name.length > LONG ? `…${name.slice(-LONG)}` : name, toWin: each.to_win ?? 0,
+      isTimed: each.achieved !== null, height: each.achieved ?? each.reachable, weight: each.seconds ?? each.roof_seconds ?? 0,
+    };
+  });
+}
+
+function pointColumns(points, way) {
+  const column = (id, label, text, hasBar) => ({ id, label, text, hasBar, read: (row) => points[row][id] });
+  return [
+    column("name", way === "operators" ? "operator" : "module"), column("phase", "phase"), column("bound", "bound by"),
+    column("to_win", "to win", duration, true), column("share", "of the roof", percent), column("seconds", "time", duration, true),
+    column("roof_seconds", "at the roof", duration), column("achieved", "FLOP/s", count), column("reachable", "roof FLOP/s", count),
+    column("intensity", "FLOPs/byte", count),
+  ].filter(({ read }) => points.some((_, row) => read(row) !== null));
+}
+
+function nameOf(point, enter) {
+  const { name, times, has_below: hasBelow, over, module } = point;
+  const label = module === null ? element("span", { class: "label" }, name) : element("button", {
+    type: "button", class: "label to-row", tabindex: -1, title: `${name}: its row in Modules`, onclick: () => enter(point),
+  }, name);
+  return element(
+    "div", { class: "name", role: "gridcell", title: name }, label,
+    times > 1 ? element("span", { class: "kind" }, `×${times}`) : null,
+    hasBelow ? element("span", { class: "kind", title: "without the modules below it" }, "itself") : null,
+    over ? element("span", { class: "mark wrong", title: over }, times > 1 ? "one is over its roof" : "over its roof") : null,
+  );
+}
+
+function cardOf(point) {
+  const of = [point.phase, point.times > 1 ? `${point.times} alike, together` : null, point.has_below ? "what it runs itself" : null];
+  const lines = [
+    ["intensity", "intensity", (value) => `${count(value)} FLOPs/byte`], ["achieved", "achieved", rate], ["its roof", "reachable", rate],
+    ["of the roof", "share", percent], ["time", "seconds", duration], ["time at its roof", "roof_seconds", duration],
+    ["to win", "to_win", duration], ["bound by", "bound", (value) => value ?? "–"], ["FLOPs", "flops", count], ["bytes moved", "bytes_moved", size],
+  ];
+  return [
+    element("b", {}, point.name), element("div", { class: "said" }, of.filter(Boolean).join(", ")),
+    element("dl", {}, ...lines.flatMap(([label, field, text]) => [element("dt", {}, label), element("dd", {}, text(point[field]))])),
+    ...(point.over ? [element("div", { class: "doubt" }, point.over)] : []),
+  ];
+}
+
+// What the signs in the chart mean.
+function signs() {
+  const sign = (kind, text) => element("span", { class: "sign" }, element("span", { class: `dot ${kind}` }), text);
+  const each = [sign("timed", "timed"), sign("reachable", "not timed: at its roof"), sign("ringed", "over its roof")];
+  return element("div", { class: "signs" }, ...each, "area: time");
+}
+
+function remarks(nowhere, leftOut) {
+  const parts = [
+    leftOut ? `${exact(leftOut)} more with less time are left out` : "",
+    nowhere ? `${exact(nowhere)} have no place in the chart, as they compute nothing or have neither a time nor a roof` : "",
+  ].filter(Boolean);
+  return parts.length ? `${parts.join("; ")}.` : "";
+}
+
+// A line a chip.
+function roofList(ceilings) {
+  const chips = new Map();
+  for (const ceiling of ceilings) {
+    const { hardware, source, bandwidth_bytes_per_second: slope, is_judged_by: isJudgedBy } = ceiling;
+    const key = JSON.stringify([hardware, source, slope, isJudgedBy]);
+    chips.set(key, [...(chips.get(key) ?? []), ceiling]);
+  }
+  return element("ul", { class: "roofs" }, ...[...chips.values()].map((same) => {
+    const [{ hardware, source, bandwidth_bytes_per_second: slope, is_judged_by: isJudgedBy }] = same;
+    const peaks = same.map(({ dtype, flops_per_second: peak }) => `${dtype} ${rate(peak)}`).join(", ");
+    return element(
+      "li", {}, element("span", { class: isJudgedBy ? "stroke" : "stroke other" }), `${hardware}: ${peaks}, ${bandwidth(slope)}`,
+      element("span", { class: "remark" }, ` ${[source, isJudgedBy ? "" : "not what is judged by"].filter(Boolean).join("; ")}`),
+    );
+  }));
+}

@@ -1,0 +1,304 @@
+"""A profile's file: JSON, written whole or not at all; whatever is wrong with one that is read comes as a `ProfileError`."""
+
+import os
+import re
+import reprlib
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from math import isfinite
+from operator import add, attrgetter
+from os import PathLike
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Raw, Struct
+
+from lflops.errors import HardwareError, ProfileError
+from lflops.hardware.chips import Hardware
+from lflops.profile.model import COUNTS, PHASES, SCHEMA_VERSION, ModuleProfile, Profile, Work
+
+__all__ = ["load", "save"]
+
+LARGEST_FILE = 1 << 30
+LARGEST_SEARCH = 1 << 25
+DEEPEST_NESTING = 100
+LARGEST_SHOWN = 10**1000
+_inclusive_counts, _own_counts = attrgetter(*COUNTS), attrgetter(*(f"own_{count}" for count in COUNTS))
+
+# What is quoted comes from a file that anybody may have made.
+_short = reprlib.Repr()
+_short.maxstring = _short.maxlong = 80
+Key = str | int
+
+
+class _OtherVersionError(ProfileError):
+    """A profile, though not one to read here: no other file is asked for."""
+
+
+def load(path: str | PathLike[str]) -> Profile:
+    """Read a profile's file.
+
+    Raises:
+        ProfileError: Whatever is wrong with it; the message names the file and, where there is one, the module and the field.
+    """
+    with _naming(path, "give a file as Profile.save writes it"):
+        return _checked(_content(Path(path)))
+
+
+def save(profile: Profile, path: str | PathLike[str]) -> None:
+    """Write a profile's file and the folders above it: whole, or not at all.
+
+    Raises:
+        ProfileError: A number is NaN or infinite, `load` would refuse the profile for another reason, or the file cannot be written.
+    """
+    with _naming(path, "nothing was written"):
+        _replace(Path(path), _encoded(profile))
+
+
+@contextmanager
+def _naming(path: str | PathLike[str], remark: str) -> Iterator[None]:
+    """Makes whatever goes wrong a `ProfileError` that begins with the file's name and ends with the remark."""
+    name = given if (given := os.fspath(path)) and given.isprintable() else ascii(given)
+    try:
+        yield
+    except ProfileError as error:
+        tail = "" if isinstance(error, _OtherVersionError) and remark.startswith("give") else f"; {remark}"
+        raise ProfileError(f"{name}: {error}{tail}") from None
+    except OSError as error:
+        raise ProfileError(f"{name}: {error.strerror or error}; {remark}") from error
+    except (RuntimeError, ValueError, TypeError, MemoryError) as error:
+        raise ProfileError(f"{name}: {_short.repr(str(error) or type(error).__name__)}; {remark}") from error
+    except HardwareError as error:
+        raise ProfileError(f"{name}: run.hardware: {error}; {remark}") from error
+
+
+def _content(path: Path) -> bytes:
+    """All bytes of a regular file: to read a pipe or a device could take for ever."""
+    if not path.is_file():
+        path.stat()  # where nothing is there, the system says so
+        raise ProfileError("is a folder, a pipe or a device")
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > LARGEST_FILE:
+            raise ProfileError(f"has {size} bytes, a profile at most {LARGEST_FILE}")
+        text = file.read(size)
+    if not text.strip():
+        raise ProfileError("is empty")
+    try:
+        # All of it, because msgspec does not look into the strings of fields that it ignores.
+        text.decode()
+    except UnicodeDecodeError as error:
+        raise ProfileError(f"{_place_of_byte(text, error.start)}byte {error.start} is not UTF-8") from None
+    return text
+
+
+def _checked(text: bytes) -> Profile:
+    """The profile that a text says, after everything in it that can be wrong was looked at."""
+    _check_version(bytes(_decoded(text, dict[str, Raw]).get("schema_version", Raw())))
+    profile: Profile = _decoded(text, Profile)
+    _check_rows(profile.modules)
+    _check_references(profile)
+    for phase in PHASES:
+        _check_sums(phase, {name: row.work(phase) for name, row in profile.modules.items()})
+    return profile
+
+
+def _check_version(given: bytes) -> None:
+    """Before anything else is looked at, so that a file of another version is never called damaged."""
+    version = re.fullmatch(rb'"([0-9]{1,9})\.([0-9]{1,9})"', given)
+    if not version:
+        problem = f'is {_short.repr(given.decode())[1:-1]}, "major.minor" is taken' if given else "is missing"
+        raise ProfileError(f"not an lflops profile: schema_version {problem}")
+    major, read_major = int(version[1]), int(SCHEMA_VERSION.partition(".")[0])
+    if major != read_major:
+        needed = "a later" if major > read_major else "an earlier"
+        raise _OtherVersionError(f"schema_version is {given.decode()}, this lflops reads {read_major}.x: {needed} one is needed")
+
+
+def _check_rows(modules: Mapping[str, ModuleProfile]) -> None:
+    if "" not in modules:
+        raise ProfileError("modules has no row '', the root")
+    for name, row in modules.items():
+        above = name.rpartition(".")[0]
+        if above not in modules:
+            raise ProfileError(f"{_spelled(['modules', name])} has no row above it, {_short.repr(above)} is missing")
+        if row.depth != (modules[above].depth + 1 if name else 0):
+            raise ProfileError(f"{_spelled(['modules', name, 'depth'])} is {_short.repr(row.depth)}, which is not how deep its name is")
+        if row.owner is not None and row.owner not in modules:
+            raise ProfileError(f"{_spelled(['modules', name, 'owner'])} is {_short.repr(row.owner)}, which is no row of modules")
+
+
+def _check_references(profile: Profile) -> None:
+    """Whoever names a module names a row."""
+    tables: dict[str, Sequence[Any]] = {table: getattr(profile, table) for table in ("cells", "uncounted", "communication", "rank_stats")}
+    if profile.memory:
+        tables |= {"memory.alive": profile.memory.alive, "memory.timeline": profile.memory.timeline}
+        for module in profile.memory.by_module:
+            if module not in profile.modules:
+                raise ProfileError(f"memory.by_module has {_short.repr(module)}, which is no row of modules")
+    for table, rows in tables.items():
+        for index, row in enumerate(rows):
+            if row.module not in profile.modules:
+                raise ProfileError(f"{table}[{index}].module is {_short.repr(row.module)}, which is no row of modules")
+
+
+def _check_sums(phase: str, works: Mapping[str, Work]) -> None:
+    """Each row's inclusive counts are its own and those of the rows right below it; the last rows first, so mostly the deepest."""
+    sums = {name: _own_counts(work) for name, work in works.items()}
+    for name, work in works.items():
+        if name:
+            above = name.rpartition(".")[0]
+            sums[above] = tuple(map(add, sums[above], _inclusive_counts(work)))
+    for name in reversed(sums):
+        counts = _inclusive_counts(works[name])
+        if counts != sums[name]:
+            count, given, summed = next(each for each in zip(COUNTS, counts, sums[name], strict=True) if each[1] != each[2])
+            place = _spelled(["modules", name, phase, count])
+            total = _short.repr(summed) if summed < LARGEST_SHOWN else "more"
+            raise ProfileError(f"{place} is {_short.repr(given)}, own_{count} and the rows right below add up to {total}")
+
+
+def _decoded(text: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except RecursionError:
+        problem = f"{_place_of_byte(text, len(text))}nested too deeply"
+    except msgspec.ValidationError as error:
+        problem = _misfit(text, str(error))
+    except msgspec.DecodeError as error:
+        byte = re.search(r"\(byte (\d+)\)$", str(error))
+        problem = f"{_place_of_byte(text, int(byte[1]) if byte else len(text))}{error}"
+    raise ProfileError(problem)
+
+
+def _misfit(text: bytes, error: str) -> str:
+    """A ValidationError of msgspec, with the keys that it writes as `[...]` and the value that it leaves out."""
+    reason, at, path = error.rpartition(" - at `$")
+    if not at:
+        return f"not an lflops profile: {error[0].lower()}{error[1:]}"
+    try:
+        keys, given, kind = _misfitting(text, path)
+    except (msgspec.MsgspecError, LookupError):
+        # A key that is there twice: msgspec stumbled over the first, and only the last can be asked for.
+        return f"{path.strip('.`')}: {_short.repr(reason)}"
+    value = "" if given[:1] in b"{[" else f" is {_short.repr(given.decode())[1:-1]}"
+    taken = f"one of {', '.join(get_args(kind))} is taken" if get_origin(kind) is Literal else reason[0].lower() + reason[1:]
+    return f"{_spelled(keys)}{value}: {taken}"
+
+
+def _misfitting(text: bytes, path: str) -> tuple[list[Key], bytes, Any]:
+    """Follows msgspec's path, trying the values of a mapping one by one: the keys, and the JSON and the type at the end."""
+    keys: list[Key] = []
+    kind: Any = Profile
+    for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", path):
+        if NoneType in get_args(kind):
+            kind = get_args(kind)[0]
+        if index.isdigit():
+            key: Key = int(index)
+            kind = get_args(kind)[0] if get_origin(kind) is tuple else [*get_type_hints(kind, include_extras=True).values()][int(index)]
+            text = bytes(msgspec.json.decode(text, type=list[Raw])[int(index)])
+        else:
+            kind = get_type_hints(kind, include_extras=True)[name] if name else get_args(kind)[1]
+            values = msgspec.json.decode(text, type=dict[str, Raw])
+            key = name or _first_misfit(values, kind)
+            text = bytes(values[key])
+        keys.append(key)
+    return keys, text, kind
+
+
+def _first_misfit(values: Mapping[str, Raw], kind: Any) -> str:
+    for key, value in values.items():
+        try:
+            msgspec.json.decode(value, type=kind)
+        except msgspec.ValidationError:
+            return key
+    raise LookupError
+
+
+# A string is taken whole, so that its brackets do not count; one that never ends, to the end.
+_TOKEN = re.compile(rb'"(?P<string>[^"\\]*+(?:\\.[^"\\]*+)*+)"?\s*+(?P<colon>:?)|[\[\]{},]')
+
+
+def _place_of_byte(text: bytes, byte: int) -> str:
+    """The path to a byte of a text that is no JSON or too deep, with a colon; nothing at the top, or where it would take minutes."""
+    keys: list[Key | None] = []
+    if byte > LARGEST_SEARCH:
+        return ""
+    for token in _TOKEN.finditer(text, 0, byte):
+        match token[0][:1]:
+            case b"{" | b"[" as opening:
+                keys.append(None if opening == b"{" else 0)
+            case b"}" | b"]":
+                del keys[-1:]
+            case b"," if keys:
+                keys[-1] = keys[-1] + 1 if isinstance(keys[-1], int) else None
+            case b'"' if keys and token["colon"]:
+                keys[-1] = token["string"].decode(errors="replace")
+        if len(keys) > DEEPEST_NESTING:
+            break
+    return _spelled([*(key for key in keys if key is not None)], ": ")
+
+
+def _encoded(profile: Profile) -> bytes:
+    """The file's text, read back once: nothing is written that `load` would refuse."""
+    try:
+        text = msgspec.json.encode(profile, enc_hook=dict)
+        same = _checked(text) == profile
+    except (ProfileError, TypeError, ValueError):
+        _check_leaves(profile)
+        raise
+    if not same:
+        _check_leaves(profile)
+    return text
+
+
+def _check_leaves(value: object, keys: tuple[Key, ...] = ()) -> None:
+    """Whether it can be written: msgspec says no place, and writes NaN and infinity as null."""
+    items: Iterable[tuple[Key, object]] = ()
+    match value:
+        case Struct():
+            items = ((name, getattr(value, name)) for name in value.__struct_fields__)
+        case Hardware():
+            items = vars(value).items()
+        case Mapping():
+            items = value.items()
+        case tuple() | list():
+            items = enumerate(value)
+        case float() if not isfinite(value):
+            raise ProfileError(f"{_spelled(keys)} is {value}: finite numbers are taken, and None where one is unknown")
+        case _ if type(value) not in {str, int, float, bool, NoneType}:
+            raise ProfileError(f"{_spelled(keys)} is a {type(value).__qualname__}: plain numbers, strings and None are taken")
+    for key, inner in items:
+        _check_leaves(inner, (*keys, key))
+
+
+def _replace(path: Path, text: bytes) -> None:
+    path = path.resolve()  # a link stays a link
+    if path.exists() and not path.is_file():
+        raise ProfileError("is a folder, a pipe or a device")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".lflops-{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def _spelled(keys: Sequence[Key], end: str = "") -> str:
+    """`["modules", "encoder.0", "forward"]` as `modules['encoder.0'].forward`; the end only after something."""
+    spelled = ""
+    for key in keys[:10]:
+        if isinstance(key, str) and key.isidentifier() and len(key) <= _short.maxstring and spelled != "modules":
+            spelled += f".{key}" if spelled else key
+        else:
+            spelled += f"[{_short.repr(key)}]"
+    return spelled and spelled + end

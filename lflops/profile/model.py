@@ -1,0 +1,308 @@
+"""The value that everything rests on: what one rank or one run computed, moved and kept, module by module.
+
+Numbers are in SI units (bytes, seconds, operations), exact integers where they are counts. `None` means unknown, never 0.
+There are no sentences and no torch objects in here: a reader that has neither torch nor a terminal can use all of it.
+
+A module is named by its dotted path, the root by the empty string. Own work is what ran while the module was the innermost one
+running; inclusive work adds that of every row below it in the tree of names.
+
+The values that a profile has by the thousand are left out of Python's garbage collection (`gc=False`): none can be part of a cycle, and
+loading 5,000 modules takes a quarter less.
+"""
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import Literal
+
+from msgspec import Struct
+
+from lflops.hardware.chips import Hardware
+from lflops.profile import queries
+from lflops.profile.queries import Asked, Metric, ancestry
+from lflops.profile.records import PHASES, ByCategory, Count, Phase, Rank, RankStat, Seconds, Spread, Step, Trace
+
+__all__ = ["PHASES", "SCHEMA_VERSION", "Phase", "Profile", "Work", "ancestry"]
+
+SCHEMA_VERSION = "1.0"
+"""Of the file. A reader takes every minor version of its major one: unknown fields are ignored, new ones have a default."""
+
+
+class Work(Struct, frozen=True, kw_only=True, gc=False):
+    """What ran in one phase of one module: inclusive, and `own_`.
+
+    Attributes:
+        calls: Operator calls that computed or moved something; views and allocations are none.
+        macs: Multiply-accumulates of contractions. Attention counts its full square.
+        executed_macs: The same without what a causal or block mask lets the kernel skip.
+        flops: 2 x `macs` plus the convention for everything else.
+        bytes_moved: The least traffic of the operators as dispatched; not DRAM traffic.
+        comm_bytes: Payload of the collectives.
+        logical_macs: Of the unsharded model on this rank's batch, whatever part of it the rank did. Read from the whole shapes of tensors
+            that are spread over ranks; `None` where work was done on a rank's part of one as a plain tensor, which does not tell them.
+        seconds: Stream time on CUDA, host time on CPU.
+        device_seconds: Kernel time; needs a trace.
+    """
+
+    calls: Count
+    macs: Count
+    executed_macs: Count
+    flops: Count
+    bytes_moved: Count
+    comm_bytes: Count
+    own_calls: Count
+    own_macs: Count
+    own_executed_macs: Count
+    own_flops: Count
+    own_bytes_moved: Count
+    own_comm_bytes: Count
+    logical_macs: Count | None = None
+    own_logical_macs: Count | None = None
+    seconds: Spread | None = None
+    own_seconds: Spread | None = None
+    device_seconds: Spread | None = None
+
+
+COUNTS = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes")
+"""The fields of `Work` that are exact, known always, and there as `own_` too."""
+
+
+class DtypeShare(Struct, frozen=True, kw_only=True, gc=False):
+    """The parameters of one dtype below a module."""
+
+    parameters: Count
+    bytes: Count
+
+
+class ModuleProfile(Struct, frozen=True, kw_only=True):
+    """One row of the tree of names.
+
+    Attributes:
+        kind: The class's name; `"scope"` for a named part that is no module.
+        detail: What the module says of itself, as `in_features=768, out_features=3072, bias=True`.
+        calls: How often it was called in forward. A container that only its children's names pass through has 0.
+        compiled: Whether it runs under torch.compile outside of the counted pass.
+        owner: The row that counts this row's parameters, where they are shared with an earlier one.
+        parameters: Distinct parameters here and below, each counted once in the whole profile.
+        local_parameters: The part of them that this rank holds.
+        dtypes: `parameters` by dtype.
+        peak_bytes: The most bytes alive at once while this row or one below it ran.
+    """
+
+    kind: str
+    depth: Count
+    calls: Count
+    compiled: bool
+    owner: str | None
+    parameters: Count
+    trainable_parameters: Count
+    parameter_bytes: Count
+    trainable_parameter_bytes: Count
+    own_parameters: Count
+    local_parameters: Count
+    local_parameter_bytes: Count
+    dtypes: Mapping[str, DtypeShare]
+    peak_bytes: Count | None
+    detail: str = ""
+    forward: Work
+    backward: Work
+    recompute: Work
+    optimizer: Work
+    other: Work
+
+    def work(self, phase: Phase) -> Work:
+        """The work of one phase, by its name."""
+        work: Work = getattr(self, phase)
+        return work
+
+
+class Cell(Struct, frozen=True, kw_only=True, gc=False):
+    """What one operator did in one phase of one module itself, in one dtype: of its operands for a contraction, else of its result."""
+
+    module: str
+    operator: str
+    phase: Phase
+    dtype: str
+    calls: Count
+    macs: Count
+    executed_macs: Count
+    flops: Count
+    bytes_moved: Count
+
+
+class Uncounted(Struct, frozen=True, kw_only=True):
+    """An operator that ran without a formula: in no total, so listed here."""
+
+    module: str
+    operator: str
+    phase: Phase
+    calls: Count
+    bytes: Count
+    seconds: Seconds | None = None
+
+
+class Communication(Struct, frozen=True, kw_only=True):
+    """One collective on one group. `bytes` is the larger of what a rank gives and gets."""
+
+    module: str
+    phase: Phase
+    collective: str
+    group: str
+    group_size: Count | None
+    calls: Count
+    bytes: Count
+    seconds: Seconds | None = None
+    exposed_seconds: Seconds | None = None
+
+
+class Moment(Struct, frozen=True, array_like=True, gc=False):
+    """One operator of the timeline and the bytes that were alive before it ran.
+
+    Attributes:
+        index: Which operator of the whole run it is. Older files do not say it, nor the categories.
+    """
+
+    operator: str
+    module: str
+    phase: Phase
+    live_bytes: Count
+    index: Count | None = None
+    by_category: ByCategory | None = None
+
+
+class Allocation(Struct, frozen=True, array_like=True, gc=False):
+    """A storage that was alive at the peak, and what made it."""
+
+    category: str
+    operator: str
+    module: str
+    phase: Phase
+    bytes: Count
+
+
+class Memory(Struct, frozen=True, kw_only=True):
+    """Bytes alive from operator to operator: of tensors, without the allocator's rounding (an estimate may have it) and workspaces.
+
+    Attributes:
+        source: `counted` on a real pass, `fake` where nothing was allocated.
+        peak_index: Which operator reached the peak, as an index into the whole run of operators.
+        by_category: The peak by parameters, gradients, optimizer_state, activations, temporary, other.
+        by_module: The peak by the row that made or owns the bytes, own bytes.
+        activations_by_module: The activations among them, own bytes.
+        alive: The 50 largest storages at the peak.
+        timeline: In the order of execution; above 20,000 operators the extremes of equal buckets, and the peak.
+    """
+
+    source: Literal["counted", "fake"]
+    peak_bytes: Count
+    peak_index: Count
+    by_category: Mapping[str, Count]
+    by_module: Mapping[str, Count]
+    alive: tuple[Allocation, ...]
+    timeline: tuple[Moment, ...]
+    activations_by_module: Mapping[str, Count] = {}
+    allocator_peak_bytes: Count | None = None
+    reserved_bytes: Count | None = None
+
+    def fits(self, memory_bytes: float) -> bool:
+        """Whether the peak is within `memory_bytes`."""
+        return self.peak_bytes <= memory_bytes
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """What was profiled, where and how. `created` is in ISO 8601, UTC; `shapes` are the inputs'; `device_type` is torch's word."""
+
+    kind: Literal["count", "measure", "estimate", "training"]
+    created: str
+    versions: Mapping[str, str]
+    host: str
+    device_name: str
+    dtype: str | None
+    shapes: Mapping[str, tuple[Count, ...]]
+    stage: str | None = None
+    step: Count | None = None
+    window: Count | None = None
+    partial: bool = False
+    hardware: Hardware | None = None
+    precision: str | None = None
+    samples_per_step: Count | None = None
+    tokens_per_step: Count | None = None
+    accumulation: Count | None = None
+    strategy: str | None = None
+    world_size: Count = 1
+    data_parallel_size: Count | None = None
+    tensor_parallel_size: Count | None = None
+    pipeline_parallel_size: Count | None = None
+    expert_parallel_size: Count | None = None
+    observer_ratio: float | None = None
+    device_type: str | None = None
+
+
+class Note(Struct, frozen=True, kw_only=True):
+    """Something that a reader of the numbers has to know; the sentence is made where it is shown."""
+
+    code: str
+    subject: str
+    values: Mapping[str, int | float | str]
+
+
+class Profile(Struct, frozen=True, kw_only=True):
+    """What one pass or one window did. Saved as JSON, the file is this value."""
+
+    schema_version: str
+    run: Run
+    modules: Mapping[str, ModuleProfile]
+    cells: tuple[Cell, ...]
+    uncounted: tuple[Uncounted, ...]
+    communication: tuple[Communication, ...] = ()
+    steps: tuple[Step, ...] = ()
+    memory: Memory | None = None
+    trace: Trace | None = None
+    ranks: tuple[Rank, ...] = ()
+    rank_stats: tuple[RankStat, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+    def __repr__(self) -> str:
+        return queries.summary(self)
+
+    def by_module(self, phase: Asked = "forward", *, metric: Metric = "macs") -> dict[str, int]:
+        """MACs, or another metric, of each module and all below it; `"all"` and `None` add the phases up.
+
+        Raises:
+            ValueError: An argument is none of what is taken; so it is with the other queries.
+        """
+        return queries.by_module(self, phase, metric)
+
+    def by_operator(self, phase: Asked = "forward", module: str = "", *, metric: Metric = "macs") -> dict[str, int]:
+        """MACs, or another metric, of each operator in `module` and below it, the most first; those that have none are left out."""
+        return queries.by_operator(self, phase, module, metric)
+
+    def by_module_and_operator(self, phase: Asked = "forward", *, metric: Metric = "macs") -> dict[str, dict[str, int]]:
+        """MACs, or another metric, of each operator in each module and below it."""
+        return queries.by_module_and_operator(self, phase, metric)
+
+    def total(self, module: str = "", phase: Asked = "forward", *, metric: Metric = "macs") -> int:
+        """MACs, or another metric, of one module and all below it."""
+        return queries.total(self, module, phase, metric)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether its counts are known; without them it has times alone, and zeros where counts would be."""
+        return all(note.code != "not_counted" for note in self.notes)
+
+    @property
+    def uncalled(self) -> tuple[str, ...]:
+        """The modules that were never called, nor anything below them.
+
+        The parts of a script are not seen to be called, and an attention computes with the weights of its `out_proj` itself.
+        """
+        return queries.uncalled(self)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the JSON file, whole or not at all.
+
+        Raises:
+            ProfileError: A number in it is NaN or infinite, or the file cannot be written.
+        """
+        from lflops.profile.json_file import save
+
+        save(self, path)

@@ -1,0 +1,1 @@
+"""Roofline and live memory as pictures, drawn by matplotlib."""

@@ -1,0 +1,116 @@
+"""One HTML file that shows a profile, or compares several: it opens from disk, and asks nothing of any network."""
+
+import base64
+import hashlib
+import html
+import posixpath
+import re
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import json
+
+from lflops.profile.model import Profile
+from lflops.report.payload.payload import Payload, payload
+
+__all__ = ["page", "save", "write"]
+
+_PARTS = Path(__file__).parents[1] / "page"
+_IMPORT = re.compile(r'^import\s*(\{[^}]*\})\s*from\s*"(\.\.?/[\w/.]+)\.js";', re.MULTILINE)
+_RENAMED = re.compile(r"(\w+)\s+as\s+(\w+)")
+_EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
+
+_DOCUMENT = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; img-src data:">
+<meta name="viewport" content="width=device-width">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<div id="root"><noscript>This page draws itself with JavaScript.</noscript></div>
+{data}
+<script type="module">{script}</script>
+</body>
+</html>
+"""
+
+
+def page(*profiles: Profile, names: Sequence[str] = ()) -> str:
+    """The file's text.
+
+    Args:
+        profiles: What it shows. Of several the last is shown first, compared with the one before it.
+        names: What several are told by, as the names of their files.
+    """
+    shown = [payload(each) for each in profiles]
+    script = _joined("entry/offline", [])
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    places = [""] if len(profiles) == 1 else [_place(*each) for each in zip(profiles, names, strict=True)]
+    return _DOCUMENT.format(
+        allowed=f"'sha256-{digest}'",  # no other script runs, whatever the data hold
+        title=html.escape(" → ".join(names) or shown[0].title),
+        style=(_PARTS / "shell" / "style.css").read_text("utf-8"),
+        data="\n".join(_data(i, place, each) for i, (place, each) in enumerate(zip(places, shown, strict=True))),
+        script=script,
+    )
+
+
+def save(profile: Profile, path: Path) -> None:
+    """Write the file of one profile and the folders above it."""
+    write(page(profile), path)
+
+
+def write(text: str, path: Path) -> None:
+    """Write a file and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError:
+        if path.is_file():  # a part of a page is none; a device stays
+            path.unlink()
+        raise
+
+
+def _data(number: int, place: str, shown: Payload) -> str:
+    packed = base64.b64encode(zlib.compress(json.encode(shown), 9)).decode()
+    return f'<script type="text/plain" id="data{number or ""}"{place}>{packed}</script>'
+
+
+def _place(profile: Profile, name: str) -> str:
+    """What one of several windows is chosen by."""
+    run = profile.run
+    step = next((at for at in (run.step, run.window) if at is not None), 0)
+    return f' data-run="{html.escape(name)}" data-tag="{html.escape(run.stage or run.kind)}" data-step="{step}"'
+
+
+def _joined(name: str, taken: list[str]) -> str:
+    """A module and all that it imports as one script: a page from disk may not load modules from files beside it.
+
+    What is imported comes first. Each stands in a function, with names of its own, and returns what it exports.
+    """
+    taken.append(name)
+    source = (_PARTS / f"{name}.js").read_text("utf-8")
+
+    def module(path: str) -> str:
+        return posixpath.normpath(posixpath.join(posixpath.dirname(name), path))
+
+    def taking(statement: re.Match[str]) -> str:
+        """`{ a as b }` of an import is `{ a: b }` of what the module's function returns."""
+        names = _RENAMED.sub(r"\1: \2", statement[1])
+        return f"const {names} = {_variable(module(statement[2]))};"
+
+    imported = [_joined(each, taken) for each in (module(path) for _, path in _IMPORT.findall(source)) if each not in taken]
+    exported = ", ".join(each for _, each in _EXPORT.findall(source))
+    body = _EXPORT.sub(r"\1", _IMPORT.sub(taking, source))
+    return "".join([*imported, f"const {_variable(name)} = (() => {{\n{body}return {{ {exported} }};\n}})();\n"])
+
+
+def _variable(name: str) -> str:
+    return "$" + name.replace("/", "_")

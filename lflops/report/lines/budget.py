@@ -1,0 +1,102 @@
+"""Where a step's time went, in words, and what usually helps."""
+
+from collections.abc import Iterator, Mapping
+
+from rich.table import Table
+
+from lflops import units
+from lflops.analyze.speed.budget import IN_MODULES, Budget
+from lflops.profile.model import PHASES, ModuleProfile, Profile
+from lflops.report.lines.notes import are_times_far_off
+from lflops.report.terminal.text import MARGIN, plain, text
+
+__all__ = ["budget_table", "largest", "parts"]
+
+_LARGEST = 3
+_KINDS, _COVERED = 3, 2 / 3
+
+_WHAT: Mapping[str, tuple[str, str]] = {
+    "useful": ("is the model's products at the peak", "a lower precision, or fewer of them"),
+    "recompute": ("is products that are computed again", "checkpoint fewer layers, where memory allows it"),
+    "memory_bound": ("is memory-bound work", "fuse it, torch.compile does"),
+    "below_roof": ("is below the roof", "larger batches, fewer and larger kernels, torch.compile"),
+    "data": ("is the wait for data", "more DataLoader workers, persistent_workers, cheaper transforms"),
+    "transfer": ("is the transfer of batches", "pin_memory=True, smaller dtypes in the batch"),
+    "clip": ("is gradient clipping", "clip with foreach=True, or less often"),
+    "optimizer": ("is the optimizer", "fused=True or foreach=True, or larger batches"),
+    "other": ("is in no phase: logging, callbacks, metrics, zeroed gradients", "log less often, keep .item() out of the step"),
+    "communication": ("is communication that nothing is computed beside", "larger buckets, accumulated gradients, a faster link"),
+    "copy": ("is copies that nothing runs beside", "pin_memory=True and non_blocking=True"),
+    "idle": ("finds the device idle", "fewer and larger kernels, torch.compile, no .item() in the step, more DataLoader workers"),
+    "forward": ("is forward of what is left out", "ask for it to be counted"),
+    "backward": ("is backward of what is left out", "ask for it to be counted"),
+}
+
+
+def largest(profile: Profile, budget: Budget) -> Iterator[str]:
+    """The three largest parts, a sentence each with what usually helps."""
+    for name, share in _sorted(budget)[:_LARGEST]:
+        yield _sentence(profile, budget, name, share)
+
+
+def parts(profile: Profile, budget: Budget) -> Iterator[tuple[str, float, str]]:
+    """All parts, the largest first: name, share, and of the three largest the sentence."""
+    for index, (name, share) in enumerate(_sorted(budget)):
+        yield name.replace("_", " "), share, _sentence(profile, budget, name, share) if index < _LARGEST else ""
+
+
+def budget_table(profile: Profile, budget: Budget) -> Table:
+    """All parts with their shares and seconds, the largest first; the three largest in words."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(min_width=MARGIN, no_wrap=True, style="bold")
+    for _ in range(2):
+        table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for index, (name, share, said) in enumerate(parts(profile, budget)):
+        cells = units.percent(share), units.duration(share * budget.seconds), name, said.partition(" % ")[2]
+        table.add_row("" if index else "budget", *map(text, cells))
+    return table
+
+
+def _sorted(budget: Budget) -> list[tuple[str, float]]:
+    return sorted(budget.parts.items(), key=lambda part: -part[1])
+
+
+def _sentence(profile: Profile, budget: Budget, name: str, share: float) -> str:
+    what, helps = _WHAT.get(name, (f"is {plain(name)}", "look into it with a scope of your own"))
+    kinds = _kinds(profile, budget, name) if name in IN_MODULES else {}
+    if (
+        name == "memory_bound"
+        and kinds
+        and not any(_multiplies(profile.modules[module]) for of_kind in kinds.values() for module in of_kind)
+    ):
+        what = "is memory-bound pointwise work"
+    named = [f"{len(modules)} × {kind}" if len(modules) > 1 else kind for kind, modules in kinds.items()]
+    where = f" in {plain(' + '.join(named))}" if named else ""
+    if name == "idle" and budget.idle:
+        most = max(budget.idle, key=lambda phase: budget.idle[phase])
+        where = f", mostly with the host in {'no module' if most == 'other' else plain(most)}"
+    unseen = [each.replace("_", "-") for each in budget.inside_rest] if name == "below_roof" else []
+    within = f", and in it what is {' or '.join(unseen)}, which nothing here tells apart" if unseen else ""
+    if name in IN_MODULES and are_times_far_off(profile.notes):
+        return f"{units.percent(share)} {what}, as far as it can be told: the modules' times are far off here"
+    return f"{units.percent(share)} {what}{where}{within}: {helps}"
+
+
+def _kinds(profile: Profile, budget: Budget, part: str) -> dict[str, list[str]]:
+    """The modules of the kinds that most of a part is in, the most first."""
+    shares: dict[str, float] = {}
+    modules: dict[str, list[str]] = {}
+    for module, parts in budget.modules.items():
+        if parts[part]:
+            kind = profile.modules[module].kind or module or "the root"
+            shares[kind] = shares.get(kind, 0.0) + parts[part]
+            modules.setdefault(kind, []).append(module)
+    most = sorted(shares, key=lambda kind: -shares[kind])
+    before = [sum(shares[each] for each in most[:index]) for index in range(len(most))]
+    return {kind: modules[kind] for kind, covered in zip(most[:_KINDS], before, strict=False) if covered < _COVERED * sum(shares.values())}
+
+
+def _multiplies(module: ModuleProfile) -> bool:
+    return any(module.work(phase).own_macs for phase in PHASES)

@@ -1,0 +1,32 @@
+"""What the traces of a window showed, in lines: where the files are, and which operators took the most time of their own."""
+
+from collections.abc import Iterator
+
+from lflops import units
+from lflops.profile.records import Trace, TracedOperator
+from lflops.report.terminal.text import plain
+
+__all__ = ["by_own_time", "per_batch", "traced"]
+
+_LISTED = 5
+
+
+def traced(trace: Trace) -> Iterator[tuple[str, str]]:
+    """Label and value of each line; one without a label goes on with the line above."""
+    for rank, file in trace.files.items():
+        yield "trace" if len(trace.files) == 1 else f"trace of rank {rank}", plain(file)
+    on_device = any(each.own_device_seconds for each in trace.operators)
+    for index, each in enumerate(by_own_time(trace, on_device=on_device)[:_LISTED]):
+        own = each.own_device_seconds if on_device else each.own_host_seconds
+        label = "" if index else f"most time of their own, {'on the device' if on_device else 'on the host'}, as traced, in a batch"
+        yield label, f"{plain(each.name)}  {units.duration(per_batch(own, trace))}, calls: {units.count(per_batch(each.calls, trace))}"
+
+
+def by_own_time(trace: Trace, *, on_device: bool) -> list[TracedOperator]:
+    """The operators, the one with the most time of its own first."""
+    return sorted(trace.operators, key=lambda each: each.own_device_seconds if on_device else each.own_host_seconds, reverse=True)
+
+
+def per_batch(figure: float, trace: Trace) -> float | None:
+    """The mean over the recorded batches; `None` where nobody knows how many these were."""
+    return figure / trace.batches if trace.batches else None

@@ -1,0 +1,38 @@
+"""The page's table of modules."""
+
+from lflops.analyze.modules.identical_subtrees import identical_subtrees
+from lflops.analyze.modules.tree import children
+from lflops.analyze.ranks.imbalance import imbalance
+from lflops.profile.model import PHASES, Profile
+from lflops.report.payload.columns import Columns, column
+
+__all__ = ["modules"]
+
+_OF_MODULES = ("kind", "calls", "compiled", "owner", "parameters", "own_parameters", "trainable_parameters", "peak_bytes")
+_COUNTED = tuple(prefix + field for field in ("macs", "flops", "bytes_moved", "comm_bytes") for prefix in ("", "own_"))
+_TIMED = ("seconds", "own_seconds", "device_seconds")
+
+
+def modules(profile: Profile) -> Columns:
+    """Of each module itself, then its work in each phase: all of it, and `own_`. The names are always a list.
+
+    `alike` is a number: modules that have the same are alike in all counts, with all that is below them.
+    """
+    spreads: dict[str, float] = {}
+    for row in imbalance(profile).rows:
+        if row.spread is not None:
+            spreads[row.module] = max(row.spread, spreads.get(row.module, row.spread))
+    rows, counted = profile.modules.values(), profile.is_counted
+    columns: Columns = {"name": list(profile.modules)}
+    columns |= {field: column(getattr(row, field) for row in rows) for field in _OF_MODULES}
+    columns["rank_spread"] = column(spreads.get(name) for name in profile.modules)
+    numbers = identical_subtrees(profile, children(profile))
+    columns["alike"] = column(numbers[name] for name in profile.modules)
+    for phase in PHASES:
+        works = [row.work(phase) for row in rows]
+        for field in _COUNTED:
+            columns[f"{phase}.{field}"] = column(getattr(work, field) if counted else None for work in works)
+        for field in _TIMED:
+            spread = [getattr(work, field) for work in works]
+            columns[f"{phase}.{field}"] = column(None if each is None else each.median for each in spread)
+    return columns

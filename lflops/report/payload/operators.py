@@ -1,0 +1,89 @@
+"""The page's table of operators, with the modules that each of them ran in."""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from lflops.analyze.modules.operators import OperatorRow, ran
+from lflops.analyze.modules.tree import share_of
+from lflops.profile.model import PHASES, Profile
+from lflops.profile.records import Trace, TracedOperator
+from lflops.report.lines.trace import per_batch
+from lflops.report.payload.columns import Columns, column
+
+__all__ = ["MODULES", "Operators", "operators"]
+
+MODULES = 20
+"""As many modules are listed of an operator in a phase: those in which it did the most."""
+
+_COUNTED = ("macs", "flops")
+_ALWAYS = ("calls", "bytes_moved")
+_TRACED = ("own_device_seconds", "device_seconds", "own_host_seconds", "host_seconds")
+_OF_TORCH = "aten::"
+
+
+class Operators(Struct, frozen=True, kw_only=True):
+    """What ran, by operator.
+
+    Attributes:
+        table: Of each its `operator` and its `phase`, always lists; `all` is all phases together. Seconds are of the mean traced batch, of
+            all phases together alone: a trace tells them by operator. What is traced and was not counted has seconds alone.
+        within: The modules of each, `row` and `module` as always lists of rows of this table and of that of modules.
+        uncounted: How many operators ran without a formula.
+    """
+
+    table: Columns
+    within: Columns
+    uncounted: int
+
+
+def operators(profile: Profile) -> Operators | None:
+    """What there is to list; `None` where nothing was counted and nothing traced."""
+    rows = ran(profile) if profile.is_counted else ()
+    traced = _traced(profile.trace)
+    beside = [name for name in traced if name not in {row.operator.removeprefix(_OF_TORCH) for row in rows}]
+    if not rows and not beside:
+        return None
+    return Operators(
+        table=_table(profile, rows, beside, traced),
+        within=_within(profile, rows),
+        uncounted=len({entry.operator for entry in profile.uncounted}),
+    )
+
+
+def _table(profile: Profile, rows: Sequence[OperatorRow], beside: Sequence[str], traced: Mapping[str, TracedOperator]) -> Columns:
+    nothing = [None] * len(beside)
+    shared = {phase: {"macs": "MACs", "flops": "FLOPs"}[share_of(profile, phase)] for phase in (None, *PHASES)}
+    columns: Columns = {
+        "operator": [*(row.operator for row in rows), *beside],
+        "phase": [*(row.phase or "all" for row in rows), *("all" for _ in beside)],
+        "dtype": column([*(", ".join(row.dtypes) or None for row in rows), *nothing]),
+        "kind": column([*("counted" if row.is_counted else "no formula" for row in rows), *("traced" for _ in beside)]),
+        "share": column([*(row.share for row in rows), *nothing]),
+        "share_of": column([*(shared[row.phase] for row in rows), *nothing]),
+        "modules": column([*(len(row.by_module) for row in rows), *nothing]),
+    }
+    for field in _ALWAYS:
+        columns[field] = column([*(getattr(row.figures, field) for row in rows), *nothing])
+    for field in _COUNTED:
+        columns[field] = column([*(getattr(row.figures, field) if row.is_counted else None for row in rows), *nothing])
+    of_rows = [traced.get(row.operator.removeprefix(_OF_TORCH)) if row.phase is None else None for row in rows]
+    for field in _TRACED:
+        times = [*of_rows, *(traced[name] for name in beside)]
+        columns[field] = column(
+            None if each is None or not profile.trace else per_batch(getattr(each, field), profile.trace) for each in times
+        )
+    return columns
+
+
+def _within(profile: Profile, rows: Sequence[OperatorRow]) -> Columns:
+    numbers = {name: number for number, name in enumerate(profile.modules)}
+    listed = [(row, name, each.by_module[name]) for row, each in enumerate(rows) for name in list(each.by_module)[:MODULES]]
+    columns: Columns = {"row": [row for row, _, _ in listed], "module": [numbers[name] for _, name, _ in listed]}
+    columns |= {field: column(getattr(figures, field) for _, _, figures in listed) for field in (*_ALWAYS, *_COUNTED)}
+    return columns
+
+
+def _traced(trace: Trace | None) -> dict[str, TracedOperator]:
+    """By their names as they are counted: torch's own without where they are from."""
+    return {} if trace is None else {each.name.removeprefix(_OF_TORCH): each for each in trace.operators}

@@ -1,0 +1,61 @@
+"""What the page's Ranks shows: every rank, and in which modules which of them is slow."""
+
+from msgspec import Struct
+
+from lflops.analyze.ranks.imbalance import slowest_first
+from lflops.profile.model import Profile
+from lflops.profile.records import Spread
+from lflops.report.lines.ranks import ranks as lines
+from lflops.report.payload.columns import Columns, Value, exact
+
+__all__ = ["RanksShown", "ranks"]
+
+
+class RanksShown(Struct, frozen=True, kw_only=True):
+    """The ranks of a run.
+
+    Attributes:
+        said: The report's lines of them, labels and texts.
+        ranks: In their order, with the medians of what they took; a status is one of `ok`, `late`, `missing` and `failed`.
+        slowest_first: The ranks by what they take longer than the median rank, in all that is told of them.
+        compared: Whether any module's time is known of two ranks.
+        places: Modules and phases of which every rank's time was kept, what loses the most first; the seconds of the rank in the middle.
+        seconds: Of each of these the seconds of each rank.
+    """
+
+    said: list[tuple[str, str]]
+    ranks: Columns
+    slowest_first: tuple[int, ...]
+    compared: bool
+    places: Columns
+    seconds: list[list[float | None]]
+
+
+def ranks(profile: Profile) -> RanksShown | None:
+    """What is shown of them; `None` of a run of one rank."""
+    if len(profile.ranks) < 2:
+        return None
+    known = sorted((stat for stat in profile.rank_stats if stat.by_rank is not None), key=lambda stat: -stat.seconds_lost)
+    plain = {field: [exact(getattr(rank, field)) for rank in profile.ranks] for field in ("rank", "status", "host", "device", "macs")}
+    timed: Columns = {field: [_median(getattr(rank, field)) for rank in profile.ranks] for field in ("step", "data", "cpu")}
+    places = [", ".join(f"{kind} {coordinate}" for kind, coordinate in rank.coordinates.items()) for rank in profile.ranks]
+    return RanksShown(
+        said=list(lines(profile)),
+        ranks=plain
+        | timed
+        | {
+            "place": [place or None for place in places],
+            "peak_bytes": [exact(rank.peak_bytes) for rank in profile.ranks],
+            "slowest": [rank.slowest for rank in profile.ranks],
+        },
+        slowest_first=slowest_first(profile),
+        compared=bool(profile.rank_stats),
+        places={
+            field: [exact(getattr(stat, field)) for stat in known] for field in ("module", "phase", "median", "seconds_lost", "waiting")
+        },
+        seconds=[[(stat.by_rank or {}).get(rank.rank) for rank in profile.ranks] for stat in known],
+    )
+
+
+def _median(spread: Spread | None) -> Value:
+    return None if spread is None else spread.median

@@ -1,0 +1,102 @@
+"""Chips on a terminal: the table of them, and the figures of one beside what a machine reaches."""
+
+from collections.abc import Iterator, Mapping
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from lflops import units
+from lflops.hardware.chips import DTYPES, Hardware, lookup
+from lflops.report.terminal.text import figure, text
+
+__all__ = ["figures", "listing"]
+
+_GAP = 2
+_LEFT_OUT_FIRST = ("int8", "fp64", "fp4", "memory", "tf32", "fp16")
+
+
+def listing(chips: Mapping[str, tuple[Hardware, ...]]) -> RenderableType:
+    """All the chips, by vendor."""
+    return Group(
+        _Listing(chips),
+        "",
+        text("FLOP/s (int8: OP/s) without sparsity; lflops hardware NAME says of one chip where its figures are from", "dim"),
+    )
+
+
+def figures(chip: Hardware | None, measured: Hardware | None = None) -> RenderableType:
+    """One chip's figures, or those of a machine, or both: with the share that is reached, where the machine has that chip."""
+    devices = [device for device in (chip, measured) if device is not None]
+    reached = chip is not None and measured is not None and lookup(measured.name) == chip
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    table.add_column("", style="bold", no_wrap=True)
+    for device in devices:
+        table.add_column(text("measured" if device is measured else device.name), justify="right", no_wrap=True)
+    if reached:
+        table.add_column("reached", justify="right", no_wrap=True)
+    for name, unit in (("memory", ""), ("bandwidth", "B/s"), *((dtype, "OP/s" if dtype == "int8" else "FLOP/s") for dtype in DTYPES)):
+        values = [_value(device, name) for device in devices]
+        if any(value is not None for value in values):
+            share = [figure(units.percent(_share(values)))] if reached else []
+            table.add_row(name, *(figure(units.quantity(value, unit) if unit else units.size(value)) for value in values), *share)
+    sources = [
+        Text.assemble((f"{'device' if device is measured else 'source'}  ", "bold"), text(_origin(device, measured))) for device in devices
+    ]
+    return Group(table, "", *sources)
+
+
+class _Listing:
+    """The table, with as many of its columns as there is room for."""
+
+    def __init__(self, chips: Mapping[str, tuple[Hardware, ...]]) -> None:
+        self._chips = chips
+        self._columns = ("memory", "bandwidth", *DTYPES)
+        self._longest = max((len(chip.name) for of_vendor in chips.values() for chip in of_vendor), default=0)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        columns = self._fitting(options.max_width)
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        table.add_column("chip", no_wrap=True)
+        for column in columns:
+            table.add_column(column, justify="right", no_wrap=True)
+        for vendor, of_vendor in self._chips.items():
+            table.add_row(text(vendor, "bold"))
+            for chip in of_vendor:
+                table.add_row(text(chip.name), *(figure(_cell(chip, column)) for column in columns))
+        yield table
+        if left_out := [column for column in self._columns if column not in columns]:
+            yield Group("", text(f"left out for width: {', '.join(left_out)}; --json has all", "dim"))
+
+    def _fitting(self, width: int) -> list[str]:
+        kept = list(self._columns)
+        cells = {column: [_cell(chip, column) for of_vendor in self._chips.values() for chip in of_vendor] for column in kept}
+        widths = {column: _GAP + max(map(len, [column, *cells[column]])) for column in kept}
+        for column in _LEFT_OUT_FIRST:
+            if self._longest + sum(widths[each] for each in kept) > width:
+                kept.remove(column)
+        return kept
+
+
+def _cell(chip: Hardware, column: str) -> str:
+    value = _value(chip, column)
+    if column == "memory":
+        return units.size(value, digits=0)
+    return units.quantity(value, "B/s" if column == "bandwidth" else "")
+
+
+def _value(device: Hardware, column: str) -> float | None:
+    if column == "memory":
+        return device.memory_bytes
+    return device.bandwidth_bytes_per_second if column == "bandwidth" else device.peak_flops_per_second.get(column)
+
+
+def _share(values: list[float | None]) -> float | None:
+    """Of the first, what the second is."""
+    whole, part = values
+    return None if whole is None or part is None else part / whole
+
+
+def _origin(device: Hardware, measured: Hardware | None) -> str:
+    return f"{device.name}, {device.source}" if device is measured else device.source

@@ -1,0 +1,104 @@
+"""Starts `program` in a process of its own, and sees to it that the trace is there in the end."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from lflops.profile.records import Call
+from lflops.traces.annotate import Calls, pack
+from lflops.traces.annotation_program import NO_COPY
+
+__all__ = ["AnnotationProcess"]
+
+
+class AnnotationProcess:
+    """A trace that is being annotated. The process goes on by itself if this one ends first.
+
+    Args:
+        trace: As torch wrote it; it is taken away when the packed one is there.
+        into: The packed one.
+        calls: What was called while it was recorded.
+        batches: In how many batches.
+        rank: Of the process that was traced.
+        world_size: How many there are.
+        profile: The file that says how much a call computes, if there is one.
+
+    Attributes:
+        into: The packed one.
+        lacks: What there is not, where `finish` says why.
+    """
+
+    def __init__(
+        self,
+        trace: Path,
+        into: Path,
+        calls: Iterable[Call],
+        *,
+        batches: int,
+        rank: int = 0,
+        world_size: int = 1,
+        profile: Path | None = None,
+    ) -> None:
+        """Write the calls beside the trace, and start."""
+        self._trace, self.into = trace, into
+        self.lacks = "the modules"
+        self._told = trace.with_name(f"{trace.name}.calls")
+        self._failure: str | None = None
+        self._told.write_bytes(msgspec.json.encode(Calls(batches=batches, rank=rank, world_size=world_size, calls=tuple(calls))))
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `finish` or `leave` closes it; a pipe would fill up where nobody reads
+        paths = [trace, self._told, into, *([] if profile is None else [profile])]
+        home = str(Path(__file__).parents[2])
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own program, on our own files
+                [sys.executable, "-m", "lflops.traces.annotation_program", *(str(path.absolute()) for path in paths)],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._said,
+                start_new_session=True,  # Ctrl-C in the terminal is meant for the training
+            )
+        except BaseException:
+            self._said.close()
+            raise
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the process has ended."""
+        return self._process.poll() is not None
+
+    def finish(self, seconds: float = 60.0) -> str | None:
+        """Wait for it, so long at most, and pack the trace as it is where it failed.
+
+        Returns:
+            Why it is not annotated, or not copied, or not yet; `None` where it is.
+        """
+        try:
+            status = self._process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return f"still at work after {seconds:g} s"
+        if not self._said.closed:
+            self._said.seek(0)
+            last = self._said.read().strip().rpartition("\n")[2]
+            self._said.close()
+            self._failure = last or f"exit status {status}" if status else None
+            self.lacks = "a copy for torch-tb-profiler" if status == NO_COPY else self.lacks
+        if self._trace.exists():
+            pack(self._trace, self.into)
+            self._trace.unlink()
+            self._told.unlink(missing_ok=True)
+        return self._failure
+
+    def leave(self) -> None:
+        """Leave the process to itself: it goes on and writes the trace, and why it fails is not read.
+
+        A thread waits for it, so that it does not stay a zombie. The thread does not keep the interpreter from ending.
+        """
+        self._said.close()
+        if not self.is_done:
+            threading.Thread(target=self._process.wait, name=f"lflops: {self.into.name}", daemon=True).start()

@@ -1,0 +1,228 @@
+"""`lflops estimate` as a shell runs it, and what it draws."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from matplotlib.patches import Patch
+
+import lflops
+from lflops import Profile, ProfileError, load
+from lflops.cli.main import main
+from lflops.profile.model import Memory
+from lflops.report.figures.memory import COLOURS, memory_figure
+from tests.support.profile_builders import profile
+
+SOURCE = """
+import torch
+from torch import nn
+
+def build(samples):
+    return nn.Sequential(nn.Linear(100, 50, bias=False), nn.ReLU()), torch.randn(samples, 100)
+
+def trained(samples):
+    return build(samples)[0], {"input": torch.randn(samples, 100)}, lambda out: out.square().mean()
+
+def wrong(samples):
+    return 3
+
+def fails(samples):
+    raise ZeroDivisionError("no reason")
+
+def alone():
+    return build(1)
+
+def sized(samples, length):
+    return build(samples)
+
+def misfit(samples):
+    return nn.Sequential(nn.Linear(100, 50), nn.Linear(60, 10)), torch.randn(samples, 100)
+
+def asks(samples):
+    return build(samples)[0], (torch.randn(samples, 100),), lambda out: out if out.sum() > 0 else -out
+"""
+WEIGHTS, INPUT, OUTPUT = 5000 * 4, 100 * 4, 50 * 4
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder with a module in it."""
+    (tmp_path / "planned.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("planned", None)
+
+
+def estimated(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
+    """The JSON object that it prints."""
+    assert 0 == main(["estimate", *args, "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_forward_of_the_samples_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """Weights, inputs, the layer's and the ReLU's results; no chip, so neither a bound nor a room."""
+    found = estimated(capsys, "planned:build", "--batch", "8")
+    profile = msgspec.convert(found["profile"], Profile)
+    assert profile.memory is not None
+    assert (8 * 5000, WEIGHTS + 8 * (INPUT + 2 * OUTPUT)) == (profile.total(), profile.memory.peak_bytes)
+    assert (None, None, [], []) == tuple(found[each] for each in ("bounds", "fits", "checkpointed", "sharded"))
+
+
+def test_a_training_on_a_chip(capsys: pytest.CaptureFixture[str]) -> None:
+    """An optimizer goes backward; a batch by names, a loss of the function's own; the chip has more memory, and needs a while."""
+    found = estimated(capsys, "planned:trained", "--batch", "8", "--optimizer", "adamw", "--hardware", "NVIDIA H200", "--ranks", "4")
+    profile = msgspec.convert(found["profile"], Profile)
+    assert profile.memory is not None
+    assert (8 * 5000, 2 * WEIGHTS + 4) == (profile.total(phase="backward"), profile.memory.by_category["optimizer_state"])
+    assert found["fits"] is True
+    assert found["bounds"]["seconds"] == pytest.approx(sum(found["bounds"]["by_phase"].values()))
+    assert ["forward", "backward", "optimizer"] == list(found["bounds"]["by_phase"])
+    assert [WEIGHTS, WEIGHTS, WEIGHTS // 4] == [each["parameter_bytes"] for each in found["sharded"]]
+    assert [] == found["checkpointed"], "the optimizer's step is the peak, and no activation is left there"
+
+
+def test_the_text_has_the_model_its_memory_and_the_bound(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """What `lflops show` prints of the saved profile, and two parts more; and a figure."""
+    saved, figure = tmp_path / "plan.json", tmp_path / "plan.svg"
+    options = ["--batch", "8", "--backward", "--hardware", "NVIDIA H200", "--ranks", "4", "--save", str(saved), "--figure", str(figure)]
+    assert 0 == main(["estimate", "planned:build", *options])
+    text = capsys.readouterr().out
+    assert 0 == main(["show", str(saved)])
+    shown = capsys.readouterr().out
+    assert text.startswith(shown.rstrip("\n"))
+    assert text.endswith(f"\n{figure}\n")
+    assert ["fits", "by category", "by module", "largest", "at least"] == [
+        each
+        for each in ("fits", "by category", "by module", "largest", "at least")
+        if f"\n{each}  " in text.removeprefix(shown.rstrip("\n"))
+    ]
+    assert "estimate" == load(saved).run.kind
+    assert "<svg" in figure.read_text("utf-8")
+
+
+def test_memory_in_whole_blocks_and_a_scaled_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    """A layer of 20,000 bytes is 40 blocks of 512; an input of 3,200 is 7, each result of 1,600 is 4. The notes say what was assumed."""
+    options = ["--batch", "8", "--round-to", "512"]
+    (forward, trained) = (
+        msgspec.convert(estimated(capsys, *options, *more)["profile"], Profile)
+        for more in (["planned:build"], ["planned:trained", "--optimizer", "sgd", "--grad-scaler"])
+    )
+    assert forward.memory is not None
+    assert (40 + 7 + 4 + 4) * 512 == forward.memory.peak_bytes
+    assert {"rounded_up", "gradients_taken_for_finite"} == {note.code for note in trained.notes}
+
+
+def test_a_figures_path_is_no_part_of_the_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """It goes to stderr."""
+    assert 0 == main(["estimate", "planned:build", "--json", "--figure", "plan.png"])
+    shown = capsys.readouterr()
+    assert "plan.png\n" == shown.err
+    assert json.loads(shown.out)
+
+
+def test_show_has_the_memory_of_any_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    """A counted training's as well as an estimated one's: what the shell's estimate prints, and the same as JSON."""
+    model = torch.nn.Sequential(torch.nn.Linear(100, 50), torch.nn.ReLU())
+    lflops.count(model, torch.randn(8, 100), backward=True).save("counted.json")
+    assert 0 == main(["show", "counted.json", "--memory", "--figure", "memory.svg"])
+    text = capsys.readouterr().out
+    assert [] == [each for each in ("\npeak  ", "\nby category  ", "\nlargest  ", "\ncheckpointing  ") if each not in text]
+    assert text.endswith("\nmemory.svg\n")
+    assert "<svg" in Path("memory.svg").read_text("utf-8")
+    assert 0 == main(["show", "counted.json", "--memory", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert load("counted.json").memory == msgspec.convert(found["memory"], Memory)
+    assert [("1", 8 * OUTPUT)] == [(each["module"], each["saved_bytes"]) for each in found["checkpointed"]], "what ReLU's backward needs"
+
+
+def test_show_says_that_memory_was_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Instead of a section without lines; and draws nothing."""
+    profile({"": {}}, ()).save("none.json")
+    assert 0 == main(["show", "none.json", "--memory"])
+    assert capsys.readouterr().out.rstrip().endswith("memory was not counted")
+    assert 2 == main(["show", "none.json", "--memory", "--figure", "none.svg"])
+    assert 2 == main(["show", "none.json", "--figure", "none.svg"])
+    assert 2 == main(["show", "none.json", "--memory", "--flat"])
+    said = capsys.readouterr()
+    assert [] == [
+        each
+        for each in ("has no memory to draw", "--figure draws what --memory shows", "--memory goes with --figure and --json alone")
+        if each not in said.err
+    ]
+    assert "" == said.out
+
+
+def test_what_builds_may_import_from_the_folder_as_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """100 times 50 weights, of a module that is imported only when the function is called."""
+    (tmp_path / "late.py").write_text("def build(samples):\n    from planned import build\n    return build(samples)\n")
+    assert 0 == main(["estimate", "late:build"])
+    assert "5.00 k" in capsys.readouterr().out
+    sys.modules.pop("late")
+
+
+WRONG = {
+    "no function": (["planned"], "give package.module:function"),
+    "a file": (["planned.py:build"], "give package.module:function, as train:build for build in a train.py of this folder"),
+    "no module": (["nowhere:build"], "No module named 'nowhere'"),
+    "no such name": (["planned:nothing"], "has no attribute 'nothing'"),
+    "not to be called": (["planned:SOURCE.x"], "has no attribute 'SOURCE'"),
+    "gives no model": (["planned:wrong"], "it gave 3: it has to give (model, batch) or (model, batch, loss)"),
+    "fails": (["planned:fails"], "planned:fails failed: ZeroDivisionError: no reason"),
+    "takes no number": (["planned:alone"], "planned:alone(): too many positional arguments: it is called with one argument, the number"),
+    "wants more than a number": (["planned:sized"], "planned:sized(samples, length): missing a required argument: 'length': it is called"),
+    "does not fit": (["planned:misfit"], "[1, 50] X [60, 10].; in 1 (Linear)"),
+    "no loss to scale": (["planned:build", "--optimizer", "sgd", "--grad-scaler"], "grad_scaler=True, but there is no loss to scale"),
+    "asks for a value": (["planned:asks", "--backward"], "planned.py:27, in <lambda>"),
+    "no optimizer": (["planned:build", "--optimizer", "magic"], "optimizer='magic': give one of adadelta"),
+    "no chip": (["planned:build", "--hardware", "Abacus"], "hardware='Abacus'"),
+    "no samples": (["planned:build", "--batch", "0"], "'--batch'"),
+    "no picture": (["planned:build", "--figure", "plan.nothing"], "plan.nothing: the figure cannot be written"),
+}
+
+
+@pytest.mark.parametrize(("args", "said"), WRONG.values(), ids=WRONG)
+def test_a_wrong_call_is_one_line(args: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 2, and what is wrong."""
+    assert 2 == main(["estimate", *args])
+    error = capsys.readouterr().err
+    assert said in error
+    assert 1 == error.count("\n")
+
+
+def remembered(*phases: str) -> Profile:
+    """A profile whose timeline has an operator in each of these phases, and each time a byte more is alive."""
+    timeline = [("mm", "", phase, place) for place, phase in enumerate(phases)]
+    memory = {
+        "source": "fake",
+        "peak_bytes": len(phases),
+        "peak_index": len(phases) - 1,
+        "by_category": {},
+        "by_module": {},
+        "alive": [],
+        "timeline": timeline,
+    }
+    return profile({"": {}}, (), memory=msgspec.convert(memory, Memory))
+
+
+def test_the_figure_has_an_area_for_each_stretch_of_a_phase() -> None:
+    """And each phase once in the legend, in its colour."""
+    (axes,) = memory_figure(remembered("forward", "forward", "backward", "recompute", "recompute", "backward", "optimizer")).axes
+    assert ["forward", "backward", "recompute", "backward", "optimizer"] == [
+        next(phase for phase, colour in COLOURS.items() if Patch(color=colour).get_facecolor() == tuple(area.get_facecolor()[0]))
+        for area in axes.collections
+    ]
+    legend = axes.get_legend()
+    assert legend is not None
+    assert ["forward", "backward", "recompute", "optimizer"] == [each.get_text() for each in legend.get_texts()]
+
+
+def test_what_was_not_counted_is_not_drawn() -> None:
+    """An error, not an empty picture."""
+    with pytest.raises(ProfileError, match="has no memory to draw"):
+        memory_figure(profile({"": {}}, ()))

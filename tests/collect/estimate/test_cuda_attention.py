@@ -1,0 +1,248 @@
+"""With a chip of NVIDIA's, attention is the kernel that torch takes there: what it keeps and what it computes twice."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import lflops
+from lflops.collect.estimate.cuda_attention import Attention, attention_on
+from lflops.hardware.chips import lookup
+from lflops.profile.model import Profile
+from lflops.report.lines.notes import sentence
+
+BATCH, HEADS, LENGTH, WIDTH = 2, 4, 48, 16
+FLASH, EFFICIENT, CUDNN, MATH = "flash_attention", "efficient_attention", "cudnn_attention", "attention_math"
+HALF, SINGLE = torch.bfloat16, torch.float32
+H200 = "NVIDIA H200"
+
+
+def heads(
+    dtype: torch.dtype = HALF, *, count: int = HEADS, length: int = LENGTH, width: int = WIDTH, batch: int = BATCH, device: str = "meta"
+) -> Tensor:
+    """Queries, keys or values."""
+    return torch.zeros(batch, count, length, width, dtype=dtype, device=device)
+
+
+def call(dtype: torch.dtype = HALF, width: int = WIDTH, **how: Any) -> Attention:
+    """Of itself."""
+    return Attention(*(heads(dtype, width=width) for _ in range(3)))._replace(**how)
+
+
+MASK = torch.zeros(LENGTH, LENGTH, device="meta")
+TAKEN: dict[str, tuple[Attention, str, str]] = {  # on Ampere and later, and before
+    "half": (call(), FLASH, MATH),
+    "the older half": (call(torch.float16), FLASH, EFFICIENT),
+    "single": (call(SINGLE), EFFICIENT, EFFICIENT),
+    "double": (call(torch.float64), MATH, MATH),
+    "masked": (call(torch.float16, attn_mask=MASK), EFFICIENT, EFFICIENT),
+    "a mask in columns": (call(SINGLE, attn_mask=MASK.t()[:, ::2]), MATH, MATH),
+    "the widest": (call(torch.float16, width=256), FLASH, EFFICIENT),
+    "wider than that": (call(torch.float16, width=264), EFFICIENT, EFFICIENT),
+    "a width of its own": (call(torch.float16, width=20), FLASH, MATH),
+    "single of a width of its own": (call(SINGLE, width=6), MATH, EFFICIENT),
+    "narrower values": (call(torch.float16, value=heads(torch.float16, width=8)), EFFICIENT, EFFICIENT),
+    "causal, as long as its keys": (call(is_causal=True), FLASH, MATH),
+    "causal, and shorter": (call(torch.float16, query=heads(torch.float16, length=8), is_causal=True), EFFICIENT, EFFICIENT),
+    "fewer keys": (call(key=heads(count=2), value=heads(count=2), enable_gqa=True), FLASH, MATH),
+    "fewer keys in single": (call(SINGLE, key=heads(SINGLE, count=2), value=heads(SINGLE, count=2), enable_gqa=True), MATH, MATH),
+    "three dimensions": (Attention(*(heads().flatten(0, 1) for _ in range(3))), MATH, MATH),
+    "one batch for all": (call(key=heads(batch=1), value=heads(batch=1)), MATH, MATH),
+    "columns": (call(key=heads(length=WIDTH, width=LENGTH).mT), MATH, MATH),
+    "no keys": (call(key=heads(length=0), value=heads(length=0)), MATH, MATH),
+}
+
+
+@pytest.mark.parametrize(("attention", "ampere", "before"), TAKEN.values(), ids=TAKEN)
+def test_the_kernel_is_the_first_that_takes_the_call(attention: Attention, ampere: str, before: str) -> None:
+    """As torch's documentation and source have it."""
+    assert [ampere, before] == [(attention.kernel(ampere=newer) or ("",))[0] for newer in (True, False)]
+
+
+def test_the_users_choice_is_kept_to() -> None:
+    """What is switched off is not taken, and an order of preference is followed; where nothing is left there is no kernel."""
+    chosen: list[Any] = []
+    for left, in_order in (
+        (SDPBackend.MATH, False),
+        (SDPBackend.EFFICIENT_ATTENTION, False),
+        ([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], True),
+        (SDPBackend.CUDNN_ATTENTION, False),
+    ):
+        with sdpa_kernel(left, set_priority=in_order):
+            chosen.extend(found and found[0] for found in (each.kernel(ampere=True) for each in (call(), call(SINGLE), call(width=136))))
+    assert [*[MATH] * 3, *[EFFICIENT] * 3, CUDNN, None, FLASH, CUDNN, None, None] == chosen
+
+
+class Attends(nn.Module):
+    """Attention of three inputs."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*inputs, **self.how)
+
+
+def estimated(dtype: torch.dtype = HALF, *, width: int = WIDTH, hardware: str | None = H200, **how: Any) -> Profile:
+    """Of a training."""
+    inputs = tuple(heads(dtype, width=width).requires_grad_() for _ in range(3))
+    return lflops.estimate(Attends(**how), inputs, backward=True, hardware=hardware)
+
+
+def kept(profile: Profile) -> int:
+    """Bytes that forward left behind."""
+    assert profile.memory is not None
+    return next(each for each in profile.memory.timeline if each.phase == "backward").live_bytes
+
+
+ONE = BATCH * HEADS * LENGTH * WIDTH
+"""Elements of one input."""
+
+SUM = 4
+"""Bytes, of single precision."""
+
+
+def test_flash_attention_keeps_its_result_and_a_sum_a_row() -> None:
+    """Three inputs and the result in half precision, the sums, and three numbers of 8 bytes that dropout goes by."""
+    assert 4 * 2 * ONE + BATCH * HEADS * LENGTH * SUM + 3 * 8 == kept(estimated(dropout_p=0.1))
+    assert {FLASH: 1} == {name: calls for note in estimated().notes for name, calls in note.values.items()}
+
+
+def test_efficient_attention_keeps_sums_of_whole_groups_of_rows() -> None:
+    """48 rows are two groups of 32; and two numbers. A mask of truths is one of numbers for it, in the dtype of the rest."""
+    sums = BATCH * HEADS * 64 * SUM + 2 * 8
+    assert 4 * 4 * ONE + sums == kept(estimated(SINGLE, dropout_p=0.1))
+    truths = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+    assert 4 * 4 * ONE + sums + LENGTH * LENGTH * SUM == kept(estimated(SINGLE, attn_mask=truths))
+
+
+def test_plain_attention_keeps_the_weights() -> None:
+    """As the kernel of an older chip, that has no other for this dtype."""
+    weights = BATCH * HEADS * LENGTH * LENGTH * SUM  # it computes in single precision
+    assert kept(estimated(hardware="Tesla T4")) > weights > kept(estimated())
+
+
+def test_the_scores_are_computed_a_second_time_in_backward() -> None:
+    """Two products forward, four backward, and one again; half of them, and the diagonal, where it is causal."""
+    square = BATCH * HEADS * LENGTH * LENGTH * WIDTH
+    seen = BATCH * HEADS * (LENGTH * (LENGTH + 1) // 2) * WIDTH
+    for profile in (estimated(is_causal=True), estimated(SINGLE, is_causal=True)):
+        assert [2 * square, 4 * square, square] == [profile.total(phase=phase) for phase in ("forward", "backward", "recompute")]
+        executed = [profile.total(phase=phase, metric="executed_macs") for phase in ("forward", "backward", "recompute")]
+        assert [2 * seen, 4 * seen, seen] == executed
+    assert 0 == estimated(hardware="Tesla T4").total(phase="recompute")
+
+
+def test_heads_are_filled_up_to_a_width_that_the_kernel_takes() -> None:
+    """From 20 to 24, which is what it computes and keeps; the result is 20 wide."""
+    profile = estimated(width=20)
+    assert 2 * BATCH * HEADS * LENGTH * LENGTH * 24 == profile.total()
+    inputs, wider = 3 * ONE // WIDTH * 20, 4 * ONE // WIDTH * 24
+    assert 2 * (inputs + wider) + BATCH * HEADS * LENGTH * SUM + 3 * 8 == kept(profile)
+
+
+def test_a_mask_is_laid_in_rows_that_the_kernel_takes() -> None:
+    """Rows of 48 are there already, and may be shared by all heads; of 20, one in 32."""
+    for length, row in ((48, 48), (20, 32)):
+        seen: list[Tensor] = []
+        with attention_on(lookup(H200)), Masks(seen):
+            F.scaled_dot_product_attention(*(heads(SINGLE, length=length, device="cpu") for _ in range(3)), torch.zeros(length, length))
+        assert [(0, 0, row, 1)] == [each.stride() for each in seen]
+
+
+class Masks(TorchDispatchMode):
+    """Notes them, and runs the kernel as if on another device."""
+
+    def __init__(self, seen: list[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = seen
+
+    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten._scaled_dot_product_efficient_attention.default:
+            self.seen.append(args[3])
+            args = [each.to("meta") if isinstance(each, Tensor) else each for each in args]
+        return function(*args, **(kwargs or {}))
+
+
+def attend(x: Tensor) -> Tensor:
+    """To itself."""
+    return F.scaled_dot_product_attention(x[None], x[None], x[None])
+
+
+def go_back_at_once(x: Tensor) -> Tensor:
+    """A gradient that forward itself needs."""
+    (gradient,) = torch.autograd.grad(checkpoint(attend, x, use_reentrant=False).sum(), x)
+    return attend(x + gradient)
+
+
+WAYS: dict[str, Callable[[Tensor], Tensor]] = {
+    "by torch's module": nn.MultiheadAttention(16, 2, 0.1, dtype=HALF),
+    "by its operator": lambda x: torch.ops.aten.scaled_dot_product_attention(x[None], x[None], x[None]),
+    "by name": lambda x: F.scaled_dot_product_attention(query=x[None], key=x[None], value=x[None]),
+    "checkpointed": lambda x: checkpoint(attend, x, use_reentrant=False),
+    "checkpointed in another way": lambda x: checkpoint(attend, x, use_reentrant=True),
+    "a gradient within": go_back_at_once,
+}
+
+
+class Weighed(nn.Module):
+    """Torch's module, which wants its input three times."""
+
+    def __init__(self, way: Callable[..., Any]) -> None:
+        super().__init__()
+        self.way = way
+
+    def forward(self, x: Tensor) -> Any:
+        return self.way(x, x, x, need_weights=False)[0] if isinstance(self.way, nn.Module) else self.way(x)
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_attention_is_found_however_it_is_called(way: Callable[[Tensor], Tensor]) -> None:
+    """Within torch's own functions, and while backward runs something again."""
+    profile = lflops.estimate(Weighed(way), torch.zeros(8, 6, 16, dtype=HALF, requires_grad=True), backward=True, hardware=H200)
+    found = {cell.operator for cell in profile.cells if "attention" in cell.operator}
+    assert {"_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"} == found
+
+
+def test_attention_is_in_what_autocast_makes_of_it() -> None:
+    """Half precision, which the kernel is chosen by."""
+    with torch.autocast("cpu", HALF):
+        (note,) = estimated(SINGLE).notes
+    assert {FLASH: 1} == note.values
+
+
+def test_what_no_kernel_takes_is_an_error() -> None:
+    """With the chip, and what to do."""
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(lflops.CountError, match="takes this call on H200 SXM: leave on MATH"):
+        estimated(SINGLE)
+
+
+@pytest.mark.parametrize("chip", [None, "AMD Instinct MI300X"])
+def test_of_any_other_device_it_is_the_hosts(chip: str | None) -> None:
+    """And no note says otherwise."""
+    profile = estimated(hardware=chip)
+    assert {"_scaled_dot_product_flash_attention_for_cpu"} == {name for name in profile.by_operator() if "attention" in name}
+    assert () == profile.notes
+
+
+def test_no_mode_stays_open() -> None:
+    """After an error neither: real attention is the host's again, which one that stayed open would not run."""
+    with pytest.raises(lflops.CountError):
+        lflops.estimate(Attends(dropout_p=0.1), (heads(SINGLE),) * 3, loss=lambda out: out.sum().item(), backward=True, hardware=H200)
+    real = [heads(device="cpu") for _ in range(3)]
+    assert real[0].shape == F.scaled_dot_product_attention(*real).shape
+    with attention_on(lookup(H200)), pytest.raises(NotImplementedError, match="flash_attention"):
+        F.scaled_dot_product_attention(*real)
+
+
+def test_the_note_says_which_and_how_often() -> None:
+    """In a sentence."""
+    (note,) = estimated().notes
+    assert "scaled_dot_product_attention is the kernel that torch picks on H200 SXM: flash attention 1 time" == sentence(note)

@@ -1,0 +1,152 @@
+"""What lflops rests on inside of torch is tried out before the first count, and what the package offers is there."""
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import lflops
+from lflops.collect.torch_private import names as torch_compat
+from lflops.collect.torch_private import self_check as torch_check
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """The test of torch has not been made yet, and is made anew afterwards."""
+    importlib.import_module("lflops.collect.count")  # or it would be loaded, and kept, with names that are not torch's
+    torch_check.check.cache_clear()
+    yield
+    torch_check.check.cache_clear()
+
+
+def gone(*_: object) -> Any:
+    """What a name does that is no longer there."""
+    raise AttributeError("no such name")
+
+
+LIES: dict[str, tuple[str, Callable[..., Any], str]] = {
+    "numbers stand still": ("next_sequence_number", lambda: 0, "not numbered in the order they are built"),
+    "numbers are gone": ("next_sequence_number", gone, "no such name"),
+    "nodes have other numbers": ("sequence_number", lambda node: 0, "does not survive to backward"),
+    "no node is running": ("current_node", lambda: None, "does not survive to backward"),
+    "always in backward": ("backward_id", lambda: 5, "backward passes are not told apart"),
+    "backward is gone": ("backward_id", gone, "no such name"),
+    "all storages are one": ("storage_key", lambda tensor: (tensor.untyped_storage(), id(tensor)), "a storage has no key"),
+    "everything decomposes": ("decomposes", lambda operator: True, "composite operators are not marked"),
+    "nothing is written": ("written_arguments", lambda operator: (), "written arguments are not marked"),
+    "nothing is new": ("makes_storage", lambda operator: False, "fresh results are not marked"),
+}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("name", "lie", "said"), LIES.values(), ids=LIES)
+def test_a_torch_that_means_something_else_is_named(name: str, lie: Callable[..., Any], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong number is worse than none: the error has torch's version and what is no longer so, for `count` and for `counting`."""
+    model, x = nn.Linear(2, 2), torch.ones(1, 2)
+    with monkeypatch.context() as torch_changes:
+        torch_changes.setattr(torch_compat, name, lie)
+        for ask in (lambda: lflops.count(model, x), lambda: lflops.counting(model)):
+            with pytest.raises(lflops.CountError) as caught:
+                ask()
+            assert f"torch {torch.__version__}: " in str(caught.value)
+            assert said in str(caught.value)
+    assert lflops.count(model, x).total() == 4
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    "context",
+    [
+        torch.no_grad,
+        torch.inference_mode,
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        lambda: torch.device("meta"),
+        lambda: lflops.counting(nn.Linear(2, 2)),
+    ],
+    ids=["no_grad", "inference_mode", "autocast", "default device", "counting"],
+)
+def test_the_torch_at_hand_passes_wherever_it_is_first_asked(context: Callable[[], Any]) -> None:
+    """In whatever mode the first count is made."""
+    with context():
+        torch_check.check.cache_clear()
+        torch_check.check()
+
+
+PRIVATE = ["torch.autograd._get_sequence_nr", "torch._C._current_graph_task_id", "torch._C._current_autograd_node"]
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_a_torch_without_a_private_name_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same error where a name is missing altogether; the page is loaded afresh, beside the one in use."""
+    monkeypatch.delattr(name)
+    spec = importlib.util.spec_from_file_location("torch_compat_afresh", torch_compat.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    with pytest.raises(lflops.CountError, match=torch.__version__.replace("+", r"\+")):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+PUBLIC = [
+    "Cost",
+    "CountError",
+    "FlopsMonitor",
+    "FlopsProfiler",
+    "Hardware",
+    "HardwareError",
+    "LflopsError",
+    "Profile",
+    "ProfileError",
+    "Schedule",
+    "ScheduleError",
+    "calibrate",
+    "count",
+    "counting",
+    "diff",
+    "estimate",
+    "get_model_profile",
+    "imbalance",
+    "largest_batch",
+    "load",
+    "measure",
+    "merge",
+    "register_formula",
+    "roofline",
+    "scope",
+    "utilization",
+]
+
+
+def test_the_public_names_are_these() -> None:
+    """A name that comes or goes is a decision: it is written down here too."""
+    assert PUBLIC == lflops.__all__
+
+
+def test_every_public_name_can_be_had_and_no_other() -> None:
+    """By attribute and by star; each is documented, and is found by `dir`."""
+    star: dict[str, Any] = {}
+    exec("from lflops import *", star)  # noqa: S102 - the only way to see what a star brings
+    assert set(PUBLIC) == star.keys() - {"__builtins__"}
+    assert {name: star[name] for name in PUBLIC} == {name: getattr(lflops, name) for name in PUBLIC}
+    assert set(PUBLIC) <= set(dir(lflops))
+    assert [] == [name for name in PUBLIC if not star[name].__doc__]
+    assert set(PUBLIC) == lflops._HOMES.keys()
+    with pytest.raises(AttributeError, match="has no attribute 'estimates'"):
+        _ = lflops.estimates
+
+
+def test_a_function_is_not_hidden_by_the_room_that_it_lives_in() -> None:
+    """`lflops.count` stays the function, however its neighbours are imported."""
+    import lflops.collect.count
+    import lflops.collect.counting
+
+    assert lflops.count is lflops.collect.count.count
+
+
+@pytest.mark.parametrize("error", [lflops.CountError, lflops.HardwareError, lflops.ProfileError, lflops.ScheduleError])
+def test_every_error_is_an_error_of_lflops(error: type[Exception]) -> None:
+    """One `except` catches all that lflops raises on purpose."""
+    assert issubclass(error, lflops.LflopsError)

@@ -1,0 +1,148 @@
+"""Every case of the suite: what is counted is what the pencil says, and no formula could be wrong without a case that noticed."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask
+
+import lflops
+from lflops.collect.counting.formulas import table
+from lflops.collect.counting.formulas.table import Cost
+from lflops.collect.counting.operators import Operator
+from lflops.profile.model import Profile
+from tests.conformance import CASES
+from tests.conformance.at_hand import LACKING
+from tests.conformance.case import Case
+from tests.conformance.guards import ELSEWHERE, GUARDS
+from tests.conformance.language_models import of_bert
+from tests.support.formula_cases import CASES as CORE_CASES
+from tests.support.formula_family_cases import CASES as FAMILY_CASES
+from tests.support.profile_checks import consistent
+
+# What torch has to say of prototypes, of what is deprecated and of odd sizes, it says of what the cases try on purpose.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_thread")]
+
+BY_NAME = {case.name: case for case in CASES}
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """The cases are small: a second thread would only wait for the others' cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def profile_of(case: Case) -> Profile:
+    """What lflops counts of a case."""
+    if case.name in LACKING:
+        pytest.skip(LACKING[case.name])
+    torch.manual_seed(0)
+    model, args, kwargs = case.build()
+    with torch.set_grad_enabled(case.grad):
+        return lflops.count(model, args, kwargs, backward=case.backward is not None)
+
+
+def counted(profile: Profile) -> dict[str, int]:
+    """The MACs of each phase, and those of forward that are executed."""
+    root = profile.modules[""]
+    macs = {"forward": root.forward.macs, "backward": root.backward.macs, "recompute": root.recompute.macs}
+    return macs | {"executed": root.forward.executed_macs}
+
+
+def expected(case: Case) -> dict[str, int]:
+    """The same by the pencil."""
+    macs = {"forward": case.forward, "backward": case.backward or 0, "recompute": case.recompute}
+    return macs | {"executed": case.forward if case.executed is None else case.executed}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_is_counted_is_what_the_pencil_says(case: Case) -> None:
+    """In every phase, with nothing left over, and so that modules and operators add up to it."""
+    profile = consistent(profile_of(case))
+    assert expected(case) == counted(profile)
+    assert () == profile.uncounted
+    assert "formula_failed" not in {note.code for note in profile.notes}
+
+
+def test_every_case_has_a_name_of_its_own() -> None:
+    """And there are as many as were promised."""
+    assert len(BY_NAME) == len(CASES) >= 130
+    assert LACKING.keys() <= BY_NAME.keys()
+
+
+def test_every_formula_is_held_by_a_case_or_has_a_reason_why_not() -> None:
+    """None is in the table, or in one of these two lists, by mistake."""
+    operators = {operator.removeprefix("aten::") for operator in (*table._FORMULAS, *table._COSTS)}
+    assert operators == GUARDS.keys() | ELSEWHERE.keys()
+    assert not GUARDS.keys() & ELSEWHERE.keys()
+
+
+def with_one_more(formula: Callable[..., Any]) -> Callable[..., Cost]:
+    """The formula, wrong by one MAC."""
+
+    @functools.wraps(formula)
+    def wrong(*args: Any, **kwargs: Any) -> Cost:
+        result = formula(*args, **kwargs)
+        cost = result if isinstance(result, Cost) else Cost(result)
+        return cost._replace(macs=cost.macs + 1)
+
+    return wrong
+
+
+@pytest.mark.parametrize("operator", GUARDS)
+def test_one_mac_more_in_a_formula_is_noticed(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the case that holds it."""
+    case = BY_NAME[GUARDS[operator]]
+    formulas: dict[str, Any] = table._COSTS if operator in table._COSTS else table._FORMULAS
+    name = operator if operator in formulas else f"aten::{operator}"
+    monkeypatch.setitem(formulas, name, with_one_more(formulas[name]))
+    assert expected(case) != counted(profile_of(case))
+
+
+def test_what_no_case_reaches_is_held_by_shapes() -> None:
+    """A formula with a reason has a pencil's answer to shapes; flex attention's backward takes more than shapes, and is next."""
+    held = {operator for case in (*CORE_CASES, *FAMILY_CASES) for operator in case.operators.split()}
+    assert {"flex_attention_backward"} == ELSEWHERE.keys() - held
+
+
+def test_flex_attention_goes_backward_on_the_blocks_that_ran() -> None:
+    """Two products for each of forward's two, and the scores once more; of 4 by 4 blocks a causal mask leaves 1 + 2 + 3 + 4."""
+    batch, heads, length, width, block = 1, 2, 256, 8, 64
+    mask = create_block_mask(lambda _b, _h, i, j: i >= j, None, None, length, length, device="cpu", BLOCK_SIZE=block)
+    x = torch.empty(batch, heads, length, width, device="meta")
+    backward = Operator(torch.ops.higher_order.flex_attention_backward)
+    cost = backward.cost((x, x, x, x, None, x, None, None, None, mask.as_tuple(), 1.0, {}), {}, (x, x, x))
+    square, ran = batch * heads * length**2, batch * heads * (1 + 2 + 3 + 4) * block**2
+    again = cost.recompute or Cost()
+    assert (4 * square * width, 4 * ran * width, square * width, ran * width) == (
+        cost.macs,
+        cost.executed_macs,
+        again.macs,
+        again.executed_macs,
+    )
+
+
+def test_the_pencil_knows_bert_large() -> None:
+    """340,592,656 MACs a token at length 128: what DeepSpeed counts of it too, and torch's own counter with attention in products."""
+    large = of_bert(fused=False, batch=4, length=128, layers=24, hidden=1024, heads=16, wide=4096, vocabulary=30522)
+    assert 4 * 128 * 340_592_656 == large.forward
+
+
+ONLY_HERE = ("flex", "conv_tbc")
+"""What wants other sizes on a GPU, or is written in other operators there."""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["matmul", "einsum", "convolution", "attention", "transformer", "recurrent"])
+def test_a_gpu_counts_the_same_forward(family: str, cuda: torch.device) -> None:
+    """By other kernels; backward and what is run again follow from which they are."""
+    cases = [case for case in CASES if case.family == family and not case.name.startswith(ONLY_HERE)]
+    with cuda:
+        profiles = {case.name: consistent(profile_of(case)) for case in cases}
+    assert {case.name: case.forward for case in cases} == {name: counted(profile)["forward"] for name, profile in profiles.items()}
+    assert {} == {name: profile.uncounted for name, profile in profiles.items() if profile.uncounted}

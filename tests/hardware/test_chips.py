@@ -1,0 +1,377 @@
+import dataclasses
+import json
+import math
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import StringIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+import lflops
+from lflops.cli.main import main
+from lflops.errors import HardwareError
+from lflops.hardware.chips import DTYPES, Hardware, chips, hint, lookup, names
+from lflops.report.terminal.hardware import figures
+
+# What drivers say of a chip, and figures of it as its sheet has them: halved where they are with sparsity, or cores, operations a
+# clock and clock. Bandwidth in GB/s, None where boards of one name differ.
+CHIPS: list[tuple[list[str], str, dict[str, float], float | None]] = [
+    (["Tesla V100-SXM2-16GB"], "V100 SXM2 16GB", {"fp16": 640 * 128 * 1.53e9, "fp32": 5120 * 2 * 1.53e9}, 900),
+    (["Tesla V100-SXM2-32GB"], "V100 SXM2 32GB", {"fp16": 125e12, "fp64": 7.8e12}, 900),
+    (["Tesla V100-PCIE-16GB"], "V100 PCIe 16GB", {"fp16": 112e12, "fp32": 14e12}, 900),
+    (["Tesla V100-PCIE-32GB"], "V100 PCIe 32GB", {"fp16": 112e12, "fp64": 7e12}, 900),
+    (["Tesla V100S-PCIE-32GB"], "V100S PCIe 32GB", {"fp16": 130e12, "fp32": 16.4e12}, 1134),
+    (["Tesla T4"], "T4", {"fp16": 320 * 128 * 1.59e9, "int8": 130e12}, 320),
+    (["NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB"], "A100 SXM 40GB", {"bf16": 624e12 / 2, "fp64": 19.5e12}, 1555),
+    (["NVIDIA A100-SXM4-80GB"], "A100 SXM 80GB", {"bf16": 432 * 512 * 1.41e9, "int8": 1248e12 / 2}, 2039),
+    (["NVIDIA A100-PCIE-40GB", "A100-PCIE-40GB"], "A100 PCIe 40GB", {"bf16": 624e12 / 2, "tf32": 312e12 / 2}, 1555),
+    (["NVIDIA A100 80GB PCIe"], "A100 PCIe 80GB", {"bf16": 624e12 / 2, "fp32": 19.5e12}, 1935),
+    (["NVIDIA A800-SXM4-80GB"], "A800 SXM 80GB", {"bf16": 624e12 / 2}, 2039),
+    (["NVIDIA A800 80GB PCIe"], "A800 PCIe 80GB", {"bf16": 624e12 / 2}, 1935),
+    (["NVIDIA A800 40GB Active"], "A800 40GB Active", {"bf16": 623.8e12 / 2, "int8": 1247.6e12 / 2}, 1555.2),
+    (["NVIDIA A30"], "A30", {"bf16": 330e12 / 2, "fp64": 10.3e12}, 933),
+    (["NVIDIA A40"], "A40", {"bf16": 299.4e12 / 2, "fp32": 37.4e12}, 696),
+    (["NVIDIA A10"], "A10", {"bf16": 250e12 / 2, "tf32": 125e12 / 2}, 600),
+    (["NVIDIA A10G"], "A10G", {"bf16": 140e12 / 2, "int8": 280e12 / 2}, 600),
+    (["NVIDIA A2"], "A2", {"bf16": 36e12 / 2, "fp32": 4.5e12}, 200),
+    (["NVIDIA H100 80GB HBM3"], "H100 SXM", {"bf16": 1979e12 / 2, "fp8": 528 * 2048 * 1.83e9, "fp64": 67e12}, 3350),
+    (["NVIDIA H100 PCIe"], "H100 PCIe", {"bf16": 1513e12 / 2, "fp8": 3026e12 / 2}, 2000),
+    (["NVIDIA H100 NVL"], "H100 NVL", {"bf16": 1671e12 / 2, "fp8": 3341e12 / 2}, 3900),
+    (["NVIDIA H800"], "H800 SXM", {"bf16": 1979e12 / 2, "fp64": 1e12}, 3350),
+    (["NVIDIA H800 PCIe"], "H800 PCIe", {"bf16": 1513e12 / 2, "fp64": 0.8e12}, 2000),
+    (["NVIDIA H20"], "H20", {"bf16": 147e12, "fp8": 293e12}, 4000),
+    (["NVIDIA H200"], "H200 SXM", {"bf16": 1979e12 / 2, "int8": 3958e12 / 2}, 4800),
+    (["NVIDIA H200 NVL"], "H200 NVL", {"bf16": 1671e12 / 2, "tf32": 835e12 / 2}, 4800),
+    (["NVIDIA GH200 480GB", "NVIDIA GH200 120GB"], "GH200 96GB", {"bf16": 1979e12 / 2}, 4000),
+    (["NVIDIA GH200 144G HBM3e"], "GH200 144GB", {"bf16": 1979e12 / 2}, 4900),
+    (["NVIDIA B200"], "B200", {"bf16": 36e15 / 8 / 2, "fp4": 144e15 / 8 / 2}, 8000),
+    (["NVIDIA GB200"], "GB200", {"bf16": 360e15 / 72 / 2, "fp8": 720e15 / 72 / 2, "fp4": 720e15 / 72}, 8000),
+    (["NVIDIA B300 SXM6 AC"], "B300", {"bf16": 36e15 / 8 / 2, "fp4": 108e15 / 8}, 7700),
+    (["NVIDIA GB300"], "GB300", {"bf16": 360e15 / 72 / 2, "fp4": 1080e15 / 72}, 8000),
+    (["NVIDIA L4"], "L4", {"bf16": 242e12 / 2, "fp8": 485e12 / 2}, 300),
+    (["NVIDIA L40"], "L40", {"bf16": 362.1e12 / 2, "fp8": 724e12 / 2}, 864),
+    (["NVIDIA L40S"], "L40S", {"bf16": 362.05e12, "fp8": 1466e12 / 2}, 864),
+    (["NVIDIA RTX 6000 Ada Generation"], "RTX 6000 Ada", {"bf16": 1457e12 / 4, "fp8": 1457e12 / 2}, 960),
+    (["NVIDIA RTX 5000 Ada Generation"], "RTX 5000 Ada", {"bf16": 1044.4e12 / 4, "fp32": 65.3e12}, 576),
+    (["NVIDIA RTX 4500 Ada Generation"], "RTX 4500 Ada", {"bf16": 634e12 / 4, "fp32": 39.6e12}, 432),
+    (["NVIDIA RTX 4000 Ada Generation"], "RTX 4000 Ada", {"bf16": 48 * 1024 * 2.175e9, "fp32": 26.7e12}, 360),
+    (
+        ["NVIDIA RTX PRO 6000 Blackwell Workstation Edition"],
+        "RTX PRO 6000 Workstation",
+        {"bf16": 188 * 1024 * 2.617e9, "fp4": 4030.4e12 / 2},
+        1792,
+    ),
+    (
+        ["NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"],
+        "RTX PRO 6000 Max-Q",
+        {"bf16": 188 * 1024 * 2.28e9, "fp4": 3511e12 / 2},
+        1792,
+    ),
+    (["NVIDIA RTX PRO 6000 Blackwell Server Edition"], "RTX PRO 6000 Server", {"bf16": 4 * 120e12, "fp32": 120e12}, 1597),
+    (["NVIDIA RTX A6000", "RTX A6000"], "RTX A6000", {"bf16": 309.7e12 / 2, "int8": 309.7e12}, 768),
+    (["NVIDIA RTX A5500"], "RTX A5500", {"bf16": 272.8e12 / 2, "fp32": 34.1e12}, 768),
+    (["NVIDIA RTX A5000"], "RTX A5000", {"bf16": 222.2e12 / 2, "fp32": 27.8e12}, 768),
+    (["NVIDIA RTX A4500"], "RTX A4500", {"bf16": 189.2e12 / 2, "fp32": 23.7e12}, 640),
+    (["NVIDIA RTX A4000"], "RTX A4000", {"bf16": 153.4e12 / 2, "fp32": 19.2e12}, 448),
+    # GeForce: cores, a product and a sum each, twice that with bf16 on the tensor cores; on the AI TOPS of the newer ones two checks.
+    (["NVIDIA GeForce RTX 3060"], "RTX 3060", {"bf16": 3584 * 4 * 1.78e9}, None),
+    (["NVIDIA GeForce RTX 3060 Ti"], "RTX 3060 Ti", {"bf16": 4864 * 4 * 1.67e9}, None),
+    (["NVIDIA GeForce RTX 3070"], "RTX 3070", {"bf16": 81.3e12 / 2}, 448),
+    (["NVIDIA GeForce RTX 3070 Ti"], "RTX 3070 Ti", {"bf16": 6144 * 4 * 1.77e9}, 608),
+    (["NVIDIA GeForce RTX 3080"], "RTX 3080", {"bf16": 119e12 / 2}, None),
+    (["NVIDIA GeForce RTX 3080 Ti"], "RTX 3080 Ti", {"bf16": 10240 * 4 * 1.67e9}, 912),
+    (["NVIDIA GeForce RTX 3090", "GeForce RTX 3090"], "RTX 3090", {"bf16": 142e12 / 2, "fp32": 10496 * 2 * 1.695e9}, 936),
+    (["NVIDIA GeForce RTX 3090 Ti"], "RTX 3090 Ti", {"bf16": 10752 * 4 * 1.86e9}, 1008),
+    (["NVIDIA GeForce RTX 4060"], "RTX 4060", {"bf16": 3072 * 4 * 2.46e9, "int8": 242e12 / 2}, 272),
+    (["NVIDIA GeForce RTX 4060 Ti"], "RTX 4060 Ti", {"bf16": 4352 * 4 * 2.54e9, "int8": 353e12 / 2}, 288),
+    (["NVIDIA GeForce RTX 4070"], "RTX 4070", {"bf16": 5888 * 4 * 2.48e9, "int8": 466e12 / 2}, None),
+    (["NVIDIA GeForce RTX 4070 SUPER"], "RTX 4070 SUPER", {"bf16": 7168 * 4 * 2.48e9, "int8": 568e12 / 2}, 504),
+    (["NVIDIA GeForce RTX 4070 Ti"], "RTX 4070 Ti", {"bf16": 7680 * 4 * 2.61e9, "int8": 641e12 / 2}, 504),
+    (["NVIDIA GeForce RTX 4070 Ti SUPER"], "RTX 4070 Ti SUPER", {"bf16": 8448 * 4 * 2.61e9, "int8": 706e12 / 2}, 672),
+    (["NVIDIA GeForce RTX 4080"], "RTX 4080", {"bf16": 9728 * 4 * 2.51e9, "int8": 780e12 / 2}, 716.8),
+    (["NVIDIA GeForce RTX 4080 SUPER"], "RTX 4080 SUPER", {"bf16": 10240 * 4 * 2.55e9, "int8": 836e12 / 2}, 736),
+    (["NVIDIA GeForce RTX 4090"], "RTX 4090", {"bf16": 330.4e12 / 2, "fp8": 660.6e12 / 2, "int8": 1321e12 / 2}, 1008),
+    (["NVIDIA GeForce RTX 5060"], "RTX 5060", {"bf16": 3840 * 4 * 2.5e9, "fp4": 614e12 / 2}, 448),
+    (["NVIDIA GeForce RTX 5060 Ti"], "RTX 5060 Ti", {"bf16": 4608 * 4 * 2.57e9, "fp4": 759e12 / 2}, 448),
+    (["NVIDIA GeForce RTX 5070"], "RTX 5070", {"bf16": 6144 * 4 * 2.51e9, "fp4": 988e12 / 2}, 672),
+    (["NVIDIA GeForce RTX 5070 Ti"], "RTX 5070 Ti", {"bf16": 8960 * 4 * 2.45e9, "fp4": 1406e12 / 2}, 896),
+    (["NVIDIA GeForce RTX 5080"], "RTX 5080", {"bf16": 10752 * 4 * 2.62e9, "fp4": 1801e12 / 2}, 960),
+    (["NVIDIA GeForce RTX 5090"], "RTX 5090", {"bf16": 419e12 / 2, "fp8": 838e12 / 2, "fp4": 3352e12 / 2}, 1792),
+    # Compute units, operations a clock and clock; one device of MI250 and MI250X is one of two dies.
+    (["AMD Instinct MI210"], "MI210", {"bf16": 104 * 1024 * 1.7e9, "fp64": 104 * 256 * 1.7e9}, 1638.4),
+    (["AMD Instinct MI250", "MI250"], "MI250 (per die)", {"bf16": 362.1e12 / 2, "fp64": 90.5e12 / 2}, 3276.8 / 2),
+    (["AMD Instinct MI250X", "MI250X"], "MI250X (per die)", {"bf16": 383e12 / 2, "fp32": 95.7e12 / 2}, 3276.8 / 2),
+    (["AMD Instinct MI300A"], "MI300A", {"bf16": 228 * 2048 * 2.1e9, "tf32": 490.3e12}, 5300),
+    (["AMD Instinct MI300X", "AMD Instinct MI300X VF"], "MI300X", {"bf16": 304 * 2048 * 2.1e9, "fp8": 2614.9e12}, 5300),
+    (["AMD Instinct MI325X", "AMD Instinct MI325X VF"], "MI325X", {"bf16": 304 * 2048 * 2.1e9, "fp64": 163.4e12}, 6000),
+    (["AMD Instinct MI350X", "AMD Instinct MI350X VF"], "MI350X", {"bf16": 256 * 4096 * 2.2e9, "fp4": 256 * 16384 * 2.2e9}, 8000),
+    (["AMD Instinct MI355X", "AMD Instinct MI355X VF"], "MI355X", {"bf16": 256 * 4096 * 2.4e9, "fp4": 256 * 16384 * 2.4e9}, 8000),
+]
+BY_NAME = [(driver, ours) for drivers, ours, _, _ in CHIPS for driver in drivers]
+
+
+@pytest.mark.parametrize(("drivers", "ours", "peaks", "bandwidth"), CHIPS, ids=[ours for _, ours, _, _ in CHIPS])
+def test_a_chip_is_found_by_what_drivers_call_it(drivers: list[str], ours: str, peaks: dict[str, float], bandwidth: float | None) -> None:
+    """Its own row, with the figures of its sheet: without sparsity, accumulated in fp32, of one device."""
+    for name in [*drivers, ours, ours.lower()]:
+        chip = lookup(name)
+        assert chip is not None
+        assert ours == chip.name
+        assert pytest.approx(peaks, rel=5e-3) == {dtype: chip.peak_flops_per_second.get(dtype) for dtype in peaks}
+        assert chip.bandwidth_bytes_per_second == (None if bandwidth is None else pytest.approx(bandwidth * 1e9))
+
+
+def test_every_chip_of_the_table_is_tested() -> None:
+    """By the list above."""
+    assert sorted(names()) == sorted(ours for _, ours, _, _ in CHIPS)
+
+
+UNKNOWN = [
+    "",
+    " ",
+    "cpu",
+    "cuda",
+    "NVIDIA",
+    "GeForce",
+    "Intel(R) Xeon(R) Processor",
+    "NVIDIA L4000",
+    "NVIDIA H2000",
+    "NVIDIA H100",  # a board with 64 GB
+    "NVIDIA H100 NVL2",
+    "NVIDIA A100",
+    "NVIDIA A100-SXM-64GB",
+    "NVIDIA H20-3e",
+    "NVIDIA A10M",
+    "NVIDIA A10-24Q",
+    "NVIDIA L20",
+    "NVIDIA L2",
+    "GRID A100-10C",
+    "GeForce GTX 1080",
+    "Quadro RTX 8000",
+    "Quadro RTX 6000",
+    "Quadro RTX 4000",
+    "NVIDIA RTX 6000D",
+    "NVIDIA RTX 4000 SFF Ada Generation",
+    "NVIDIA RTX 5000 Ada Generation Laptop GPU",
+    "NVIDIA RTX A5000 Laptop GPU",
+    "NVIDIA RTX PRO 6000 Blackwell",
+    "NVIDIA GeForce RTX 4090 D",
+    "NVIDIA GeForce RTX 4090 Laptop GPU",
+    "NVIDIA GeForce RTX 5090 D v2",
+    "4090",
+    "Tesla V100-SXM3-32GB",
+    "AMD Instinct MI250X / MI250",
+    "AMD Instinct MI250X/MI250",
+    "AMD Instinct MI308X",
+    "AMD Instinct MI300X HF",
+    "AMD Radeon Graphics",
+]
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_chip_that_is_not_in_the_table_is_unknown(name: str) -> None:
+    """Never the one that it sounds like."""
+    assert lookup(name) is None
+    assert 1 == len(hint(name).splitlines())
+
+
+@pytest.mark.parametrize(("driver", "ours"), BY_NAME)
+def test_a_part_of_a_chip_is_not_the_chip(driver: str, ours: str) -> None:
+    """A MIG slice, a laptop's chip and a part of a shared one bear the name of the whole."""
+    for part in ("MIG 1g.10gb", "MIG 7g.80gb", "Laptop GPU", "Embedded GPU", "-48Q"):
+        assert lookup(f"{driver} {part}") is None
+
+
+@pytest.mark.parametrize(("driver", "ours"), BY_NAME)
+def test_no_chip_is_found_by_the_beginning_of_anothers_name(driver: str, ours: str) -> None:
+    """Unless that is a chip's whole name, as NVIDIA H200 is in NVIDIA H200 NVL."""
+    words = re.split(r"[ -]", driver)
+    for end in range(1, len(words)):
+        beginning = " ".join(words[:end])
+        found = lookup(beginning)
+        assert found is None or found.name == dict(BY_NAME).get(beginning, ours)
+
+
+def test_no_two_chips_share_a_name() -> None:
+    """Not even with the words in another order."""
+    rows = msgspec.toml.decode(Path(lflops.hardware.__file__).with_name("chips.toml").read_bytes())
+    said: dict[frozenset[str], str] = {}
+    for row in (row for of_vendor in rows.values() for row in of_vendor):
+        for name in (row["name"], *row["names"]):
+            words = frozenset(re.findall(r"[a-z0-9]+", name.lower())) - {"nvidia", "tesla", "geforce", "amd", "instinct"}
+            assert row["name"] == said.setdefault(words, row["name"])
+
+
+@pytest.mark.parametrize("asked", ["nvidia h200", "H200", "  h200  ", "NVIDIA_H200", "h200-sxm", "SXM H200"])
+def test_case_vendor_order_and_punctuation_do_not_matter(asked: str) -> None:
+    """A person types less than a driver says."""
+    chip = lookup(asked)
+    assert chip is not None
+    assert "H200 SXM" == chip.name
+
+
+def every_chip() -> Iterator[Hardware]:
+    """The table."""
+    return (chip for of_vendor in chips().values() for chip in of_vendor)
+
+
+def test_every_chip_has_a_source_and_the_day_it_was_checked() -> None:
+    """An address, and the date behind it."""
+    for chip in every_chip():
+        assert re.fullmatch(r"https://\S+ \(20\d\d-\d\d-\d\d\)", chip.source), chip.name
+
+
+def test_narrower_numbers_are_never_slower() -> None:
+    """And the tensor cores' figures are in their proportions, which no mixture of figures with and without sparsity is in."""
+    for chip in every_chip():
+        peaks = chip.peak_flops_per_second
+        for wide, narrow in pairwise([dtype for dtype in ("fp32", "tf32", "bf16", "fp8", "fp4") if dtype in peaks]):
+            assert peaks[wide] <= peaks[narrow], chip.name
+        assert peaks.get("bf16", peaks["fp16"]) == peaks["fp16"]
+        for wide, narrow, times in (("tf32", "bf16", {2, 4}), ("bf16", "fp8", {2}), ("fp8", "fp4", {2, 3, 4})):
+            if wide in peaks and narrow in peaks:
+                assert any(peaks[narrow] == pytest.approx(peaks[wide] * each, rel=0.03) for each in times), chip.name
+
+
+def test_the_figures_are_of_the_size_that_chips_have() -> None:
+    """A slip by a thousand, or of one unit for another, is seen: what a chip does for a byte that it reads lies within bounds."""
+    for chip in every_chip():
+        assert 18e12 <= chip.peak_flops_per_second["fp16"] <= 2.6e15
+        assert chip.bandwidth_bytes_per_second is None or 30 < chip.peak_flops_per_second["fp16"] / chip.bandwidth_bytes_per_second < 500
+        assert chip.memory_bytes is None or 8 * 2**30 <= chip.memory_bytes <= 288 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("asked", "near"),
+    [
+        ("H100", "nearest: H100 SXM, H100 NVL, H100 PCIe)"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "nearest: RTX 4090)"),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "nearest: A100 SXM 80GB), a MIG slice being only a part of its chip"),
+        ("AMD Instinct MI300", "nearest: MI300X, MI300A"),
+        ("rtx4090", "nearest: RTX 4090"),
+    ],
+)
+def test_the_hint_names_what_is_near(asked: str, near: str) -> None:
+    """And how to give figures of one's own."""
+    assert near in hint(asked)
+    assert "lflops.Hardware(name=" in hint(asked)
+
+
+GIVEN: dict[str, Any] = {"name": "mine", "peak_flops_per_second": {"bf16": 1e12}}
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"name": ""}, "name='': give a text"),
+        ({"name": None}, "name=None: give a text"),
+        ({"source": 3}, "source=3: give a text"),
+        ({"peak_flops_per_second": {}}, "peak_flops_per_second={}: give FLOP/s by dtype"),
+        ({"peak_flops_per_second": 312e12}, "peak_flops_per_second=312000000000000.0: give FLOP/s by dtype"),
+        ({"peak_flops_per_second": {"bfloat16": 1e12}}, "peak_flops_per_second has 'bfloat16': give some of fp64, fp32, tf32, fp16, bf16"),
+        ({"peak_flops_per_second": {"bf16": "312e12"}}, "peak_flops_per_second['bf16']='312e12': give a positive, finite number"),
+        ({"peak_flops_per_second": {"bf16": True}}, "peak_flops_per_second['bf16']=True: give"),
+        ({"peak_flops_per_second": {"bf16": 0}}, "peak_flops_per_second['bf16']=0: give"),
+        ({"bandwidth_bytes_per_second": -1.0}, "bandwidth_bytes_per_second=-1.0: give"),
+        ({"bandwidth_bytes_per_second": math.inf}, "bandwidth_bytes_per_second=inf: give"),
+        ({"memory_bytes": math.nan}, "memory_bytes=nan: give"),
+    ],
+)
+def test_figures_that_cannot_be_are_refused(argument: dict[str, Any], message: str) -> None:
+    """With the argument, its value and what is taken."""
+    with pytest.raises(HardwareError, match=re.escape(message)):
+        Hardware(**GIVEN | argument)
+
+
+def test_a_device_of_ones_own_is_a_frozen_value() -> None:
+    """What it was made from may change afterwards; it is equal to its like, and can be sent to another process."""
+    peaks = {"bf16": 1e12}
+    mine = Hardware("mine", peaks)
+    peaks["bf16"] = 2e12
+    assert Hardware("mine", {"bf16": 1e12}, None, None, "") == mine == pickle.loads(pickle.dumps(mine))  # noqa: S301 - our own
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        mine.name = "yours"  # type: ignore[misc]
+    assert lflops.Hardware is Hardware
+    assert lookup("H200") == lflops.hardware.lookup("H200")
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What the command prints."""
+    assert 0 == main(["hardware", *arguments])
+    return capsys.readouterr().out
+
+
+def test_the_shell_lists_every_chip(capsys: pytest.CaptureFixture[str]) -> None:
+    """Under its vendor, in 120 columns."""
+    lines = shown(capsys).splitlines()
+    assert [] == [name for name in names() if not any(line.startswith(name) for line in lines)]
+    assert lines.index("NVIDIA") < lines.index("AMD")
+    assert max(map(len, lines)) <= 120
+
+
+def test_the_shell_shows_one_chip_with_units_and_source(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only the figures that it has."""
+    out = shown(capsys, "NVIDIA A100-SXM4-80GB")
+    assert re.search(r"bf16 +312\.00 TFLOP/s", out)
+    assert re.search(r"int8 +624\.00 TOP/s", out)
+    assert re.search(r"bandwidth +2\.04 TB/s", out)
+    assert "fp8" not in out
+    assert "nvidia-a100-datasheet" in "".join(out.split())
+
+
+def test_the_shell_gives_si_units_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """All the chips, or the one that is named."""
+    everything = json.loads(shown(capsys, "--json"))
+    assert list(names()) == [chip["name"] for chip in everything["chips"]]
+    assert everything["measured"] is None
+    (chip,) = json.loads(shown(capsys, "l40s", "--json"))["chips"]
+    assert 362.05e12 == chip["peak_flops_per_second"]["bf16"]
+    assert 48 * 2**30 == chip["memory_bytes"]
+
+
+def test_the_shell_refuses_an_unknown_chip_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """With what is near, and exit status 2."""
+    assert 2 == main(["hardware", "H100"])
+    out, err = capsys.readouterr()
+    assert "" == out
+    assert err.startswith("lflops: 'H100' is not in the table of chips (nearest: H100 SXM")
+    assert 1 == len(err.splitlines())
+    assert err.endswith(": lflops hardware lists the chips, lflops hardware --measure measures this machine\n")
+
+
+def test_a_narrow_list_says_where_the_rest_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The columns are left out of the list, not out of the table of chips."""
+    monkeypatch.setenv("COLUMNS", "90")
+    assert re.search(r"left out for width: .*int8.*; --json has all", shown(capsys))
+
+
+def test_another_chip_has_no_share_of_what_is_measured() -> None:
+    """What a CPU reaches is no part of an H100, what an H200 reaches is one of an H200."""
+    drawn = []
+    for chip, device in (("H100 SXM", "some CPU"), ("H200", "NVIDIA H200")):
+        console = Console(file=StringIO(), width=100, color_system=None)
+        with console.capture() as captured:
+            console.print(figures(lookup(chip), Hardware(device, {"bf16": 400e12})))
+        drawn.append(captured.get())
+    assert [False, True] == ["reached" in each for each in drawn]
+    assert [False, True] == ["40.4 %" in each for each in drawn]
+
+
+def test_the_table_needs_no_torch() -> None:
+    """Neither to be read in the shell nor through the package."""
+    code = "import sys, lflops; lflops.hardware.lookup('H200'); lflops.Hardware; print('torch' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "False" == ended.stdout.strip()
+
+
+def test_every_dtype_of_the_table_is_one_that_is_taken() -> None:
+    """And each of them is some chip's."""
+    assert set(DTYPES) == {dtype for chip in every_chip() for dtype in chip.peak_flops_per_second}

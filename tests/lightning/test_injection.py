@@ -1,0 +1,303 @@
+"""`LFLOPS=1 python train.py`: a monitor in a Trainer whose script says nothing of one."""
+
+import copy
+import importlib
+import os
+import pickle
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any, Literal
+from zipfile import ZipFile
+
+import lightning.pytorch
+import pytest
+import pytorch_lightning
+
+import lflops
+from lflops import CountError, FlopsMonitor, Schedule
+from lflops.lightning.injection.entry import monitors
+from lflops.lightning.injection.injected import InjectedMonitor
+from lflops.lightning.injection.parse_env import arguments_of
+from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Classifier, fit, loader, watching
+
+pytestmark = LIGHTNINGS_WARNINGS
+
+ROOT = Path(__file__).parents[2]
+NAMESPACES = [lightning.pytorch, pytorch_lightning]
+ENTRY = ["lflops", "lflops.lightning", "lflops.lightning.injection", "lflops.lightning.injection.entry"]
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both Lightnings find the entry points that pyproject.toml names, whatever was installed here and when."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    def entry_points(group: str) -> list[EntryPoint]:
+        return [EntryPoint(name, value, group) for name, value in project["entry-points"][group].items()]
+
+    for name in ("lightning.fabric", "lightning_fabric"):
+        monkeypatch.setattr(importlib.import_module(f"{name}.utilities.registry"), "entry_points", entry_points)
+
+
+def of(trainer: Any) -> list[FlopsMonitor]:
+    """Its monitors."""
+    return [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)]
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("package", NAMESPACES)
+def test_a_trainer_gets_a_monitor_as_it_is_asked_for(package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under either name of Lightning's, with a schedule and arguments."""
+    monkeypatch.setenv("LFLOPS", "wait=2,active=5,track=false,hardware=NVIDIA H200")
+    (monitor,) = of(package.Trainer(logger=False, **QUIET))
+    settings = monitor._settings
+    assert (Schedule(wait=2, active=5), False, "NVIDIA H200") == (settings.schedule, settings.track, settings.hardware)
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("value", ["1", "true", " True "])
+def test_one_asks_for_a_monitor_as_it_is(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the arguments that `FlopsMonitor()` has; several Trainers have one each, and each fits."""
+    monkeypatch.setenv("LFLOPS", value)
+    first, second = (of(fit(Classifier())) for _ in range(2))
+    assert FlopsMonitor()._settings == first[0]._settings == second[0]._settings
+    assert [1, 1] == [len(monitor.profiles) for monitor in (*first, *second)]
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("value", [None, "", " ", "0", "false"])
+def test_without_the_variable_there_is_none(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor where it says no."""
+    if value is None:
+        monkeypatch.delenv("LFLOPS", raising=False)
+    else:
+        monkeypatch.setenv("LFLOPS", value)
+    assert [] == of(lightning.pytorch.Trainer(logger=False, **QUIET))
+
+
+WRONG = {
+    "activ=5": "LFLOPS='activ=5': 'activ' is no setting; these are: wait, warmup, active, repeat, skip_first, ",
+    "yes": "LFLOPS='yes': 'yes' is no setting; these are: wait",
+    "wait=2,active=many": "LFLOPS='wait=2,active=many': active='many': give a whole number",
+    "active=0": "LFLOPS='active=0': active=0: give a whole number, 1 or more",
+    "warmup=0": "LFLOPS='warmup=0': warmup=0 leaves no step to count in",
+    "track": "LFLOPS='track': track has no value: give true or false, as in track=…",
+    "track=maybe": "LFLOPS='track=maybe': track='maybe': give true or false",
+    "hardware=H2000": "LFLOPS='hardware=H2000': hardware='H2000': 'H2000' is not in the table of chips",
+    "on_error=ignore": "LFLOPS='on_error=ignore': on_error='ignore': give 'warn' or 'raise'",
+    "schedule=5": "LFLOPS='schedule=5': 'schedule' is no setting",
+    "units=len": "LFLOPS='units=len': 'units' is no setting",
+}
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("package", NAMESPACES)
+@pytest.mark.parametrize("value", WRONG)
+def test_what_cannot_be_is_a_misconfiguration(value: str, package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of that Lightning's, when the Trainer is made: the variable, the setting and what is taken."""
+    monkeypatch.setenv("LFLOPS", value)
+    exceptions = importlib.import_module(f"{package.__name__}.utilities.exceptions")
+    with pytest.raises(exceptions.MisconfigurationException, match=re.escape(WRONG[value])):
+        package.Trainer(logger=False, **QUIET)
+
+
+class WithItsOwn(Classifier):
+    """A model that brings its monitor."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def configure_callbacks(self) -> list[Any]:
+        return [watching(dirpath=self.folder)]
+
+
+@pytest.mark.usefixtures("installed")
+def test_it_steps_back_where_the_script_has_one(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The callbacks behind it are set up all the same, and there is one summary."""
+    monkeypatch.setenv("LFLOPS", "1")
+    mine, behind = watching(), Behind()
+    trainer = fit(Classifier(), mine, behind)
+    assert [mine] == of(trainer)
+    assert 1 == behind.setups
+    assert 1 == len(closings(caplog))
+
+
+@pytest.mark.usefixtures("installed")
+def test_it_steps_back_where_the_model_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Whose files are those of an only monitor."""
+    monkeypatch.setenv("LFLOPS", "1")
+    fit(WithItsOwn(tmp_path))
+    assert 1 == len(closings(caplog))
+    assert ["train-0"] == [re.sub(r"-\d+\.profile.json$", "", path.name) for path in tmp_path.iterdir()]
+
+
+@pytest.mark.usefixtures("installed")
+def test_of_several_the_first_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A list that an earlier Trainer has put one into, and one from the other Lightning's entry point."""
+    monkeypatch.setenv("LFLOPS", "1")
+    callbacks = [*monitors(), Behind()]
+    for number in (1, 2):
+        trainer = lightning.pytorch.Trainer(callbacks=callbacks, max_epochs=1, logger=False, default_root_dir=tmp_path, **QUIET)
+        assert number + 1 == len(of(trainer))
+        trainer.fit(Classifier(), loader(30))
+        assert [callbacks[0]] == of(trainer)
+        assert number == len(closings(caplog))
+
+
+def test_two_of_a_script_both_stay(caplog: pytest.LogCaptureFixture) -> None:
+    """Their summaries would be seen above."""
+    fit(Classifier(), watching(), watching())
+    assert 2 == len(closings(caplog))
+
+
+class Behind(lightning.pytorch.Callback):
+    """Comes after a monitor, and knows how often it was set up."""
+
+    setups = 0
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.setups += 1
+
+
+def closings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The messages that tell of a window."""
+    return [message for message in caplog.messages if "lflops: train window 0 closed" in message]
+
+
+@pytest.mark.usefixtures("installed")
+def test_it_can_be_copied_and_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a monitor of the script's own can."""
+    monkeypatch.setenv("LFLOPS", "active=4")
+    (monitor,) = monitors()
+    monkeypatch.delenv("LFLOPS")
+    for each in (copy.deepcopy(monitor), pickle.loads(pickle.dumps(monitor))):  # noqa: S301 - our own
+        assert isinstance(each, InjectedMonitor)
+        fit(Classifier(), each)
+        assert 4 == sum(step.kind == "hooked" for step in each.profiles[0].steps)
+
+
+def to_come(  # noqa: PLR0917 - it is never called
+    schedule: Schedule,
+    flag: bool,
+    share: float,
+    names: Iterable[str],
+    which: Literal["zero", "all"] | list[int],
+    stages: tuple[Literal["train", "test"], ...],
+    length: int | None,
+    path: str | None,
+) -> None:
+    """Arguments of all the kinds that a line can say, and whose values are made by their annotations alone."""
+
+
+SAID: dict[str, dict[str, Any]] = {
+    "flag=false": {"flag": False},
+    "flag=1": {"flag": True},
+    "share=.5": {"share": 0.5},
+    "names=a": {"names": ("a",)},
+    "names=a, b ,flag=True": {"names": ("a", "b"), "flag": True},
+    "which=zero": {"which": "zero"},
+    "which=0,3": {"which": [0, 3]},
+    "stages=train,test,share=2": {"stages": ("train", "test"), "share": 2.0},
+    "length=none": {"length": None},
+    "length=7": {"length": 7},
+    "path=None,length=1": {"path": None, "length": 1},
+    "path=/a, b/c": {"path": "/a, b/c"},
+    "wait=1, repeat = 2 ": {"schedule": Schedule(wait=1, repeat=2)},
+    "": {},
+}
+
+
+@pytest.mark.parametrize("line", SAID)
+def test_a_line_is_read_by_what_the_arguments_are_annotated_with(line: str) -> None:
+    """A comma begins the next setting where a name and `=` follow it, and is part of the value elsewhere."""
+    assert {"schedule": Schedule()} | SAID[line] == arguments_of(line, to_come)
+
+
+NOT_SAID = {
+    "which=first": "which='first': give zero or all or a whole number, or several with commas between them",
+    "stages=train,fit": "stages='train,fit': give train or test, or several with commas between them",
+    "length=1.5": "length='1.5': give a whole number or none",
+    "share=much": "share='much': give a number",
+    "flag=none": "flag='none': give true or false",
+}
+
+
+@pytest.mark.parametrize("line", NOT_SAID)
+def test_a_value_of_another_kind_is_refused(line: str) -> None:
+    """With what is taken."""
+    with pytest.raises(CountError, match=f"^{re.escape(NOT_SAID[line])}$"):
+        arguments_of(line, to_come)
+
+
+TRAIN = """
+import sys
+from {package} import Trainer
+from {package}.demos.boring_classes import BoringModel
+
+quiet = dict(enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+options = dict(max_epochs=1, limit_train_batches=20, limit_val_batches=0, accelerator="cpu", default_root_dir=sys.argv[1])
+Trainer(**options, **quiet).fit(BoringModel())
+print(*sorted(name for name in sys.modules if name.partition(".")[0] == "lflops"))
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What pip would lay down of the wheel."""
+    folder = tmp_path_factory.mktemp("site")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder], cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    ZipFile(wheel).extractall(folder)
+    return folder
+
+
+def python(code: str, *arguments: Any, path: Path = ROOT, **environment: str) -> list[str]:
+    """The words that a fresh interpreter prints, where `LFLOPS` is only set if it is given."""
+    inherited = {name: value for name, value in os.environ.items() if name != "LFLOPS"}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    given = inherited | environment | {"PYTHONPATH": str(path)}
+    return subprocess.run(command, env=given, check=True, capture_output=True, text=True).stdout.split()
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_an_installed_lflops_watches_a_script_that_does_not_know_of_it(package: str, site: Path, tmp_path: Path) -> None:
+    """One row of 32 into two: 64 MACs, and as many for the weight's gradient; the fourth step is counted, five more are traced."""
+    loaded = python(TRAIN.format(package=package), tmp_path, path=site, LFLOPS="wait=2,active=5")
+    assert "lflops.lightning.monitor" in loaded
+    (path,) = tmp_path.rglob("*.profile.json")
+    profile = lflops.load(path)
+    assert (32 * 2, 32 * 2) == (profile.total(), profile.total(phase="backward"))
+    kinds = [step.kind for step in profile.steps[:9]]
+    assert ["clean"] * 3 + ["counted"] + ["traced"] * 5 == kinds
+
+
+def test_an_installed_lflops_that_was_not_asked_stays_away(site: Path, tmp_path: Path) -> None:
+    """The script has asked the entry point, and nothing but that has been loaded or written."""
+    loaded = python(TRAIN.format(package="lightning.pytorch"), tmp_path, path=site)
+    assert ENTRY == loaded
+    assert [] == list(tmp_path.rglob("*lflops*"))
+
+
+LOADED = """
+import sys
+from lflops.lightning.injection.entry import monitors
+monitors()
+print(*sorted(name for name in sys.modules if name in {'torch', 'lightning', 'pytorch_lightning'} or name.startswith('lflops')))
+"""
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_to_say_no_loads_nothing(value: str) -> None:
+    """Neither torch nor Lightning nor the rest of lflops."""
+    assert ENTRY == python(LOADED, LFLOPS=value)
+
+
+def test_to_say_yes_would_be_seen() -> None:
+    """The check above can fail."""
+    assert {"torch", "lightning", "lflops.lightning.monitor"} <= set(python(LOADED, LFLOPS="1"))

@@ -1,0 +1,164 @@
+"""Compare in a real browser: what changed between two windows, first what matters most."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch.utils.tensorboard import SummaryWriter
+
+import lflops
+from lflops.cli.main import main
+from lflops.profile.model import Profile
+from tests.support.browser import GRID, ROW, Seen
+from tests.support.malicious_names import IMAGE, SCRIPT, hostile_profile
+from tests.support.profile_builders import profile_of, small_profile
+from tests.support.profile_pairs import clean, ran
+from tests.support.tensorboard_server import board
+
+FIVE = {"encoder.a": 20e-3, "encoder.b": 20e-3, "decoder.c": 20e-3, "decoder.d": 20e-3, "head": 20e-3}
+
+
+def pair_of(opening: Callable[..., Seen], folder: Path, before: Profile, after: Profile) -> Seen:
+    """The page that the shell writes of two profiles."""
+    files = [folder / name for name in ("before.json", "after.json")]
+    for file, each in zip(files, (before, after), strict=True):
+        each.save(file)
+    assert 0 == main(["html", *map(str, files)])
+    seen = opening((folder / "after.compare.html").as_uri())
+    seen.page.locator(".changes").wait_for()
+    return seen
+
+
+def column(seen: Seen, label: str) -> list[str]:
+    """The exact values in a column, from top to bottom."""
+    cells = seen.page.locator(f'{ROW} .number[title^="{label}: "]').all()
+    return [cell.get_attribute("title").removeprefix(f"{label}: ") for cell in cells]
+
+
+def test_what_changed_comes_first(opening: Callable[..., Seen], tmp_path: Path) -> None:
+    """The head lost 2 ms a step; other work, added and renamed behind it; on request the modules that nothing happened to."""
+    before = ran(FIVE | {"old": 1e-3})
+    after = ran(FIVE | {"head": 22e-3, "new": 1e-3, "extra": 2e-3}, macs={"encoder.a": 300, "extra": 7})
+    seen = pair_of(opening, tmp_path, before, after)
+    assert "true" == seen.page.get_by_role("tab", name="Compare").get_attribute("aria-selected")
+    assert ["head", "encoder.a", "extra", "old → new"] == seen.labels()
+    assert ["slower", "work changed", "added", "renamed"] == column(seen, "what changed")
+    assert ["0.02", "0.02", "unknown", "0.001"] == column(seen, "time before")
+    assert ["0.022", "0.02", "0.002", "0.001"] == column(seen, "time after")
+    assert "+10.0 %" == column(seen, "change")[0]
+    assert pytest.approx(2e-3) == float(column(seen, "lost a step")[0])
+    assert (["100", "100", "unknown", "100"], ["100", "300", "7", "100"]) == (
+        column(seen, "own MACs before"),
+        column(seen, "own MACs after"),
+    )
+    seen.page.get_by_label("show").select_option("all")
+    assert {"(root)", "encoder", "decoder", "encoder.b"} < set(seen.labels())
+    seen.page.get_by_label("filter by name or class").fill("DECODER")
+    assert ["decoder", "decoder.c", "decoder.d"] == seen.labels()
+
+
+def test_the_interval_is_that_of_python(opening: Callable[..., Seen], tmp_path: Path) -> None:
+    """As the terminal's report has it, in the same rounding; and the sentence about the whole run."""
+    before, after = ran(FIVE, width=0.01), ran({name: 1.25 * each for name, each in (FIVE | {"head": 22e-3}).items()}, width=0.01)
+    time = lflops.diff(before, after).slower[0].news
+    assert time.low
+    assert time.high
+    seen = pair_of(opening, tmp_path, before, after)
+    assert [f"+{100 * (time.low - 1):.1f} % to +{100 * (time.high - 1):.1f} %"] == column(seen, "beyond the run, between")
+    assert "The whole run is 25.0 % slower, as the median of 5 modules" in seen.page.locator(".told").inner_text()
+
+
+def test_a_row_opens_into_its_phases(opening: Callable[..., Seen], tmp_path: Path) -> None:
+    """With the keyboard: time and MACs of each phase, and the other figures that differ."""
+    seen = pair_of(opening, tmp_path, ran(FIVE), ran(FIVE | {"head": 10e-3}, macs={"head": 50}))
+    grid = seen.page.locator(GRID)
+    grid.focus()
+    grid.press("ArrowRight")
+    parts = seen.page.locator(f"{ROW} .part").all_inner_texts()
+    assert ["forward", "time a MAC", "own FLOPs", "own bytes moved", "own parameters"] == parts
+    assert ["0.02", "0.02", "unknown", "200", "400", "100"] == column(seen, "time before")
+    assert ["-50.0 %", "-50.0 %", "0 %", "-50.0 %", "-50.0 %", "-50.0 %"] == column(seen, "change")
+    grid.press("ArrowLeft")
+    assert 0 == seen.page.locator(f"{ROW} .part").count()
+
+
+def test_rows_are_sorted_by_what_is_asked_for(opening: Callable[..., Seen], tmp_path: Path) -> None:
+    """The least change first after two clicks, and what matters most again after three."""
+    before = FIVE | {f"tail.{i}": 20e-3 for i in range(6)}
+    seen = pair_of(opening, tmp_path, ran(before), ran(before | {"head": 30e-3, "encoder.a": 24e-3, "decoder.c": 15e-3}))
+    usual = ["head", "decoder.c", "encoder.a"]
+    assert usual == seen.labels()
+    button = seen.page.get_by_title("sort by change", exact=True)
+    for expected in (["head", "encoder.a", "decoder.c"], ["decoder.c", "encoder.a", "head"], usual):
+        button.click()
+        assert expected == seen.labels()
+
+
+def test_other_circumstances_are_doubts(opening: Callable[..., Seen], tmp_path: Path) -> None:
+    """Another device, and twice the samples."""
+    seen = pair_of(opening, tmp_path, ran(FIVE, device_name="cpu", samples_per_step=4), ran(FIVE, device_name="cuda", samples_per_step=8))
+    told = seen.page.locator(".told .doubt").inner_text()
+    assert "Not under the same circumstances. device name: cpu → cuda; samples per step: 4 → 8." == told
+    assert "The work is the same in all." in seen.page.locator(".told").inner_text()
+
+
+def test_figures_say_what_they_were(opening: Callable[..., Seen], tmp_path: Path) -> None:
+    """Steps of 100 and of 80 ms: 40 and 50 samples a second."""
+    before, after = (ran(FIVE, steps=clean(each, each, each), samples_per_step=4) for each in (0.1, 0.08))
+    seen = pair_of(opening, tmp_path, before, after)
+    figure = seen.page.locator(".figure").filter(has_text="samples/s").inner_text()
+    assert ["samples/s", "50", "was 40", "+25.0 %"] == figure.split("\n")
+    assert "80.00 ms" in seen.page.locator(".figure.faster").inner_text()
+
+
+def test_one_window_alone_says_how_to_get_another(page_of: Callable[..., Seen]) -> None:
+    """A file of one profile."""
+    seen = page_of(small_profile())
+    seen.view("Compare")
+    assert "lflops html BEFORE AFTER" in seen.page.locator(".compare .message").inner_text()
+
+
+def test_compared_names_are_text(opening: Callable[..., Seen], tmp_path: Path) -> None:
+    """Of modules, and of files: an image that would run a script is its name."""
+    file = tmp_path / '"><img src=x onerror=alert(3)>.json'
+    hostile_profile().save(file)
+    other = tmp_path / "other.json"
+    small_profile().save(other)
+    assert 0 == main(["html", str(other), str(file)])
+    seen = opening(file.with_suffix(".compare.html").as_uri())
+    seen.page.locator(".changes").wait_for()
+    assert {IMAGE, SCRIPT, "__proto__"} < set(seen.labels())
+    assert file.name == seen.page.get_by_label("run", exact=True).input_value()
+    assert 0 == seen.page.locator("img").count()
+
+
+def test_2_000_modules_are_compared(opening: Callable[..., Seen], tmp_path: Path) -> None:
+    """Nothing changed in any of them; the document has what is on the screen."""
+    given = profile_of(2_000)
+    seen = pair_of(opening, tmp_path, given, given)
+    assert "none of 2000 modules" == seen.page.locator(".changes .said").inner_text()
+    seen.page.get_by_label("show").select_option("all")
+    assert "2001" == seen.page.locator(GRID).get_attribute("aria-rowcount")
+    assert 0 < seen.page.locator(ROW).count() < 100
+
+
+def test_the_tab_compares_any_two_windows(opening: Callable[..., Seen], tmp_path: Path) -> None:
+    """The one before it first; another run by choice, which the address keeps."""
+    with SummaryWriter(tmp_path / "one") as writer:
+        for step, head in (1, 20e-3), (2, 22e-3), (3, 20e-3):
+            lflops.tensorboard.log(writer, ran(FIVE | {"head": head}), step)
+    with SummaryWriter(tmp_path / "two") as writer:
+        lflops.tensorboard.log(writer, ran(FIVE, macs={"head": 200}), 1)
+    with board(tmp_path, "--load_fast=false") as server:
+        server.windows(told=4)
+        seen = opening(f"{server.address}#lflops&p.lflops.state=run%3Done%26step%3D3%26view%3Dcompare")
+        frame = seen.page.frame_locator("iframe")
+        frame.locator(".changes").wait_for()
+        assert "2" == frame.get_by_label("compare with step").input_value()
+        assert ["head"] == frame.locator(f"{ROW} .label").all_inner_texts()
+        assert "faster" == frame.locator(f"{ROW} .told-faster").inner_text()
+        frame.get_by_label("compare with run").select_option("two")
+        frame.locator(f"{ROW} .told-work-changed").wait_for()
+        seen.page.reload()
+        frame.locator(f"{ROW} .told-work-changed").wait_for()
+        assert "two" == frame.get_by_label("compare with run").input_value()

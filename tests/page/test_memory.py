@@ -1,0 +1,141 @@
+"""The page's Memory in a real browser."""
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from lflops.hardware.chips import Hardware
+from lflops.profile.model import Allocation, Moment, Profile
+from tests.support.browser import ROW, Seen
+from tests.support.malicious_names import IMAGE, hostile_profile
+from tests.support.profile_builders import profile, run, small_memory, small_profile
+
+
+def shown(page_of: Callable[..., Seen], given: Profile) -> Seen:
+    """The view of a profile."""
+    seen = page_of(given)
+    seen.view("Memory")
+    return seen
+
+
+def slider(seen: Seen) -> Any:
+    """What the keyboard moves the cursor in."""
+    return seen.page.get_by_role("slider")
+
+
+def said(seen: Seen) -> str:
+    """What is said of the operator at the cursor."""
+    return seen.page.locator(".said-at").inner_text()
+
+
+def legend(seen: Seen) -> dict[str, str]:
+    """The exact bytes of each category at the cursor."""
+    return {
+        item.inner_text().split()[0]: item.locator("b").get_attribute("title") for item in seen.page.locator(".memory .legend li").all()
+    }
+
+
+def rows(seen: Seen, label: str) -> list[str]:
+    """A table's lines, their cells apart by a bar."""
+    found = seen.page.get_by_role("table", name=label).locator("tbody tr")
+    return [" | ".join(row.locator("td").all_inner_texts()) for row in found.all()]
+
+
+def test_the_cursor_begins_at_the_peak_and_moves_with_the_keyboard(page_of: Callable[..., Seen]) -> None:
+    """It says the operator, the module, the phase and the bytes of each category there, also to a screen reader."""
+    seen = shown(page_of, small_profile())
+    assert "2.93 KiB at the peak, in aten::addmm of head, forward, operator 3 of 4" == said(seen)
+    assert {"parameters": "712 bytes", "gradients": "0 bytes", "activations": "2,288 bytes", "temporary": "0 bytes"} == legend(seen)
+    slider(seen).press("ArrowRight")
+    assert "2.44 KiB before aten::mm of head, backward, operator 4 of 4" == said(seen) == slider(seen).get_attribute("aria-valuetext")
+    assert {"parameters": "712 bytes", "gradients": "136 bytes", "activations": "1,288 bytes", "temporary": "364 bytes"} == legend(seen)
+    slider(seen).press("ArrowRight")
+    assert said(seen).endswith("operator 4 of 4")
+    slider(seen).press("Home")
+    assert "712 B before aten::addmm of encoder.0, forward, operator 1 of 4" == said(seen)
+
+
+def test_the_pointer_moves_the_cursor_too(page_of: Callable[..., Seen]) -> None:
+    """At the left end is the first operator, at the right end the last."""
+    seen = shown(page_of, small_profile())
+    box = slider(seen).bounding_box()
+    for x, place in (2, "operator 1 of 4"), (box["width"] - 2, "operator 4 of 4"):
+        slider(seen).hover(position={"x": x, "y": box["height"] / 2})
+        assert said(seen).endswith(place)
+
+
+def test_enter_and_a_click_lead_to_the_module(page_of: Callable[..., Seen]) -> None:
+    """Its row is chosen, and the ways back and a reload keep the place of the cursor."""
+    seen = shown(page_of, small_profile())
+    slider(seen).press("Home")
+    slider(seen).press("Enter")
+    seen.page.locator(f"{ROW}.chosen").get_by_text("Linear").wait_for()
+    assert "encoder.0" == seen.page.locator(f"{ROW}.chosen .name").get_attribute("title")
+    seen.view("Memory")
+    seen.page.reload()
+    slider(seen).wait_for()
+    assert said(seen).endswith("operator 1 of 4")
+    slider(seen).click(position={"x": 1000, "y": 200})
+    seen.page.locator(f"{ROW}.chosen .name[title=head]").wait_for()
+
+
+def test_the_peak_is_taken_apart(page_of: Callable[..., Seen]) -> None:
+    """712 of 3,000 bytes are parameters; encoder.0 holds 2,832; and 2,288 are one activation."""
+    seen = shown(page_of, small_profile())
+    assert ["parameters | 712 B | 23.7 %", "activations | 2.23 KiB | 76.3 %"] == rows(seen, "by category")
+    assert ["encoder.0 | 2.77 KiB | 94.4 %", "head | 168 B | 5.6 %"] == rows(seen, "by module")
+    assert [
+        "activations | encoder.0 | aten::addmm in forward | 2.23 KiB | 1 | 76.3 %",
+        "parameters | head | before the step | 136 B | 1 | 4.5 %",
+    ] == rows(seen, "largest storages")
+
+
+def test_a_line_of_many_modules_leads_to_all_of_them(page_of: Callable[..., Seen]) -> None:
+    """`blocks.*` stands for both blocks, not for what is in them."""
+    names = ["", "blocks", "blocks.0", "blocks.0.body", "blocks.1"]
+    memory = replace(
+        small_memory(), by_module={"blocks.0": 1000, "blocks.1": 2000}, alive=(), timeline=(Moment("mm", "", "forward", 3000, 2),)
+    )
+    seen = shown(page_of, profile({name: {} for name in names}, [], memory=memory))
+    seen.page.get_by_role("button", name="blocks.* ×2").click()
+    seen.page.locator(ROW).first.wait_for()
+    assert ["(root)", "blocks", "0", "1"] == seen.labels()
+
+
+def test_the_chip_s_room_is_drawn_where_it_is_near(page_of: Callable[..., Seen]) -> None:
+    """At one and a third of the peak there is a line, at a hundred times a share only."""
+    for room, lines in (4000.0, 1), (300_000.0, 0):
+        chip = run(hardware=Hardware("abacus", {"fp32": 1.0}, memory_bytes=room))
+        seen = shown(page_of, replace(small_profile(), run=chip))
+        assert lines == seen.page.locator("line.roof").count()
+        assert {4000.0: "75.0 %", 300_000.0: "1.0 %"}[room] == seen.page.locator(".memory .figure-value").nth(1).inner_text()
+
+
+def test_an_older_file_is_one_area(page_of: Callable[..., Seen]) -> None:
+    """And it is said why."""
+    moments = tuple(Moment(each.operator, each.module, each.phase, each.live_bytes) for each in small_memory().timeline)
+    seen = shown(page_of, replace(small_profile(), memory=replace(small_memory(), timeline=moments)))
+    assert 1 == seen.page.locator(".course path").count()
+    assert "By category it is unknown" in seen.page.locator(".memory").inner_text()
+
+
+def test_without_a_count_it_says_what_to_do(page_of: Callable[..., Seen]) -> None:
+    """No empty chart."""
+    seen = shown(page_of, replace(small_profile(), memory=None))
+    assert "Unknown: no step was counted with its memory" in seen.page.locator(".memory").inner_text()
+    assert 0 == seen.page.locator(".memory svg").count()
+
+
+def test_names_in_memory_are_text(page_of: Callable[..., Seen]) -> None:
+    """Of operators, modules and categories alike."""
+    memory = replace(
+        small_memory(),
+        by_module={IMAGE: 3000},
+        by_category={IMAGE: 3000},
+        alive=(Allocation(IMAGE, IMAGE, IMAGE, "forward", 3000),),
+        timeline=tuple(Moment(IMAGE, IMAGE, "forward", 3000, place) for place in range(3)),
+    )
+    seen = shown(page_of, replace(hostile_profile(), memory=memory))
+    assert said(seen).startswith(f"2.93 KiB at the peak, in {IMAGE} of {IMAGE}")
+    assert 0 == seen.page.locator("img").count()

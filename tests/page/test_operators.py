@@ -1,0 +1,147 @@
+"""The Operators of the page, in a real browser."""
+
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+
+from lflops.profile.model import Profile, Uncounted
+from lflops.profile.records import TracedOperator
+from tests.support.browser import ROW, Seen
+from tests.support.malicious_names import IMAGE, SCRIPT, hostile_profile
+from tests.support.profile_builders import product, profile, profile_of, small_profile
+
+SHEET = "[role=grid] .grid-body [role=row]"
+
+
+@pytest.fixture
+def operators_of(page_of: Callable[..., Seen]) -> Callable[..., Seen]:
+    """Opens a profile's page at its Operators."""
+
+    def go(given: Profile) -> Seen:
+        seen = page_of(given)
+        seen.view("Operators")
+        seen.page.locator(".operators").wait_for()
+        return seen
+
+    return go
+
+
+def order(seen: Seen) -> list[str]:
+    """The operators in the table, from top to bottom."""
+    return seen.page.locator(f"{SHEET} .name .label").all_inner_texts()
+
+
+def cells(seen: Seen, operator: str) -> dict[str, str]:
+    """What the table says of one, by column."""
+    heads = [head.inner_text().replace("\n", " ").rstrip(" ▾▴") for head in seen.page.locator("[role=columnheader]").all()]
+    row = seen.page.locator(SHEET).filter(has=seen.page.locator(f".name[title='{operator}']")).first
+    return dict(zip(heads, row.locator("[role=gridcell]").all_inner_texts(), strict=True))
+
+
+def test_what_has_no_formula_comes_first(operators_of: Callable[..., Seen]) -> None:
+    """However the others are sorted; a doubt says so, and no count is made up."""
+    seen = operators_of(small_profile())
+    assert "1 operator ran without a formula: it is not in any total" in seen.page.locator(".operators .doubt").inner_text()
+    for _ in range(2):
+        assert "my_ops::scan" == order(seen)[0]
+        seen.page.get_by_role("button", name="calls").click()
+    assert "no formula: not in any total" == seen.page.locator(f"{SHEET} .mark").inner_text()
+    assert {"calls": "2", "MACs": "–", "share of MACs": "–", "bytes moved": "64 B"}.items() <= cells(seen, "my_ops::scan").items()
+
+
+def test_an_operator_has_its_figures(operators_of: Callable[..., Seen]) -> None:
+    """640 of 1408 MACs, in 1280 FLOPs and 960 + 424 bytes; the trace saw 100 µs of it on the host in a batch, half of that its own."""
+    seen = operators_of(small_profile())
+    expected = {
+        "dtype": "float32",
+        "calls": "2",
+        "MACs": "640",
+        "FLOPs": "1.28 k",
+        "share of MACs": "45.5 %",
+        "bytes moved": "1.35 KiB",
+        "FLOPs/byte": "0.92",
+        "own device, traced": "15.00 µs",
+        "own host, traced": "50.00 µs",
+        "host, traced": "100.00 µs",
+    }
+    assert expected.items() <= cells(seen, "aten::addmm").items()
+
+
+def test_a_phase_can_be_chosen(operators_of: Callable[..., Seen]) -> None:
+    """Each by itself, or one: shares are of what there is in it, and the trace's times are of none."""
+    seen = operators_of(small_profile())
+    choice = seen.page.get_by_label("phase", exact=True)
+    choice.select_option("optimizer")
+    assert ["aten::_foreach_add_"] == order(seen)
+    assert "100.0 %" == cells(seen, "aten::_foreach_add_")["share of FLOPs"]
+    assert "host, traced" not in cells(seen, "aten::_foreach_add_")
+    choice.select_option("each")
+    assert "backward" == cells(seen, "aten::mm")["phase"]
+    assert 7 == len(order(seen))
+
+
+def test_operators_are_sorted_and_filtered(operators_of: Callable[..., Seen]) -> None:
+    """By words and by numbers; the address keeps both."""
+    seen = operators_of(replace(small_profile(), uncounted=()))
+    seen.page.get_by_role("button", name="operator", exact=True).click()
+    assert sorted(order(seen)) == order(seen)
+    seen.page.get_by_label("filter by name or dtype").fill("GELU")
+    seen.page.reload()
+    seen.page.locator(SHEET).first.wait_for()
+    assert ["aten::gelu", "aten::gelu_backward"] == order(seen)
+    assert "2 of 6 match" == seen.page.locator(".bar-of-controls .said").inner_text()
+    assert 0 == seen.page.locator(".operators .doubt").count()
+
+
+def test_an_operator_leads_to_its_modules(operators_of: Callable[..., Seen]) -> None:
+    """The most first: the encoder's layer, whose row a click chooses."""
+    seen = operators_of(small_profile())
+    seen.page.locator(SHEET).filter(has=seen.page.locator(".name[title='aten::addmm']")).click()
+    table = seen.page.get_by_role("table", name="modules that ran aten::addmm")
+    assert ["encoder.0", "head"] == table.get_by_role("button").all_inner_texts()
+    assert ["1", "512", "1.02 k", "960 B"] == table.locator("tbody tr").first.locator("td").all_inner_texts()
+    table.get_by_role("button", name="encoder.0").click()
+    seen.page.locator(f"{ROW}.chosen .name[title='encoder.0']").wait_for()
+
+
+def test_of_many_modules_the_first_are_named(operators_of: Callable[..., Seen]) -> None:
+    """20 of 100; the keyboard chooses an operator too."""
+    seen = operators_of(profile_of(100))
+    seen.page.locator("[role=grid]").press("Home")
+    assert 20 == seen.page.locator(".within tbody tr").count()
+    assert "and 80 more with less" in seen.page.locator(".within").inner_text()
+
+
+def test_what_only_the_trace_saw_is_marked(operators_of: Callable[..., Seen]) -> None:
+    """Another operator called it: its counts are unknown, and so are its modules."""
+    given = small_profile()
+    assert given.trace
+    copy = TracedOperator(name="aten::copy_", calls=2, host_seconds=2e-4, own_host_seconds=2e-4, device_seconds=0.0, own_device_seconds=0.0)
+    seen = operators_of(replace(given, trace=replace(given.trace, operators=(copy,))))
+    assert {"calls": "–", "host, traced": "100.00 µs"}.items() <= cells(seen, "copy_").items()
+    seen.page.locator(SHEET).filter(has=seen.page.locator(".name[title='copy_']")).click()
+    assert "which modules ran it is unknown" in seen.page.locator(".within").inner_text()
+
+
+def test_where_nothing_was_counted_it_says_so(page_of: Callable[..., Seen]) -> None:
+    """And what does count."""
+    seen = page_of(profile({"": {}}, []))
+    seen.view("Operators")
+    assert "Unknown: nothing was counted here" in seen.page.locator(".message").inner_text()
+
+
+def test_names_of_operators_are_text(operators_of: Callable[..., Seen]) -> None:
+    """Those without a formula too, and in the list of modules."""
+    given = replace(hostile_profile(), uncounted=(Uncounted(module=IMAGE, operator=SCRIPT, phase="forward", calls=1, bytes=1),))
+    seen = operators_of(given)
+    assert [SCRIPT, IMAGE] == order(seen)
+    seen.page.locator("[role=grid]").press("End")
+    assert IMAGE in seen.page.locator(".within").inner_text()
+    assert 0 == seen.page.locator("img").count()
+
+
+def test_a_count_beyond_what_a_double_holds_is_whole(operators_of: Callable[..., Seen]) -> None:
+    """To its last digit."""
+    seen = operators_of(profile({"": {}}, [product("", "mm", "forward", macs=2**60 + 1, bytes_moved=1)]))
+    assert 1 == seen.page.locator('.number[title="MACs: 1,152,921,504,606,846,977"]').count()

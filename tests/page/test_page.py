@@ -1,0 +1,284 @@
+"""The page and the tab in a real browser: what stands around the views, and the modules."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch.utils.tensorboard import SummaryWriter
+
+import lflops
+from lflops import units
+from lflops.profile.model import PHASES
+from tests.support.browser import GRID, ROW, Seen, tab
+from tests.support.malicious_names import IMAGE, SCRIPT, hostile_profile
+from tests.support.profile_builders import product, profile, profile_of, small_profile, untimed
+from tests.support.tensorboard_server import write
+
+
+def digits(value: int) -> str:
+    """As the page writes an exact count."""
+    return f"{value:,}"
+
+
+def test_every_module_has_the_profile_s_numbers(page_of: Callable[..., Seen]) -> None:
+    """All phases, to the last digit; and nothing but the file itself is asked for."""
+    given = small_profile()
+    seen = page_of(given)
+    seen.modules()
+    seen.page.locator(".chooser summary").click()
+    for column in seen.page.locator(".chooser input").all():
+        column.check()
+    for phase in PHASES:
+        if any(module.work(phase).macs for module in given.modules.values()):
+            expected = {name or "": digits(module.work(phase).macs) for name, module in given.modules.items()}
+            assert expected == seen.shown(f"{phase} MACs")
+    assert {name: digits(module.parameters) for name, module in given.modules.items()} == seen.shown("parameters")
+    assert {name: str(module.forward.seconds.median) for name, module in given.modules.items()} == seen.shown("forward time")
+    assert {"file:"} == {address.split("//")[0] for address in seen.asked}
+
+
+def test_own_values_are_those_without_what_is_below(page_of: Callable[..., Seen]) -> None:
+    """512 of the encoder's linear layer, 128 of the head, and the time of containers is unknown."""
+    seen = page_of(small_profile())
+    seen.modules()
+    seen.page.get_by_label("own only").check()
+    assert {"": "0", "encoder": "0", "encoder.0": "512", "encoder.1": "0", "head": "128"} == seen.shown("forward MACs")
+    assert "unknown" == seen.shown("forward time")["encoder"]
+
+
+def test_rows_are_sorted_among_their_siblings(page_of: Callable[..., Seen]) -> None:
+    """The most first, then the least, then the model's order again; flat, all of them together."""
+    seen = page_of(small_profile())
+    seen.modules()
+    order = seen.labels()
+    head = seen.page.get_by_role("button", name="backward MACs")
+    head.click()
+    assert ["(root)", "encoder", "0", "1", "head"] == order == seen.labels()
+    head.click()
+    assert ["(root)", "head", "encoder", "1", "0"] == seen.labels()
+    assert "ascending" == seen.page.get_by_role("columnheader", name="backward MACs").get_attribute("aria-sort")
+    head.click()
+    assert order == seen.labels()
+    seen.page.get_by_label("flat").check()
+    seen.page.get_by_role("button", name="module", exact=True).click()
+    assert ["(root)", "encoder", "encoder.0", "encoder.1", "head"] == seen.labels()
+
+
+def test_rows_are_filtered_by_name_class_and_pattern(page_of: Callable[..., Seen]) -> None:
+    """What is above a match stays; a pattern that is none is said to be none, and filters nothing."""
+    seen = page_of(small_profile())
+    seen.modules()
+    field = seen.page.get_by_label("filter by name or class")
+    field.fill("gelu")
+    assert ["(root)", "encoder", "1"] == seen.labels()
+    assert "1 of 5 match" == seen.page.locator(".bar-of-controls .said").inner_text()
+    seen.page.get_by_label("regex").check()
+    field.fill("^head$|[.]0")
+    assert ["(root)", "encoder", "0", "head"] == seen.labels()
+    field.fill("(")
+    assert 5 == len(seen.labels())
+    assert "no regular expression" in seen.page.locator(".bar-of-controls .said").inner_text()
+    field.fill("nothing is called so")
+    assert [] == seen.labels()
+
+
+def test_the_chart_has_the_shares_and_leads_to_the_rows(page_of: Callable[..., Seen]) -> None:
+    """Of 640 MACs the encoder has 512, four fifths; its activation none. A click shows a block whole, and its row; another goes up."""
+    seen = page_of(small_profile())
+    seen.modules()
+    seen.page.get_by_role("button", name="close all").click()
+    assert 0 == seen.page.locator(".icicle").count()
+    seen.page.get_by_label("chart").select_option("forward.macs")
+    blocks = seen.page.locator(".icicle .block")
+    assert ["(root)", "encoder", "0", "head"] == blocks.all_inner_texts()
+    widths = blocks.evaluate_all("blocks => blocks.map((block) => parseFloat(block.style.width))")
+    assert pytest.approx([100, 80, 80, 20]) == widths
+    blocks.get_by_text("encoder").click()
+    assert ["encoder", "0"] == blocks.all_inner_texts()
+    assert ["(root)", "encoder", "0", "1", "head"] == seen.labels()
+    assert "encoder" == seen.page.locator(f"{ROW}.chosen .name").get_attribute("title")
+    blocks.get_by_text("encoder").click()
+    assert 4 == blocks.count()
+
+
+def test_the_tree_is_walked_with_the_keyboard(page_of: Callable[..., Seen]) -> None:
+    """Left closes and goes up, right opens; the row is the one that a screen reader is told of."""
+    seen = page_of(small_profile())
+    seen.modules()
+    grid = seen.page.locator(GRID)
+    grid.focus()
+    for key in ("ArrowDown", "ArrowLeft"):
+        grid.press(key)
+    assert ["(root)", "encoder", "head"] == seen.labels()
+    assert "false" == seen.page.locator(ROW).nth(1).get_attribute("aria-expanded")
+    assert "row-1" == grid.get_attribute("aria-activedescendant")
+    grid.press("ArrowRight")
+    assert 5 == len(seen.labels())
+    for key in ("End", "ArrowLeft"):
+        grid.press(key)
+    assert "row-0" == grid.get_attribute("aria-activedescendant")
+    seen.page.get_by_role("button", name="backward MACs").press("Enter")
+    assert ["(root)", "encoder", "0", "1", "head"] == seen.labels()
+    assert "descending" == seen.page.get_by_role("columnheader", name="backward MACs").get_attribute("aria-sort")
+
+
+def test_the_address_keeps_what_is_looked_at(page_of: Callable[..., Seen]) -> None:
+    """Whoever opens it again sees the same view, filter and order."""
+    seen = page_of(small_profile())
+    seen.modules()
+    seen.page.get_by_role("button", name="backward MACs").click()
+    seen.page.get_by_label("filter by name or class").fill("head")
+    seen.page.reload()
+    seen.page.locator(ROW).first.wait_for()
+    assert ["(root)", "head"] == seen.labels()
+    assert "descending" == seen.page.get_by_role("columnheader", name="backward MACs").get_attribute("aria-sort")
+
+
+def test_names_are_text(page_of: Callable[..., Seen]) -> None:
+    """An image that would run a script, the end of a script, and a name that JavaScript knows: all shown as they are; nothing runs."""
+    seen = page_of(hostile_profile())
+    assert IMAGE in seen.page.locator("h1").inner_text()
+    assert SCRIPT in seen.page.locator(".facts").inner_text()
+    seen.modules()
+    assert ["(root)", IMAGE, SCRIPT, "__proto__"] == seen.labels()
+    assert 0 == seen.page.locator("img").count()
+    assert 2 == seen.page.locator("script").count()
+
+
+def test_20_000_modules_are_drawn_a_screen_at_a_time(page_of: Callable[..., Seen]) -> None:
+    """The document has what is on the screen, wherever it is scrolled to."""
+    given = profile_of(20_000)
+    seen = page_of(given)
+    seen.modules()
+    seen.page.get_by_label("flat").check()
+    grid = seen.page.locator(GRID)
+    assert "20001" == grid.get_attribute("aria-rowcount")
+    grid.press("End")
+    seen.page.locator("#row-19999").wait_for()
+    assert list(given.modules)[-1] == seen.labels()[-1]
+    assert seen.page.locator(ROW).count() < 100
+
+
+def test_a_profile_of_one_module_and_without_times(page_of: Callable[..., Seen]) -> None:
+    """The root alone; what is unknown is said to be, and no column is there for it."""
+    seen = page_of(untimed(profile({"": {"kind": "Linear"}}, [product("", "aten::mm", "forward", macs=2**60 + 1, bytes_moved=1)])))
+    assert 2 == seen.page.locator(".summary").get_by_text("Unknown:").count()
+    seen.modules()
+    assert ["(root)"] == seen.labels()
+    assert {"": "1,152,921,504,606,846,977"} == seen.shown("forward MACs")
+    assert 0 == seen.page.get_by_role("columnheader", name="time").count()
+
+
+def test_it_is_dark_where_the_system_is_or_where_it_is_asked_for(page_of: Callable[..., Seen]) -> None:
+    """Light and dark by the system, and either by choice."""
+
+    def ground(seen: Seen) -> str:
+        return seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    light, dark = page_of(small_profile(), color_scheme="light"), page_of(small_profile(), color_scheme="dark")
+    assert ("rgb(255, 255, 255)", "rgb(20, 24, 30)") == (ground(light), ground(dark))
+    light.page.get_by_label("theme").select_option("dark")
+    dark.page.get_by_label("theme").select_option("light")
+    assert ("rgb(20, 24, 30)", "rgb(255, 255, 255)") == (ground(light), ground(dark))
+
+
+def test_the_tab_shows_what_was_logged(opening: Callable[..., Seen], tmp_path: Path) -> None:
+    """The latest window first; another one by choice; what cannot be read is named; no request leaves this host."""
+    with SummaryWriter(tmp_path / "run") as writer:
+        write(writer, "broken", b"?")
+        lflops.tensorboard.log(writer, hostile_profile(), 1)
+        lflops.tensorboard.log(writer, small_profile(), 2, tag="second")
+    with tab(opening, tmp_path, told=3) as (_, frame, _):
+        assert "Model, fit" in frame.locator("h1").inner_text()
+        assert "broken of run run, step 0 is unreadable" in frame.locator(".problems").inner_text()
+        frame.get_by_role("tab", name="Modules").click()
+        labels = frame.locator(f"{ROW} .name .label")
+        assert ["(root)", "encoder", "0", "1", "head"] == labels.all_inner_texts()
+        frame.get_by_label("stage").select_option("lflops/count/profile")
+        frame.locator(ROW).filter(has_text="img src").first.wait_for()
+        assert ["(root)", IMAGE, SCRIPT, "__proto__"] == labels.all_inner_texts()
+        assert 0 == frame.locator("img").count()
+
+
+def test_a_reload_of_tensorboard_shows_the_same_again(opening: Callable[..., Seen], tmp_path: Path) -> None:
+    """The view, its filter and the window that was chosen are in TensorBoard's own address."""
+    with SummaryWriter(tmp_path) as writer:
+        for step in (1, 2):
+            lflops.tensorboard.log(writer, small_profile(), step)
+    with tab(opening, tmp_path, told=2) as (seen, frame, _):
+        frame.get_by_label("step", exact=True).select_option("1")
+        frame.get_by_role("tab", name="Modules").click()
+        frame.get_by_label("filter by name or class").fill("head")
+        seen.page.reload()
+        frame.locator(ROW).first.wait_for()
+        assert ["(root)", "head"] == frame.locator(f"{ROW} .name .label").all_inner_texts()
+        assert "1" == frame.get_by_label("step", exact=True).input_value()
+
+
+def test_the_tab_follows_a_training_that_goes_on(opening: Callable[..., Seen], tmp_path: Path) -> None:
+    """When TensorBoard reloads, the new window is shown, and the one before can be chosen."""
+    with SummaryWriter(tmp_path) as writer:
+        lflops.tensorboard.log(writer, small_profile(), 1)
+        writer.flush()
+        with tab(opening, tmp_path, told=1) as (seen, frame, server):
+            frame.get_by_role("tab", name="Modules").click()
+            lflops.tensorboard.log(writer, hostile_profile(), 2, tag="lflops/fit/profile")
+            writer.flush()
+            server.windows(told=2)
+            seen.page.get_by_title("Reload").or_(seen.page.locator("app-header-reload button")).first.click()
+            frame.locator("h1", has_text="img src").wait_for()
+            assert ["1", "2"] == frame.get_by_label("step").locator("option").all_inner_texts()
+
+
+NUMBERS = [
+    0,
+    1,
+    999,
+    1000,
+    1005,
+    1015,
+    999_994,
+    999_995,
+    999_999,
+    1 << 20,
+    (1 << 20) + 5243,
+    1 << 53,
+    10**15 - 1,
+    10**33,
+    0.5,
+    0.001,
+    2.675,
+]
+SHARES = [0, -0.0004, -0.25, 0.0004, 0.00051, 0.125, 0.5, 1, 2.5]
+SECONDS = [0, 1e-9, 2.5e-7, 1.5e-5, 2e-4, 0.0767, 0.9994, 1, 12.345, 3600]
+
+
+def test_numbers_read_as_in_the_report(opening: Callable[..., Seen], tmp_path: Path) -> None:
+    """Counts, bytes, seconds and shares: the page's text is that of `units`."""
+    with SummaryWriter(tmp_path) as writer:
+        lflops.tensorboard.log(writer, small_profile(), 1)
+    with tab(opening, tmp_path, told=1) as (seen, _, _):
+        for function, values in ("count", NUMBERS), ("size", NUMBERS), ("duration", SECONDS), ("percent", SHARES):
+            given = [str(value) if isinstance(value, int) and value >= 1 << 53 else value for value in values]
+            module = "./data/plugin/lflops/lib/format.js"
+            code = f"async ([name, values]) => {{ const all = await import('{module}'); return values.map(all[name]); }}"
+            assert [getattr(units, function)(value) for value in [*values, None]] == seen.page.evaluate(code, [function, [*given, None]])
+
+
+def test_phases_that_are_not_the_whole_step_say_so(page_of: Callable[..., Seen]) -> None:
+    """0.2 ms of data, 1 of forward and 1.5 of backward are 2.7 of 3 ms."""
+    told = page_of(small_profile()).page.get_by_text("Each is a median over the steps")
+    assert ["Each is a median over the steps: together they are 90.0 % of the median step."] == told.all_inner_texts()
+
+
+def test_a_menu_closes_with_escape_or_by_a_click_beside_it(page_of: Callable[..., Seen]) -> None:
+    """The columns' menu stays while columns are chosen in it."""
+    seen = page_of(small_profile())
+    seen.modules()
+    menu, opener = seen.page.locator(".chooser"), seen.page.locator(".chooser summary")
+    for act in (lambda: seen.page.keyboard.press("Escape"), lambda: seen.page.locator("h1").click()):
+        opener.click()
+        menu.locator("input").first.click()
+        assert menu.get_attribute("open") is not None
+        act()
+        assert menu.get_attribute("open") is None

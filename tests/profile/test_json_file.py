@@ -1,0 +1,799 @@
+import itertools
+import json
+import os
+import stat
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lflops.errors import ProfileError
+from lflops.profile.json_file import load, save
+from lflops.profile.model import PHASES, Cell, Note, Profile, Step
+from tests.support.profile_builders import cell, fields_of, module_profile, profile, profile_of, small_profile, spread, work
+
+COUNTS = tuple(name for name, kind in work().__annotations__.items() if name in fields_of(work()) and fields_of(work())[name] == 0)
+SMALL = msgspec.json.encode(small_profile())
+PLACEHOLDER = "what the test puts here"
+
+Keys = tuple[str | int, ...]
+# Every outcome of a damaged file is quick, but the machine that runs the tests may not be.
+unhurried = settings(deadline=None)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a test's file is, or will be."""
+    return tmp_path / "small.profile.json"
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One file that the examples of a property write over and over."""
+    return tmp_path_factory.mktemp("property") / "damaged.profile.json"
+
+
+def tree() -> Any:
+    """The small profile as plain JSON values, to be spoilt."""
+    return json.loads(SMALL)
+
+
+def places(value: Any, keys: Keys = ()) -> Iterator[Keys]:
+    """The path to every value in a tree of JSON."""
+    yield keys
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(inner, (*keys, key))
+
+
+PLACES = list(places(tree()))
+
+
+def at(root: Any, keys: Keys) -> Any:
+    """The value at a place in a tree of JSON."""
+    for key in keys:
+        root = root[key]
+    return root
+
+
+def replaced(keys: Keys, value: object) -> bytes:
+    """The small profile with another value at one place."""
+    if not keys:
+        return json.dumps(value).encode()
+    root = tree()
+    at(root, keys[:-1])[keys[-1]] = value
+    return json.dumps(root).encode()
+
+
+def spoilt(keys: Keys, text: bytes) -> bytes:
+    """The small profile with any text, JSON or not, at one place."""
+    return replaced(keys, PLACEHOLDER).replace(json.dumps(PLACEHOLDER).encode(), text)
+
+
+def without(keys: Keys) -> bytes:
+    """The small profile without one key."""
+    root = tree()
+    del at(root, keys[:-1])[keys[-1]]
+    return json.dumps(root).encode()
+
+
+def refusal(path: Path, text: bytes | None = None) -> str:
+    """What is said about a file after its name; a refusal ends with what to give, but for a profile of another version."""
+    if text is not None:
+        path.write_bytes(text)
+    with pytest.raises(ProfileError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert ("this lflops reads" in message) != message.endswith("; give a file as Profile.save writes it")
+    return message.removeprefix(f"{path}: ").removesuffix("; give a file as Profile.save writes it")
+
+
+def read_or_refused(path: Path, text: bytes) -> None:
+    """There is no third outcome; a refusal names the file, and is one printable line that is not long."""
+    path.write_bytes(text)
+    try:
+        assert isinstance(load(path), Profile)
+    except ProfileError as error:
+        message = str(error)
+        assert message.startswith(f"{path}: ")
+        assert message.isprintable()
+        assert len(message) < len(str(path)) + 1500
+
+
+# What is written is read
+
+
+def test_a_profile_is_read_as_it_was_saved(path: Path) -> None:
+    """Every field of every kind of row."""
+    save(small_profile(), path)
+    assert small_profile() == load(path)
+
+
+def test_a_profile_of_many_modules_is_read_as_it_was_saved(path: Path) -> None:
+    """300 rows with 9 cells each."""
+    save(profile_of(300), path)
+    assert profile_of(300) == load(path)
+
+
+def test_the_small_profile_has_its_pencilled_macs() -> None:
+    """4 * 8 * 16 + 4 * 16 * 2 forward; backward the first once, the second twice."""
+    assert 4 * 8 * 16 + 4 * 16 * 2 == small_profile().total()
+    assert 4 * 8 * 16 + 2 * 4 * 16 * 2 == small_profile().total(phase="backward")
+
+
+def test_a_profile_saves_itself(path: Path) -> None:
+    """`Profile.save` is the same function."""
+    small_profile().save(str(path))
+    assert small_profile() == load(str(path))
+
+
+names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="."), min_size=1, max_size=5)
+counts = st.integers(0, 2**70)
+finite = st.floats(0, allow_infinity=False)
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> Profile:
+    """Any names in any tree, any counts in any cells, any values in any notes."""
+    rows: dict[str, dict[str, Any]] = {"": {}}
+    for name in draw(st.lists(names, max_size=6, unique=True)):
+        above = draw(st.sampled_from(sorted(rows)))
+        rows[f"{above}.{name}".removeprefix(".")] = {"kind": name, "peak_bytes": draw(st.none() | counts)}
+    cells = st.builds(
+        Cell,
+        module=st.sampled_from(sorted(rows)),
+        operator=names,
+        phase=st.sampled_from(PHASES),
+        dtype=names,
+        calls=counts,
+        macs=counts,
+        executed_macs=counts,
+        flops=counts,
+        bytes_moved=counts,
+    )
+    notes = st.builds(Note, code=names, subject=names, values=st.dictionaries(names, st.integers() | finite | names, max_size=3))
+    steps = st.builds(
+        Step, index=counts, kind=st.just("clean"), seconds=st.none() | finite, phases=st.dictionaries(names, finite, max_size=3)
+    )
+    return profile(
+        rows, draw(st.lists(cells, max_size=6)), notes=draw(st.tuples(notes) | st.just(())), steps=draw(st.tuples(steps) | st.just(()))
+    )
+
+
+@unhurried
+@given(any_profile=profiles())
+def test_any_profile_is_read_as_it_was_saved(scratch: Path, any_profile: Profile) -> None:
+    """Names in any script, counts beyond 64 bits, floats to the last bit."""
+    save(any_profile, scratch)
+    assert any_profile == load(scratch)
+
+
+def with_unknown(value: Any) -> Any:
+    """Every struct in it as JSON with one more field."""
+    if isinstance(value, msgspec.Struct):
+        fields = {name: with_unknown(getattr(value, name)) for name in value.__struct_fields__}
+        return [*fields.values(), "new"] if value.__struct_config__.array_like else fields | {"new": [{"at": None}, 1e9]}
+    if isinstance(value, dict):
+        return {key: with_unknown(inner) for key, inner in value.items()}
+    return [with_unknown(inner) for inner in value] if isinstance(value, tuple) else value
+
+
+def test_what_a_later_minor_version_adds_is_ignored(path: Path) -> None:
+    """A field more in every struct, whatever it holds."""
+    later = msgspec.structs.replace(small_profile(), schema_version="1.7")
+    path.write_bytes(json.dumps(with_unknown(later)).encode())
+    assert later == load(path)
+
+
+@pytest.mark.parametrize("key", ["communication", "steps", "memory", "trace", "ranks", "rank_stats", "notes"])
+def test_what_only_a_training_run_has_may_be_missing(path: Path, key: str) -> None:
+    """A file of a count need not have it."""
+    path.write_bytes(without((key,)))
+    assert msgspec.structs.fields(Profile)[Profile.__struct_fields__.index(key)].default == getattr(load(path), key)
+
+
+# Any damage
+
+
+@unhurried
+@given(text=st.binary())
+def test_any_bytes_are_refused(scratch: Path, text: bytes) -> None:
+    """Nothing that is drawn by chance is a profile."""
+    refusal(scratch, text)
+
+
+@unhurried
+@given(
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_any_foreign_json_is_refused(scratch: Path, value: object) -> None:
+    """Python writes NaN and Infinity too."""
+    refusal(scratch, json.dumps(value).encode())
+
+
+@unhurried
+@given(length=st.integers(0, len(SMALL) - 1))
+def test_a_truncated_file_is_refused(scratch: Path, length: int) -> None:
+    """Wherever the copy broke off."""
+    refusal(scratch, SMALL[:length])
+
+
+@unhurried
+@given(flips=st.lists(st.tuples(st.integers(0, len(SMALL) - 1), st.integers(1, 255)), min_size=1, max_size=4))
+def test_flipped_bits_are_refused_or_harmless(scratch: Path, flips: list[tuple[int, int]]) -> None:
+    """A flipped bit in a name or a time can pass, and nothing else happens."""
+    text = bytearray(SMALL)
+    for position, mask in flips:
+        text[position] ^= mask
+    read_or_refused(scratch, bytes(text))
+
+
+@unhurried
+@given(
+    start=st.integers(0, len(SMALL)),
+    length=st.integers(0, 200),
+    inserted=st.binary(max_size=20) | st.sampled_from([b"{", b"[", b'"', b",", b"\\", b"NaN"]),
+)
+def test_a_replaced_stretch_is_refused_or_harmless(scratch: Path, start: int, length: int, inserted: bytes) -> None:
+    """Lost brackets, doubled quotes and lone backslashes."""
+    read_or_refused(scratch, SMALL[:start] + inserted + SMALL[start + length :])
+
+
+ODD = [
+    *(
+        b"null",
+        b"true",
+        b"-1",
+        b"-0",
+        b"0",
+        b"1.5",
+        b"1e3",
+        b"1e999",
+        b"-1e999",
+        b"NaN",
+        b"Infinity",
+        b"-Infinity",
+        b"1_000",
+        b"0x10",
+        b"'x'",
+    ),
+    *(b'""', b'"-1"', b'"1.0"', b'"\\ud800"', b'"\\u0000"', b'"\x00"', b'"\xff"', b"\xff", b'"\\u001b[31m\\u202e\\n"', '"ä.ö.☃"'.encode()),
+    *(b"[]", b"[[]]", b"{}", b'{"":{}}', b'{"calls":-1}', b"[" * 2000, b"[" * 2000 + b"]" * 2000, b'{"a":' * 2000),
+    *(b"9" * 30, b"9" * 4300, b"9" * 5000, b"-" + b"9" * 30, b'"' + b"x" * 5000 + b'"'),
+]
+
+
+@settings(unhurried, max_examples=500)
+@given(keys=st.sampled_from(PLACES), odd=st.sampled_from(ODD))
+def test_any_value_replaced_by_an_odd_one_is_refused_or_harmless(scratch: Path, keys: Keys, odd: bytes) -> None:
+    """Whatever type stands wherever."""
+    read_or_refused(scratch, spoilt(keys, odd) if keys else odd)
+
+
+@settings(unhurried, max_examples=300)
+@given(keys=st.sampled_from(PLACES[1:]), other=st.sampled_from(PLACES[1:]))
+def test_any_value_that_stands_at_anothers_place_is_refused_or_harmless(scratch: Path, keys: Keys, other: Keys) -> None:
+    """Values that are right somewhere else."""
+    read_or_refused(scratch, replaced(keys, at(tree(), other)))
+
+
+@settings(unhurried, max_examples=300)
+@given(keys=st.sampled_from([keys for keys in PLACES if keys]))
+def test_any_missing_value_is_refused_or_harmless(scratch: Path, keys: Keys) -> None:
+    """Required or not."""
+    read_or_refused(scratch, without(keys))
+
+
+@unhurried
+@given(keys=st.sampled_from([keys for keys in PLACES if keys and isinstance(keys[-1], str)]), odd=st.sampled_from(ODD), first=st.booleans())
+def test_a_key_that_is_there_twice_is_refused_or_harmless(scratch: Path, keys: Keys, odd: bytes, *, first: bool) -> None:
+    """The last one counts, but the first one is looked at too."""
+    root = tree()
+    container = at(root, keys[:-1])
+    value = container.pop(keys[-1])
+    doubled = {PLACEHOLDER: 0, keys[-1]: value} if first else {keys[-1]: value, PLACEHOLDER: 0}
+    container.update(doubled)
+    twin = json.dumps(keys[-1]).encode() + b": " + odd
+    read_or_refused(scratch, json.dumps(root).encode().replace(json.dumps(PLACEHOLDER).encode() + b": 0", twin))
+
+
+def test_a_wrong_value_is_refused_with_its_place(path: Path) -> None:
+    """A list of lists stands nowhere in a profile: put in the place of each number and string, one by one, it is found."""
+    leaves = [keys for keys in PLACES if not isinstance(at(tree(), keys), dict | list) and keys != ("schema_version",)]
+    assert 800 < len(leaves)
+    for keys in leaves:
+        said = refusal(path, replaced(keys, [[]]))
+        assert said.startswith(keys[0])
+        assert keys[0] != "modules" or said.startswith(f"modules[{keys[1]!r}].")
+        assert said.partition(":")[0].endswith(f"[{keys[-1]}]" if isinstance(keys[-1], int) else (f".{keys[-1]}", f"[{keys[-1]!r}]"))
+
+
+def test_every_missing_count_is_refused_with_its_place(path: Path) -> None:
+    """12 counts in each of 5 phases of each of 5 rows."""
+    works = list(itertools.product(small_profile().modules, PHASES, COUNTS))
+    assert 5 * 5 * 12 == len(works)
+    for module, phase, count in works:
+        said = refusal(path, without(("modules", module, phase, count)))
+        assert f"modules[{module!r}].{phase}: object missing required field `{count}`" == said
+
+
+# What is said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"", "is empty"),
+        (b" \n", "is empty"),
+        (b"hello", "JSON is malformed: invalid character (byte 0)"),
+        (b"null", "not an lflops profile: expected `object`, got `null`"),
+        (b"[1, 2]", "not an lflops profile: expected `object`, got `array`"),
+        (b'{"traceEvents": []}', "not an lflops profile: schema_version is missing"),
+        (b'{"schema_version": "1.0"}', "not an lflops profile: object missing required field `run`"),
+        (b"\x1f\x8b\x08", "byte 1 is not UTF-8"),
+        (b'\xef\xbb\xbf{"schema_version": "1.0"}', "JSON is malformed: invalid character (byte 0)"),
+        (SMALL + b"}", f"JSON is malformed: trailing characters (byte {len(SMALL) + 1})"),
+    ],
+)
+def test_what_is_no_profile_is_called_so(path: Path, text: bytes, said: str) -> None:
+    """Empty, foreign, compressed, with a byte order mark, with a bracket too many."""
+    assert said == refusal(path, text)
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        (b'"2.0"', 'schema_version is "2.0", this lflops reads 1.x: a later one is needed'),
+        (b'"10.3"', 'schema_version is "10.3", this lflops reads 1.x: a later one is needed'),
+        (b'"0.9"', 'schema_version is "0.9", this lflops reads 1.x: an earlier one is needed'),
+        (b"null", 'not an lflops profile: schema_version is null, "major.minor" is taken'),
+        (b"1.0", 'not an lflops profile: schema_version is 1.0, "major.minor" is taken'),
+        (b'"1"', 'not an lflops profile: schema_version is "1", "major.minor" is taken'),
+        (b'"1.0.0"', 'not an lflops profile: schema_version is "1.0.0", "major.minor" is taken'),
+        (b'"-1.0"', 'not an lflops profile: schema_version is "-1.0", "major.minor" is taken'),
+        ('"١.٠"'.encode(), 'not an lflops profile: schema_version is "١.٠", "major.minor" is taken'),
+    ],
+)
+def test_another_version_is_refused_before_anything_else_is_looked_at(path: Path, version: bytes, said: str) -> None:
+    """Everything else in the file is wrong, and nothing is said of it."""
+    assert said == refusal(path, b'{"modules": 5, "schema_version": ' + version + b"}")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"-5", "is -5: expected `int` >= 0"),
+        (b"true", "is true: expected `int`, got `bool`"),
+        (b'"12"', 'is "12": expected `int`, got `str`'),
+        (b"null", "is null: expected `int`, got `null`"),
+        (b"1e3", "is 1e3: expected `int`, got `float`"),
+        (b"9" * 5000, "is " + "9" * 37 + "..." + "9" * 38 + ": integer value out of range"),
+        (b"[[1]]", ": expected `int`, got `array`"),
+    ],
+)
+def test_a_wrong_count_is_shown_with_its_module_and_field(path: Path, text: bytes, said: str) -> None:
+    """What was given and what is taken; the module's name is what msgspec leaves out."""
+    place = "modules['encoder.0'].forward.own_macs"
+    assert place + (said if said[0] == ":" else f" {said}") == refusal(path, spoilt(("modules", "encoder.0", "forward", "own_macs"), text))
+
+
+@pytest.mark.parametrize(
+    ("keys", "text", "said"),
+    [
+        (("run", "kind"), b'"guess"', 'run.kind is "guess": one of count, measure, estimate, training is taken'),
+        (("run", "shapes", "0", 1), b"-8", "run.shapes['0'][1] is -8: expected `int` >= 0"),
+        (("run", "observer_ratio"), b"1e999", "run.observer_ratio is 1e999: number out of range"),
+        (("modules", "head", "dtypes", "float32", "bytes"), b"-1", "modules['head'].dtypes.float32.bytes is -1: expected `int` >= 0"),
+        (("modules", "head", "forward", "seconds", "low"), b"-1.5", "modules['head'].forward.seconds.low is -1.5: expected `float` >= 0.0"),
+        (("cells", 3, "operator"), b"7", "cells[3].operator is 7: expected `str`, got `int`"),
+        (
+            ("cells", 3, "phase"),
+            b'"sideways"',
+            'cells[3].phase is "sideways": one of forward, backward, recompute, optimizer, other is taken',
+        ),
+        (("memory", "timeline", 2, 3), b"-1", "memory.timeline[2][3] is -1: expected `int` >= 0"),
+        (("memory", "by_category", "parameters"), b"{}", "memory.by_category.parameters: expected `int`, got `object`"),
+        (("steps", 0, "phases", "forward"), b'"fast"', 'steps[0].phases.forward is "fast": expected `float`, got `str`'),
+        (("notes", 0, "values", "host"), b"null", "notes[0].values.host is null: expected `int | float | str`, got `null`"),
+        (("ranks", 1, "status"), b'"lost"', 'ranks[1].status is "lost": one of ok, late, missing, failed is taken'),
+    ],
+)
+def test_a_wrong_value_is_shown_with_its_place_and_what_is_taken(path: Path, keys: Keys, text: bytes, said: str) -> None:
+    """In mappings, tuples, structs that are written as arrays, and structs that may be missing."""
+    assert said == refusal(path, spoilt(keys, text))
+
+
+@pytest.mark.parametrize("literal", [b"NaN", b"Infinity", b"-Infinity", b"nan", b"tru", b'"\\x"', b'"\\ud800 "', b"01", b"'1'"])
+def test_what_is_no_json_is_named_with_its_module_and_field(path: Path, literal: bytes) -> None:
+    """The byte at which it stops is looked up in the text."""
+    keys = ("modules", "encoder.0", "forward", "seconds", "median")
+    assert "modules['encoder.0'].forward.seconds.median: JSON is malformed" in refusal(path, spoilt(keys, literal))
+
+
+def test_a_wrong_row_that_is_there_twice_is_refused_with_the_mapping(path: Path) -> None:
+    """The second one is right: which row was wrong can no longer be told."""
+    assert "modules[...]: 'Expected `object`, got `int`'" == refusal(path, SMALL.replace(b'"head":{"kind"', b'"head":5,"head":{"kind"', 1))
+
+
+def test_a_truncated_file_is_named_with_the_place_at_which_it_ends(path: Path) -> None:
+    """The copy broke off behind the first key of a work."""
+    end = SMALL.index(b'"calls"', SMALL.index(b'"encoder.1"')) + len(b'"calls":')
+    assert "modules['encoder.1'].calls: Input data was truncated" == refusal(path, SMALL[:end])
+
+
+def test_the_place_in_a_huge_file_is_not_searched_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take minutes; here the bound is lowered."""
+    monkeypatch.setattr("lflops.profile.json_file.LARGEST_SEARCH", 100)
+    assert "Input data was truncated" == refusal(path, SMALL[:-200])
+
+
+@pytest.mark.parametrize(
+    ("keys", "place"),
+    [
+        (("run", "host"), "run.host"),
+        (("modules", "encoder.0", "kind"), "modules['encoder.0'].kind"),
+        (("cells", 2, "operator"), "cells[2].operator"),
+        (("notes", 0, "values", "host"), "notes[0].values.host"),
+        (("memory", "timeline", 3, 0), "memory.timeline[3][0]"),
+        (("unknown",), "unknown"),
+        (("not a name",), "['not a name']"),
+        (("x" * 5000,), f"['{'x' * 37}...{'x' * 38}']"),
+    ],
+)
+def test_bad_utf8_is_named_with_its_place(path: Path, keys: Keys, place: str) -> None:
+    """In a known field and in one that would be ignored."""
+    text = spoilt(keys, b'"caf\xe9"')
+    position = text.index(b"\xe9")
+    assert f"{place}: byte {position} is not UTF-8" == refusal(path, text)
+
+
+def test_bad_utf8_in_a_key_is_named_with_the_mapping(path: Path) -> None:
+    """A module's name that cannot be read."""
+    text = SMALL.replace(b'"encoder.0"', b'"encoder.\xff"', 1)
+    position = text.index(b"\xff")
+    assert f"modules: byte {position} is not UTF-8" == refusal(path, text)
+
+
+def test_bad_utf8_in_a_first_key_is_named_with_the_mapping(path: Path) -> None:
+    """The mapping has no key yet."""
+    text = spoilt(("run", "versions"), b'{"\xff": "1"}')
+    position = text.index(b"\xff")
+    assert f"run.versions: byte {position} is not UTF-8" == refusal(path, text)
+
+
+def test_quotes_and_brackets_in_strings_do_not_mislead_the_search_for_a_place(path: Path) -> None:
+    """They stand before the place, escaped as JSON wants it."""
+    text = replaced(("run", "host"), 'a"]}, {"b": [\\').replace(b'"node1"', b'"\xff"')
+    position = text.index(b"\xff")
+    assert f"notes[0].values.host: byte {position} is not UTF-8" == refusal(path, text)
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+@pytest.mark.parametrize("closed", [True, False])
+def test_deep_nesting_is_refused_wherever_it_is(path: Path, opening: bytes, *, closed: bool) -> None:
+    """100,000 levels: as the whole file, in a field that would be ignored, and in ones that are known."""
+    deep = opening * 100_000 + (b"0" + (b"]" if opening == b"[" else b"}") * 100_000 if closed else b"")
+    refusal(path, deep)
+    places: list[Keys] = [
+        ("unknown",),
+        ("run", "shapes", "0", 0),
+        ("modules", "encoder", "forward", "calls"),
+        ("notes", 0, "values", "host"),
+    ]
+    for keys in places:
+        said = refusal(path, spoilt(keys, deep))
+        assert said.startswith(str(keys[0]))
+        assert said.endswith("nested too deeply")
+        assert len(said) < 200
+        assert keys[0] != "modules" or said.startswith("modules['encoder'].forward.calls")
+
+
+def test_deep_nesting_that_json_bears_is_refused_as_a_wrong_type(path: Path) -> None:
+    """50 levels are no reason to fail but for standing where a count belongs."""
+    deep = b"[" * 50 + b"]" * 50
+    assert "modules['head'].calls: expected `int`, got `array`" == refusal(path, spoilt(("modules", "head", "calls"), deep))
+
+
+def test_strings_of_a_hostile_file_are_shown_short_and_printable(path: Path) -> None:
+    """A megabyte of terminal escapes as a module's name, as an operator's module, as a version, as a phase."""
+    hostile = "\x1b]0;owned\x07\u202e\n" * 100_000
+    row = at(tree(), ("modules", "head"))
+    for text in (
+        replaced(("modules", hostile), row),
+        replaced(("modules", f"{hostile}.{hostile}"), row),
+        replaced(("modules", "head", "owner"), hostile),
+        replaced(("cells", 0, "module"), hostile),
+        replaced(("memory", "by_module", hostile), 1),
+        replaced(("run", "kind"), hostile),
+        replaced(("schema_version",), hostile),
+        replaced((hostile,), PLACEHOLDER).replace(PLACEHOLDER.encode(), b"\xff"),
+    ):
+        said = refusal(path, text)
+        assert said.isprintable()
+        assert len(said) < 500
+
+
+# Rows that do not fit together
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (without(("modules", "")), "modules has no row '', the root"),
+        (without(("modules", "encoder")), "modules['encoder.0'] has no row above it, 'encoder' is missing"),
+        (replaced(("modules", "head", "depth"), 2), "modules['head'].depth is 2, which is not how deep its name is"),
+        (replaced(("modules", "", "depth"), 1), "modules[''].depth is 1, which is not how deep its name is"),
+        (replaced(("modules", "head", "owner"), "tail"), "modules['head'].owner is 'tail', which is no row of modules"),
+        (replaced(("cells", 1, "module"), "encoder.2"), "cells[1].module is 'encoder.2', which is no row of modules"),
+        (replaced(("uncounted", 0, "module"), "encoder.2"), "uncounted[0].module is 'encoder.2', which is no row of modules"),
+        (replaced(("communication", 0, "module"), "dp"), "communication[0].module is 'dp', which is no row of modules"),
+        (replaced(("rank_stats", 0, "module"), "Head"), "rank_stats[0].module is 'Head', which is no row of modules"),
+        (replaced(("memory", "alive", 1, 2), "x"), "memory.alive[1].module is 'x', which is no row of modules"),
+        (replaced(("memory", "timeline", 3, 1), "x"), "memory.timeline[3].module is 'x', which is no row of modules"),
+        (replaced(("memory", "by_module", "x"), 0), "memory.by_module has 'x', which is no row of modules"),
+        (
+            replaced(("modules", "encoder", "forward", "macs"), 511),
+            "modules['encoder'].forward.macs is 511, own_macs and the rows right below add up to 512",
+        ),
+        (
+            replaced(("modules", "", "backward", "own_comm_bytes"), 0),
+            "modules[''].backward.comm_bytes is 712, own_comm_bytes and the rows right below add up to 0",
+        ),
+        (
+            replaced(("modules", "head", "optimizer", "own_flops"), 10**4300 - 1),
+            "modules['head'].optimizer.flops is 34, own_flops and the rows right below add up to more",
+        ),
+        (
+            replaced(("modules", "head", "optimizer", "own_flops"), 10**30),
+            f"modules['head'].optimizer.flops is 34, own_flops and the rows right below add up to 1{'0' * 30}",
+        ),
+    ],
+)
+def test_rows_that_do_not_fit_together_are_refused(path: Path, text: bytes, said: str) -> None:
+    """A tree without holes, names that exist, inclusive counts that are the own ones and those below."""
+    assert said == refusal(path, text)
+
+
+def test_the_order_of_rows_does_not_matter(path: Path) -> None:
+    """Children before their parents, the root last."""
+    root = tree()
+    root["modules"] = dict(reversed(root["modules"].items()))
+    path.write_bytes(json.dumps(root).encode())
+    assert small_profile() == load(path)
+
+
+# What is no file
+
+
+def test_a_missing_file_is_refused(path: Path) -> None:
+    """The system's own words."""
+    assert "No such file or directory" == refusal(path)
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    """A run's folder in place of its file."""
+    assert "is a folder, a pipe or a device" == refusal(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_is_refused_without_waiting_for_its_writer(path: Path) -> None:
+    """To open it would hang."""
+    os.mkfifo(path)
+    assert "is a folder, a pipe or a device" == refusal(path)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no devices here")
+def test_a_device_is_refused_without_reading_it(path: Path) -> None:
+    """It never ends."""
+    path.symlink_to("/dev/zero")
+    assert "is a folder, a pipe or a device" == refusal(path)
+
+
+def test_a_file_that_is_too_large_is_refused_unread(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound is a gibibyte; here it is lowered to a byte less than the file has."""
+    monkeypatch.setattr("lflops.profile.json_file.LARGEST_FILE", len(SMALL) - 1)
+    assert f"has {len(SMALL)} bytes, a profile at most {len(SMALL) - 1}" == refusal(path, SMALL)
+
+
+@pytest.mark.skipif(getattr(os, "geteuid", lambda: 1)() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_refused(path: Path) -> None:
+    """The system's own words."""
+    path.touch(mode=0o000)
+    assert "Permission denied" == refusal(path)
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "x" * 5000, "new\nline", "lone\udcff"])
+def test_a_name_that_cannot_be_one_is_refused(name: str) -> None:
+    """Shown as Python writes it where it would not print."""
+    with pytest.raises(ProfileError) as caught:
+        load(name)
+    assert str(caught.value).startswith(f"{name if name == 'x' * 5000 else ascii(name)}: ")
+
+
+# Saving
+
+
+def unsaved(value: Profile, path: Path) -> str:
+    """What is said about a profile that cannot be saved, after the file's name."""
+    with pytest.raises(ProfileError) as caught:
+        save(value, path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert message.endswith("; nothing was written")
+    return message.removeprefix(f"{path}: ").removesuffix("; nothing was written")
+
+
+def with_row(name: str, **fields: Any) -> Profile:
+    """The small profile with one row changed."""
+    small = small_profile()
+    row = msgspec.structs.replace(small.modules[name], **fields)
+    return msgspec.structs.replace(small, modules={**small.modules, name: row})
+
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (with_row("encoder.0", backward=work(seconds=spread(NAN))), "modules['encoder.0'].backward.seconds.median is nan"),
+        (with_row("head", other=work(device_seconds=spread(INFINITY))), "modules['head'].other.device_seconds.median is inf"),
+        (with_row("head", calls=NAN), "modules['head'].calls is nan"),
+        (
+            msgspec.structs.replace(small_profile(), notes=(Note(code="c", subject="s", values={"ratio": -INFINITY}),)),
+            "notes[0].values.ratio is -inf",
+        ),
+        (msgspec.structs.replace(small_profile(), steps=(Step(index=0, kind="clean", seconds=NAN, phases={}),)), "steps[0].seconds is nan"),
+    ],
+)
+def test_what_is_not_finite_is_refused_with_its_place(path: Path, given: Profile, said: str) -> None:
+    """As null it would be read as unknown, or not at all."""
+    assert f"{said}: finite numbers are taken, and None where one is unknown" == unsaved(given, path)
+    assert not path.exists()
+
+
+def test_what_is_no_plain_value_is_refused_with_its_place(path: Path) -> None:
+    """A number of another library's kind."""
+    said = "modules['head'].calls is a Fraction: plain numbers, strings and None are taken"
+    assert said == unsaved(with_row("head", calls=Fraction(1)), path)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (with_row("head", calls=-1), "modules['head'].calls is -1: expected `int` >= 0"),
+        (with_row("head", depth=0), "modules['head'].depth is 0, which is not how deep its name is"),
+        (msgspec.structs.replace(small_profile(), modules={}), "modules has no row '', the root"),
+        (msgspec.structs.replace(small_profile(), modules={"a": module_profile()}), "modules has no row '', the root"),
+        (
+            msgspec.structs.replace(small_profile(), cells=(cell("x", "aten::add", "forward"),)),
+            "cells[0].module is 'x', which is no row of modules",
+        ),
+        (
+            msgspec.structs.replace(small_profile(), schema_version="2.0"),
+            'schema_version is "2.0", this lflops reads 1.x: a later one is needed',
+        ),
+    ],
+)
+def test_what_would_not_be_read_is_not_written(path: Path, given: Profile, said: str) -> None:
+    """In the words in which it would be refused later."""
+    assert said == unsaved(given, path)
+    assert not path.exists()
+
+
+def test_a_name_that_unicode_cannot_write_is_refused(path: Path) -> None:
+    """Half of a surrogate pair."""
+    assert "surrogates not allowed" in unsaved(with_row("head", kind="\ud800"), path)
+
+
+def test_a_value_that_contains_itself_is_refused(path: Path) -> None:
+    """It has no end."""
+    values: dict[str, Any] = {}
+    values["self"] = values
+    unsaved(msgspec.structs.replace(small_profile(), notes=(Note(code="c", subject="s", values=values),)), path)
+
+
+def test_a_key_that_json_cannot_write_is_refused(path: Path) -> None:
+    """Neither a string nor a number."""
+    nothing: Any = None
+    unsaved(msgspec.structs.replace(small_profile(), notes=(Note(code="c", subject="s", values={nothing: 1}),)), path)
+
+
+def test_any_mapping_can_be_saved(path: Path) -> None:
+    """A read-only one comes back as a dictionary, equal to it."""
+    small = small_profile()
+    save(msgspec.structs.replace(small, modules=MappingProxyType(small.modules)), path)
+    assert small == load(path)
+
+
+def test_a_name_as_long_as_the_system_takes_can_be_saved(tmp_path: Path) -> None:
+    """The temporary file's name is not made from it."""
+    save(small_profile(), tmp_path / ("x" * 255))
+    assert small_profile() == load(tmp_path / ("x" * 255))
+
+
+def test_missing_folders_are_made(tmp_path: Path) -> None:
+    """Two of them."""
+    save(small_profile(), tmp_path / "run" / "lflops" / "small.profile.json")
+    assert small_profile() == load(tmp_path / "run" / "lflops" / "small.profile.json")
+
+
+def test_a_file_is_replaced(path: Path) -> None:
+    """And nothing else is left in its folder."""
+    path.write_bytes(b"older")
+    save(small_profile(), path)
+    assert small_profile() == load(path)
+    assert [path] == list(path.parent.iterdir())
+
+
+def test_a_refused_profile_leaves_the_older_file_as_it_was(path: Path) -> None:
+    """Every byte of it, and nothing beside it."""
+    save(small_profile(), path)
+    unsaved(with_row("head", other=work(seconds=spread(NAN))), path)
+    assert SMALL == path.read_bytes()
+    assert [path] == list(path.parent.iterdir())
+
+
+@pytest.mark.parametrize("step", ["os.fsync", "pathlib.Path.replace"])
+@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt(), MemoryError()])
+def test_a_failure_while_writing_leaves_the_older_file_as_it_was(
+    path: Path, monkeypatch: pytest.MonkeyPatch, step: str, failure: BaseException
+) -> None:
+    """A full disk or Ctrl-C, before or after the last byte: no temporary file stays behind."""
+
+    def fail(*_: object) -> None:
+        raise failure
+
+    path.write_bytes(b"older")
+    monkeypatch.setattr(step, fail)
+    with pytest.raises(KeyboardInterrupt if isinstance(failure, KeyboardInterrupt) else ProfileError):
+        save(small_profile(), path)
+    assert b"older" == path.read_bytes()
+    assert [path] == list(path.parent.iterdir())
+
+
+def test_a_folder_is_not_written_over(tmp_path: Path) -> None:
+    """A run's folder in place of a file in it."""
+    assert "is a folder, a pipe or a device" == unsaved(small_profile(), tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_is_not_written_over(path: Path) -> None:
+    """Nor is anything else that is no file."""
+    os.mkfifo(path)
+    assert "is a folder, a pipe or a device" == unsaved(small_profile(), path)
+    assert stat.S_ISFIFO(path.stat().st_mode)
+
+
+def test_a_folder_that_is_a_file_is_refused(path: Path) -> None:
+    """The system's own words."""
+    path.touch()
+    assert unsaved(small_profile(), path / "small.profile.json") in {"Not a directory", "File exists"}
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    """The file that it leads to is the one that is replaced."""
+    (tmp_path / "latest").symlink_to(tmp_path / "first")
+    save(small_profile(), tmp_path / "latest")
+    assert (tmp_path / "latest").is_symlink()
+    assert small_profile() == load(tmp_path / "first")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no umask here")
+def test_a_file_can_be_read_by_whom_the_umask_lets(path: Path) -> None:
+    """A temporary file of the standard library is its owner's alone."""
+    before = os.umask(0o022)
+    try:
+        save(small_profile(), path)
+    finally:
+        os.umask(before)
+    assert 0o644 == stat.S_IMODE(path.stat().st_mode)

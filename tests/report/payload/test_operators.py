@@ -1,0 +1,109 @@
+"""What the page's Operators is given."""
+
+from typing import Any
+
+import pytest
+from msgspec import json
+from msgspec.structs import replace
+
+from lflops.profile.model import Note, Profile
+from lflops.report.payload.operators import MODULES
+from lflops.report.payload.payload import payload
+from tests.support.profile_builders import cell, product, profile, profile_of, small_profile
+
+
+def shown(given: Profile) -> Any:
+    """What arrives at the page."""
+    return json.decode(json.encode(payload(given)))["operators"]
+
+
+def rows(found: Any) -> list[dict[str, Any]]:
+    """The table's rows: a column is a list, or the value of all."""
+    table = found["table"]
+    return [{name: each[row] if isinstance(each, list) else each for name, each in table.items()} for row in range(len(table["operator"]))]
+
+
+def row(found: Any, operator: str, phase: str, dtype: str | None = "float32") -> dict[str, Any]:
+    """The one of an operator in a phase and dtype."""
+    (one,) = [each for each in rows(found) if (each["operator"], each["phase"], each["dtype"]) == (operator, phase, dtype)]
+    return one
+
+
+def test_an_operator_has_its_phases_and_all_of_them() -> None:
+    """512 and 128 MACs of 640 in forward, of 1408 in all: the products in backward are another operator's."""
+    found = shown(small_profile())
+    forward, whole = row(found, "aten::addmm", "forward"), row(found, "aten::addmm", "all")
+    assert (2, 640, 1280, 1.0) == tuple(forward[name] for name in ("calls", "macs", "flops", "share"))
+    assert (2, 640, pytest.approx(640 / 1408)) == tuple(whole[name] for name in ("calls", "macs", "share"))
+    assert "backward" not in {each["phase"] for each in rows(found) if each["operator"] == "aten::addmm"}
+
+
+def test_each_dtype_has_a_row_in_its_phase() -> None:
+    """And all of them one row together."""
+    cells = [
+        product("", "mm", "forward", macs=3, bytes_moved=1),
+        cell("", "mm", "forward", dtype="bfloat16", macs=1, executed_macs=1, flops=2),
+    ]
+    found = shown(profile({"": {}}, cells))
+    assert (0.75, 0.25) == tuple(row(found, "mm", "forward", dtype)["share"] for dtype in ("float32", "bfloat16"))
+    assert 4 == row(found, "mm", "all", "float32, bfloat16")["macs"]
+
+
+def test_where_there_are_no_macs_the_share_is_of_flops() -> None:
+    """All of what the optimizer does, and of the loss."""
+    found = shown(small_profile())
+    assert ("FLOPs", 1.0) == tuple(row(found, "aten::_foreach_add_", "optimizer")[name] for name in ("share_of", "share"))
+    assert "MACs" == row(found, "aten::addmm", "forward")["share_of"]
+
+
+def test_what_has_no_formula_comes_first_and_has_no_count() -> None:
+    """Its calls and bytes are known: 2, and 64."""
+    found = shown(small_profile())
+    first = rows(found)[0]
+    assert ("my_ops::scan", "all", "no formula", 2, 64) == tuple(
+        first[name] for name in ("operator", "phase", "kind", "calls", "bytes_moved")
+    )
+    assert (None, None, None) == tuple(first[name] for name in ("macs", "flops", "share"))
+    assert 1 == found["uncounted"]
+
+
+def test_the_trace_tells_the_mean_batch_of_all_phases() -> None:
+    """200 µs on the host over 2 batches, half of it the operator's own; a name of torch's is the same without where it is from."""
+    found = shown(small_profile())
+    whole = row(found, "aten::addmm", "all")
+    times = ("own_device_seconds", "device_seconds", "own_host_seconds", "host_seconds")
+    assert (1.5e-5, 1.5e-5, 5e-5, 1e-4) == tuple(whole[name] for name in times)
+    assert (None,) * 4 == tuple(row(found, "aten::addmm", "forward")[name] for name in times)
+
+
+def test_what_only_the_trace_saw_has_times_alone() -> None:
+    """One that others call, or of a window in which nothing was counted."""
+    found = shown(replace(small_profile(), notes=(Note(code="not_counted", subject="", values={}),)))
+    (one,) = rows(found)
+    assert ("addmm", "traced", None, None, 1e-4) == tuple(one[name] for name in ("operator", "kind", "calls", "macs", "host_seconds"))
+
+
+def within(found: Any, operator: str, phase: str) -> list[tuple[int, int]]:
+    """The modules that ran it, and its MACs in each."""
+    places, table = found["within"], found["table"]
+    macs = places["macs"] if isinstance(places["macs"], list) else [places["macs"]] * len(places["row"])
+    at = [index for index, number in enumerate(places["row"]) if (table["operator"][number], table["phase"][number]) == (operator, phase)]
+    return [(places["module"][index], macs[index]) for index in at]
+
+
+def test_an_operator_names_the_modules_that_ran_it() -> None:
+    """The most first: 512 MACs in the encoder's layer, which is row 2, and 128 in the head; no container."""
+    found = shown(small_profile())
+    assert [(2, 512), (4, 128)] == within(found, "aten::addmm", "forward") == within(found, "aten::addmm", "all")
+
+
+def test_of_many_modules_some_are_named() -> None:
+    """And all are counted."""
+    found = shown(profile_of(100))
+    assert MODULES == len(within(found, "aten::addmm", "forward"))
+    assert 100 == row(found, "aten::addmm", "forward")["modules"]
+
+
+def test_where_nothing_was_counted_or_traced_there_is_none() -> None:
+    """A model that ran nothing."""
+    assert shown(profile({"": {}}, [])) is None

@@ -1,0 +1,101 @@
+"""What the page's Roofline is given: every roof is worked out by hand."""
+
+from typing import Any
+
+import pytest
+from msgspec import json
+from msgspec.structs import replace
+
+from lflops.hardware.chips import Hardware
+from lflops.profile.model import Note, Profile
+from lflops.report.payload.payload import payload
+from lflops.report.payload.roofline import MOST
+from tests.support.profile_builders import cell, clocked, product, profile, profile_of, run, small_profile
+
+CHIP = Hardware("chip", {"fp32": 1000.0}, 100.0, None, "a pencil", 400.0)
+"""Turns at 10 FLOPs a byte. What moves 400 bytes in a call stays in its cache."""
+
+
+def shown(given: Profile) -> Any:
+    """What arrives at the page."""
+    return json.decode(json.encode(payload(given)))["roofline"]
+
+
+def blocks(chip: Hardware | None = CHIP) -> Profile:
+    """Two alike products of 20,000 FLOPs in 40 s and in 10 s, and a norm of 500 FLOPs, each of 1000 bytes; the norm was not timed."""
+    rows: dict[str, dict[str, Any]] = {"": {}, "blocks": {}, "blocks.0": {}, "blocks.1": {}, "norm": {}}
+    cells = [
+        *(product(name, "mm", "forward", macs=10_000, bytes_moved=1000) for name in ("blocks.0", "blocks.1")),
+        cell("norm", "native_layer_norm", "backward", flops=500, bytes_moved=1000),
+    ]
+    return clocked(profile(rows, cells, run=run(hardware=chip)), {("blocks.0", "forward"): 40.0, ("blocks.1", "forward"): 10.0})
+
+
+def test_a_point_has_its_row_and_its_figures() -> None:
+    """20 s at the roof of 1000 FLOP/s: half of the first product's time, twice the second's; the norm needs 10 s for its bytes."""
+    table = shown(blocks())["modules"]["table"]
+    assert [2, 3, 4] == table["module"]
+    assert ["forward", "forward", "backward"] == table["phase"]
+    assert ([20, 20, 0.5], [500, 2000, None], [1000, 1000, 50]) == (table["intensity"], table["achieved"], table["reachable"])
+    assert ([0.5, 2, None], [20, 0, None], ["compute", "compute", "memory"]) == (table["share"], table["to_win"], table["bound"])
+    assert [None, "over its roof: a count, a time or a peak is wrong", None] == table["over"]
+
+
+def test_what_repeats_is_one_point() -> None:
+    """40,000 FLOPs in 50 s; the first one has 20 s to win, the other none; the norm as it is."""
+    table = shown(blocks())["repeats"]["table"]
+    assert (["blocks.*", None], [2, 1], [2, 4]) == (table["label"], table["times"], table["module"])
+    assert ([800, None], [20, None]) == (table["achieved"], table["to_win"])
+
+
+def test_operators_are_points_without_a_time() -> None:
+    """Both products together need 40 s, the norm 10: that is their order."""
+    table = shown(blocks())["operators"]["table"]
+    assert (["mm float32", "native_layer_norm float32"], [40, 10]) == (table["label"], table["roof_seconds"])
+    assert (None, None) == (table["seconds"], table["over"])
+
+
+def test_what_has_modules_below_it_is_marked() -> None:
+    """The loss of the root's own is not all of the root."""
+    given = small_profile()
+    table = shown(given)["modules"]["table"]
+    names = [list(given.modules)[row] for row in table["module"]]
+    assert {""} == {name for name, has_below in zip(names, table["has_below"], strict=True) if has_below}
+
+
+def test_the_roofs_come_with_the_chip() -> None:
+    """And no reason why there were none."""
+    given = shown(blocks())
+    (ceiling,) = given["ceilings"]
+    assert ("chip", "a pencil", "fp32", 1000, 100, True) == tuple(ceiling.values())
+    assert "" == given["why_unknown"]
+
+
+@pytest.mark.parametrize(
+    ("chip", "why"),
+    [
+        (None, "what cpu can do is not known"),
+        (Hardware("chip", {"bf16": 1.0}, 100.0), "chip has no known peak in any of the dtypes"),
+        (Hardware("chip", {"fp32": 1.0}), "the bandwidth of chip is not known"),
+    ],
+    ids=["chip", "peak", "bandwidth"],
+)
+def test_an_unknown_roof_has_its_reason(chip: Hardware | None, why: str) -> None:
+    """What was achieved is known all the same."""
+    given = shown(blocks(chip))
+    assert given["why_unknown"].startswith(why)
+    assert [500, 2000, None] == given["modules"]["table"]["achieved"]
+
+
+def test_the_points_with_the_least_time_are_left_out() -> None:
+    """Each of 600 modules did something in 4 phases; those that repeat are few."""
+    found = shown(profile_of(600))
+    assert 2400 - MOST == found["modules"]["left_out"]
+    assert MOST == len(found["modules"]["table"]["phase"])
+    assert 0 == found["repeats"]["left_out"]
+
+
+def test_where_nothing_was_counted_there_is_none() -> None:
+    """Neither for a window of times alone, nor for a model that ran nothing."""
+    assert shown(replace(small_profile(), notes=(Note(code="not_counted", subject="", values={}),))) is None
+    assert shown(profile({"": {}}, [])) is None

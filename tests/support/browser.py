@@ -1,0 +1,120 @@
+"""A real browser for tests of the page and of the tab: Debian's Chromium, through playwright."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from lflops.profile.model import Profile
+from lflops.report.html import save
+from tests.support.tensorboard_server import Board, board
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+PARTS = Path(__file__).parents[2] / "lflops" / "page"
+GRID = "[role=treegrid]"
+ROW = f"{GRID} .grid-body [role=row]"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """One for all of a file's tests, which are skipped where there is none, and say so."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the dev extra")
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+class Seen(NamedTuple):
+    """A page, and what it did beside being drawn: addresses it asked, and what must never come: dialogs and errors."""
+
+    page: Any
+    asked: list[str]
+    wrong: list[str]
+
+    def labels(self) -> list[str]:
+        """The modules on the screen, from top to bottom."""
+        return self.page.locator(f"{ROW} .name .label").all_inner_texts()
+
+    def shown(self, column: str) -> dict[str, str]:
+        """Of each module on the screen, by its whole name, the exact value in a column."""
+        found = {}
+        for row in self.page.locator(ROW).all():
+            cell = row.locator(f'.number[title^="{column}: "]')
+            found[row.locator(".name").get_attribute("title")] = cell.get_attribute("title").removeprefix(f"{column}: ")
+        return found
+
+    def view(self, name: str) -> None:
+        """Go to a view."""
+        self.page.get_by_role("tab", name=name, exact=True).click()
+
+    def modules(self) -> None:
+        """Go to that view, and wait for its rows."""
+        self.view("Modules")
+        self.page.locator(ROW).first.wait_for()
+
+
+@pytest.fixture
+def opening(browser: Any) -> Iterator[Callable[..., Seen]]:
+    """Opens an address in a context of its own; nothing may have gone wrong in it at the end."""
+    contexts, seen = [], []
+
+    def go(address: str, **options: Any) -> Seen:
+        context = browser.new_context(viewport={"width": 1280, "height": 800}, **options)
+        contexts.append(context)
+        found = Seen(context.new_page(), [], [])
+        seen.append(found)
+        found.page.on("request", lambda request: found.asked.append(request.url))
+        found.page.on("pageerror", lambda error: found.wrong.append(str(error)))
+        found.page.on("dialog", lambda dialog: (found.wrong.append(dialog.message), dialog.dismiss()))
+        found.page.goto(address)
+        return found
+
+    yield go
+    assert [] == [wrong for each in seen for wrong in each.wrong]
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture
+def page_of(opening: Callable[..., Seen], tmp_path: Path) -> Callable[..., Seen]:
+    """Opens a profile's page from disk."""
+
+    def go(given: Profile, **options: Any) -> Seen:
+        save(given, tmp_path / "page.html")
+        found = opening((tmp_path / "page.html").as_uri(), **options)
+        found.page.locator(".figures").wait_for()
+        return found
+
+    return go
+
+
+@contextmanager
+def bench(browser: Any) -> Iterator[Any]:
+    """An empty page that can import the page's modules, to try what is in them."""
+    page, site = browser.new_page(), "http://page.test/"
+    page.route("**/*.js", lambda route: route.fulfill(path=PARTS / route.request.url.removeprefix(site), content_type="text/javascript"))
+    page.route("**/here", lambda route: route.fulfill(body="", content_type="text/html"))
+    page.goto(f"{site}here")
+    yield page
+    page.close()
+
+
+@contextmanager
+def tab(opening: Callable[..., Seen], logdir: Path, *, told: int) -> Iterator[tuple[Seen, Any, Board]]:
+    """The tab in a TensorBoard that has read so much; the frame that it is in; and its server."""
+    with board(logdir, "--load_fast=false") as server:
+        server.windows(told=told)
+        seen = opening(f"{server.address}#lflops")
+        frame = seen.page.frame_locator("iframe")
+        frame.locator(".figures").wait_for()
+        yield seen, frame, server
+        assert {server.address.split("//")[1].rstrip("/")} == {
+            address.split("//")[1].split("/")[0] for address in seen.asked if "//" in address
+        }

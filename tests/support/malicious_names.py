@@ -1,0 +1,16 @@
+"""Names that would do something if anybody took them for markup or for code."""
+
+from typing import Any
+
+from lflops.profile.model import Note, Profile
+from tests.support.profile_builders import product, profile, with_seconds
+
+IMAGE = "<img src=x onerror=alert(1)>"
+SCRIPT = "</script><script>alert(2)</script>"
+
+
+def hostile_profile() -> Profile:
+    """A root whose children, classes and notes are all of them."""
+    rows: dict[str, dict[str, Any]] = {"": {"kind": IMAGE}, IMAGE: {"kind": SCRIPT}, SCRIPT: {"kind": "__proto__"}, "__proto__": {}}
+    cells = [product(name, IMAGE, "forward", macs=7, bytes_moved=1) for name in rows]
+    return with_seconds(profile(rows, cells, notes=(Note(code=IMAGE, subject=SCRIPT, values={IMAGE: SCRIPT}),)))

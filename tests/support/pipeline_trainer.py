@@ -1,0 +1,82 @@
+"""A pipeline of two stages under a Trainer: each rank has its own module, and activations and gradients go from one to the other."""
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, distributed, nn
+from torch.nn import functional as F
+
+from lflops.profile.model import Profile
+from tests.support.lightning_runs import CLASSES, WIDTH, fit, watching
+from tests.support.process_state import Facts, bits, random_numbers
+from tests.support.trainer_ranks import FEW, SOON, WIDE, rank
+
+
+class Stages(DDPStrategy):
+    """Starts the ranks as for a replicated model, and wraps nothing: they have no parameter in common."""
+
+    def configure_ddp(self) -> None:
+        pass
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": 1, "rank": 0}
+
+
+class Stage(LightningModule):
+    """`up` on the first rank, `down` and the loss on the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        if rank():
+            self.down = nn.Linear(WIDE, CLASSES)
+        else:
+            self.up = nn.Linear(WIDTH, WIDE)
+        self.losses: list[object] = []
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        if rank():
+            self._second(batch[1])
+        else:
+            self._first(batch[0])
+        optimizer.step()
+
+    def _first(self, x: Tensor) -> None:
+        hidden = torch.relu(self.up(x))
+        distributed.send(hidden.detach(), 1)
+        gradient = torch.empty_like(hidden)
+        distributed.recv(gradient, 1)
+        self.manual_backward(hidden, gradient=gradient)
+
+    def _second(self, y: Tensor) -> None:
+        hidden = torch.empty(len(y), WIDE)
+        distributed.recv(hidden, 0)
+        loss = F.cross_entropy(self.down(hidden.requires_grad_()), y)
+        self.manual_backward(loss)
+        assert hidden.grad is not None
+        distributed.send(hidden.grad, 0)
+        self.losses.append(bits(loss))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def facts(self) -> Facts:
+        """What became of it on this rank."""
+        return {"losses": self.losses, **{name: bits(tensor) for name, tensor in self.state_dict().items()}, **random_numbers()}
+
+
+def staged() -> tuple[list[Profile], Facts, Facts]:
+    """What the monitor tells, and what became of a training that was watched and of one that nobody watched."""
+    monitor = watching(schedule=SOON, topology=lambda each: {"data": 0, "pipeline": each})
+    facts = []
+    for callbacks in ([monitor], []):
+        torch.manual_seed(0)
+        stage = Stage()
+        fit(stage, *callbacks, batches=2 * FEW, strategy=Stages(), devices=2)
+        facts.append(stage.facts())
+    return monitor.profiles, facts[0], facts[1]

@@ -1,0 +1,259 @@
+"""Profiles made by hand, for tests that need one: consistent, and small enough to check with a pencil."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lflops.profile.model import (
+    SCHEMA_VERSION,
+    Allocation,
+    Cell,
+    Communication,
+    DtypeShare,
+    Memory,
+    ModuleProfile,
+    Moment,
+    Note,
+    Profile,
+    Run,
+    Uncounted,
+    Work,
+    ancestry,
+)
+from lflops.profile.records import PHASES, ByCategory, Phase, Rank, RankStat, Spread, Step, Trace, TracedOperator
+
+COUNTS = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes")
+
+
+def spread(median: float, n: int = 3) -> Spread:
+    """A tenth below and a tenth above."""
+    return Spread(median=median, low=0.9 * median, high=1.1 * median, n=n)
+
+
+def work(**counts: Any) -> Work:
+    """Any field of a `Work`; the counts that are not given are 0."""
+    zeros = dict.fromkeys((*COUNTS, *(f"own_{count}" for count in COUNTS)), 0)
+    return Work(**(zeros | counts))
+
+
+def module_profile(**fields: Any) -> ModuleProfile:
+    """Any field of a `ModuleProfile`; without any, a root that did nothing and has no parameter."""
+    nothing: dict[str, Any] = {
+        "kind": "Module",
+        "depth": 0,
+        "calls": 1,
+        "compiled": False,
+        "owner": None,
+        "parameters": 0,
+        "trainable_parameters": 0,
+        "parameter_bytes": 0,
+        "trainable_parameter_bytes": 0,
+        "own_parameters": 0,
+        "local_parameters": 0,
+        "local_parameter_bytes": 0,
+        "dtypes": {},
+        "peak_bytes": None,
+    }
+    return ModuleProfile(**(nothing | {phase: work() for phase in PHASES} | fields))
+
+
+def cell(module: str, operator: str, phase: Phase, **counts: Any) -> Cell:
+    """One call in float32 that only moved 1 byte; any other field of a `Cell` that is given."""
+    once: dict[str, Any] = {"dtype": "float32", "calls": 1, "macs": 0, "executed_macs": 0, "flops": 0, "bytes_moved": 1}
+    return Cell(module=module, operator=operator, phase=phase, **(once | counts))
+
+
+def product(module: str, operator: str, phase: Phase, *, macs: int, bytes_moved: int) -> Cell:
+    """One matrix product in float32."""
+    return cell(module, operator, phase, macs=macs, executed_macs=macs, flops=2 * macs, bytes_moved=bytes_moved)
+
+
+def run(**fields: Any) -> Run:
+    """Any field of a `Run`; without any, a count on a CPU."""
+    counted: dict[str, Any] = {
+        "kind": "count",
+        "created": "2026-01-02T03:04:05Z",
+        "versions": {"torch": "2.13.0"},
+        "host": "node0",
+        "device_name": "cpu",
+        "dtype": "float32",
+        "shapes": {"0": (4, 8)},
+    }
+    return Run(**(counted | fields))
+
+
+def works(names: Iterable[str], cells: Iterable[Cell], communication: Iterable[Communication] = ()) -> dict[str, dict[str, Work]]:
+    """The work of each module in each phase: its own is the sum of its cells, the inclusive adds all modules below it."""
+    counts: dict[str, dict[str, dict[str, int]]] = {name: {phase: {} for phase in PHASES} for name in names}
+
+    def count(module: str, phase: Phase, added: Mapping[str, int]) -> None:
+        for name in ancestry(module):
+            for field, number in added.items():
+                for counted in (field, f"own_{field}") if name == module else (field,):
+                    counts[name][phase][counted] = counts[name][phase].get(counted, 0) + number
+
+    for each in cells:
+        count(each.module, each.phase, {field: getattr(each, field) for field in COUNTS if field != "comm_bytes"})
+    for collective in communication:
+        count(collective.module, collective.phase, {"comm_bytes": collective.bytes})
+    return {name: {phase: work(**counted) for phase, counted in phases.items()} for name, phases in counts.items()}
+
+
+def profile(rows: Mapping[str, Mapping[str, Any]], cells: Iterable[Cell], **fields: Any) -> Profile:
+    """Rows given by what is special about each, with the work that the cells and the communication add up to."""
+    cells = tuple(cells)
+    counted = works(rows, cells, fields.get("communication", ()))
+    modules = {name: module_profile(**({"depth": len(ancestry(name)) - 1} | counted[name] | dict(row))) for name, row in rows.items()}
+    counted_profile: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "run": run(), "modules": modules, "cells": cells, "uncounted": ()}
+    return Profile(**(counted_profile | fields))
+
+
+def weights(own: int, below: int = 0) -> dict[str, Any]:
+    """The fields of a row that has `own` float32 parameters itself and `below` in the rows below it."""
+    total = own + below
+    fields = {"parameters": total, "trainable_parameters": total, "own_parameters": own}
+    fields |= {"parameter_bytes": 4 * total, "trainable_parameter_bytes": 4 * total}
+    local = {"local_parameters": total, "local_parameter_bytes": 4 * total}
+    return fields | local | {"dtypes": {"float32": DtypeShare(parameters=total, bytes=4 * total)} if total else {}}
+
+
+def small_profile() -> Profile:
+    """Two training steps of `encoder = Sequential(Linear(8, 16), GELU())` and `head = Linear(16, 2)` on a batch of 4, on 2 ranks.
+
+    By hand: the encoder's product has 4 * 8 * 16 = 512 MACs, forward and for its weight's gradient (the input needs none); the
+    head's has 4 * 16 * 2 = 128, forward and for both gradients. So 640 MACs forward, 512 + 2 * 128 = 768 backward.
+    """
+    cells = (
+        product("encoder.0", "aten::addmm", "forward", macs=512, bytes_moved=4 * (4 * 8 + 8 * 16 + 16 + 4 * 16)),
+        cell("encoder.1", "aten::gelu", "forward", flops=64, bytes_moved=4 * (64 + 64)),
+        product("head", "aten::addmm", "forward", macs=128, bytes_moved=4 * (4 * 16 + 16 * 2 + 2 + 4 * 2)),
+        product("head", "aten::mm", "backward", macs=256, bytes_moved=4 * 2 * (4 * 2 + 4 * 16 + 16 * 2)),
+        cell("encoder.1", "aten::gelu_backward", "backward", flops=64, bytes_moved=4 * (64 + 64 + 64)),
+        product("encoder.0", "aten::mm", "backward", macs=512, bytes_moved=4 * (4 * 8 + 4 * 16 + 8 * 16)),
+        cell("encoder.0", "aten::_foreach_add_", "optimizer", flops=144, bytes_moved=4 * 3 * 144),
+        cell("head", "aten::_foreach_add_", "optimizer", flops=34, bytes_moved=4 * 3 * 34),
+        cell("", "aten::mse_loss", "other", flops=24, bytes_moved=4 * (8 + 8 + 1)),
+    )
+    rows: dict[str, dict[str, Any]] = {
+        "": weights(0, 178) | {"kind": "Model", "peak_bytes": 3000},
+        "encoder": weights(0, 144) | {"kind": "Sequential", "peak_bytes": 2000},
+        "encoder.0": weights(144) | {"kind": "Linear", "peak_bytes": 1900},
+        "encoder.1": weights(0) | {"kind": "GELU", "peak_bytes": 2000},
+        "head": weights(34) | {"kind": "Linear", "peak_bytes": 3000},
+    }
+    reduction = Communication(
+        module="", phase="backward", collective="all_reduce", group="dp", group_size=2, calls=1, bytes=712, seconds=2e-5
+    )
+    timed = profile(
+        rows,
+        cells,
+        run=run(kind="training", stage="fit", step=8, window=0, strategy="ddp", world_size=2, data_parallel_size=2, samples_per_step=4),
+        uncounted=(Uncounted(module="head", operator="my_ops::scan", phase="forward", calls=2, bytes=64, seconds=1e-5),),
+        communication=(reduction,),
+        steps=(
+            Step(index=7, kind="clean", seconds=3e-3, phases={"data": 2e-4, "forward": 1e-3, "backward": 1.5e-3}, samples=4),
+            Step(index=8, kind="counted", seconds=None, phases={}, samples=4, marks=("new_shapes",)),
+        ),
+        memory=small_memory(),
+        trace=small_trace(),
+        ranks=(
+            Rank(rank=0, node="0", host="node0", device="cuda:0", coordinates={"dp": 0}, status="ok", step=spread(3e-3), macs=1408),
+            Rank(rank=1, node=None, host=None, device=None, coordinates={}, status="missing"),
+        ),
+        rank_stats=(RankStat(module="head", phase="forward", low=1e-4, median=2e-4, high=3e-4, high_rank=1, slowest_steps=2, steps=3),),
+        notes=(Note(code="rank_missing", subject="1", values={"waited_seconds": 30.0, "tries": 3, "host": "node1"}),),
+    )
+    return with_seconds(timed)
+
+
+def small_memory() -> Memory:
+    """4 operators, of which the third reaches the peak."""
+    return Memory(
+        source="counted",
+        peak_bytes=3000,
+        peak_index=2,
+        by_category={"parameters": 712, "activations": 2288},
+        by_module={"": 0, "encoder.0": 2832, "head": 168},
+        alive=(Allocation("activations", "aten::addmm", "encoder.0", "forward", 2288), Allocation("parameters", "", "head", "other", 136)),
+        timeline=(
+            Moment("aten::addmm", "encoder.0", "forward", 712, 0, ByCategory(712, 0, 0, 0, 0, 0)),
+            Moment("aten::gelu", "encoder.1", "forward", 2000, 1, ByCategory(712, 0, 0, 1288, 0, 0)),
+            Moment("aten::addmm", "head", "forward", 3000, 2, ByCategory(712, 0, 0, 2288, 0, 0)),
+            Moment("aten::mm", "head", "backward", 2500, 3, ByCategory(712, 136, 0, 1288, 364, 0)),
+        ),
+        allocator_peak_bytes=4096,
+    )
+
+
+def small_trace() -> Trace:
+    """One file and one operator."""
+    addmm = TracedOperator(
+        name="aten::addmm", calls=2, host_seconds=2e-4, own_host_seconds=1e-4, device_seconds=3e-5, own_device_seconds=3e-5
+    )
+    return Trace(files={"0": "node0_0.pt.trace.json.gz"}, batches=2, device_idle_seconds=1e-3, operators=(addmm,))
+
+
+def with_seconds(counted: Profile) -> Profile:
+    """The same profile with a time in every work that ran anything: 100 µs an operator call."""
+
+    def timed(given: Work) -> dict[str, Any]:
+        kernels = {"device_seconds": spread(5e-5 * given.calls)} if given.calls else {}
+        own = {"own_seconds": spread(1e-4 * given.own_calls)} if given.own_calls else {}
+        return {"seconds": spread(1e-4 * given.calls)} | kernels | own if given.calls else {}
+
+    def row(given: ModuleProfile) -> ModuleProfile:
+        fields = {field: getattr(given, field) for field in given.__struct_fields__}
+        return ModuleProfile(**fields | {phase: Work(**fields_of(given.work(phase)) | timed(given.work(phase))) for phase in PHASES})
+
+    return Profile(**fields_of(counted) | {"modules": {name: row(each) for name, each in counted.modules.items()}})
+
+
+def clocked(counted: Profile, own: Mapping[tuple[str, Phase], float]) -> Profile:
+    """The same profile with these times of modules themselves in phases, and with those of all modules above that they add up to."""
+
+    def timed(name: str, phase: Phase, given: Work) -> Work:
+        inside = [seconds for (module, when), seconds in own.items() if when == phase and name in ancestry(module)]
+        fields = {"seconds": spread(sum(inside)) if inside else None}
+        return Work(**fields_of(given) | fields | ({"own_seconds": spread(own[name, phase])} if (name, phase) in own else {}))
+
+    def row(name: str, given: ModuleProfile) -> ModuleProfile:
+        return ModuleProfile(**fields_of(given) | {phase: timed(name, phase, given.work(phase)) for phase in PHASES})
+
+    return Profile(**fields_of(counted) | {"modules": {name: row(name, each) for name, each in counted.modules.items()}})
+
+
+def untimed(given: Profile) -> Profile:
+    """The same profile as a count would have left it: without a time in any work, and without steps."""
+
+    def row(each: ModuleProfile) -> ModuleProfile:
+        fields = {phase: dict.fromkeys(("seconds", "own_seconds", "device_seconds")) for phase in PHASES}
+        return ModuleProfile(**fields_of(each) | {phase: Work(**fields_of(each.work(phase)) | fields[phase]) for phase in PHASES})
+
+    return Profile(**fields_of(given) | {"modules": {name: row(each) for name, each in given.modules.items()}, "steps": ()})
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a struct, to make another one with some of them changed."""
+    return {field: getattr(value, field) for field in value.__struct_fields__}
+
+
+def profile_of(n_modules: int) -> Profile:
+    """A profile of so many rows, 9 cells in each but the containers: a root, blocks below it, 10 layers in each block."""
+    names = [f"blocks.{block}.layers.{layer}" for block in range(n_modules) for layer in range(10)]
+    rows: dict[str, dict[str, Any]] = {}
+    for name in names:
+        for above in reversed(ancestry(name)):
+            if len(rows) < n_modules:
+                rows.setdefault(above, {"kind": "Linear" if above == name else "ModuleList"})
+    operators: tuple[tuple[str, Phase], ...] = (
+        ("aten::addmm", "forward"),
+        ("aten::add", "forward"),
+        ("aten::gelu", "forward"),
+        ("aten::mm", "backward"),
+        ("aten::sum", "backward"),
+        ("aten::gelu_backward", "backward"),
+        ("aten::_foreach_mul_", "optimizer"),
+        ("aten::_foreach_add_", "optimizer"),
+        ("aten::clone", "other"),
+    )
+    cells = (product(name, operator, phase, macs=1 << 30, bytes_moved=1 << 20) for name in rows for operator, phase in operators)
+    return with_seconds(profile(rows, cells))

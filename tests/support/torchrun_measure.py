@@ -1,0 +1,20 @@
+"""A script that torchrun starts on each rank: it measures its own batch, and saves what it measured in the folder that is named."""
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+import lflops
+from tests.support.small_models import Block, between_linears, hidden, length
+
+if __name__ == "__main__":
+    distributed.init_process_group("gloo")
+    rank = distributed.get_rank()
+    torch.set_num_threads(1)
+    model = DistributedDataParallel(between_linears(Block()))
+    profile = lflops.measure(model, torch.randn(1 + rank, length, hidden), backward=True, warmup=1, repeats=3, hardware=None)
+    profile.save(Path(sys.argv[1]) / f"rank{rank}.profile.json")
+    distributed.destroy_process_group()

@@ -1,0 +1,254 @@
+import json
+import os
+import subprocess
+import sys
+import tomllib
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from pkgutil import resolve_name
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from torch.utils.tensorboard import SummaryWriter
+
+import lflops
+from lflops.profile.records import Trace
+from lflops.report.payload.payload import payload
+from lflops.tensorboard.payload_event import LARGEST, checked, misfit, packed, trend
+from lflops.tensorboard.tab import Tab
+from lflops.tensorboard.traces import opened
+from tests.support.profile_builders import small_profile
+from tests.support.tensorboard_server import Board, board, write
+
+ROOT = Path(__file__).parents[2]
+SMALL = msgspec.json.encode(payload(small_profile()))
+NAME = "host_0.7.pt.trace.json.gz"
+TRACE = b"a trace"
+
+
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two good windows of one run, and a run of all that can be wrong."""
+    path = tmp_path_factory.mktemp("logs")
+    with SummaryWriter(path / "good") as writer:
+        lflops.tensorboard.log(writer, small_profile(), 8)
+        lflops.tensorboard.log(writer, small_profile(), 9)
+    with SummaryWriter(path / "bad") as writer:
+        write(writer, "future", b"?", beside=b"2")
+        write(writer, "foreign", b"?", beside=b"{}")
+        write(writer, "text", b"not deflated")
+        write(writer, "cut", packed(SMALL)[:-9])
+        write(writer, "large", zlib.compress(bytes(LARGEST + 1)))
+        write(writer, "other", zlib.compress(b'{"weights":1}'))
+        write(writer, "mixed", b"not deflated", step=1)
+        lflops.tensorboard.log(writer, small_profile(), 2, tag="mixed")
+    return path
+
+
+PROBLEMS = [
+    "cut of run bad, step 0 is unreadable: its end is missing",
+    "foreign of run bad is no summary of lflops",
+    "future of run bad is of form 2, this lflops reads 1: another version of lflops is needed",
+    f"large of run bad, step 0 inflates to more than {LARGEST} bytes",
+    "mixed of run bad, step 1 is unreadable: it is not deflated, or damaged",
+    "other of run bad, step 0 is no summary of lflops",
+    "text of run bad, step 0 is unreadable: it is not deflated, or damaged",
+]
+
+
+@pytest.fixture(scope="module", params=["--load_fast=false", "--load_fast=true"])
+def server(logdir: Path, request: pytest.FixtureRequest) -> Iterator[Board]:
+    """With either of the loaders that TensorBoard has."""
+    with board(logdir, request.param) as running:
+        yield running
+
+
+def test_what_can_be_shown_is_listed_and_what_cannot_is_named(server: Board) -> None:
+    """The unreadable, the future and the foreign one with the reason; the windows beside them all the same."""
+    found = server.windows(told=3 + len(PROBLEMS))
+    assert PROBLEMS == sorted(found["problems"])
+    places = {(each["run"], each["tag"], each["step"]) for each in found["windows"]}
+    assert {("good", "lflops/fit/profile", 8), ("good", "lflops/fit/profile", 9), ("bad", "mixed", 2)} == places
+
+
+def test_what_is_listed_has_the_figures_that_it_is_followed_by(server: Board) -> None:
+    """3 ms and 4 samples a step, a peak of 3000 bytes; MFU and tokens are unknown."""
+    found = server.windows(told=3 + len(PROBLEMS))
+    figures = found["windows"][0]["trend"]
+    assert {"achieved", "samples/s", "step", "peak live memory"} == figures.keys()
+    assert (pytest.approx(4 / 3e-3), 3e-3, 3000) == tuple(figures[label] for label in ("samples/s", "step", "peak live memory"))
+
+
+def test_a_window_comes_as_it_was_logged(server: Board, logdir: Path) -> None:
+    """Deflated where the browser takes that, else inflated; its traces are named as they are reached from the run's folder."""
+    server.windows(told=3 + len(PROBLEMS))
+    logged = msgspec.json.encode(payload(small_profile(), logdir / "good"))
+    for accept, sent in ("identity", logged), ("gzip, deflate", packed(logged)):
+        status, headers, body = server.get("window", run="good", tag="lflops/fit/profile", step=8, accept=accept)
+        assert (200, "application/json", sent) == (status, headers["Content-Type"], body)
+        assert ("deflate" if sent is not logged else None) == headers.get("Content-Encoding")
+
+
+def test_a_window_that_cannot_be_shown_is_refused(server: Board) -> None:
+    """With the reason; and one that is not there is not found, whatever it is called."""
+    server.windows(told=3 + len(PROBLEMS))
+    status, _, body = server.get("window", run="bad", tag="large", step=0)
+    assert (422, f"it inflates to more than {LARGEST} bytes".encode()) == (status, body)
+    for run, tag, step in (("good", "lflops/fit/profile", 7), ("../..", "/etc/passwd", 0), ("", "", "x")):
+        assert 404 == server.get("window", run=run, tag=tag, step=step)[0]
+
+
+def test_the_page_s_files_are_served_and_no_others(server: Board) -> None:
+    """Each by its own name."""
+    page = ROOT / "lflops" / "page"
+    for file in filter(Path.is_file, page.rglob("*")):
+        status, headers, body = server.get(file.relative_to(page).as_posix())
+        assert (200, file.read_bytes()) == (status, body)
+        assert headers["Content-Type"].startswith("text/")
+    for path in ("../tensorboard/tab.py", "..%2Fprofile.py", "tab.py"):
+        assert 404 == server.get(path)[0]
+
+
+def test_tensorboard_shows_the_tab_by_the_entry_point() -> None:
+    """What pyproject.toml names is the plugin."""
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["entry-points"]
+    assert resolve_name(points["tensorboard_plugins"]["lflops"]) is Tab
+
+
+def test_the_tab_loads_nothing_that_it_does_not_need() -> None:
+    """What is missing where only TensorBoard runs must not stop it: its plugins are loaded outside of any `try`."""
+    heavy = {"torch", "lightning", "pytorch_lightning", "rich", "matplotlib", "msgspec"}
+    code = f"import sys; import lflops.tensorboard.tab; print(*{heavy} & sys.modules.keys())"
+    assert "" == subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_a_payload_is_read_back() -> None:
+    """Up to the bound, and not beyond it."""
+    assert SMALL == checked(packed(SMALL))
+    start = b'{"lflops":1'
+    whole = start + bytes(LARGEST - len(start))
+    assert whole == checked(packed(whole))
+    with pytest.raises(ValueError, match="inflates to more than"):
+        checked(packed(whole + b" "))
+
+
+@pytest.mark.parametrize("value", [None, "text", 1.5, b"", b"x"])
+def test_what_is_no_payload_is_refused(value: object) -> None:
+    """As an error that says so."""
+    with pytest.raises(ValueError, match=r"^is "):
+        checked(value)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [b"[1]", b"null", b'{"step":', b'{"step":"1"}', b'{"step":NaN}', b'{"step":1' + b"0" * 400 + b"}", b'{"a":' * 600 + b"1", b"\xff"],
+)
+def test_what_are_no_figures_are_not_followed(written: bytes) -> None:
+    """Whatever stands where they would be; nor are those of a payload that has none."""
+    assert {} == trend(b'{"lflops":1,"trend":' + written)
+    assert {} == trend(b'{"lflops":1,"title":"x"}')
+    assert {"step": 0.5, "pass": 2.0} == trend(b'{"lflops":1,"trend":{"step":0.5,"pass":2},"title":"x"}')
+
+
+def test_versions_are_told_apart() -> None:
+    """Ours fits; a number is another version, however long; anything else is not ours."""
+    assert "" == misfit(b"1")
+    assert misfit(b"2" * 1000).startswith("is of form 222222222, ")
+    assert "is no summary of lflops" == misfit(b"") == misfit(b"\xff")
+
+
+def test_a_writer_that_is_none_is_refused(tmp_path: Path) -> None:
+    """And one that is closed."""
+    writer = SummaryWriter(tmp_path)
+    writer.close()
+    for given in (writer, None):
+        with pytest.raises(TypeError, match=f"writer={type(given).__name__}: give a torch.utils.tensorboard.SummaryWriter"):
+            lflops.tensorboard.log(given, small_profile(), 0)
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
+    """A run whose summary names its trace, and one whose summary names whatever somebody would like to have."""
+    folder = tmp_path_factory.mktemp("traced")
+    logs, secret = folder / "logs", folder / NAME
+    (trace := logs / "good" / "lflops_traces" / "w" / NAME).parent.mkdir(parents=True)
+    (logs / "bad").mkdir()
+    for file in (trace, logs / "bad" / "weights.pt"):
+        file.write_bytes(TRACE)
+    secret.write_bytes(b"a secret")
+    (logs / "bad" / f"out_{NAME}").symlink_to(secret)
+    (logs / "bad" / f"round_{NAME}").symlink_to(logs / "bad" / f"round_{NAME}")
+    (logs / "bad" / "linked").symlink_to(folder)
+    (logs / "bad" / f"folder_{NAME}").mkdir()
+    os.mkfifo(logs / "bad" / f"pipe_{NAME}")
+    with SummaryWriter(logs / "good") as writer:
+        lflops.tensorboard.log(writer, replace(small_profile(), trace=Trace(files={"0": str(trace)})), 8)
+    with SummaryWriter(logs / "bad") as writer:
+        write(writer, "asks", packed(json.dumps({"lflops": 1, "traces": [{"file": file} for file in REFUSED]}).encode()))
+        write(writer, "odd", packed(b'{"lflops":1,"traces":[3,{"file":3},{}]}'))
+        write(writer, "none", packed(b'{"lflops":1}'))
+        write(writer, "cut", packed(SMALL)[:-9])
+    with board(logs) as running:
+        running.windows(told=5)
+        yield running
+
+
+REFUSED = {
+    f"../../{NAME}": (403, b"the trace does not lie below the log directory"),
+    f"out_{NAME}": (403, b"the trace does not lie below the log directory"),
+    f"linked/{NAME}": (403, b"the trace does not lie below the log directory"),
+    "../../../../../../../../etc/passwd": (403, b"what the summary names is no trace"),
+    "/etc/passwd": (403, b"what the summary names is no trace"),
+    "weights.pt": (403, b"what the summary names is no trace"),
+    f"folder_{NAME}": (403, b"what the summary names is no file"),
+    f"pipe_{NAME}": (403, b"what the summary names is no file"),
+    f"a\r\nb: c{NAME}": (403, b"what the summary names is no trace"),
+    f"missing_{NAME}": (404, b"the trace is not there, or not yet: it is written beside the training"),
+    f"round_{NAME}": (404, b"the trace is not there, or not yet: it is written beside the training"),
+    f"a\0b/{NAME}": (404, b"the trace is not there, or not yet: it is written beside the training"),
+}
+"""What a summary may name, and what comes of it."""
+
+
+def test_a_trace_is_served_by_the_summary_s_name(traced: Board) -> None:
+    """As it is, to be saved under its own name."""
+    status, headers, body = traced.get("trace", run="good", tag="lflops/fit/profile", step=8, index=0)
+    assert (200, TRACE, str(len(TRACE))) == (status, body, headers["Content-Length"])
+    assert f'attachment; filename="{NAME}"' == headers["Content-Disposition"]
+
+
+@pytest.mark.parametrize("index", range(len(REFUSED)), ids=range(len(REFUSED)))
+def test_a_trace_that_is_none_or_elsewhere_is_refused(traced: Board, index: int) -> None:
+    """Whatever a summary names."""
+    status, _, body = traced.get("trace", run="bad", tag="asks", step=0, index=index)
+    assert [*REFUSED.values()][index] == (status, body)
+
+
+def test_a_request_names_no_file(traced: Board) -> None:
+    """It says which of a summary's it wants. What a summary holds that is no list of files is refused as well."""
+    for run in ("../..", "/etc", "good/../good", "", "bad/linked"):
+        assert 404 == traced.get("trace", run=run, tag="lflops/fit/profile", step=8, index=0)[0]
+    for index in ("1", "-1", "", "x", "²", "0" * 9, NAME, f"../../{NAME}"):
+        assert 404 == traced.get("trace", run="good", tag="lflops/fit/profile", step=8, index=index, file=NAME)[0]
+    assert 404 == traced.get("trace", run="good", tag="lflops/fit/profile", step=8)[0]
+    assert [403, 403, 403, 404] == [traced.get("trace", run="bad", tag="odd", step=0, index=index)[0] for index in range(4)]
+    assert 404 == traced.get("trace", run="bad", tag="none", step=0, index=0)[0]
+    assert 403 == traced.get("trace", run="bad", tag="cut", step=0, index=0)[0]
+
+
+def test_an_absolute_name_is_held_to_the_same(tmp_path: Path) -> None:
+    """Elsewhere it is refused, by whichever way it is named; below the log directory it is what it is."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    for folder in (logs, tmp_path):
+        (folder / NAME).write_bytes(TRACE)
+
+    def named(file: Path) -> bytes:
+        return json.dumps({"lflops": 1, "traces": [{"file": str(file)}]}).encode()
+
+    with pytest.raises(ValueError, match="does not lie below the log directory"):
+        opened(named(tmp_path / NAME), "0", logs / "run", logs)
+    with opened(named(logs / NAME), "0", logs / "run", logs).file as file:
+        assert TRACE == file.read()

@@ -1,0 +1,355 @@
+"""The rules of the layout, read from the source: which folder may import which, how long a file may be, where private names live."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LINES_PER_FILE = 600
+LINES_PER_FUNCTION = 55
+FILES_PER_FOLDER = 15
+TORCH_PRIVATE = "lflops/collect/torch_private/"
+
+VALUE = {"pypi:msgspec", "errors", "units", "schedule", "profile", "hardware"}
+"""What every folder may import: the value that flows through lflops, and what it is made of."""
+
+INSIDE = VALUE | {"pypi:torch", "collect.inputs", "collect.model", "collect.torch_private", "collect.attribution"}
+"""What the folders of `collect` may import that do the counting and the timing."""
+
+ANALYSES = {"analyze.speed", "analyze.compare", "analyze.memory", "analyze.modules", "analyze.ranks"}
+
+# A row for each folder, and for each file at the top: what it may import besides the standard library and its own files. Rows are
+# named without `lflops.`, packages with `pypi:` before them. A folder without a row may not exist.
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "units": set(),
+    "schedule": {"errors"},
+    "hardware": {"errors", "pypi:msgspec"},
+    "profile": {"errors", "units", "hardware", "pypi:msgspec"},
+    "merging": VALUE,
+    "traces": VALUE,
+    "analyze.speed": VALUE,
+    "analyze.memory": VALUE,
+    "analyze.ranks": VALUE,
+    "analyze.modules": VALUE | {"analyze.speed"},
+    "analyze.compare": VALUE | {"analyze.speed"},
+    "collect.torch_private": {"errors", "pypi:torch"},
+    "collect.inputs": VALUE | {"pypi:torch", "collect.torch_private"},
+    "collect.model": VALUE | {"pypi:torch", "collect.inputs", "collect.torch_private"},
+    "collect.attribution": INSIDE - {"collect.attribution"},
+    "collect.counting.formulas": {"errors", "pypi:torch", "collect.torch_private"},
+    "collect.counting": INSIDE | {"collect.counting.formulas"},
+    "collect.timing": INSIDE,
+    "collect.kineto": INSIDE | {"collect.timing"},
+    "collect.ranks": INSIDE | {"collect.timing", "merging"},
+    "collect.calibration": INSIDE | {"collect.timing"},
+    "collect": INSIDE | {"collect.counting", "collect.counting.formulas", "collect.timing", "collect.ranks", "collect.calibration"},
+    "collect.estimate": INSIDE | {"collect", "collect.counting", "collect.counting.formulas"},
+    "report.lines": VALUE | ANALYSES,
+    "report.terminal": VALUE | ANALYSES | {"report.lines", "pypi:rich"},
+    "report.deepspeed_text": VALUE | ANALYSES | {"report.lines"},
+    "report.figures": VALUE | ANALYSES | {"report.lines", "pypi:matplotlib"},
+    "report.payload": VALUE | ANALYSES | {"report.lines"},
+    "report": VALUE | {"report.payload"},
+    "tensorboard": VALUE | {"report.figures", "report.payload", "pypi:tensorboard"},
+    "deepspeed": VALUE | {"pypi:torch", "collect", "collect.inputs", "collect.model", "collect.timing", "report.deepspeed_text"},
+}
+COLLECT = {row for row in MAY_IMPORT if row.partition(".")[0] == "collect"}
+REPORT = {row for row in MAY_IMPORT if row.partition(".")[0] == "report"}
+MAY_IMPORT |= {
+    # `collect` within a function only: the last tests hold that importing the shell loads no torch.
+    "cli": VALUE | ANALYSES | COLLECT | REPORT | {"analyze", "traces", "pypi:typer", "pypi:rich"},
+    "lightning.trainer": VALUE | COLLECT | {"pypi:torch", "pypi:lightning", "pypi:pytorch_lightning"},
+    "lightning.window": VALUE | ANALYSES | COLLECT | {"pypi:torch", "lightning.trainer", "report.lines", "traces"},
+    "lightning.outlets": VALUE | ANALYSES | REPORT | {"pypi:torch", "lightning.trainer", "tensorboard"},
+    "lightning": VALUE
+    | COLLECT
+    | {
+        "pypi:torch",
+        "pypi:lightning",
+        "pypi:pytorch_lightning",
+        "merging",
+        "deepspeed",
+        "lightning.trainer",
+        "lightning.window",
+        "lightning.outlets",
+    },
+    "lightning.injection": {"errors", "schedule", "lightning", "lightning.trainer"},
+    "__main__": {"cli"},
+}
+MAY_IMPORT["__init__"] = set(MAY_IMPORT) - {"__main__", "cli"}
+
+Check = Callable[[PurePosixPath, str], list[str]]
+
+
+class Import(NamedTuple):
+    line: int
+    target: str
+    bound: str
+
+
+def imports(path: PurePosixPath, source: str) -> Iterator[Import]:
+    """Every import of a file, wherever it stands: at the top, in a function, under `TYPE_CHECKING`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                yield Import(node.lineno, name.name, name.asname or name.name.partition(".")[0])
+        elif isinstance(node, ast.ImportFrom):
+            above = path.parts[: -node.level] if node.level else ()
+            for name in node.names:
+                target = ".".join([*above, *filter(None, [node.module]), name.name])
+                yield Import(node.lineno, target, name.asname or name.name)
+
+
+def row_of(path: PurePosixPath) -> str:
+    """The row of a file: its folder's, or at the top its own."""
+    return ".".join(path.parts[1:-1]) or path.stem
+
+
+def target_row(target: str) -> str:
+    """The row that an imported name belongs to: the longest that it begins with; a package's own name where it is not of lflops."""
+    first, *parts = target.split(".")
+    if first != "lflops":
+        return first if first in sys.stdlib_module_names else f"pypi:{first}"
+    rows = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return next((row for row in rows if row in MAY_IMPORT), ".".join(parts) or "lflops itself")
+
+
+def imports_out_of_its_row(path: PurePosixPath, source: str) -> list[str]:
+    """Imports that the table has no place for."""
+    row = row_of(path)
+    if row not in MAY_IMPORT:
+        return [] if path.name == "__init__.py" else [f"{path}: the table has no row for {row}"]
+    allowed = MAY_IMPORT[row] | sys.stdlib_module_names | {row}
+    found = [(line, target_row(target)) for line, target, _ in imports(path, source)]
+    return [f"{path}:{line}: {row} may not import {target}" for line, target in found if target not in allowed]
+
+
+def init_without_its_paragraph(path: PurePosixPath, source: str) -> list[str]:
+    """A folder whose `__init__` does not say its job, or does more than that; users reach names in those of the three that are listed."""
+    if path.name != "__init__.py":
+        return []
+    module = ast.parse(source)
+    if not ast.get_docstring(module):
+        return [f"{path}: no docstring that says the folder's job"]
+    is_public = str(path.parent) in {"lflops", "lflops/hardware", "lflops/tensorboard"}
+    return [] if is_public or len(module.body) == 1 else [f"{path}: more than a docstring"]
+
+
+def long_file(path: PurePosixPath, source: str) -> list[str]:
+    """A file over its budget of lines."""
+    lines = len(source.splitlines())
+    return [f"{path}: {lines} lines, {LINES_PER_FILE} at most"] if lines > LINES_PER_FILE else []
+
+
+def long_functions(path: PurePosixPath, source: str) -> list[str]:
+    """Functions over their budget of lines, signature and docstring included."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    lengths = [(node, (node.end_lineno or node.lineno) - node.lineno + 1) for node in functions]
+    return [
+        f"{path}:{node.lineno}: {node.name} has {lines} lines, {LINES_PER_FUNCTION} at most"
+        for node, lines in lengths
+        if lines > LINES_PER_FUNCTION
+    ]
+
+
+def private_torch_names(path: PurePosixPath, source: str) -> list[str]:
+    """Private names imported from torch or reached through a name that was, anywhere but in `torch_private/`."""
+    if str(path).startswith(TORCH_PRIVATE):
+        return []
+    from_torch = [found for found in imports(path, source) if found.target.split(".")[0] == "torch"]
+    roots = {"torch", *(found.bound for found in from_torch)}
+    named = [(found.line, found.target) for found in from_torch if any(map(is_private, found.target.split(".")))]
+    reached = [
+        (node.lineno, ast.unparse(node))
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and root(node) in roots
+    ]
+    return [f"{path}:{line}: {name} belongs in torch_private/" for line, name in named + reached]
+
+
+def is_private(name: str) -> bool:
+    """One underscore makes a name private; Python's own `__version__` and the like are not."""
+    return name.startswith("_") and not name.endswith("__")
+
+
+def root(node: ast.expr) -> str | None:
+    """The name that a chain of attributes starts at."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def pages() -> dict[PurePosixPath, str]:
+    """Every Python file of the package, with its source."""
+    return {PurePosixPath(path.relative_to(ROOT)): path.read_text("utf-8") for path in sorted((ROOT / "lflops").rglob("*.py"))}
+
+
+CHECKS = [imports_out_of_its_row, init_without_its_paragraph, long_file, long_functions, private_torch_names]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_house_keeps_its_rules(check: Check) -> None:
+    """No file of the package breaks the rule."""
+    assert [] == [culprit for path, source in pages().items() for culprit in check(path, source)]
+
+
+def test_the_rules_are_held_against_the_package_itself() -> None:
+    """The files that are read are lflops's own."""
+    assert {"lflops/__init__.py", "lflops/collect/__init__.py"} <= {str(path) for path in pages()}
+
+
+def function_of(lines: int) -> str:
+    """A function that takes so many lines."""
+    return "\n".join(["def f():", *["    pass"] * (lines - 1)])
+
+
+CULPRITS = [
+    (imports_out_of_its_row, "lflops/profile/model.py", "import torch"),
+    (imports_out_of_its_row, "lflops/units.py", "from rich.text import Text"),
+    (imports_out_of_its_row, "lflops/schedule.py", "from lflops.analyze.modules.tree import tree"),
+    (imports_out_of_its_row, "lflops/errors.py", "from lflops import count"),
+    (imports_out_of_its_row, "lflops/hardware/chips.py", "import lflops"),
+    (imports_out_of_its_row, "lflops/profile/json_file.py", "from .. import collect"),
+    (imports_out_of_its_row, "lflops/collect/count.py", "from lflops.analyze.modules import tree"),
+    (imports_out_of_its_row, "lflops/collect/counting/mode.py", "from lflops.collect.estimate.fake_errors import refuse"),
+    (imports_out_of_its_row, "lflops/collect/counting/mode.py", "from ...report.lines import notes"),
+    (imports_out_of_its_row, "lflops/collect/model/call.py", "from lflops.collect.count import count"),
+    (imports_out_of_its_row, "lflops/traces/merge.py", "import lflops.collect.attribution.module_tracker as tracker"),
+    (imports_out_of_its_row, "lflops/analyze/modules/tree.py", "def f():\n    import torch"),
+    (
+        imports_out_of_its_row,
+        "lflops/analyze/modules/tree.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor",
+    ),
+    (imports_out_of_its_row, "lflops/report/lines/times.py", "from rich.table import Table"),
+    (imports_out_of_its_row, "lflops/report/lines/times.py", "from lflops.report.terminal.text import text"),
+    (imports_out_of_its_row, "lflops/report/payload/summary.py", "from lflops.collect import count"),
+    (imports_out_of_its_row, "lflops/tensorboard/tab.py", "import matplotlib.pyplot"),
+    (imports_out_of_its_row, "lflops/deepspeed/api.py", "import lightning"),
+    (imports_out_of_its_row, "lflops/cli/estimate.py", "def estimate():\n    import torch"),
+    (imports_out_of_its_row, "lflops/lightning/monitor.py", "import requests"),
+    (imports_out_of_its_row, "lflops/__init__.py", "import torch"),
+    (imports_out_of_its_row, "lflops/utils.py", ""),
+    (imports_out_of_its_row, "lflops/collect/helpers/text.py", ""),
+    (init_without_its_paragraph, "lflops/collect/__init__.py", ""),
+    (init_without_its_paragraph, "lflops/collect/counting/__init__.py", '"""Counting."""\nfrom lflops.collect.count import count'),
+    (long_file, "lflops/units.py", "x = 1\n" * (LINES_PER_FILE + 1)),
+    (long_functions, "lflops/units.py", function_of(LINES_PER_FUNCTION + 1)),
+    (long_functions, "lflops/units.py", "async " + function_of(LINES_PER_FUNCTION + 1)),
+    (private_torch_names, "lflops/collect/count.py", "import torch._dynamo"),
+    (private_torch_names, "lflops/collect/count.py", "from torch._C import Graph"),
+    (private_torch_names, "lflops/collect/count.py", "from torch.utils import _pytree as tree"),
+    (private_torch_names, "lflops/collect/count.py", "import torch\ntorch._C._current_graph_task_id()"),
+    (private_torch_names, "lflops/collect/count.py", "from torch import nn\nnn.Module._call_impl"),
+    (private_torch_names, "lflops/collect/count.py", "def f():\n    import torch.nn as neural\n    neural.modules._functions"),
+]
+
+
+@pytest.mark.parametrize(("check", "path", "source"), CULPRITS)
+def test_a_planted_culprit_is_found(check: Check, path: str, source: str) -> None:
+    """The rule's own check says which file it is in."""
+    found = check(PurePosixPath(path), source)
+    assert found
+    assert all(culprit.startswith(path) for culprit in found)
+
+
+INNOCENTS = [
+    (
+        imports_out_of_its_row,
+        "lflops/profile/json_file.py",
+        "import json, msgspec\nfrom lflops.profile.model import Profile\nfrom lflops import units",
+    ),
+    (
+        imports_out_of_its_row,
+        "lflops/collect/counting/mode.py",
+        "import torch\nfrom lflops.collect.attribution import hooks\nfrom .totals import f",
+    ),
+    (
+        imports_out_of_its_row,
+        "lflops/report/terminal/text.py",
+        "import rich\nfrom lflops.analyze.modules.tree import tree\nfrom lflops.units import flops",
+    ),
+    (imports_out_of_its_row, "lflops/cli/hardware.py", "def hardware():\n    from lflops.collect.calibration.calibrate import calibrate"),
+    (
+        imports_out_of_its_row,
+        "lflops/lightning/monitor.py",
+        "import lightning\nimport torch\nfrom lflops.lightning.window.window import Window",
+    ),
+    (imports_out_of_its_row, "lflops/__init__.py", "from lflops.collect.count import count\nfrom lflops.errors import LflopsError"),
+    (init_without_its_paragraph, "lflops/collect/__init__.py", '"""What runs inside torch."""'),
+    (init_without_its_paragraph, "lflops/__init__.py", '"""lflops."""\nimport importlib'),
+    (long_file, "lflops/units.py", "x = 1\n" * LINES_PER_FILE),
+    (long_functions, "lflops/units.py", function_of(LINES_PER_FUNCTION)),
+    (private_torch_names, "lflops/collect/count.py", "import torch\ntorch.__version__\nself._handles"),
+    (private_torch_names, "lflops/collect/torch_private/autograd.py", "import torch._dynamo\ntorch._C._current_graph_task_id()"),
+]
+
+
+@pytest.mark.parametrize(("check", "path", "source"), INNOCENTS)
+def test_what_keeps_the_rule_is_let_through(check: Check, path: str, source: str) -> None:
+    """At its budget to the line, in its row, in the right room: nothing to say."""
+    assert [] == check(PurePosixPath(path), source)
+
+
+def full_folders(files: list[PurePosixPath]) -> list[str]:
+    """Folders with more files than a person reads at a glance; `__init__.py` is not one of them."""
+    folders = [path.parent for path in files if path.name != "__init__.py"]
+    return [f"{folder}: {folders.count(folder)} files" for folder in sorted(set(folders)) if folders.count(folder) > FILES_PER_FOLDER]
+
+
+def test_no_folder_is_too_full() -> None:
+    """Neither of Python nor of the page."""
+    files = [
+        PurePosixPath(path.relative_to(ROOT)) for path in (ROOT / "lflops").rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    ]
+    assert [] == full_folders(files)
+
+
+def test_a_full_folder_would_be_seen() -> None:
+    """The check above can fail, and does at one file too many."""
+    files = [PurePosixPath(f"lflops/analyze/file_{number}.py") for number in range(FILES_PER_FOLDER)]
+    assert [] == full_folders([*files, PurePosixPath("lflops/analyze/__init__.py")])
+    assert ["lflops/analyze: 16 files"] == full_folders([*files, PurePosixPath("lflops/analyze/one_more.py")])
+
+
+def circle(table: dict[str, set[str]]) -> list[str]:
+    """Rows that may import each other, in a circle; empty where the arrows run one way."""
+    try:
+        TopologicalSorter({row: allowed & table.keys() - {row} for row, allowed in table.items()}).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_the_table_has_no_circle() -> None:
+    """What may import another is never imported by it."""
+    assert [] == circle(MAY_IMPORT)
+
+
+def test_a_circle_would_be_seen() -> None:
+    """The check above can fail."""
+    assert {"profile", "merging"} == set(circle(MAY_IMPORT | {"profile": {"merging"}}))
+
+
+def heavy_modules_after(statement: str) -> set[str]:
+    """Which of torch and Lightning a fresh interpreter has loaded after the statement."""
+    code = f"import sys\n{statement}\nprint(*{{'torch', 'lightning', 'pytorch_lightning'}} & sys.modules.keys())"
+    return set(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split())
+
+
+@pytest.mark.parametrize("module", ["lflops", "lflops.cli.main", "lflops.profile.json_file"])
+def test_the_light_modules_load_neither_torch_nor_lightning(module: str) -> None:
+    """A shell command and a look at a file start at once."""
+    assert set() == heavy_modules_after(f"import {module}")
+
+
+def test_a_loaded_torch_would_be_seen() -> None:
+    """The check above can fail."""
+    assert {"torch"} == heavy_modules_after("import torch")
