@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from lflops.collect.count import Counting, Ignored
 from lflops.collect.inputs.run_info import device_of
 from lflops.collect.measure import timed
-from lflops.collect.model.call import ModelCall
+from lflops.collect.model.call import Divide, ModelCall
 from lflops.collect.model.compile_guard import uncompiled
 from lflops.collect.timing.clock import clock_of
-from lflops.collect.timing.timed_passes import Divide, Pass
+from lflops.collect.timing.timed_passes import Pass
 from lflops.profile.model import Note, Profile
 from lflops.profile.records import Step
 

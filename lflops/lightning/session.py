@@ -5,8 +5,8 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from lflops.collect.kineto.attach_trace import with_trace
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.timing.attach_times import with_trace
 from lflops.collect.timing.clock import Clock, HostClock, StreamClock
 from lflops.collect.timing.step_phases import StepPhases
 from lflops.lightning.results import Results

@@ -8,8 +8,8 @@ from torch import Tensor
 from lflops.collect.counting.accumulator import Call, OperatorAccumulator
 from lflops.collect.counting.operators import Kind, Operator, known_operators
 from lflops.collect.counting.sharded_ops import is_sharded
-from lflops.collect.estimate.fake_errors import refuse_real_parameters
 from lflops.collect.torch_private.names import (
+    PLAIN,
     FakeTensor,
     TorchDispatchMode,
     decompose,
@@ -19,10 +19,14 @@ from lflops.collect.torch_private.names import (
     push_mode,
 )
 
-__all__ = ["CountingMode", "OperatorCounter"]
+__all__ = ["CountingMode", "OperatorCounter", "RealParameterError"]
 
 FREE, DECOMPOSED = Kind.FREE, Kind.DECOMPOSED
 """By names of this module: an enumeration takes its time to give one of its own, and every operator asks."""
+
+
+class RealParameterError(Exception):
+    """A tensor that has memory and wants a gradient met a fake one: the gradient would be fake, and written to it."""
 
 
 class OperatorCounter(OperatorAccumulator):
@@ -67,7 +71,7 @@ class CountingMode(TorchDispatchMode):
                 # A wrapper: what it does with the tensors inside is what runs here.
                 return self._run_spread(function, args, kwargs) if any(map(is_sharded, types)) else NotImplemented
         if self._fake:
-            refuse_real_parameters(args)
+            _refuse_real_parameters(args)
         if self._parts.awake and self._counter.works_out_shapes(args, kwargs):
             return function(*args, **kwargs)
         known = self._operators.get(id(function))  # its own hash is written in Python
@@ -117,3 +121,16 @@ class CountingMode(TorchDispatchMode):
         if self._memory is not None and operator.makes_storage:
             self._memory.after(operator.name, self._counter.owner(row, phase), phase, out)
         return out
+
+
+def _refuse_real_parameters(args: Any) -> None:
+    """See that no tensor that wants a gradient has been left real; that others are does no harm.
+
+    Raises:
+        RealParameterError: One has.
+    """
+    for each in args:
+        if type(each) in PLAIN and each.requires_grad:
+            raise RealParameterError
+        if isinstance(each, list):
+            _refuse_real_parameters(each)

@@ -14,11 +14,12 @@ from torch import nn
 from torch.amp import grad_scaler
 from torch.optim import Optimizer
 
+from lflops.collect.counting.mode import RealParameterError
 from lflops.collect.estimate.known_values import NoCudaError
-from lflops.collect.torch_private.names import ASKS_FOR_VALUES, KNOWS_NO_SHAPE, PLAIN, FakeTensor, local_part, runs_nothing
+from lflops.collect.torch_private.names import ASKS_FOR_VALUES, KNOWS_NO_SHAPE, FakeTensor, local_part, runs_nothing
 from lflops.errors import CountError, LflopsError
 
-__all__ = ["refuse_real_optimizer", "refuse_real_parameters", "refuse_what_keeps_tensors", "values_refused"]
+__all__ = ["refuse_real_optimizer", "refuse_what_keeps_tensors", "values_refused"]
 
 CALL = nn.Module.__call__.__code__
 """What runs whenever a module is called."""
@@ -31,10 +32,6 @@ NO_CUDA = re.compile(
 
 _TORCHS, _OURS = (f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
 """A line in these is not the one to change."""
-
-
-class RealParameterError(Exception):
-    """A tensor that has memory and wants a gradient met a fake one: the gradient would be fake, and written to it."""
 
 
 class RealOptimizerError(Exception):
@@ -68,19 +65,6 @@ def refuse_real_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> Non
     parameters = (each for group in optimizer.param_groups for each in group["params"])
     if runs_nothing(()) and not all(isinstance(local_part(each), FakeTensor) for each in parameters):
         raise RealOptimizerError
-
-
-def refuse_real_parameters(args: Any) -> None:
-    """See that no tensor that wants a gradient has been left real; that others are does no harm.
-
-    Raises:
-        RealParameterError: One has.
-    """
-    for each in args:
-        if type(each) in PLAIN and each.requires_grad:
-            raise RealParameterError
-        if isinstance(each, list):
-            refuse_real_parameters(each)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +11,20 @@ from torch import Tensor, nn
 from lflops.collect.inputs.arguments import check_arguments, describe
 from lflops.collect.inputs.tensors import cut_off, tensors_in
 from lflops.collect.model.restore import Gradients, untouched
-from lflops.collect.timing.timed_passes import ASIDE, Divide
 from lflops.collect.torch_private import names as torch_compat
 from lflops.errors import CountError
 
-__all__ = ["ModelCall"]
+__all__ = ["ASIDE", "Divide", "ModelCall"]
+
+ASIDE = "aside"
+"""What is run between two parts, or behind the last, for our own sake: it is in no time."""
+
+
+class Divide(Protocol):
+    """Called in a pass where its next part begins."""
+
+    def __call__(self, part: str, results: Any = None, /) -> None:
+        """The part's name; of backward also what is gone backward from."""
 
 
 @dataclass(kw_only=True)

@@ -6,15 +6,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from lflops.collect.kineto.tracer import Recording
 from lflops.collect.timing.scale_to_clean import ScaledTimes, scale_to_clean
 from lflops.collect.timing.stamps import HookOverhead, ModulePhase, PassTimes
 from lflops.collect.timing.timed_passes import TimedPasses
 from lflops.profile.model import ModuleProfile, Note, Profile
-from lflops.profile.records import DISTURBANCES, Phase, Spread, Step, Trace
-from lflops.profile.records import PHASES as ALL_PHASES
+from lflops.profile.records import DISTURBANCES, Phase, Step
 
-__all__ = ["divide", "divided", "join", "with_times", "with_trace"]
+__all__ = ["divide", "divided", "join", "with_times"]
 
 PARTS = ("forward", "backward")
 """What a clean pass times as one."""
@@ -66,37 +64,6 @@ def with_times(profile: Profile, found: ScaledTimes) -> Profile:
         for note in profile.notes
     )
     return replace(profile, modules={name: _timed(name, module, found) for name, module in profile.modules.items()}, notes=tuple(notes))
-
-
-def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str]) -> Profile:
-    """The profile with what was recorded: the operators, and the device's time of each module and phase where a device was.
-
-    Args:
-        profile: What was counted and timed.
-        recording: Of the window's traced steps.
-        files: Where the trace will be, by rank.
-    """
-    trace = Trace(
-        files=files,
-        batches=recording.batches,
-        device_idle_seconds=recording.device_idle_seconds,
-        device_idle_by_phase=recording.device_idle_by_phase,
-        exposed_comm_seconds=recording.exposed_comm_seconds,
-        exposed_copy_seconds=recording.exposed_copy_seconds,
-        device_compute_seconds=recording.device_compute_seconds,
-        operators=recording.operators,
-    )
-    seconds = recording.device_seconds or {}
-    modules = {name: _on_device(name, module, seconds) for name, module in profile.modules.items()}
-    return replace(profile, modules=modules, trace=trace)
-
-
-def _on_device(name: str, module: ModuleProfile, seconds: Mapping[ModulePhase, Spread]) -> ModuleProfile:
-    places = {phase: ModulePhase(name, phase) for phase in ALL_PHASES}
-    works: dict[str, Any] = {
-        phase: replace(module.work(phase), device_seconds=seconds[place]) for phase, place in places.items() if place in seconds
-    }
-    return replace(module, **works) if works else module
 
 
 def _timed(name: str, module: ModuleProfile, found: ScaledTimes) -> ModuleProfile:

@@ -2,24 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from lflops.collect.model.call import ASIDE, Divide
 from lflops.collect.timing.clock import Clock, cpu_seconds
 from lflops.collect.timing.module_hooks import ModuleTimer
 from lflops.collect.timing.stamps import PassTimes, Stamp
 from lflops.profile.records import Step
 
-__all__ = ["ASIDE", "Divide", "Pass", "TimedPasses", "time_passes"]
-
-ASIDE = "aside"
-"""What is run between two parts, or behind the last, for our own sake: it is in no time."""
-
-
-class Divide(Protocol):
-    """Called in a pass where its next part begins."""
-
-    def __call__(self, part: str, results: Any = None, /) -> None:
-        """The part's name; of backward also what is gone backward from."""
+__all__ = ["Pass", "TimedPasses", "time_passes"]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,44 @@
+"""A profile and what was recorded of its traced steps, as one profile."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from lflops.collect.kineto.tracer import Recording
+from lflops.collect.timing.stamps import ModulePhase
+from lflops.profile.model import ModuleProfile, Profile
+from lflops.profile.records import PHASES, Spread, Trace
+
+__all__ = ["with_trace"]
+
+
+def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str]) -> Profile:
+    """The profile with what was recorded: the operators, and the device's time of each module and phase where a device was.
+
+    Args:
+        profile: What was counted and timed.
+        recording: Of the window's traced steps.
+        files: Where the trace will be, by rank.
+    """
+    trace = Trace(
+        files=files,
+        batches=recording.batches,
+        device_idle_seconds=recording.device_idle_seconds,
+        device_idle_by_phase=recording.device_idle_by_phase,
+        exposed_comm_seconds=recording.exposed_comm_seconds,
+        exposed_copy_seconds=recording.exposed_copy_seconds,
+        device_compute_seconds=recording.device_compute_seconds,
+        operators=recording.operators,
+    )
+    seconds = recording.device_seconds or {}
+    modules = {name: _on_device(name, module, seconds) for name, module in profile.modules.items()}
+    return replace(profile, modules=modules, trace=trace)
+
+
+def _on_device(name: str, module: ModuleProfile, seconds: Mapping[ModulePhase, Spread]) -> ModuleProfile:
+    places = {phase: ModulePhase(name, phase) for phase in PHASES}
+    works: dict[str, Any] = {
+        phase: replace(module.work(phase), device_seconds=seconds[place]) for phase, place in places.items() if place in seconds
+    }
+    return replace(module, **works) if works else module
