@@ -113,7 +113,7 @@ class FlopsMonitor(Base):
         self._settings = Settings(**{setting.name: given[setting.name] for setting in fields(Settings)})
         self.profiles: list[Profile] = []
         self._enabled = True
-        self._watch: MonitoredRun | None = None
+        self._run: MonitoredRun | None = None
 
     @classmethod
     def from_deepspeed(cls, config: str | PathLike[str] | Mapping[str, Any]) -> Self:
@@ -136,7 +136,7 @@ class FlopsMonitor(Base):
         """The settings and the profiles so far, without the run: a copy, or what is unpickled, is a monitor that has not begun."""
         lightnings = {"log", "log_dict"}  # set on every callback of a Trainer: methods of its model
         kept = {name: value for name, value in self.__dict__.items() if name not in lightnings}
-        return kept | {"_watch": None, "profiles": list(self.profiles)}
+        return kept | {"_run": None, "profiles": list(self.profiles)}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Check the arguments, and ask where files go and how ranks reach each other: on every process, for that takes all of them.
@@ -156,8 +156,8 @@ class FlopsMonitor(Base):
         if trainer.world_size > 1:
             name = f"lflops/{self._number(trainer)}/{next(_RUNS)}"
             store = meet(name, trainer.global_rank, timeout=self._settings.gather_timeout)
-        self._watch = MonitoredRun(self._settings, log_dir, store)
-        self.profiles = self._watch.profiles
+        self._run = MonitoredRun(self._settings, log_dir, store)
+        self.profiles = self._run.profiles
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin."""
@@ -195,7 +195,7 @@ class FlopsMonitor(Base):
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Rest until the next validation."""
-        self._guarded("validate", lambda session: session.rest())
+        self._guarded("validate", lambda session: session.pause())
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin."""
@@ -234,25 +234,25 @@ class FlopsMonitor(Base):
         self._close()
 
     def _begin(self, name: str, trainer: Any, pl_module: Any) -> None:
-        if self._watch is not None:
-            self._watch.begin(name, trainer, pl_module, self._number(trainer))
+        if self._run is not None:
+            self._run.begin(name, trainer, pl_module, self._number(trainer))
 
     def _number(self, trainer: Any) -> int:
         """Which of the Trainer's monitors this is, from 1."""
         return [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)].index(self) + 1
 
     def _batch_begins(self, name: str, batch: Any) -> None:
-        if self._watch is not None:
-            self._watch.batch_begins(name, batch)
+        if self._run is not None:
+            self._run.batch_begins(name, batch)
 
     def _batch_ends(self, name: str, batch: Any) -> None:
-        if self._watch is not None:
-            self._watch.batch_ends(name, batch)
+        if self._run is not None:
+            self._run.batch_ends(name, batch)
 
     def _guarded(self, name: str, action: Callable[[Session], None]) -> None:
-        if self._watch is not None:
-            self._watch.guarded(name, action)
+        if self._run is not None:
+            self._run.guarded(name, action)
 
     def _close(self, error: BaseException | None = None) -> None:
-        if self._watch is not None:
-            self._watch.close(error)
+        if self._run is not None:
+            self._run.close(error)

@@ -42,7 +42,7 @@ class Results:
         topology: Topology,
         gather: Gather | None,
         outlets: Outlets | None,
-        places: OutputPaths | None,
+        paths: OutputPaths | None,
         *,
         failures: Failures,
     ) -> None:
@@ -50,7 +50,7 @@ class Results:
         self.profiles: list[Profile] = []
         self.topology = topology
         self.outlets = outlets
-        self.places = places
+        self.paths = paths
         self.failures = failures
         self._trainer = trainer
         self._gather = gather
@@ -85,16 +85,16 @@ class Results:
         failures = Failures(raised=settings.on_error == "raise")
         outlets = Outlets(trainer, settings, monitor, failures) if trainer.is_global_zero else None
         dirpath = None if settings.dirpath is None else Path(settings.dirpath)
-        places = OutputPaths.of(log_dir, dirpath, monitor)
+        paths = OutputPaths.of(log_dir, dirpath, monitor)
         if gather is None and topology.world_size > 1 and outlets is not None:
-            kept = "there is no folder for what the others have" if places is None else f"each keeps its own in {places.profiles}"
+            kept = "there is no folder for what the others have" if paths is None else f"each keeps its own in {paths.profiles}"
             warn(f"FlopsMonitor: the ranks have no store to reach each other by: {kept}; lflops.merge makes one profile of them")
-        return cls(trainer, topology, gather, outlets, places, failures=failures)
+        return cls(trainer, topology, gather, outlets, paths, failures=failures)
 
     @property
     def wants_windows(self) -> bool:
         """Whether this rank's windows are of use to anybody."""
-        return self._gather is not None or self.outlets is not None or self.places is not None
+        return self._gather is not None or self.outlets is not None or self.paths is not None
 
     @property
     def pending(self) -> bool:
@@ -116,24 +116,24 @@ class Results:
         if self._gather is not None:
             self._gather.push(profile, steps)
         elif self.topology.world_size == 1:
-            self._tell(profile)
+            self._report(profile)
         else:
             alone = replace(profile, run=self.topology.of(profile.run))
-            self._keep(alone)
+            self._save_of_rank(alone)
             if self.outlets is not None:
-                self._tell(merge({self._trainer.global_rank: alone}))
+                self._report(merge({self._trainer.global_rank: alone}))
 
-    def tell_ready(self) -> bool:
+    def report_ready(self) -> bool:
         """Tell of the windows that have become ready. Returns whether there were any."""
         ready = [] if self._gather is None else self._gather.ready()
         for profile in ready:
-            self._tell(profile)
+            self._report(profile)
         return bool(ready)
 
     def finish(self, *, failed: bool) -> None:
         """No more windows come: tell of those that are on their way. After a failure nobody is waited for."""
         for profile in [] if self._gather is None else self._gather.finish(failed=failed):
-            self._tell(profile)
+            self._report(profile)
         if self.outlets is not None and not failed:
             self.outlets.end(self.profiles, logged_step(self._trainer))
 
@@ -155,18 +155,18 @@ class Results:
                 self._saved = profile, path
         return self._saved is not None
 
-    def _keep(self, profile: Profile) -> None:
+    def _save_of_rank(self, profile: Profile) -> None:
         """What this rank alone knows of a window, which nobody else has: for `lflops.merge`."""
-        if self.places is not None:
-            self.save(profile, self.places.of_rank(profile.run, self._trainer.global_rank), "the file of this rank's profile")
+        if self.paths is not None:
+            self.save(profile, self.paths.of_rank(profile.run, self._trainer.global_rank), "the file of this rank's profile")
 
-    def _tell(self, profile: Profile) -> None:
+    def _report(self, profile: Profile) -> None:
         if self.outlets is None:
-            self._keep(profile)
+            self._save_of_rank(profile)
             return
         self.profiles.append(profile)
         run, files = profile.run, []
-        path = None if self.places is None else self.places.profile(run)
+        path = None if self.paths is None else self.paths.profile(run)
         if path is not None and self.save(profile, path):
             files.append(path)
         step = logged_step(self._trainer)

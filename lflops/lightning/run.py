@@ -53,7 +53,7 @@ class MonitoredRun:
         if self._failed:
             return
         if name in self.sessions:
-            self.guarded(name, lambda session: session.go_on())
+            self.guarded(name, lambda session: session.resume())
         elif name in self._settings.stages:
             try:
                 if self._results is None:

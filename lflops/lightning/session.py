@@ -57,19 +57,19 @@ class Session:
         self._trainer = trainer
         self._module = pl_module
         device = trainer.strategy.root_device
-        self._counts = CountedSteps(settings, stage, trainer, pl_module, results.topology)
+        self._counted_steps = CountedSteps(settings, stage, trainer, pl_module, results.topology)
         self._clock: Clock = StreamClock() if device.type == "cuda" else HostClock()
-        places = results.places
+        places = results.paths
         traced = settings.trace and places is not None
         self._plan, self._notes = planned(settings.schedule, stage, trainer, pl_module, traced=traced)
-        self._place = self._plan.place(0)
+        self._position = self._plan.place(0)
         self._idle_until = self._plan.waits_until(0)
         self._window = Window(0, 0)
-        self._waiting: list[Window] = []
+        self._closing: list[Window] = []
         self._in_batch = False
         self._tree = ModuleTree({"": pl_module})
         self._hooked: HookedStep | None = None
-        self._at = logged_step(trainer)
+        self._logged_step = logged_step(trainer)
         here = traced and settings.traces_on(trainer.global_rank)
         self._tracing = TracedSteps(trainer, stage, self._tree, settings, places.traces) if places is not None and here else None
         tracked = stage.learns and settings.track and results.outlets is not None and trainer.loggers and trainer.log_every_n_steps
@@ -77,30 +77,30 @@ class Session:
         self._listeners = [phases] if on_host is None else [phases, on_host]
         scaled = stage.learns and getattr(trainer.precision_plugin, "scaler", None) is not None
         updating = frozenset({"backward", "optimizer"}) if stage.learns and pl_module.automatic_optimization else frozenset()
-        self._steps = StepClock(phases, on_host, settings.units, updating=updating, scaled=scaled)
-        self._curve = LiveMetrics(self._steps.seconds, results.topology.sizes.get("data")) if tracked else None
-        self._updates = register_optimizer_step_post_hook(self._steps.update) if scaled else None
+        self._step_clock = StepClock(phases, on_host, settings.units, updating=updating, scaled=scaled)
+        self._live_metrics = LiveMetrics(self._step_clock.seconds, results.topology.sizes.get("data")) if tracked else None
+        self._updates = register_optimizer_step_post_hook(self._step_clock.update) if scaled else None
         self._listening = contextlib.ExitStack()
-        self._tapping = True
-        self._beside = False  # whether a trace of ours is being annotated
+        self._times_phases = True
+        self._is_annotating = False  # whether a trace of ours is being annotated
         try:
             self._open()
-            self.go_on()
+            self.resume()
         except BaseException:
             self.detach()
             raise
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """The stage begins, or begins again: what was in between belongs to no step, and the first one is no measure of the others."""
-        if self._tapping:
+        if self._times_phases:
             for each in self._listeners:
                 self._listening.callback(listen(self._trainer, self._stage.name, each))
-            self._steps.resume()
-            self._steps.mark("cold")
+            self._step_clock.resume()
+            self._step_clock.mark("cold")
             if self._tracing is not None:
-                self._tracing.step(traced=self._place.phase == "traced")
+                self._tracing.step(traced=self._position.phase == "traced")
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """The stage ends, and may begin again: what comes between is in no trace of it."""
         self._listening.close()
         self._end_trace(failed=False)
@@ -110,38 +110,40 @@ class Session:
         if self._in_batch:
             self._abandon()
         self._in_batch = True
-        if not self._steps.shapes:
-            if self._place.phase == "count" and self._settings.count is True:
-                self._window.counted = self._counts.begin_step(batch)
-            elif self._place.phase == "hooked":
+        if not self._step_clock.shapes:
+            if self._position.phase == "count" and self._settings.count is True:
+                self._window.counted = self._counted_steps.begin_step(batch)
+            elif self._position.phase == "hooked":
                 self._hooked = HookedStep(self._trainer, self._stage.name, self._tree, self._clock)
-        self._counts.begin_batch(batch)
+        self._counted_steps.begin_batch(batch)
 
     def batch_ends(self, batch: Any) -> None:
         """Take note of it, and of the step that may end with it."""
         self._in_batch = False
-        profile = self._counts.end_batch()
-        shapes = self._steps.batch(batch)
-        if profile is not None and self._curve is not None:
-            self._curve.learn(shapes, profile)
+        profile = self._counted_steps.end_batch()
+        shapes = self._step_clock.batch(batch)
+        if profile is not None and self._live_metrics is not None:
+            self._live_metrics.set_work(shapes, profile)
         if self._stage.learns and not steps_here(self._trainer, self._module):
             if self._tracing is not None:
                 self._tracing.batch()
             return
-        counted = self._counts.end_step(self._steps.shapes[0])
+        counted = self._counted_steps.end_step(self._step_clock.shapes[0])
         if counted is not None:
             self._window.counted = counted
-        if self._beside or self._results.pending:
-            self._look_after()
-        self._at = logged_step(self._trainer)
+        if self._is_annotating or self._results.pending:
+            self._check_background_work()
+        self._logged_step = logged_step(self._trainer)
         # Where one rank records, the others wait for it.
-        traced = self._place.phase == "traced" and (self._trainer.world_size > 1 or (self._tracing is not None and self._tracing.records))
-        self._steps.end(self._at, counted=counted is not None, hooked=self._unhook(), traced=traced)
+        traced = self._position.phase == "traced" and (
+            self._trainer.world_size > 1 or (self._tracing is not None and self._tracing.records)
+        )
+        self._step_clock.end(self._logged_step, counted=counted is not None, hooked=self._end_hooked_step(), traced=traced)
         self._advance()
 
     def mark(self, mark: str) -> None:
         """Note what else happens in this step."""
-        self._steps.mark(mark)
+        self._step_clock.mark(mark)
 
     def close(self, error: BaseException | None = None) -> None:
         """End, however the fit ends: tell of the windows that have something to tell, and leave no trace.
@@ -159,10 +161,10 @@ class Session:
     def detach(self) -> None:
         """Take off whatever is on."""
         self._end_trace(failed=True)
-        self._counts.abandon()
-        self._unhook()
+        self._counted_steps.abandon()
+        self._end_hooked_step()
         self._listening.close()
-        self._tapping = self._steps.tapped = False
+        self._times_phases = self._step_clock.times_phases = False
         if self._updates is not None:
             self._updates.remove()
             self._updates = None
@@ -173,20 +175,20 @@ class Session:
             self._tracing.leave()
 
     def _close(self, error: BaseException | None) -> None:
-        unfinished = self._counts.stop(error)
+        unfinished = self._counted_steps.stop(error)
         self._end_trace(failed=error is not None)
         if error is not None:
             self._notes.append(Note(code="ended_early", subject=type(error).__name__, values={}))
             if self._window.counted is None and unfinished is not None:
-                self._window.counted = self._counts.with_facts(unfinished)
+                self._window.counted = self._counted_steps.with_facts(unfinished)
         else:
             self._clock.settle()
         self.detach()
-        for lap in self._steps.read():
-            self._take(lap)
-        cut_short = [] if self._window.complete or not self._window.worth_telling else [self._window]
-        for window in (*self._waiting, *cut_short):
-            self._tell(window, failed=error is not None)
+        for step in self._step_clock.read():
+            self._add_step(step)
+        cut_short = [] if self._window.complete or not self._window.is_worth_reporting else [self._window]
+        for window in (*self._closing, *cut_short):
+            self._report(window, failed=error is not None)
         if self._tracing is not None and error is None:
             self._tracing.wait()
 
@@ -195,7 +197,7 @@ class Session:
         if self._tracing is not None:
             self._window.recording = self._tracing.end(failed=failed) or self._window.recording
 
-    def _unhook(self) -> HookedStep | None:
+    def _end_hooked_step(self) -> HookedStep | None:
         """What the hooks of this step have stamped; nothing where it had none."""
         hooked, self._hooked = self._hooked, None
         if hooked is not None:
@@ -204,85 +206,85 @@ class Session:
 
     def _abandon(self) -> None:
         """The last batch was left before it was over, and the fit goes on: count another step."""
-        self._counts.abandon()
-        self._unhook()
-        self._steps.tear()
+        self._counted_steps.abandon()
+        self._end_hooked_step()
+        self._step_clock.drop_batches()
 
     def _advance(self) -> None:
         """A step is over: read those that can be read, and do what is due. In most steps nothing is."""
-        log = self._curve is not None and not (self._at + 1) % self._trainer.log_every_n_steps
-        if self._steps.ordinal < self._idle_until and not self._waiting and not log:
+        log = self._live_metrics is not None and not (self._logged_step + 1) % self._trainer.log_every_n_steps
+        if self._step_clock.ordinal < self._idle_until and not self._closing and not log:
             return
-        for lap in self._steps.read():
-            self._take(lap)
-        busy = self._move_on()
-        ready = [window for window in self._waiting if window.ready]
+        for step in self._step_clock.read():
+            self._add_step(step)
+        busy = self._change_phase()
+        ready = [window for window in self._closing if window.ready]
         for window in ready:
-            self._waiting.remove(window)
-            self._tell(window, failed=False)
-        if self._tapping and self._window.complete and not self._waiting:
+            self._closing.remove(window)
+            self._report(window, failed=False)
+        if self._times_phases and self._window.complete and not self._closing:
             self.detach()
-            self.over = self._curve is None and not self._beside and not self._results.pending
+            self.over = self._live_metrics is None and not self._is_annotating and not self._results.pending
         if log:
             self._log_point()
         if busy or ready or log:
-            self._steps.resume()
+            self._step_clock.resume()
 
     def _log_point(self) -> None:
-        if self._curve is not None and self._results.outlets is not None:
-            self._results.outlets.scalars(self._curve.point(), self._stage.name, self._at)
+        if self._live_metrics is not None and self._results.outlets is not None:
+            self._results.outlets.scalars(self._live_metrics.point(), self._stage.name, self._logged_step)
 
-    def _move_on(self) -> bool:
+    def _change_phase(self) -> bool:
         """Go to the next window where the last is over, and open one where one opens. Returns whether anything was done."""
-        before = self._place.phase
-        self._place = phase, number = self._plan.place(self._steps.ordinal)
-        self._idle_until = self._plan.waits_until(self._steps.ordinal)
+        before = self._position.phase
+        self._position = phase, number = self._plan.place(self._step_clock.ordinal)
+        self._idle_until = self._plan.waits_until(self._step_clock.ordinal)
         if self._tracing is not None:
             self._window.recording = self._tracing.step(traced=phase == "traced") or self._window.recording
         if number != self._window.number and not self._window.complete:
-            self._window.end(self._steps.ordinal, self._at)
-            self._waiting.append(self._window)
+            self._window.end(self._step_clock.ordinal, self._logged_step)
+            self._closing.append(self._window)
             if phase != "over":
-                self._window = Window(number, self._steps.ordinal)
+                self._window = Window(number, self._step_clock.ordinal)
         return self._open() or "traced" in {before, phase}
 
     def _open(self) -> bool:
         """Open the window if its time has come. Returns whether it was opened."""
-        if self._place.phase in {"wait", "over"} or self._window.opened:
+        if self._position.phase in {"wait", "over"} or self._window.opened:
             return False
         self._window.opened = True
-        where = f"at step {self._at + 1}" if self._stage.learns else f"behind step {self._at}"
+        where = f"at step {self._logged_step + 1}" if self._stage.learns else f"behind step {self._logged_step}"
         say(f"lflops: {self._stage.name} window {self._window.number} opens {where}")
         if self._tracing is not None:
             self._tracing.open()
-            self._tracing.step(traced=self._place.phase == "traced")
+            self._tracing.step(traced=self._position.phase == "traced")
         return True
 
-    def _look_after(self) -> None:
+    def _check_background_work(self) -> None:
         """See to what goes on beside the training: traces that are being annotated, windows of all ranks being put together."""
-        self._beside = self._tracing is not None and self._tracing.was_busy()
-        told = self._results.tell_ready()
-        if self._beside or told or self._results.busy:
-            self._steps.mark("background")
-        if not self._tapping and not self._beside and not self._results.pending:
-            self.over = self._curve is None
+        self._is_annotating = self._tracing is not None and self._tracing.was_busy()
+        reported = self._results.report_ready()
+        if self._is_annotating or reported or self._results.busy:
+            self._step_clock.mark("background")
+        if not self._times_phases and not self._is_annotating and not self._results.pending:
+            self.over = self._live_metrics is None
 
-    def _take(self, lap: TimedStep) -> None:
-        for window in self._waiting:
-            window.take(lap)
+    def _add_step(self, step: TimedStep) -> None:
+        for window in self._closing:
+            window.add(step)
         if not self._window.complete:
-            self._window.take(lap)
-        if self._curve is not None:
-            self._curve.take(lap)
+            self._window.add(step)
+        if self._live_metrics is not None:
+            self._live_metrics.add(step)
 
-    def _tell(self, window: Window, *, failed: bool) -> None:
+    def _report(self, window: Window, *, failed: bool) -> None:
         """Make a window's profile, and hand it on."""
-        tracing, recording, places, rank = self._tracing, window.recording, self._results.places, self._trainer.global_rank
+        tracing, recording, places, rank = self._tracing, window.recording, self._results.paths, self._trainer.global_rank
         if recording is None and not self._results.wants_windows:
             return
         notes = self._notes if tracing is None else (*self._notes, *tracing.notes)
-        counted = window.counted or self._counts.without()
-        profile, steps = window.profile(counted, self._at, notes, of=self._steps.step, clock=self._clock, failed=failed)
+        counted = window.counted or self._counted_steps.without()
+        profile, steps = window.profile(counted, self._logged_step, notes, of=self._step_clock.step, clock=self._clock, failed=failed)
         if recording is not None and tracing is not None and places is not None:
             trace = places.trace(profile.run, recording.path.name)
             profile = with_trace(profile, recording, {} if recording.raw is None else {str(rank): str(trace)})
@@ -291,6 +293,6 @@ class Session:
                 self._results.save(profile, own)
                 with self._results.failures.contained("the trace"):
                     tracing.annotate(recording, trace, own)
-                    self._beside = True
+                    self._is_annotating = True
         if self._results.wants_windows:
             self._results.add(profile, steps)

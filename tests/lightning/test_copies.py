@@ -97,7 +97,7 @@ def test_the_monitor_of_the_copy_has_not_begun(make: Callable[[Trainer], Trainer
     fit(Classifier(), copies, monitor)
     (copied,) = copies.copied
     (other,) = (each for each in copied.callbacks if isinstance(each, FlopsMonitor))
-    assert (monitor._settings, [], None) == (other._settings, other.profiles, other._watch)
+    assert (monitor._settings, [], None) == (other._settings, other.profiles, other._run)
     assert {"log", "log_dict"}.isdisjoint(vars(other))
     fit(Classifier(), other)
     assert (1, 1) == (len(other.profiles), len(monitor.profiles))

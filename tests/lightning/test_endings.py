@@ -307,13 +307,13 @@ def test_where_warnings_are_errors_the_training_still_goes_on(monkeypatch: pytes
 
 def test_an_error_at_the_beginning_leaves_nothing_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wraps are on by then."""
-    go_on = session.Session.go_on
+    resume = session.Session.resume
 
     def broken(self: session.Session) -> None:
-        go_on(self)
+        resume(self)
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(session.Session, "go_on", broken)
+    monkeypatch.setattr(session.Session, "resume", broken)
     around = Around()
     with pytest.warns(UserWarning, match="FlopsMonitor has failed .* ZeroDivisionError: planted"):
         trainer = fit(Classifier(), around, watching(on_error="warn"))
@@ -326,7 +326,7 @@ def test_an_error_as_the_counting_begins_ends_it(monkeypatch: pytest.MonkeyPatch
     def broken(*_: object) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr("lflops.lightning.window.counted_batch.listen", broken)
+    monkeypatch.setattr("lflops.lightning.window.counted_steps.listen", broken)
     around = Around()
     with pytest.warns(UserWarning, match="FlopsMonitor has failed .* ZeroDivisionError: planted"):
         trainer = fit(Classifier(), around, watching(on_error="warn"))

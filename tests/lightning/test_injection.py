@@ -21,8 +21,7 @@ import pytorch_lightning
 import lflops
 from lflops import CountError, FlopsMonitor, Schedule
 from lflops.lightning.injection.entry import monitors
-from lflops.lightning.injection.injected import InjectedMonitor
-from lflops.lightning.injection.parse_env import arguments_of
+from lflops.lightning.injection.injected import InjectedMonitor, arguments_of
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Classifier, fit, loader, watching
 
 pytestmark = LIGHTNINGS_WARNINGS

@@ -63,7 +63,7 @@ def test_after_the_last_window_nothing_is_on() -> None:
     class Look(lightning.pytorch.Callback):
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             seen.append(
-                ("training_step" in vars(trainer.strategy), "start" in vars(trainer.profiler), monitor._watch.sessions["train"] is None)
+                ("training_step" in vars(trainer.strategy), "start" in vars(trainer.profiler), monitor._run.sessions["train"] is None)
             )
 
     seen: list[tuple[bool, bool, bool]] = []

@@ -255,8 +255,8 @@ def test_a_training_step_with_a_validation_in_it_says_so(clock: StillClock) -> N
 
 def test_without_listening_to_a_stage_alone_times_would_be_mixed(clock: StillClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks above can fail: here a validation does not rest, and what is between two is in the first step of the second."""
-    monkeypatch.setattr(session.Session, "rest", lambda _: None)
-    monkeypatch.setattr(session.Session, "go_on", once(session.Session.go_on))
+    monkeypatch.setattr(session.Session, "pause", lambda _: None)
+    monkeypatch.setattr(session.Session, "resume", once(session.Session.resume))
     monitor = watching(stages=("validate",))
     fit(Clocked(clock), monitor, data=loader(30, look=lambda: clock.advance(DATA)), val_check_interval=5)
     mixed = [step.seconds for step in monitor.profiles[0].steps if step.kind != "counted" and step.seconds != 700]
@@ -329,7 +329,7 @@ def test_between_two_validations_nothing_of_theirs_is_on() -> None:
 
 def test_a_validation_that_does_not_rest_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check above can fail."""
-    monkeypatch.setattr(session.Session, "rest", lambda _: None)
+    monkeypatch.setattr(session.Session, "pause", lambda _: None)
     wraps = Wraps()
     fit(Validated(), wraps, watching(stages=("validate",)), val_check_interval=5)
     assert {False, True} == wraps.seen
@@ -427,7 +427,7 @@ def test_a_validations_trace_ends_with_it(tmp_path: Path) -> None:
 
 def test_a_trace_that_does_not_end_with_the_validation_has_the_training_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check above can fail."""
-    monkeypatch.setattr(session.Session, "rest", lambda self: self._listening.close())
+    monkeypatch.setattr(session.Session, "pause", lambda self: self._listening.close())
     monitor = watching(stages=("validate",), schedule=Schedule(wait=0, warmup=1, active=3), dirpath=tmp_path, trace=True)
     fit(Validated(), monitor, val_check_interval=5)
     (found,) = traces(monitor)

@@ -273,9 +273,9 @@ def test_an_exception_in_a_traced_step_leaves_no_trace(error: BaseException, com
 
 def test_a_profiler_that_is_left_running_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check above can fail: here nobody tells the tracer that it is over."""
-    end = tracing.Tracing.end
-    kept: list[tracing.Tracing] = []
-    monkeypatch.setattr(tracing.Tracing, "end", lambda self, **_: kept.append(self))
+    end = tracing.TracedSteps.end
+    kept: list[tracing.TracedSteps] = []
+    monkeypatch.setattr(tracing.TracedSteps, "end", lambda self, **_: kept.append(self))
     around = Around()
     with pytest.raises(ValueError, match="planted"):
         fit(Ending(TRACED, raises(ValueError("planted"))), around, tracing_into(tmp_path))
@@ -566,7 +566,7 @@ def test_an_error_of_our_own_in_a_traced_step_leaves_nothing_on(tmp_path: Path) 
     assert nothing_records()
 
 
-@pytest.mark.parametrize("where", ["lflops.lightning.window.traced_steps.listen", "lflops.collect.kineto.module_log.following"])
+@pytest.mark.parametrize("where", ["lflops.lightning.window.traced_steps.listen", "lflops.collect.kineto.module_log.listening"])
 def test_an_error_as_the_recording_begins_ends_it(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kineto has been started, and what hooks it has are on."""
 

@@ -1,24 +1,25 @@
 """What the steps of a stage take: counted once for each shape of batch, with the facts of the run."""
 
-from collections.abc import Hashable
+import contextlib
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
 from msgspec.structs import replace
 
 from lflops.collect.calibration.calibrate import hardware_of
-from lflops.collect.count import Counting
+from lflops.collect.count import Counting, Ignored
 from lflops.collect.counting.accumulator import Extent
 from lflops.collect.ranks.topology import Topology
 from lflops.lightning.trainer.facts import check_same_model, facts_of, is_compiled_whole, root_of
 from lflops.lightning.trainer.settings import Settings
 from lflops.lightning.trainer.stages import Stage
-from lflops.lightning.window.accumulation import added
-from lflops.lightning.window.counted_batch import CountedBatch
+from lflops.lightning.window.phase_hooks import OutsideModules, listen
 from lflops.lightning.window.step_clock import signature
+from lflops.merging.accumulation import sum_of_batches
 from lflops.profile.model import Note, Profile
 
-__all__ = ["CountedSteps"]
+__all__ = ["CountedBatch", "CountedSteps"]
 
 
 class CountedSteps:
@@ -44,14 +45,14 @@ class CountedSteps:
         Counting({"": self._root}, ignore=settings.ignore_modules)
         if isinstance(settings.count, Profile):
             check_same_model(settings.count, pl_module, self._root)
-        self._known: dict[Hashable, Profile] = {}
+        self._phase_of: dict[Hashable, Profile] = {}
         self._nothing: Profile | None = None
         self._step: list[Profile] | None = None
         self._batch: CountedBatch | None = None
 
     def begin_step(self, batch: Any) -> Profile | None:
         """Count the step that begins with this batch, unless one like it was counted: then return that one."""
-        known = None if self._stage.fetches_itself(self._module) else self._known.get(signature(batch))
+        known = None if self._stage.fetches_itself(self._module) else self._phase_of.get(signature(batch))
         self._step = [] if known is None else None
         return known
 
@@ -76,7 +77,7 @@ class CountedSteps:
         batches, self._step = self._step, None
         if not batches:
             return None
-        counted = self._known[shapes] = self.with_facts(added(batches))
+        counted = self._phase_of[shapes] = self.with_facts(sum_of_batches(batches))
         return counted
 
     def abandon(self) -> None:
@@ -108,3 +109,32 @@ class CountedSteps:
             notes = (note for note in profile.notes if note.code != "compiled_ran_eager")
             self._nothing = replace(profile, notes=(*notes, Note(code="not_counted", subject="", values={})))
         return self._nothing
+
+
+class CountedBatch:
+    """Counts what runs on this thread from when it is made until it is stopped. The LightningModule is the root.
+
+    Args:
+        trainer: Tells when training_step, or what stands for it, runs.
+        stage: Which of the Trainer's it is.
+        root: What is trained.
+        batch: What it is trained on.
+        ignore: As `count` takes it.
+        logical: As `count` takes it.
+    """
+
+    def __init__(self, trainer: Any, stage: str, root: Any, batch: Any, *, ignore: Ignored, logical: Profile | None) -> None:
+        """Begin."""
+        positional = tuple(batch) if isinstance(batch, list | tuple) else () if isinstance(batch, Mapping) else (batch,)
+        named = {str(name): value for name, value in batch.items()} if isinstance(batch, Mapping) else {}
+        self._counting = Counting({"": root}, ignore=ignore, logical=logical, batch=(positional, named))
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(self._counting)
+            self._stop_listening: Callable[[], None] = listen(trainer, stage, OutsideModules(self._counting.outside))
+            undo.pop_all()
+
+    def stop(self, error: BaseException | None = None) -> Profile:
+        """End, by an error or without one, and tell what was counted."""
+        self._stop_listening()
+        self._counting.__exit__(None if error is None else type(error), error, None)
+        return self._counting.profile

@@ -25,12 +25,12 @@ class HookedStep:
 
     def __init__(self, trainer: Any, stage: str, tree: ModuleTree, clock: Clock) -> None:
         """Begin."""
-        self._spans = ModuleTimer(tree, clock)
+        self._timer = ModuleTimer(tree, clock)
         self._phases: list[str] = []
         self._begun = False
         self._passes: list[dict[str, list[Stamp]]] = []
         with contextlib.ExitStack() as undo:
-            undo.enter_context(self._spans.hooked())
+            undo.enter_context(self._timer.hooked())
             undo.callback(listen(trainer, stage, self))
             self._undo = undo.pop_all()
 
@@ -41,12 +41,12 @@ class HookedStep:
         finally:
             self._undo.close()
 
-    def laps(self) -> dict[str, PassTimes]:
+    def pass_times(self) -> dict[str, PassTimes]:
         """What the settled stamps say of forward and of backward, over all passes of the step."""
         sums: dict[str, PassTimes] = {}
         for each in self._passes:
-            for part, lap in self._spans.laps(each).items():
-                sums.setdefault(part, PassTimes()).add(lap)
+            for part, times in self._timer.laps(each).items():
+                sums.setdefault(part, PassTimes()).add(times)
         return sums
 
     @property
@@ -61,21 +61,21 @@ class HookedStep:
         if phase == "forward" and not within_forward:
             self._end_pass()
             self._begun = True
-            self._spans.begin()
+            self._timer.begin()
         elif self._begun:
-            self._spans.set_aside()
+            self._timer.set_aside()
             if phase == "forward":
-                self._spans.resume_forward()
+                self._timer.resume_forward()
             elif phase == "backward":
-                self._spans.begin_backward(given[:1])  # the loss; what follows it, the optimizer, leads everywhere
+                self._timer.begin_backward(given[:1])  # the loss; what follows it, the optimizer, leads everywhere
 
     def leave(self) -> None:
         """Back to what it was within."""
         self.drop()
         if self._begun:
-            self._spans.set_aside()
+            self._timer.set_aside()
             if self.innermost == "forward":
-                self._spans.resume_forward()
+                self._timer.resume_forward()
 
     def drop(self) -> None:
         """By an exception: unmarked."""
@@ -85,4 +85,4 @@ class HookedStep:
     def _end_pass(self) -> None:
         if self._begun:
             self._begun = False
-            self._passes.append(self._spans.end())
+            self._passes.append(self._timer.end())

@@ -10,7 +10,7 @@ from lflops.profile.model import Profile
 __all__ = ["LiveMetrics"]
 
 
-class _Timed(NamedTuple):
+class _StepSample(NamedTuple):
     """What is kept of a step."""
 
     seconds: float
@@ -33,18 +33,18 @@ class LiveMetrics:
         self._replicas = replicas
         self._macs: dict[Hashable, int] = {}
         self._peak: float | None = None
-        self._steps: list[_Timed] = []
+        self._steps: list[_StepSample] = []
 
-    def learn(self, shapes: Hashable, counted: Profile) -> None:
+    def set_work(self, shapes: Hashable, counted: Profile) -> None:
         """Keep what a batch of these shapes takes, forward and backward, and the peak that it is held against."""
         root = counted.modules[""]
         self._macs[shapes] = root.forward.macs + root.backward.macs
         self._peak = utilization(counted).peak_flops_per_second
 
-    def take(self, lap: TimedStep) -> None:
+    def add(self, step: TimedStep) -> None:
         """Add a step, if it is a clean one."""
-        if lap.clean and (seconds := self._seconds(lap)):
-            self._steps.append(_Timed(seconds, lap.samples, lap.tokens, lap.shapes))
+        if step.clean and (seconds := self._seconds(step)):
+            self._steps.append(_StepSample(seconds, step.samples, step.tokens, step.shapes))
 
     def point(self) -> dict[str, float]:
         """The figures since the last point; what is unknown is left out. FLOP/s rest on the steps alone whose shapes were counted."""
@@ -59,7 +59,7 @@ class LiveMetrics:
                 point[f"{name}_per_second"] = sum(units) * self._replicas / together
         return point | self._utilization(steps)
 
-    def _utilization(self, steps: list[_Timed]) -> dict[str, float]:
+    def _utilization(self, steps: list[_StepSample]) -> dict[str, float]:
         counted = [step for step in steps if all(shapes in self._macs for shapes in step.shapes)]
         if not counted:
             return {}

@@ -14,8 +14,9 @@ from weakref import WeakKeyDictionary
 
 from lflops.collect.timing.step_phases import OTHER
 from lflops.lightning.trainer.stages import STAGES
+from lflops.profile.records import Phase
 
-__all__ = ["Listener", "listen"]
+__all__ = ["Listener", "OutsideModules", "listen"]
 
 ALL = "all"
 """Where what is told of belongs to the stage that is running."""
@@ -34,14 +35,14 @@ FETCHES = {"train_dataloader_next": "train", "val_next": "validate", "test_next"
 CLIP, BEFORE_STEP = "configure_gradient_clipping", "on_before_optimizer_step"
 """Actions of the profiler, by the end of their names. The hook before the optimizer's step runs within the step's method."""
 
-EMPTY = (".core.hooks", ".core.module", ".callbacks.callback")
+DEFAULT_HOOKS = (".core.hooks", ".core.module", ".callbacks.callback")
 """Where Lightning keeps the hooks that do nothing unless somebody gives them something to do."""
 
 _ABSENT = object()
 
 
-_Told = Callable[[str], None]
-_Known = tuple[str, str]
+_ActionCallback = Callable[[str], None]
+_PhaseOfStage = tuple[str, str]
 """A phase, and the stage that it belongs to."""
 
 
@@ -67,19 +68,19 @@ def listen(trainer: Any, stage: str, listener: Listener) -> Callable[[], None]:
 
     All listeners share the wraps: the first one's are put on, and are taken off with the last.
     """
-    wraps = _WRAPS.get(trainer)
-    if wraps is None:
-        wraps = _WRAPS[trainer] = _Wraps(trainer)
-    listeners = wraps.listeners
+    hooks = _HOOKS.get(trainer)
+    if hooks is None:
+        hooks = _HOOKS[trainer] = _PhaseHooks(trainer)
+    listeners = hooks.listeners
     for each in (stage, ALL):
         listeners[each] = (*listeners[each], listener)
 
     def undo() -> None:
         for each in (stage, ALL):
             listeners[each] = tuple(other for other in listeners[each] if other is not listener)
-        if not listeners[ALL] and _WRAPS.get(trainer) is wraps:
-            del _WRAPS[trainer]
-            wraps.take_off()
+        if not listeners[ALL] and _HOOKS.get(trainer) is hooks:
+            del _HOOKS[trainer]
+            hooks.uninstall()
 
     return undo
 
@@ -105,49 +106,49 @@ class _Wrap(NamedTuple):
     before: Any
 
 
-class _Wraps:
+class _PhaseHooks:
     """Those of one Trainer. They run in every step of the training, so they do little, and nothing twice."""
 
     def __init__(self, trainer: Any) -> None:
         """Put them on."""
         self.listeners: dict[str, tuple[Listener, ...]] = dict.fromkeys((*STAGES, ALL), ())
-        self._put_on: list[_Wrap] = []
+        self._replaced: list[_Wrap] = []
         self._running = trainer.state  # not the Trainer: what is kept as long as it lives must not keep it
         try:
-            self._put_on_all(trainer)
+            self._install_all(trainer)
         except BaseException:
-            self.take_off()
+            self.uninstall()
             raise
 
-    def _put_on_all(self, trainer: Any) -> None:
+    def _install_all(self, trainer: Any) -> None:
         strategy, profiler = trainer.strategy, trainer.profiler
         for name, (phase, stage) in METHODS.items():
             method = getattr(strategy, name)
-            self._put(strategy, name, self._around_step(method) if phase == "optimizer" else self._around(method, phase, stage))
+            self._install(strategy, name, self._around_step(method) if phase == "optimizer" else self._around(method, phase, stage))
         actions = _actions(trainer)
-        for name, wrapper in zip(("start", "stop"), self._beside(profiler.start, profiler.stop, actions), strict=True):
-            self._put(profiler, name, wrapper)
+        for name, wrapper in zip(("start", "stop"), self._with_actions(profiler.start, profiler.stop, actions), strict=True):
+            self._install(profiler, name, wrapper)
         if type(profiler).__name__ == "PassThroughProfiler":
-            self._put(profiler, "profile", self._instead(actions))
+            self._install(profiler, "profile", self._replacement_of_profile(actions))
 
-    def take_off(self) -> None:
+    def uninstall(self) -> None:
         """Put back what was there; a wrap that somebody else has wrapped since stays below theirs, and does nothing any more."""
-        for owner, name, wrapper, before in reversed(self._put_on):
+        for owner, name, wrapper, before in reversed(self._replaced):
             if vars(owner).get(name) is wrapper:
                 if before is _ABSENT:
                     delattr(owner, name)
                 else:
                     setattr(owner, name, before)
-        self._put_on.clear()
+        self._replaced.clear()
 
-    def _put(self, owner: Any, name: str, wrapped: Callable[..., Any]) -> None:
+    def _install(self, owner: Any, name: str, wrapped: Callable[..., Any]) -> None:
         wrapper = _Wrapper(wrapped)
         wrapper.before = getattr(owner, name)
-        self._put_on.append(_Wrap(owner, name, wrapper, vars(owner).get(name, _ABSENT)))
+        self._replaced.append(_Wrap(owner, name, wrapper, vars(owner).get(name, _ABSENT)))
         setattr(owner, name, wrapper)
 
     def _around(self, call: Callable[..., Any], phase: str, stage: str) -> Callable[..., Any]:
-        def told(*args: Any, **kwargs: Any) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
             listeners = self.listeners[stage] if stage != ALL else self.listeners.get(self._running.stage, ())
             for each in listeners:
                 each.enter(phase, *args)
@@ -161,27 +162,29 @@ class _Wraps:
                 each.leave()
             return result
 
-        return told
+        return wrapped
 
     def _around_step(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """What the closure runs is not the step's: it is part of what the step is called in, training_step if that is by hand."""
         step = self._around(method, "optimizer", "train")
 
-        def told(optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+        def wrapped(optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
             listeners = self.listeners["train"]
             around = listeners[0].innermost if listeners else OTHER
             return step(optimizer, self._around(closure, around, "train"), *args, **kwargs)
 
-        return told
+        return wrapped
 
-    def _beside(self, start: _Told, stop: _Told, actions: dict[str, _Known]) -> tuple[_Told, _Told]:
-        known: dict[str, _Known | None] = {}
+    def _with_actions(
+        self, start: _ActionCallback, stop: _ActionCallback, actions: dict[str, _PhaseOfStage]
+    ) -> tuple[_ActionCallback, _ActionCallback]:
+        known: dict[str, _PhaseOfStage | None] = {}
         begun: list[tuple[str, tuple[Listener, ...]]] = []
 
         def started(action_name: str) -> None:
             start(action_name)
             if action_name not in known:
-                known[action_name] = _known(action_name, actions)
+                known[action_name] = _phase_of(action_name, actions)
             if (found := known[action_name]) is not None:
                 phase, stage = found
                 begun.append((action_name, self.listeners[stage]))
@@ -197,7 +200,7 @@ class _Wraps:
 
         return started, stopped
 
-    def _instead(self, actions: dict[str, _Known]) -> Callable[[str], AbstractContextManager[str]]:
+    def _replacement_of_profile(self, actions: dict[str, _PhaseOfStage]) -> Callable[[str], AbstractContextManager[str]]:
         """What tells of actions where Lightning's profiler does nothing.
 
         Its own makes a generator for each of them, and calls what does nothing twice: that takes longer than all that is done here.
@@ -207,7 +210,7 @@ class _Wraps:
         def profile(action_name: str) -> AbstractContextManager[str]:
             context = contexts.get(action_name)
             if context is None:
-                known = _known(action_name, actions)
+                known = _phase_of(action_name, actions)
                 context = contexts[action_name] = nullcontext(action_name) if known is None else _Action(self, action_name, known)
             return context
 
@@ -217,8 +220,8 @@ class _Wraps:
 class _Action:
     """Tells of an action that is a phase, each time that it is entered."""
 
-    def __init__(self, wraps: _Wraps, name: str, known: _Known) -> None:
-        self._wraps = wraps
+    def __init__(self, hooks: _PhaseHooks, name: str, known: _PhaseOfStage) -> None:
+        self._wraps = hooks
         self._name = name
         self._phase, self._stage = known
         self._told: list[tuple[Listener, ...]] = []
@@ -238,24 +241,56 @@ class _Action:
                 each.drop()
 
 
-def _known(action_name: str, actions: dict[str, _Known]) -> _Known | None:
+def _phase_of(action_name: str, actions: dict[str, _PhaseOfStage]) -> _PhaseOfStage | None:
     return next((known for end, known in actions.items() if action_name.endswith(end)), None)
 
 
-def _actions(trainer: Any) -> dict[str, _Known]:
+def _actions(trainer: Any) -> dict[str, _PhaseOfStage]:
     """What to listen for. A hook that does nothing is not worth a mark."""
     module = trainer.lightning_module
     actions = {action: ("data", stage) for action, stage in FETCHES.items()}
-    if trainer.gradient_clip_val or _does_something(module, CLIP):
+    if trainer.gradient_clip_val or _is_overridden(module, CLIP):
         actions[CLIP] = "clip", "train"
-    if any(_does_something(each, BEFORE_STEP) for each in (module, *trainer.callbacks)):
+    if any(_is_overridden(each, BEFORE_STEP) for each in (module, *trainer.callbacks)):
         actions[BEFORE_STEP] = OTHER, "train"
     return actions
 
 
-def _does_something(owner: Any, hook: str) -> bool:
+def _is_overridden(owner: Any, hook: str) -> bool:
     home: str = getattr(getattr(owner, hook, None), "__module__", "")
-    return not (home.startswith(("lightning.pytorch.", "pytorch_lightning.")) and home.endswith(EMPTY))
+    return not (home.startswith(("lightning.pytorch.", "pytorch_lightning.")) and home.endswith(DEFAULT_HOOKS))
 
 
-_WRAPS: WeakKeyDictionary[Any, _Wraps] = WeakKeyDictionary()
+_HOOKS: WeakKeyDictionary[Any, _PhaseHooks] = WeakKeyDictionary()
+
+
+class OutsideModules:
+    """Listens to the training's phases, and tells of what is outside of modules: forward within training_step and its like, else other.
+
+    Args:
+        tell: Is called each time that this changes.
+    """
+
+    def __init__(self, tell: Callable[[Phase], None]) -> None:
+        """Begin outside of a step."""
+        self._tell = tell
+        self._phases: list[Phase] = ["other"]
+
+    @property
+    def innermost(self) -> str:
+        """Whether it is forward."""
+        return self._phases[-1]
+
+    def enter(self, phase: str, *_given: Any) -> None:
+        """Forward, or something else; what comes behind a backward in the same training_step is clipping and the like."""
+        if phase in {"backward", "optimizer"}:
+            self._phases = ["other"] * len(self._phases)
+        self._phases.append("forward" if phase == "forward" else "other")
+        self._tell(self._phases[-1])
+
+    def leave(self) -> None:
+        """Back to what it was within."""
+        self._phases.pop()
+        self._tell(self._phases[-1])
+
+    drop = leave

@@ -46,12 +46,12 @@ class TimedStep(NamedTuple):
     """
 
     ordinal: int
-    at: int
+    logged_step: int
     counted: bool
     hooked: HookedStep | None
     traced: bool
-    whole: bool
-    tapped: bool
+    is_complete: bool
+    times_phases: bool
     stretch: PhaseMarks
     on_host: PhaseMarks | None
     marks: tuple[str, ...]
@@ -63,7 +63,7 @@ class TimedStep(NamedTuple):
     @property
     def clean(self) -> bool:
         """Whether nothing but the training ran in it."""
-        return self.whole and not self.counted and self.hooked is None and not self.traced and DISTURBANCES.isdisjoint(self.marks)
+        return self.is_complete and not self.counted and self.hooked is None and not self.traced and DISTURBANCES.isdisjoint(self.marks)
 
 
 def signature(batch: Any) -> Hashable:
@@ -99,7 +99,7 @@ class StepClock:
         """Begin the first step."""
         self.ordinal = 0
         self.shapes: list[Hashable] = []
-        self.tapped = True
+        self.times_phases = True
         self._phases = phases
         self._on_host = on_host
         self._units = units
@@ -108,11 +108,11 @@ class StepClock:
         self._updated = False
         self._units_of: dict[Hashable, tuple[int | None, int | None]] = {}
         self._marks: dict[str, None] = {}
-        self._held: list[tuple[int | None, int | None]] = []
+        self._units_of_batches: list[tuple[int | None, int | None]] = []
         self._pending: deque[TimedStep] = deque(maxlen=KEPT)
         self._compiled = compilations()
         self._cpu = cpu_seconds()
-        self._torn = False
+        self._is_torn = False
         self.resume()
 
     def mark(self, mark: str) -> None:
@@ -123,53 +123,53 @@ class StepClock:
         """An optimizer has made a step."""
         self._updated = True
 
-    def tear(self) -> None:
+    def drop_batches(self) -> None:
         """A batch was left before it was over: its step begins again with the next one, and is not timed."""
-        self._torn = True
-        self.shapes, self._held = [], []
+        self._is_torn = True
+        self.shapes, self._units_of_batches = [], []
 
     def batch(self, batch: Any) -> Hashable:
         """A batch is over. Returns its signature."""
         shapes = signature(batch)
-        held = self._units_of.get(shapes)
-        if held is None:
-            held = self._units_of[shapes] = samples_and_tokens((batch,), {})
+        units = self._units_of.get(shapes)
+        if units is None:
+            units = self._units_of[shapes] = samples_and_tokens((batch,), {})
             self.mark("new_shapes")
         if self._units is not None:
-            said = units_of("FlopsMonitor", self._units, (batch,), {})
-            held = said.get("samples_per_step", held[0]), said.get("tokens_per_step", held[1])
+            given = units_of("FlopsMonitor", self._units, (batch,), {})
+            units = given.get("samples_per_step", units[0]), given.get("tokens_per_step", units[1])
         self.shapes.append(shapes)
-        self._held.append(held)
+        self._units_of_batches.append(units)
         return shapes
 
-    def end(self, at: int, *, counted: bool, hooked: HookedStep | None = None, traced: bool = False) -> None:
+    def end(self, logged_step: int, *, counted: bool, hooked: HookedStep | None = None, traced: bool = False) -> None:
         """The step is over, and the next one begins.
 
         Args:
-            at: What the loggers call it.
+            logged_step: What the loggers call it.
             counted: Whether it was counted.
             hooked: What its modules' hooks have stamped.
             traced: Whether it was recorded.
         """
         stretch, compiled = self._phases.end(), compilations()
         on_host = None if self._on_host is None else self._on_host.end()
-        cpu = cpu_seconds() if self.tapped else self._cpu
-        marks, held = self._marks, self._held
+        cpu = cpu_seconds() if self.times_phases else self._cpu
+        marks, units = self._marks, self._units_of_batches
         if self.ordinal < COLD:
             marks["cold"] = None
         if compiled != self._compiled:
             marks["recompiled"] = None
         if self._scaled and not self._updated:
             marks["no_update"] = None
-        samples, tokens = held[0] if len(held) == 1 else (_sum(each) for each in zip(*held, strict=True))
-        lap = TimedStep(
+        samples, tokens = units[0] if len(units) == 1 else (_sum(each) for each in zip(*units, strict=True))
+        step = TimedStep(
             self.ordinal,
-            at,
+            logged_step,
             counted,
             hooked,
             traced,
-            not self._torn,
-            self.tapped,
+            not self._is_torn,
+            self.times_phases,
             stretch,
             on_host,
             tuple(marks),
@@ -178,9 +178,9 @@ class StepClock:
             tokens,
             (self._cpu, cpu),
         )
-        self._pending.append(lap)
+        self._pending.append(step)
         self.ordinal += 1
-        self._marks, self.shapes, self._held, self._torn, self._updated = {}, [], [], False, False
+        self._marks, self.shapes, self._units_of_batches, self._is_torn, self._updated = {}, [], [], False, False
         self._cpu, self._compiled = cpu, compiled
 
     def resume(self) -> None:
@@ -195,35 +195,37 @@ class StepClock:
         while self._pending and self._phases.has_come(self._pending[0].stretch):
             yield self._pending.popleft()
 
-    def seconds(self, lap: TimedStep) -> float:
+    def seconds(self, step: TimedStep) -> float:
         """How long a step took."""
-        return self._phases.total(lap.stretch)
+        return self._phases.total(step.stretch)
 
-    def step(self, lap: TimedStep) -> Step:
+    def step(self, step: TimedStep) -> Step:
         """A step as a value."""
-        phases = self._phases.seconds(lap.stretch) if lap.tapped else {}
-        idle = lap.tapped and not self._updating <= phases.keys() and "no_update" not in lap.marks
-        (user, system), (user_then, system_then) = lap.cpu
+        phases = self._phases.seconds(step.stretch) if step.times_phases else {}
+        idle = step.times_phases and not self._updating <= phases.keys() and "no_update" not in step.marks
+        (user, system), (user_then, system_then) = step.cpu
         return Step(
-            index=lap.at,
-            kind=_kind(lap),
-            seconds=None if lap.counted else self.seconds(lap),
-            phases={} if lap.counted else phases,
-            host_phases=self._on_host.seconds(lap.on_host) if self._on_host and lap.on_host and lap.tapped and not lap.counted else {},
-            cpu_user=user_then - user if lap.tapped else None,
-            cpu_system=system_then - system if lap.tapped else None,
-            samples=lap.samples,
-            tokens=lap.tokens,
-            marks=(*lap.marks, "no_update") if idle else lap.marks,
+            index=step.logged_step,
+            kind=_kind(step),
+            seconds=None if step.counted else self.seconds(step),
+            phases={} if step.counted else phases,
+            host_phases=self._on_host.seconds(step.on_host)
+            if self._on_host and step.on_host and step.times_phases and not step.counted
+            else {},
+            cpu_user=user_then - user if step.times_phases else None,
+            cpu_system=system_then - system if step.times_phases else None,
+            samples=step.samples,
+            tokens=step.tokens,
+            marks=(*step.marks, "no_update") if idle else step.marks,
         )
 
 
-def _kind(lap: TimedStep) -> Literal["clean", "counted", "hooked", "traced"]:
-    if lap.counted:
+def _kind(step: TimedStep) -> Literal["clean", "counted", "hooked", "traced"]:
+    if step.counted:
         return "counted"
-    if lap.hooked is not None:
+    if step.hooked is not None:
         return "hooked"
-    return "traced" if lap.traced else "clean"
+    return "traced" if step.traced else "clean"
 
 
 def _sum(counts: Any) -> int | None:

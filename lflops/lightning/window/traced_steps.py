@@ -11,8 +11,7 @@ from lflops.collect.model.module_tree import ModuleTree
 from lflops.lightning.trainer.compat import warn
 from lflops.lightning.trainer.settings import Settings
 from lflops.lightning.trainer.stages import Stage
-from lflops.lightning.window.outside_modules import Outside
-from lflops.lightning.window.phase_hooks import listen
+from lflops.lightning.window.phase_hooks import OutsideModules, listen
 from lflops.profile.model import Note
 from lflops.report.lines.notes import sentence
 from lflops.traces.annotation_process import AnnotationProcess
@@ -20,7 +19,7 @@ from lflops.traces.annotation_process import AnnotationProcess
 __all__ = ["TracedSteps"]
 
 
-class _Batches(Outside):
+class _Batches(OutsideModules):
     """Also tells when a batch begins: with its first phase. What is between two, as a validation, belongs to neither."""
 
     def __init__(self, tracer: Tracer) -> None:
@@ -55,7 +54,7 @@ class TracedSteps:
         self._settings = settings
         self._folder = folder
         self._tracer: Tracer | None = None
-        self._deaf: Callable[[], None] | None = None
+        self._stop_listening: Callable[[], None] | None = None
         self._annotations: list[AnnotationProcess] = []
         self.notes: list[Note] = []
 
@@ -74,7 +73,7 @@ class TracedSteps:
 
     def batch(self) -> None:
         """A batch is over, and its step is not."""
-        if self._tracer is not None and self._deaf is not None:
+        if self._tracer is not None and self._stop_listening is not None:
             self._tracer.step(whole=False, batch=False)
 
     def step(self, *, traced: bool) -> Recording | None:
@@ -86,7 +85,7 @@ class TracedSteps:
         tracer = self._tracer
         if tracer is None:
             return None
-        if self._deaf is None:
+        if self._stop_listening is None:
             if traced:
                 self._begin(tracer)
             return None
@@ -96,17 +95,17 @@ class TracedSteps:
     @property
     def records(self) -> bool:
         """Whether the step that is going on is recorded."""
-        return self._deaf is not None
+        return self._stop_listening is not None
 
     def end(self, *, failed: bool) -> Recording | None:
         """No further step for now: what was recorded until here; nothing after a failure, when nobody is to wait."""
         tracer = self._tracer
-        if tracer is None or self._deaf is None:
+        if tracer is None or self._stop_listening is None:
             return None
         if tracer.batches and not failed:
             return self._stop(tracer)
-        self._deaf()
-        self._deaf = None
+        self._stop_listening()
+        self._stop_listening = None
         tracer.abandon()
         return None
 
@@ -155,15 +154,15 @@ class TracedSteps:
             self._refused(tracer)
             return
         try:
-            self._deaf = listen(self._trainer, self._stage.name, _Batches(tracer))
+            self._stop_listening = listen(self._trainer, self._stage.name, _Batches(tracer))
         except BaseException:
             tracer.abandon()
             raise
 
     def _stop(self, tracer: Tracer) -> Recording | None:
-        if self._deaf is not None:
-            self._deaf()
-        self._tracer = self._deaf = None
+        if self._stop_listening is not None:
+            self._stop_listening()
+        self._tracer = self._stop_listening = None
         recording = tracer.stop(self._folder, f"{platform.node()}_{self._trainer.global_rank}", whole=None)
         if tracer.refusal is not None:
             self._refused(tracer)

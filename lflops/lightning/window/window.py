@@ -50,11 +50,11 @@ class Window:
         self.recording: Recording | None = None
         self.complete = False
         self.last: int | None = None
-        self._waited_for: deque[TimedStep] = deque(maxlen=LONGEST_WAIT)
-        self._laps: list[TimedStep] = []
+        self._wait_steps: deque[TimedStep] = deque(maxlen=LONGEST_WAIT)
+        self._steps: list[TimedStep] = []
         self._end: int | None = None
         self._last = -1
-        self._late = 0
+        self._steps_after_end = 0
 
     def end(self, ordinal: int, last: int) -> None:
         """Its last step, which the loggers call so, was the one before this."""
@@ -62,27 +62,27 @@ class Window:
         self.last = last
         self._end = ordinal
 
-    def take(self, lap: TimedStep) -> None:
+    def add(self, step: TimedStep) -> None:
         """Add a step, if it is one of the window's; one after its end if it is clean, and as long as clean ones are wanted."""
-        if lap.ordinal < self.begin:
+        if step.ordinal < self.begin:
             return
-        self._last = lap.ordinal
-        after = self._end is not None and lap.ordinal >= self._end
-        self._late += after
-        if (lap.whole or lap.counted) if not after else (lap.clean and self._clean < WANTED):
-            (self._laps if self.opened else self._waited_for).append(lap)
+        self._last = step.ordinal
+        after = self._end is not None and step.ordinal >= self._end
+        self._steps_after_end += after
+        if (step.is_complete or step.counted) if not after else (step.clean and self._clean < WANTED):
+            (self._steps if self.opened else self._wait_steps).append(step)
 
     @property
     def ready(self) -> bool:
         """Whether all its steps are there, and with them the clean ones that it wants, or it has waited long enough for those."""
         if self._end is None or self._last < self._end - 1:
             return False
-        return self._clean >= WANTED or self._late >= PATIENCE
+        return self._clean >= WANTED or self._steps_after_end >= PATIENCE
 
     @property
-    def worth_telling(self) -> bool:
+    def is_worth_reporting(self) -> bool:
         """Whether a window that the run's end has cut short has anything in it that the last one has not."""
-        return self.counted is not None or self.opened or (self.number == 0 and bool(self._waited_for))
+        return self.counted is not None or self.opened or (self.number == 0 and bool(self._wait_steps))
 
     def profile(
         self, counted: Profile, step: int, notes: Iterable[Note], *, of: Callable[[TimedStep], Step], clock: Clock, failed: bool
@@ -97,7 +97,7 @@ class Window:
             clock: What hooked steps were stamped by.
             failed: Whether the training was left by an exception.
         """
-        steps = tuple(map(of, (*self._waited_for, *self._laps)))
+        steps = tuple(map(of, (*self._wait_steps, *self._steps)))
         usual = next((each for each in steps if each.kind == "counted"), steps[-1] if steps else None)
         few = () if self._clean >= WANTED else (Note(code="few_clean_steps", subject="", values={"steps": self._clean}),)
         run = replace(
@@ -109,9 +109,9 @@ class Window:
             tokens_per_step=counted.run.tokens_per_step if usual is None else usual.tokens,
         )
         profile = replace(counted, run=run, steps=steps, notes=(*counted.notes, *notes, *few))
-        laps = [lap.hooked.laps() for lap in self._laps if lap.hooked]
-        return divided(profile, laps, hook_overhead(clock)) if laps else (profile, ())
+        pass_times = [step.hooked.pass_times() for step in self._steps if step.hooked]
+        return divided(profile, pass_times, hook_overhead(clock)) if pass_times else (profile, ())
 
     @property
     def _clean(self) -> int:
-        return sum(lap.clean for lap in (*self._waited_for, *self._laps))
+        return sum(step.clean for step in (*self._wait_steps, *self._steps))

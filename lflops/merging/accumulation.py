@@ -1,4 +1,4 @@
-"""The batches that gradients are accumulated over, each counted by itself, as one step."""
+"""Batches that gradients are accumulated over, each counted by itself, become one step."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from lflops.profile.model import COUNTS, PHASES, ModuleProfile, Note, Profile, Work
 
-__all__ = ["added"]
+__all__ = ["sum_of_batches"]
 
 _LOGICAL = ("logical_macs", "own_logical_macs")
 _CELL = ("calls", "macs", "executed_macs", "flops", "bytes_moved")
@@ -17,8 +17,11 @@ _CELL = ("calls", "macs", "executed_macs", "flops", "bytes_moved")
 Row = TypeVar("Row", bound=Any)
 
 
-def added(profiles: Sequence[Profile]) -> Profile:
-    """Their work, calls and ledger added up; parameters and facts of the run are the last one's, memory that of the highest peak."""
+def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
+    """The profiles of a step's batches as one profile.
+
+    Work, calls and uncounted operators are added up. Parameters and facts of the run are the last batch's, memory that of the highest peak.
+    """
     if len(profiles) == 1:
         return profiles[0]
     last = profiles[-1]
@@ -51,19 +54,19 @@ def _work(one: Work, other: Work) -> Work:
 
 
 def _sums(rows: Iterable[Row], key: Callable[[Row], Hashable], counts: Iterable[str]) -> tuple[Row, ...]:
-    alike: dict[Hashable, list[Row]] = defaultdict(list)
+    groups: dict[Hashable, list[Row]] = defaultdict(list)
     for row in rows:
-        alike[key(row)].append(row)
-    return tuple(replace(group[0], **{count: sum(getattr(row, count) for row in group) for count in counts}) for group in alike.values())
+        groups[key(row)].append(row)
+    return tuple(replace(group[0], **{count: sum(getattr(row, count) for row in group) for count in counts}) for group in groups.values())
 
 
 def _notes(notes: Sequence[Note]) -> tuple[Note, ...]:
     """Each once, its counts added up."""
-    alike: dict[tuple[str, str], Note] = {}
+    groups: dict[tuple[str, str], Note] = {}
     for note in notes:
-        before = alike.get((note.code, note.subject))
-        alike[note.code, note.subject] = note if before is None else replace(note, values=_values(before, note))
-    return tuple(alike.values())
+        before = groups.get((note.code, note.subject))
+        groups[note.code, note.subject] = note if before is None else replace(note, values=_values(before, note))
+    return tuple(groups.values())
 
 
 def _values(one: Note, other: Note) -> dict[str, int | float | str]:
