@@ -1,7 +1,7 @@
 """Do fake results look like the CPU's? Torch's samples of every operator, contiguous and not, run in both ways: strides and storages.
 
 Prints a line for each operator whose fake result still differs once an estimate has corrected it: of torch 2.13's, `max_unpool2d` of images
-one pixel high or wide, whose channels are first and last at once. Takes some minutes. Needs `pip install expecttest`, as torch's own tests
+one pixel high or wide, whose channels are first and last at once. Takes ten minutes. Needs `pip install expecttest`, as torch's own tests
 do.
 """
 
