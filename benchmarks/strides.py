@@ -1,7 +1,8 @@
 """Do fake results look like the CPU's? Torch's samples of every operator, contiguous and not, run in both ways: strides and storages.
 
-Prints a line for each operator whose fake result still differs once an estimate has corrected it. Needs `pip install expecttest`, as
-torch's own tests do.
+Prints a line for each operator whose fake result still differs once an estimate has corrected it: of torch 2.13's, `max_unpool2d` of images
+one pixel high or wide, whose channels are first and last at once. Takes ten minutes. Needs `pip install expecttest`, as torch's own tests
+do.
 """
 
 import contextlib
@@ -56,15 +57,15 @@ class Comparison(TorchDispatchMode):
         if fake is not None:
             self.calls[str(function)] += 1
             for place, (real, made) in enumerate(zip(tree_flatten(out)[0], tree_flatten(fake)[0], strict=True)):
-                if (what := difference(real, made)) is not None:
+                if (what := difference(real, made, of_storages=not getattr(function, "is_view", False))) is not None:
                     key = f"{function}, result {place}"
                     self.differ[key] += 1
                     self.found.setdefault(key, f"{what}, of {layouts(args)}")
         return out
 
 
-def difference(real: Any, fake: Any) -> str | None:
-    """What of a fake result is another, in words."""
+def difference(real: Any, fake: Any, *, of_storages: bool) -> str | None:
+    """What of a fake result is another, in words. A view's storage is only as large as the fake argument was made."""
     if not isinstance(real, Tensor) or not isinstance(fake, Tensor):
         return None if isinstance(real, Tensor) == isinstance(fake, Tensor) else "only one of them is a tensor"
     if real.layout is not torch.strided or real.is_nested or not real.numel():
@@ -73,7 +74,7 @@ def difference(real: Any, fake: Any) -> str | None:
     if steps[0] != steps[1]:
         return f"shape and strides {steps[0]}, fake {steps[1]}"
     sizes = [each.untyped_storage().nbytes() for each in (real, fake)]
-    return None if abs(sizes[0] - sizes[1]) <= TOLERANCE else f"{sizes[0]} bytes, fake {sizes[1]}"
+    return None if not of_storages or abs(sizes[0] - sizes[1]) <= TOLERANCE else f"{sizes[0]} bytes, fake {sizes[1]}"
 
 
 def layouts(args: Any) -> Any:
@@ -98,7 +99,7 @@ LAYOUTS: list[Layout] = [
     lambda value: value,
     laid_out(2, lambda x: x.transpose(0, -1).contiguous().transpose(0, -1)),
     laid_out(3, lambda x: x.transpose(1, -1).contiguous().transpose(1, -1)),
-    laid_out(4, lambda x: x.movedim(1, -1).contiguous().movedim(-1, 1)),  # channels last
+    laid_out(4, lambda x: x.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)),
     laid_out(1, lambda x: x.repeat_interleave(2, dim=-1)[..., ::2]),
     laid_out(2, lambda x: x[:1].expand(x.shape)),
 ]

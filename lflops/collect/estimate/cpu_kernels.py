@@ -166,10 +166,16 @@ CORRECTIONS = (
     ),
     Correction(
         "copysign.Tensor div.Tensor_mode floor_divide logaddexp logical_and logical_or logical_xor heaviside xlogy.Tensor"
-        " special_xlog1py hardswish_backward hardtanh_backward leaky_relu_backward logit_backward threshold_backward",
+        " special_xlog1py hardswish_backward hardtanh_backward logit_backward",
         (0,),
         _element_by_element,
         "the fake one is made of other operators, which meet the operands in another order",
+    ),
+    Correction(
+        "leaky_relu_backward threshold_backward",
+        (0,),
+        lambda result, args: _element_by_element(result, (args[1], args[0])),
+        "the same; the kernel meets the forward's input before the gradient",
     ),
     Correction(
         "ldexp.Tensor",

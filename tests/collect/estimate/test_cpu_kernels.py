@@ -35,6 +35,7 @@ def plain(*shape: int) -> Tensor:
 
 x, g = turned(4, 5, 6), plain(4, 5, 6)
 PAIRS = [(x, g), (turned(5, 6), g), (x, plain(5, 6)), (plain(6, 1, 4).permute(2, 1, 0), turned(5, 6))]
+HALVES = [(x, g), (g, x), (x, g[:, :1].expand_as(g)), (x, g[:1].expand_as(g))]
 channels = [torch.rand(5) for _ in range(4)]
 lstm = [plain(3, 2, 4), plain(20, 4), plain(20, 5), plain(20), plain(20), plain(1, 2, 5), plain(1, 2, 5)]
 how_lstm: tuple[Any, ...] = (False, [], 2, 5, 1, True, False, False, True)
@@ -110,9 +111,9 @@ CASES: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...]]]] = {
     "div.Tensor_mode": [(partial(torch.div, rounding_mode="floor"), (x, torch.tensor(2.0)))],
     "hardswish_backward": [(aten.hardswish_backward, (x, g))],
     "hardtanh_backward": [(lambda grad, x: aten.hardtanh_backward(grad, x, -1.0, 1.0), (x, g))],
-    "leaky_relu_backward": [(lambda grad, x: aten.leaky_relu_backward(grad, x[:, :1].expand_as(x), 0.1, False), (x, g))],
+    "leaky_relu_backward": [(lambda grad, x: aten.leaky_relu_backward(grad, x, 0.1, False), pair) for pair in HALVES],
     "logit_backward": [(aten.logit_backward, (x, g))],
-    "threshold_backward": [(lambda grad, x: aten.threshold_backward(grad, x[:, :1].expand_as(x), 0), (x, g))],
+    "threshold_backward": [(lambda grad, x: aten.threshold_backward(grad, x, 0), pair) for pair in HALVES],
     "max_unpool2d": [(lambda x, places: F.max_unpool2d(x, places, 2), (last(2, 3, 4, 4), last(2, 3, 4, 4).argsort(3)))],
     "channel_shuffle": [(lambda x: F.channel_shuffle(x, 2), (last(2, 4, 5, 6),))],
     "reflection_pad3d": [(lambda x: aten.reflection_pad3d(x, [1] * 6), (last(3, 4, 5, 6),))],
