@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
+from lflops.analyze.analysis import analyze
 from lflops.collect.ranks.gather import Gather
 from lflops.collect.ranks.topology import Topology, topology_of
 from lflops.collect.timing.stamps import ModulePhase
@@ -143,9 +144,10 @@ class Results:
             profile.save(saved)
         self.profiles.append(profile)
         step = logged_step(self._trainer)
-        text, files = self.outlets.window(profile, saved, step)
+        analysis = analyze(profile)
+        text, files = self.outlets.window(analysis, saved, step)
         written = f": {', '.join(map(str, files))}" if files else ""
         ended = " before its end" if run.partial else ""
         say(f"lflops: {run.stage} window {run.window} closed at step {run.step}{ended}{written}\n{text}")
-        self.outlets.scalars(scalars(profile), run.stage or "", step)
+        self.outlets.scalars(scalars(analysis), run.stage or "", step)
         self.outlets.module_scalars(profile, step)

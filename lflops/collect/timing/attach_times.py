@@ -10,7 +10,8 @@ from lflops.collect.kineto.tracer import Recording
 from lflops.collect.timing.scale_to_clean import ScaledTimes, scale_to_clean
 from lflops.collect.timing.stamps import HookOverhead, ModulePhase, PassTimes
 from lflops.collect.timing.timed_passes import TimedPasses
-from lflops.profile.model import ModuleProfile, Note, Profile
+from lflops.profile.model import ModuleProfile, Profile
+from lflops.profile.notes import Note
 from lflops.profile.records import DISTURBANCES, Phase, Spread, Step, Trace
 from lflops.profile.records import PHASES as ALL_PHASES
 

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lflops.analyze.speed.step_times import step_times
-from lflops.analyze.speed.utilization import utilization
+from lflops.analyze.analysis import Analysis
 from lflops.lightning.outlets.tensorboard_logger import LONGEST_TEXT, TensorBoardOutput
 from lflops.lightning.trainer.settings import Settings
 from lflops.profile.model import Phase, Profile, Work
@@ -18,9 +17,10 @@ PHASES = ("data", "forward", "backward", "optimizer")
 LEARNING: tuple[Phase, ...] = ("forward", "backward")
 
 
-def scalars(profile: Profile) -> dict[str, float]:
+def scalars(analysis: Analysis) -> dict[str, float]:
     """The figures of a window that are worth a curve; the unknown ones are left out."""
-    paced, used, run = step_times(profile), utilization(profile), profile.run
+    profile, paced, used = analysis.profile, analysis.step_times, analysis.utilization
+    run = profile.run
     times = {"step": paced.seconds, **{phase: paced.phases.get(phase) for phase in PHASES}}
     found = {f"{name}_ms": None if spread is None else spread.median * 1e3 for name, spread in times.items()}
     found |= {"mfu": used.mfu, "hfu": used.hfu}
@@ -98,11 +98,11 @@ class Outlets:
             separator = getattr(logger, "group_separator", "/")
             logger.log_metrics({separator.join(names): value for names, value in values.items()}, step=step)
 
-    def window(self, profile: Profile, saved: Path | None, step: int) -> tuple[str, list[Path]]:
+    def window(self, analysis: Analysis, saved: Path | None, step: int) -> tuple[str, list[Path]]:
         """Log a window's text, and write the page beside its file.
 
         Args:
-            profile: The window.
+            analysis: The window.
             saved: Its file, if it has one.
             step: The loggers' x-axis.
 
@@ -112,8 +112,8 @@ class Outlets:
         files = [] if saved is None else [saved]
         if saved is not None and self._settings.html:
             files.append(saved.with_suffix(".html"))
-            page.save(profile, files[-1])
-        text = self._text(profile, detailed=self._settings.detailed)
+            page.save(analysis, files[-1])
+        text = self._text(analysis, detailed=self._settings.detailed)
         if self._settings.output_file is not None:
             path = Path(self._settings.output_file)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,8 +122,8 @@ class Outlets:
             self._printed = True
             files.append(path)
         for board in self._boards:
-            brief = text if len(text.splitlines()) <= LONGEST_TEXT else self._text(profile, detailed=False)
-            board.window(profile, brief, step)
+            brief = text if len(text.splitlines()) <= LONGEST_TEXT else self._text(analysis, detailed=False)
+            board.window(analysis, brief, step)
         return text, files
 
     def end(self, profiles: Iterable[Profile], step: int) -> None:
@@ -131,6 +131,6 @@ class Outlets:
         for board in self._boards:
             board.end(profiles, step)
 
-    def _text(self, profile: Profile, *, detailed: bool) -> str:
+    def _text(self, analysis: Analysis, *, detailed: bool) -> str:
         asked = self._settings
-        return summary(profile, module_depth=asked.module_depth, top_modules=asked.top_modules, detailed=detailed)
+        return summary(analysis, module_depth=asked.module_depth, top_modules=asked.top_modules, detailed=detailed)

@@ -16,7 +16,8 @@ from lflops.lightning.trainer.stages import Stage
 from lflops.lightning.window.accumulation import added
 from lflops.lightning.window.counted_batch import CountedBatch
 from lflops.lightning.window.step_clock import signature
-from lflops.profile.model import Note, Profile
+from lflops.profile.model import Profile
+from lflops.profile.notes import Note
 
 __all__ = ["CountedSteps"]
 
