@@ -20,6 +20,7 @@ from results import record
 from torch.utils.tensorboard import SummaryWriter
 
 import lflops
+from lflops.analyze.analysis import analyze
 from lflops.profile.model import ModuleProfile, Profile, Work
 from lflops.profile.records import PHASES, Spread
 from lflops.report.html import page
@@ -141,8 +142,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         file = Path(folder) / "page.html"
-        file.write_text(page(profiles[1]), encoding="utf-8")
-        both = len(page(*profiles, names=("before", "after")).encode())
+        file.write_text(page(analyze(profiles[1])), encoding="utf-8")
+        both = len(page(*map(analyze, profiles), names=("before", "after")).encode())
         with SummaryWriter(f"{folder}/run") as writer:
             for step, profile in enumerate(profiles):
                 lflops.tensorboard.log(writer, profile, step)

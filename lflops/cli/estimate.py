@@ -6,20 +6,19 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group
 
-from lflops.analyze.memory.what_if import Checkpointed, Sharded, checkpointed, sharded
-from lflops.analyze.speed.lower_bound import LowerBound, lower_bound
+from lflops.analyze.analysis import Analysis, analyze
+from lflops.analyze.memory.what_if import Sharded, sharded
 from lflops.cli.output import UsageError, draw, name_file, save_memory, write_json
 from lflops.errors import LflopsError
 from lflops.profile.model import Profile
-from lflops.report.terminal.lower_bound import render_bounds
-from lflops.report.terminal.memory import render_memory
+from lflops.report.terminal.memory import render_checkpointed, render_memory, render_sharded
 from lflops.report.terminal.modules import render
-from lflops.report.terminal.what_if import render_checkpointed, render_sharded
+from lflops.report.terminal.roofline import render_lower_bound
 
 __all__ = ["estimate"]
 
@@ -70,20 +69,13 @@ def estimate(
     if save is not None:
         profile.save(save)
     save_memory(profile, figure)
-    otherwise = _Otherwise(lower_bound(profile), checkpointed(profile), () if ranks is None else sharded(profile, ranks))
+    analysis, of_ranks = analyze(profile), () if ranks is None else sharded(profile, ranks)
     if as_json:
-        write_json({"profile": profile, "fits": _fits(profile), **otherwise._asdict()})
+        predicted = {"bounds": analysis.lower_bound, "checkpointed": analysis.checkpointed, "sharded": of_ranks}
+        write_json({"profile": profile, "fits": _fits(profile), **predicted})
     else:
-        _draw(profile, otherwise, depth)
+        _draw(analysis, of_ranks, depth)
     name_file(figure, as_json=as_json)
-
-
-class _Otherwise(NamedTuple):
-    """What is worked out of a profile."""
-
-    bounds: LowerBound | None
-    checkpointed: tuple[Checkpointed, ...]
-    sharded: tuple[Sharded, ...]
 
 
 def _fits(profile: Profile) -> bool | None:
@@ -94,16 +86,16 @@ def _fits(profile: Profile) -> bool | None:
     return profile.memory.fits(chip.memory_bytes)
 
 
-def _draw(profile: Profile, otherwise: _Otherwise, depth: int) -> None:
-    """What `lflops show` draws, and beneath it what an estimate is asked for."""
+def _draw(analysis: Analysis, of_ranks: tuple[Sharded, ...], depth: int) -> None:
+    """What `lflops show` draws, then memory and the lower bound."""
     try:
-        table = render(profile, depth=depth)
+        table = render(analysis, depth=depth)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    parts = [table, render_memory(profile)]
-    parts += [render_checkpointed(otherwise.checkpointed)] if otherwise.checkpointed else []
-    parts += [render_sharded(otherwise.sharded)] if otherwise.sharded else []
-    parts += [render_bounds(otherwise.bounds)] if otherwise.bounds is not None else []
+    parts = [table, render_memory(analysis)]
+    parts += [render_checkpointed(analysis.checkpointed)] if analysis.checkpointed else []
+    parts += [render_sharded(of_ranks)] if of_ranks else []
+    parts += [render_lower_bound(analysis.lower_bound)] if analysis.lower_bound is not None else []
     draw(Group(*(each for part in parts for each in (part, ""))))
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from lflops.analyze.analysis import analyze
 from lflops.cli.output import UsageError, write_json
 from lflops.profile.json_file import load
 from lflops.report.html import page, write
@@ -37,17 +38,17 @@ def html(
     place = files[-1].with_suffix(".html" if len(files) == 1 else ".compare.html") if out is None else out
     if place.resolve() in {file.resolve() for file in files}:
         raise UsageError(f"out={str(place)!r} is a profile itself: give another place with --out")
-    profiles = [load(file) for file in files]
+    analyses = [analyze(load(file)) for file in files]
     if as_json:
-        shown = [payload(profile) for profile in profiles]
+        shown = [payload(analysis) for analysis in analyses]
         write_json(shown[0] if len(shown) == 1 else shown)
     else:
-        write(page(*profiles, names=_told_apart(files) if len(files) > 1 else ()), place)
+        write(page(*analyses, names=_distinct_names(files) if len(files) > 1 else ()), place)
         typer.echo(place)
 
 
-def _told_apart(files: list[Path]) -> list[str]:
-    """Their names, or where these are the same their paths; a file that is given twice has a number as well."""
+def _distinct_names(files: list[Path]) -> list[str]:
+    """The files' names, or their paths where two names are equal; a file that is given twice gets a number too."""
     names = [file.name for file in files]
     paths = names if len(set(names)) == len(names) else [str(file) for file in files]
     return [path if paths.index(path) == i else f"{path} ({i + 1})" for i, path in enumerate(paths)]

@@ -7,16 +7,15 @@ from typing import Annotated
 
 import typer
 
+from lflops.analyze.analysis import analyze
 from lflops.analyze.speed.ncu import Measured, command, read
 from lflops.analyze.speed.roofline import Roofline
-from lflops.analyze.speed.roofline import roofline as placed
 from lflops.cli.output import UsageError, draw, name_file, write_json
 from lflops.errors import LflopsError, ProfileError
 from lflops.hardware.chips import named
 from lflops.profile.json_file import load
 from lflops.profile.model import Profile
-from lflops.report.terminal.ncu import render_ncu
-from lflops.report.terminal.roofline import render_roofline
+from lflops.report.terminal.roofline import render_ncu, render_roofline
 
 __all__ = ["roofline"]
 
@@ -63,10 +62,10 @@ def roofline(
         measured = _measured(ncu, gpu_time, None if file is None else load(file), hardware)
         write_json(measured) if as_json else draw(render_ncu(measured, top=top))
     elif file is not None:
-        found = placed(load(file), hardware)
+        shown = analyze(load(file), hardware).roofline
         if figure is not None:
-            _draw(found, figure)
-        write_json(found) if as_json else draw(render_roofline(found, top=top))
+            _draw(shown, figure)
+        write_json(shown) if as_json else draw(render_roofline(shown, top=top))
         name_file(figure, as_json=as_json)
 
 
@@ -80,10 +79,10 @@ def _measured(log: Path, gpu_time: float | None, profile: Profile | None, hardwa
         raise ProfileError(f"{log}: {error}") from error
 
 
-def _draw(found: Roofline, path: Path) -> None:
+def _draw(shown: Roofline, path: Path) -> None:
     from lflops.report.figures.roofline import save  # with matplotlib, which takes longer to load than all the rest
 
     try:
-        save(found, path)
+        save(shown, path)
     except ValueError as error:
         raise UsageError(f"figure={error}") from error

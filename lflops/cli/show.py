@@ -6,20 +6,15 @@ from typing import Annotated
 import typer
 from rich.console import Group
 
-from lflops.analyze.memory.what_if import checkpointed
-from lflops.analyze.modules.operators import operators
-from lflops.analyze.modules.tree import SORT_KEYS, flat, share_of, totals, tree
-from lflops.analyze.modules.uncounted import uncounted_operators
-from lflops.analyze.speed.step_times import step_times
-from lflops.analyze.speed.utilization import utilization
+from lflops.analyze.analysis import Analysis, analyze
+from lflops.analyze.modules.tree import SORT_KEYS
 from lflops.cli.output import UsageError, draw, name_file, save_memory, write_json
 from lflops.profile.json_file import load
-from lflops.profile.model import PHASES, Phase, Profile
-from lflops.report.terminal.header import head
-from lflops.report.terminal.memory import render_memory
+from lflops.profile.model import PHASES, Phase
+from lflops.report.terminal.header import header
+from lflops.report.terminal.memory import render_checkpointed, render_memory
 from lflops.report.terminal.modules import render
 from lflops.report.terminal.operators import render_operators
-from lflops.report.terminal.what_if import render_checkpointed
 
 __all__ = ["show"]
 
@@ -59,19 +54,19 @@ def show(
 ) -> None:
     """Print a profile: totals, what they leave out, and its modules."""
     chosen = _checked(phase, own=own, depth=depth, sort=sort, by_operator=by_operator, memory=memory, figure=figure)
-    profile = load(file)
+    analysis = analyze(load(file))
     try:
         if memory:
-            _show_memory(profile, figure, as_json=as_json)
+            _show_memory(analysis, figure, as_json=as_json)
         elif by_operator and as_json:
-            write_json(_as_json(profile, chosen, operators=operators(profile, chosen), trace=profile.trace))
+            write_json(_as_json(analysis, chosen, operators=analysis.operators(chosen), trace=analysis.profile.trace))
         elif by_operator:
-            draw(render_operators(profile, chosen))
+            draw(render_operators(analysis, chosen))
         elif as_json:
-            rows = flat(profile, sort=sort, phase=chosen) if own else tree(profile, depth=depth, sort=sort, phase=chosen)
-            write_json(_as_json(profile, chosen, rows=rows))
+            rows = analysis.flat(sort=sort, phase=chosen) if own else analysis.tree(depth=depth, sort=sort, phase=chosen)
+            write_json(_as_json(analysis, chosen, rows=rows))
         else:
-            draw(render(profile, depth=depth, sort=sort, own=own, phase=chosen))
+            draw(render(analysis, depth=depth, sort=sort, own=own, phase=chosen))
     except ValueError as error:
         raise UsageError(str(error)) from error
     except RecursionError as error:
@@ -93,27 +88,27 @@ def _checked(phase: str, *, own: bool, depth: int, sort: str | None, by_operator
     return next((each for each in PHASES if each == phase), None)
 
 
-def _show_memory(profile: Profile, figure: Path | None, *, as_json: bool) -> None:
-    saving = checkpointed(profile)
-    save_memory(profile, figure)
+def _show_memory(analysis: Analysis, figure: Path | None, *, as_json: bool) -> None:
+    save_memory(analysis.profile, figure)
     if as_json:
-        write_json(_as_json(profile, None, memory=profile.memory, checkpointed=saving))
+        write_json(_as_json(analysis, None, memory=analysis.profile.memory, checkpointed=analysis.checkpointed))
     else:
-        draw(Group(head(profile), "", render_memory(profile), "", render_checkpointed(saving)))
+        draw(Group(header(analysis), "", render_memory(analysis), "", render_checkpointed(analysis.checkpointed)))
     name_file(figure, as_json=as_json)
 
 
-def _as_json(profile: Profile, phase: Phase | None, **listed: object) -> dict[str, object]:
+def _as_json(analysis: Analysis, phase: Phase | None, **listed: object) -> dict[str, object]:
+    profile = analysis.profile
     return {
         "schema_version": profile.schema_version,
         "run": profile.run,
         "phase": phase or "all",
-        "pace": step_times(profile),
-        "utilization": utilization(profile),
-        "share_of": share_of(profile, phase),
-        "totals": totals(profile),
+        "pace": analysis.step_times,
+        "utilization": analysis.utilization,
+        "share_of": analysis.share_of(phase),
+        "totals": analysis.totals,
         **listed,
-        "uncounted": uncounted_operators(profile),
-        "uncalled": profile.uncalled,
+        "uncounted": analysis.uncounted,
+        "uncalled": analysis.uncalled,
         "notes": profile.notes,
     }

@@ -22,7 +22,8 @@ from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.ranks.unsharded import check_logical, with_logical
 from lflops.collect.torch_private.self_check import check
 from lflops.errors import CountError
-from lflops.profile.model import Note, Profile
+from lflops.profile.model import Profile
+from lflops.profile.notes import Note
 from lflops.profile.records import Phase
 
 __all__ = ["Counting", "Ignored", "count", "counted", "counting"]

@@ -14,7 +14,8 @@ from lflops.collect.model.call import Divide, ModelCall
 from lflops.collect.model.compile_guard import uncompiled
 from lflops.collect.timing.clock import clock_of
 from lflops.collect.timing.timed_passes import Pass
-from lflops.profile.model import Note, Profile
+from lflops.profile.model import Profile
+from lflops.profile.notes import Note
 from lflops.profile.records import Step
 
 __all__ = ["measure_generate"]

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lflops.analyze.analysis import analyze
 from lflops.collect.count_and_time import CountAndTime
 from lflops.collect.generate import measure_generate
 from lflops.collect.inputs.arguments import check_module, check_whole, describe
@@ -18,7 +19,7 @@ from lflops.deepspeed.engine import splits_experts, with_engine_facts
 from lflops.errors import CountError
 from lflops.profile.model import Profile
 from lflops.report.deepspeed_text import units as short_units
-from lflops.report.deepspeed_text.aggregated import aggregated
+from lflops.report.deepspeed_text.modules import aggregated
 from lflops.report.deepspeed_text.summary import summary
 
 __all__ = ["FlopsProfiler", "get_model_profile"]
@@ -81,7 +82,7 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
         passes = measure if mode == "forward" else measure_generate
         profile = passes(model, positional, kwargs, warmup=warm_up, repeats=_REPEATS, ignore=_ignored(ignore_modules))
     if print_profile:
-        _show(summary(profile, step=warm_up, module_depth=module_depth, top_modules=top_modules, detailed=detailed), output_file)
+        _show(summary(analyze(profile), step=warm_up, module_depth=module_depth, top_modules=top_modules, detailed=detailed), output_file)
     flops, macs, params = _figures(profile)
     return (short_units.flops(flops), short_units.macs(macs), short_units.params(params)) if as_string else (flops, macs, params)
 
@@ -212,7 +213,9 @@ class FlopsProfiler:
         _check_printing(_PROFILER, module_depth, top_modules)
         profile = self.profile
         self.flops, self.macs, self.params = _figures(profile)
-        _show(summary(profile, step=profile_step, module_depth=module_depth, top_modules=top_modules, detailed=detailed), output_file)
+        _show(
+            summary(analyze(profile), step=profile_step, module_depth=module_depth, top_modules=top_modules, detailed=detailed), output_file
+        )
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         """Print which classes of modules have the most, depth by depth.

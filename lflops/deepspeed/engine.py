@@ -5,7 +5,8 @@ from typing import Any
 from msgspec.structs import replace
 from torch import nn
 
-from lflops.profile.model import Note, Profile
+from lflops.profile.model import Profile
+from lflops.profile.notes import Note
 from lflops.profile.records import Step
 
 __all__ = ["splits_experts", "with_engine_facts"]

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
+from lflops.analyze.analysis import analyze
 from lflops.collect.ranks.gather import Gather
 from lflops.collect.ranks.topology import Topology, topology_of
 from lflops.collect.timing.stamps import ModulePhase
@@ -170,10 +171,11 @@ class Results:
         if path is not None and self.save(profile, path):
             files.append(path)
         step = logged_step(self._trainer)
-        text, others = self.outlets.window(profile, path, step)
+        analysis = analyze(profile)
+        text, others = self.outlets.window(analysis, path, step)
         files += others
         written = f": {', '.join(map(str, files))}" if files else ""
         ended = " before its end" if run.partial else ""
         say(f"lflops: {run.stage} window {run.window} closed at step {run.step}{ended}{written}\n{text}")
-        self.outlets.scalars(scalars(profile), run.stage or "", step)
+        self.outlets.scalars(scalars(analysis), run.stage or "", step)
         self.outlets.module_scalars(profile, step)

@@ -22,7 +22,7 @@ from lflops.lightning.window.phase_hooks import listen
 from lflops.lightning.window.step_clock import StepClock, TimedStep
 from lflops.lightning.window.traced_steps import TracedSteps
 from lflops.lightning.window.window import Window
-from lflops.profile.model import Note
+from lflops.profile.notes import Note
 
 __all__ = ["Session"]
 

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from lflops.profile.model import COUNTS, PHASES, ModuleProfile, Note, Profile, Work
+from lflops.profile.model import COUNTS, PHASES, ModuleProfile, Profile, Work
+from lflops.profile.notes import Note
 
 __all__ = ["sum_of_batches"]
 

@@ -10,7 +10,8 @@ from lflops.errors import ProfileError
 from lflops.merging.rank_stats import rank_stats
 from lflops.merging.rows import MergedRows, ranges
 from lflops.merging.steps import MergedSteps
-from lflops.profile.model import SCHEMA_VERSION, Memory, Note, Profile, Run
+from lflops.profile.model import SCHEMA_VERSION, Memory, Profile, Run
+from lflops.profile.notes import Note
 from lflops.profile.records import PHASES, Count, Rank, RankStat, Spread, Step, Trace
 
 __all__ = ["Brief", "brief_of", "merge", "merged"]

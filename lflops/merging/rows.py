@@ -6,8 +6,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from lflops.profile.model import COUNTS, Cell, Communication, DtypeShare, ModuleProfile, Profile, Uncounted, Work, ancestry
+from lflops.profile.model import COUNTS, Cell, Communication, DtypeShare, ModuleProfile, Profile, Uncounted, Work
+from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES
+from lflops.profile.series import sum_known
 
 __all__ = ["MergedRows", "ranges"]
 
@@ -139,12 +141,10 @@ def _added(work: Work, grafts: list[Work]) -> Work:
     more = {count: sum(getattr(graft, count) for graft in grafts) for count in COUNTS}
     if not any(more.values()):
         return work
-    logical = [each.logical_macs for each in (work, *grafts)]
-    known = [macs for macs in logical if macs is not None]
     return replace(
         work,
         **{count: getattr(work, count) + added for count, added in more.items()},
-        logical_macs=sum(known) if len(known) == len(logical) else None,
+        logical_macs=sum_known(each.logical_macs for each in (work, *grafts)),
         seconds=None,
         device_seconds=None,
     )

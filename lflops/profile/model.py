@@ -10,18 +10,26 @@ The values that a profile has by the thousand are left out of Python's garbage c
 loading 5,000 modules takes a quarter less.
 """
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterator, Mapping
 from os import PathLike
-from typing import Literal
+from typing import Literal, get_args
 
 from msgspec import Struct
 
+from lflops import units
 from lflops.hardware.chips import Hardware
-from lflops.profile import queries
-from lflops.profile.queries import Asked, Metric, ancestry
+from lflops.profile.module_names import ancestry
+from lflops.profile.notes import Note, notes_with
 from lflops.profile.records import PHASES, ByCategory, Count, Phase, Rank, RankStat, Seconds, Spread, Step, Trace
 
-__all__ = ["PHASES", "SCHEMA_VERSION", "Phase", "Profile", "Work", "ancestry"]
+__all__ = ["PHASES", "SCHEMA_VERSION", "Phase", "Profile", "Work"]
+
+PhaseQuery = Phase | Literal["all"] | None
+"""A phase; `"all"` and `None` add the phases up."""
+
+Metric = Literal["macs", "executed_macs", "flops", "bytes_moved"]
+"""A field of `Work` that a profile is queried for."""
 
 SCHEMA_VERSION = "1.0"
 """Of the file. A reader takes every minor version of its major one: unknown fields are ignored, new ones have a default."""
@@ -137,7 +145,6 @@ class Uncounted(Struct, frozen=True, kw_only=True):
     phase: Phase
     calls: Count
     bytes: Count
-    seconds: Seconds | None = None
 
 
 class Communication(Struct, frozen=True, kw_only=True):
@@ -200,8 +207,6 @@ class Memory(Struct, frozen=True, kw_only=True):
     alive: tuple[Allocation, ...]
     timeline: tuple[Moment, ...]
     activations_by_module: Mapping[str, Count] = {}
-    allocator_peak_bytes: Count | None = None
-    reserved_bytes: Count | None = None
 
     def fits(self, memory_bytes: float) -> bool:
         """Whether the peak is within `memory_bytes`."""
@@ -237,14 +242,6 @@ class Run(Struct, frozen=True, kw_only=True):
     device_type: str | None = None
 
 
-class Note(Struct, frozen=True, kw_only=True):
-    """Something that a reader of the numbers has to know; the sentence is made where it is shown."""
-
-    code: str
-    subject: str
-    values: Mapping[str, int | float | str]
-
-
 class Profile(Struct, frozen=True, kw_only=True):
     """What one pass or one window did. Saved as JSON, the file is this value."""
 
@@ -262,40 +259,61 @@ class Profile(Struct, frozen=True, kw_only=True):
     notes: tuple[Note, ...] = ()
 
     def __repr__(self) -> str:
-        return queries.summary(self)
+        root = self.modules.get("")
+        macs = ", ".join(f"{units.count(root.work(phase).macs)} MACs {phase}" for phase in PHASES[:2]) if root else ""
+        missing = len({entry.operator for entry in self.uncounted})
+        parts = [root.kind if root else "", macs, f"modules: {len(self.modules)}", f"operators not counted: {missing}"]
+        return f"<Profile {', '.join(filter(None, parts))}>"
 
-    def by_module(self, phase: Asked = "forward", *, metric: Metric = "macs") -> dict[str, int]:
+    def by_module(self, phase: PhaseQuery = "forward", *, metric: Metric = "macs") -> dict[str, int]:
         """MACs, or another metric, of each module and all below it; `"all"` and `None` add the phases up.
 
         Raises:
-            ValueError: An argument is none of what is taken; so it is with the other queries.
+            ValueError: The phase, the module or the metric is unknown; so it is with the other queries.
         """
-        return queries.by_module(self, phase, metric)
+        phases = _phases(phase, metric)
+        return {name: sum(getattr(module.work(each), metric) for each in phases) for name, module in self.modules.items()}
 
-    def by_operator(self, phase: Asked = "forward", module: str = "", *, metric: Metric = "macs") -> dict[str, int]:
+    def by_operator(self, phase: PhaseQuery = "forward", module: str = "", *, metric: Metric = "macs") -> dict[str, int]:
         """MACs, or another metric, of each operator in `module` and below it, the most first; those that have none are left out."""
-        return queries.by_operator(self, phase, module, metric)
+        self._check_module(module)
+        sums: dict[str, int] = {}
+        for name, operator, value in self._nonzero_cells(phase, metric):
+            if module in ancestry(name):
+                sums[operator] = sums.get(operator, 0) + value
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
-    def by_module_and_operator(self, phase: Asked = "forward", *, metric: Metric = "macs") -> dict[str, dict[str, int]]:
+    def by_module_and_operator(self, phase: PhaseQuery = "forward", *, metric: Metric = "macs") -> dict[str, dict[str, int]]:
         """MACs, or another metric, of each operator in each module and below it."""
-        return queries.by_module_and_operator(self, phase, metric)
+        table: dict[str, dict[str, int]] = {name: {} for name in self.modules}
+        for name, operator, value in self._nonzero_cells(phase, metric):
+            for above in ancestry(name):
+                table[above][operator] = table[above].get(operator, 0) + value
+        return table
 
-    def total(self, module: str = "", phase: Asked = "forward", *, metric: Metric = "macs") -> int:
+    def total(self, module: str = "", phase: PhaseQuery = "forward", *, metric: Metric = "macs") -> int:
         """MACs, or another metric, of one module and all below it."""
-        return queries.total(self, module, phase, metric)
+        self._check_module(module)
+        return sum(getattr(self.modules[module].work(each), metric) for each in _phases(phase, metric))
 
     @property
     def is_counted(self) -> bool:
         """Whether its counts are known; without them it has times alone, and zeros where counts would be."""
-        return all(note.code != "not_counted" for note in self.notes)
+        return not any(notes_with("not_counted", self.notes))
 
     @property
     def uncalled(self) -> tuple[str, ...]:
-        """The modules that were never called, nor anything below them.
+        """The modules that were never called, nor anything below them, in the model's order.
 
         The parts of a script are not seen to be called, and an attention computes with the weights of its `out_proj` itself.
         """
-        return queries.uncalled(self)
+        called = {above for name, module in self.modules.items() if module.calls for above in ancestry(name)}
+        scripts = {note.subject for note in notes_with("scripted", self.notes)}
+        return tuple(
+            name
+            for name, module in self.modules.items()
+            if name not in called and module.kind != _HOLDS_WEIGHTS and scripts.isdisjoint(ancestry(name)[1:])
+        )
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the JSON file, whole or not at all.
@@ -306,3 +324,28 @@ class Profile(Struct, frozen=True, kw_only=True):
         from lflops.profile.json_file import save
 
         save(self, path)
+
+    def _nonzero_cells(self, phase: PhaseQuery, metric: Metric) -> Iterator[tuple[str, str, int]]:
+        """Module, operator and value of each cell that has one."""
+        phases = _phases(phase, metric)
+        return ((cell.module, cell.operator, value) for cell in self.cells if cell.phase in phases and (value := getattr(cell, metric)))
+
+    def _check_module(self, module: str) -> None:
+        if module not in self.modules:
+            near = difflib.get_close_matches(str(module), self.modules, 1)
+            raise ValueError(f"module={module!r}: no such module" + (f", the nearest is {near[0]!r}" if near else ""))
+
+
+_HOLDS_WEIGHTS = "NonDynamicallyQuantizableLinear"
+"""The class of the `out_proj` of torch's MultiheadAttention, whose weights are used without calling it."""
+
+
+def _phases(phase: PhaseQuery, metric: Metric) -> tuple[Phase, ...]:
+    """The phases that a query is about."""
+    if metric not in get_args(Metric):
+        raise ValueError(f"metric={metric!r}: give one of {', '.join(get_args(Metric))}")
+    if phase is None or phase == "all":
+        return PHASES
+    if phase not in PHASES:
+        raise ValueError(f"phase={phase!r}: give one of {', '.join(PHASES)}, all")
+    return (phase,)

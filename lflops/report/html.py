@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec import json
 
+from lflops.analyze.analysis import Analysis
 from lflops.profile.model import Profile
 from lflops.report.payload.payload import Payload, payload
 
@@ -42,17 +43,17 @@ _DOCUMENT = """\
 """
 
 
-def page(*profiles: Profile, names: Sequence[str] = ()) -> str:
+def page(*analyses: Analysis, names: Sequence[str] = ()) -> str:
     """The file's text.
 
     Args:
-        profiles: What it shows. Of several the last is shown first, compared with the one before it.
+        analyses: What it shows. Of several the last is shown first, compared with the one before it.
         names: What several are told by, as the names of their files.
     """
-    shown = [payload(each) for each in profiles]
+    shown = [payload(each) for each in analyses]
     script = _joined("entry/offline", [])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    places = [""] if len(profiles) == 1 else [_place(*each) for each in zip(profiles, names, strict=True)]
+    places = [""] if len(analyses) == 1 else [_place(each.profile, name) for each, name in zip(analyses, names, strict=True)]
     return _DOCUMENT.format(
         allowed=f"'sha256-{digest}'",  # no other script runs, whatever the data hold
         title=html.escape(" → ".join(names) or shown[0].title),
@@ -62,9 +63,9 @@ def page(*profiles: Profile, names: Sequence[str] = ()) -> str:
     )
 
 
-def save(profile: Profile, path: Path) -> None:
+def save(analysis: Analysis, path: Path) -> None:
     """Write the file of one profile and the folders above it."""
-    write(page(profile), path)
+    write(page(analysis), path)
 
 
 def write(text: str, path: Path) -> None:

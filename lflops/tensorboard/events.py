@@ -10,11 +10,13 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto  # type: ignore[impo
 from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto  # type: ignore[import-untyped]
 from tensorboard.compat.proto.types_pb2 import DT_STRING  # type: ignore[import-untyped]
 
+from lflops.analyze.analysis import Analysis, analyze
 from lflops.profile.model import Profile
+from lflops.report.payload.columns import VERSION
 from lflops.report.payload.payload import payload
-from lflops.tensorboard.payload_event import PLUGIN, VERSION, packed
+from lflops.tensorboard.payload_event import PLUGIN, packed
 
-__all__ = ["log"]
+__all__ = ["log", "log_analysis"]
 
 _RGBA = 4
 """The channels of a picture, as TensorBoard counts them."""
@@ -35,11 +37,17 @@ def log(writer: Any, profile: Profile, step: int, *, tag: str | None = None, fig
     Raises:
         TypeError: The writer is none, or closed.
     """
+    log_analysis(writer, analyze(profile), step, tag=tag, figures=figures)
+
+
+def log_analysis(writer: Any, analysis: Analysis, step: int, *, tag: str | None = None, figures: bool = True) -> None:
+    """Write a profile that is already analyzed; the arguments are those of `log`."""
     events = getattr(writer, "file_writer", None)
     if events is None or not hasattr(events, "add_summary"):
         raise TypeError(f"writer={type(writer).__name__}: give a torch.utils.tensorboard.SummaryWriter that is not closed")
-    tag = tag or f"lflops/{profile.run.stage or profile.run.kind}/profile"
-    shown = packed(json.encode(payload(profile, Path(events.get_logdir()))))
+    run = analysis.profile.run
+    tag = tag or f"lflops/{run.stage or run.kind}/profile"
+    shown = packed(json.encode(payload(analysis, Path(events.get_logdir()))))
     beside = SummaryMetadata.PluginData(plugin_name=PLUGIN, content=str(VERSION).encode())
     value = Summary.Value(
         tag=tag,
@@ -47,12 +55,12 @@ def log(writer: Any, profile: Profile, step: int, *, tag: str | None = None, fig
         # Without its class no loader of TensorBoard shows the run.
         metadata=SummaryMetadata(plugin_data=beside, data_class=DATA_CLASS_TENSOR),
     )
-    events.add_summary(Summary(value=[value, *(_figures(profile, tag.removesuffix("/profile")) if figures else ())]), step)
+    events.add_summary(Summary(value=[value, *(_figures(analysis, tag.removesuffix("/profile")) if figures else ())]), step)
 
 
-def _figures(profile: Profile, root: str) -> Iterator[Summary.Value]:
-    from lflops.report.figures.figures import pictures  # loads matplotlib
+def _figures(analysis: Analysis, root: str) -> Iterator[Summary.Value]:
+    from lflops.report.figures.pictures import pictures  # loads matplotlib
 
-    for name, width, height, png in pictures(profile):
+    for name, width, height, png in pictures(analysis):
         image = Summary.Image(width=width, height=height, colorspace=_RGBA, encoded_image_string=png)
         yield Summary.Value(tag=f"{root}/{name}", image=image)

@@ -4,13 +4,12 @@ import json
 import math
 import zlib
 
-__all__ = ["LARGEST", "PLUGIN", "VERSION", "checked", "misfit", "packed", "trend"]
+from lflops.report.payload.columns import VERSION
+
+__all__ = ["LARGEST", "PLUGIN", "checked", "misfit", "packed", "trend"]
 
 PLUGIN = "lflops"
 """The name under which TensorBoard keeps our summaries."""
-
-VERSION = 1
-"""Of the payload's form."""
 
 LARGEST = 1 << 26
 """Bytes of a payload: one of 20,000 modules has a tenth of them. What inflates to more is refused."""

@@ -16,7 +16,7 @@ from lflops.collect.count_and_time import CountAndTime
 from lflops.collect.counting.formulas import table
 from lflops.collect.timing.stamps import NO_OVERHEAD, HookOverhead
 from lflops.profile.model import PHASES, Profile
-from lflops.profile.queries import ancestry
+from lflops.profile.module_names import ancestry
 from tests.support.canary_model import Patient, Raises
 from tests.support.fake_clock import StillClock
 from tests.support.process_state import differences, everything, random_numbers

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import lflops
 from lflops.collect.generate import measure_generate
-from lflops.profile.model import Note, Profile
+from lflops.profile.model import Profile
+from lflops.profile.notes import Note
 from tests.support.fake_clock import StillClock
 from tests.support.process_state import differences, everything
 from tests.support.timed_modules import Part

@@ -17,8 +17,9 @@ from lflops.collect.timing.clock import HostClock
 from lflops.collect.timing.hook_overhead import _tried, hook_overhead
 from lflops.collect.timing.stamps import NO_OVERHEAD
 from lflops.collect.torch_private import names as torch_compat
-from lflops.profile.model import PHASES, Note, Profile
-from lflops.profile.queries import ancestry
+from lflops.profile.model import PHASES, Profile
+from lflops.profile.module_names import ancestry
+from lflops.profile.notes import Note
 from lflops.profile.records import Spread
 from tests.support.fake_clock import StillClock
 from tests.support.leaky_profilers import PlainMode

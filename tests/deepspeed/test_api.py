@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lflops.analyze.analysis import analyze
 from lflops.deepspeed.api import FlopsProfiler, get_model_profile
 from lflops.deepspeed.engine import with_engine_facts
 from lflops.errors import CountError
@@ -518,7 +519,7 @@ def test_an_engines_timers_tell_what_was_not_watched() -> None:
 
     The engine's own time of the forward has the counting in it.
     """
-    said = figures(summary(timed(fwd=7, bwd=2, step=1)))
+    said = figures(summary(analyze(timed(fwd=7, bwd=2, step=1))))
     expected = {
         "fwd latency": "1 ms",
         "fwd FLOPS per GPU = fwd flops per GPU / fwd latency": "954 KFLOPS",
@@ -535,7 +536,7 @@ def test_an_engines_timers_tell_what_was_not_watched() -> None:
 
 def test_the_factor_is_not_used_where_backward_was_counted() -> None:
     """It ran before the stop: its 900 flops are known, and so are its 3 ms."""
-    said = figures(summary(timed(backward=450, fwd=7, bwd=9)))
+    said = figures(summary(analyze(timed(backward=450, fwd=7, bwd=9))))
     assert ("3 ms", "300 KFLOPS") == (said["bwd latency"], said["bwd FLOPS per GPU = bwd flops per GPU / bwd latency"])
     assert not any("* fwd flops per GPU /" in label for label in said)
 

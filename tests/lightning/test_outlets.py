@@ -22,6 +22,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 import lflops
 from lflops import Hardware
+from lflops.analyze.analysis import analyze
 from lflops.lightning import session
 from lflops.lightning.outlets.loggers import busiest, module_scalars
 from lflops.lightning.outlets.tensorboard_logger import LONGEST_TEXT
@@ -240,7 +241,7 @@ def test_a_page_lies_beside_each_profile(tmp_path: Path) -> None:
     monitor = watching(dirpath=tmp_path, html=True)
     fit(Classifier(), monitor)
     assert ["train-0-9.profile.html", "train-0-9.profile.json"] == sorted(path.name for path in tmp_path.iterdir())
-    assert page(monitor.profiles[0]) == (tmp_path / "train-0-9.profile.html").read_text("utf-8")
+    assert page(analyze(monitor.profiles[0])) == (tmp_path / "train-0-9.profile.html").read_text("utf-8")
 
 
 def test_a_trial_run_writes_nothing(tmp_path: Path) -> None:
@@ -259,7 +260,7 @@ def test_tensorboard_gets_curves_the_summary_and_a_layout(tmp_path: Path) -> Non
     assert [4, 9, 10, 14, 19, 24, 29] == [event.step for event in events.Scalars("lflops/train/step_ms")]
     (text,) = events.Tensors("lflops/train/summary/text_summary")
     fenced = text.tensor_proto.string_val[0].decode()
-    assert f"```\n{summary(monitor.profiles[0], top_modules=3)}\n```" == fenced
+    assert f"```\n{summary(analyze(monitor.profiles[0]), top_modules=3)}\n```" == fenced
     (layout,) = events.Tensors("custom_scalars__config__")
     charts = [chart for each in layout_pb2.Layout.FromString(layout.tensor_proto.string_val[0]).category for chart in each.chart]
     drawn: Counter[str] = Counter()
@@ -285,7 +286,7 @@ def test_tensorboard_gets_the_window_for_its_tab(tmp_path: Path) -> None:
     (window,) = events.Tensors("lflops/train/profile")
     (text,) = events.Tensors("lflops/train/summary/text_summary")
     assert text.step == window.step
-    assert msgspec.json.encode(payload(monitor.profiles[0])) == checked(window.tensor_proto.string_val[0])
+    assert msgspec.json.encode(payload(analyze(monitor.profiles[0]))) == checked(window.tensor_proto.string_val[0])
 
 
 def test_a_long_summary_is_cut_for_tensorboard(tmp_path: Path) -> None:
@@ -299,7 +300,7 @@ def test_a_long_summary_is_cut_for_tensorboard(tmp_path: Path) -> None:
     monitor, logger = watching(), TensorBoardLogger(tmp_path)
     fit(Deep(), monitor, logger=logger)
     text = told(logger).Tensors("lflops/train/summary/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert summary(monitor.profiles[0], top_modules=3, detailed=False) == text.removeprefix("```\n").removesuffix("\n```")
+    assert summary(analyze(monitor.profiles[0]), top_modules=3, detailed=False) == text.removeprefix("```\n").removesuffix("\n```")
     assert LONGEST_TEXT >= len(text.splitlines()) - 2
 
 
@@ -417,7 +418,7 @@ def test_the_summary_is_logged_and_goes_to_the_file(tmp_path: Path, caplog: pyte
     path = tmp_path / "reports" / "flops.txt"
     monitor = watching(output_file=path, dirpath=tmp_path, schedule=Schedule(wait=2, warmup=1, active=2, repeat=2), module_depth=1)
     fit(Classifier(), monitor)
-    texts = [summary(profile, module_depth=1, top_modules=3) for profile in monitor.profiles]
+    texts = [summary(analyze(profile), module_depth=1, top_modules=3) for profile in monitor.profiles]
     assert "".join(f"{text}\n" for text in texts) == path.read_text("utf-8")
     said = [message for message in caplog.messages if message.startswith("lflops:")]
     closed = [profile.run.step for profile in monitor.profiles]

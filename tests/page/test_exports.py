@@ -13,6 +13,7 @@ from msgspec import json
 from torch.utils.tensorboard import SummaryWriter
 
 import lflops
+from lflops.analyze.analysis import analyze
 from lflops.cli.main import main
 from lflops.report.payload.payload import payload
 from tests.support.browser import Seen, bench
@@ -115,7 +116,7 @@ def test_any_table_is_exported_by_its_cells(browser: Any) -> None:
 def test_the_window_is_exported_as_json(page_of: Callable[..., Seen]) -> None:
     """All that the page has of it."""
     name, content = exported(page := page_of(small_profile()), page.page, "this window as JSON")
-    assert ("Model-fit-window-0-step-8.json", json.decode(json.encode(payload(small_profile())))) == (name, json.decode(content))
+    assert ("Model-fit-window-0-step-8.json", json.decode(json.encode(payload(analyze(small_profile()))))) == (name, json.decode(content))
 
 
 def styles(node: ET.Element) -> Mapping[str, str]:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from lflops.analyze.modules.tree import Row, tree
-from lflops.profile.model import Profile, ancestry
+from lflops.profile.model import Profile
+from lflops.profile.module_names import ancestry
 from lflops.profile.records import Phase
 from lflops.report.terminal.modules import _label
 from tests.support.browser import GRID, ROW, Seen

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from msgspec import json
 
+from lflops.analyze.analysis import analyze
 from lflops.cli.main import main
 from lflops.profile.json_file import save
 from lflops.profile.model import Profile
 from lflops.report.html import page
-from lflops.report.payload import payload as payloads
+from lflops.report.payload.columns import VERSION
 from lflops.report.payload.payload import payload
-from lflops.tensorboard import payload_event as stored
+from lflops.tensorboard import payload_event
 from tests.support.malicious_names import IMAGE, SCRIPT, hostile_profile
 from tests.support.profile_builders import profile_of, small_profile
 
@@ -40,15 +41,15 @@ def writes_markup(source: str) -> list[str]:
 @pytest.mark.parametrize("given", [small_profile(), hostile_profile()], ids=["small", "hostile"])
 def test_the_page_holds_its_payload(given: Profile) -> None:
     """All of it, and as data: no name of the profile's is in the document as it is."""
-    text = page(given)
-    assert json.decode(json.encode(payload(given))) == held(text)
+    text = page(analyze(given))
+    assert json.decode(json.encode(payload(analyze(given)))) == held(text)
     assert IMAGE not in text
     assert SCRIPT not in text
 
 
 def test_the_page_asks_for_nothing() -> None:
     """No address but the name of SVG, no module left to load, and a policy that lets its one script run and nothing be fetched."""
-    text = page(small_profile())
+    text = page(analyze(small_profile()))
     assert {"http://www.w3.org/2000/svg"} == set(re.findall(r"https?://[^\"]*|^import |^export ", text, re.MULTILINE))
     script = re.search(r'<script type="module">(.*?)</script>', text, re.DOTALL)
     assert script
@@ -58,7 +59,7 @@ def test_the_page_asks_for_nothing() -> None:
 
 def test_20_000_modules_fit_a_mail() -> None:
     """Below 5 MB."""
-    assert len(page(profile_of(20_000)).encode()) < 5e6
+    assert len(page(analyze(profile_of(20_000))).encode()) < 5e6
 
 
 def test_modules_stand_in_one_script_each_with_names_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +75,7 @@ def test_modules_stand_in_one_script_each_with_names_of_its_own(tmp_path: Path, 
     (tmp_path / "shell").mkdir()
     (tmp_path / "shell" / "style.css").touch()
     monkeypatch.setattr("lflops.report.html._PARTS", tmp_path)
-    script = re.search(r'<script type="module">(.*?)</script>', page(small_profile()), re.DOTALL)
+    script = re.search(r'<script type="module">(.*?)</script>', page(analyze(small_profile())), re.DOTALL)
     assert script
     assert (
         "const $lib_b = (() => {\nconst kept = 1;\n\nconst b = kept;\nreturn { b };\n})();\n"
@@ -120,9 +121,9 @@ def test_written_markup_would_be_seen() -> None:
 
 
 def test_all_sides_mean_the_same_form() -> None:
-    """The payload's version is that of the event files and of the page."""
-    assert payloads.VERSION == stored.VERSION
-    assert f"const VERSION = {payloads.VERSION};\n" in sources()["app.js"]
+    """The version of the payload is that of the event files and of the page."""
+    assert "" == payload_event.misfit(str(VERSION).encode())
+    assert f"const VERSION = {VERSION};\n" in sources()["app.js"]
 
 
 def test_html_writes_the_page_beside_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +133,7 @@ def test_html_writes_the_page_beside_the_file(tmp_path: Path, capsys: pytest.Cap
     for arguments, place in ([], "small.profile.html"), (["-o", str(tmp_path / "new" / "page.html")], "new/page.html"):
         assert 0 == main(["html", str(file), *arguments])
         assert f"{tmp_path / place}\n" == capsys.readouterr().out
-        assert page(small_profile()) == (tmp_path / place).read_text("utf-8")
+        assert page(analyze(small_profile())) == (tmp_path / place).read_text("utf-8")
 
 
 def test_html_puts_several_profiles_into_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,7 +158,7 @@ def test_html_prints_what_it_would_draw(tmp_path: Path, capsysbinary: pytest.Cap
     """With --json, and writes nothing; of several a list."""
     file = tmp_path / "small.profile.json"
     save(small_profile(), file)
-    shown = json.decode(json.encode(payload(small_profile())))
+    shown = json.decode(json.encode(payload(analyze(small_profile()))))
     for files, expected in (1, shown), (2, [shown, shown]):
         assert 0 == main(["html", *[str(file)] * files, "--json"])
         assert expected == json.decode(capsysbinary.readouterr().out)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from lflops.analyze.analysis import analyze
 from lflops.profile.model import Profile
 from lflops.report.html import save
 from tests.support.tensorboard_server import Board, board
@@ -87,7 +88,7 @@ def page_of(opening: Callable[..., Seen], tmp_path: Path) -> Callable[..., Seen]
     """Opens a profile's page from disk."""
 
     def go(given: Profile, **options: Any) -> Seen:
-        save(given, tmp_path / "page.html")
+        save(analyze(given), tmp_path / "page.html")
         found = opening((tmp_path / "page.html").as_uri(), **options)
         found.page.locator(".figures").wait_for()
         return found

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from lflops.profile.model import Note, Profile
+from lflops.profile.model import Profile
+from lflops.profile.notes import Note
 from tests.support.profile_builders import product, profile, with_seconds
 
 IMAGE = "<img src=x onerror=alert(1)>"

@@ -12,13 +12,13 @@ from lflops.profile.model import (
     Memory,
     ModuleProfile,
     Moment,
-    Note,
     Profile,
     Run,
     Uncounted,
     Work,
-    ancestry,
 )
+from lflops.profile.module_names import ancestry
+from lflops.profile.notes import Note
 from lflops.profile.records import PHASES, ByCategory, Phase, Rank, RankStat, Spread, Step, Trace, TracedOperator
 
 COUNTS = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes")
@@ -147,7 +147,7 @@ def small_profile() -> Profile:
         rows,
         cells,
         run=run(kind="training", stage="fit", step=8, window=0, strategy="ddp", world_size=2, data_parallel_size=2, samples_per_step=4),
-        uncounted=(Uncounted(module="head", operator="my_ops::scan", phase="forward", calls=2, bytes=64, seconds=1e-5),),
+        uncounted=(Uncounted(module="head", operator="my_ops::scan", phase="forward", calls=2, bytes=64),),
         communication=(reduction,),
         steps=(
             Step(index=7, kind="clean", seconds=3e-3, phases={"data": 2e-4, "forward": 1e-3, "backward": 1.5e-3}, samples=4),
@@ -180,7 +180,6 @@ def small_memory() -> Memory:
             Moment("aten::addmm", "head", "forward", 3000, 2, ByCategory(712, 0, 0, 2288, 0, 0)),
             Moment("aten::mm", "head", "backward", 2500, 3, ByCategory(712, 136, 0, 1288, 364, 0)),
         ),
-        allocator_peak_bytes=4096,
     )
 
 
@@ -190,6 +189,16 @@ def small_trace() -> Trace:
         name="aten::addmm", calls=2, host_seconds=2e-4, own_host_seconds=1e-4, device_seconds=3e-5, own_device_seconds=3e-5
     )
     return Trace(files={"0": "node0_0.pt.trace.json.gz"}, batches=2, device_idle_seconds=1e-3, operators=(addmm,))
+
+
+def scan_traced() -> Profile:
+    """The small profile with a trace in which the operator without a formula took 10 µs a batch on the device."""
+    given = small_profile()
+    scan = TracedOperator(
+        name="my_ops::scan", calls=4, host_seconds=2e-5, own_host_seconds=2e-5, device_seconds=2e-5, own_device_seconds=2e-5
+    )
+    trace = small_trace()
+    return Profile(**fields_of(given) | {"trace": Trace(**fields_of(trace) | {"operators": (*trace.operators, scan)})})
 
 
 def with_seconds(counted: Profile) -> Profile:

@@ -8,7 +8,8 @@ import pytest
 
 from lflops.analyze.speed.utilization import utilization
 from lflops.hardware.chips import DTYPES, Hardware
-from lflops.profile.model import PHASES, Phase, Profile, ancestry
+from lflops.profile.model import PHASES, Phase, Profile
+from lflops.profile.module_names import ancestry
 
 FIGURES = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes")
 

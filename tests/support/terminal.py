@@ -3,16 +3,22 @@
 from io import StringIO
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
+from lflops.analyze.analysis import analyze
 from lflops.profile.model import Profile
 from lflops.report.terminal.modules import render
 
 
 def drawn(given: Profile, width: int = 100, **options: Any) -> list[str]:
     """The lines on a terminal without colours."""
+    return printed(render(analyze(given), **options), width)
+
+
+def printed(content: RenderableType, width: int = 100) -> list[str]:
+    """Anything that rich draws, as those lines."""
     console = Console(file=StringIO(), width=width, color_system=None)
-    console.print(render(given, **options))
+    console.print(content)
     file = console.file
     assert isinstance(file, StringIO)
     return [line.rstrip() for line in file.getvalue().splitlines()]

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from torch.utils.tensorboard import SummaryWriter
 
 import lflops
+from lflops.analyze.analysis import analyze
 from lflops.profile.records import Trace
 from lflops.report.payload.payload import payload
 from lflops.tensorboard.payload_event import LARGEST, checked, misfit, packed, trend
@@ -23,7 +24,7 @@ from tests.support.profile_builders import small_profile
 from tests.support.tensorboard_server import Board, board, write
 
 ROOT = Path(__file__).parents[2]
-SMALL = msgspec.json.encode(payload(small_profile()))
+SMALL = msgspec.json.encode(payload(analyze(small_profile())))
 NAME = "host_0.7.pt.trace.json.gz"
 TRACE = b"a trace"
 
@@ -84,7 +85,7 @@ def test_what_is_listed_has_the_figures_that_it_is_followed_by(server: Board) ->
 def test_a_window_comes_as_it_was_logged(server: Board, logdir: Path) -> None:
     """Deflated where the browser takes that, else inflated; its traces are named as they are reached from the run's folder."""
     server.windows(told=3 + len(PROBLEMS))
-    logged = msgspec.json.encode(payload(small_profile(), logdir / "good"))
+    logged = msgspec.json.encode(payload(analyze(small_profile()), logdir / "good"))
     for accept, sent in ("identity", logged), ("gzip, deflate", packed(logged)):
         status, headers, body = server.get("window", run="good", tag="lflops/fit/profile", step=8, accept=accept)
         assert (200, "application/json", sent) == (status, headers["Content-Type"], body)

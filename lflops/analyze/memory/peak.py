@@ -1,18 +1,18 @@
-"""A step's live memory: when it is at its peak, and who holds it then."""
+"""The peak of a step's live memory: the operator that reached it, and the modules that hold it."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
 from lflops.profile.model import Allocation, Memory, Moment
-from lflops.profile.queries import pattern
+from lflops.profile.module_names import fold_repeats
 from lflops.profile.records import Phase
 
-__all__ = ["Holder", "Storages", "alike", "holders", "peak_moment"]
+__all__ = ["Holder", "Storages", "fold_storages", "holders", "peak_moment"]
 
 
 class Holder(Struct, frozen=True, kw_only=True):
-    """A module, or all of them whose names differ in numbers alone, as `layers.*.mlp`, and the bytes that they made or own."""
+    """A module, or modules whose names differ only in numbers, as `layers.*.mlp`, and the bytes that they made or own."""
 
     name: str
     modules: int
@@ -20,7 +20,7 @@ class Holder(Struct, frozen=True, kw_only=True):
 
 
 class Storages(Struct, frozen=True, kw_only=True):
-    """Storages alike in size and in how they were made, of one module or of those whose names differ in numbers alone."""
+    """Storages of the same size and origin, of one module or of modules whose names differ only in numbers."""
 
     category: str
     operator: str
@@ -30,35 +30,28 @@ class Storages(Struct, frozen=True, kw_only=True):
     each_bytes: int
 
 
-def alike(alive: Iterable[Allocation]) -> tuple[Storages, ...]:
-    """Storages with those together that are alike, the largest first."""
-    together: dict[tuple[str, str, Phase, str, int], list[str]] = {}
-    for each in alive:
-        together.setdefault((each.category, each.operator, each.phase, pattern(each.module), each.bytes), []).append(each.module)
-    found = [
-        Storages(category=category, operator=operator, phase=phase, module=_named(shape, modules), number=len(modules), each_bytes=nbytes)
-        for (category, operator, phase, shape, nbytes), modules in together.items()
+def fold_storages(alive: Iterable[Allocation]) -> tuple[Storages, ...]:
+    """Storages, those of repeated modules together, the largest first."""
+    folded = fold_repeats(alive, lambda each: (each.module, each.category, each.operator, each.phase, each.bytes))
+    rows = [
+        Storages(
+            category=first.category, operator=first.operator, phase=first.phase, module=label, number=1 + len(more), each_bytes=first.bytes
+        )
+        for label, (first, *more) in folded
     ]
-    return tuple(sorted(found, key=lambda storages: -storages.each_bytes))
+    return tuple(sorted(rows, key=lambda storages: -storages.each_bytes))
 
 
 def holders(by_module: Mapping[str, int]) -> tuple[Holder, ...]:
-    """Those that hold anything, the most first."""
-    together: dict[str, dict[str, int]] = {}
-    for module, nbytes in by_module.items():
-        if nbytes:
-            together.setdefault(pattern(module), {})[module] = nbytes
-    found = [Holder(name=_named(shape, parts), modules=len(parts), bytes=sum(parts.values())) for shape, parts in together.items()]
-    return tuple(sorted(found, key=lambda holder: -holder.bytes))
+    """Modules that hold any bytes, repeated ones together, the most bytes first."""
+    folded = fold_repeats(((module, nbytes) for module, nbytes in by_module.items() if nbytes), lambda item: item[:1])
+    rows = [Holder(name=label, modules=len(items), bytes=sum(nbytes for _, nbytes in items)) for label, items in folded]
+    return tuple(sorted(rows, key=lambda holder: -holder.bytes))
 
 
 def peak_moment(memory: Memory) -> Moment | None:
     """The operator that reached the peak, and what was alive before it ran; `None` where an older file does not say which it is."""
     if any(moment.index is not None for moment in memory.timeline):
         return next((moment for moment in memory.timeline if moment.index == memory.peak_index), None)
-    found = memory.timeline[memory.peak_index] if memory.peak_index < len(memory.timeline) else None
-    return found if found is not None and found.live_bytes <= memory.peak_bytes else None
-
-
-def _named(shape: str, modules: Collection[str]) -> str:
-    return shape if len(set(modules)) > 1 else next(iter(modules))
+    moment = memory.timeline[memory.peak_index] if memory.peak_index < len(memory.timeline) else None
+    return moment if moment is not None and moment.live_bytes <= memory.peak_bytes else None

@@ -5,7 +5,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from lflops.profile.model import Profile, ancestry
+from lflops.profile.model import Profile
+from lflops.profile.module_names import ancestry
 
 __all__ = ["Checkpointed", "Sharded", "checkpointed", "sharded"]
 

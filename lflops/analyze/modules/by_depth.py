@@ -6,6 +6,7 @@ from typing import Literal
 from msgspec import Struct
 
 from lflops.profile.model import ModuleProfile, Profile
+from lflops.profile.series import sum_known
 
 __all__ = ["Kind", "by_depth", "most"]
 
@@ -33,7 +34,7 @@ def by_depth(profile: Profile, depth: int = -1) -> tuple[tuple[Kind, ...], ...]:
 
     Args:
         profile: What to add up.
-        depth: The last depth; -1, and whatever is deeper than the model, is the innermost.
+        depth: The last depth; -1, and anything deeper than the model, is the innermost.
 
     Raises:
         ValueError: There is no such depth.
@@ -48,18 +49,17 @@ def by_depth(profile: Profile, depth: int = -1) -> tuple[tuple[Kind, ...], ...]:
 
 
 def most(kinds: Iterable[Kind], metric: Literal["parameters", "macs", "seconds"], number: int) -> dict[str, float]:
-    """The kinds that have the most of something, that first; where it is unknown they are left out."""
+    """The kinds with the most of a metric, sorted; kinds for which it is unknown are left out."""
     known = [(kind.kind, value) for kind in kinds if (value := getattr(kind, metric)) is not None]
     return dict(sorted(known, key=lambda each: -each[1])[:number])
 
 
 def _kind(kind: str, modules: list[ModuleProfile]) -> Kind:
     ran = [module.forward.seconds for module in modules if module.calls or module.forward.calls]
-    seconds = [spread.median for spread in ran if spread is not None]
     return Kind(
         kind=kind,
         modules=len(modules),
         parameters=sum(module.local_parameters for module in modules),
         macs=sum(module.forward.macs for module in modules),
-        seconds=sum(seconds) if seconds and len(seconds) == len(ran) else None,
+        seconds=sum_known(None if spread is None else spread.median for spread in ran) if ran else None,
     )

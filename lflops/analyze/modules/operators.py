@@ -1,18 +1,20 @@
-"""What each operator did, over all modules, and in which of them."""
+"""What each operator did, over all modules and in each of them; and the operators that ran without a formula."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 
 from msgspec import Struct
 
 from lflops.analyze.modules.tree import WorkCounts, share_of
 from lflops.profile.model import PHASES, Phase, Profile
+from lflops.profile.records import Trace
 
-__all__ = ["Operator", "OperatorRow", "operators", "ran"]
+__all__ = ["Operator", "OperatorRow", "UncountedOperator", "operator_rows", "operators", "uncounted_operators"]
 
 
 class Operator(Struct, frozen=True, kw_only=True):
-    """One operator. `share` is its part of the MACs, or of the FLOPs, as `analyze.tree.share_of` says."""
+    """One operator. `share` is its part of the MACs, or of the FLOPs, as `share_of` says."""
 
     operator: str
     figures: WorkCounts
@@ -40,70 +42,112 @@ class OperatorRow(Struct, frozen=True, kw_only=True):
     by_module: Mapping[str, WorkCounts]
 
 
+class UncountedOperator(Struct, frozen=True, kw_only=True):
+    """An operator that is in no total: what it did in all modules and phases.
+
+    Attributes:
+        seconds: Its own seconds in a step, from a trace: on the device where one was recorded; `None` without a trace of it.
+    """
+
+    operator: str
+    modules: tuple[str, ...]
+    calls: int
+    bytes: int
+    seconds: float | None
+
+
 def operators(profile: Profile, phase: Phase | None = "forward") -> tuple[Operator, ...]:
     """The operators of a phase, or of all of them, the most first: by MACs, then by FLOPs, then by bytes."""
     phases = PHASES if phase is None else (phase,)
-    found: dict[str, WorkCounts] = {}
+    sums: dict[str, WorkCounts] = {}
     for cell in profile.cells:
         if cell.phase in phases:
-            done = WorkCounts(**{field: getattr(cell, field) for field in WorkCounts.__struct_fields__})
-            found[cell.operator] = found.get(cell.operator, WorkCounts()) + done
-    shared, whole = _whole(profile, phase)
-    rows = [Operator(operator=name, figures=done, share=getattr(done, shared) / whole if whole else None) for name, done in found.items()]
+            counts = WorkCounts(**{field: getattr(cell, field) for field in WorkCounts.__struct_fields__})
+            sums[cell.operator] = sums.get(cell.operator, WorkCounts()) + counts
+    metric, total = _total(profile, phase)
+    rows = [
+        Operator(operator=name, figures=counts, share=getattr(counts, metric) / total if total else None) for name, counts in sums.items()
+    ]
     return tuple(sorted(rows, key=lambda row: _most(row.figures)))
 
 
-def ran(profile: Profile) -> tuple[OperatorRow, ...]:
+def operator_rows(profile: Profile) -> tuple[OperatorRow, ...]:
     """Every operator in all phases together, then in each phase by dtype; those without a formula first, of each kind the most first."""
-    places = [
+    counted = [
         (cell.operator, cell.phase, cell.dtype, cell.module, (cell.calls, cell.macs, cell.executed_macs, cell.flops, cell.bytes_moved))
         for cell in profile.cells
     ]
-    ledger = [(each.operator, each.phase, "", each.module, (each.calls, 0, 0, 0, each.bytes)) for each in profile.uncounted]
-    return (*_sorted(_rows(profile, ledger, is_counted=False)), *_sorted(_rows(profile, places, is_counted=True)))
+    uncounted = [(each.operator, each.phase, "", each.module, (each.calls, 0, 0, 0, each.bytes)) for each in profile.uncounted]
+    return (*_sorted(_rows(profile, uncounted, is_counted=False)), *_sorted(_rows(profile, counted, is_counted=True)))
 
 
-_Place = tuple[str, Phase, str, str, tuple[int, int, int, int, int]]
+def uncounted_operators(profile: Profile) -> tuple[UncountedOperator, ...]:
+    """The operators that ran without a formula, those that moved the most bytes first."""
+    seconds = {} if profile.trace is None else _traced_seconds(profile.trace, profile.run.accumulation or 1)
+    rows = []
+    for operator, group in groupby(sorted(profile.uncounted, key=lambda entry: entry.operator), key=lambda entry: entry.operator):
+        entries = list(group)
+        rows.append(
+            UncountedOperator(
+                operator=operator,
+                modules=tuple(dict.fromkeys(entry.module for entry in entries)),
+                calls=sum(entry.calls for entry in entries),
+                bytes=sum(entry.bytes for entry in entries),
+                seconds=seconds.get(operator),
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: -row.bytes))
+
+
+def _traced_seconds(trace: Trace, batches: int) -> dict[str, float]:
+    """Each traced operator's own seconds in so many batches."""
+    if not trace.batches:
+        return {}
+    field = "own_device_seconds" if any(each.own_device_seconds for each in trace.operators) else "own_host_seconds"
+    return {each.name: getattr(each, field) * batches / trace.batches for each in trace.operators}
+
+
+_Entry = tuple[str, Phase, str, str, tuple[int, int, int, int, int]]
 """Operator, phase, dtype, module, and the values of `WorkCounts` in their order: 200,000 structs would be slow."""
 
 
-def _rows(profile: Profile, places: Iterable[_Place], *, is_counted: bool) -> Iterator[OperatorRow]:
-    found: defaultdict[tuple[str, Phase | None, str], dict[str, list[int]]] = defaultdict(dict)
+def _rows(profile: Profile, entries: Iterable[_Entry], *, is_counted: bool) -> Iterator[OperatorRow]:
+    sums: defaultdict[tuple[str, Phase | None, str], dict[str, list[int]]] = defaultdict(dict)
     dtypes: defaultdict[str, dict[str, None]] = defaultdict(dict)
-    for operator, phase, dtype, module, figures in places:
+    for operator, phase, dtype, module, counts in entries:
         if dtype:
             dtypes[operator][dtype] = None
-        for modules in found[operator, None, ""], found[operator, phase, dtype]:
-            sums = modules.setdefault(module, [0] * len(figures))
-            for index, figure in enumerate(figures):
-                sums[index] += figure
-    asked: tuple[Phase | None, ...] = (None, *PHASES)
-    whole = {phase: _whole(profile, phase) for phase in asked}
+        for modules in sums[operator, None, ""], sums[operator, phase, dtype]:
+            of_module = modules.setdefault(module, [0] * len(counts))
+            for index, count in enumerate(counts):
+                of_module[index] += count
+    keys: tuple[Phase | None, ...] = (None, *PHASES)
+    totals = {phase: _total(profile, phase) for phase in keys}
     fields = WorkCounts.__struct_fields__
-    for (operator, when, dtype), modules in found.items():
-        by_module = {name: WorkCounts(**dict(zip(fields, sums, strict=True))) for name, sums in modules.items()}
+    for (operator, when, dtype), modules in sums.items():
+        by_module = {name: WorkCounts(**dict(zip(fields, counts, strict=True))) for name, counts in modules.items()}
         done = WorkCounts(**{name: sum(values) for name, values in zip(fields, zip(*modules.values(), strict=True), strict=True)})
-        shared, of_all = whole[when]
+        metric, total = totals[when]
         yield OperatorRow(
             operator=operator,
             phase=when,
             dtypes=tuple(dtypes[operator]) if when is None else (dtype,) if dtype else (),
             figures=done,
             is_counted=is_counted,
-            share=getattr(done, shared) / of_all if is_counted and of_all else None,
+            share=getattr(done, metric) / total if is_counted and total else None,
             by_module=dict(sorted(by_module.items(), key=lambda item: _most(item[1]))),
         )
 
 
-def _whole(profile: Profile, phase: Phase | None) -> tuple[str, int]:
-    """What a share in a phase is of, and how much of that there is."""
-    shared = share_of(profile, phase)
-    return shared, sum(getattr(profile.modules[""].work(each), shared) for each in (PHASES if phase is None else (phase,)))
+def _total(profile: Profile, phase: Phase | None) -> tuple[str, int]:
+    """The metric that shares of a phase are of, and its total."""
+    metric = share_of(profile, phase)
+    return metric, sum(getattr(profile.modules[""].work(each), metric) for each in (PHASES if phase is None else (phase,)))
 
 
 def _sorted(rows: Iterable[OperatorRow]) -> list[OperatorRow]:
     return sorted(rows, key=lambda row: (row.phase is not None, *_most(row.figures)))
 
 
-def _most(figures: WorkCounts) -> tuple[int, ...]:
-    return -figures.macs, -figures.flops, -figures.bytes_moved
+def _most(counts: WorkCounts) -> tuple[int, ...]:
+    return -counts.macs, -counts.flops, -counts.bytes_moved

@@ -1,31 +1,71 @@
-"""Points of a roofline that did the same work, as one: those of modules whose names differ in numbers alone, as of 48 layers."""
+"""What repeats in a model, as its 48 layers, so that one row or one point stands for all of them."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
 from lflops.analyze.speed.roofline import Bound, Over, Point
-from lflops.profile.queries import pattern
+from lflops.profile.model import COUNTS, PHASES, ModuleProfile, Profile
+from lflops.profile.module_names import fold_repeats, pattern
+from lflops.profile.series import sum_known
 
-__all__ = ["repeats"]
+__all__ = ["fold_points", "identical_subtrees"]
+
+_COMPARED = (*COUNTS, *(f"own_{count}" for count in COUNTS), "logical_macs", "own_logical_macs")
+_FACTS = (
+    "kind",
+    "calls",
+    "compiled",
+    "parameters",
+    "trainable_parameters",
+    "parameter_bytes",
+    "trainable_parameter_bytes",
+    "own_parameters",
+    "local_parameters",
+    "local_parameter_bytes",
+)
+
 
 _BOUNDS: tuple[Bound, ...] = ("compute", "memory")
 _WORST_FIRST: tuple[Over, ...] = ("error", "cache_unknown", "compiled", "cache")
 
 
-def repeats(points: Iterable[Point]) -> Iterator[tuple[int, Point]]:
-    """How many modules, and their sum under the name they share: bound as most of it is, over its roof where one is."""
-    alike: defaultdict[tuple[object, ...], list[Point]] = defaultdict(list)
-    for point in points:
-        alike[pattern(point.module), point.operator, point.dtype, point.phase, point.flops, point.bytes_moved].append(point)
-    for found in alike.values():
-        yield len(found), found[0] if len(found) == 1 else _together(found)
+def identical_subtrees(profile: Profile, below: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """A number for each module; two modules have the same where their counts are equal, and the labels and counts of all below them.
+
+    Args:
+        profile: The modules.
+        below: The names directly below each name.
+    """
+    numbers: dict[str, int] = {}
+    seen: dict[Any, int] = {}
+    for name in sorted(profile.modules, key=len, reverse=True):  # longer names first: children before their parents
+        children = tuple((child.rpartition(".")[2], numbers[child]) for child in below[name])
+        numbers[name] = seen.setdefault((_counts(profile.modules[name]), children), len(seen))
+    return numbers
 
 
-def _together(points: Sequence[Point]) -> Point:
+def _counts(module: ModuleProfile) -> tuple[Any, ...]:
+    """The values that identical modules share: neither times nor the peak, which depend on when a module runs."""
+    works = (getattr(module.work(phase), field) for phase in PHASES for field in _COMPARED)
+    dtypes = ((dtype, share.parameters, share.bytes) for dtype, share in sorted(module.dtypes.items()))
+    facts = (getattr(module, field) for field in _FACTS)
+    return (module.owner is None, *facts, *dtypes, *works)
+
+
+def fold_points(points: Iterable[Point]) -> Iterator[tuple[int, Point]]:
+    """One point for modules that did the same work and whose names differ only in numbers, with how many they are.
+
+    The point is their sum under the names' pattern: bound as most of its time is, and above its roof where one of them is.
+    """
+    folded = fold_repeats(points, lambda point: (point.module, point.operator, point.dtype, point.phase, point.flops, point.bytes_moved))
+    return ((len(group), group[0] if len(group) == 1 else _sum_of(group)) for _, group in folded)
+
+
+def _sum_of(points: Sequence[Point]) -> Point:
     flops, moved = sum(point.flops for point in points), sum(point.bytes_moved for point in points)
-    seconds, roof = _sum(point.seconds for point in points), _sum(point.roof_seconds for point in points)
+    seconds, roof = sum_known(point.seconds for point in points), sum_known(point.roof_seconds for point in points)
     return replace(
         points[0],
         module=pattern(points[0].module),
@@ -39,12 +79,6 @@ def _together(points: Sequence[Point]) -> Point:
         roof_flops_per_second=flops / roof if roof else None,
         share=roof / seconds if roof is not None and seconds else None,
         bound=max(_BOUNDS, key=lambda bound: sum(point.roof_seconds or 0.0 for point in points if point.bound == bound)) if roof else None,
-        seconds_to_win=_sum(point.seconds_to_win for point in points),
+        seconds_to_win=sum_known(point.seconds_to_win for point in points),
         over=next((over for over in _WORST_FIRST if any(point.over == over for point in points)), None),
     )
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    """Unknown where one of them is."""
-    known = list(values)
-    return None if None in known else sum(value for value in known if value is not None)

@@ -9,11 +9,13 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lflops.analyze.modules.identical_subtrees import identical_subtrees
+from lflops.analyze.modules.repeats import identical_subtrees
 from lflops.profile.model import PHASES, ModuleProfile, Phase, Profile
+from lflops.profile.module_names import children
 from lflops.profile.records import Spread
+from lflops.profile.series import sum_known
 
-__all__ = ["SORT_KEYS", "Repeat", "Row", "WorkCounts", "children", "flat", "has_times", "share_of", "totals", "tree"]
+__all__ = ["SORT_KEYS", "Repeat", "Row", "WorkCounts", "flat", "has_times", "share_of", "totals", "tree"]
 
 
 class WorkCounts(Struct, frozen=True, kw_only=True):
@@ -119,7 +121,14 @@ _FIGURES = WorkCounts.__struct_fields__
 
 
 def tree(
-    profile: Profile, *, depth: int = -1, fold: bool = True, sort: str | None = None, phase: Phase | None = "forward"
+    profile: Profile,
+    *,
+    depth: int = -1,
+    fold: bool = True,
+    sort: str | None = None,
+    phase: Phase | None = "forward",
+    below: Mapping[str, Sequence[str]] | None = None,
+    groups: Mapping[str, int] | None = None,
 ) -> tuple[Row, ...]:
     """The modules by name, inclusive: the root, and in each row the rows below it.
 
@@ -129,20 +138,23 @@ def tree(
         fold: Whether consecutive siblings with the same kinds, labels and counts all the way down share a row.
         sort: One of `SORT_KEYS`, among siblings; `None` keeps the model's order. A run is sorted by the sum of its modules.
         phase: What `share` and `sort` are about; `None` is all the phases together.
+        below: What `children` returns, where it is already known.
+        groups: What `identical_subtrees` returns, where it is already known.
 
     Raises:
-        ValueError: An argument is none of what is taken.
+        ValueError: `depth`, `sort` or `phase` is invalid.
     """
     _check_sort(profile, sort, phase)
     if depth < -1:
         raise ValueError(f"depth={depth}: give -1 for all levels, 0 for the root alone, or how many to show below it")
-    below = children(profile)
-    kinds: Mapping[str, object] = identical_subtrees(profile, below) if fold else {name: name for name in below}
+    below = below or children(profile.modules)
+    if groups is None:
+        groups = identical_subtrees(profile, below) if fold else {name: index for index, name in enumerate(below)}
 
     def rows(siblings: Iterable[tuple[str, ...]], level: int) -> tuple[Row, ...]:
         """Of each sibling its name, and the names of those in its place in the other modules of the run above."""
         made = []
-        for _, group in groupby(siblings, key=lambda sibling: kinds[sibling[0]]):
+        for _, group in groupby(siblings, key=lambda sibling: groups[sibling[0]]):
             run = tuple(group)
             folded = [name for sibling in run for name in sibling]
             row = _row(profile, tuple(sibling[0] for sibling in run), folded, own=False, phase=phase)
@@ -245,8 +257,7 @@ def _median(seconds: Spread | None) -> float | None:
 def _summed(times: Iterable[tuple[float | None, int]]) -> float | None:
     """The seconds of phases that come with their operator calls; unknown where a time is not known of calls."""
     ran = [seconds for seconds, calls in times if seconds is not None or calls]
-    known = [seconds for seconds in ran if seconds is not None]
-    return sum(known) if known and len(known) == len(ran) else None
+    return sum_known(ran) if ran else None
 
 
 def _label(name: str) -> str:
@@ -260,11 +271,3 @@ def _by_phase(module: ModuleProfile, *, own: bool) -> dict[Phase, WorkCounts]:
 
 def _phases(phase: Phase | None) -> tuple[Phase, ...]:
     return PHASES if phase is None else (phase,)
-
-
-def children(profile: Profile) -> dict[str, list[str]]:
-    """The names right below each name, in the model's order."""
-    below: dict[str, list[str]] = {name: [] for name in profile.modules}
-    for name in filter(None, profile.modules):
-        below[name.rpartition(".")[0]].append(name)
-    return below

@@ -1,18 +1,18 @@
-"""Where ranks take unequally long for the same, so that all of them wait for one."""
+"""Stragglers: where one rank takes longer than the others for the same work, so that all of them wait for it."""
 
 from collections.abc import Iterable
 
 from msgspec import Struct
 
 from lflops.profile.model import Profile
-from lflops.profile.queries import pattern
+from lflops.profile.module_names import fold_repeats
 from lflops.profile.records import Phase, Rank, RankStat
 
 __all__ = ["Imbalance", "Row", "imbalance", "slowest_first"]
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """A module's own time in one phase, or that of all whose names differ in numbers alone, as `layers.*.mlp`.
+    """A module's own time in one phase, or that of modules whose names differ only in numbers, as `layers.*.mlp`.
 
     Attributes:
         modules: How many modules it stands for.
@@ -41,11 +41,11 @@ class Row(Struct, frozen=True, kw_only=True):
 
 
 class Imbalance(Struct, frozen=True, kw_only=True):
-    """What ranks lose by waiting for the slowest of them, the worst first.
+    """Seconds that ranks lose by waiting for the slowest of them, the worst first.
 
     Attributes:
         rows: A module and a phase each.
-        alike: The same, modules together whose names differ in numbers alone and in which the same rank is slow.
+        alike: The same with repeated modules folded where the same rank is slow.
     """
 
     rows: tuple[Row, ...]
@@ -58,22 +58,20 @@ def imbalance(profile: Profile) -> Imbalance:
     Args:
         profile: Of several ranks; of one there are no rows.
     """
-    together: dict[tuple[str, Phase, int], list[RankStat]] = {}
-    for stat in profile.rank_stats:
-        together.setdefault((pattern(stat.module), stat.phase, stat.high_rank), []).append(stat)
-    alike = [_row(name if len(stats) > 1 else stats[0].module, stats) for (name, _, _), stats in together.items()]
-    return Imbalance(rows=_worst_first(_row(stat.module, [stat]) for stat in profile.rank_stats), alike=_worst_first(alike))
+    folded = fold_repeats(profile.rank_stats, lambda stat: (stat.module, stat.phase, stat.high_rank))
+    return Imbalance(
+        rows=_worst_first(_row(stat.module, [stat]) for stat in profile.rank_stats), alike=_worst_first(_row(*each) for each in folded)
+    )
 
 
 def slowest_first(profile: Profile) -> tuple[int, ...]:
-    """The ranks by what they take longer than the median rank, where each rank's time was kept; of equal ones by their step.
+    """The ranks by their seconds beyond the median rank's, where each rank's time is recorded; equal ones by their step.
 
-    What may be waiting for others does not count, unless there is nothing else. Ranks that told nothing come last.
+    Time that may be waiting for other ranks does not count, unless all of it may be. Ranks that did not report come last.
     """
-    kept = [stat for stat in profile.rank_stats if stat.by_rank is not None]
-    told = [stat for stat in kept if stat.waiting != "unknown"] or kept
+    recorded = [stat for stat in profile.rank_stats if stat.by_rank is not None]
     late: dict[int, float] = {}
-    for stat in told:
+    for stat in [stat for stat in recorded if stat.waiting != "unknown"] or recorded:
         for rank, seconds in (stat.by_rank or {}).items():
             late[rank] = late.get(rank, 0.0) + seconds - stat.median
 

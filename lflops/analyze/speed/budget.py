@@ -18,7 +18,7 @@ from msgspec import Struct
 from lflops.analyze.speed.peaks import peak_of
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile, Work
-from lflops.profile.queries import ancestry
+from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, Phase, Spread
 
 __all__ = ["IN_MODULES", "Budget", "budget"]

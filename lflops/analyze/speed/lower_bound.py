@@ -7,7 +7,8 @@ from msgspec import Struct
 
 from lflops.analyze.speed.peaks import peak_of
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import Profile, ancestry
+from lflops.profile.model import Profile
+from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, Phase
 
 __all__ = ["LowerBound", "lower_bound"]

@@ -16,6 +16,7 @@ from msgspec import Struct
 from lflops.analyze.speed.roofline import Bound
 from lflops.errors import LflopsError
 from lflops.hardware.chips import Hardware
+from lflops.profile.series import sum_known
 
 __all__ = ["METRICS", "Kernel", "Traffic", "command", "read"]
 
@@ -124,18 +125,18 @@ def read(text: str, *, gpu_seconds: float | None = None, modules: Collection[str
     launches = [launch for launch in _launches(text) if launch.metrics.keys() & _KNOWN]
     if not launches:
         raise LflopsError("no kernel with a metric that is read here: give what the command of lflops roofline --ncu-command writes")
-    alike: defaultdict[tuple[str, str | None], list[_Launch]] = defaultdict(list)
+    groups: defaultdict[tuple[str, str | None], list[_Launch]] = defaultdict(list)
     for launch in launches:
         row = next((name for name in reversed(launch.ranges) if name in modules), None)
-        alike[launch.name, row].append(launch)
-    kernels = [_kernel(name, row, of_kernel, None, chip) for (name, row), of_kernel in alike.items()]
+        groups[launch.name, row].append(launch)
+    kernels = [_kernel(name, row, of_kernel, None, chip) for (name, row), of_kernel in groups.items()]
     return Measured(
         total=_kernel("", None, launches, gpu_seconds, chip),
         kernels=tuple(sorted(kernels, key=lambda kernel: (-(kernel.seconds or 0.0), -kernel.flops))),
     )
 
 
-_KNOWN = {*METRICS, *(name for whole, sectors in _LEVELS.values() for name in (whole, *sectors))}
+_KNOWN = {*METRICS, *(name for total, sectors in _LEVELS.values() for name in (total, *sectors))}
 
 
 def _kernel(name: str, module: str | None, launches: Sequence[_Launch], seconds: float | None, chip: Hardware | None) -> Kernel:
@@ -147,7 +148,7 @@ def _kernel(name: str, module: str | None, launches: Sequence[_Launch], seconds:
                 by_dtype[dtype] += each * value
     flops = sum(by_dtype.values())
     levels = {level: _bytes(level, launches) for level in _LEVELS}
-    seconds = _sum(launch.metrics.get(_TIME) for launch in launches) if seconds is None else seconds
+    seconds = sum_known(launch.metrics.get(_TIME) for launch in launches) if seconds is None else seconds
     roof, bound = _roof(by_dtype, levels["dram"], chip)
     return Kernel(
         name=name,
@@ -167,19 +168,13 @@ def _kernel(name: str, module: str | None, launches: Sequence[_Launch], seconds:
 
 
 def _bytes(level: str, launches: Iterable[_Launch]) -> float | None:
-    """Of all of them; `None` where one does not tell."""
-    whole, sectors = _LEVELS[level]
-    told = []
+    """The bytes of all launches at one level; `None` where a launch has neither metric."""
+    total, sectors = _LEVELS[level]
+    moved = []
     for launch in launches:
         parts = [launch.metrics[name] for name in sectors if name in launch.metrics]
-        told.append(SECTOR_BYTES * sum(parts) if len(parts) == len(sectors) else launch.metrics.get(whole))
-    return _sum(told)
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    given = list(values)
-    known = [value for value in given if value is not None]
-    return sum(known) if len(known) == len(given) else None
+        moved.append(SECTOR_BYTES * sum(parts) if len(parts) == len(sectors) else launch.metrics.get(total))
+    return sum_known(moved)
 
 
 def _roof(by_dtype: Mapping[str, float], moved: float | None, chip: Hardware | None) -> tuple[float | None, Bound | None]:

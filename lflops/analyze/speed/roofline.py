@@ -1,4 +1,4 @@
-"""How far everything that ran is from what the chip could have done: the roofline model, operator by operator.
+"""The roofline model, operator by operator: the least time that a chip allows for the work, and how far from it the work ran.
 
 A roof is what the peak and the bandwidth allow: an operator can take no less than its FLOPs at the peak of its dtype, and no less than its
 bytes at the bandwidth. What a module could take at best is the sum over its operators: one intensity for a whole block would hide the part
@@ -15,10 +15,11 @@ from msgspec.structs import replace
 from lflops.analyze.speed.peaks import chip_of, name_of_peak, peak_of
 from lflops.hardware.chips import Hardware, lookup
 from lflops.profile.model import Cell, Profile, Work
-from lflops.profile.queries import ancestry
+from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, Phase
+from lflops.profile.series import sum_known
 
-__all__ = ["Bound", "Ceiling", "Over", "Point", "Roofline", "placed_once", "roofline"]
+__all__ = ["Bound", "Ceiling", "Over", "Point", "Roofline", "roofline", "roofline_overview"]
 
 Bound = Literal["compute", "memory"]
 
@@ -107,7 +108,7 @@ class Roofline(Struct, frozen=True, kw_only=True):
 
 
 def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofline:
-    """Place what a profile counted and timed below its roof.
+    """Compare the counts and times of a profile with the roof of its chip.
 
     Args:
         profile: What was counted; without times, only the roof is known.
@@ -119,9 +120,8 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
     chip = chip_of(profile, hardware)
     costs = [_cost(cell, profile, chip) for cell in profile.cells]
     of_rows = _by_row(costs, lambda cell: ancestry(cell.module))
-    found = _once(profile, chip, costs)
     return replace(
-        found,
+        _overview(profile, chip, costs),
         modules=tuple(
             _point(of_rows[name, phase], name, phase, seconds=_seconds(module.work(phase)))
             for name, module in profile.modules.items()
@@ -134,20 +134,19 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
     )
 
 
-def placed_once(profile: Profile) -> Roofline:
-    """What a figure shows, without `modules` and `cells`, which are most of the work: a large model has a point a cell."""
-    chip = chip_of(profile, None)
-    return _once(profile, chip, [_cost(cell, profile, chip) for cell in profile.cells])
+def roofline_overview(profile: Profile, chip: Hardware | None) -> Roofline:
+    """A roofline without `modules` and `cells`, which take most of the time: a large model has a point for each cell."""
+    return _overview(profile, chip, [_cost(cell, profile, chip) for cell in profile.cells])
 
 
-def _once(profile: Profile, chip: Hardware | None, costs: Sequence["_Cost"]) -> Roofline:
+def _overview(profile: Profile, chip: Hardware | None, costs: Sequence["_Cost"]) -> Roofline:
     of_operators: defaultdict[tuple[str, Phase, str], list[_Cost]] = defaultdict(list)
     for cost in costs:
         of_operators[cost.cell.operator, cost.cell.phase, cost.cell.dtype].append(cost)
     return Roofline(
         ceilings=tuple(_ceilings(profile, chip)),
         modules=(),
-        operators=tuple(_point(found, "", key[1], operator=key[0], dtype=key[2]) for key, found in of_operators.items()),
+        operators=tuple(_point(group, "", key[1], operator=key[0], dtype=key[2]) for key, group in of_operators.items()),
         cells=(),
         own=tuple(_own(profile, _by_row(costs, lambda cell: (cell.module,)))),
     )
@@ -219,7 +218,7 @@ def _point(
     seconds: float | None = None,
 ) -> Point:
     flops, moved = sum(cost.flops for cost in costs), sum(cost.cell.bytes_moved for cost in costs)
-    roof = _sum(cost.seconds for cost in costs)
+    roof = sum_known(cost.seconds for cost in costs)
     share = roof / seconds if roof is not None and seconds else None
     return Point(
         module=module,
@@ -251,20 +250,13 @@ def _bound(costs: Iterable[_Cost]) -> Bound:
 
 
 def _over(costs: Sequence[_Cost], seconds: float) -> Over:
-    """Whether it could have been as fast if bytes had stayed in the cache, or were not moved at all by what was compiled."""
+    """The likely reason: bytes that stayed in the cache, bytes that compiled code did not move, or an error."""
     without: Mapping[Over, float | None] = {
-        "cache": _sum(cost.compute if cost.is_cached else cost.seconds for cost in costs),
-        "compiled": _sum(cost.compute if cost.is_compiled else cost.seconds for cost in costs),
-        "cache_unknown": _sum(cost.compute if cost.is_cached is None else cost.seconds for cost in costs),
+        "cache": sum_known(cost.compute if cost.is_cached else cost.seconds for cost in costs),
+        "compiled": sum_known(cost.compute if cost.is_compiled else cost.seconds for cost in costs),
+        "cache_unknown": sum_known(cost.compute if cost.is_cached is None else cost.seconds for cost in costs),
     }
     return next((why for why, least in without.items() if least is not None and least <= seconds * (1 + TOLERANCE)), "error")
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    """Unknown where one of them is."""
-    given = list(values)
-    known = [value for value in given if value is not None]
-    return sum(known) if len(known) == len(given) else None
 
 
 def _seconds(work: Work) -> float | None:

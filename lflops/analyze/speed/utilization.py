@@ -1,4 +1,4 @@
-"""How much of what the chip can do was done: the rate of a step's contractions, and its share of the peak."""
+"""MFU and HFU: the rate of a step's contractions, and its share of the chip's peak."""
 
 import statistics
 
@@ -9,16 +9,17 @@ from lflops.analyze.speed.peaks import chip_of, name_of_peak, peak_of
 from lflops.analyze.speed.step_times import step_times
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile
-from lflops.profile.records import Phase
+from lflops.profile.records import Phase, Spread
+from lflops.profile.series import sum_known
 
-__all__ = ["Utilization", "utilization"]
+__all__ = ["Utilization", "utilization", "utilization_at"]
 
 _MODEL: tuple[Phase, ...] = ("forward", "backward")
 _HARDWARE: tuple[Phase, ...] = (*_MODEL, "recompute")
 
 
 class Utilization(Struct, frozen=True, kw_only=True):
-    """What one device reached over the clean steps. `None` is unknown.
+    """The rate of one device over the clean steps. `None` is unknown.
 
     Attributes:
         mfu: 2 x MACs of forward and backward, over the step and the peak of the run's dtype: a share of 1.
@@ -49,9 +50,12 @@ def utilization(profile: Profile, hardware: Hardware | str | None = None) -> Uti
     Raises:
         HardwareError: The table does not have the name.
     """
-    chip = chip_of(profile, hardware)
+    return utilization_at(profile, chip_of(profile, hardware), step_times(profile).seconds)
+
+
+def utilization_at(profile: Profile, chip: Hardware | None, step: Spread | None) -> Utilization:
+    """The share of a chip's peak that steps of this time reach."""
     peak = peak_of(profile.run.dtype, profile.run, chip)
-    step = step_times(profile).seconds
     macs = sum(profile.modules[""].work(phase).macs for phase in _MODEL)
     share = _share_of_a_rank(profile, macs)
     # Without a cell nothing was counted.
@@ -69,17 +73,16 @@ def utilization(profile: Profile, hardware: Hardware | str | None = None) -> Uti
 
 
 def _share_of_a_rank(profile: Profile, macs: int) -> float:
-    """What of the root's MACs the mean rank did: where ranks differ the root's are no single rank's."""
+    """The mean rank's share of the root's MACs: where ranks differ, the root's MACs are not those of one rank."""
     known = [rank.macs for rank in profile.ranks if rank.macs is not None]
     return statistics.mean(known) / macs if known and macs else 1.0
 
 
 def _peak_seconds(profile: Profile, chip: Hardware) -> float | None:
-    """What the executed contractions would take at the peaks of their dtypes; `None` where one of these is unknown."""
+    """Seconds of the executed contractions at the peaks of their dtypes; `None` where one of the peaks is unknown."""
     macs: dict[str, int] = {}
     for cell in profile.cells:
         if cell.phase in _HARDWARE and cell.executed_macs:
             macs[cell.dtype] = macs.get(cell.dtype, 0) + cell.executed_macs
     peaks = {dtype: peak_of(dtype, profile.run, chip) for dtype in macs}
-    known = [2 * macs[dtype] / peak for dtype, peak in peaks.items() if peak is not None]
-    return sum(known) if len(known) == len(macs) else None
+    return sum_known(None if peak is None else 2 * macs[dtype] / peak for dtype, peak in peaks.items())

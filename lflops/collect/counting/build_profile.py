@@ -20,13 +20,13 @@ from lflops.profile.model import (
     DtypeShare,
     Memory,
     ModuleProfile,
-    Note,
     Profile,
     Run,
     Uncounted,
     Work,
-    ancestry,
 )
+from lflops.profile.module_names import ancestry
+from lflops.profile.notes import Note
 from lflops.profile.records import PHASES, Phase
 
 __all__ = ["CountedPass", "build_profile"]

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from lflops.collect.counting.traffic import tensors_of
 from lflops.collect.torch_private.names import FakeTensor, local_part, storage_key
-from lflops.profile.downsample import extremes
-from lflops.profile.model import Allocation, Memory, Moment, ancestry
+from lflops.profile.model import Allocation, Memory, Moment
+from lflops.profile.module_names import ancestry
 from lflops.profile.records import CATEGORIES, ByCategory, Phase
+from lflops.profile.series import extremes
 
 __all__ = ["LiveMemory", "storage_of"]
 

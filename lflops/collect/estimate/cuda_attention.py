@@ -21,7 +21,7 @@ from lflops.collect.estimate.fake_tensors import HOST
 from lflops.collect.torch_private.names import attention_kernels
 from lflops.errors import CountError
 from lflops.hardware.chips import Hardware, chips, lookup
-from lflops.profile.model import Note
+from lflops.profile.notes import Note
 
 __all__ = ["Attention", "attention_on"]
 

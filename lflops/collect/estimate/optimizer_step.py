@@ -13,7 +13,7 @@ from lflops.collect.estimate.fake_tensors import HOST
 from lflops.collect.inputs.arguments import describe
 from lflops.errors import CountError
 from lflops.hardware.chips import Hardware, lookup
-from lflops.profile.model import Note
+from lflops.profile.notes import Note
 
 __all__ = ["MakesOptimizer", "Stepper", "optimizer_named"]
 

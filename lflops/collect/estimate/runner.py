@@ -24,7 +24,8 @@ from lflops.collect.torch_private.names import local_part, runs_nothing
 from lflops.collect.torch_private.self_check import check
 from lflops.errors import CountError
 from lflops.hardware.chips import Hardware, lookup, named
-from lflops.profile.model import Note, Profile
+from lflops.profile.model import Profile
+from lflops.profile.notes import Note
 
 __all__ = ["Estimate", "Model", "Subject", "batch_of", "built", "subject_of"]
 

@@ -20,7 +20,8 @@ from lflops.collect.ranks.topology import Topology
 from lflops.collect.ranks.window import RankWindow
 from lflops.collect.timing.stamps import ModulePhase
 from lflops.merging.merge import merge
-from lflops.profile.model import Note, Profile
+from lflops.profile.model import Profile
+from lflops.profile.notes import Note
 
 __all__ = ["Gather"]
 

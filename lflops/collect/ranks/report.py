@@ -73,7 +73,6 @@ class Head(Struct, frozen=True, kw_only=True):
     at: tuple[int, ...]
     memory: str | None
     groups: tuple[str, ...]
-    uncounted_seconds: tuple[Seconds | None, ...]
     communication_seconds: tuple[tuple[Seconds | None, Seconds | None], ...]
     waiting: Mapping[Count, Seconds | None]
 
@@ -100,7 +99,7 @@ def pack(report: RankReport) -> Packed:
     table = Table(
         modules={row: _timeless(module) for row, module in profile.modules.items()},
         cells=profile.cells,
-        uncounted=tuple(replace(each, seconds=None) for each in profile.uncounted),
+        uncounted=profile.uncounted,
         communication=tuple(
             replace(each, group=str(groups.index(each.group)), seconds=None, exposed_seconds=None) for each in profile.communication
         ),
@@ -114,7 +113,6 @@ def pack(report: RankReport) -> Packed:
         at=at,
         memory=None if remembered is None else remembered[0],
         groups=groups,
-        uncounted_seconds=tuple(each.seconds for each in profile.uncounted),
         communication_seconds=tuple((each.seconds, each.exposed_seconds) for each in profile.communication),
         waiting={number[place]: seconds for place, seconds in waiting_in(profile).items() if place in number},
     )
@@ -144,14 +142,13 @@ def memory_in(blob: bytes) -> Memory:
 
 def rows_in(table: Table, head: Head, times: Sequence[Sequence[float]]) -> Profile:
     """The rows of a rank's profile, and what its modules took, of which `times` has the seconds of each step in each place."""
-    uncounted = zip(table.uncounted, head.uncounted_seconds, strict=True)
     communication = zip(table.communication, head.communication_seconds, strict=True)
     profile = Profile(
         schema_version=SCHEMA_VERSION,
         run=head.brief.run,
         modules=table.modules,
         cells=table.cells,
-        uncounted=tuple(replace(each, seconds=seconds) for each, seconds in uncounted),
+        uncounted=table.uncounted,
         communication=tuple(
             replace(each, group=head.groups[int(each.group)], seconds=seconds, exposed_seconds=exposed)
             for each, (seconds, exposed) in communication

@@ -7,7 +7,9 @@ from msgspec.structs import replace
 
 from lflops.collect.inputs.arguments import describe
 from lflops.errors import CountError
-from lflops.profile.model import Note, Profile, ancestry
+from lflops.profile.model import Profile
+from lflops.profile.module_names import ancestry
+from lflops.profile.notes import Note
 from lflops.profile.records import Phase
 
 __all__ = ["check_logical", "with_logical"]

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from lflops.collect.timing.clock import Clock
-from lflops.profile.queries import ancestry
+from lflops.profile.module_names import ancestry
 from lflops.profile.records import Phase
 
 __all__ = ["ENTERS", "NO_OVERHEAD", "OPERATOR", "SEGMENT", "HookOverhead", "ModulePhase", "PassTimes", "Stamp", "inclusive", "pass_times"]

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lflops.analyze.speed.step_times import step_times
-from lflops.analyze.speed.utilization import utilization
+from lflops.analyze.analysis import Analysis
 from lflops.lightning.outlets.failures import Failures
 from lflops.lightning.outlets.paths import open_text
 from lflops.lightning.outlets.tensorboard_logger import LONGEST_TEXT, TensorBoardOutput
@@ -20,9 +19,10 @@ PHASES = ("data", "forward", "backward", "optimizer")
 LEARNING: tuple[Phase, ...] = ("forward", "backward")
 
 
-def scalars(profile: Profile) -> dict[str, float]:
+def scalars(analysis: Analysis) -> dict[str, float]:
     """The figures of a window that are worth a curve; the unknown ones are left out."""
-    paced, used, run = step_times(profile), utilization(profile), profile.run
+    profile, paced, used = analysis.profile, analysis.step_times, analysis.utilization
+    run = profile.run
     times = {"step": paced.seconds, **{phase: paced.phases.get(phase) for phase in PHASES}}
     found = {f"{name}_ms": None if spread is None else spread.median * 1e3 for name, spread in times.items()}
     found |= {"mfu": used.mfu, "hfu": used.hfu}
@@ -105,11 +105,11 @@ class Outlets:
                     separator = given if isinstance(given, str) else "/"
                     logger.log_metrics({separator.join(names): value for names, value in values.items()}, step=step)
 
-    def window(self, profile: Profile, path: Path | None, step: int) -> tuple[str, list[Path]]:
+    def window(self, analysis: Analysis, path: Path | None, step: int) -> tuple[str, list[Path]]:
         """Log a window's text, and write the page beside its file.
 
         Args:
-            profile: The window.
+            analysis: The window.
             path: Its file, if it is to have one.
             step: The loggers' x-axis.
 
@@ -119,10 +119,10 @@ class Outlets:
         text, files = "", []
         if path is not None and self._settings.html:
             with self._failures.contained("the page"):
-                page.save(profile, path.with_suffix(".html"))
+                page.save(analysis, path.with_suffix(".html"))
                 files.append(path.with_suffix(".html"))
         with self._failures.contained("the summary"):
-            text = self._text(profile, detailed=self._settings.detailed)
+            text = self._text(analysis, detailed=self._settings.detailed)
         if self._settings.output_file is not None:
             output = Path(self._settings.output_file)
             with self._failures.contained(f"output_file={str(output)!r}"):
@@ -131,8 +131,8 @@ class Outlets:
                 files.append(output)
         for board in self._boards:
             with self._failures.contained("TensorBoard's text, tab and figures"):
-                brief = text if len(text.splitlines()) <= LONGEST_TEXT else self._text(profile, detailed=False)
-                board.window(profile, brief, step)
+                brief = text if len(text.splitlines()) <= LONGEST_TEXT else self._text(analysis, detailed=False)
+                board.window(analysis, brief, step)
         return text, files
 
     def end(self, profiles: Iterable[Profile], step: int) -> None:
@@ -141,6 +141,6 @@ class Outlets:
             with self._failures.contained("TensorBoard's table of runs"):
                 board.end(profiles, step)
 
-    def _text(self, profile: Profile, *, detailed: bool) -> str:
+    def _text(self, analysis: Analysis, *, detailed: bool) -> str:
         asked = self._settings
-        return summary(profile, module_depth=asked.module_depth, top_modules=asked.top_modules, detailed=detailed)
+        return summary(analysis, module_depth=asked.module_depth, top_modules=asked.top_modules, detailed=detailed)

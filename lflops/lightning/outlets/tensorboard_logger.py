@@ -5,8 +5,9 @@ from typing import Any
 
 from torch.utils.tensorboard.summary import hparams
 
+from lflops.analyze.analysis import Analysis
 from lflops.profile.model import PHASES, Profile
-from lflops.tensorboard.events import log
+from lflops.tensorboard.events import log_analysis
 
 __all__ = ["LONGEST_TEXT", "TensorBoardOutput", "totals"]
 
@@ -52,14 +53,14 @@ class TensorBoardOutput:
         self._root = root
         self._laid_out = False
 
-    def window(self, profile: Profile, text: str, step: int) -> None:
+    def window(self, analysis: Analysis, text: str, step: int) -> None:
         """Write the text, what the tab draws and the figures; with the first window also a layout for the custom scalars."""
-        writer, root = self._logger.experiment, f"{self._root}/{profile.run.stage}"
+        writer, root = self._logger.experiment, f"{self._root}/{analysis.profile.run.stage}"
         lines = text.splitlines()
         if len(lines) > LONGEST_TEXT:
             lines = [*lines[: LONGEST_TEXT - 1], "…"]
         writer.add_text(f"{root}/summary", "\n".join(["```", *lines, "```"]), global_step=step)
-        log(writer, profile, step, tag=f"{root}/profile")
+        log_analysis(writer, analysis, step, tag=f"{root}/profile")
         if not self._laid_out:
             writer.add_custom_scalars(LAYOUT)
             self._laid_out = True

@@ -6,7 +6,7 @@ from typing import Any
 from lflops.lightning.trainer.compat import say
 from lflops.lightning.trainer.facts import accumulation_of, batches_left
 from lflops.lightning.trainer.stages import Stage
-from lflops.profile.model import Note
+from lflops.profile.notes import Note
 from lflops.schedule import Plan, Schedule
 
 __all__ = ["planned"]

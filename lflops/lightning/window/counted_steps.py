@@ -17,7 +17,8 @@ from lflops.lightning.trainer.stages import Stage
 from lflops.lightning.window.phase_hooks import OutsideModules, listen
 from lflops.lightning.window.step_clock import signature
 from lflops.merging.accumulation import sum_of_batches
-from lflops.profile.model import Note, Profile
+from lflops.profile.model import Profile
+from lflops.profile.notes import Note
 
 __all__ = ["CountedBatch", "CountedSteps"]
 

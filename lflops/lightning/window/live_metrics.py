@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
-from lflops.analyze.speed.utilization import utilization
+from lflops.analyze.speed.peaks import peak_of
 from lflops.lightning.window.step_clock import TimedStep
 from lflops.profile.model import Profile
 
@@ -39,7 +39,7 @@ class LiveMetrics:
         """Keep what a batch of these shapes takes, forward and backward, and the peak that it is held against."""
         root = counted.modules[""]
         self._macs[shapes] = root.forward.macs + root.backward.macs
-        self._peak = utilization(counted).peak_flops_per_second
+        self._peak = peak_of(counted.run.dtype, counted.run, counted.run.hardware)
 
     def add(self, step: TimedStep) -> None:
         """Add a step, if it is a clean one."""

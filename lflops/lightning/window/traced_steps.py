@@ -12,7 +12,7 @@ from lflops.lightning.trainer.compat import warn
 from lflops.lightning.trainer.settings import Settings
 from lflops.lightning.trainer.stages import Stage
 from lflops.lightning.window.phase_hooks import OutsideModules, listen
-from lflops.profile.model import Note
+from lflops.profile.notes import Note
 from lflops.report.lines.notes import sentence
 from lflops.traces.annotation_process import AnnotationProcess
 

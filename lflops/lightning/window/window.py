@@ -11,7 +11,8 @@ from lflops.collect.timing.clock import Clock
 from lflops.collect.timing.hook_overhead import hook_overhead
 from lflops.collect.timing.stamps import ModulePhase
 from lflops.lightning.window.step_clock import TimedStep
-from lflops.profile.model import Note, Profile
+from lflops.profile.model import Profile
+from lflops.profile.notes import Note
 from lflops.profile.records import Step
 
 __all__ = ["WANTED", "Window"]

@@ -56,8 +56,6 @@ function figures(found) {
   return [
     { bytes: found.peak_bytes, label: "peak live memory", text: size(found.peak_bytes), remark: `${reached}${of}` },
     { bytes: found.capacity_bytes, label: "of the chip's memory", text: percent(room), remark: `${size(found.capacity_bytes)}, ${found.chip}` },
-    { bytes: found.allocator_peak_bytes, label: "allocator's peak", text: size(found.allocator_peak_bytes), remark: "handed out, with its rounding" },
-    { bytes: found.reserved_bytes, label: "reserved", text: size(found.reserved_bytes), remark: "held of the device by the allocator" },
   ].filter(({ bytes }) => bytes !== null);
 }
 

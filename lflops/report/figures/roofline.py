@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from lflops import units
 from lflops.analyze.speed.roofline import Ceiling, Roofline
-from lflops.profile.queries import pattern
+from lflops.profile.module_names import pattern
 from lflops.profile.records import Phase
 
 __all__ = ["FORMATS", "roofline_figure", "save"]

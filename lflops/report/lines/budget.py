@@ -1,21 +1,19 @@
-"""Where a step's time went, in words, and what usually helps."""
+"""The budget of a step as sentences: its largest parts, and what usually shortens them."""
 
 from collections.abc import Iterator, Mapping
-
-from rich.table import Table
 
 from lflops import units
 from lflops.analyze.speed.budget import IN_MODULES, Budget
 from lflops.profile.model import PHASES, ModuleProfile, Profile
 from lflops.report.lines.notes import are_times_far_off
-from lflops.report.terminal.text import MARGIN, plain, text
+from lflops.report.lines.text import plain
 
-__all__ = ["budget_table", "largest", "parts"]
+__all__ = ["largest", "parts"]
 
 _LARGEST = 3
 _KINDS, _COVERED = 3, 2 / 3
 
-_WHAT: Mapping[str, tuple[str, str]] = {
+_ADVICE: Mapping[str, tuple[str, str]] = {
     "useful": ("is the model's products at the peak", "a lower precision, or fewer of them"),
     "recompute": ("is products that are computed again", "checkpoint fewer layers, where memory allows it"),
     "memory_bound": ("is memory-bound work", "fuse it, torch.compile does"),
@@ -45,26 +43,12 @@ def parts(profile: Profile, budget: Budget) -> Iterator[tuple[str, float, str]]:
         yield name.replace("_", " "), share, _sentence(profile, budget, name, share) if index < _LARGEST else ""
 
 
-def budget_table(profile: Profile, budget: Budget) -> Table:
-    """All parts with their shares and seconds, the largest first; the three largest in words."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(min_width=MARGIN, no_wrap=True, style="bold")
-    for _ in range(2):
-        table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for index, (name, share, said) in enumerate(parts(profile, budget)):
-        cells = units.percent(share), units.duration(share * budget.seconds), name, said.partition(" % ")[2]
-        table.add_row("" if index else "budget", *map(text, cells))
-    return table
-
-
 def _sorted(budget: Budget) -> list[tuple[str, float]]:
     return sorted(budget.parts.items(), key=lambda part: -part[1])
 
 
 def _sentence(profile: Profile, budget: Budget, name: str, share: float) -> str:
-    what, helps = _WHAT.get(name, (f"is {plain(name)}", "look into it with a scope of your own"))
+    what, helps = _ADVICE.get(name, (f"is {plain(name)}", "look into it with a scope of your own"))
     kinds = _kinds(profile, budget, name) if name in IN_MODULES else {}
     if (
         name == "memory_bound"
@@ -93,9 +77,9 @@ def _kinds(profile: Profile, budget: Budget, part: str) -> dict[str, list[str]]:
             kind = profile.modules[module].kind or module or "the root"
             shares[kind] = shares.get(kind, 0.0) + parts[part]
             modules.setdefault(kind, []).append(module)
-    most = sorted(shares, key=lambda kind: -shares[kind])
-    before = [sum(shares[each] for each in most[:index]) for index in range(len(most))]
-    return {kind: modules[kind] for kind, covered in zip(most[:_KINDS], before, strict=False) if covered < _COVERED * sum(shares.values())}
+    kinds = sorted(shares, key=lambda kind: -shares[kind])
+    before = [sum(shares[each] for each in kinds[:index]) for index in range(len(kinds))]
+    return {kind: modules[kind] for kind, covered in zip(kinds[:_KINDS], before, strict=False) if covered < _COVERED * sum(shares.values())}
 
 
 def _multiplies(module: ModuleProfile) -> bool:

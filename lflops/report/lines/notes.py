@@ -1,11 +1,11 @@
-"""The sentences for a profile's notes: a note is a code with values, and this is where it learns to speak."""
+"""The sentence of each note, made from its code, subject and values."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from lflops import units
-from lflops.profile.model import Note
+from lflops.profile.notes import Note, NoteCode, notes_with
 
-__all__ = ["are_times_far_off", "sentence"]
+__all__ = ["SENTENCES", "are_times_far_off", "sentence"]
 
 _FAR = 2
 """Beyond this factor the modules' times are no measure any more."""
@@ -20,13 +20,13 @@ _REFUSALS = {
 
 
 def sentence(note: Note) -> str:
-    """What a note says to a reader. A code that is not known here still shows all that the note holds."""
-    return _SENTENCES.get(note.code, _unknown)(note)
+    """The sentence of a note. A code that is unknown here still shows its subject and values."""
+    return SENTENCES.get(note.code, _unknown)(note)
 
 
 def are_times_far_off(notes: Iterable[Note]) -> bool:
     """Whether the modules' times had to be scaled so much that they are no measure of anything."""
-    factors = [value for note in notes if note.code == "time_scaled" for value in note.values.values() if not isinstance(value, str)]
+    factors = [value for note in notes_with("time_scaled", notes) for value in note.values.values() if not isinstance(value, str)]
     return any(not 1 / _FAR <= value <= _FAR for value in factors)
 
 
@@ -63,11 +63,6 @@ def _time_scaled(note: Note) -> str:
     factors = ", ".join(f"{phase} by {_count(note, phase)}" for phase in note.values)
     doubt = "; so far off, the machine was busy with something else: do not rely on them" if are_times_far_off([note]) else ""
     return f"the times of modules are scaled to what clean passes took: {factors or units.UNKNOWN}{doubt}"
-
-
-def _host_clock(note: Note) -> str:
-    of = f" of {note.subject}" if note.subject else ""
-    return f"times{of} are from the host's clock, not from the device's"
 
 
 def _backward_assumed(note: Note) -> str:
@@ -178,7 +173,7 @@ def _duration(note: Note, name: str) -> str:
     return value if isinstance(value, str) else units.duration(value)
 
 
-_SENTENCES: dict[str, Callable[[Note], str]] = {
+SENTENCES: Mapping[NoteCode, Callable[[Note], str]] = {
     "ignored": _ignored,
     "ambiguous_threads": _ambiguous_threads,
     "formula_failed": _formula_failed,
@@ -186,7 +181,6 @@ _SENTENCES: dict[str, Callable[[Note], str]] = {
     "scripted": _scripted,
     "generated": _generated,
     "time_scaled": _time_scaled,
-    "host_clock": _host_clock,
     "backward_assumed": _backward_assumed,
     "experts": _experts,
     "rounded_to_cycles": _rounded_to_cycles,

@@ -1,10 +1,10 @@
-"""What the traces of a window showed, in lines: where the files are, and which operators took the most time of their own."""
+"""The traces of a window as lines: their files, and the operators with the most own time."""
 
 from collections.abc import Iterator
 
 from lflops import units
 from lflops.profile.records import Trace, TracedOperator
-from lflops.report.terminal.text import plain
+from lflops.report.lines.text import plain
 
 __all__ = ["by_own_time", "per_batch", "traced"]
 
@@ -23,10 +23,10 @@ def traced(trace: Trace) -> Iterator[tuple[str, str]]:
 
 
 def by_own_time(trace: Trace, *, on_device: bool) -> list[TracedOperator]:
-    """The operators, the one with the most time of its own first."""
+    """The operators, sorted by own time."""
     return sorted(trace.operators, key=lambda each: each.own_device_seconds if on_device else each.own_host_seconds, reverse=True)
 
 
 def per_batch(figure: float, trace: Trace) -> float | None:
-    """The mean over the recorded batches; `None` where nobody knows how many these were."""
+    """The mean over the recorded batches; `None` where their number is unknown."""
     return figure / trace.batches if trace.batches else None

@@ -1,4 +1,4 @@
-"""Tables for the page, column by column.
+"""The payload's form: its version, and tables column by column.
 
 A count that JavaScript's numbers cannot hold exactly is a string of its digits, an unknown value is null, and a column in which every row
 has the same value is that value alone: a page of 20,000 modules stays small enough for a mail.
@@ -6,7 +6,10 @@ has the same value is that value alone: a page of 20,000 modules stays small eno
 
 from collections.abc import Iterable
 
-__all__ = ["Columns", "Value", "column", "exact"]
+__all__ = ["VERSION", "Columns", "Value", "column", "exact"]
+
+VERSION = 1
+"""Of the payload's form: a page draws its own and no other."""
 
 _EXACT = 2**53
 
@@ -15,11 +18,11 @@ Columns = dict[str, list[Value] | Value]
 
 
 def column(values: Iterable[Value]) -> list[Value] | Value:
-    """A list, or the value that all have."""
-    found = [exact(value) for value in values]
-    return found[0] if len(set(found)) == 1 else found
+    """A list, or the one value that all rows have."""
+    rows = [exact(value) for value in values]
+    return rows[0] if len(set(rows)) == 1 else rows
 
 
 def exact(value: Value) -> Value:
-    """As JavaScript can hold it to the last digit."""
+    """The value, as digits where JavaScript's numbers would round it."""
     return str(value) if isinstance(value, int) and value >= _EXACT else value

@@ -2,11 +2,10 @@
 
 from msgspec import Struct
 
+from lflops.analyze.analysis import Analysis
 from lflops.analyze.compare.diff import FACTS, peak, phases_of
 from lflops.analyze.compare.module_pair import TIMED
 from lflops.analyze.compare.significance import error_of
-from lflops.analyze.speed.step_times import step_times
-from lflops.analyze.speed.utilization import utilization
 from lflops.profile.model import Profile
 from lflops.profile.records import Phase, Spread
 from lflops.report.payload.columns import Columns, column
@@ -45,16 +44,16 @@ class Compare(Struct, frozen=True, kw_only=True):
     times: Columns
 
 
-def compare(profile: Profile) -> Compare:
+def compare(analysis: Analysis) -> Compare:
     """All that `lflops.diff` reads in a profile and no other view shows."""
-    found = step_times(profile)
+    profile, found = analysis.profile, analysis.step_times
     return Compare(
         facts={name: getattr(profile.run, name) for name in FACTS},
         counted=bool(profile.cells),
         phases_ran=phases_of(profile),
         step=None if found.seconds is None else (found.seconds.median, _error(found.seconds)),
         phases={name: (spread.median, _error(spread)) for name, spread in found.phases.items()},
-        mfu=utilization(profile).mfu,
+        mfu=analysis.utilization.mfu,
         samples_per_second=found.samples_per_second,
         tokens_per_second=found.tokens_per_second,
         peak_bytes=peak(profile),

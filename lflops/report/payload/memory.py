@@ -1,13 +1,13 @@
-"""What the page's Memory shows: the way of the live bytes through the step, and what is alive at the peak."""
+"""The page's Memory view: live bytes through the step, and what is alive at the peak."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
-from lflops.analyze.memory.peak import alike, holders, peak_moment
-from lflops.profile.downsample import extremes
-from lflops.profile.model import Memory, Profile
+from lflops.analyze.analysis import Analysis
+from lflops.profile.model import Memory, Moment, Profile
 from lflops.profile.records import ByCategory, Phase
+from lflops.profile.series import extremes
 from lflops.report.payload.columns import Columns, Value, exact
 
 __all__ = ["MemoryShown", "memory"]
@@ -22,16 +22,16 @@ class MemoryShown(Struct, frozen=True, kw_only=True):
     """A step's live memory.
 
     Attributes:
-        rank: Of several ranks the one that it is of, whose peak is the largest.
+        rank: Of several ranks, the one with the largest peak, whose memory this is.
         operators: How many the step has; `None` where an older file does not say it.
-        points: Bytes alive before each operator, at most 2,000 of them: the extremes of equal stretches. Beside these the peak itself, half
-            an operator behind the one that reaches it. The categories of which there ever is anything have columns, the lowest first.
-        peak: The place of the peak in them.
+        points: Bytes alive before each operator, at most 2,000 of them: the extremes of equal buckets, and the peak, half an operator
+            after the one that reaches it. Categories that ever hold bytes have columns, the lowest of the stack first.
+        peak: The index of the peak in `points`.
         by_category: The peak, in the same order.
-        modules: Who holds the peak, the most first; those of one pattern together.
-        more: How many are left out of these, and their bytes.
-        largest: How many of the largest storages at the peak are told of.
-        alive: These, with those together that are alike.
+        modules: The modules that hold the peak, the most bytes first; repeated ones together.
+        more: How many modules are left out, and their bytes.
+        largest: How many of the largest storages at the peak are listed.
+        alive: The largest storages, those of repeated modules together.
     """
 
     source: str
@@ -41,8 +41,6 @@ class MemoryShown(Struct, frozen=True, kw_only=True):
     peak: int | None
     chip: str | None
     capacity_bytes: float | None
-    allocator_peak_bytes: Value
-    reserved_bytes: Value
     points: Columns
     categories: tuple[str, ...]
     by_category: list[tuple[str, Value]]
@@ -61,52 +59,49 @@ class _Point(Struct, frozen=True):
     parts: ByCategory | None
 
 
-def memory(profile: Profile) -> MemoryShown | None:
-    """What is shown of it; `None` where it was not counted."""
-    found, chip = profile.memory, profile.run.hardware
-    if found is None or not found.timeline:
+def memory(analysis: Analysis) -> MemoryShown | None:
+    """The view; `None` where memory was not counted."""
+    profile = analysis.profile
+    counted, chip = profile.memory, profile.run.hardware
+    if counted is None or not counted.timeline:
         return None
-    points = list(_points(found))
+    points = list(_points(counted, analysis.peak_moment))
     parts = [point.parts for point in points if point.parts is not None]
     categories = [each for each in _STACKED if any(getattr(part, each) for part in parts)] if len(parts) == len(points) else []
-    held = holders(found.by_module)
     return MemoryShown(
-        source=found.source,
-        rank=_whose(profile, found),
-        operators=None if (last := found.timeline[-1].index) is None else last + 1,
-        peak_bytes=exact(found.peak_bytes),
-        peak=next((place for place, point in enumerate(points) if point.at % 1), None),
+        source=counted.source,
+        rank=_rank_of(profile, counted),
+        operators=None if (last := counted.timeline[-1].index) is None else last + 1,
+        peak_bytes=exact(counted.peak_bytes),
+        peak=next((index for index, point in enumerate(points) if point.at % 1), None),
         chip=chip.name if chip and chip.memory_bytes is not None else None,
         capacity_bytes=chip.memory_bytes if chip else None,
-        allocator_peak_bytes=exact(found.allocator_peak_bytes),
-        reserved_bytes=exact(found.reserved_bytes),
         points=_columns(points, ("at", "operator", "module", "phase", "live")) | _columns(parts, categories),
         categories=tuple(categories),
-        by_category=[(name, exact(nbytes)) for name in _STACKED if (nbytes := found.by_category.get(name))],
-        modules=_columns(held[:_HOLDERS], ("name", "modules", "bytes")),
-        more=(len(held[_HOLDERS:]), exact(sum(each.bytes for each in held[_HOLDERS:]))),
-        largest=len(found.alive),
-        alive=_columns(alike(found.alive), ("category", "operator", "module", "phase", "number", "each_bytes")),
+        by_category=[(name, exact(nbytes)) for name in _STACKED if (nbytes := counted.by_category.get(name))],
+        modules=_columns(analysis.holders[:_HOLDERS], ("name", "modules", "bytes")),
+        more=(len(analysis.holders[_HOLDERS:]), exact(sum(each.bytes for each in analysis.holders[_HOLDERS:]))),
+        largest=len(counted.alive),
+        alive=_columns(analysis.largest_storages, ("category", "operator", "module", "phase", "number", "each_bytes")),
     )
 
 
-def _points(found: Memory) -> Iterator[_Point]:
-    """In the order of the operators. What was alive at the peak lies between what was before and behind the operator that reached it."""
-    reached = peak_moment(found)
-    place = next((place for place, moment in enumerate(found.timeline) if moment is reached), 0)
-    for each in extremes([moment.live_bytes for moment in found.timeline], _POINTS - 1, [place]):
-        moment = found.timeline[each]
+def _points(counted: Memory, reached: Moment | None) -> Iterator[_Point]:
+    """In the order of the operators; the peak itself lies between the operator that reached it and the next."""
+    peak = next((index for index, moment in enumerate(counted.timeline) if moment is reached), 0)
+    for each in extremes([moment.live_bytes for moment in counted.timeline], _POINTS - 1, [peak]):
+        moment = counted.timeline[each]
         at = each if moment.index is None else moment.index
         yield _Point(at, moment.operator, moment.module, moment.phase, moment.live_bytes, moment.by_category)
         if moment is reached:
-            parts = moment.by_category and ByCategory(**{name: found.by_category.get(name, 0) for name in ByCategory._fields})
-            yield _Point(at + 0.5, moment.operator, moment.module, moment.phase, found.peak_bytes, parts)
+            parts = moment.by_category and ByCategory(**{name: counted.by_category.get(name, 0) for name in ByCategory._fields})
+            yield _Point(at + 0.5, moment.operator, moment.module, moment.phase, counted.peak_bytes, parts)
 
 
 def _columns(rows: Sequence[Struct | ByCategory], fields: Iterable[str]) -> Columns:
     return {field: [exact(getattr(row, field)) for row in rows] for field in fields}
 
 
-def _whose(profile: Profile, found: Memory) -> int | None:
-    """A merged profile has the memory of the first rank that has the largest peak."""
-    return next((rank.rank for rank in profile.ranks if rank.peak_bytes == found.peak_bytes), None)
+def _rank_of(profile: Profile, counted: Memory) -> int | None:
+    """The first rank with the largest peak: a merged profile has its memory."""
+    return next((rank.rank for rank in profile.ranks if rank.peak_bytes == counted.peak_bytes), None)

@@ -1,9 +1,7 @@
 """The page's table of modules."""
 
-from lflops.analyze.modules.identical_subtrees import identical_subtrees
-from lflops.analyze.modules.tree import children
-from lflops.analyze.ranks.imbalance import imbalance
-from lflops.profile.model import PHASES, Profile
+from lflops.analyze.analysis import Analysis
+from lflops.profile.model import PHASES
 from lflops.report.payload.columns import Columns, column
 
 __all__ = ["modules"]
@@ -13,21 +11,21 @@ _COUNTED = tuple(prefix + field for field in ("macs", "flops", "bytes_moved", "c
 _TIMED = ("seconds", "own_seconds", "device_seconds")
 
 
-def modules(profile: Profile) -> Columns:
-    """Of each module itself, then its work in each phase: all of it, and `own_`. The names are always a list.
+def modules(analysis: Analysis) -> Columns:
+    """Columns of each module, then of its work in each phase, inclusive and `own_`. The names are always a list.
 
-    `alike` is a number: modules that have the same are alike in all counts, with all that is below them.
+    `alike` is a number: modules that have the same are identical in all counts, all the way down.
     """
     spreads: dict[str, float] = {}
-    for row in imbalance(profile).rows:
+    for row in analysis.imbalance.rows:
         if row.spread is not None:
             spreads[row.module] = max(row.spread, spreads.get(row.module, row.spread))
+    profile = analysis.profile
     rows, counted = profile.modules.values(), profile.is_counted
     columns: Columns = {"name": list(profile.modules)}
     columns |= {field: column(getattr(row, field) for row in rows) for field in _OF_MODULES}
     columns["rank_spread"] = column(spreads.get(name) for name in profile.modules)
-    numbers = identical_subtrees(profile, children(profile))
-    columns["alike"] = column(numbers[name] for name in profile.modules)
+    columns["alike"] = column(analysis.identical_subtrees[name] for name in profile.modules)
     for phase in PHASES:
         works = [row.work(phase) for row in rows]
         for field in _COUNTED:

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from lflops.analyze.modules.operators import OperatorRow, ran
-from lflops.analyze.modules.tree import share_of
+from lflops.analyze.analysis import Analysis
+from lflops.analyze.modules.operators import OperatorRow
 from lflops.profile.model import PHASES, Profile
 from lflops.profile.records import Trace, TracedOperator
 from lflops.report.lines.trace import per_batch
@@ -14,7 +14,7 @@ from lflops.report.payload.columns import Columns, column
 __all__ = ["MODULES", "Operators", "operators"]
 
 MODULES = 20
-"""As many modules are listed of an operator in a phase: those in which it did the most."""
+"""The most modules listed for an operator in a phase: those in which it did the most."""
 
 _COUNTED = ("macs", "flops")
 _ALWAYS = ("calls", "bytes_moved")
@@ -37,28 +37,29 @@ class Operators(Struct, frozen=True, kw_only=True):
     uncounted: int
 
 
-def operators(profile: Profile) -> Operators | None:
-    """What there is to list; `None` where nothing was counted and nothing traced."""
-    rows = ran(profile) if profile.is_counted else ()
+def operators(analysis: Analysis) -> Operators | None:
+    """The view; `None` where nothing was counted and nothing traced."""
+    profile = analysis.profile
+    rows = analysis.operator_rows if profile.is_counted else ()
     traced = _traced(profile.trace)
-    beside = [name for name in traced if name not in {row.operator.removeprefix(_OF_TORCH) for row in rows}]
-    if not rows and not beside:
+    traced_only = [name for name in traced if name not in {row.operator.removeprefix(_OF_TORCH) for row in rows}]
+    if not rows and not traced_only:
         return None
     return Operators(
-        table=_table(profile, rows, beside, traced),
+        table=_table(analysis, rows, traced_only, traced),
         within=_within(profile, rows),
         uncounted=len({entry.operator for entry in profile.uncounted}),
     )
 
 
-def _table(profile: Profile, rows: Sequence[OperatorRow], beside: Sequence[str], traced: Mapping[str, TracedOperator]) -> Columns:
-    nothing = [None] * len(beside)
-    shared = {phase: {"macs": "MACs", "flops": "FLOPs"}[share_of(profile, phase)] for phase in (None, *PHASES)}
+def _table(analysis: Analysis, rows: Sequence[OperatorRow], traced_only: Sequence[str], traced: Mapping[str, TracedOperator]) -> Columns:
+    trace, nothing = analysis.profile.trace, [None] * len(traced_only)
+    shared = {phase: {"macs": "MACs", "flops": "FLOPs"}[analysis.share_of(phase)] for phase in (None, *PHASES)}
     columns: Columns = {
-        "operator": [*(row.operator for row in rows), *beside],
-        "phase": [*(row.phase or "all" for row in rows), *("all" for _ in beside)],
+        "operator": [*(row.operator for row in rows), *traced_only],
+        "phase": [*(row.phase or "all" for row in rows), *("all" for _ in traced_only)],
         "dtype": column([*(", ".join(row.dtypes) or None for row in rows), *nothing]),
-        "kind": column([*("counted" if row.is_counted else "no formula" for row in rows), *("traced" for _ in beside)]),
+        "kind": column([*("counted" if row.is_counted else "no formula" for row in rows), *("traced" for _ in traced_only)]),
         "share": column([*(row.share for row in rows), *nothing]),
         "share_of": column([*(shared[row.phase] for row in rows), *nothing]),
         "modules": column([*(len(row.by_module) for row in rows), *nothing]),
@@ -69,10 +70,8 @@ def _table(profile: Profile, rows: Sequence[OperatorRow], beside: Sequence[str],
         columns[field] = column([*(getattr(row.figures, field) if row.is_counted else None for row in rows), *nothing])
     of_rows = [traced.get(row.operator.removeprefix(_OF_TORCH)) if row.phase is None else None for row in rows]
     for field in _TRACED:
-        times = [*of_rows, *(traced[name] for name in beside)]
-        columns[field] = column(
-            None if each is None or not profile.trace else per_batch(getattr(each, field), profile.trace) for each in times
-        )
+        times = [*of_rows, *(traced[name] for name in traced_only)]
+        columns[field] = column(None if each is None or trace is None else per_batch(getattr(each, field), trace) for each in times)
     return columns
 
 
@@ -80,10 +79,10 @@ def _within(profile: Profile, rows: Sequence[OperatorRow]) -> Columns:
     numbers = {name: number for number, name in enumerate(profile.modules)}
     listed = [(row, name, each.by_module[name]) for row, each in enumerate(rows) for name in list(each.by_module)[:MODULES]]
     columns: Columns = {"row": [row for row, _, _ in listed], "module": [numbers[name] for _, name, _ in listed]}
-    columns |= {field: column(getattr(figures, field) for _, _, figures in listed) for field in (*_ALWAYS, *_COUNTED)}
+    columns |= {field: column(getattr(counts, field) for _, _, counts in listed) for field in (*_ALWAYS, *_COUNTED)}
     return columns
 
 
 def _traced(trace: Trace | None) -> dict[str, TracedOperator]:
-    """By their names as they are counted: torch's own without where they are from."""
+    """By name, torch's own without `aten::`, as counts name them."""
     return {} if trace is None else {each.name.removeprefix(_OF_TORCH): each for each in trace.operators}

@@ -1,11 +1,13 @@
 """A profile as what the page draws: few values, ready to be shown, and tables column by column."""
 
+import os
 from pathlib import Path
 
 from msgspec import Struct
 
+from lflops.analyze.analysis import Analysis
 from lflops.profile.model import Profile
-from lflops.report.payload.columns import Columns
+from lflops.report.payload.columns import VERSION, Columns
 from lflops.report.payload.compare import Compare, compare
 from lflops.report.payload.memory import MemoryShown, memory
 from lflops.report.payload.modules import modules
@@ -13,12 +15,15 @@ from lflops.report.payload.operators import Operators, operators
 from lflops.report.payload.ranks import RanksShown, ranks
 from lflops.report.payload.roofline import Roofs, roofs
 from lflops.report.payload.summary import Summary, summary, trend
-from lflops.report.payload.traces import TraceFile, traces
 
-__all__ = ["VERSION", "Payload", "payload"]
+__all__ = ["Payload", "payload"]
 
-VERSION = 1
-"""Of the form below: a page draws its own and no other."""
+
+class TraceFile(Struct, frozen=True, kw_only=True):
+    """The trace of one rank."""
+
+    rank: str
+    file: str
 
 
 class Payload(Struct, frozen=True, kw_only=True):
@@ -47,26 +52,27 @@ class Payload(Struct, frozen=True, kw_only=True):
     compare: Compare
 
 
-def payload(profile: Profile, folder: Path | None = None) -> Payload:
+def payload(analysis: Analysis, folder: Path | None = None) -> Payload:
     """Everything that the page shows of a profile.
 
     Args:
-        profile: What is shown.
-        folder: From which its traces are to be reached; `None` names them as the profile does.
+        analysis: What is shown.
+        folder: The folder that paths of traces are relative to; `None` keeps the profile's paths.
     """
+    profile = analysis.profile
     return Payload(
         lflops=VERSION,
-        trend=trend(profile),
+        trend=trend(analysis),
         title=_title(profile),
         partial=profile.run.partial,
-        summary=summary(profile),
-        modules=modules(profile),
-        operators=operators(profile),
-        roofline=roofs(profile),
-        memory=memory(profile),
-        ranks=ranks(profile),
-        traces=traces(profile, folder),
-        compare=compare(profile),
+        summary=summary(analysis),
+        modules=modules(analysis),
+        operators=operators(analysis),
+        roofline=roofs(analysis),
+        memory=memory(analysis),
+        ranks=ranks(analysis),
+        traces=_traces(profile, folder),
+        compare=compare(analysis),
     )
 
 
@@ -74,3 +80,16 @@ def _title(profile: Profile) -> str:
     run = profile.run
     when = [f"{name} {at}" for name, at in (("window", run.window), ("step", run.step)) if at is not None]
     return ", ".join([profile.modules[""].kind or "a script", run.stage or run.kind, *when])
+
+
+def _traces(profile: Profile, folder: Path | None) -> tuple[TraceFile, ...]:
+    """One for each rank that traced."""
+    files = {} if profile.trace is None else profile.trace.files
+    return tuple(TraceFile(rank=rank, file=file if folder is None else _relative(folder, file)) for rank, file in files.items())
+
+
+def _relative(folder: Path, file: str) -> str:
+    try:
+        return Path(os.path.relpath(file, folder)).as_posix()
+    except ValueError:  # another drive on Windows
+        return file

@@ -1,9 +1,8 @@
-"""What the page's Ranks shows: every rank, and in which modules which of them is slow."""
+"""The page's Ranks view: every rank, and which of them is slow in which modules."""
 
 from msgspec import Struct
 
-from lflops.analyze.ranks.imbalance import slowest_first
-from lflops.profile.model import Profile
+from lflops.analyze.analysis import Analysis
 from lflops.profile.records import Spread
 from lflops.report.lines.ranks import ranks as lines
 from lflops.report.payload.columns import Columns, Value, exact
@@ -17,7 +16,7 @@ class RanksShown(Struct, frozen=True, kw_only=True):
     Attributes:
         said: The report's lines of them, labels and texts.
         ranks: In their order, with the medians of what they took; a status is one of `ok`, `late`, `missing` and `failed`.
-        slowest_first: The ranks by what they take longer than the median rank, in all that is told of them.
+        slowest_first: The ranks by their time beyond the median rank's.
         compared: Whether any module's time is known of two ranks.
         places: Modules and phases of which every rank's time was kept, what loses the most first; the seconds of the rank in the middle.
         seconds: Of each of these the seconds of each rank.
@@ -31,24 +30,25 @@ class RanksShown(Struct, frozen=True, kw_only=True):
     seconds: list[list[float | None]]
 
 
-def ranks(profile: Profile) -> RanksShown | None:
-    """What is shown of them; `None` of a run of one rank."""
+def ranks(analysis: Analysis) -> RanksShown | None:
+    """The view; `None` for a run of one rank."""
+    profile = analysis.profile
     if len(profile.ranks) < 2:
         return None
     known = sorted((stat for stat in profile.rank_stats if stat.by_rank is not None), key=lambda stat: -stat.seconds_lost)
     plain = {field: [exact(getattr(rank, field)) for rank in profile.ranks] for field in ("rank", "status", "host", "device", "macs")}
     timed: Columns = {field: [_median(getattr(rank, field)) for rank in profile.ranks] for field in ("step", "data", "cpu")}
-    places = [", ".join(f"{kind} {coordinate}" for kind, coordinate in rank.coordinates.items()) for rank in profile.ranks]
+    positions = [", ".join(f"{kind} {coordinate}" for kind, coordinate in rank.coordinates.items()) for rank in profile.ranks]
     return RanksShown(
-        said=list(lines(profile)),
+        said=list(lines(analysis)),
         ranks=plain
         | timed
         | {
-            "place": [place or None for place in places],
+            "place": [position or None for position in positions],
             "peak_bytes": [exact(rank.peak_bytes) for rank in profile.ranks],
             "slowest": [rank.slowest for rank in profile.ranks],
         },
-        slowest_first=slowest_first(profile),
+        slowest_first=analysis.slowest_ranks,
         compared=bool(profile.rank_stats),
         places={
             field: [exact(getattr(stat, field)) for stat in known] for field in ("module", "phase", "median", "seconds_lost", "waiting")

@@ -1,16 +1,16 @@
-"""What the page's Roofline shows: the roofs, and the points below them in three ways."""
+"""The page's Roofline view: the roofs, and the points by module, by repeated module and by operator."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
 
-from lflops.analyze.modules.repeats import repeats
-from lflops.analyze.speed.roofline import Ceiling, Point, Roofline, placed_once
-from lflops.profile.model import Profile
-from lflops.profile.queries import pattern
+from lflops.analyze.analysis import Analysis
+from lflops.analyze.modules.repeats import fold_points
+from lflops.analyze.speed.roofline import Ceiling, Point
+from lflops.profile.module_names import pattern
+from lflops.report.lines.roofline import OVER, why_no_roof
 from lflops.report.payload.columns import Columns, column
-from lflops.report.terminal.roofline import OVER
 
 __all__ = ["MOST", "Points", "Roofs", "roofs"]
 
@@ -38,7 +38,7 @@ class Points(Struct, frozen=True, kw_only=True):
         table: Of each its `phase`, always a list; `module`, a row of the table of modules, and a `label` where that is not its name; how
             many of them there are; whether there are modules below whose work is not in it; its figures in SI units; and why it is over its
             roof, in words.
-        left_out: How many there are beside them.
+        left_out: How many more there are.
     """
 
     table: Columns
@@ -63,8 +63,8 @@ class Roofs(Struct, frozen=True, kw_only=True):
     operators: Points
 
 
-class _Placed(NamedTuple):
-    """A point and its row in the table of modules; of several alike that of the first."""
+class _PointRow(NamedTuple):
+    """A point and its row in the table of modules; for repeated modules that of the first."""
 
     point: Point
     module: int | None
@@ -73,54 +73,40 @@ class _Placed(NamedTuple):
     has_below: bool = False
 
 
-def roofs(profile: Profile) -> Roofs | None:
-    """What there is to place; `None` where nothing was counted."""
-    found = placed_once(profile)
-    if not profile.is_counted or not found.own:
+def roofs(analysis: Analysis) -> Roofs | None:
+    """The view; `None` where nothing was counted."""
+    profile, overview = analysis.profile, analysis.roofline_overview
+    if not profile.is_counted or not overview.own:
         return None
     rows = {name: row for row, name in enumerate(profile.modules)}
     below = {name.rpartition(".")[0] for name in profile.modules if name}
-    own = [_Placed(point, rows[point.module], has_below=point.module in below) for point in found.own]
+    own = [_PointRow(point, rows[point.module], has_below=point.module in below) for point in overview.own]
     firsts = {_work(each.point, 1): each for each in reversed(own)}
     folded = []
-    for times, point in repeats(found.own):
+    for times, point in fold_points(overview.own):
         first = firsts[_work(point, times)]
         folded.append(first._replace(point=point, times=times, label=point.module if times > 1 else None))
     return Roofs(
-        ceilings=found.ceilings,
-        why_unknown=_why_unknown(profile, found),
+        ceilings=overview.ceilings,
+        why_unknown=why_no_roof(profile.run, overview),
         modules=_points(own),
         repeats=_points(folded),
-        operators=_points([_Placed(point, None, label=f"{point.operator} {point.dtype}") for point in found.operators]),
+        operators=_points([_PointRow(point, None, label=f"{point.operator} {point.dtype}") for point in overview.operators]),
     )
 
 
 def _work(point: Point, times: int) -> tuple[object, ...]:
-    """What those that are alike have alike."""
+    """Grouping key of repeated modules."""
     return pattern(point.module), point.phase, point.flops // times, point.bytes_moved // times
 
 
-def _points(placed: Sequence[_Placed]) -> Points:
-    """Those with the most time, and how many others there are."""
-    kept = sorted(placed, key=lambda each: -((each.point.seconds if each.point.seconds is not None else each.point.roof_seconds) or 0.0))[
+def _points(points: Sequence[_PointRow]) -> Points:
+    """The points with the most time, and how many are left out."""
+    kept = sorted(points, key=lambda each: -((each.point.seconds if each.point.seconds is not None else each.point.roof_seconds) or 0.0))[
         :MOST
     ]
     columns: Columns = {"phase": [each.point.phase for each in kept]}
     columns |= {field: column(getattr(each, field) for each in kept) for field in ("module", "label", "times", "has_below")}
     columns |= {name: column(getattr(each.point, field) for each in kept) for name, field in _FIGURES.items()}
     columns["over"] = column(OVER[each.point.over] if each.point.over else None for each in kept)
-    return Points(table=columns, left_out=len(placed) - len(kept))
-
-
-def _why_unknown(profile: Profile, found: Roofline) -> str:
-    run = profile.run
-    if run.hardware is None:
-        return (
-            f'what {run.device_name} can do is not known; run FlopsMonitor or lflops.measure with hardware="measure", or with a name that '
-            "lflops hardware lists"
-        )
-    if not any(ceiling.is_judged_by for ceiling in found.ceilings):
-        return f"{run.hardware.name} has no known peak in any of the dtypes that were multiplied"
-    if run.hardware.bandwidth_bytes_per_second is None:
-        return f"the bandwidth of {run.hardware.name} is not known"
-    return ""
+    return Points(table=columns, left_out=len(points) - len(kept))

@@ -1,17 +1,15 @@
-"""What the page's Summary shows: texts that are ready, and shares for the widths of bars."""
+"""The page's Summary view: texts ready to show, and shares for the widths of bars."""
 
 from collections.abc import Iterator
 
 from msgspec import Struct
 
 from lflops import units
-from lflops.analyze.compare.diff import peak
-from lflops.analyze.speed.step_times import step_times
-from lflops.analyze.speed.utilization import utilization
-from lflops.profile.model import PHASES, Profile
+from lflops.analyze.analysis import Analysis
+from lflops.profile.model import PHASES
 from lflops.report.lines.budget import parts
-from lflops.report.lines.times import lines
-from lflops.report.terminal.header import apart, facts
+from lflops.report.lines.facts import facts, remarks
+from lflops.report.lines.times import times
 
 __all__ = ["Figure", "Line", "Part", "Summary", "summary", "trend"]
 
@@ -36,7 +34,7 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 class Line(Struct, frozen=True, kw_only=True):
-    """A label with a value; a doubt takes something from the figures' worth."""
+    """A label with a value; a doubt makes the figures less reliable."""
 
     label: str
     text: str
@@ -61,66 +59,66 @@ class Summary(Struct, frozen=True, kw_only=True):
     facts: tuple[Line, ...]
 
 
-def summary(profile: Profile) -> Summary:
-    """What is shown of a profile first."""
-    spent = utilization(profile).budget
+def summary(analysis: Analysis) -> Summary:
+    """The first view of a profile."""
+    profile, spent = analysis.profile, analysis.budget
     budget = [] if spent is None else [_part(name, share, spent.seconds, said) for name, share, said in parts(profile, spent)]
-    beside = [Line(label=label, text=text, doubt=doubt) for label, text, doubt in apart(profile)]
+    lines = [Line(label=label, text=text, doubt=doubt) for label, text, doubt in remarks(analysis)]
     return Summary(
-        figures=tuple(_figures(profile)),
-        phases=tuple(_phases(profile)),
+        figures=tuple(_figures(analysis)),
+        phases=tuple(_phases(analysis)),
         budget=tuple(budget),
-        why_no_budget="" if budget else _why_no_budget(profile),
-        facts=(*(Line(label=label, text=text) for label, text in facts(profile)), *beside),
+        why_no_budget="" if budget else _why_no_budget(analysis),
+        facts=(*(Line(label=label, text=text) for label, text in facts(profile)), *lines),
     )
 
 
-def trend(profile: Profile) -> dict[str, float]:
-    """The large figures that change from window to window, by their labels, in SI units; those that are known."""
-    found, reached = step_times(profile), utilization(profile)
-    one = "step" if profile.run.kind == "training" else "pass"
+def trend(analysis: Analysis) -> dict[str, float]:
+    """The large figures that change from window to window, by their labels, in SI units; unknown ones are left out."""
+    clean, reached = analysis.step_times, analysis.utilization
+    one = "step" if analysis.profile.run.kind == "training" else "pass"
     figures = {
         "MFU": reached.mfu,
         "achieved": reached.flops_per_second,
-        "samples/s": found.samples_per_second,
-        "tokens/s": found.tokens_per_second,
-        one: None if found.seconds is None else found.seconds.median,
-        "peak live memory": peak(profile),
+        "samples/s": clean.samples_per_second,
+        "tokens/s": clean.tokens_per_second,
+        one: None if clean.seconds is None else clean.seconds.median,
+        "peak live memory": analysis.peak_bytes,
     }
     return {label: figure for label, figure in figures.items() if figure is not None}
 
 
-def _figures(profile: Profile) -> Iterator[Figure]:
+def _figures(analysis: Analysis) -> Iterator[Figure]:
     """Of the step, without its phases, then of the model."""
-    root = profile.modules[""]
-    told = {line.label: line for line in lines(profile) if not line.label.startswith(" ")}
-    first = [label for label in ("MFU", "achieved", "samples/s", "tokens/s") if label in told]
-    for label in [*first, *(label for label in told if label not in first)]:
-        line = told[label]
+    root = analysis.profile.modules[""]
+    lines = {line.label: line for line in times(analysis) if not line.label.startswith(" ")}
+    first = [label for label in ("MFU", "achieved", "samples/s", "tokens/s") if label in lines]
+    for label in [*first, *(label for label in lines if label not in first)]:
+        line = lines[label]
         yield Figure(label=label, text=line.value, remark=", ".join(filter(None, (line.spread, line.remark))))
-    yield Figure(label="peak live memory", text=units.size(peak(profile)))
+    yield Figure(label="peak live memory", text=units.size(analysis.peak_bytes))
     yield Figure(label="parameters", text=units.count(root.parameters), remark=units.size(root.parameter_bytes))
-    if profile.is_counted:
+    if analysis.profile.is_counted:
         macs = {phase: root.work(phase).macs for phase in PHASES}
         ran = ", ".join(f"{phase} {units.count(count)}" for phase, count in macs.items() if count)
         yield Figure(label="MACs", text=units.count(sum(macs.values())), remark=ran)
 
 
-def _phases(profile: Profile) -> Iterator[Part]:
-    found = step_times(profile)
-    whole = found.seconds.median if found.seconds else 0.0
-    for name, seconds in found.phases.items():
-        if whole and not (name in _WITHIN_FORWARD and "forward" in found.phases):
-            yield _part(name, seconds.median / whole, whole)
+def _phases(analysis: Analysis) -> Iterator[Part]:
+    clean = analysis.step_times
+    step = clean.seconds.median if clean.seconds else 0.0
+    for name, seconds in clean.phases.items():
+        if step and not (name in _WITHIN_FORWARD and "forward" in clean.phases):
+            yield _part(name, seconds.median / step, step)
 
 
-def _why_no_budget(profile: Profile) -> str:
-    if not profile.is_counted:
+def _why_no_budget(analysis: Analysis) -> str:
+    if not analysis.profile.is_counted:
         return "nothing was counted"
-    if step_times(profile).seconds is None:
+    if analysis.step_times.seconds is None:
         return "no clean step was timed"
     return (
-        f'what {profile.run.device_name} can do in the dtypes that were multiplied is not known; profile with hardware="measure", '
+        f'what {analysis.profile.run.device_name} can do in the dtypes that were multiplied is not known; profile with hardware="measure", '
         "with a name that lflops hardware lists, or with a lflops.Hardware of your own"
     )
 

@@ -9,8 +9,7 @@ from lflops.analyze.compare.diff import Diff, ModuleDiff
 from lflops.analyze.compare.module_pair import Change
 from lflops.analyze.compare.regression_limits import Limit
 from lflops.analyze.compare.significance import NEWS, Timing
-from lflops.report.terminal.fitted_table import FittedTable
-from lflops.report.terminal.text import MARGIN, margin, text
+from lflops.report.terminal.tables import MARGIN, FittedTable, margin, text
 
 __all__ = ["headline", "render_diff"]
 

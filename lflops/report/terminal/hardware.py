@@ -9,7 +9,7 @@ from rich.text import Text
 
 from lflops import units
 from lflops.hardware.chips import DTYPES, Hardware, lookup
-from lflops.report.terminal.text import figure, text
+from lflops.report.terminal.tables import figure, text
 
 __all__ = ["figures", "listing"]
 

@@ -11,10 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from lflops import units
-from lflops.analyze.modules.tree import Row, flat, has_times, share_of, totals, tree
-from lflops.profile.model import PHASES, Phase, Profile
-from lflops.report.terminal.header import head
-from lflops.report.terminal.text import figure, plain, shortened, text
+from lflops.analyze.analysis import Analysis
+from lflops.analyze.modules.tree import Row
+from lflops.profile.model import PHASES, Phase
+from lflops.report.lines.text import plain, shortened
+from lflops.report.terminal.header import header
+from lflops.report.terminal.tables import figure, text
 
 __all__ = ["render"]
 
@@ -31,22 +33,22 @@ _CUT_NAME, _CLIPPED_NAME, _SHORT_NAME, _LONG_NAME = 4, 12, 16, 40
 
 
 def render(
-    profile: Profile, *, depth: int = -1, sort: str | None = None, own: bool = False, phase: Phase | None = "forward"
+    analysis: Analysis, *, depth: int = -1, sort: str | None = None, own: bool = False, phase: Phase | None = "forward"
 ) -> RenderableType:
     """A profile as text for a terminal.
 
     Args:
-        profile: What to show.
+        analysis: What to show.
         depth: How many levels of the tree below the root; -1 is all of them.
-        sort: A column, one of `analyze.tree.SORT_KEYS`; `None` is the model's order, or by own MACs.
+        sort: A column, one of `SORT_KEYS`; `None` is the model's order, or by own MACs.
         own: A flat list of modules by their own work, in place of the tree.
         phase: What the shares, the rate, the FLOPs and the bytes are about; `None` is all the phases together.
 
     Raises:
-        ValueError: An argument is none of what is taken.
+        ValueError: `depth`, `sort` or `phase` is invalid.
     """
-    rows = flat(profile, sort=sort, phase=phase) if own else tree(profile, depth=depth, sort=sort, phase=phase)
-    return Group(head(profile), "", _Modules(profile, rows, phase))
+    rows = analysis.flat(sort=sort, phase=phase) if own else analysis.tree(depth=depth, sort=sort, phase=phase)
+    return Group(header(analysis), "", _Modules(analysis, rows, phase))
 
 
 class _Column(NamedTuple):
@@ -56,7 +58,7 @@ class _Column(NamedTuple):
 
 
 class _Name:
-    """A row's name, fitted to its column: first the kind gives way, then the middle of the label."""
+    """A row's name, fitted to its column: first the kind is shortened, then the middle of the label."""
 
     def __init__(self, row: Row) -> None:
         kind = row.kind + (", compiled" if row.compiled else "") + (f", shares {row.owner}" if row.owner else "")
@@ -80,12 +82,12 @@ class _Name:
 class _Modules:
     """The table of the rows, with as many of the columns as leave room for the names."""
 
-    def __init__(self, profile: Profile, rows: Iterable[Row], phase: Phase | None) -> None:
+    def __init__(self, analysis: Analysis, rows: Iterable[Row], phase: Phase | None) -> None:
         listed = list(_walk(rows))
         self._rows = [row for row in listed if not row.own or row.parameters or row.one(None).calls]
         self._names = [_Name(row) for row in self._rows]
-        self._columns = list(_columns(profile, phase))
-        self._uncalled = set(profile.uncalled)
+        self._columns = list(_columns(analysis, phase))
+        self._uncalled = set(analysis.uncalled)
         self._idle = len(listed) - len(self._rows)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
@@ -127,32 +129,32 @@ def _walk(rows: Iterable[Row]) -> Iterator[Row]:
         yield from _walk(row.children)
 
 
-def _columns(profile: Profile, phase: Phase | None) -> Iterator[_Column]:
+def _columns(analysis: Analysis, phase: Phase | None) -> Iterator[_Column]:
     """Work and, where it is known, time: of the phase shown, with its shares, and of the other phases that have some."""
-    short, by_flops, timed = _SHORT[phase], share_of(profile, phase) == "flops", has_times(profile, None)
+    short, by_flops, timed = _SHORT[phase], analysis.share_of(phase) == "flops", analysis.has_times(None)
     extra = _LONG_NAME if timed else _SHORT_NAME
     yield _Column("params", lambda row: units.count(row.parameters))
-    yield from _macs_columns(profile, phase, extra)
+    yield from _macs_columns(analysis, phase, extra)
     if timed:
-        yield from _time_columns(profile, phase)
+        yield from _time_columns(analysis, phase)
     yield _Column(f"{short}\nFLOPs", lambda row: units.count(row.one(phase).flops), gives=0 if by_flops else _LONG_NAME)
     if by_flops:
         yield _share(f"% of {short}\nFLOPs")
     yield _Column(f"{short} bytes\nmoved", lambda row: units.size(row.one(phase).bytes_moved), gives=extra)
 
 
-def _macs_columns(profile: Profile, phase: Phase | None, extra: int) -> Iterator[_Column]:
+def _macs_columns(analysis: Analysis, phase: Phase | None, extra: int) -> Iterator[_Column]:
     """MACs of the phases that have some, the share after what it is of."""
-    short, by_flops = _SHORT[phase], share_of(profile, phase) == "flops"
-    timed = has_times(profile, phase)
+    short, by_flops = _SHORT[phase], analysis.share_of(phase) == "flops"
+    timed = analysis.has_times(phase)
     share = _share(f"% of {short}\nMACs", gives=_CLIPPED_NAME) if timed else _share(f"% of\n{short}")
-    for each, figures in totals(profile).items():
+    for each, counts in analysis.totals.items():
         if each == phase and by_flops:
             continue
         if each == phase:
             yield _Column(f"{short}\nMACs", partial(_macs, each), gives=0)
             yield share
-        elif figures.macs or each == "forward":
+        elif counts.macs or each == "forward":
             gives = {"forward": _SHORT_NAME, "backward": extra}.get(each, _LONG_NAME)
             yield _Column(f"{_SHORT[each]}\nMACs", partial(_macs, each), gives=gives)
     if phase is None and not by_flops:
@@ -160,16 +162,16 @@ def _macs_columns(profile: Profile, phase: Phase | None, extra: int) -> Iterator
         yield share
 
 
-def _time_columns(profile: Profile, phase: Phase | None) -> Iterator[_Column]:
+def _time_columns(analysis: Analysis, phase: Phase | None) -> Iterator[_Column]:
     """The time of the phase shown, its share and the rate of its MACs; then the times of the other phases."""
     short = _SHORT[phase]
-    if has_times(profile, phase):
+    if analysis.has_times(phase):
         yield _Column(f"{short}\ntime", partial(_time, phase), gives=_CUT_NAME)
         yield _Column(f"% of {short}\ntime", lambda row: units.percent(row.time_share), gives=_CLIPPED_NAME)
-        if share_of(profile, phase) == "macs":
+        if analysis.share_of(phase) == "macs":
             yield _Column(f"{short}\nFLOP/s", lambda row: units.count(row.flops_per_second(phase)))
     for each in PHASES:
-        if each != phase and has_times(profile, each):
+        if each != phase and analysis.has_times(each):
             gives = _SHORT_NAME if each in {"forward", "backward"} else _LONG_NAME
             yield _Column(f"{_SHORT[each]}\ntime", partial(_time, each), gives=gives)
 
@@ -187,12 +189,12 @@ def _macs(phase: Phase | None, row: Row) -> str:
 
 
 def _label(row: Row) -> str:
-    """Numbers read as a range; a few other names are all said."""
+    """A range of numbers, or up to three other names."""
     if row.own:
         return row.name
     if row.repeat is None:
         return row.label
     labels = [name.rpartition(".")[2] for name in row.names]
     numbered = len({label.rstrip("0123456789") for label in labels}) == 1
-    said = f"{labels[0]}…{labels[-1]}" if numbered or len(labels) > 3 else ", ".join(labels)
-    return f"{said} ×{row.times}"
+    listed = f"{labels[0]}…{labels[-1]}" if numbered or len(labels) > 3 else ", ".join(labels)
+    return f"{listed} ×{row.times}"

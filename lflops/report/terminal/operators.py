@@ -1,30 +1,28 @@
-"""The operators of a profile on a terminal, under the lines that every view of it has."""
+"""The operators of a profile on a terminal."""
 
 from rich.console import Group, RenderableType
 
 from lflops import units
-from lflops.analyze.modules.operators import operators
-from lflops.analyze.modules.tree import share_of
-from lflops.profile.model import Phase, Profile
+from lflops.analyze.analysis import Analysis
+from lflops.profile.model import Phase
 from lflops.profile.records import Trace
 from lflops.report.lines.trace import by_own_time, per_batch
-from lflops.report.terminal.fitted_table import FittedTable
-from lflops.report.terminal.header import head
-from lflops.report.terminal.text import text
+from lflops.report.terminal.header import header
+from lflops.report.terminal.tables import FittedTable, text
 
 __all__ = ["render_operators"]
 
 _LONG_NAME = 40
 
 
-def render_operators(profile: Profile, phase: Phase | None = "forward") -> RenderableType:
+def render_operators(analysis: Analysis, phase: Phase | None = "forward") -> RenderableType:
     """The operators of a phase as text for a terminal, the most first; `None` is all the phases together."""
-    rows = operators(profile, phase)
+    rows = analysis.operators(phase)
     if not rows:
-        return Group(head(profile), "", text(f"no operators in {phase or 'any phase'}", "dim"))
+        return Group(header(analysis), "", text(f"no operators in {phase or 'any phase'}", "dim"))
     macs = {"MACs": [units.count(row.figures.macs) for row in rows]}
     flops = {"FLOPs": [units.count(row.figures.flops) for row in rows]}
-    by_flops = share_of(profile, phase) == "flops"
+    by_flops = analysis.share_of(phase) == "flops"
     share = {f"% of {'FLOPs' if by_flops else 'MACs'}": [units.percent(row.share) for row in rows]}
     columns = (flops | share if by_flops else macs | share | flops) | {
         "bytes moved": [units.size(row.figures.bytes_moved) for row in rows],
@@ -33,12 +31,13 @@ def render_operators(profile: Profile, phase: Phase | None = "forward") -> Rende
     names = [row.operator for row in rows]
     heading = f"operators, {phase or 'all'}"
     room = max(len(heading), min(max(map(len, names)), _LONG_NAME))
-    shown = Group(head(profile), "", FittedTable(heading, names, columns, room=room))
-    return Group(shown, "", _traced(profile.trace)) if profile.trace and profile.trace.operators else shown
+    shown = Group(header(analysis), "", FittedTable(heading, names, columns, room=room))
+    trace = analysis.profile.trace
+    return Group(shown, "", _traced(trace)) if trace and trace.operators else shown
 
 
 def _traced(trace: Trace) -> RenderableType:
-    """Those with the most time of their own, in the mean recorded batch; the device's time is tied to who asked for it."""
+    """The operators with the most own time, in the mean recorded batch; device time is attributed to the operator that launched it."""
     on_device = any(each.device_seconds for each in trace.operators)
     rows = by_own_time(trace, on_device=on_device)
     figures = {"device, own": "own_device_seconds", "device": "device_seconds"} if on_device else {}

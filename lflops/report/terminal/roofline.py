@@ -1,25 +1,25 @@
-"""A roofline on a terminal: the ceilings, then modules and operators below them."""
+"""What a chip allows, on a terminal: the roofline, the lower bound of a step, and what Nsight Compute counted."""
 
 from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
+from rich.text import Text
 
 from lflops import units
-from lflops.analyze.modules.repeats import repeats
+from lflops.analyze.modules.repeats import fold_points
+from lflops.analyze.speed.lower_bound import LowerBound
+from lflops.analyze.speed.ncu import Kernel, Measured
 from lflops.analyze.speed.roofline import Ceiling, Over, Point, Roofline
-from lflops.report.terminal.fitted_table import FittedTable
-from lflops.report.terminal.text import margin, plain, text
+from lflops.report.lines.roofline import OVER
+from lflops.report.lines.text import plain, shortened
+from lflops.report.terminal.tables import FittedTable, margin, text
 
-__all__ = ["OVER", "render_roofline"]
+__all__ = ["render_lower_bound", "render_ncu", "render_roofline"]
 
 _NAME = 26
+_KERNEL = 36
+_LISTED = 10
 _SHORT = {"forward": "fwd", "backward": "bwd", "recompute": "recomp", "optimizer": "optim", "other": "other"}
-OVER: dict[Over, str] = {
-    "cache": "over its roof: what it works on fits the cache",
-    "compiled": "over its roof: the bytes are those of the code as written, and it runs compiled",
-    "cache_unknown": "over its roof: what it works on may fit the cache, whose size is not known; else a count, a time or a peak is wrong",
-    "error": "over its roof: a count, a time or a peak is wrong",
-}
 _SIGNS: dict[Over, str] = {"cache": "c", "compiled": "t", "cache_unknown": "?", "error": "!"}
 
 
@@ -30,7 +30,7 @@ def render_roofline(roofline: Roofline, *, top: int) -> RenderableType:
         roofline: What to show.
         top: How many modules, and how many operators.
     """
-    modules = sorted(repeats(roofline.modules), key=lambda row: (-(row[1].seconds_to_win or 0.0), -(row[1].roof_seconds or 0.0)))
+    modules = sorted(fold_points(roofline.modules), key=lambda row: (-(row[1].seconds_to_win or 0.0), -(row[1].roof_seconds or 0.0)))
     operators = sorted(roofline.operators, key=lambda point: (-(point.roof_seconds or 0.0), -point.flops, -point.bytes_moved))
     return Group(
         _ceilings(roofline.ceilings),
@@ -38,7 +38,7 @@ def render_roofline(roofline: Roofline, *, top: int) -> RenderableType:
         _points("module, with all below it", [(_module(number, point), point) for number, point in modules[:top]], timed=True),
         "",
         _points("operator, in all modules", [(_operator(point), point) for point in operators[:top]], timed=False),
-        *_remarks(roofline, len(modules) - top, len(operators) - top),
+        *_roofline_remarks(roofline, len(modules) - top, len(operators) - top),
     )
 
 
@@ -85,9 +85,9 @@ def _operator(point: Point) -> str:
     return f"{plain(point.operator or '')} {plain(point.dtype or '')}"
 
 
-def _remarks(roofline: Roofline, more_modules: int, more_operators: int) -> Iterator[RenderableType]:
+def _roofline_remarks(roofline: Roofline, more_modules: int, more_operators: int) -> Iterator[RenderableType]:
     over = {point.over for point in roofline.modules}
-    lines = [f"{_SIGNS[each]}: {said}" for each, said in OVER.items() if each in over]
+    lines = [f"{_SIGNS[each]}: {sentence}" for each, sentence in OVER.items() if each in over]
     left = [f"{number} more {noun}" for number, noun in ((more_modules, "lines of modules"), (more_operators, "operators")) if number > 0]
     if left:
         lines.append(f"{' and '.join(left)}; --top N lists more, --json all")
@@ -97,3 +97,62 @@ def _remarks(roofline: Roofline, more_modules: int, more_operators: int) -> Iter
         yield ""
     for line in lines:
         yield text(line, "dim")
+
+
+def render_lower_bound(bound: LowerBound) -> Group:
+    """The step, its phases, and the modules directly below the root that take longest."""
+    table = margin()
+    sentence = f"{units.duration(bound.seconds)}: a bound, every operator at the peak or at the bandwidth of {bound.hardware}"
+    table.add_row("at least", text(sentence))
+    for phase, seconds in bound.by_phase.items():
+        table.add_row("", _bound_line(seconds, bound, phase))
+    below = sorted(((seconds, row) for row, seconds in bound.by_module.items() if row and "." not in row), reverse=True)
+    for index, (seconds, row) in enumerate(below[:_LISTED]):
+        table.add_row("" if index else "by module", _bound_line(seconds, bound, row))
+    if bound.unknown:
+        table.add_row("no peak for", text(", ".join(bound.unknown), "yellow"))
+    return Group(table)
+
+
+def _bound_line(seconds: float, bound: LowerBound, of: str) -> Text:
+    share = seconds / bound.seconds if bound.seconds else None
+    return text(f"{units.duration(seconds):>12}  {units.percent(share):>6}  {of}")
+
+
+def render_ncu(measured: Measured, *, top: int) -> RenderableType:
+    """All kernels together, then the top ones.
+
+    Args:
+        measured: What Nsight Compute counted.
+        top: How many kernels to list.
+    """
+    kernels = (measured.total, *measured.kernels[:top])
+    columns = {
+        "launches": [units.count(kernel.launches) for kernel in kernels],
+        "FLOPs": [units.count(kernel.flops) for kernel in kernels],
+        "DRAM bytes": [_traffic(kernel, "dram") for kernel in kernels],
+        "FLOPs/byte": [_intensity(kernel, "dram") for kernel in kernels],
+        "time": [units.duration(kernel.seconds) for kernel in kernels],
+        "FLOP/s": [units.count(kernel.flops_per_second) for kernel in kernels],
+    }
+    if any(kernel.bound for kernel in kernels):
+        columns["bound by"] = [kernel.bound or units.UNKNOWN for kernel in kernels]
+        columns["of the roof"] = [units.percent(kernel.share) for kernel in kernels]
+    if any(kernel.module is not None for kernel in kernels):
+        columns["module"] = [units.UNKNOWN if kernel.module is None else plain(kernel.module) or "all of it" for kernel in kernels]
+    for level in ("l2", "l1"):
+        if any(level in kernel.levels for kernel in kernels):
+            columns[f"per {level.upper()} byte"] = [_intensity(kernel, level) for kernel in kernels]
+    left = len(measured.kernels) - top
+    more = [text(f"{left} more kernels; --top N lists more, --json all", "dim")] if left > 0 else []
+    names = ["all kernels", *(shortened(plain(kernel.name), _KERNEL) for kernel in measured.kernels[:top])]
+    return Group(FittedTable("kernel", names, columns, room=_KERNEL), *more)
+
+
+def _traffic(kernel: Kernel, level: str) -> str:
+    return units.size(kernel.levels[level].bytes) if level in kernel.levels else units.UNKNOWN
+
+
+def _intensity(kernel: Kernel, level: str) -> str:
+    intensity = kernel.levels[level].intensity if level in kernel.levels else None
+    return units.UNKNOWN if intensity is None else f"{intensity:.2f}"

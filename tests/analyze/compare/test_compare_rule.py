@@ -10,7 +10,9 @@ from msgspec import json
 from msgspec.structs import replace
 
 import lflops
-from lflops.profile.model import ModuleProfile, Profile, Work, ancestry
+from lflops.analyze.analysis import analyze
+from lflops.profile.model import ModuleProfile, Profile, Work
+from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, Phase, Spread
 from lflops.report.payload.payload import payload
 from tests.support.browser import bench
@@ -33,7 +35,9 @@ def compared(browser: Any) -> Iterator[Compared]:
     """What the page's own modules find in pairs of profiles."""
 
     def find(*pairs: Pair) -> list[Any]:
-        found: list[Any] = json.decode(page.evaluate(COMPARE, json.encode([[payload(side) for side in pair] for pair in pairs]).decode()))
+        found: list[Any] = json.decode(
+            page.evaluate(COMPARE, json.encode([[payload(analyze(side)) for side in pair] for pair in pairs]).decode())
+        )
         for each in found:
             for module in each["modules"]:
                 del module["rows"]

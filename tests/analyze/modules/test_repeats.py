@@ -1,6 +1,6 @@
 """Points together whose modules differ in numbers alone, by hand."""
 
-from lflops.analyze.modules.repeats import repeats
+from lflops.analyze.modules.repeats import fold_points
 from lflops.analyze.speed.roofline import roofline
 from lflops.hardware.chips import Hardware
 from tests.support.profile_builders import cell, clocked, profile, run
@@ -15,7 +15,7 @@ def test_layers_are_one_line() -> None:
     last = cell("norm", "aten::norm", "forward", flops=500, bytes_moved=1000)
     took = {("layers.0.norm", "forward"): 12.0, ("layers.1.norm", "forward"): 15.0, ("norm", "forward"): 10.0}
     given = clocked(profile(rows, [*norms, last], run=run(kind="measure", hardware=CHIP)), took)
-    found = {point.module: (number, point) for number, point in repeats(roofline(given).modules)}
+    found = {point.module: (number, point) for number, point in fold_points(roofline(given).modules)}
     assert ["", "layers", "layers.*", "layers.*.norm", "norm"] == list(found)
     number, both = found["layers.*.norm"]
     assert (2, 2, 1000, 2000, 0.5) == (number, both.calls, both.flops, both.bytes_moved, both.intensity)
@@ -37,7 +37,7 @@ def test_one_over_its_roof_is_told_of() -> None:
     took = {("0.norm", "forward"): 5.0, ("1.norm", "forward"): 15.0}
     (both,) = [
         point
-        for _, point in repeats(roofline(clocked(profile(rows, norms, run=run(kind="measure", hardware=CHIP)), took)).modules)
+        for _, point in fold_points(roofline(clocked(profile(rows, norms, run=run(kind="measure", hardware=CHIP)), took)).modules)
         if point.module == "*.norm"
     ]
     assert (1.0, "cache_unknown") == (both.share, both.over)
@@ -46,5 +46,5 @@ def test_one_over_its_roof_is_told_of() -> None:
 def test_what_did_other_work_is_not_alike() -> None:
     """The layers of a Sequential differ in their numbers alone, and in what they do."""
     cells = [cell(str(layer), "aten::norm", "forward", flops=500 * (layer + 1), bytes_moved=1000) for layer in range(2)]
-    found = list(repeats(roofline(profile({name: {} for name in ("", "0", "1")}, cells, run=run(hardware=CHIP))).modules))
+    found = list(fold_points(roofline(profile({name: {} for name in ("", "0", "1")}, cells, run=run(hardware=CHIP))).modules))
     assert [(1, "", 1500), (1, "0", 500), (1, "1", 1000)] == [(number, point.module, point.flops) for number, point in found]

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed import HashStore
 
 import lflops
+from lflops.analyze.analysis import analyze
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.ranks.gather import Gather
 from lflops.collect.ranks.topology import Topology
@@ -88,7 +89,7 @@ def test_a_median_of_nothing_has_no_share() -> None:
 def said(given: Profile) -> dict[str, str]:
     """The lines by their labels, those without one with the line above."""
     lines: dict[str, str] = {}
-    for label, value in ranks(given):
+    for label, value in ranks(analyze(given)):
         key = label or list(lines)[-1]
         lines[key] = f"{lines[key]} | {value}" if key in lines else value
     return lines
@@ -147,7 +148,7 @@ def test_the_lines_are_in_both_texts_and_of_one_rank_there_are_none() -> None:
     """The summary's and the table's."""
     given = compared(stat("head", high=14e-3))
     sentence = "rank 5 is 40.0 % slower than the median in head forward, every step: 4.00 ms a step"
-    assert any(sentence in line for line in summary(given).splitlines())
+    assert any(sentence in line for line in summary(analyze(given)).splitlines())
     assert any(sentence in line for line in drawn(given, width=160))
     assert {} == said(replace(given, ranks=given.ranks[:1]))
 

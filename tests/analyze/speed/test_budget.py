@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lflops
+from lflops.analyze.analysis import analyze
 from lflops.analyze.speed.budget import Budget
 from lflops.analyze.speed.utilization import utilization
 from lflops.cli.main import main
 from lflops.hardware.chips import Hardware
 from lflops.lightning import session
-from lflops.profile.model import Cell, Note, Profile
+from lflops.profile.model import Cell, Profile
+from lflops.profile.notes import Note
 from lflops.profile.records import PHASES, Phase, Step, Trace
 from lflops.report.deepspeed_text.summary import summary
 from tests.support.fake_clock import StillClock
@@ -212,7 +214,7 @@ def test_a_traced_devices_timeline_is_scaled_to_the_clean_step() -> None:
     assert () == found.inside_rest
     assert pytest.approx(0.06) == found.modules["norm"]["below_roof"]
     assert {"forward": pytest.approx(0.1), "other": pytest.approx(0.2)} == found.idle
-    assert "30.0 % finds the device idle, mostly with the host in no module: " in summary(traced(kernels))
+    assert "30.0 % finds the device idle, mostly with the host in no module: " in summary(analyze(traced(kernels)))
 
 
 def test_a_timeline_without_kernels_by_module_is_cut_as_a_whole() -> None:
@@ -329,7 +331,7 @@ def test_a_profile_that_was_only_counted_has_none() -> None:
 
 def test_the_summary_closes_with_the_largest_parts_in_words() -> None:
     """Of 4 s: below the roof 1.15, then two phases of 0.75; in linear 0.9 of 1.15, two thirds at least."""
-    closing = summary(clocked(stepped(), OWN)).splitlines()[-5:]
+    closing = summary(analyze(clocked(stepped(), OWN))).splitlines()[-5:]
     assert [
         "----------------------------- Where the Step's Time Went -----------------------------",
         "28.8 % is below the roof in Linear: larger batches, fewer and larger kernels, torch.compile",
@@ -345,7 +347,7 @@ def test_pointwise_work_is_named_by_the_kinds_of_its_modules() -> None:
     cells = [cell(name, "aten::native_layer_norm", "forward", bytes_moved=40) for name in ("a", "b")]
     step = Step(index=0, kind="clean", seconds=1.0, phases={"forward": 1.0})
     of_norms = profile(rows, cells, run=run(hardware=CHIP, device_type="cuda"), steps=(step,))
-    lines = summary(clocked(of_norms, {("a", "forward"): 0.5, ("b", "forward"): 0.5})).splitlines()[-3:-1]
+    lines = summary(analyze(clocked(of_norms, {("a", "forward"): 0.5, ("b", "forward"): 0.5}))).splitlines()[-3:-1]
     unseen = "what is idle, which nothing here tells apart"
     assert [
         "80.0 % is memory-bound pointwise work in 2 × LayerNorm: fuse it, torch.compile does",
@@ -360,13 +362,13 @@ def test_advice_rests_on_no_times_that_are_far_off() -> None:
     assert [
         "28.8 % is below the roof, as far as it can be told: the modules' times are far off here",
         "18.8 % is the optimizer: fused=True or foreach=True, or larger batches",
-    ] == summary(doubtful).splitlines()[-4:-2]
-    assert summary(given).splitlines()[-4:] == summary(near).splitlines()[-4:]
+    ] == summary(analyze(doubtful)).splitlines()[-4:-2]
+    assert summary(analyze(given)).splitlines()[-4:] == summary(analyze(near)).splitlines()[-4:]
 
 
 def test_without_a_budget_the_summary_has_no_such_lines() -> None:
     """Nobody knows what the chip can do."""
-    assert "Where the Step's Time Went" not in summary(small_profile())
+    assert "Where the Step's Time Went" not in summary(analyze(small_profile()))
 
 
 def test_show_has_all_the_parts() -> None:

@@ -20,7 +20,8 @@ from lflops.collect.timing.attach_times import with_times
 from lflops.collect.timing.scale_to_clean import ScaledTimes
 from lflops.collect.timing.stamps import ModulePhase
 from lflops.merging.merge import merge
-from lflops.profile.model import Communication, Note, Profile
+from lflops.profile.model import Communication, Profile
+from lflops.profile.notes import Note
 from lflops.profile.records import RankStat, Step
 from tests.support.fake_clock import StillClock
 from tests.support.process_state import differences, process

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lflops
 from lflops import Profile
+from lflops.analyze.analysis import analyze
 from lflops.collect.counting.partial_tensors import PartialTensors
 from lflops.errors import CountError
 from lflops.profile.records import PHASES, Phase
@@ -148,7 +149,7 @@ def test_uneven_and_empty_parts_are_told_as_the_whole(uneven: list[Profile]) -> 
 
 def lines(profile: Profile) -> dict[str, str]:
     """The summary's figures by their labels."""
-    return {line[:70].strip().removesuffix(":"): line[72:] for line in summary(profile).splitlines() if line[70:72] == "  "}
+    return {line[:70].strip().removesuffix(":"): line[72:] for line in summary(analyze(profile)).splitlines() if line[70:72] == "  "}
 
 
 MODELS_FLOPS = "fwd flops of model = 2 * fwd MACs of model"

@@ -5,15 +5,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from lflops.analyze.analysis import analyze
 from lflops.analyze.modules.by_depth import Kind, by_depth, most
 from lflops.hardware.chips import Hardware
 from lflops.merging.merge import merge
-from lflops.profile.model import Note, Profile, Uncounted
+from lflops.profile.model import Profile, Uncounted
+from lflops.profile.notes import Note
 from lflops.profile.records import Step
 from lflops.report.deepspeed_text import units as short_units
 from lflops.report.deepspeed_text.summary import summary
 from lflops.units import UNKNOWN
-from tests.support.profile_builders import cell, product, profile, run, small_profile, weights, with_seconds
+from tests.support.profile_builders import cell, product, profile, run, scan_traced, small_profile, weights, with_seconds
 
 
 def blocks(**fields: Any) -> Profile:
@@ -42,18 +44,18 @@ def blocks(**fields: Any) -> Profile:
 
 def labelled(given: Profile, **options: Any) -> dict[str, str]:
     """The figures of the first parts by their labels."""
-    lines = summary(given, detailed=False, **options).partition("Aggregated Profile")[0].splitlines()
+    lines = summary(analyze(given), detailed=False, **options).partition("Aggregated Profile")[0].splitlines()
     return {line[:70].strip().removesuffix(":"): line[72:] for line in lines if line[70:72] == "  "}
 
 
 def aggregated(given: Profile, **options: Any) -> list[str]:
     """The lines of the second part."""
-    return summary(given, detailed=False, **options).partition("Aggregated Profile per GPU")[2].splitlines()[1:-1]
+    return summary(analyze(given), detailed=False, **options).partition("Aggregated Profile per GPU")[2].splitlines()[1:-1]
 
 
 def detailed(given: Profile) -> list[str]:
     """The lines of the model."""
-    return summary(given).partition("Detailed Profile per GPU")[2].split("\n\n")[1].splitlines()[:-1]
+    return summary(analyze(given)).partition("Detailed Profile per GPU")[2].split("\n\n")[1].splitlines()[:-1]
 
 
 CLEAN = Step(index=0, kind="clean", seconds=1e-3, phases={"forward": 1e-3})
@@ -61,13 +63,18 @@ CLEAN = Step(index=0, kind="clean", seconds=1e-3, phases={"forward": 1e-3})
 
 def test_the_parts_stand_in_deepspeeds_order_under_its_headings() -> None:
     """Its three parts, and the fourth that is ours before the modules; the header is ours."""
-    ruled = [line.strip("- ") for line in summary(small_profile(), step=10).splitlines() if line.startswith("---") and line.strip("-")]
+    ruled = [
+        line.strip("- ") for line in summary(analyze(small_profile()), step=10).splitlines() if line.startswith("---") and line.strip("-")
+    ]
     assert ["lflops Flops Profiler", "Further Figures per GPU", "Aggregated Profile per GPU", "Detailed Profile per GPU"] == ruled
 
 
 def test_the_first_line_names_the_step() -> None:
     """As it is told, else as the run knows it, else not at all."""
-    said = [summary(given, step=step).splitlines()[1] for given, step in ((small_profile(), 10), (small_profile(), None), (blocks(), None))]
+    said = [
+        summary(analyze(given), step=step).splitlines()[1]
+        for given, step in ((small_profile(), 10), (small_profile(), None), (blocks(), None))
+    ]
     assert ["Profile Summary at step 10:", "Profile Summary at step 8:", "Profile Summary:"] == said
 
 
@@ -257,11 +264,11 @@ def test_a_trace_is_named_with_the_operators_that_took_most() -> None:
 
 def test_what_was_not_counted_is_named_with_its_share() -> None:
     """2 of 11 calls, and 10 of 3000 µs; without a time, 25 of 30 bytes; the rest is only numbered."""
-    figures = summary(small_profile())
+    figures = summary(analyze(scan_traced()))
     assert "18.2 % of the operator calls have no formula" in figures
     assert "my_ops::scan  2 calls, 0.3 % of the time" in figures
     uncounted = [Uncounted(module="", operator=f"my::{letter}", phase="forward", calls=1, bytes=5) for letter in "abcdefghi"]
-    many = summary(replace(blocks(), uncounted=(replace(uncounted[0], bytes=25), *uncounted[1:])))
+    many = summary(analyze(replace(blocks(), uncounted=(replace(uncounted[0], bytes=25), *uncounted[1:]))))
     assert "my::a  1 call, 35.7 % of the bytes moved" in many
     assert "my::h" in many
     assert "my::i" not in many
@@ -279,7 +286,7 @@ def test_what_a_reader_has_to_know_is_said() -> None:
     assert "head" == figures["never called"]
     assert "partial" in figures
     assert figures["note"].startswith("head is left out of every total")
-    assert 2 == summary(given).count("head is left out of every total")
+    assert 2 == summary(analyze(given)).count("head is left out of every total")
     assert {"never called", "partial", "note"}.isdisjoint(labelled(one))
 
 
@@ -329,7 +336,7 @@ def test_a_depth_is_the_last_that_is_shown(depth: int, levels: int) -> None:
 def test_a_depth_that_cannot_be_is_refused() -> None:
     """Also before any other part is written."""
     with pytest.raises(ValueError, match=r"depth=-2: give -1 for all depths"):
-        summary(blocks(), module_depth=-2)
+        summary(analyze(blocks()), module_depth=-2)
 
 
 def test_a_kind_with_a_module_of_unknown_time_has_none() -> None:
@@ -384,7 +391,7 @@ def test_the_third_part_is_the_model_as_torch_prints_it() -> None:
     up = "(up): Linear(144 = 44.72% Params, 512 MACs = 44.44% MACs, 100 us = 20% latency, 10.24 MFLOPS, "
     assert f"      {up}in_features=8, out_features=16, bias=True)" == lines[6]
     assert ["    )", "  )", ")"] == [line for line in lines[-6:] if line.strip() == ")"]
-    assert "Detailed" not in summary(blocks(), detailed=False)
+    assert "Detailed" not in summary(analyze(blocks()), detailed=False)
 
 
 def test_what_is_special_about_a_module_is_said_behind_its_figures() -> None:

@@ -6,7 +6,9 @@ import pytest
 from msgspec import json
 from msgspec.structs import replace
 
-from lflops.profile.model import Note, Profile
+from lflops.analyze.analysis import analyze
+from lflops.profile.model import Profile
+from lflops.profile.notes import Note
 from lflops.report.payload.operators import MODULES
 from lflops.report.payload.payload import payload
 from tests.support.profile_builders import cell, product, profile, profile_of, small_profile
@@ -14,7 +16,7 @@ from tests.support.profile_builders import cell, product, profile, profile_of, s
 
 def shown(given: Profile) -> Any:
     """What arrives at the page."""
-    return json.decode(json.encode(payload(given)))["operators"]
+    return json.decode(json.encode(payload(analyze(given))))["operators"]
 
 
 def rows(found: Any) -> list[dict[str, Any]]:

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -5,8 +7,10 @@ import pytest
 from msgspec import json
 from msgspec.structs import replace
 
+from lflops.analyze.analysis import analyze
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import Note, Profile
+from lflops.profile.model import Profile
+from lflops.profile.notes import Note
 from lflops.profile.records import PHASES, Step, Trace
 from lflops.report.payload.payload import Payload, payload
 from tests.support.profile_builders import product, profile, run, small_profile, untimed, weights, with_seconds
@@ -16,7 +20,7 @@ MODULES = ["", "encoder", "encoder.0", "encoder.1", "head"]
 
 def as_read(given: Profile) -> Any:
     """What arrives at the page."""
-    return json.decode(json.encode(payload(given)))
+    return json.decode(json.encode(payload(analyze(given))))
 
 
 def test_counts_are_columns_in_the_order_of_the_modules() -> None:
@@ -75,7 +79,7 @@ def timed() -> Payload:
         run=run(kind="training", stage="train", window=1, step=7, partial=True, hardware=Hardware("abacus", {"fp32": 1e4})),
         steps=(step,),
     )
-    return payload(with_seconds(counted))
+    return payload(analyze(with_seconds(counted)))
 
 
 def test_the_figures_begin_with_what_was_reached() -> None:
@@ -97,12 +101,12 @@ def test_the_step_is_cut_into_its_phases_and_its_budget() -> None:
 
 def test_what_is_missing_is_said() -> None:
     """Without times there are no phases and no budget, but a reason; what was not counted and the ranks' notes are doubts."""
-    shown = payload(untimed(small_profile()))
+    shown = payload(analyze(untimed(small_profile())))
     assert ((), ()) == (shown.summary.phases, shown.summary.budget)
     assert shown.summary.why_no_budget
     doubts = [line.text for line in shown.summary.facts if line.doubt]
     assert any("my_ops::scan" in text for text in doubts)
-    assert not [line for line in payload(profile({"": {}}, [])).summary.facts if line.doubt and line.label == "not counted"]
+    assert not [line for line in payload(analyze(profile({"": {}}, []))).summary.facts if line.doubt and line.label == "not counted"]
 
 
 def test_a_side_of_a_comparison_says_how_sure_its_times_are() -> None:
@@ -117,7 +121,7 @@ def test_a_side_of_a_comparison_says_how_sure_its_times_are() -> None:
 
 def test_the_version_comes_first() -> None:
     """Whoever reads a part of it can tell what it is."""
-    assert json.encode(payload(small_profile())).startswith(b'{"lflops":1,')
+    assert json.encode(payload(analyze(small_profile()))).startswith(b'{"lflops":1,')
 
 
 def test_traces_are_named_as_they_are_reached_from_a_folder() -> None:
@@ -125,7 +129,25 @@ def test_traces_are_named_as_they_are_reached_from_a_folder() -> None:
     traced = replace(
         small_profile(), trace=Trace(files={"0": "logs/a/lflops_traces/w/h_0.pt.trace.json.gz", "3": "logs/b.pt.trace.json.gz"})
     )
-    seen = [(each.rank, each.file) for each in payload(traced, Path("logs/a")).traces]
+    seen = [(each.rank, each.file) for each in payload(analyze(traced), Path("logs/a")).traces]
     assert [("0", "lflops_traces/w/h_0.pt.trace.json.gz"), ("3", "../b.pt.trace.json.gz")] == seen
-    assert [*traced.trace.files.values()] == [each.file for each in payload(traced).traces]
-    assert () == payload(replace(traced, trace=None)).traces
+    assert [*traced.trace.files.values()] == [each.file for each in payload(analyze(traced)).traces]
+    assert () == payload(analyze(replace(traced, trace=None))).traces
+
+
+LOADED = """
+import sys
+from lflops.analyze.analysis import analyze
+from lflops.profile.json_file import load
+from lflops.report.payload.payload import payload
+from msgspec import json
+json.encode(payload(analyze(load(sys.argv[1]))))
+print(*{"rich", "matplotlib", "torch", "lightning"} & sys.modules.keys())
+"""
+
+
+def test_making_a_payload_loads_neither_rich_nor_matplotlib(tmp_path: Path) -> None:
+    """In a fresh process, of a profile that has something for every view."""
+    small_profile().save(tmp_path / "small.json")
+    command = [sys.executable, "-c", LOADED, tmp_path / "small.json"]
+    assert "\n" == subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -6,6 +6,7 @@ import pytest
 from msgspec import json
 from msgspec.structs import replace
 
+from lflops.analyze.analysis import analyze
 from lflops.analyze.ranks.imbalance import slowest_first
 from lflops.profile.model import Profile
 from lflops.report.payload.payload import payload
@@ -15,7 +16,7 @@ from tests.support.rank_profiles import answered, four_ranks, stat
 
 def as_read(given: Profile) -> Any:
     """What arrives at the page."""
-    return json.decode(json.encode(payload(given)))["ranks"]
+    return json.decode(json.encode(payload(analyze(given))))["ranks"]
 
 
 def test_every_rank_is_a_line() -> None:

@@ -6,8 +6,10 @@ import pytest
 from msgspec import json
 from msgspec.structs import replace
 
+from lflops.analyze.analysis import analyze
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import Note, Profile
+from lflops.profile.model import Profile
+from lflops.profile.notes import Note
 from lflops.report.payload.payload import payload
 from lflops.report.payload.roofline import MOST
 from tests.support.profile_builders import cell, clocked, product, profile, profile_of, run, small_profile
@@ -18,7 +20,7 @@ CHIP = Hardware("chip", {"fp32": 1000.0}, 100.0, None, "a pencil", 400.0)
 
 def shown(given: Profile) -> Any:
     """What arrives at the page."""
-    return json.decode(json.encode(payload(given)))["roofline"]
+    return json.decode(json.encode(payload(analyze(given))))["roofline"]
 
 
 def blocks(chip: Hardware | None = CHIP) -> Profile:

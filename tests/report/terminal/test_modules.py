@@ -3,10 +3,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from lflops.profile.model import DtypeShare, Note, Profile, Uncounted
+from lflops.profile.model import DtypeShare, Profile, Uncounted
+from lflops.profile.notes import Note
 from lflops.profile.records import Phase
 from lflops.report.lines.notes import sentence
-from tests.support.profile_builders import clocked, product, profile, small_profile, untimed, weights
+from tests.support.profile_builders import clocked, product, profile, scan_traced, small_profile, untimed, weights
 from tests.support.terminal import drawn
 
 D = 768
@@ -268,7 +269,7 @@ def test_what_was_not_counted_is_listed() -> None:
     """Each operator with its calls, where they were, its bytes and its time if it is known; or that there was none."""
     more = Uncounted(module="encoder", operator="my_ops::scan", phase="backward", calls=1, bytes=960)
     given = replace(small_profile(), uncounted=(*small_profile().uncounted, more))
-    assert "not counted my_ops::scan 2 calls in head, 64 B, 10.00 µs" == line_of("not counted", drawn(small_profile()))
+    assert "not counted my_ops::scan 2 calls in head, 64 B, 10.00 µs" == line_of("not counted", drawn(scan_traced()))
     assert "not counted my_ops::scan 3 calls in 2 modules, 1.00 KiB" == line_of("not counted", drawn(given))
     assert "not counted nothing: every operator that ran has a formula" == line_of("not counted", drawn(gpt()))
 
@@ -341,8 +342,6 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
             Note(code="no_trace", subject="cut_off", values={}),
             "there is no trace: another torch.profiler began while ours recorded, and Kineto serves one at a time",
         ),
-        (Note(code="host_clock", subject="", values={}), "times are from the host's clock, not from the device's"),
-        (Note(code="host_clock", subject="decode", values={}), "times of decode are from the host's clock, not from the device's"),
         (
             Note(code="backward_assumed", subject="", values={"forwards": 2.5}),
             "backward was timed and not counted: it is taken to cost 2.50 times the forward",

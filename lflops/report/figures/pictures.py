@@ -1,4 +1,4 @@
-"""A profile's figures as pictures. They are drawn on canvases of their own: what a training has set up in matplotlib stays as it is."""
+"""A profile's figures as PNG files. Each has its own canvas, so matplotlib's global state does not change."""
 
 from collections.abc import Iterator
 from io import BytesIO
@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from lflops.analyze.speed.roofline import placed_once
-from lflops.profile.model import Profile
+from lflops.analyze.analysis import Analysis
 from lflops.report.figures.memory import memory_figure
 from lflops.report.figures.roofline import roofline_figure
 
@@ -24,11 +23,11 @@ class Picture(NamedTuple):
     png: bytes
 
 
-def pictures(profile: Profile) -> Iterator[Picture]:
-    """The roofline, where the chip's roof is known; and live memory, where that was counted."""
-    found = placed_once(profile)
-    if found.ceilings:
-        yield _drawn("roofline", roofline_figure(found))
+def pictures(analysis: Analysis) -> Iterator[Picture]:
+    """The roofline, where the chip's peak is known; and live memory, where it was counted."""
+    profile, roofline = analysis.profile, analysis.roofline_overview
+    if roofline.ceilings:
+        yield _drawn("roofline", roofline_figure(roofline))
     if profile.memory is not None and profile.memory.timeline:
         yield _drawn("memory", memory_figure(profile))
 

@@ -1,6 +1,6 @@
-"""Long series made short."""
+"""Series of numbers: sums with unknown parts, and long ones made short."""
 
-from lflops.profile.downsample import extremes
+from lflops.profile.series import extremes, sum_known
 
 
 def test_a_series_that_is_short_enough_is_whole() -> None:
@@ -17,3 +17,9 @@ def test_of_a_long_one_each_bucket_s_lowest_and_highest_stay() -> None:
 def test_never_more_stay_than_there_is_room_for() -> None:
     """Whatever the length."""
     assert all(len(extremes(list(range(length, 0, -1)), 20, [length // 2])) <= 20 for length in range(1, 300))
+
+
+def test_a_sum_with_an_unknown_part_is_unknown() -> None:
+    """Of nothing it is 0."""
+    assert (6, 0.5, 0) == (sum_known([1, 2, 3]), sum_known([0.25, 0.25]), sum_known([]))
+    assert sum_known([1, None, 3]) is None

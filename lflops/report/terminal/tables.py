@@ -1,19 +1,43 @@
-"""A table of figures that gives up columns, never digits."""
+"""Text and tables for a terminal: without markup or control characters, and fitted to its width."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
+from rich.text import Text
 
-from lflops.report.terminal.text import figure, plain, text
+from lflops import units
+from lflops.report.lines.text import plain
 
-__all__ = ["FittedTable"]
+__all__ = ["MARGIN", "FittedTable", "figure", "margin", "text"]
+
+MARGIN = 16
+"""Width of the labels in the lines above a table."""
 
 _GAP = 2
+_NOTHING = {"0", "0 B", "0 %", units.UNKNOWN}
+
+
+def text(content: str, style: str = "") -> Text:
+    """A line without markup or control characters."""
+    return Text(plain(content), style=style)
+
+
+def figure(number: str) -> Text:
+    """A number; dimmed where it is 0 or unknown."""
+    return text(number, "dim" if number in _NOTHING else "")
+
+
+def margin() -> Table:
+    """Lines with a label in the margin."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(min_width=MARGIN, no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    return table
 
 
 class FittedTable:
-    """Names with their figures: the last column gives way first, the first never."""
+    """Names with their figures; where the width is too small the last columns are left out, never digits."""
 
     def __init__(self, heading: str, names: Sequence[str], columns: Mapping[str, Sequence[str]], *, room: int) -> None:
         """Take the cells as text.
@@ -22,7 +46,7 @@ class FittedTable:
             heading: Of the names.
             names: One a row.
             columns: Cells of each row, by heading.
-            room: What the names have, as long as there is a column to give up.
+            room: Width of the names, as long as there is a column to leave out.
         """
         self._heading, self._names, self._columns, self._room = heading, names, columns, room
 

@@ -1,0 +1,189 @@
+"""Everything that follows from a profile, as one value: reports, figures, the page and the loggers choose from it and format."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from lflops.analyze.memory.peak import Holder, Storages, fold_storages, holders, peak_moment
+from lflops.analyze.memory.what_if import Checkpointed, checkpointed
+from lflops.analyze.modules.operators import Operator, OperatorRow, UncountedOperator, operator_rows, operators, uncounted_operators
+from lflops.analyze.modules.repeats import identical_subtrees
+from lflops.analyze.modules.tree import Row, WorkCounts, flat, has_times, share_of, totals, tree
+from lflops.analyze.ranks.imbalance import Imbalance, imbalance, slowest_first
+from lflops.analyze.ranks.unsharded import is_staged, unsharded_macs
+from lflops.analyze.speed.budget import Budget
+from lflops.analyze.speed.lower_bound import LowerBound, lower_bound
+from lflops.analyze.speed.peaks import chip_of
+from lflops.analyze.speed.roofline import Roofline, roofline, roofline_overview
+from lflops.analyze.speed.step_times import StepTimes, step_times
+from lflops.analyze.speed.utilization import Utilization, utilization_at
+from lflops.hardware.chips import Hardware
+from lflops.profile.model import Moment, Phase, Profile
+from lflops.profile.module_names import children
+
+__all__ = ["Analysis", "analyze"]
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """The results for one profile on one chip. Each is computed when it is first read, and kept.
+
+    Attributes:
+        profile: The profile.
+        chip: The hardware that it is compared with; `None` is unknown.
+    """
+
+    profile: Profile
+    chip: Hardware | None
+
+    # Speed.
+
+    @cached_property
+    def step_times(self) -> StepTimes:
+        """Time of a step and of its phases, over the clean steps."""
+        return step_times(self.profile)
+
+    @cached_property
+    def utilization(self) -> Utilization:
+        """MFU, HFU and FLOP/s."""
+        return utilization_at(self.profile, self.chip, self.step_times.seconds)
+
+    @property
+    def budget(self) -> Budget | None:
+        """The parts of a step's peak-seconds."""
+        return self.utilization.budget
+
+    @cached_property
+    def roofline(self) -> Roofline:
+        """The roofline with a point for each module and cell."""
+        return roofline(self.profile, self.chip)
+
+    @cached_property
+    def roofline_overview(self) -> Roofline:
+        """The roofline of operators and of modules' own work."""
+        return roofline_overview(self.profile, self.chip)
+
+    @cached_property
+    def lower_bound(self) -> LowerBound | None:
+        """The least time of a step on the chip."""
+        return lower_bound(self.profile, self.chip)
+
+    # Modules and operators.
+
+    @cached_property
+    def children(self) -> Mapping[str, Sequence[str]]:
+        """The names directly below each module."""
+        return children(self.profile.modules)
+
+    @cached_property
+    def identical_subtrees(self) -> Mapping[str, int]:
+        """A number for each module, the same for modules that are identical all the way down."""
+        return identical_subtrees(self.profile, self.children)
+
+    @cached_property
+    def uncalled(self) -> tuple[str, ...]:
+        """The modules that were never called, nor anything below them."""
+        return self.profile.uncalled
+
+    @cached_property
+    def totals(self) -> Mapping[Phase, WorkCounts]:
+        """The work of each phase."""
+        return totals(self.profile)
+
+    @cached_property
+    def unsharded_macs(self) -> Mapping[str, int | None]:
+        """The whole model's MACs by phase, where this rank does a part of them."""
+        return unsharded_macs(self.profile)
+
+    @cached_property
+    def is_staged(self) -> bool:
+        """Whether ranks run different modules, as pipeline stages."""
+        return is_staged(self.profile)
+
+    @cached_property
+    def operator_rows(self) -> tuple[OperatorRow, ...]:
+        """Every operator in all phases together, then by phase and dtype."""
+        return operator_rows(self.profile)
+
+    @cached_property
+    def uncounted(self) -> tuple[UncountedOperator, ...]:
+        """The operators that ran without a formula."""
+        return uncounted_operators(self.profile)
+
+    @cached_property
+    def _timed(self) -> Mapping[Phase | None, bool]:
+        by_phase: dict[Phase | None, bool] = {phase: has_times(self.profile, phase) for phase in self.totals}
+        return by_phase | {None: any(by_phase.values())}
+
+    def has_times(self, phase: Phase | None) -> bool:
+        """Whether any module has a time in a phase; `None` is any phase."""
+        return self._timed[phase]
+
+    def share_of(self, phase: Phase | None) -> Literal["macs", "flops"]:
+        """The metric that shares in a phase are of."""
+        return share_of(self.profile, phase)
+
+    def operators(self, phase: Phase | None) -> tuple[Operator, ...]:
+        """The operators of a phase, or of all phases together."""
+        return operators(self.profile, phase)
+
+    def tree(self, *, depth: int = -1, sort: str | None = None, phase: Phase | None = "forward") -> tuple[Row, ...]:
+        """The modules by name, identical siblings folded; the arguments are those of `tree`."""
+        return tree(self.profile, depth=depth, sort=sort, phase=phase, below=self.children, groups=self.identical_subtrees)
+
+    def flat(self, *, sort: str | None = None, phase: Phase | None = "forward") -> tuple[Row, ...]:
+        """Every module by its own work; the arguments are those of `flat`."""
+        return flat(self.profile, sort=sort, phase=phase)
+
+    # Memory.
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most bytes alive."""
+        return self.profile.memory.peak_bytes if self.profile.memory else self.profile.modules[""].peak_bytes
+
+    @cached_property
+    def peak_moment(self) -> Moment | None:
+        """The operator that reached the peak."""
+        return None if self.profile.memory is None else peak_moment(self.profile.memory)
+
+    @cached_property
+    def holders(self) -> tuple[Holder, ...]:
+        """The modules that hold the peak's bytes."""
+        return () if self.profile.memory is None else holders(self.profile.memory.by_module)
+
+    @cached_property
+    def largest_storages(self) -> tuple[Storages, ...]:
+        """The largest storages at the peak, those of repeated modules together."""
+        return () if self.profile.memory is None else fold_storages(self.profile.memory.alive)
+
+    @cached_property
+    def checkpointed(self) -> tuple[Checkpointed, ...]:
+        """What activation checkpointing of each block saves."""
+        return checkpointed(self.profile)
+
+    # Ranks.
+
+    @cached_property
+    def imbalance(self) -> Imbalance:
+        """Stragglers, module by module."""
+        return imbalance(self.profile)
+
+    @cached_property
+    def slowest_ranks(self) -> tuple[int, ...]:
+        """The ranks, the slowest first."""
+        return slowest_first(self.profile)
+
+
+def analyze(profile: Profile, hardware: Hardware | str | None = None) -> Analysis:
+    """Analyze a profile; nothing is computed before it is read.
+
+    Args:
+        profile: What was counted and timed.
+        hardware: The chip, or its name in the table; `None` is the run's own.
+
+    Raises:
+        HardwareError: The table does not have the name.
+    """
+    return Analysis(profile, chip_of(profile, hardware))

@@ -1,0 +1,105 @@
+"""The notes of a profile: every code, with what its subject names and the types of its values.
+
+A note says something that a reader of the numbers has to know. It holds a code and values; its sentence is made in `report/lines/notes.py`.
+A new note is a code here and a sentence there.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
+
+__all__ = ["NOTE_VALUES", "Note", "NoteCode", "notes_with"]
+
+NoteCode = Literal[
+    "ambiguous_threads",
+    "attention_on_cuda",
+    "backward_assumed",
+    "compiled_ran_eager",
+    "ended_early",
+    "experts",
+    "few_clean_steps",
+    "foreach_assumed",
+    "formula_failed",
+    "gather_failed",
+    "generated",
+    "gradients_taken_for_finite",
+    "ignored",
+    "logical_differs",
+    "lstm_workspace",
+    "no_trace",
+    "not_captured",
+    "not_counted",
+    "only_on",
+    "ranks_differ",
+    "ranks_missing",
+    "rounded_to_cycles",
+    "rounded_up",
+    "schedule_shrunk",
+    "scripted",
+    "time_scaled",
+]
+
+NOTE_VALUES: Mapping[NoteCode, Mapping[str, type]] = {
+    # Counting.
+    "ambiguous_threads": {"calls": int},  # operator calls in backward whose module is unknown; they are the root's own
+    "compiled_ran_eager": {},  # subject: how many compiled modules
+    "formula_failed": {"error": str},  # subject: the operator
+    "generated": {"prefill_macs": int, "prefill_flops": int, "decode_macs": int, "decode_flops": int, "decode_calls": int},
+    "ignored": {"calls": int, "macs": int, "flops": int, "seconds": float},  # subject: the row; seconds only where it was timed
+    "logical_differs": {"phase": str},  # subject: the first row that differs from the model given as `logical=`
+    "not_counted": {},  # there are times and no counts
+    "scripted": {},  # subject: the row of a ScriptModule
+    # Timing.
+    "backward_assumed": {"forwards": float},  # backward's cost in forwards, where it was timed and not counted
+    "few_clean_steps": {"steps": int},
+    "time_scaled": {"*": float},  # by phase: the factor that hooked times were scaled by
+    # Estimates.
+    "attention_on_cuda": {"*": int},  # subject: the chip; by kernel: calls
+    "foreach_assumed": {},  # subject: the chip
+    "gradients_taken_for_finite": {},  # subject: the optimizer's class
+    "lstm_workspace": {"calls": int},  # subject: the chip of the table that is asked for, where the size is not known
+    "not_captured": {},  # subject: the optimizer's class
+    "rounded_up": {"bytes": int},
+    # The callback's window.
+    "ended_early": {},  # subject: the exception's class
+    "no_trace": {},  # subject: a reason of the tracer
+    "rounded_to_cycles": {"accumulation": int},
+    "schedule_shrunk": {"batches": int, "skip_first": int, "wait": int, "warmup": int, "active": int, "windows": int},
+    # Ranks.
+    "experts": {"expert_parameters": int, "non_expert_parameters": int, "tensor_parallel": int},  # of all ranks together
+    "gather_failed": {"error": str},
+    "only_on": {"modules": int, "first": str, "last": str},  # subject: the ranks that have these modules
+    "ranks_differ": {
+        "leading_rank": int,
+        "least_macs": int,
+        "most_macs": int,
+        "least_flops": int,
+        "most_flops": int,
+        "rows_of_others": int,
+    },
+    "ranks_missing": {"missing": int, "world_size": int},  # subject: the ranks
+}
+"""The values of each code; `*` stands for names that depend on the run."""
+
+
+class Note(Struct, frozen=True, kw_only=True):
+    """One note.
+
+    Attributes:
+        code: What the note says. A file of a later version may have codes that are not in `NoteCode`.
+        subject: What it is about, as `NOTE_VALUES` says; may be empty.
+        values: By name, of the types in `NOTE_VALUES`.
+    """
+
+    if TYPE_CHECKING:
+        code: NoteCode
+    else:
+        code: str
+    subject: str
+    values: Mapping[str, int | float | str]
+
+
+def notes_with(code: NoteCode, notes: Iterable[Note]) -> Iterator[Note]:
+    """The notes that have a code."""
+    return (note for note in notes if note.code == code)

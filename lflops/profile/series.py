@@ -1,0 +1,33 @@
+"""Series of numbers: a sum in which some may be unknown, and a long series made short without losing its extremes."""
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+__all__ = ["extremes", "sum_known"]
+
+Number = TypeVar("Number", int, float)
+
+
+def sum_known(values: Iterable[Number | None]) -> Number | None:
+    """The sum of the values; `None` where one of them is unknown."""
+    terms = list(values)
+    known = [term for term in terms if term is not None]
+    return sum(known) if len(known) == len(terms) else None
+
+
+def extremes(values: Sequence[int], most: int, keep: Iterable[int] = ()) -> list[int]:
+    """Indices of a series to keep: all of them, or the minimum and the maximum of each of equal buckets.
+
+    Args:
+        values: In their order.
+        most: The most indices to keep.
+        keep: Indices that are kept whatever their values are, besides the first and the last.
+    """
+    if len(values) <= most:
+        return list(range(len(values)))
+    kept = {0, len(values) - 1, *keep}
+    width = -(-len(values) // ((most - len(kept)) // 2))
+    for start in range(0, len(values), width):
+        bucket = range(start, min(start + width, len(values)))
+        kept.update((min(bucket, key=values.__getitem__), max(bucket, key=values.__getitem__)))
+    return sorted(kept)

@@ -1,0 +1,85 @@
+"""The second and third part of the text: classes of modules by depth, and the model as torch prints it with figures for each module."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from lflops.analyze.analysis import Analysis
+from lflops.analyze.modules.by_depth import by_depth, most
+from lflops.profile.model import ModuleProfile, Profile
+from lflops.report.deepspeed_text import units as short_units
+from lflops.report.lines.text import plain
+from lflops.units import UNKNOWN
+
+__all__ = ["aggregated", "detailed"]
+
+_LEGEND = """\
+Behind a module's name: its params, MACs and fwd latency, each with its share of the whole model's; its fwd FLOPS; what torch prints of it.
+The modules below it are included. What is left beyond their sum is the module's own: functions that its forward calls itself.
+Parameters that modules share are counted in the first of them."""
+
+
+def aggregated(profile: Profile, *, module_depth: int = -1, top_modules: int = 1) -> str:
+    """The second part, without a heading: the classes with the most parameters, MACs and time at each depth.
+
+    Args:
+        profile: What to show.
+        module_depth: The last depth; 0 is the root alone, -1 and anything too deep are the innermost.
+        top_modules: How many classes to name for each figure.
+
+    Raises:
+        ValueError: There is no such depth.
+    """
+    lines = [f"Top {top_modules} modules in terms of params, MACs or fwd latency at different model depths:"]
+    for depth, kinds in enumerate(by_depth(profile, module_depth)):
+        lines += [
+            f"depth {depth}:",
+            f"    params      - {_named(most(kinds, 'parameters', top_modules), short_units.params)}",
+            f"    MACs        - {_named(most(kinds, 'macs', top_modules), short_units.macs)}",
+            f"    fwd latency - {_named(most(kinds, 'seconds', top_modules), short_units.duration)}",
+        ]
+    return "\n".join(lines)
+
+
+def _named(figures: Mapping[str, float], unit: Callable[[float], str]) -> str:
+    return str({plain(kind): unit(value) for kind, value in figures.items()}) if figures else UNKNOWN
+
+
+def detailed(analysis: Analysis) -> str:
+    """The third part, without a heading."""
+    return "\n".join([_LEGEND, "", *_module(analysis, "", frozenset(analysis.uncalled))])
+
+
+def _module(analysis: Analysis, name: str, uncalled: frozenset[str]) -> Iterator[str]:
+    """The lines of a module and of those below it."""
+    module = analysis.profile.modules[name]
+    figures = ", ".join(_figures(analysis.profile, module, never_called=name in uncalled))
+    if not analysis.children[name]:
+        yield f"{plain(module.kind)}({figures})"
+        return
+    yield f"{plain(module.kind) or 'all of it'}("
+    yield f"  {figures}"
+    for child in analysis.children[name]:
+        first, *rest = _module(analysis, child, uncalled)
+        yield f"  ({plain(child.rpartition('.')[2])}): {first}"
+        for line in rest:
+            yield f"  {line}"
+    yield ")"
+
+
+def _figures(profile: Profile, module: ModuleProfile, *, never_called: bool) -> Iterator[str]:
+    """The figures of one module."""
+    root, work = profile.modules[""], module.forward
+    seconds = work.seconds.median if work.seconds else None
+    total = root.forward.seconds.median if root.forward.seconds else None
+    params = short_units.percent(module.local_parameters, root.local_parameters)
+    yield f"{short_units.params(module.local_parameters)} = {params} Params"
+    yield f"{short_units.macs(work.macs)} = {short_units.percent(work.macs, root.forward.macs)} MACs"
+    yield f"{short_units.duration(seconds)} = {short_units.percent(seconds, total)} latency"
+    yield short_units.rate(work.flops / seconds) if seconds else f"{UNKNOWN} FLOPS"
+    if module.owner is not None:
+        yield f"shares {plain(module.owner) or 'the root'}"
+    if module.compiled:
+        yield "compiled"
+    if never_called:
+        yield "never called"
+    if module.detail:
+        yield plain(module.detail)
