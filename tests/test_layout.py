@@ -22,7 +22,7 @@ VALUE = {"pypi:msgspec", "errors", "units", "schedule", "profile", "hardware"}
 INSIDE = VALUE | {"pypi:torch", "collect.inputs", "collect.model", "collect.torch_private", "collect.attribution"}
 """What the folders of `collect` may import that do the counting and the timing."""
 
-ANALYSES = {"analyze.speed", "analyze.compare", "analyze.memory", "analyze.modules", "analyze.ranks"}
+ANALYSES = {"analyze", "analyze.speed", "analyze.compare", "analyze.memory", "analyze.modules", "analyze.ranks"}
 
 # A row for each folder, and for each file at the top: what it may import besides the standard library and its own files. Rows are
 # named without `lflops.`, packages with `pypi:` before them. A folder without a row may not exist.
@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "analyze.ranks": VALUE,
     "analyze.modules": VALUE | {"analyze.speed"},
     "analyze.compare": VALUE | {"analyze.speed"},
+    "analyze": VALUE | ANALYSES - {"analyze"},
     "collect.torch_private": {"errors", "pypi:torch"},
     "collect.inputs": VALUE | {"pypi:torch", "collect.torch_private"},
     "collect.model": VALUE | {"pypi:torch", "collect.inputs", "collect.torch_private"},
@@ -56,21 +57,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report.deepspeed_text": VALUE | ANALYSES | {"report.lines"},
     "report.figures": VALUE | ANALYSES | {"report.lines", "pypi:matplotlib"},
     "report.payload": VALUE | ANALYSES | {"report.lines"},
-    "report": VALUE | {"report.payload"},
-    "tensorboard": VALUE | {"report.figures", "report.payload", "pypi:tensorboard"},
-    "deepspeed": VALUE | {"pypi:torch", "collect", "collect.inputs", "collect.model", "collect.timing", "report.deepspeed_text"},
+    "report": VALUE | ANALYSES | {"report.payload"},
+    "tensorboard": VALUE | ANALYSES | {"report.figures", "report.payload", "pypi:tensorboard"},
+    "deepspeed": VALUE | {"analyze", "pypi:torch", "collect", "collect.inputs", "collect.model", "collect.timing", "report.deepspeed_text"},
 }
 COLLECT = {row for row in MAY_IMPORT if row.partition(".")[0] == "collect"}
 REPORT = {row for row in MAY_IMPORT if row.partition(".")[0] == "report"}
 MAY_IMPORT |= {
     # `collect` within a function only: the last tests hold that importing the shell loads no torch.
-    "cli": VALUE | ANALYSES | COLLECT | REPORT | {"analyze", "traces", "pypi:typer", "pypi:rich"},
+    "cli": VALUE | ANALYSES | COLLECT | REPORT | {"traces", "pypi:typer", "pypi:rich"},
     "lightning.trainer": VALUE | COLLECT | {"pypi:torch", "pypi:lightning", "pypi:pytorch_lightning"},
-    "lightning.window": VALUE | ANALYSES | COLLECT | {"pypi:torch", "lightning.trainer", "report.lines", "traces"},
+    "lightning.window": VALUE | ANALYSES | COLLECT | {"pypi:torch", "merging", "lightning.trainer", "report.lines", "traces"},
     "lightning.outlets": VALUE | ANALYSES | REPORT | {"pypi:torch", "lightning.trainer", "tensorboard"},
     "lightning": VALUE
     | COLLECT
     | {
+        "analyze",
         "pypi:torch",
         "pypi:lightning",
         "pypi:pytorch_lightning",
