@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lflops.analyze.compare.diff import diff as compared
+from lflops.analyze.compare.diff import diff as diff_of
 from lflops.analyze.compare.regression_limits import limits
 from lflops.cli.output import UsageError, draw, write_json
 from lflops.profile.json_file import load
@@ -16,7 +16,7 @@ __all__ = ["diff"]
 
 _BYTES = {"": 1, "B": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)}
 _BYTES |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
-_UNTOLD = {
+_UNKNOWN = {
     "max_regress": "cannot be told: both runs have to have the times of two clean steps at least",
     "min_mfu": "cannot be told: the second run has no MFU, as its steps' times or the peak of its chip are unknown",
     "max_memory": "cannot be told: the second run has no peak of memory",
@@ -47,17 +47,18 @@ def diff(
 ) -> int:
     """Compare two runs, module by module. Exit status 1: a limit that was set is broken."""
     regress, mfu = _share("--max-regress", max_regress), _share("--min-mfu", min_mfu)
-    _memory(max_memory, 0)  # what is no size is said before files are read
-    found = compared(load(before), load(after))
-    told = limits(found, max_regress=regress, min_mfu=mfu, max_memory=_memory(max_memory, found.peak_bytes.before))
-    for limit in told:
+    _memory(max_memory, 0)  # an invalid size is reported before files are read
+    compared = diff_of(load(before), load(after))
+    checked = limits(compared, max_regress=regress, min_mfu=mfu, max_memory=_memory(max_memory, compared.peak_bytes.before))
+    for limit in checked:
         if limit.broken is None:
-            raise UsageError(f"--{limit.name.replace('_', '-')}: {_UNTOLD[limit.name]}")
+            raise UsageError(f"--{limit.name.replace('_', '-')}: {_UNKNOWN[limit.name]}")
     if as_json:
-        write_json({"headline": headline(found), "limits": told} | {field: getattr(found, field) for field in found.__struct_fields__})
+        fields = {field: getattr(compared, field) for field in compared.__struct_fields__}
+        write_json({"headline": headline(compared), "limits": checked} | fields)
     else:
-        draw(render_diff(found, told, everything=everything))
-    return int(any(limit.broken for limit in told))
+        draw(render_diff(compared, checked, everything=everything))
+    return int(any(limit.broken for limit in checked))
 
 
 def _share(option: str, given: str | None) -> float | None:
@@ -87,5 +88,5 @@ def _memory(given: str | None, before: float | None) -> float | None:
 
 
 def _number(given: str) -> float | None:
-    """What is one, not below 0; `float` takes more than anybody means."""
+    """A number of 0 or more; `float` also takes forms that nobody means."""
     return float(given) if re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)(e\d+)?\s*", given) else None

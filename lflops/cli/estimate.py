@@ -99,20 +99,20 @@ def _draw(analysis: Analysis, of_ranks: tuple[Sharded, ...], depth: int) -> None
     draw(Group(*(each for part in parts for each in (part, ""))))
 
 
-def _found(target: str) -> Callable[[int], Any]:
+def _function(target: str) -> Callable[[int], Any]:
     """The function that the user named."""
     module, _, name = target.partition(":")
     if not module or not name or module.endswith(".py"):
         raise UsageError(f"{target!r}: give package.module:function, as train:build for build in a train.py of this folder")
     try:
-        found: Any = importlib.import_module(module)
+        function: Any = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            function = getattr(function, part)
     except (ImportError, AttributeError) as error:
         raise UsageError(f"{target}: {error}") from error
-    if not callable(found):
-        raise UsageError(f"{target}: {found!r} is no function")
-    return found  # type: ignore[no-any-return]
+    if not callable(function):
+        raise UsageError(f"{target}: {function!r} is no function")
+    return function  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
@@ -129,7 +129,7 @@ def _estimated(target: str, samples: int, optimizer: str | None, how: Mapping[st
     from lflops.collect.estimate.optimizer_step import optimizer_named
     from lflops.collect.estimate.runner import Estimate, subject_of  # with torch
 
-    build = _found(target)
+    build = _function(target)
     _check_arguments(target, build)
     makes = None if optimizer is None else optimizer_named(optimizer)
     asked = Estimate(asker=target, optimizer=makes, progress=sys.stderr.isatty(), **how)

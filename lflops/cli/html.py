@@ -35,16 +35,16 @@ def html(
     """Write a profile, or several to compare, as one HTML file: it opens from disk, and in a mail or a ticket."""
     if as_json and out is not None:
         raise UsageError(f"out={str(out)!r}: --json writes no page, give one of the two")
-    place = files[-1].with_suffix(".html" if len(files) == 1 else ".compare.html") if out is None else out
-    if place.resolve() in {file.resolve() for file in files}:
-        raise UsageError(f"out={str(place)!r} is a profile itself: give another place with --out")
+    path = files[-1].with_suffix(".html" if len(files) == 1 else ".compare.html") if out is None else out
+    if path.resolve() in {file.resolve() for file in files}:
+        raise UsageError(f"out={str(path)!r} is a profile itself: give another place with --out")
     analyses = [analyze(load(file)) for file in files]
     if as_json:
         shown = [payload(analysis) for analysis in analyses]
         write_json(shown[0] if len(shown) == 1 else shown)
     else:
-        write(page(*analyses, names=_distinct_names(files) if len(files) > 1 else ()), place)
-        typer.echo(place)
+        write(page(*analyses, names=_distinct_names(files) if len(files) > 1 else ()), path)
+        typer.echo(path)
 
 
 def _distinct_names(files: list[Path]) -> list[str]:

@@ -30,7 +30,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        args: What stands after `lflops`; `None` takes it from the shell.
+        args: The arguments after `lflops`; `None` takes the shell's.
 
     Returns:
         The exit status.
@@ -66,6 +66,6 @@ def lflops(
 
 
 def _refused(reason: str) -> int:
-    """One line, whatever the reason holds."""
+    """Print the reason as one line."""
     typer.echo(f"lflops: {' '.join(reason.split())}", err=True)
     return 2

@@ -1,4 +1,4 @@
-"""A profile's file: JSON, written whole or not at all; whatever is wrong with one that is read comes as a `ProfileError`."""
+"""A profile's JSON file: written atomically, and checked when it is read; every failure is a `ProfileError`."""
 
 import os
 import re
@@ -28,28 +28,28 @@ DEEPEST_NESTING = 100
 LARGEST_SHOWN = 10**1000
 _inclusive_counts, _own_counts = attrgetter(*COUNTS), attrgetter(*(f"own_{count}" for count in COUNTS))
 
-# What is quoted comes from a file that anybody may have made.
+# Quoted content comes from an untrusted file.
 _short = reprlib.Repr()
 _short.maxstring = _short.maxlong = 80
 Key = str | int
 
 
 class _OtherVersionError(ProfileError):
-    """A profile, though not one to read here: no other file is asked for."""
+    """A profile of another schema version: the message does not ask for another file."""
 
 
 def load(path: str | PathLike[str]) -> Profile:
     """Read a profile's file.
 
     Raises:
-        ProfileError: Whatever is wrong with it; the message names the file and, where there is one, the module and the field.
+        ProfileError: The file cannot be read; the message names it and, where there is one, the module and the field.
     """
     with _naming(path, "give a file as Profile.save writes it"):
         return _checked(_content(Path(path)))
 
 
 def save(profile: Profile, path: str | PathLike[str]) -> None:
-    """Write a profile's file and the folders above it: whole, or not at all.
+    """Write a profile's file and the folders above it, atomically.
 
     Raises:
         ProfileError: A number is NaN or infinite, `load` would refuse the profile for another reason, or the file cannot be written.
@@ -60,7 +60,7 @@ def save(profile: Profile, path: str | PathLike[str]) -> None:
 
 @contextmanager
 def _naming(path: str | PathLike[str], remark: str) -> Iterator[None]:
-    """Makes whatever goes wrong a `ProfileError` that begins with the file's name and ends with the remark."""
+    """Turn every error into a `ProfileError` that begins with the file's name and ends with the remark."""
     name = given if (given := os.fspath(path)) and given.isprintable() else ascii(given)
     try:
         yield
@@ -76,7 +76,7 @@ def _naming(path: str | PathLike[str], remark: str) -> Iterator[None]:
 
 
 def _content(path: Path) -> bytes:
-    """All bytes of a regular file: to read a pipe or a device could take for ever."""
+    """All bytes of a regular file: reading a pipe or a device could block."""
     if not path.is_file():
         path.stat()  # where nothing is there, the system says so
         raise ProfileError("is a folder, a pipe or a device")
@@ -91,12 +91,12 @@ def _content(path: Path) -> bytes:
         # All of it, because msgspec does not look into the strings of fields that it ignores.
         text.decode()
     except UnicodeDecodeError as error:
-        raise ProfileError(f"{_place_of_byte(text, error.start)}byte {error.start} is not UTF-8") from None
+        raise ProfileError(f"{_path_at_byte(text, error.start)}byte {error.start} is not UTF-8") from None
     return text
 
 
 def _checked(text: bytes) -> Profile:
-    """The profile that a text says, after everything in it that can be wrong was looked at."""
+    """The profile in a text, after all checks."""
     _check_version(bytes(_decoded(text, dict[str, Raw]).get("schema_version", Raw())))
     profile: Profile = _decoded(text, Profile)
     _check_rows(profile.modules)
@@ -107,7 +107,7 @@ def _checked(text: bytes) -> Profile:
 
 
 def _check_version(given: bytes) -> None:
-    """Before anything else is looked at, so that a file of another version is never called damaged."""
+    """Checked first, so that a file of another version is not reported as damaged."""
     version = re.fullmatch(rb'"([0-9]{1,9})\.([0-9]{1,9})"', given)
     if not version:
         problem = f'is {_short.repr(given.decode())[1:-1]}, "major.minor" is taken' if given else "is missing"
@@ -132,7 +132,7 @@ def _check_rows(modules: Mapping[str, ModuleProfile]) -> None:
 
 
 def _check_references(profile: Profile) -> None:
-    """Whoever names a module names a row."""
+    """Every named module is a row."""
     tables: dict[str, Sequence[Any]] = {table: getattr(profile, table) for table in ("cells", "uncounted", "communication", "rank_stats")}
     if profile.memory:
         tables |= {"memory.alive": profile.memory.alive, "memory.timeline": profile.memory.timeline}
@@ -156,21 +156,21 @@ def _check_sums(phase: str, works: Mapping[str, Work]) -> None:
         counts = _inclusive_counts(works[name])
         if counts != sums[name]:
             count, given, summed = next(each for each in zip(COUNTS, counts, sums[name], strict=True) if each[1] != each[2])
-            place = _spelled(["modules", name, phase, count])
+            path = _spelled(["modules", name, phase, count])
             total = _short.repr(summed) if summed < LARGEST_SHOWN else "more"
-            raise ProfileError(f"{place} is {_short.repr(given)}, own_{count} and the rows right below add up to {total}")
+            raise ProfileError(f"{path} is {_short.repr(given)}, own_{count} and the rows right below add up to {total}")
 
 
 def _decoded(text: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(text, type=kind)
     except RecursionError:
-        problem = f"{_place_of_byte(text, len(text))}nested too deeply"
+        problem = f"{_path_at_byte(text, len(text))}nested too deeply"
     except msgspec.ValidationError as error:
         problem = _misfit(text, str(error))
     except msgspec.DecodeError as error:
         byte = re.search(r"\(byte (\d+)\)$", str(error))
-        problem = f"{_place_of_byte(text, int(byte[1]) if byte else len(text))}{error}"
+        problem = f"{_path_at_byte(text, int(byte[1]) if byte else len(text))}{error}"
     raise ProfileError(problem)
 
 
@@ -218,11 +218,11 @@ def _first_misfit(values: Mapping[str, Raw], kind: Any) -> str:
     raise LookupError
 
 
-# A string is taken whole, so that its brackets do not count; one that never ends, to the end.
+# A string is one token, so that its brackets do not count; an unterminated one ends with the text.
 _TOKEN = re.compile(rb'"(?P<string>[^"\\]*+(?:\\.[^"\\]*+)*+)"?\s*+(?P<colon>:?)|[\[\]{},]')
 
 
-def _place_of_byte(text: bytes, byte: int) -> str:
+def _path_at_byte(text: bytes, byte: int) -> str:
     """The path to a byte of a text that is no JSON or too deep, with a colon; nothing at the top, or where it would take minutes."""
     keys: list[Key | None] = []
     if byte > LARGEST_SEARCH:
@@ -256,7 +256,7 @@ def _encoded(profile: Profile) -> bytes:
 
 
 def _check_leaves(value: object, keys: tuple[Key, ...] = ()) -> None:
-    """Whether it can be written: msgspec says no place, and writes NaN and infinity as null."""
+    """Raise for a value that cannot be written: msgspec names no path, and writes NaN and infinity as null."""
     items: Iterable[tuple[Key, object]] = ()
     match value:
         case Struct():

@@ -1,7 +1,7 @@
-"""The value that everything rests on: what one rank or one run computed, moved and kept, module by module.
+"""The profile: the work, memory and time of one rank or one run, module by module.
 
 Numbers are in SI units (bytes, seconds, operations), exact integers where they are counts. `None` means unknown, never 0.
-There are no sentences and no torch objects in here: a reader that has neither torch nor a terminal can use all of it.
+It has no sentences and no torch objects: a reader needs neither torch nor a terminal.
 
 A module is named by its dotted path, the root by the empty string. Own work is what ran while the module was the innermost one
 running; inclusive work adds that of every row below it in the tree of names.
@@ -36,7 +36,7 @@ SCHEMA_VERSION = "1.0"
 
 
 class Work(Struct, frozen=True, kw_only=True, gc=False):
-    """What ran in one phase of one module: inclusive, and `own_`.
+    """The work of one phase of one module: inclusive, and `own_`.
 
     Attributes:
         calls: Operator calls that computed or moved something; views and allocations are none.
@@ -45,8 +45,8 @@ class Work(Struct, frozen=True, kw_only=True, gc=False):
         flops: 2 x `macs` plus the convention for everything else.
         bytes_moved: The least traffic of the operators as dispatched; not DRAM traffic.
         comm_bytes: Payload of the collectives.
-        logical_macs: Of the unsharded model on this rank's batch, whatever part of it the rank did. Read from the whole shapes of tensors
-            that are spread over ranks; `None` where work was done on a rank's part of one as a plain tensor, which does not tell them.
+        logical_macs: MACs of the unsharded model on this rank's batch. Read from the global shapes of sharded tensors; `None` where a rank
+            computed with its local part as a plain tensor, which does not have the global shape.
         seconds: Stream time on CUDA, host time on CPU.
         device_seconds: Kernel time; needs a trace.
     """
@@ -86,11 +86,11 @@ class ModuleProfile(Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: The class's name; `"scope"` for a named part that is no module.
-        detail: What the module says of itself, as `in_features=768, out_features=3072, bias=True`.
+        detail: The module's `extra_repr`, as `in_features=768, out_features=3072, bias=True`.
         calls: How often it was called in forward. A container that only its children's names pass through has 0.
         compiled: Whether it runs under torch.compile outside of the counted pass.
         owner: The row that counts this row's parameters, where they are shared with an earlier one.
-        parameters: Distinct parameters here and below, each counted once in the whole profile.
+        parameters: Distinct parameters here and below, each counted once in the profile.
         local_parameters: The part of them that this rank holds.
         dtypes: `parameters` by dtype.
         peak_bytes: The most bytes alive at once while this row or one below it ran.
@@ -124,7 +124,7 @@ class ModuleProfile(Struct, frozen=True, kw_only=True):
 
 
 class Cell(Struct, frozen=True, kw_only=True, gc=False):
-    """What one operator did in one phase of one module itself, in one dtype: of its operands for a contraction, else of its result."""
+    """The work of one operator in one phase of one module, in one dtype: that of a contraction's operands, else of the result."""
 
     module: str
     operator: str
@@ -138,7 +138,7 @@ class Cell(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Uncounted(Struct, frozen=True, kw_only=True):
-    """An operator that ran without a formula: in no total, so listed here."""
+    """An operator that ran without a formula, in one module and phase; no total includes it."""
 
     module: str
     operator: str
@@ -148,7 +148,7 @@ class Uncounted(Struct, frozen=True, kw_only=True):
 
 
 class Communication(Struct, frozen=True, kw_only=True):
-    """One collective on one group. `bytes` is the larger of what a rank gives and gets."""
+    """One collective on one group. `bytes` is the larger of what a rank sends and receives."""
 
     module: str
     phase: Phase
@@ -165,7 +165,7 @@ class Moment(Struct, frozen=True, array_like=True, gc=False):
     """One operator of the timeline and the bytes that were alive before it ran.
 
     Attributes:
-        index: Which operator of the whole run it is. Older files do not say it, nor the categories.
+        index: Its number among all operators of the step. Older files have neither it nor the categories.
     """
 
     operator: str
@@ -191,9 +191,9 @@ class Memory(Struct, frozen=True, kw_only=True):
 
     Attributes:
         source: `counted` on a real pass, `fake` where nothing was allocated.
-        peak_index: Which operator reached the peak, as an index into the whole run of operators.
+        peak_index: The operator that reached the peak, as its number among all operators of the step.
         by_category: The peak by parameters, gradients, optimizer_state, activations, temporary, other.
-        by_module: The peak by the row that made or owns the bytes, own bytes.
+        by_module: The peak by the row that made or owns the bytes, without rows below it.
         activations_by_module: The activations among them, own bytes.
         alive: The 50 largest storages at the peak.
         timeline: In the order of execution; above 20,000 operators the extremes of equal buckets, and the peak.
@@ -243,7 +243,7 @@ class Run(Struct, frozen=True, kw_only=True):
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """What one pass or one window did. Saved as JSON, the file is this value."""
+    """The result of one pass or one window. Saved as JSON, the file is this value."""
 
     schema_version: str
     run: Run
@@ -269,7 +269,7 @@ class Profile(Struct, frozen=True, kw_only=True):
         """MACs, or another metric, of each module and all below it; `"all"` and `None` add the phases up.
 
         Raises:
-            ValueError: The phase, the module or the metric is unknown; so it is with the other queries.
+            ValueError: The phase or the metric is unknown; the other queries raise the same, also for an unknown module.
         """
         phases = _phases(phase, metric)
         return {name: sum(getattr(module.work(each), metric) for each in phases) for name, module in self.modules.items()}

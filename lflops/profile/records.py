@@ -1,4 +1,4 @@
-"""What only watching a run tells: its steps, its traces, its ranks; and the phases and units that every part of a profile shares."""
+"""The records of a run: steps, traces and ranks; and the phases and units that all parts of a profile share."""
 
 import statistics
 from collections.abc import Iterable, Mapping
@@ -26,14 +26,14 @@ Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer", "other")
 
 DISTURBANCES = frozenset({"cold", "recompiled", "new_shapes", "validation", "checkpoint", "background"})
-"""Marks of steps whose time is no measure of the others'."""
+"""Marks of steps whose time is not typical."""
 
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
 
 
 class Spread(Struct, frozen=True, kw_only=True, gc=False):
-    """Seconds over several steps: the median and the quartiles around it."""
+    """Seconds over several steps: the median and the quartiles."""
 
     median: Seconds
     low: Seconds
@@ -42,7 +42,7 @@ class Spread(Struct, frozen=True, kw_only=True, gc=False):
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self | None:
-        """The spread of measured seconds; `None` where there are none. A difference that noise made negative counts as nothing."""
+        """The spread of measured seconds; `None` where there are none. A negative difference, which is noise, counts as 0."""
         seconds = [max(value, 0.0) for value in values]
         if not seconds:
             return None
@@ -51,12 +51,12 @@ class Spread(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ByCategory(NamedTuple):
-    """Bytes alive at one time, by what they turned out to be for: a gradient is one from the moment that backward makes it.
+    """Bytes alive at one time, by their final use: a gradient is one from the moment that backward makes it.
 
     Attributes:
-        activations: What forward made, whether it is kept for backward or not.
-        temporary: What backward or an optimizer's step made, and that became neither a gradient nor state.
-        other: What was there before and is no parameter, as the batch and buffers, and what ran in no phase of the model.
+        activations: Made in forward, saved for backward or not.
+        temporary: Made in backward or in an optimizer's step, and neither a gradient nor state.
+        other: Made before the step and no parameter, as the batch and buffers, or made in no phase of the model.
     """
 
     parameters: Count
@@ -71,13 +71,13 @@ CATEGORIES = ByCategory._fields
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One optimizer step as the clock saw it.
+    """One optimizer step, as timed.
 
     Attributes:
-        kind: `clean` had nothing of ours in it; `counted` ran under the count, `hooked` had its modules timed, `traced` was recorded.
+        kind: `clean` ran without hooks or traces; `counted` ran under the dispatch mode, `hooked` with module hooks, `traced` under Kineto.
         phases: Seconds of each phase, which add up to the step: stream time on CUDA, host time on a CPU.
         host_phases: On CUDA, the seconds that the host was in each of them.
-        marks: What else happened in it: `cold`, `recompiled`, `new_shapes`, `validation`, `checkpoint`, `background`, `no_update`.
+        marks: Other events in it: `cold`, `recompiled`, `new_shapes`, `validation`, `checkpoint`, `background`, `no_update`.
     """
 
     index: Count
@@ -93,7 +93,7 @@ class Step(Struct, frozen=True, kw_only=True):
 
     @property
     def is_typical(self) -> bool:
-        """Whether nobody was in its way: a clean step in which nothing was cold or compiled anew, no shapes new, no validation awaited."""
+        """Whether its time is typical: a clean step without any of the `DISTURBANCES`."""
         return self.kind == "clean" and DISTURBANCES.isdisjoint(self.marks)
 
 
@@ -109,13 +109,13 @@ class TracedOperator(Struct, frozen=True, kw_only=True):
 
 
 class Call(NamedTuple):
-    """A module, or a named part, from when it was entered to when it was left; in backward, nodes of one row that ran in a row.
+    """A module or a user's scope from entry to exit; in backward, consecutive nodes of one row.
 
     Attributes:
         start: Nanoseconds since 1970, as `end`.
-        device: Nanoseconds of what it had the device do, with all that it called; 0 where there is no device.
+        device: Nanoseconds of the kernels that it and all it called launched; 0 without a device.
         innermost: Whether it called no other.
-        thread: Which of the threads it ran on, counted from 0; 0 is the training's.
+        thread: The number of its thread; 0 is the training's.
     """
 
     row: str
@@ -128,18 +128,18 @@ class Call(NamedTuple):
 
 
 class Trace(Struct, frozen=True, kw_only=True):
-    """What the recorded steps showed, and where their files are.
+    """Totals of the traced steps, and the traces' files.
 
     Attributes:
         files: By rank.
-        batches: How many were recorded; the figures below are of all of them together.
+        batches: The number of recorded batches; the figures below are of all of them together.
         device_idle_seconds: Between the device's first and last work; `None` where none was recorded. It, the exposed seconds and those of
             computing are disjoint.
-        device_idle_by_phase: The same by the phase that the host was in meanwhile; `other` is none of a module's.
-        exposed_comm_seconds: In which the device communicated and computed nothing.
-        exposed_copy_seconds: In which it only copied.
-        device_compute_seconds: In which it ran a kernel that was no communication.
-        operators: Those with the most time of their own, on the device or on the host.
+        device_idle_by_phase: The same by the phase of the host; `other` is in no module.
+        exposed_comm_seconds: The device communicated and computed nothing.
+        exposed_copy_seconds: It only copied.
+        device_compute_seconds: It ran a kernel other than communication.
+        operators: The operators with the most own time, on the device or on the host.
     """
 
     files: Mapping[str, str]
@@ -153,7 +153,7 @@ class Trace(Struct, frozen=True, kw_only=True):
 
 
 class Rank(Struct, frozen=True, kw_only=True):
-    """One rank of the run, also one that did not answer."""
+    """One rank of the run, also one that did not report."""
 
     rank: Count
     node: str | None
@@ -170,16 +170,16 @@ class Rank(Struct, frozen=True, kw_only=True):
 
 
 class RankStat(Struct, frozen=True, kw_only=True, gc=False):
-    """A module's own time in one phase over the ranks: of each its median step, without what is known to be waiting for others.
+    """A module's own time in one phase over the ranks: the median of each rank, without time known to be waiting for other ranks.
 
     Attributes:
-        median: That of the rank in the middle, of an even number the faster of the two: of two ranks it is the other one's.
-        high_rank: The rank that is slow.
-        slowest_steps: In how many of `steps`, which all of the ranks tell of, it was the slowest.
-        lost_seconds: The mean over these of the slowest rank's time less the median one's.
-        waiting: What of it is waiting inside of collectives: `none`, as none ran in it; `left_out`; or `unknown`.
-        by_rank: The seconds of each rank that has told them, of the 32 places that lose the most; of all others `None`, so that a profile
-            grows with its modules and its ranks, and not with their product.
+        median: The median rank's; of an even number of ranks the lower median.
+        high_rank: The slowest rank.
+        slowest_steps: In how many of `steps`, those that all ranks recorded, it was the slowest.
+        lost_seconds: The mean over these of the slowest rank's time less the median rank's.
+        waiting: Waiting inside collectives: `none`, as none ran in it; `left_out` of the times; or `unknown`.
+        by_rank: The seconds of each rank that reported them, for the 32 entries that lose the most; `None` for all others, so that a
+            profile does not grow with modules x ranks.
     """
 
     module: str
@@ -196,5 +196,5 @@ class RankStat(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def seconds_lost(self) -> float:
-        """What the slow rank costs a step; where single steps are not known, by the medians."""
+        """Seconds a step that the slowest rank costs; from the medians where single steps are not known."""
         return self.high - self.median if self.lost_seconds is None else self.lost_seconds

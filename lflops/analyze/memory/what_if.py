@@ -1,4 +1,4 @@
-"""What a step would need otherwise: with its blocks checkpointed, or with its state spread over ranks."""
+"""Memory that a step would need with its blocks checkpointed, or with its state sharded over ranks."""
 
 from collections import defaultdict
 from typing import Literal
@@ -18,8 +18,8 @@ class Checkpointed(Struct, frozen=True, kw_only=True):
 
     Attributes:
         module: The block's row.
-        saved_bytes: Activations made in it that are alive at the peak: the most that can be saved. Its result stays where something
-            behind it needs that, and while it runs again all of it is there.
+        saved_bytes: Its activations that are alive at the peak: the most that can be saved. Its output stays where a later operator needs
+            it, and all its activations exist while it is recomputed.
         macs: MACs that run once more, those of its forward.
         flops: FLOPs that do.
     """
@@ -31,13 +31,13 @@ class Checkpointed(Struct, frozen=True, kw_only=True):
 
 
 class Sharded(Struct, frozen=True, kw_only=True):
-    """What each of some ranks holds.
+    """Bytes that each rank holds.
 
     Attributes:
-        parameter_bytes: Between the modules' turns.
-        gradient_bytes: When all are there, each of the size of its parameter.
+        parameter_bytes: While no module is gathered.
+        gradient_bytes: When all exist, each of the size of its parameter.
         optimizer_state_bytes: As at the peak.
-        gathered_bytes: The largest block's parameters, which are whole while it runs; 0 where none is ever spread.
+        gathered_bytes: The largest block's parameters, which are gathered while it runs; 0 where parameters are not sharded.
         rest_bytes: Activations, temporary and other tensors at the peak, which no strategy divides.
     """
 
@@ -62,18 +62,18 @@ def checkpointed(profile: Profile) -> tuple[Checkpointed, ...]:
         for above in ancestry(row):
             below[above] += nbytes
     forwards = ((block, profile.modules[block].forward) for block in _blocks(profile))
-    found = [
+    blocks = [
         Checkpointed(module=block, saved_bytes=below[block], macs=forward.macs, flops=forward.flops)
         for block, forward in forwards
         if below.get(block)
     ]
-    return tuple(sorted(found, key=lambda each: -each.saved_bytes))
+    return tuple(sorted(blocks, key=lambda each: -each.saved_bytes))
 
 
 def sharded(profile: Profile, ranks: int) -> tuple[Sharded, ...]:
-    """Each strategy over so many ranks of data parallelism; none where memory was not counted.
+    """Each strategy over a number of data-parallel ranks; none where memory was not counted.
 
-    What does not divide evenly is rounded up.
+    Uneven parts are rounded up.
 
     Raises:
         ValueError: There are no ranks.
@@ -84,7 +84,7 @@ def sharded(profile: Profile, ranks: int) -> tuple[Sharded, ...]:
         return ()
     root, held = profile.modules[""], profile.memory.by_category
     state = held.get("optimizer_state", 0)
-    whole = max((profile.modules[block].parameter_bytes for block in _blocks(profile)), default=root.parameter_bytes)
+    gathered = max((profile.modules[block].parameter_bytes for block in _blocks(profile)), default=root.parameter_bytes)
     rest = sum(nbytes for category, nbytes in held.items() if category not in {"parameters", "gradients", "optimizer_state"})
     return tuple(
         Sharded(
@@ -93,7 +93,7 @@ def sharded(profile: Profile, ranks: int) -> tuple[Sharded, ...]:
             parameter_bytes=_part(root.parameter_bytes, ranks if level >= 3 else 1),
             gradient_bytes=_part(root.trainable_parameter_bytes, ranks if level >= 2 else 1),
             optimizer_state_bytes=_part(state, ranks),
-            gathered_bytes=whole if level >= 3 else 0,
+            gathered_bytes=gathered if level >= 3 else 0,
             rest_bytes=rest,
         )
         for level, strategy in enumerate(_STRATEGIES, 1)

@@ -1,4 +1,4 @@
-"""The modules of a profile added up by class, depth by depth: which kinds of module hold the parameters, the work and the time."""
+"""Parameters, work and time by class of module, depth by depth."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -30,7 +30,7 @@ class Kind(Struct, frozen=True, kw_only=True):
 
 
 def by_depth(profile: Profile, depth: int = -1) -> tuple[tuple[Kind, ...], ...]:
-    """The kinds at depth 0, which is the root alone, at depth 1, and so on, in the model's order.
+    """The classes at depth 0, which is the root alone, at depth 1, and so on, in the model's order.
 
     Args:
         profile: What to add up.

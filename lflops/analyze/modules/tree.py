@@ -19,7 +19,7 @@ __all__ = ["SORT_KEYS", "Repeat", "Row", "WorkCounts", "flat", "has_times", "sha
 
 
 class WorkCounts(Struct, frozen=True, kw_only=True):
-    """What ran in one phase. The fields mean what those of `Work` mean, inclusive or own as the row says."""
+    """Work in one phase. The fields mean what those of `Work` mean, inclusive or own as the row says."""
 
     calls: int = 0
     macs: int = 0
@@ -28,14 +28,14 @@ class WorkCounts(Struct, frozen=True, kw_only=True):
     bytes_moved: int = 0
 
     def __add__(self, other: "WorkCounts") -> "WorkCounts":
-        return WorkCounts(**{field: getattr(self, field) + getattr(other, field) for field in _FIGURES})
+        return WorkCounts(**{field: getattr(self, field) + getattr(other, field) for field in _COUNTS})
 
     def __mul__(self, times: int) -> "WorkCounts":
-        return WorkCounts(**{field: getattr(self, field) * times for field in _FIGURES})
+        return WorkCounts(**{field: getattr(self, field) * times for field in _COUNTS})
 
 
 class Repeat(Struct, frozen=True, kw_only=True):
-    """A run of alike siblings, by the labels at its ends."""
+    """A run of identical siblings, by the labels at its ends."""
 
     first: str
     last: str
@@ -43,12 +43,12 @@ class Repeat(Struct, frozen=True, kw_only=True):
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """One module, or a run of siblings that are alike: then every figure is that of ONE of them, and a time the mean of them all.
+    """One module, or a run of identical siblings: then every count is that of ONE of them, and a time is the mean of all.
 
     Attributes:
         name: The dotted path; of the first one where the row is a run.
         label: Its last part.
-        names: Every module that the row stands for, within the row above.
+        names: Every module that the row represents, within the row above.
         repeat: The run, `None` where the row is a single module.
         depth: 0 for the root.
         own: Whether the figures and the parameters are the module's own, without what is below it.
@@ -56,7 +56,7 @@ class Row(Struct, frozen=True, kw_only=True):
         trainable_parameters: `None` where only the inclusive number is known. So is `parameter_bytes`.
         phases: The work of each phase.
         seconds: The median time of each phase; `None` where it is unknown. Where rows are folded, the mean over all the modules that
-            this one stands for: of a layer in a run of 12 blocks that are alike, over the layer's 12.
+            this one represents: for a layer in a run of 12 identical blocks, over all 12.
         share: This row's part of the root's MACs in the phase asked for, or of its FLOPs where the root has no MACs in it; `None`
             where it has neither. `share_of` says which.
         time_share: Its part of the root's time in that phase.
@@ -84,7 +84,7 @@ class Row(Struct, frozen=True, kw_only=True):
 
     @property
     def times(self) -> int:
-        """How many modules the row stands for within the row above."""
+        """How many modules the row represents within the row above."""
         return len(self.names)
 
     def one(self, phase: Phase | None) -> WorkCounts:
@@ -115,9 +115,9 @@ _ORDERS: dict[str, Callable[[Row, Phase | None], Any]] = {
 }
 
 SORT_KEYS = tuple(_ORDERS)
-"""What rows can be sorted by: the name, or the most first."""
+"""Sort keys of rows: the name, or a metric, largest first."""
 
-_FIGURES = WorkCounts.__struct_fields__
+_COUNTS = WorkCounts.__struct_fields__
 
 
 def tree(
@@ -152,7 +152,7 @@ def tree(
         groups = identical_subtrees(profile, below) if fold else {name: index for index, name in enumerate(below)}
 
     def rows(siblings: Iterable[tuple[str, ...]], level: int) -> tuple[Row, ...]:
-        """Of each sibling its name, and the names of those in its place in the other modules of the run above."""
+        """Rows of siblings; each comes with the names of its counterparts in the other modules of the run above."""
         made = []
         for _, group in groupby(siblings, key=lambda sibling: groups[sibling[0]]):
             run = tuple(group)
@@ -175,19 +175,19 @@ def flat(profile: Profile, *, sort: str | None = None, phase: Phase | None = "fo
         phase: What `share` and `sort` are about; `None` is all the phases together.
 
     Raises:
-        ValueError: An argument is none of what is taken.
+        ValueError: `sort` or `phase` is invalid.
     """
     _check_sort(profile, sort, phase)
     return _sorted([_row(profile, (name,), (name,), own=True, phase=phase) for name in profile.modules], sort or "macs", phase)
 
 
 def totals(profile: Profile) -> dict[Phase, WorkCounts]:
-    """What ran in each phase, everywhere."""
+    """The work of each phase, over all modules."""
     return _by_phase(profile.modules[""], own=False)
 
 
 def share_of(profile: Profile, phase: Phase | None) -> Literal["macs", "flops"]:
-    """What a share in that phase is of: MACs, or FLOPs where there are only those, as in the optimizer."""
+    """The metric that shares in a phase are of: MACs, or FLOPs where there are no MACs, as in the optimizer."""
     root = [profile.modules[""].work(each) for each in _phases(phase)]
     return "flops" if any(work.flops for work in root) and not any(work.macs for work in root) else "macs"
 
@@ -210,12 +210,12 @@ def _sorted(rows: list[Row], sort: str | None, phase: Phase | None) -> tuple[Row
 
 
 def _row(profile: Profile, names: tuple[str, ...], folded: Sequence[str], *, own: bool, phase: Phase | None) -> Row:
-    """The row of the first of the names, with the mean time of all that is folded, without children."""
+    """The row of the first name, with the mean time of all folded modules, without children."""
     module = profile.modules[names[0]]
     phases = _by_phase(module, own=own)
-    root, shared = profile.modules[""], share_of(profile, phase)
-    whole = sum(getattr(root.work(each), shared) for each in _phases(phase))
-    whole_time = _summed((_median(root.work(each).seconds), root.work(each).calls) for each in _phases(phase))
+    root, metric = profile.modules[""], share_of(profile, phase)
+    total = sum(getattr(root.work(each), metric) for each in _phases(phase))
+    total_time = _summed((_median(root.work(each).seconds), root.work(each).calls) for each in _phases(phase))
     seconds = _seconds(profile, folded, own=own)
     time = _summed((seconds[each], phases[each].calls) for each in _phases(phase))
     return Row(
@@ -234,8 +234,8 @@ def _row(profile: Profile, names: tuple[str, ...], folded: Sequence[str], *, own
         parameter_bytes=None if own else module.parameter_bytes,
         phases=phases,
         seconds=seconds,
-        share=sum(getattr(phases[each], shared) for each in _phases(phase)) / whole if whole else None,
-        time_share=time / whole_time if whole_time and time is not None else None,
+        share=sum(getattr(phases[each], metric) for each in _phases(phase)) / total if total else None,
+        time_share=time / total_time if total_time and time is not None else None,
     )
 
 
@@ -266,7 +266,7 @@ def _label(name: str) -> str:
 
 def _by_phase(module: ModuleProfile, *, own: bool) -> dict[Phase, WorkCounts]:
     prefix = "own_" if own else ""
-    return {phase: WorkCounts(**{field: getattr(module.work(phase), prefix + field) for field in _FIGURES}) for phase in PHASES}
+    return {phase: WorkCounts(**{field: getattr(module.work(phase), prefix + field) for field in _COUNTS}) for phase in PHASES}
 
 
 def _phases(phase: Phase | None) -> tuple[Phase, ...]:

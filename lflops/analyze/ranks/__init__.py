@@ -1,1 +1,1 @@
-"""Which rank is slow, and where."""
+"""What several ranks do together: which of them is slow and where, and the work of the model that they share."""

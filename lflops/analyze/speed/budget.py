@@ -1,11 +1,11 @@
-"""Where a step's peak-seconds went: parts of peak x step time that are disjoint and add up to 1.
+"""The budget of a step: disjoint parts of peak x step time that add up to 1.
 
-    a step    |data|transfer|  forward, module by module  |  backward, so too  |clip|optimizer|other|
+    a step    |data|transfer|  forward, module by module  |  backward, likewise  |clip|optimizer|other|
     a module                 |useful|recompute|memory-bound|below the roof|
 
-A phase outside modules is a part as it is. The time of a module itself is cut in the order shown, each part clipped to what is left: what
-its contractions need at the peak, what those need that ran again, what its operators' bytes need at the bandwidth beyond that, the rest.
-Where a trace tells what the device did, its kernels take the place of the phases, and what it did not compute in is a part by itself.
+A phase outside modules is one part. A module's own time is divided in the order shown, each part clipped to the time left: its contractions
+at the peak, recomputed contractions at the peak, its operators' bytes at the bandwidth beyond that, and the rest. With a trace of a device
+the phases are those of its kernels, and the time in which it computed nothing is a part of its own.
 """
 
 import statistics
@@ -24,15 +24,15 @@ from lflops.profile.records import PHASES, Phase, Spread
 __all__ = ["IN_MODULES", "Budget", "budget"]
 
 IN_MODULES = ("useful", "recompute", "memory_bound", "below_roof")
-"""What a module's own time is cut into, in this order."""
+"""The parts of a module's own time, in this order."""
 
-# A pass, and the phases whose work is done in it: a fused backward's second product has no time of its own. The whole stands for both,
-# where nobody tells them apart.
-_WHOLE = ""
-_PASSES: Mapping[str, tuple[Phase, ...]] = {"forward": ("forward",), "backward": ("backward", "recompute"), _WHOLE: ()}
+# The phases whose work is done in each pass: a fused backward's second product has no time of its own. `_BOTH` is used where forward and
+# backward cannot be separated.
+_BOTH = ""
+_PASSES: Mapping[str, tuple[Phase, ...]] = {"forward": ("forward",), "backward": ("backward", "recompute"), _BOTH: ()}
 _WITHIN_FORWARD = frozenset({"prefill", "decode"})
 _NOISE = 1e-9
-"""Of a step: what is left of sums of floats."""
+"""Share of a step that is rounding error of sums of floats."""
 
 
 class Budget(Struct, frozen=True, kw_only=True):
@@ -40,11 +40,11 @@ class Budget(Struct, frozen=True, kw_only=True):
 
     Attributes:
         seconds: Of the step.
-        parts: By name, adding up to 1: those of `IN_MODULES`, and each phase outside modules or what a traced device did by its own name.
-            `forward` and `backward` are what of these is in no module that is shown.
+        parts: By name, adding up to 1: those of `IN_MODULES`, each phase outside modules, and the activities of a traced device. `forward`
+            and `backward` are the time of these phases that is in no module of the profile.
         modules: The parts of `IN_MODULES` by module, of its own time; `parts` has their sums.
-        idle: The part `idle` by the phase that the host was in meanwhile; empty where a trace does not tell.
-        inside_rest: What cannot be told apart and lies within `below_roof`: `idle`, `memory_bound`.
+        idle: The part `idle` by the phase of the host; empty without a trace that has it.
+        inside_rest: Parts that are unknown, and so are within `below_roof`: `idle`, `memory_bound`.
     """
 
     seconds: float
@@ -65,27 +65,27 @@ class _Need(Struct, frozen=True, gc=False):
         return _Need(self.useful + other.useful, self.recompute + other.recompute, self.memory_bound + other.memory_bound)
 
 
-class _Stretches(NamedTuple):
-    """What a step is made of, in seconds, and each module's own time by pass."""
+class _StepParts(NamedTuple):
+    """The seconds of a step by phase or device activity, and each module's own seconds by pass."""
 
     seconds: Mapping[str, float]
     own: Mapping[tuple[str, str], float]
 
-    def scaled_to(self, seconds: float) -> "_Stretches":
-        """Adding up to so much; one whole where nothing is told apart."""
-        factor = seconds / whole if (whole := sum(self.seconds.values())) else 0.0
-        stretches = {name: stretch * factor for name, stretch in self.seconds.items()} if factor else {_WHOLE: seconds}
-        return _Stretches(stretches, {place: took * factor for place, took in self.own.items()})
+    def scaled_to(self, seconds: float) -> "_StepParts":
+        """The same parts, scaled to add up to a step's seconds; one part where nothing is separated."""
+        factor = seconds / total if (total := sum(self.seconds.values())) else 0.0
+        parts = {name: part_seconds * factor for name, part_seconds in self.seconds.items()} if factor else {_BOTH: seconds}
+        return _StepParts(parts, {key: own * factor for key, own in self.own.items()})
 
 
 def budget(profile: Profile, chip: Hardware | None, *, seconds: float | None, share: float = 1.0) -> Budget | None:
-    """Cut a step.
+    """Divide a step.
 
     Args:
         profile: What was counted, with its times.
         chip: What the device can do.
         seconds: Of a step.
-        share: What of the counts one rank did.
+        share: The share of the counts that one rank did.
 
     Returns:
         `None` where the time, or the peak of a dtype in which something was multiplied, is unknown, and where nothing was counted.
@@ -93,23 +93,23 @@ def budget(profile: Profile, chip: Hardware | None, *, seconds: float | None, sh
     needs = _needs(profile, chip, share) if chip and profile.cells else None
     if not seconds or needs is None or chip is None:
         return None
-    stretches = (_of_device(profile) or _of_phases(profile)).scaled_to(seconds)
+    step = (_of_device(profile) or _of_phases(profile)).scaled_to(seconds)
     parts: defaultdict[str, float] = defaultdict(float)
     modules: defaultdict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(IN_MODULES, 0.0))
-    for name, stretch in stretches.seconds.items():
-        for module, took, need in _divided(name, stretch, needs, stretches.own):
+    for name, part_seconds in step.seconds.items():
+        for module, took, need in _by_module(name, part_seconds, needs, step.own):
             # What is no module's and has none of its operators in it is a part by its own name.
-            for part, cut in _cut(took, need) if module is not None or need != _Need() else [(name or "below_roof", took)]:
+            for part, cut in _divide(took, need) if module is not None or need != _Need() else [(name or "below_roof", took)]:
                 parts[part] += cut / seconds
                 if module is not None:
                     modules[module][part] += cut / seconds
     unknown = (
-        "" if "idle" in stretches.seconds or profile.run.device_type == "cpu" else "idle",
+        "" if "idle" in step.seconds or profile.run.device_type == "cpu" else "idle",
         "" if chip.bandwidth_bytes_per_second else "memory_bound",
     )
     return Budget(
         seconds=seconds,
-        parts={name: parts[name] for name in (*IN_MODULES, *stretches.seconds) if parts.get(name)},
+        parts={name: parts[name] for name in (*IN_MODULES, *step.seconds) if parts.get(name)},
         modules=dict(modules),
         idle=_idle(profile, parts["idle"]),
         inside_rest=tuple(filter(None, unknown)),
@@ -119,12 +119,12 @@ def budget(profile: Profile, chip: Hardware | None, *, seconds: float | None, sh
 def _idle(profile: Profile, share: float) -> dict[str, float]:
     """The idle share by the host's phase."""
     by_phase = (profile.trace.device_idle_by_phase if profile.trace else None) or {}
-    whole = sum(by_phase.values())
-    return {phase: share * seconds / whole for phase, seconds in by_phase.items()} if whole and share else {}
+    total = sum(by_phase.values())
+    return {phase: share * seconds / total for phase, seconds in by_phase.items()} if total and share else {}
 
 
-def _cut(seconds: float, need: _Need) -> Iterator[tuple[str, float]]:
-    """Each part clipped to what the ones before it left."""
+def _divide(seconds: float, need: _Need) -> Iterator[tuple[str, float]]:
+    """Each part clipped to the time that the parts before it left."""
     left = seconds
     for part, needed in zip(IN_MODULES, (need.useful, need.recompute, need.memory_bound, seconds), strict=True):
         cut = min(needed, left)
@@ -151,61 +151,61 @@ def _needs(profile: Profile, chip: Hardware, share: float) -> dict[tuple[str, st
     return needs
 
 
-def _divided(
+def _by_module(
     name: str, seconds: float, needs: Mapping[tuple[str, str], _Need], own: Mapping[tuple[str, str], float]
 ) -> Iterator[tuple[str | None, float, _Need]]:
-    """A stretch as the modules' own times and what these needed; what is no module's comes last.
+    """The seconds of a part by module, with what each needed; time of no module comes last.
 
     A module without a time, as those within a compiled one, ran in that of the nearest above it that has one.
     """
     times = {module: took for (module, when), took in own.items() if when == name and name in _PASSES}
     needed: defaultdict[str | None, _Need] = defaultdict(_Need)
     for (module, when), need in needs.items():
-        if name in {when, _WHOLE}:
+        if name in {when, _BOTH}:
             timed = next((above for above in ancestry(module) if above in times), None)
             needed[timed] += need
-    whole = sum(times.values())
-    scale = min(seconds / whole, 1.0) if whole else 0.0
+    total = sum(times.values())
+    scale = min(seconds / total, 1.0) if total else 0.0
     for module, took in times.items():
         yield module, took * scale, needed[module]
-    left = seconds - whole * scale
+    left = seconds - total * scale
     if left > _NOISE * seconds:
         yield None, left, needed[None]
 
 
-def _of_phases(profile: Profile) -> _Stretches:
-    """The phases of a step as its clean steps tell. What is in none of them is `other`."""
+def _of_phases(profile: Profile) -> _StepParts:
+    """The phases of the clean steps. Time in none of them is `other`."""
     steps = [(step.seconds, step.phases) for step in profile.steps if step.is_typical and step.seconds is not None and step.phases]
-    told: defaultdict[str, list[float]] = defaultdict(list)
+    by_phase: defaultdict[str, list[float]] = defaultdict(list)
     for seconds, phases in steps:
-        apart = {name: took for name, took in phases.items() if name not in _WITHIN_FORWARD}
-        rest = seconds - sum(apart.values())
+        disjoint = {name: took for name, took in phases.items() if name not in _WITHIN_FORWARD}
+        rest = seconds - sum(disjoint.values())
         if rest > _NOISE * seconds:
-            apart["other"] = apart.get("other", 0.0) + rest
-        for name, took in apart.items():
-            told[name].append(took)
+            disjoint["other"] = disjoint.get("other", 0.0) + rest
+        for name, took in disjoint.items():
+            by_phase[name].append(took)
     # Of a phase that only some steps have, as an optimizer that waits for gradients to add up, the others have nothing.
-    stretches = {name: statistics.median([*took, *[0.0] * (len(steps) - len(took))]) for name, took in told.items()}
-    return _Stretches(stretches, _by_pass({(name, phase): work.own_seconds for name, phase, work in _works(profile)}))
+    parts = {name: statistics.median([*took, *[0.0] * (len(steps) - len(took))]) for name, took in by_phase.items()}
+    return _StepParts(parts, _by_pass({(name, phase): work.own_seconds for name, phase, work in _works(profile)}))
 
 
-def _of_device(profile: Profile) -> _Stretches | None:
-    """What a traced device did, its kernels by what asked for them; `None` without a trace that tells."""
+def _of_device(profile: Profile) -> _StepParts | None:
+    """The activities of a traced device, its kernels by the phase that launched them; `None` without a trace of a device."""
     trace = profile.trace
     if trace is None or trace.device_compute_seconds is None:
         return None
     inclusive = _by_pass({(name, phase): work.device_seconds for name, phase, work in _works(profile)})
     kernels = {name: inclusive.get(("", name), 0.0) for name in ("forward", "backward", "optimizer", "other")}
-    whole = sum(kernels.values())
+    total = sum(kernels.values())
     computing = trace.device_compute_seconds
-    factor = computing / whole if whole else 0.0  # kernels are told by step, and on streams that overlap
-    apart = {"communication": trace.exposed_comm_seconds, "copy": trace.exposed_copy_seconds, "idle": trace.device_idle_seconds}
-    own = {place: took * factor for place, took in inclusive.items()}
+    factor = computing / total if total else 0.0  # kernels are recorded per step, and on streams that overlap
+    others = {"communication": trace.exposed_comm_seconds, "copy": trace.exposed_copy_seconds, "idle": trace.device_idle_seconds}
+    own = {key: took * factor for key, took in inclusive.items()}
     for (name, when), took in inclusive.items():
         if name and (above := (name.rpartition(".")[0], when)) in own:
             own[above] = max(own[above] - took * factor, 0.0)
-    stretches = {name: took * factor for name, took in kernels.items()} if factor else {_WHOLE: computing}
-    return _Stretches(stretches | {name: took or 0.0 for name, took in apart.items()}, own)
+    parts = {name: took * factor for name, took in kernels.items()} if factor else {_BOTH: computing}
+    return _StepParts(parts | {name: took or 0.0 for name, took in others.items()}, own)
 
 
 def _works(profile: Profile) -> Iterator[tuple[str, Phase, Work]]:

@@ -1,4 +1,4 @@
-"""How short a step can be on a chip: each operator by what it computes or what it moves, whichever takes longer. No step is shorter."""
+"""The least time of a step on a chip: for each operator the longer of its compute time and its memory time."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ class LowerBound(Struct, frozen=True, kw_only=True):
 
     Attributes:
         hardware: The chip's name.
-        seconds: Of the whole step.
+        seconds: Of a step.
         by_phase: The same by phase, those that ran.
         by_module: Row to seconds of it and all below, over all phases.
         unknown: Contractions in a dtype whose peak is not known: they count by their bytes.

@@ -1,8 +1,8 @@
-"""What Nsight Compute counted in the hardware: its CSV or its log, as FLOPs, bytes and seconds of each kernel.
+"""Nsight Compute's hardware counts, from its CSV or log: FLOPs, bytes and seconds of each kernel.
 
 FLOPs       2 x fused multiply-adds + additions + multiplications; of tensor cores, the operations as they are
 DRAM bytes  32 x sectors, read and written
-FLOP/s      FLOPs over the kernels' own time, or over the GPU's running time as Nsight Systems tells it
+FLOP/s      FLOPs over the kernels' own time, or over the GPU's running time as Nsight Systems reports it
 """
 
 import csv
@@ -115,7 +115,7 @@ def read(text: str, *, gpu_seconds: float | None = None, modules: Collection[str
 
     Args:
         text: What `ncu` wrote: CSV, by metric or by kernel, or its log for people.
-        gpu_seconds: How long the GPU ran in all, which then takes the place of the sum of the kernels' times.
+        gpu_seconds: The GPU's running time, used in place of the sum of the kernels' times.
         modules: Names of rows, to find among the NVTX ranges, which CSV alone has.
         chip: What is at the roof.
 
@@ -238,7 +238,7 @@ def _ranges(row: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _number(value: str, unit: str) -> float | None:
-    """In seconds, bytes or whatever is counted; `None` for what `ncu` could not tell."""
+    """In seconds, bytes or counts; `None` where `ncu` has no value."""
     plain = value.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", value) else value.replace(",", ".")
     try:
         number = float(plain)

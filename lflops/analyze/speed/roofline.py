@@ -1,7 +1,7 @@
 """The roofline model, operator by operator: the least time that a chip allows for the work, and how far from it the work ran.
 
 A roof is what the peak and the bandwidth allow: an operator can take no less than its FLOPs at the peak of its dtype, and no less than its
-bytes at the bandwidth. What a module could take at best is the sum over its operators: one intensity for a whole block would hide the part
+bytes at the bandwidth. The least time of a module is the sum over its operators: one intensity for a whole block would hide the part
 of it that only moves bytes.
 """
 
@@ -61,7 +61,7 @@ class Point(Struct, frozen=True, kw_only=True):
         dtype: As the cell says; `None` for a module.
         flops: A count, without what a mask left out.
         intensity: FLOPs for each byte.
-        seconds: How long it took in a step. A clock tells it of modules, and of no operator.
+        seconds: How long it took in a step. Known of modules, not of operators.
         flops_per_second: Achieved.
         roof_seconds: What it takes at the roof; of a module the sum over its operators.
         roof_flops_per_second: Its FLOPs over that.
@@ -90,7 +90,7 @@ class Point(Struct, frozen=True, kw_only=True):
 
 
 class Roofline(Struct, frozen=True, kw_only=True):
-    """The ceilings, and what stands below them.
+    """The ceilings, and the points below them.
 
     Attributes:
         ceilings: Of the chip that is judged by, then of the run's own and of its datasheet, where these are others; by dtype.
@@ -161,7 +161,7 @@ def _by_row(costs: Iterable["_Cost"], rows: Callable[[Cell], Iterable[str]]) -> 
 
 
 def _own(profile: Profile, of_rows: Mapping[tuple[str, Phase], list["_Cost"]]) -> Iterator[Point]:
-    """In the model's order. Of a module that another stands below in that phase, the clock alone tells its own time."""
+    """In the model's order. Device time is inclusive, so a module with others below it in that phase has only its own host time."""
     above = {(name, phase) for row, phase in of_rows for name in ancestry(row)[1:]}
     for name, module in profile.modules.items():
         for phase in PHASES:
@@ -260,7 +260,7 @@ def _over(costs: Sequence[_Cost], seconds: float) -> Over:
 
 
 def _seconds(work: Work) -> float | None:
-    """Of the device's kernels where a trace told, else of the clock."""
+    """Kernel time where a trace has it, else stream or host time."""
     spread = work.device_seconds or work.seconds
     return spread.median if spread else None
 

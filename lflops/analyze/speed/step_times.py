@@ -1,4 +1,4 @@
-"""How fast it went: the time of a step and of its phases, from the steps that nothing of ours was in the way of."""
+"""The time of a step and of its phases, over the clean steps, which ran without hooks or traces."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,12 +15,12 @@ class StepTimes(Struct, frozen=True, kw_only=True):
     """Medians and quartiles over the clean steps; `None` and an absent phase are unknown.
 
     Attributes:
-        steps: How many steps it rests on.
+        steps: The number of steps.
         seconds: Of a step.
-        phases: Seconds of each phase that steps tell of, in their order.
+        phases: Seconds of each recorded phase, in the order of the steps.
         host_phases: Of each, the seconds that the host was in it, where `phases` are the device's.
         samples_per_second: Samples of the average step in the time of the median one.
-        tokens_per_second: So it is with the tokens.
+        tokens_per_second: The same for tokens.
         cpu_seconds: CPU time of a step, user and system together, over all threads of the process.
         system_seconds: The system's part of that.
     """
@@ -36,9 +36,9 @@ class StepTimes(Struct, frozen=True, kw_only=True):
 
 
 def step_times(profile: Profile) -> StepTimes:
-    """The pace of the clean steps whose time is known, without those that are no measure of the others.
+    """Medians over the typical clean steps.
 
-    These are steps in which something was cold, was compiled again, met new shapes, or waited for a validation or a checkpoint.
+    Steps that were cold, recompiled, had new shapes, or waited for a validation or a checkpoint are left out.
     """
     steps = [step for step in profile.steps if step.is_typical and step.seconds is not None]
     cpu = [step.cpu_user + step.cpu_system for step in steps if step.cpu_user is not None and step.cpu_system is not None]
@@ -55,18 +55,18 @@ def step_times(profile: Profile) -> StepTimes:
 
 
 def _spreads(steps: Iterable[Mapping[str, float]]) -> dict[str, Spread]:
-    found: dict[str, list[float]] = {}
+    by_phase: dict[str, list[float]] = {}
     for phases in steps:
         for name, seconds in phases.items():
-            found.setdefault(name, []).append(seconds)
-    spreads = {name: Spread.of(seconds) for name, seconds in found.items()}
+            by_phase.setdefault(name, []).append(seconds)
+    spreads = {name: Spread.of(seconds) for name, seconds in by_phase.items()}
     return {name: spread for name, spread in spreads.items() if spread is not None}
 
 
 def _rate(steps: Sequence[Step], units: Sequence[int | None], usual: int | None) -> float | None:
-    """Units a second. A step that does not tell how many it had is taken to have had as many as the run says."""
-    told = [(usual if n is None else n, step.seconds) for n, step in zip(units, steps, strict=True)]
-    known = [(n, seconds) for n, seconds in told if n is not None and seconds is not None]
+    """Units a second. A step with an unknown number of units counts with the run's usual number."""
+    steps_units = [(usual if n is None else n, step.seconds) for n, step in zip(units, steps, strict=True)]
+    known = [(n, seconds) for n, seconds in steps_units if n is not None and seconds is not None]
     if not known or not (median := statistics.median(seconds for _, seconds in known)):
         return None
     return statistics.fmean(n for n, _ in known) / median

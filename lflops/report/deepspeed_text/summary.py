@@ -37,7 +37,7 @@ def summary(analysis: Analysis, *, step: int | None = None, module_depth: int = 
     Args:
         analysis: What to show.
         step: The step to name in the first line; `None` is the run's.
-        module_depth: The last depth of the second part; 0 is the root alone, -1 and whatever is too deep are the innermost.
+        module_depth: The last depth of the second part; 0 is the root alone, -1 and anything too deep are the innermost.
         top_modules: How many classes of modules the second part names for each figure.
         detailed: Whether to print the third part, which has a line or more for every module.
 
@@ -221,7 +221,7 @@ def _goes_backward(profile: Profile, latencies: StepTimes) -> bool:
 
 
 def _forward_seconds(profile: Profile, latencies: StepTimes) -> float | None:
-    """Of a step; of the root, where no step tells."""
+    """The median forward of a step; the root's, where no step has one."""
     return _median(latencies.phases.get("forward", profile.modules[""].forward.seconds))
 
 

@@ -1,6 +1,6 @@
 """Numbers as DeepSpeed's profiler writes them, so that two reports can be laid side by side and compared letter by letter.
 
-Two decimals without zeros behind them, `K` for a thousand and `u` for a millionth; parameters in billions, `B`. Here as everywhere, unknown
+Two decimals without trailing zeros, `K` for a thousand and `u` for a millionth; parameters in billions, `B`. Here as everywhere, unknown
 is a dash, and what is not 0 does not read as 0.
 """
 
@@ -44,9 +44,9 @@ def duration(value: float | None) -> str:
     return number(value, "s")
 
 
-def percent(part: float | None, whole: float | None) -> str:
-    """A part of a whole, as `0.31%`; of nothing there is no part."""
-    return f"{_short(100 * part / whole) if part is not None and whole else UNKNOWN}%"
+def percent(part: float | None, total: float | None) -> str:
+    """A part of a total, as `0.31%`; unknown where the total is 0."""
+    return f"{_short(100 * part / total) if part is not None and total else UNKNOWN}%"
 
 
 def _short(value: float) -> str:

@@ -35,8 +35,8 @@ def memory_figure(profile: Profile) -> Figure:
     peak = memory.peak_bytes / 2**30
     figure = Figure(figsize=(10, 4), layout="constrained")
     axes = figure.subplots()
-    for phase, places in _runs(memory.timeline):
-        axes.fill_between(places, [gibibytes[place] for place in places], color=COLOURS[phase], linewidth=0)
+    for phase, indices in _runs(memory.timeline):
+        axes.fill_between(indices, [gibibytes[index] for index in indices], color=COLOURS[phase], linewidth=0)
     shown = {moment.phase: None for moment in memory.timeline}
     axes.legend(handles=[Patch(color=COLOURS[phase], label=phase) for phase in shown], loc="lower right", fontsize="small")
     axes.axhline(peak, color="black", linewidth=0.8, linestyle="--")
@@ -46,12 +46,12 @@ def memory_figure(profile: Profile) -> Figure:
 
 
 def _runs(timeline: Sequence[Moment]) -> Iterator[tuple[Phase, list[int]]]:
-    """Places in the timeline that follow each other in one phase, up to where the next begins."""
+    """Consecutive indices of the timeline in one phase, up to the first of the next."""
     start = 0
-    for place in range(1, len(timeline) + 1):
-        if place == len(timeline) or timeline[place].phase != timeline[start].phase:
-            yield timeline[start].phase, list(range(start, min(place + 1, len(timeline))))
-            start = place
+    for index in range(1, len(timeline) + 1):
+        if index == len(timeline) or timeline[index].phase != timeline[start].phase:
+            yield timeline[start].phase, list(range(start, min(index + 1, len(timeline))))
+            start = index
 
 
 def save_memory_figure(profile: Profile, path: Path) -> None:

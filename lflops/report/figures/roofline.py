@@ -10,19 +10,12 @@ from matplotlib.figure import Figure
 from lflops import units
 from lflops.analyze.speed.roofline import Ceiling, Roofline
 from lflops.profile.module_names import pattern
-from lflops.profile.records import Phase
+from lflops.report.figures.memory import COLOURS
 
 __all__ = ["FORMATS", "roofline_figure", "save"]
 
 FORMATS = ("svg", "png", "pdf")
 
-_COLOURS: dict[Phase, str] = {
-    "forward": "tab:blue",
-    "backward": "tab:orange",
-    "recompute": "tab:green",
-    "optimizer": "tab:purple",
-    "other": "tab:gray",
-}
 _NAMED = 6
 _DECADE = 10.0
 
@@ -49,7 +42,7 @@ def roofline_figure(roofline: Roofline) -> Figure:
     for ceiling in roofline.ceilings:
         _roof(axes, ceiling, left, right)
     longest = max((point.seconds or 0.0 for point in timed), default=0.0)
-    for phase, colour in _COLOURS.items():
+    for phase, colour in COLOURS.items():
         points = [point for point in shown if point.phase == phase]
         heights = [point.flops_per_second if timed else point.roof_flops_per_second for point in points]
         if points:

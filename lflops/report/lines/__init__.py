@@ -1,1 +1,1 @@
-"""Facts of a profile as plain lines and sentences, without a library. All other reports take them from here."""
+"""Facts of a profile as plain lines and sentences, without rich or matplotlib. All other reports take them from here."""

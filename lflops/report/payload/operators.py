@@ -27,7 +27,7 @@ class Operators(Struct, frozen=True, kw_only=True):
 
     Attributes:
         table: Of each its `operator` and its `phase`, always lists; `all` is all phases together. Seconds are of the mean traced batch, of
-            all phases together alone: a trace tells them by operator. What is traced and was not counted has seconds alone.
+            all phases together: a trace does not separate them. A traced operator that was not counted has only seconds.
         within: The modules of each, `row` and `module` as always lists of rows of this table and of that of modules.
         uncounted: How many operators ran without a formula.
     """

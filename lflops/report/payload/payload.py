@@ -31,7 +31,7 @@ class Payload(Struct, frozen=True, kw_only=True):
 
     Attributes:
         lflops: The version of this form, before everything else.
-        trend: Figures that windows are followed by; right behind, so that a server reads them without the rest.
+        trend: Figures for curves over windows; second, so that a server reads them without the rest.
         title: What was profiled and when.
         partial: Whether the window was left before its end.
 

@@ -14,11 +14,11 @@ class RanksShown(Struct, frozen=True, kw_only=True):
     """The ranks of a run.
 
     Attributes:
-        said: The report's lines of them, labels and texts.
+        said: The report's lines, labels and texts.
         ranks: In their order, with the medians of what they took; a status is one of `ok`, `late`, `missing` and `failed`.
         slowest_first: The ranks by their time beyond the median rank's.
-        compared: Whether any module's time is known of two ranks.
-        places: Modules and phases of which every rank's time was kept, what loses the most first; the seconds of the rank in the middle.
+        compared: Whether any module has times of two ranks.
+        places: Modules and phases with every rank's time, those that lose the most first; the median rank's seconds.
         seconds: Of each of these the seconds of each rank.
     """
 

@@ -53,7 +53,7 @@ class Roofs(Struct, frozen=True, kw_only=True):
         why_unknown: Why the points have no roof, if they have none.
         modules: Of each module by phase, without what is below it.
         repeats: The same with the layers of a stack as one.
-        operators: By phase and dtype, over all modules; no clock tells their times.
+        operators: By phase and dtype, over all modules; their times are unknown.
     """
 
     ceilings: tuple[Ceiling, ...]

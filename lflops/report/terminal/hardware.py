@@ -1,4 +1,4 @@
-"""Chips on a terminal: the table of them, and the figures of one beside what a machine reaches."""
+"""Chips on a terminal: the table of them, and the figures of one next to a measured machine's."""
 
 from collections.abc import Iterator, Mapping
 
@@ -93,9 +93,9 @@ def _value(device: Hardware, column: str) -> float | None:
 
 
 def _share(values: list[float | None]) -> float | None:
-    """Of the first, what the second is."""
-    whole, part = values
-    return None if whole is None or part is None else part / whole
+    """The second value as a share of the first."""
+    total, part = values
+    return None if total is None or part is None else part / total
 
 
 def _origin(device: Hardware, measured: Hardware | None) -> str:

@@ -41,7 +41,7 @@ def render(
         analysis: What to show.
         depth: How many levels of the tree below the root; -1 is all of them.
         sort: A column, one of `SORT_KEYS`; `None` is the model's order, or by own MACs.
-        own: A flat list of modules by their own work, in place of the tree.
+        own: A flat list of modules by their own work, instead of the tree.
         phase: What the shares, the rate, the FLOPs and the bytes are about; `None` is all the phases together.
 
     Raises:
@@ -66,8 +66,8 @@ class _Name:
         self.label, self.kind = plain(_label(row) or kind or "all of it"), plain(kind if _label(row) else "")
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        whole = self.indent + len(self.label) + (2 + len(self.kind) if self.kind else 0)
-        return Measurement(min(whole, 12), whole).with_maximum(options.max_width)
+        width = self.indent + len(self.label) + (2 + len(self.kind) if self.kind else 0)
+        return Measurement(min(width, 12), width).with_maximum(options.max_width)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         indent = min(self.indent, options.max_width // 2)
