@@ -1,4 +1,4 @@
-// The tab in TensorBoard: its windows are asked of the server, and again whenever TensorBoard has read new data.
+// Entry of the tab in TensorBoard: it requests its windows from the server, and again when TensorBoard has read new data.
 
 import { open } from "../shell/app.js";
 import { perfetto } from "../views/perfetto.js";
@@ -9,7 +9,7 @@ function addressOf(route, parameters = {}) {
   return address.href;
 }
 
-async function ask(route, parameters) {
+async function request(route, parameters) {
   const response = await fetch(addressOf(route, parameters));
   if (!response.ok) throw new Error(await response.text());
   return response.json();
@@ -27,12 +27,15 @@ const address = {
 
 const source = {
   address,
-  list: () => ask("windows"),
+  list: () => request("windows"),
   async read({ run, tag, step }) {
-    const found = await ask("window", { run, tag, step });
-    const traces = found.traces?.map((trace, index) => ({ ...trace, address: addressOf("trace", { run, tag, step, index }) }));
-    return { ...found, traces };
+    const payload = await request("window", { run, tag, step });
+    const traces = payload.traces?.map((trace, index) => ({ ...trace, address: addressOf("trace", { run, tag, step, index }) }));
+    return { ...payload, traces };
   },
+  compare: (before, after) => request("compare", {
+    before_run: before.run, before_tag: before.tag, before_step: before.step, run: after.run, tag: after.tag, step: after.step,
+  }),
   viewer: perfetto,
 };
 

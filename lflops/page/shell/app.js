@@ -14,8 +14,6 @@ import { roofline } from "../views/roofline.js";
 import { summary } from "../views/summary.js";
 import { nearest, windowChoices } from "./windows.js";
 
-const VERSION = 1;
-
 // A view has an id, a label and `draw(payload, context)`, which gives its node. In the context are `state`, texts and truths of the view's
 // own which the address keeps, `remember()` to be called when it changed, `go(id, changes)` to another view and its state, the source, what
 // it `listed`, which `window` of that the payload is, and `rank`, the one that was chosen above the views, or null, with `chooseRank(rank)`.
@@ -119,7 +117,6 @@ export async function open(source, root) {
     try {
       const found = await source.read(window);
       if (mine !== asked) return;
-      if (found.lflops !== VERSION) throw new Error(`its form is ${found.lflops}, this page draws ${VERSION}`);
       payload = found;
       shown = window;
       draw();

@@ -1,15 +1,13 @@
-// Two windows side by side: the one that all views show, and the one before it that is chosen here.
+// The view Compare: the window that all views show, against an earlier one that is chosen here. Python compares them; this draws it.
 
-import { changes } from "./compare_table.js";
-import { differences, differs, ratioOf } from "../compare/differences.js";
+import { changes, differs, isChanged, ratioOf } from "./compare_table.js";
 import { element } from "../lib/dom.js";
 import { between, count, duration, exact, percent, signed, size } from "../lib/format.js";
-import { isNews } from "../compare/judging.js";
 import { isSameWindow, nearest, windowChoices } from "../shell/windows.js";
 
 export const compare = { id: "compare", label: "Compare", draw: drawCompare };
 
-const OF_MODULES = ["forward", "backward"]; // phases that the modules tell of more exactly
+const OF_MODULES = ["forward", "backward"]; // phases that the modules' times show more exactly
 
 // Its state: run, tag and step of the other window; show, filter, sort, down.
 function drawCompare(payload, context) {
@@ -43,11 +41,9 @@ function drawCompare(payload, context) {
     const mine = asked;
     body.replaceChildren(element("p", { class: "message" }, "Loading…"));
     try {
-      const before = await source.read(other);
+      const comparison = await source.compare(other, window);
       if (mine !== asked) return;
-      if (before.lflops !== payload.lflops) throw new Error(`its form is ${before.lflops}, this page draws ${payload.lflops}`);
-      const found = differences(before, payload);
-      body.replaceChildren(storyOf(found), figuresOfBoth(found), changes(found, before, payload, context));
+      body.replaceChildren(sentences(comparison), figuresOfBoth(comparison), changes(comparison.modules, context));
     } catch (error) {
       if (mine === asked) body.replaceChildren(element("p", { class: "message" }, `These windows cannot be compared: ${error.message}`));
     }
@@ -64,34 +60,34 @@ function windowBefore(windows, others, window) {
   return nearest(before.length ? before : others, { run: String(window.run), tag: String(window.tag) });
 }
 
-// In words: what all modules have in common, which phases changed, and whether the work did.
-function storyOf(found) {
+// In words: how much slower or faster all modules are, which phases changed, and whether the work did.
+function sentences(comparison) {
   const either = (values) => values.map((value) => value ?? "unknown").join(" → ");
-  const doubts = Object.entries(found.facts).map(([name, values]) => `${name.replaceAll("_", " ")}: ${either(values)}`);
+  const doubts = Object.entries(comparison.facts).map(([name, values]) => `${name.replaceAll("_", " ")}: ${either(values)}`);
   return element(
-    "div", { class: "told" },
+    "div", { class: "sentences" },
     doubts.length ? element("p", { class: "doubt", role: "note" }, `Not under the same circumstances. ${doubts.join("; ")}.`) : null,
-    element("ul", {}, ...[...timesTold(found), ...phasesTold(found), workTold(found)].map((text) => element("li", {}, text))),
+    element("ul", {}, ...[timeSentence(comparison), ...phaseSentences(comparison), workSentence(comparison)].map((text) => element("li", {}, text))),
   );
 }
 
-function timesTold({ whole, step }) {
+function timeSentence({ whole, step }) {
   const median = whole && `as the median of ${whole.modules} modules; what a module does beyond that is its own`;
-  if (whole) return [`The whole run is ${paceTold(whole.ratio)}, ${median}.`];
-  if (step.ratio === null) return ["Times are not compared: one of the two windows has none."];
-  return [`The step is ${paceTold(step.ratio)}; modules are not judged: those that did the same work in both are too few.`];
+  if (whole) return `The whole run is ${pace(whole.ratio)}, ${median}.`;
+  if (step.ratio === null) return "Times are not compared: one of the two windows has none.";
+  return `The step is ${pace(step.ratio)}; modules are not judged: those that did the same work in both are too few.`;
 }
 
-function phasesTold({ phases: all, whole }) {
-  return Object.entries(all).filter(([name, time]) => isNews(time) && !(whole && OF_MODULES.includes(name))).map(([name, time]) => {
+function phaseSentences({ phases, whole }) {
+  return Object.entries(phases).filter(([name, time]) => isChanged(time) && !(whole && OF_MODULES.includes(name))).map(([name, time]) => {
     const much = `${percent(Math.abs(time.beyond - 1))} (${between(time)}) ${time.verdict}`;
     const cost = `${duration(Math.abs(time.lost))} a step ${time.lost > 0 ? "lost" : "won"}`;
     return `${name} is ${much}${whole ? " than the rest of the run" : ""}: ${cost}.`;
   });
 }
 
-function workTold({ modules }) {
-  const { macs, flops, bytes_moved: bytes } = modules[0].inclusive;
+function workSentence({ figures }) {
+  const [macs, flops, bytes] = ["macs", "flops", "bytes_moved"].map((name) => changeOf(figures[name]));
   if (macs.before === null || macs.after === null) return "Work is not compared: one of the two windows has times alone.";
   const changed = [["MACs", macs, count], ["FLOPs", flops, count], ["bytes moved", bytes, size]].find(([, change]) => differs(change));
   if (!changed) return "The work is the same in all.";
@@ -99,18 +95,22 @@ function workTold({ modules }) {
   return `The work changed: ${name} went from ${unit(change.before)} to ${unit(change.after)}, ${signed(ratioOf(change))}.`;
 }
 
-function paceTold(ratio) {
+function pace(ratio) {
   const text = percent(Math.abs(ratio - 1));
   return text === "0 %" || text === "<0.1 %" ? "as fast as before" : `${text} ${ratio > 1 ? "slower" : "faster"}`;
 }
 
-function figuresOfBoth(found) {
-  const { macs, parameters } = found.modules[0].inclusive;
-  const all = [
-    ["step", found.step, duration], ["MFU", found.mfu, percent],
-    ["samples/s", found.samples_per_second, count], ["tokens/s", found.tokens_per_second, count],
-    ["peak live memory", found.peak_bytes, size], ["MACs", macs, count], ["parameters", parameters, count],
-  ];
+function changeOf([before, after]) {
+  return { before, after };
+}
+
+const FIGURES = [
+  ["mfu", "MFU", percent], ["samples_per_second", "samples/s", count], ["tokens_per_second", "tokens/s", count],
+  ["peak_bytes", "peak live memory", size], ["macs", "MACs", count], ["parameters", "parameters", count],
+];
+
+function figuresOfBoth({ step, figures }) {
+  const all = [["step", step, duration], ...FIGURES.map(([name, label, text]) => [label, changeOf(figures[name]), text])];
   const known = all.filter(([, { before, after }]) => before !== null || after !== null);
   return element("div", { class: "figures" }, ...known.map(([label, change, text]) => {
     const much = differs(change) ? signed(ratioOf(change)) : change.before === change.after ? "the same" : "–";

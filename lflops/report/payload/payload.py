@@ -5,8 +5,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from lflops.profile.model import Profile
-from lflops.report.payload.columns import Columns
-from lflops.report.payload.compare import Compare, compare
+from lflops.report.payload.columns import VERSION, Columns
+from lflops.report.payload.compare import RunShown, run_shown
 from lflops.report.payload.memory import MemoryShown, memory
 from lflops.report.payload.modules import modules
 from lflops.report.payload.operators import Operators, operators
@@ -15,17 +15,14 @@ from lflops.report.payload.roofline import Roofs, roofs
 from lflops.report.payload.summary import Summary, summary, trend
 from lflops.report.payload.traces import TraceFile, traces
 
-__all__ = ["VERSION", "Payload", "payload"]
-
-VERSION = 1
-"""Of the form below: a page draws its own and no other."""
+__all__ = ["Payload", "payload"]
 
 
 class Payload(Struct, frozen=True, kw_only=True):
     """What one page shows of one profile, a field for each of its views.
 
     Attributes:
-        lflops: The version of this form, before everything else.
+        lflops: The version of this format, before everything else.
         trend: Figures that windows are followed by; right behind, so that a server reads them without the rest.
         title: What was profiled and when.
         partial: Whether the window was left before its end.
@@ -44,7 +41,7 @@ class Payload(Struct, frozen=True, kw_only=True):
     memory: MemoryShown | None
     ranks: RanksShown | None
     traces: tuple[TraceFile, ...]
-    compare: Compare
+    compare: RunShown
 
 
 def payload(profile: Profile, folder: Path | None = None) -> Payload:
@@ -66,7 +63,7 @@ def payload(profile: Profile, folder: Path | None = None) -> Payload:
         memory=memory(profile),
         ranks=ranks(profile),
         traces=traces(profile, folder),
-        compare=compare(profile),
+        compare=run_shown(profile),
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from lflops import units
-from lflops.analyze.compare.diff import peak
+from lflops.analyze.compare.compared_run import peak
 from lflops.analyze.speed.step_times import step_times
 from lflops.analyze.speed.utilization import utilization
 from lflops.profile.model import PHASES, Profile

@@ -8,7 +8,7 @@ from lflops import units
 from lflops.analyze.compare.diff import Diff, ModuleDiff
 from lflops.analyze.compare.module_pair import Change
 from lflops.analyze.compare.regression_limits import Limit
-from lflops.analyze.compare.significance import NEWS, Timing
+from lflops.analyze.compare.significance import CHANGED, Timing
 from lflops.report.terminal.fitted_table import FittedTable
 from lflops.report.terminal.text import MARGIN, margin, text
 
@@ -60,7 +60,7 @@ def _times(found: Diff) -> Iterator[str]:
         median_of = found.whole.modules
         yield f"the whole run is {_pace(found.whole.ratio)}, as the median of {median_of} modules; what one does beyond that is its own"
     for name, phase in found.phases.items():
-        if phase.verdict in NEWS and not (found.whole and name in _OF_MODULES):
+        if phase.verdict in CHANGED and not (found.whole and name in _OF_MODULES):
             yield f"{name} is {_much(phase)} {phase.verdict}{' than the rest of the run' if found.whole else ''}{_a_step(phase)}"
 
 
@@ -142,7 +142,7 @@ def _modules(modules: list[ModuleDiff]) -> FittedTable:
 
 
 def _is_listed(module: ModuleDiff) -> bool:
-    return module.news.verdict in NEWS or module.own.differs or module.before is None or module.after is None
+    return module.news.verdict in CHANGED or module.own.differs or module.before is None or module.after is None
 
 
 def _verdict(module: ModuleDiff) -> str:
