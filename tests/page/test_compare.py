@@ -136,7 +136,7 @@ def test_2_000_modules_are_compared(opening: Callable[..., Seen], tmp_path: Path
     """Nothing changed in any of them; the document has what is on the screen."""
     given = profile_of(2_000)
     seen = pair_of(opening, tmp_path, given, given)
-    assert "none of 2000 modules" == seen.page.locator(".changes .said").inner_text()
+    assert "none of 2000 modules" == seen.page.locator(".changes .quiet").inner_text()
     seen.page.get_by_label("show").select_option("all")
     assert "2001" == seen.page.locator(GRID).get_attribute("aria-rowcount")
     assert 0 < seen.page.locator(ROW).count() < 100

@@ -2,25 +2,28 @@
 
 import { open } from "../shell/app.js";
 
-const parts = [...document.querySelectorAll('script[id^="data"]')];
+/** @type {HTMLElement[]} */
+const parts = [...document.querySelectorAll("script")].filter(({ id }) => id.startsWith("data"));
 
+/** @type {(part: HTMLElement) => Promise<any>} */
 async function unpacked(part) {
-  const bytes = Uint8Array.from(atob(part.textContent), (letter) => letter.charCodeAt(0));
+  const bytes = Uint8Array.from(atob(part.textContent ?? ""), (letter) => letter.charCodeAt(0));
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
 }
 
+/** @type {Source} */
 const source = {
   address: { read: () => location.hash.slice(1), write: (text) => history.replaceState(null, "", `#${text}`) },
   open: parts.length > 1 ? "compare" : undefined,
   async list() {
     return { windows: parts.map(({ dataset: { run = null, tag = null, step = null } }, at) => ({ run, tag, step, at })), problems: [] };
   },
-  read: ({ at }) => unpacked(parts[at]),
-  compare(before, after) {
+  read: ({ at = 0 }) => unpacked(parts[at]),
+  async compare(before, after) {
     const part = document.getElementById(`comparison-${before.at}-${after.at}`);
     if (part === null) throw new Error("this file compares a window with those before it: choose the later one above");
     return unpacked(part);
   },
 };
 
-open(source, document.getElementById("root"));
+open(source, /** @type {HTMLElement} */ (document.getElementById("root")));
