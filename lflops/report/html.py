@@ -1,4 +1,4 @@
-"""One HTML file that shows a profile, or compares several: it opens from disk, and asks nothing of any network."""
+"""One HTML file that shows a profile, or compares several: it opens from disk, and makes no request to any network."""
 
 import base64
 import hashlib
@@ -8,12 +8,14 @@ import re
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec import json
 
 from lflops.analyze.analysis import Analysis
 from lflops.profile.model import Profile
-from lflops.report.payload.payload import Payload, payload
+from lflops.report.payload.compare import compared_pairs
+from lflops.report.payload.payload import payload
 
 __all__ = ["page", "save", "write"]
 
@@ -48,17 +50,20 @@ def page(*analyses: Analysis, names: Sequence[str] = ()) -> str:
 
     Args:
         analyses: What it shows. Of several the last is shown first, compared with the one before it.
-        names: What several are told by, as the names of their files.
+        names: Of several profiles, as their files' names.
     """
     shown = [payload(each) for each in analyses]
+    profiles = [each.profile for each in analyses]
+    windows = [""] if len(profiles) == 1 else [_window(*each) for each in zip(profiles, names, strict=True)]
+    data = [_data(f"data{i or ''}", each, window) for i, (window, each) in enumerate(zip(windows, shown, strict=True))]
+    data += [_data(f"comparison-{i}-{j}", comparison) for i, j, comparison in compared_pairs(profiles)]
     script = _joined("entry/offline", [])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    places = [""] if len(analyses) == 1 else [_place(each.profile, name) for each, name in zip(analyses, names, strict=True)]
     return _DOCUMENT.format(
         allowed=f"'sha256-{digest}'",  # no other script runs, whatever the data hold
         title=html.escape(" → ".join(names) or shown[0].title),
         style=(_PARTS / "shell" / "style.css").read_text("utf-8"),
-        data="\n".join(_data(i, place, each) for i, (place, each) in enumerate(zip(places, shown, strict=True))),
+        data="\n".join(data),
         script=script,
     )
 
@@ -79,22 +84,22 @@ def write(text: str, path: Path) -> None:
         raise
 
 
-def _data(number: int, place: str, shown: Payload) -> str:
-    packed = base64.b64encode(zlib.compress(json.encode(shown), 9)).decode()
-    return f'<script type="text/plain" id="data{number or ""}"{place}>{packed}</script>'
+def _data(name: str, value: Any, attributes: str = "") -> str:
+    packed = base64.b64encode(zlib.compress(json.encode(value), 9)).decode()
+    return f'<script type="text/plain" id="{name}"{attributes}>{packed}</script>'
 
 
-def _place(profile: Profile, name: str) -> str:
-    """What one of several windows is chosen by."""
+def _window(profile: Profile, name: str) -> str:
+    """The attributes that one of several windows is chosen by."""
     run = profile.run
     step = next((at for at in (run.step, run.window) if at is not None), 0)
     return f' data-run="{html.escape(name)}" data-tag="{html.escape(run.stage or run.kind)}" data-step="{step}"'
 
 
 def _joined(name: str, taken: list[str]) -> str:
-    """A module and all that it imports as one script: a page from disk may not load modules from files beside it.
+    """A module and all that it imports as one script, as a page from disk may not load modules from other files.
 
-    What is imported comes first. Each stands in a function, with names of its own, and returns what it exports.
+    What is imported comes first. Each module is a function with its own scope, and returns what it exports.
     """
     taken.append(name)
     source = (_PARTS / f"{name}.js").read_text("utf-8")

@@ -25,13 +25,13 @@ _RGBA = 4
 def log(writer: Any, profile: Profile, step: int, *, tag: str | None = None, figures: bool = True) -> None:
     """Write a profile for the LFLOPS tab, and as figures: its roofline, where the peak is known, and its live memory, where it was counted.
 
-    Through the writer that is there: TensorBoard reads but one file of a folder at a time.
+    It goes through the given writer, as TensorBoard reads only one file of a folder at a time.
 
     Args:
         writer: A `torch.utils.tensorboard.SummaryWriter`, as `TensorBoardLogger.experiment` is one.
         profile: What to show.
         step: The x-axis.
-        tag: What to tell it by; `None` is `lflops/<stage>/profile`. The figures are `lflops/<stage>/roofline` and `/memory` then.
+        tag: Its name in TensorBoard; `None` is `lflops/<stage>/profile`. The figures are `lflops/<stage>/roofline` and `/memory` then.
         figures: Whether to draw them.
 
     Raises:
@@ -47,13 +47,13 @@ def log_analysis(writer: Any, analysis: Analysis, step: int, *, tag: str | None 
         raise TypeError(f"writer={type(writer).__name__}: give a torch.utils.tensorboard.SummaryWriter that is not closed")
     run = analysis.profile.run
     tag = tag or f"lflops/{run.stage or run.kind}/profile"
-    shown = packed(json.encode(payload(analysis, Path(events.get_logdir()))))
-    beside = SummaryMetadata.PluginData(plugin_name=PLUGIN, content=str(VERSION).encode())
+    packed_payload = packed(json.encode(payload(analysis, Path(events.get_logdir()))))
+    plugin_data = SummaryMetadata.PluginData(plugin_name=PLUGIN, content=str(VERSION).encode())
     value = Summary.Value(
         tag=tag,
-        tensor=TensorProto(dtype=DT_STRING, tensor_shape=TensorShapeProto(), string_val=[shown]),
+        tensor=TensorProto(dtype=DT_STRING, tensor_shape=TensorShapeProto(), string_val=[packed_payload]),
         # Without its class no loader of TensorBoard shows the run.
-        metadata=SummaryMetadata(plugin_data=beside, data_class=DATA_CLASS_TENSOR),
+        metadata=SummaryMetadata(plugin_data=plugin_data, data_class=DATA_CLASS_TENSOR),
     )
     events.add_summary(Summary(value=[value, *(_figures(analysis, tag.removesuffix("/profile")) if figures else ())]), step)
 

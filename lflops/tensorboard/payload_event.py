@@ -1,20 +1,22 @@
-"""A payload as it lies in an event file: deflated JSON, and beside it the version of its form."""
+"""A payload in an event file: deflated JSON, and the version of its format as the plugin's metadata."""
 
 import json
 import math
+import re
 import zlib
 
 from lflops.report.payload.columns import VERSION
 
-__all__ = ["LARGEST", "PLUGIN", "checked", "misfit", "packed", "trend"]
+__all__ = ["LARGEST", "PLUGIN", "metadata_problem", "packed", "trend", "unpacked"]
 
 PLUGIN = "lflops"
-"""The name under which TensorBoard keeps our summaries."""
+"""The name under which TensorBoard stores our summaries."""
 
 LARGEST = 1 << 26
 """Bytes of a payload: one of 20,000 modules has a tenth of them. What inflates to more is refused."""
 
-
+_FOREIGN = "is no summary of lflops"
+_START = re.compile(rb'\{"lflops":\s*(\d{1,9})')
 _TREND = b'{"lflops":%d,"trend":' % VERSION
 _LONGEST_TREND = 4096
 """Bytes: it has a number for each of some figures."""
@@ -25,23 +27,19 @@ def packed(payload: bytes) -> bytes:
     return zlib.compress(payload, 6)
 
 
-def misfit(content: bytes) -> str:
-    """Why a summary with this beside it cannot be read here; empty if it can."""
-    if content == str(VERSION).encode():
-        return ""
-    if content.isdigit():
-        return f"is of form {content[:9].decode()}, this lflops reads {VERSION}: another version of lflops is needed"
-    return "is no summary of lflops"
+def metadata_problem(content: bytes) -> str:
+    """Why a summary with this metadata cannot be read here; empty if it can."""
+    return _version_problem(content[:9].decode()) if content.isdigit() else _FOREIGN
 
 
-def checked(value: object) -> bytes:
+def unpacked(value: object) -> bytes:
     """The payload that a value of a summary is.
 
     Raises:
         ValueError: It is none; the message says why.
     """
     if not isinstance(value, bytes):
-        raise ValueError("is no summary of lflops")  # noqa: TRY004 - of what was written, not of an argument
+        raise ValueError(_FOREIGN)  # noqa: TRY004 - of what was written, not of an argument
     inflating = zlib.decompressobj()
     try:
         payload = inflating.decompress(value, LARGEST)
@@ -50,20 +48,25 @@ def checked(value: object) -> bytes:
     if not inflating.eof:
         more = inflating.unconsumed_tail
         raise ValueError(f"inflates to more than {LARGEST} bytes" if more else "is unreadable: its end is missing")
-    if not payload.startswith(b'{"lflops":'):
-        raise ValueError("is no summary of lflops")
+    start = _START.match(payload)
+    if problem := _version_problem(start[1].decode()) if start else _FOREIGN:
+        raise ValueError(problem)
     return payload
 
 
 def trend(payload: bytes) -> dict[str, float]:
-    """The figures at the beginning of a payload that its window is followed by; none where it has none."""
+    """The figures at the beginning of a payload that are drawn over the windows; none where it has none."""
     if not payload.startswith(_TREND):
         return {}
     try:
-        found, _ = json.JSONDecoder(parse_int=float).raw_decode(
+        figures, _ = json.JSONDecoder(parse_int=float).raw_decode(
             payload[len(_TREND) : len(_TREND) + _LONGEST_TREND].decode(errors="replace")
         )
     except (ValueError, RecursionError):
         return {}
-    figures = found.items() if isinstance(found, dict) else ()
-    return {label: figure for label, figure in figures if isinstance(figure, float) and math.isfinite(figure)}
+    items = figures.items() if isinstance(figures, dict) else ()
+    return {label: figure for label, figure in items if isinstance(figure, float) and math.isfinite(figure)}
+
+
+def _version_problem(version: str) -> str:
+    return "" if version == str(VERSION) else f"is of form {version}, this lflops reads {VERSION}: another version of lflops is needed"

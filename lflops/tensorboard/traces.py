@@ -1,4 +1,4 @@
-"""A trace for the browser: only one that a summary names, and that really lies below TensorBoard's log directory."""
+"""Open a trace for the browser: only one that a payload names, and that is really below TensorBoard's log directory."""
 
 import json
 import os
@@ -24,14 +24,14 @@ def opened(payload: bytes, index: str, run: Path, logdir: Path) -> Opened:
     """The trace, to be read and closed.
 
     Args:
-        payload: The summary, which names its traces as they are reached from the run's folder.
+        payload: It names its traces as they are reached from the run's folder.
         index: Which of them, counted from 0.
         run: The run's folder.
         logdir: TensorBoard's.
 
     Raises:
-        LookupError: The summary names no such trace, or it is not there.
-        ValueError: It is none, or lies elsewhere, be it by a link. The messages say so.
+        LookupError: The payload names no such trace, or it does not exist.
+        ValueError: It is no trace, or it is elsewhere, directly or through a link. The messages say so.
     """
     file = _named(payload, index)
     try:
@@ -42,24 +42,24 @@ def opened(payload: bytes, index: str, run: Path, logdir: Path) -> Opened:
     if not inside or not _NAME.fullmatch(path.name):
         raise ValueError("the trace does not lie below the log directory")
     try:
-        # What takes the file's place meanwhile must be no link out of it, and no pipe to wait at.
+        # If the file is replaced meanwhile, a link is not followed and a pipe does not block.
         number = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except OSError as error:
         raise LookupError(f"the trace cannot be read: {error.strerror}") from None
-    found = os.fstat(number)
-    if not stat.S_ISREG(found.st_mode):
+    status = os.fstat(number)
+    if not stat.S_ISREG(status.st_mode):
         os.close(number)
         raise ValueError("what the summary names is no file")
-    return Opened(os.fdopen(number, "rb"), path.name, found.st_size)
+    return Opened(os.fdopen(number, "rb"), path.name, status.st_size)
 
 
 def _named(payload: bytes, index: str) -> str:
-    told = json.loads(payload)
-    named = told.get("traces") if isinstance(told, dict) else None
-    place = int(index) if index.isascii() and index.isdecimal() and len(index) < 6 else -1
-    if not isinstance(named, list) or not 0 <= place < len(named):
+    content = json.loads(payload)
+    named = content.get("traces") if isinstance(content, dict) else None
+    position = int(index) if index.isascii() and index.isdecimal() and len(index) < 6 else -1
+    if not isinstance(named, list) or not 0 <= position < len(named):
         raise LookupError("the summary names no such trace")
-    file = named[place].get("file") if isinstance(named[place], dict) else None
+    file = named[position].get("file") if isinstance(named[position], dict) else None
     if not isinstance(file, str) or not _NAME.fullmatch(file.rpartition("/")[2]):
         raise ValueError("what the summary names is no trace")
     return file

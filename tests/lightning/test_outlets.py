@@ -30,7 +30,7 @@ from lflops.report.deepspeed_text.summary import summary
 from lflops.report.html import page
 from lflops.report.payload.payload import payload
 from lflops.schedule import Schedule
-from lflops.tensorboard.payload_event import checked
+from lflops.tensorboard.payload_event import unpacked
 from tests.lightning.test_endings import Ending, raises
 from tests.support.fake_clock import StillClock, TickingClock
 from tests.support.lightning_runs import CLASSES, LIGHTNINGS_WARNINGS, ROWS, WIDTH, Classifier, Validated, fit, loader, watching
@@ -286,7 +286,7 @@ def test_tensorboard_gets_the_window_for_its_tab(tmp_path: Path) -> None:
     (window,) = events.Tensors("lflops/train/profile")
     (text,) = events.Tensors("lflops/train/summary/text_summary")
     assert text.step == window.step
-    assert msgspec.json.encode(payload(analyze(monitor.profiles[0]))) == checked(window.tensor_proto.string_val[0])
+    assert msgspec.json.encode(payload(analyze(monitor.profiles[0]))) == unpacked(window.tensor_proto.string_val[0])
 
 
 def test_a_long_summary_is_cut_for_tensorboard(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_the_interval_is_that_of_python(opening: Callable[..., Seen], tmp_path: 
     assert time.high
     seen = pair_of(opening, tmp_path, before, after)
     assert [f"+{100 * (time.low - 1):.1f} % to +{100 * (time.high - 1):.1f} %"] == column(seen, "beyond the run, between")
-    assert "The whole run is 25.0 % slower, as the median of 5 modules" in seen.page.locator(".told").inner_text()
+    assert "The whole run is 25.0 % slower, as the median of 5 modules" in seen.page.locator(".sentences").inner_text()
 
 
 def test_a_row_opens_into_its_phases(opening: Callable[..., Seen], tmp_path: Path) -> None:
@@ -97,9 +97,9 @@ def test_rows_are_sorted_by_what_is_asked_for(opening: Callable[..., Seen], tmp_
 def test_other_circumstances_are_doubts(opening: Callable[..., Seen], tmp_path: Path) -> None:
     """Another device, and twice the samples."""
     seen = pair_of(opening, tmp_path, ran(FIVE, device_name="cpu", samples_per_step=4), ran(FIVE, device_name="cuda", samples_per_step=8))
-    told = seen.page.locator(".told .doubt").inner_text()
+    told = seen.page.locator(".sentences .doubt").inner_text()
     assert "Not under the same circumstances. device name: cpu → cuda; samples per step: 4 → 8." == told
-    assert "The work is the same in all." in seen.page.locator(".told").inner_text()
+    assert "The work is the same in all." in seen.page.locator(".sentences").inner_text()
 
 
 def test_figures_say_what_they_were(opening: Callable[..., Seen], tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_2_000_modules_are_compared(opening: Callable[..., Seen], tmp_path: Path
     """Nothing changed in any of them; the document has what is on the screen."""
     given = profile_of(2_000)
     seen = pair_of(opening, tmp_path, given, given)
-    assert "none of 2000 modules" == seen.page.locator(".changes .said").inner_text()
+    assert "none of 2000 modules" == seen.page.locator(".changes .quiet").inner_text()
     seen.page.get_by_label("show").select_option("all")
     assert "2001" == seen.page.locator(GRID).get_attribute("aria-rowcount")
     assert 0 < seen.page.locator(ROW).count() < 100
@@ -156,9 +156,9 @@ def test_the_tab_compares_any_two_windows(opening: Callable[..., Seen], tmp_path
         frame.locator(".changes").wait_for()
         assert "2" == frame.get_by_label("compare with step").input_value()
         assert ["head"] == frame.locator(f"{ROW} .label").all_inner_texts()
-        assert "faster" == frame.locator(f"{ROW} .told-faster").inner_text()
+        assert "faster" == frame.locator(f"{ROW} .change-faster").inner_text()
         frame.get_by_label("compare with run").select_option("two")
-        frame.locator(f"{ROW} .told-work-changed").wait_for()
+        frame.locator(f"{ROW} .change-work-changed").wait_for()
         seen.page.reload()
-        frame.locator(f"{ROW} .told-work-changed").wait_for()
+        frame.locator(f"{ROW} .change-work-changed").wait_for()
         assert "two" == frame.get_by_label("compare with run").input_value()

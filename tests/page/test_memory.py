@@ -26,7 +26,7 @@ def slider(seen: Seen) -> Any:
 
 def said(seen: Seen) -> str:
     """What is said of the operator at the cursor."""
-    return seen.page.locator(".said-at").inner_text()
+    return seen.page.locator(".timeline-caption").inner_text()
 
 
 def legend(seen: Seen) -> dict[str, str]:
@@ -116,7 +116,7 @@ def test_an_older_file_is_one_area(page_of: Callable[..., Seen]) -> None:
     """And it is said why."""
     moments = tuple(Moment(each.operator, each.module, each.phase, each.live_bytes) for each in small_memory().timeline)
     seen = shown(page_of, replace(small_profile(), memory=replace(small_memory(), timeline=moments)))
-    assert 1 == seen.page.locator(".course path").count()
+    assert 1 == seen.page.locator(".timeline path").count()
     assert "By category it is unknown" in seen.page.locator(".memory").inner_text()
 
 

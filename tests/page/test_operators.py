@@ -90,7 +90,7 @@ def test_operators_are_sorted_and_filtered(operators_of: Callable[..., Seen]) ->
     seen.page.reload()
     seen.page.locator(SHEET).first.wait_for()
     assert ["aten::gelu", "aten::gelu_backward"] == order(seen)
-    assert "2 of 6 match" == seen.page.locator(".bar-of-controls .said").inner_text()
+    assert "2 of 6 match" == seen.page.locator(".bar-of-controls .quiet").inner_text()
     assert 0 == seen.page.locator(".operators .doubt").count()
 
 

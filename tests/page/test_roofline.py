@@ -52,7 +52,7 @@ def test_points_stand_below_a_roof(roofline_of: Callable[..., Seen]) -> None:
     """Three of four: what computes nothing has no place. The untimed one is hollow; the roof says its peak and its slope."""
     seen = roofline_of(blocks())
     assert (2, 1, 1) == tuple(seen.page.locator(f".picture {kind}").count() for kind in (".timed", ".reachable", ".ring"))
-    assert "1 have no place in the chart" in seen.page.locator(".beside").inner_text()
+    assert "1 have no place in the chart" in seen.page.locator(".side-by-side").inner_text()
     labels = seen.page.locator(".picture .roof-label").all_text_contents()
     assert ["fp32 1.00 kFLOP/s", "100 B/s"] == [label.removesuffix("chip: 1,000 FLOP/s") for label in labels]
     assert "chip: fp32 1.00 kFLOP/s, 100 B/s a pencil" in seen.page.locator(".roofs").inner_text()
@@ -169,6 +169,6 @@ def test_names_in_the_chart_are_text(roofline_of: Callable[..., Seen]) -> None:
 def test_of_many_modules_those_with_the_most_time_are_drawn(roofline_of: Callable[..., Seen]) -> None:
     """2,000 points of 600 modules in 4 phases; and rows as many as fit the screen."""
     seen = roofline_of(replace(profile_of(600), run=run(hardware=CHIP)))
-    assert "400 more with less time are left out" in seen.page.locator(".beside").inner_text()
+    assert "400 more with less time are left out" in seen.page.locator(".side-by-side").inner_text()
     assert 2000 == seen.page.locator(".picture .point").count()
     assert seen.page.locator(SHEET).count() < 60

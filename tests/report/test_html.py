@@ -12,9 +12,7 @@ from lflops.cli.main import main
 from lflops.profile.json_file import save
 from lflops.profile.model import Profile
 from lflops.report.html import page
-from lflops.report.payload.columns import VERSION
 from lflops.report.payload.payload import payload
-from lflops.tensorboard import payload_event
 from tests.support.malicious_names import IMAGE, SCRIPT, hostile_profile
 from tests.support.profile_builders import profile_of, small_profile
 
@@ -118,12 +116,6 @@ def test_no_module_writes_markup() -> None:
 def test_written_markup_would_be_seen() -> None:
     """The check above can fail."""
     assert ["innerHTML", "eval("] == writes_markup("node.innerHTML = name; eval(name); evaluate(name)")
-
-
-def test_all_sides_mean_the_same_form() -> None:
-    """The version of the payload is that of the event files and of the page."""
-    assert "" == payload_event.misfit(str(VERSION).encode())
-    assert f"const VERSION = {VERSION};\n" in sources()["app.js"]
 
 
 def test_html_writes_the_page_beside_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 
 _SERVER = """
 import sys
-sys.modules |= dict.fromkeys(["torch", "lightning", "pytorch_lightning", "rich", "matplotlib", "msgspec"])
+sys.modules |= dict.fromkeys(["torch", "lightning", "pytorch_lightning", "rich", "matplotlib"])
 from tensorboard import default, program
 from lflops.tensorboard.tab import Tab
 board = program.TensorBoard(plugins=[*default.get_static_plugins(), Tab])

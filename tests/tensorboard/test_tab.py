@@ -16,8 +16,9 @@ from torch.utils.tensorboard import SummaryWriter
 import lflops
 from lflops.analyze.analysis import analyze
 from lflops.profile.records import Trace
+from lflops.report.payload.compare import compared_windows
 from lflops.report.payload.payload import payload
-from lflops.tensorboard.payload_event import LARGEST, checked, misfit, packed, trend
+from lflops.tensorboard.payload_event import LARGEST, metadata_problem, packed, trend, unpacked
 from lflops.tensorboard.tab import Tab
 from lflops.tensorboard.traces import opened
 from tests.support.profile_builders import small_profile
@@ -43,6 +44,8 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(writer, "cut", packed(SMALL)[:-9])
         write(writer, "large", zlib.compress(bytes(LARGEST + 1)))
         write(writer, "other", zlib.compress(b'{"weights":1}'))
+        write(writer, "bare", packed(b'{"lflops":1}'))
+        write(writer, "newer", packed(b'{"lflops":12}'))
         write(writer, "mixed", b"not deflated", step=1)
         lflops.tensorboard.log(writer, small_profile(), 2, tag="mixed")
     return path
@@ -54,6 +57,7 @@ PROBLEMS = [
     "future of run bad is of form 2, this lflops reads 1: another version of lflops is needed",
     f"large of run bad, step 0 inflates to more than {LARGEST} bytes",
     "mixed of run bad, step 1 is unreadable: it is not deflated, or damaged",
+    "newer of run bad, step 0 is of form 12, this lflops reads 1: another version of lflops is needed",
     "other of run bad, step 0 is no summary of lflops",
     "text of run bad, step 0 is unreadable: it is not deflated, or damaged",
 ]
@@ -68,15 +72,15 @@ def server(logdir: Path, request: pytest.FixtureRequest) -> Iterator[Board]:
 
 def test_what_can_be_shown_is_listed_and_what_cannot_is_named(server: Board) -> None:
     """The unreadable, the future and the foreign one with the reason; the windows beside them all the same."""
-    found = server.windows(told=3 + len(PROBLEMS))
+    found = server.windows(told=4 + len(PROBLEMS))
     assert PROBLEMS == sorted(found["problems"])
     places = {(each["run"], each["tag"], each["step"]) for each in found["windows"]}
-    assert {("good", "lflops/fit/profile", 8), ("good", "lflops/fit/profile", 9), ("bad", "mixed", 2)} == places
+    assert {("good", "lflops/fit/profile", 8), ("good", "lflops/fit/profile", 9), ("bad", "mixed", 2), ("bad", "bare", 0)} == places
 
 
 def test_what_is_listed_has_the_figures_that_it_is_followed_by(server: Board) -> None:
     """3 ms and 4 samples a step, a peak of 3000 bytes; MFU and tokens are unknown."""
-    found = server.windows(told=3 + len(PROBLEMS))
+    found = server.windows(told=4 + len(PROBLEMS))
     figures = found["windows"][0]["trend"]
     assert {"achieved", "samples/s", "step", "peak live memory"} == figures.keys()
     assert (pytest.approx(4 / 3e-3), 3e-3, 3000) == tuple(figures[label] for label in ("samples/s", "step", "peak live memory"))
@@ -84,7 +88,7 @@ def test_what_is_listed_has_the_figures_that_it_is_followed_by(server: Board) ->
 
 def test_a_window_comes_as_it_was_logged(server: Board, logdir: Path) -> None:
     """Deflated where the browser takes that, else inflated; its traces are named as they are reached from the run's folder."""
-    server.windows(told=3 + len(PROBLEMS))
+    server.windows(told=4 + len(PROBLEMS))
     logged = msgspec.json.encode(payload(analyze(small_profile()), logdir / "good"))
     for accept, sent in ("identity", logged), ("gzip, deflate", packed(logged)):
         status, headers, body = server.get("window", run="good", tag="lflops/fit/profile", step=8, accept=accept)
@@ -94,17 +98,41 @@ def test_a_window_comes_as_it_was_logged(server: Board, logdir: Path) -> None:
 
 def test_a_window_that_cannot_be_shown_is_refused(server: Board) -> None:
     """With the reason; and one that is not there is not found, whatever it is called."""
-    server.windows(told=3 + len(PROBLEMS))
+    server.windows(told=4 + len(PROBLEMS))
     status, _, body = server.get("window", run="bad", tag="large", step=0)
     assert (422, f"it inflates to more than {LARGEST} bytes".encode()) == (status, body)
     for run, tag, step in (("good", "lflops/fit/profile", 7), ("../..", "/etc/passwd", 0), ("", "", "x")):
         assert 404 == server.get("window", run=run, tag=tag, step=step)[0]
 
 
+def test_two_windows_are_compared(server: Board, logdir: Path) -> None:
+    """As Python compares their profiles; deflated where the browser takes that."""
+    server.windows(told=4 + len(PROBLEMS))
+    logged = msgspec.json.encode(payload(small_profile(), logdir / "good"))
+    before = {"before_run": "good", "before_tag": "lflops/fit/profile", "before_step": 8}
+    for accept, sent in ("identity", compared_windows(logged, logged)), ("deflate", packed(compared_windows(logged, logged))):
+        status, headers, body = server.get("compare", **before, run="bad", tag="mixed", step=2, accept=accept)
+        assert (200, "application/json", sent) == (status, headers["Content-Type"], body)
+
+
+def test_windows_that_cannot_be_compared_are_refused(server: Board) -> None:
+    """With the reason, which names the window; one that is not there is not found."""
+    server.windows(told=4 + len(PROBLEMS))
+    good = {"run": "good", "tag": "lflops/fit/profile", "step": 8}
+    for tag, problem in ("cut", "is unreadable: its end is missing"), ("other", "is no summary of lflops"):
+        other = {"run": "bad", "tag": tag, "step": 0}
+        for before, after in (good, other), (other, good):
+            status, _, body = server.get("compare", **{f"before_{name}": each for name, each in before.items()}, **after)
+            assert (422, f"{tag} of run bad, step 0 {problem}".encode()) == (status, body)
+    status, _, body = server.get("compare", **{f"before_{name}": each for name, each in good.items()}, run="bad", tag="bare", step=0)
+    assert (422, b"they lack what a comparison needs: Object missing required field `modules`") == (status, body)
+    assert 404 == server.get("compare", **good)[0] == server.get("compare", **good, before_run="good", before_tag="x", before_step=8)[0]
+
+
 def test_the_page_s_files_are_served_and_no_others(server: Board) -> None:
     """Each by its own name."""
     page = ROOT / "lflops" / "page"
-    for file in filter(Path.is_file, page.rglob("*")):
+    for file in (file for file in page.rglob("*.*") if file.suffix != ".ts"):
         status, headers, body = server.get(file.relative_to(page).as_posix())
         assert (200, file.read_bytes()) == (status, body)
         assert headers["Content-Type"].startswith("text/")
@@ -119,27 +147,28 @@ def test_tensorboard_shows_the_tab_by_the_entry_point() -> None:
 
 
 def test_the_tab_loads_nothing_that_it_does_not_need() -> None:
-    """What is missing where only TensorBoard runs must not stop it: its plugins are loaded outside of any `try`."""
+    """What only training needs may be missing: plugins are loaded outside of any `try`. Comparing needs msgspec."""
     heavy = {"torch", "lightning", "pytorch_lightning", "rich", "matplotlib", "msgspec"}
-    code = f"import sys; import lflops.tensorboard.tab; print(*{heavy} & sys.modules.keys())"
-    assert "" == subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+    for module, needed in ("lflops.tensorboard.tab", set()), ("lflops.report.payload.compare", {"msgspec"}):
+        code = f"import sys; import {module}; print(*{heavy - needed} & sys.modules.keys())"
+        assert "" == subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def test_a_payload_is_read_back() -> None:
     """Up to the bound, and not beyond it."""
-    assert SMALL == checked(packed(SMALL))
+    assert SMALL == unpacked(packed(SMALL))
     start = b'{"lflops":1'
     whole = start + bytes(LARGEST - len(start))
-    assert whole == checked(packed(whole))
+    assert whole == unpacked(packed(whole))
     with pytest.raises(ValueError, match="inflates to more than"):
-        checked(packed(whole + b" "))
+        unpacked(packed(whole + b" "))
 
 
 @pytest.mark.parametrize("value", [None, "text", 1.5, b"", b"x"])
 def test_what_is_no_payload_is_refused(value: object) -> None:
     """As an error that says so."""
     with pytest.raises(ValueError, match=r"^is "):
-        checked(value)
+        unpacked(value)
 
 
 @pytest.mark.parametrize(
@@ -155,9 +184,9 @@ def test_what_are_no_figures_are_not_followed(written: bytes) -> None:
 
 def test_versions_are_told_apart() -> None:
     """Ours fits; a number is another version, however long; anything else is not ours."""
-    assert "" == misfit(b"1")
-    assert misfit(b"2" * 1000).startswith("is of form 222222222, ")
-    assert "is no summary of lflops" == misfit(b"") == misfit(b"\xff")
+    assert "" == metadata_problem(b"1")
+    assert metadata_problem(b"2" * 1000).startswith("is of form 222222222, ")
+    assert "is no summary of lflops" == metadata_problem(b"") == metadata_problem(b"\xff")
 
 
 def test_a_writer_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""Which module of one run is which of another, across wrappers and renames."""
+"""Pair the modules of two runs, across wrappers and renames."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from lflops.profile.model import Profile
+from lflops.analyze.compare.compared_run import ComparedRun
 
 __all__ = ["ModuleNode", "Pair", "matched"]
 
@@ -15,112 +15,122 @@ _Key = Callable[["ModuleNode"], Hashable]
 
 @dataclass(eq=False)
 class ModuleNode:
-    """A row of a profile, with those that wrap it: from outside they are one module.
+    """A module in a run's tree, together with the modules that wrap it: from outside they are one module.
 
     Attributes:
-        names: Its rows, the outermost first.
+        name: Of the outermost.
+        rows: Of all of them as positions in the run's columns, the outermost first.
         label: The last part of its name.
         kind: The class of the innermost, that which is wrapped.
-        build: The same number for two places whose classes are the same, all the way down; of both profiles.
-        work: The same, where parameters and the MACs of forward are too.
+        children: The modules below the innermost.
+        build: A number that is the same for two nodes, of either run, with the same classes all the way down.
+        work: A number that is the same for two nodes with the same parameters and MACs of forward, too.
     """
 
-    names: list[str]
+    name: str
+    rows: list[int]
     label: str
     kind: str
-    below: list["ModuleNode"] = field(default_factory=list)
+    children: list["ModuleNode"] = field(default_factory=list)
     build: int = 0
     work: int = 0
 
     def walk(self) -> Iterator["ModuleNode"]:
-        """Itself and every place below it, in the model's order."""
+        """Itself and every node below it, in the model's order."""
         waiting = [self]
         while waiting:
-            place = waiting.pop()
-            yield place
-            waiting.extend(reversed(place.below))
+            node = waiting.pop()
+            yield node
+            waiting.extend(reversed(node.children))
 
 
 Pair = tuple[ModuleNode | None, ModuleNode | None]
 """The same module before and after; `None` where it was added or removed."""
 
 
-def matched(before: Profile, after: Profile) -> tuple[Pair, ...]:
-    """Each module of either profile once: those of the first in its order, then what was added.
+def matched(before: ComparedRun, after: ComparedRun) -> tuple[Pair, ...]:
+    """Each module of either run once: those of the first in its order, then what was added.
 
-    Wrappers are seen through, and so is a module that a LightningModule, or another, holds the whole model as. Below two modules that are
-    the same, children are the same by their label and work, else by a label that is no number and class, else by their work alone, else by
-    number and class, else by their class and all classes below where there are as many of these on either side, else by label. Work is
-    classes, parameters and MACs of forward, all the way down; what is alike in it takes each other's place in order. What then has found
-    nobody is looked for elsewhere, by label and work: it was moved.
+    A wrapper and what it wraps are one module, and so are a LightningModule, or another module, and the whole model in an attribute of it.
+    The children of two modules that are a pair are paired, in this order of keys: label and work; a label that is no number and class;
+    work; number and class; all classes below, where both sides have as many of these; label. Work is classes, parameters and MACs of
+    forward, all the way down; of several children with the same key, the first is paired with the first. A module that is then without a
+    partner may have moved: it is searched for anywhere, by label and work.
     """
     one, other = _root(before), _root(after)
-    _look_into(one, other)
+    _unwrap_model(one, other)
     numbers: dict[Hashable, int] = {}
     _number(before, one, numbers)
     _number(after, other, numbers)
-    found = _Found()
-    found.add(one, other)
-    left, right = [list(found.free(root.walk())) for root in (one, other)]
-    for pair in _same(left, right, lambda place: (place.label, place.work), as_many=True):
-        if not any(place in found.partners for place in pair):
-            found.add(*pair)
-    return (*((place, found.partners.get(place)) for place in one.walk()), *((None, place) for place in found.free(other.walk())))
+    partners = _Partners()
+    partners.pair(one, other)
+    left, right = [list(partners.single(root.walk())) for root in (one, other)]
+    for pair in _same(left, right, lambda node: (node.label, node.work), as_many=True):
+        if not any(node in partners.of for node in pair):
+            partners.pair(*pair)
+    return (*((node, partners.of.get(node)) for node in one.walk()), *((None, node) for node in partners.single(other.walk())))
 
 
-class _Found:
-    """Who is who so far, either way."""
+class _Partners:
+    """The pairs so far.
+
+    Attributes:
+        of: A node's partner, for nodes of either run.
+    """
 
     def __init__(self) -> None:
-        self.partners: dict[ModuleNode, ModuleNode] = {}
+        self.of: dict[ModuleNode, ModuleNode] = {}
 
-    def add(self, before: ModuleNode, after: ModuleNode) -> None:
-        """Take two places for the same, and find out which of the places below them are."""
+    def pair(self, before: ModuleNode, after: ModuleNode) -> None:
+        """Pair two nodes, and the nodes below them."""
         waiting = [(before, after)]
         while waiting:
             one, other = waiting.pop()
-            self.partners |= {one: other, other: one}
+            self.of |= {one: other, other: one}
             for key, as_many in _KEYS:
-                pairs = list(_same(list(self.free(one.below)), list(self.free(other.below)), key, as_many=as_many))
-                self.partners |= dict(pairs) | {other: one for one, other in pairs}
+                pairs = list(_same(list(self.single(one.children)), list(self.single(other.children)), key, as_many=as_many))
+                self.of |= dict(pairs) | {other: one for one, other in pairs}
                 waiting += pairs
 
-    def free(self, places: Iterable[ModuleNode]) -> Iterator[ModuleNode]:
-        """Those that have found nobody."""
-        return (place for place in places if place not in self.partners)
+    def single(self, nodes: Iterable[ModuleNode]) -> Iterator[ModuleNode]:
+        """The nodes without a partner."""
+        return (node for node in nodes if node not in self.of)
 
 
-def _root(profile: Profile) -> ModuleNode:
-    """The tree of a profile, without its wrappers."""
-    places: dict[str, ModuleNode] = {}
-    for name in sorted(profile.modules, key=lambda name: name.count(".") + bool(name)):  # stable: siblings keep the model's order
+def _root(run: ComparedRun) -> ModuleNode:
+    """The tree of a run, without its wrappers."""
+    nodes: dict[str, ModuleNode] = {}
+    for row in sorted(
+        range(len(run.names)), key=lambda row: run.names[row].count(".") + bool(run.names[row])
+    ):  # stable: siblings keep the order
+        name = run.names[row]
         above, _, label = name.rpartition(".")
-        places[name] = ModuleNode(names=[name], label=label, kind=profile.modules[name].kind.removeprefix("FSDP"))
+        nodes[name] = ModuleNode(name=name, rows=[row], label=label, kind=run.kinds[row].removeprefix("FSDP"))
         if name:
-            places[above].below.append(places[name])
-    for place in places.values():
-        while len(place.below) == 1 and place.below[0].label in _WRAPPERS:
-            _absorb(place, place.below[0])
-    return places[""]
+            nodes[above].children.append(nodes[name])
+    for node in nodes.values():
+        while len(node.children) == 1 and node.children[0].label in _WRAPPERS:
+            _absorb(node, node.children[0])
+    return nodes[""]
 
 
-def _absorb(place: ModuleNode, inner: ModuleNode) -> None:
-    """Take what is inside for the same as what is around it."""
-    at = place.below.index(inner)
-    place.names += inner.names
-    place.kind = inner.kind
-    place.below[at : at + 1] = inner.below
+def _absorb(node: ModuleNode, inner: ModuleNode) -> None:
+    """Make a node and a child of it, which it wraps, one node."""
+    at = node.children.index(inner)
+    node.rows += inner.rows
+    node.kind = inner.kind
+    node.children[at : at + 1] = inner.children
 
 
-def _look_into(before: ModuleNode, after: ModuleNode) -> None:
-    """Where the whole of one run's model is an attribute of the other's, as in a LightningModule, make them the same place."""
-    inside = [(root, other, child) for root, other in ((before, after), (after, before)) for child in root.below if child.below]
+def _unwrap_model(before: ModuleNode, after: ModuleNode) -> None:
+    """Where one run's whole model is an attribute of the other's root, as in a LightningModule, make root and model one node."""
+    inside = [(root, other, child) for root, other in ((before, after), (after, before)) for child in root.children if child.children]
     best = max(inside, key=lambda each: _shared(each[2], each[1]), default=None)
     if best is None or _shared(best[2], best[1]) <= _shared(before, after):
         return
     root, _, child = best
-    labels = {place.label for place in root.below if place is not child}
-    if labels.isdisjoint(place.label for place in child.below):
+    labels = {node.label for node in root.children if node is not child}
+    if labels.isdisjoint(node.label for node in child.children):
         _absorb(root, child)
 
 
@@ -129,44 +139,45 @@ def _shared(one: ModuleNode, other: ModuleNode) -> int:
     shared, waiting = 0, [(one, other)]
     while waiting:
         left, right = waiting.pop()
-        labels = {place.label: place for place in right.below}
-        both = [(place, labels[place.label]) for place in left.below if place.label in labels]
+        labels = {node.label: node for node in right.children}
+        both = [(node, labels[node.label]) for node in left.children if node.label in labels]
         shared += sum(first.kind == second.kind for first, second in both)
         waiting += both
     return shared
 
 
-def _number(profile: Profile, root: ModuleNode, numbers: dict[Hashable, int]) -> None:
-    for place in reversed(list(root.walk())):
-        rows = [profile.modules[name] for name in place.names]
-        figures = tuple((row.own_parameters, row.forward.own_macs) for row in rows if row.own_parameters or row.forward.own_macs)
-        place.build = numbers.setdefault(("build", place.kind, *(child.build for child in place.below)), len(numbers))
-        place.work = numbers.setdefault(("work", place.kind, figures, *(child.work for child in place.below)), len(numbers))
+def _number(run: ComparedRun, root: ModuleNode, numbers: dict[Hashable, int]) -> None:
+    """Set `build` and `work` of all nodes."""
+    parameters, macs = run.columns["own_parameters"], run.columns["forward.own_macs"]
+    for node in reversed(list(root.walk())):
+        figures = tuple((parameters[row], macs[row] or 0) for row in node.rows if parameters[row] or macs[row])
+        node.build = numbers.setdefault(("build", node.kind, *(child.build for child in node.children)), len(numbers))
+        node.work = numbers.setdefault(("work", node.kind, figures, *(child.work for child in node.children)), len(numbers))
 
 
 def _same(left: Sequence[ModuleNode], right: Sequence[ModuleNode], key: _Key, *, as_many: bool) -> Iterator[tuple[ModuleNode, ModuleNode]]:
-    """The places with the same key, in order. With `as_many` both sides have to have as many, or who is who would be a guess."""
+    """The nodes with the same key, in order. With `as_many` both sides must have as many, or the pairs would be a guess."""
     ours, theirs = _grouped(left, key), _grouped(right, key)
-    for each, places in ours.items():
+    for each, nodes in ours.items():
         others = theirs.get(each, [])
-        if not as_many or len(places) == len(others):
-            yield from zip(places, others, strict=False)
+        if not as_many or len(nodes) == len(others):
+            yield from zip(nodes, others, strict=False)
 
 
-def _grouped(places: Iterable[ModuleNode], key: _Key) -> dict[Hashable, list[ModuleNode]]:
+def _grouped(nodes: Iterable[ModuleNode], key: _Key) -> dict[Hashable, list[ModuleNode]]:
     groups: dict[Hashable, list[ModuleNode]] = {}
-    for place in places:
-        if (each := key(place)) is not None:
-            groups.setdefault(each, []).append(place)
+    for node in nodes:
+        if (each := key(node)) is not None:
+            groups.setdefault(each, []).append(node)
     return groups
 
 
 _KEYS: tuple[tuple[_Key, bool], ...] = (
-    (lambda place: (place.label, place.work), False),
-    (lambda place: None if place.label.isdecimal() else (place.label, place.kind), False),
-    (lambda place: place.work, False),
-    (lambda place: (place.label, place.kind), False),
-    (lambda place: place.build, True),
-    (lambda place: place.label, False),
+    (lambda node: (node.label, node.work), False),
+    (lambda node: None if node.label.isdecimal() else (node.label, node.kind), False),
+    (lambda node: node.work, False),
+    (lambda node: (node.label, node.kind), False),
+    (lambda node: node.build, True),
+    (lambda node: node.label, False),
 )
-"""What makes two children of the same module the same, the surest first, and whether there have to be as many of them."""
+"""What makes two children of a pair a pair, the surest first, and whether there must be as many of them on both sides."""

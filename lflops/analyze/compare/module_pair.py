@@ -1,21 +1,16 @@
 """One module in two runs: its figures on either side, and how they differ."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from lflops.analyze.compare.matching import ModuleNode
-from lflops.analyze.compare.significance import Judge, Timed, Timing, timed, uncompared
-from lflops.profile.model import ModuleProfile, Profile, Work
+from lflops.analyze.compare.compared_run import TIMED, ComparedRun
+from lflops.analyze.compare.significance import Judge, Measured, Timing, total, unjudged
 from lflops.profile.records import Phase
 
-__all__ = ["TIMED", "Change", "ModuleFigures", "ModulePair", "ModuleSide"]
-
-TIMED: tuple[Phase, ...] = ("forward", "backward", "recompute")
-"""The phases whose times are compared."""
+__all__ = ["Change", "ModuleFigures", "ModulePair", "ModuleSide", "SharedPhases"]
 
 
 class Change(Struct, frozen=True, kw_only=True, gc=False):
@@ -31,7 +26,7 @@ class Change(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def differs(self) -> bool:
-        """Whether it changed; of what is unknown nobody knows."""
+        """Whether it changed; not where a side is unknown."""
         return self.before is not None and self.after is not None and self.before != self.after
 
 
@@ -58,48 +53,89 @@ class ModuleFigures(Struct, frozen=True, kw_only=True):
         return any(change.differs for change in (self.macs, self.flops, self.bytes_moved, self.parameters))
 
 
+class SharedPhases:
+    """A run's columns in the phases that both runs have, each summed or collected once for all modules.
+
+    Args:
+        run: The run.
+        phases: Those that both runs have.
+    """
+
+    def __init__(self, run: ComparedRun, phases: Sequence[Phase]) -> None:
+        timed = [phase for phase in phases if phase in TIMED]
+
+        def columns(phases: Sequence[Phase], field: str) -> list[Sequence[Any]]:
+            return [run.columns[f"{phase}.{field}"] for phase in phases]
+
+        def sums(phases: Sequence[Phase], field: str) -> list[int]:
+            return [sum(values) for values in zip(*columns(phases, field), strict=True)] if phases else [0] * len(run.names)
+
+        self.run = run
+        self.counted = run.figures.counted
+        self.work: dict[str, list[int]] = {}
+        self.timed_work: dict[str, list[tuple[int, ...]]] = {}
+        self.times: dict[str, list[list[tuple[float | None, float | None]]]] = {}
+        for own in ("", "own_"):
+            if self.counted:
+                self.work |= {own + field: sums(phases, own + field) for field in ("macs", "flops", "bytes_moved")}
+                self.work[f"{own}timed_macs"] = sums(timed, f"{own}macs")
+                both = [*columns(timed, f"{own}macs"), *columns(timed, f"{own}flops")]
+                self.timed_work[own] = list(zip(*both, strict=True)) if both else [()] * len(run.names)
+            self.times[own] = [[] for _ in run.names]
+            for phase in timed:
+                seconds, errors, calls = (run.columns[f"{phase}.{own}{field}"] for field in ("seconds", "error", "calls"))
+                for times, each, error, ran in zip(self.times[own], seconds, errors, calls, strict=True):
+                    if each is not None or ran:
+                        times.append((each, error))
+
+
 class ModuleSide(NamedTuple):
-    """A module in one of the runs: its rows, the outermost first, and the phases that are looked at."""
+    """A module in one of the runs.
 
-    rows: Sequence[ModuleProfile]
-    phases: Sequence[Phase]
-    counted: bool
+    Attributes:
+        of: The run.
+        rows: Of the module and the modules that it wraps, the outermost first, as positions in the run's columns. What is inclusive is that
+            of the first.
+    """
 
-    @classmethod
-    def of(cls, profile: Profile, place: ModuleNode | None, phases: Sequence[Phase]) -> "ModuleSide | None":
-        """The side of a place. Without a cell nothing was counted."""
-        return None if place is None else cls([profile.modules[name] for name in place.names], phases, bool(profile.cells))
+    of: SharedPhases
+    rows: Sequence[int]
 
-    def works(self, *, own: bool, timed_ones: bool = False) -> list[tuple[Phase, Work]]:
-        """Of the outermost row, or of each."""
-        phases = [phase for phase in self.phases if phase in TIMED or not timed_ones]
-        return [(phase, row.work(phase)) for row in (self.rows if own else self.rows[:1]) for phase in phases]
+    def work(self, field: str) -> int | None:
+        """A count of all phases, as `macs` or `own_macs`."""
+        return self._sum(self.of.work[field], own=field.startswith("own_")) if self.of.counted else None
 
-    def work(self, field: str, *, own: bool, timed_ones: bool = False) -> int | None:
-        """A count of all its phases, or of those that have times."""
-        counts: Iterable[int] = (getattr(work, _named(field, own=own)) for _, work in self.works(own=own, timed_ones=timed_ones))
-        return sum(counts) if self.counted else None
+    def timed_work(self, *, own: bool) -> tuple[int, ...]:
+        """The MACs and the FLOPs of each phase that has times."""
+        work = self.of.timed_work["own_" if own else ""]
+        if not own or len(self.rows) == 1:
+            return work[self.rows[0]]
+        return tuple(sum(each) for each in zip(*(work[row] for row in self.rows), strict=True))
 
-    def timed_work(self, *, own: bool) -> Counter[tuple[Phase, str]]:
-        """MACs and FLOPs of each phase that has times."""
-        counts: Counter[tuple[Phase, str]] = Counter()
-        for phase, work in self.works(own=own, timed_ones=True):
-            counts.update({(phase, field): getattr(work, _named(field, own=own)) for field in ("macs", "flops")})
-        return counts
-
-    def time(self, *, own: bool) -> Timed | None:
+    def time(self, *, own: bool) -> Measured | None:
         """Of the phases that ran."""
-        works = [work for _, work in self.works(own=own, timed_ones=True)]
-        ran = [(getattr(work, _named("seconds", own=own)), getattr(work, _named("calls", own=own))) for work in works]
-        return timed([seconds for seconds, calls in ran if seconds is not None or calls])
+        times = self.of.times["own_" if own else ""]
+        return total([each for row in (self.rows if own else self.rows[:1]) for each in times[row]])
+
+    def in_phase(self, phase: Phase, field: str, *, own: bool) -> float | None:
+        """Its `seconds`, or its `macs`, in one phase."""
+        if field == "macs" and not self.of.counted:
+            return None
+        column = self.of.run.columns[f"{phase}.{'own_' if own else ''}{field}"]
+        return None if own and any(column[row] is None for row in self.rows) else self._sum(column, own=own)
 
     def parameters(self, *, own: bool) -> int:
         """Distinct ones."""
-        return sum(row.own_parameters for row in self.rows) if own else self.rows[0].parameters
+        parameters: int = self._sum(self.of.run.columns["own_parameters" if own else "parameters"], own=own)
+        return parameters
 
     def peak(self) -> int | None:
         """The most bytes alive."""
-        return self.rows[0].peak_bytes
+        peak: int | None = self.of.run.columns["peak_bytes"][self.rows[0]]
+        return peak
+
+    def _sum(self, column: Sequence[Any], *, own: bool) -> Any:
+        return sum(column[row] for row in self.rows) if own and len(self.rows) > 1 else column[self.rows[0]]
 
 
 class ModulePair(NamedTuple):
@@ -113,27 +149,24 @@ class ModulePair(NamedTuple):
         first, second = (None if side is None else figure(side) for side in self)
         return Change(before=first, after=second)
 
-    def times(self, *, own: bool) -> tuple[Timed | None, Timed | None]:
+    def times(self, *, own: bool) -> tuple[Measured | None, Measured | None]:
         """Of both sides."""
         first, second = (None if side is None else side.time(own=own) for side in self)
         return first, second
 
     def same_work(self, *, own: bool) -> bool:
         """Whether MACs and FLOPs of each phase that has times are known to be the same."""
-        if self.before is None or self.after is None or not (self.before.counted and self.after.counted):
+        if self.before is None or self.after is None or not (self.before.of.counted and self.after.of.counted):
             return False
         return self.before.timed_work(own=own) == self.after.timed_work(own=own)
 
     def figures(self, judge: Judge | None, explained: float = 0.0, *, own: bool) -> ModuleFigures:
-        """Its work and its time; this is judged where it can be."""
+        """Its work and its time, which is judged where it can be."""
+        prefix = "own_" if own else ""
         first, second = self.times(own=own)
         if judge and self.same_work(own=own):
             time = judge.timing(first, second, explained)
         else:
-            time = uncompared(first, second, self.change(partial(ModuleSide.work, field="macs", own=own, timed_ones=True)).ratio)
-        work = {field: self.change(partial(ModuleSide.work, field=field, own=own)) for field in ("macs", "flops", "bytes_moved")}
+            time = unjudged(first, second, self.change(lambda side: side.work(f"{prefix}timed_macs")).ratio)
+        work = {field: self.change(partial(ModuleSide.work, field=prefix + field)) for field in ("macs", "flops", "bytes_moved")}
         return ModuleFigures(**work, parameters=self.change(partial(ModuleSide.parameters, own=own)), time=time)
-
-
-def _named(field: str, *, own: bool) -> str:
-    return f"own_{field}" if own else field

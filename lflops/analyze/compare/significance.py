@@ -1,24 +1,24 @@
-"""Is a change of a time news? What a slower machine does to all modules is taken out first, and what noise can do is allowed for.
+"""Is a change of a time more than noise? What a slower machine does to all modules is taken out before a module is judged.
 
-How sure a median is comes from the quartiles around it. Were the steps' times normal, their quartiles would be 1.349 standard deviations
-apart, and the error of the median of n steps 1.2533 / sqrt(n) standard deviations: 0.93 x (high - low) / sqrt(n) together. The quartiles
-of few steps lie closer together than those of many would, about as (n - 1) / n: of the 0.93 x (high - low) x sqrt(n) / (n - 1) that is
-used here, one step tells nothing. Times of several phases are added up with their errors, as if all were late at once.
+The error of a median comes from the quartiles. If the steps' times are normal, the quartiles are 1.349 standard deviations apart, and the
+error of the median of n steps is 1.2533 / sqrt(n) standard deviations: together 0.93 x (high - low) / sqrt(n). The quartiles of few steps
+are closer together than those of many, about as (n - 1) / n, so 0.93 x (high - low) x sqrt(n) / (n - 1) is used here, and one step gives
+no error. The times of several phases are added up, and so are their errors, as if they were fully correlated.
 
-What is common to all modules is the median of their ratios: of the large ones, the largest that have 90 % of the time together, as those
-of the small ones vary most.
+The common factor is the median ratio of the large modules: the largest that have 90 % of the time together. Ratios of small modules vary
+too much.
 
-A ratio of two medians has both errors, relative, as the root of the sum of their squares. It gets no smaller than that of the typical
-module, as a few steps can agree by chance, and no smaller than how far the ratios of the modules scatter around their median (1.4826 x
-their median distance from it, a standard deviation were they normal): whatever differs between two runs of the same code is in there, and
-no step of either run could have told. Both are those of the large modules for a large one, those of the small for a small one. To that
-comes the error of the common ratio, 1.2533 / sqrt(modules) of such an error. The interval reaches so many errors either way that of all the
-times judged together one is outside by noise alone in one comparison of a thousand.
+The error of a ratio of two medians is the root of the sum of the squares of both relative errors. It has two lower bounds. The first is
+the error of the typical module, as a few steps can agree by chance. The second is the scatter of the modules' ratios around their median
+(1.4826 x the median absolute deviation, which is a standard deviation if they are normal): it contains what differs between two runs of
+the same code, which no step of either run shows. Large modules have the bounds of the large ones, small modules those of the small ones.
+The error of the common factor, 1.2533 / sqrt(modules) of such a bound, is added as a square. The interval is so many errors wide that
+noise alone puts any of the times that are judged together outside in one comparison of a thousand.
 """
 
 import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
@@ -27,32 +27,45 @@ from msgspec.structs import replace
 
 from lflops.profile.records import Spread
 
-__all__ = ["NEWS", "CommonFactor", "Judge", "Timed", "Timing", "Verdict", "error_of", "judge_of", "judge_of_steps", "timed", "uncompared"]
+__all__ = [
+    "CHANGED",
+    "CommonFactor",
+    "Judge",
+    "Measured",
+    "Timing",
+    "Verdict",
+    "judge_of",
+    "judge_of_steps",
+    "measured",
+    "total",
+    "unjudged",
+]
 
 LEAST_CHANGE = 0.03
-"""Of a time, for it to be news: two runs of the same code place their tensors differently in memory, which is worth some per cent."""
+"""The least change of a time: two runs of the same code place their tensors differently in memory, which is worth some per cent."""
 LEAST_SHARE = 0.005
-"""Of a step: what is gained or lost below that is no news."""
+"""The least change of a time as a share of the step."""
 LARGE = 0.9
-"""Of the time, for the modules that have a say in how fast the whole run is."""
+"""The share of the time that the large modules have together: their ratios make the common factor."""
 LEAST_MODULES = 3
-"""With fewer, a slower module cannot be told from a slower machine."""
+"""With fewer modules, a slower module cannot be distinguished from a slower machine."""
 LEAST_IN_COMMON = 1 / 3
-"""Of all modules' time, that the compared ones have: a few layers that two models happen to share say nothing of the whole run."""
+"""The least share of all modules' time in those with the same work: a few layers that two models share say nothing of the run."""
 CHANCE = 0.001
-"""Of two runs of the same code, that any interval misses."""
+"""The probability that any interval misses, in a comparison of two runs of the same code."""
 
 Verdict = Literal["slower", "faster", "same"]
-NEWS: frozenset[Verdict | None] = frozenset({"slower", "faster"})
+CHANGED: frozenset[Verdict | None] = frozenset({"slower", "faster"})
+"""The verdicts of a time that changed by more than noise."""
 
 
 class CommonFactor(Struct, frozen=True, kw_only=True):
-    """What happened to all modules alike.
+    """How much slower or faster the whole run is.
 
     Attributes:
-        ratio: The median of after / before, over modules that did the same work.
-        modules: How many of them had a say.
-        error: Of the ratio, relative.
+        ratio: The median of after / before, over large modules that did the same work.
+        modules: How many these are.
+        error: The relative error of the ratio.
     """
 
     ratio: float
@@ -69,10 +82,10 @@ class Timing(Struct, frozen=True, kw_only=True):
         ratio: after / before.
         per_mac: The ratio of the seconds a MAC, where the MACs differ.
         beyond: The ratio over that of the whole run. Of a step it is the ratio itself.
-        low: Where `beyond` may lie, at least.
-        high: Where it may lie, at most.
-        lost: Seconds beyond the whole run; below 0 they were won.
-        verdict: `same` where it is within the noise, or too small to matter, or for what is inclusive explained by what is below.
+        low: The lower end of the interval of `beyond`.
+        high: Its upper end.
+        lost: Seconds lost beyond the whole run; a gain is negative.
+        verdict: `same` where the change is within the noise, too small to matter, or, of an inclusive time, explained by modules below.
     """
 
     before: float | None
@@ -86,23 +99,23 @@ class Timing(Struct, frozen=True, kw_only=True):
     verdict: Verdict | None = None
 
 
-class Timed(NamedTuple):
-    """Median seconds and the relative error of them; no error where there is none to know."""
+class Measured(NamedTuple):
+    """A median in seconds and its error in seconds: `None` where fewer than two steps were timed."""
 
     seconds: float
     error: float | None
 
 
 class Judge(NamedTuple):
-    """What all judgements of two runs rest on.
+    """What the times of two runs are judged by.
 
     Attributes:
-        whole: What is taken out; `None` is nothing.
-        large: Seconds, before, from which on a time is a large one.
-        least_error: Of the ratio of a large time.
-        least_error_of_small: Of that of a small one.
-        reach: Of an interval, in errors.
-        step: Seconds, before, that a change is seen against.
+        whole: The common factor that is taken out; `None` is nothing.
+        large: Seconds before: a time of at least these is a large one.
+        least_error: The lower bound of the error of a large time's ratio.
+        least_error_of_small: The same of a small one.
+        reach: Half the width of an interval, in errors.
+        step: Seconds before of the step, which changes are shares of.
     """
 
     whole: CommonFactor | None
@@ -112,15 +125,15 @@ class Judge(NamedTuple):
     reach: float
     step: float
 
-    def timing(self, before: Timed | None, after: Timed | None, explained: float = 0.0) -> Timing:
-        """Judge a time, if both sides of it and their errors are known.
+    def timing(self, before: Measured | None, after: Measured | None, explained: float = 0.0) -> Timing:
+        """Judge a time, if both sides and their errors are known.
 
         Args:
             before: In the first run.
             after: In the second.
-            explained: Seconds of the change that are told of elsewhere.
+            explained: Seconds of the change that modules below explain.
         """
-        given = uncompared(before, after)
+        given = unjudged(before, after)
         error = _error_of_ratio(before, after)
         if not given.before or not given.after or not given.ratio or error is None:
             return given
@@ -129,7 +142,7 @@ class Judge(NamedTuple):
         beyond, error = given.ratio / whole, math.hypot(max(error, least_error), of_whole)
         lost = given.after - given.before * whole
         left = (lost - explained) / (given.before * whole)
-        is_news = (
+        is_changed = (
             abs(left) >= LEAST_CHANGE
             and abs(left) * given.before >= LEAST_SHARE * self.step
             and (left <= -1 or abs(math.log1p(left)) > self.reach * error)
@@ -140,35 +153,35 @@ class Judge(NamedTuple):
             low=beyond * math.exp(-self.reach * error),
             high=beyond * math.exp(self.reach * error),
             lost=lost,
-            verdict="same" if not is_news else "slower" if left > 0 else "faster",
+            verdict="same" if not is_changed else "slower" if left > 0 else "faster",
         )
 
 
-def timed(spreads: Collection[Spread | None]) -> Timed | None:
-    """The time of several parts together; `None` where one of them is unknown, or there is none."""
-    known = [spread for spread in spreads if spread is not None]
-    seconds = sum(spread.median for spread in known)
-    if not known or len(known) < len(spreads):
+def measured(spread: Spread | None) -> Measured | None:
+    """The median over several steps, with its error."""
+    if spread is None:
         return None
-    if not seconds or min(spread.n for spread in known) < 2:
-        return Timed(seconds, None)
-    return Timed(seconds, sum(error_of(each) for each in known) / seconds)
+    return Measured(spread.median, None if spread.n < 2 else 0.93 * (spread.high - spread.low) * math.sqrt(spread.n) / (spread.n - 1))
 
 
-def error_of(spread: Spread) -> float:
-    """Seconds that the median of several steps may be wrong by."""
-    return 0.93 * (spread.high - spread.low) * math.sqrt(spread.n) / (spread.n - 1)
+def total(parts: Sequence[tuple[float | None, float | None]]) -> Measured | None:
+    """The sum of several times, seconds and errors; `None` where one of them is unknown, or there is none."""
+    seconds = [each for each, _ in parts if each is not None]
+    errors = [error for _, error in parts if error is not None]
+    if not parts or len(seconds) < len(parts):
+        return None
+    return Measured(sum(seconds), sum(errors) if len(errors) == len(parts) else None)
 
 
-def uncompared(before: Timed | None, after: Timed | None, macs: float | None = None) -> Timing:
-    """Two times side by side, without a judgement; `macs` is the ratio of their MACs."""
+def unjudged(before: Measured | None, after: Measured | None, macs: float | None = None) -> Timing:
+    """Two times without a verdict; `macs` is the ratio of their MACs."""
     first, second = (None if each is None else each.seconds for each in (before, after))
     ratio = None if not first or second is None else second / first
     return Timing(before=first, after=second, ratio=ratio, per_mac=ratio / macs if ratio is not None and macs and macs != 1 else None)
 
 
-def judge_of(pairs: Sequence[tuple[Timed, Timed]], *, step: float, times: int) -> Judge | None:
-    """Find out what happened to the whole run; `None` where too few modules, or too little of its time, can be compared.
+def judge_of(pairs: Iterable[tuple[Measured, Measured]], *, step: float, times: int) -> Judge | None:
+    """Compute the common factor and the errors; `None` where too few modules, or too little of the time, can be compared.
 
     Args:
         pairs: Each module's own time before and after, of those that did the same work.
@@ -192,14 +205,14 @@ def judge_of(pairs: Sequence[tuple[Timed, Timed]], *, step: float, times: int) -
     return Judge(whole, large[-1].seconds, least_error, of_small, _reach(times), step)
 
 
-def judge_of_steps(modules: Judge | None, step: Spread | None, *, times: int) -> Judge:
-    """A judge of what the steps' clock tells, with what the modules told."""
-    seconds = step.median if step else 0.0
+def judge_of_steps(modules: Judge | None, step: Measured | None, *, times: int) -> Judge:
+    """A judge of the step's and its phases' times, by the modules' common factor and errors."""
+    seconds = step.seconds if step else 0.0
     return modules._replace(reach=_reach(times), step=seconds) if modules else Judge(None, 0.0, 0.0, 0.0, _reach(times), seconds)
 
 
 class _Ratio(NamedTuple):
-    """Of a module's times: its seconds before, the logarithm, and the relative error."""
+    """The ratio of a module's times: seconds before, its logarithm, its relative error."""
 
     seconds: float
     logarithm: float
@@ -207,19 +220,19 @@ class _Ratio(NamedTuple):
 
 
 def _typical(ratios: Sequence[_Ratio]) -> tuple[float, float]:
-    """The median of the logarithms, and the least error of any of them."""
+    """The median of the logarithms, and the lower bound of their errors."""
     middle = statistics.median(each.logarithm for each in ratios)
     scatter = 1.4826 * statistics.median(abs(each.logarithm - middle) for each in ratios)
     return middle, max(scatter, statistics.median(each.error for each in ratios))
 
 
 def _reach(times: int) -> float:
-    """How many errors an interval has to reach, if so many times are judged together."""
+    """Half the width of an interval in errors, if so many times are judged together."""
     return statistics.NormalDist().inv_cdf(1 - CHANCE / (2 * max(times, 1)))
 
 
-def _error_of_ratio(before: Timed | None, after: Timed | None) -> float | None:
-    """Relative; `None` where it is not known, as of a time of 0."""
-    if before is None or after is None or before.error is None or after.error is None:
+def _error_of_ratio(before: Measured | None, after: Measured | None) -> float | None:
+    """The relative error of after / before; `None` where it is unknown, as of a time of 0."""
+    if before is None or after is None or before.error is None or after.error is None or not (before.seconds and after.seconds):
         return None
-    return math.hypot(before.error, after.error)
+    return math.hypot(before.error / before.seconds, after.error / after.seconds)

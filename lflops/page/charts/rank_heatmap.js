@@ -1,27 +1,34 @@
-// Which rank takes how much longer than the median one, in the places where that costs the most: a row a module and phase, a column a rank.
+// How much longer each rank takes than the median one: a row for each module and phase where that costs the most, a column for each rank.
 
 import { element } from "../lib/dom.js";
 import { duration, exact, percent } from "../lib/format.js";
 
-const ALONE = 32;
+const COLUMNS_OF_SLOWEST = 32;
 const COLUMNS = 64;
 const WRITTEN = 16;
 const BINNED = "A column of several ranks has the slowest of them in each place, so it looks slower than each of them is.";
 const WAITING = "* Ranks wait for each other in these, nobody knows how long: there the one that is waited for looks fast.";
 const LIMITS = [0.05, 0.1, 0.2, 0.5, 1];
 
-// `order` has the ranks, those that stand together in a column beside each other; `lead` is called with a row's module.
-export function heat(found, order, { rank, chooseRank, lead }) {
-  const { module, phase, median, waiting, seconds_lost: lost } = found.places;
-  const numbers = new Map(found.ranks.rank.map((each, place) => [each, place]));
-  const columns = binned(order, Boolean(found.sortedBySlowness));
-  const rows = module.map((_, row) => columns.map((ranks) => slowest(ranks, found.seconds[row], numbers)));
-  const distances = rows.flatMap((cells, row) => cells.map((cell) => Math.abs(apart(cell.seconds, median[row]) ?? 0)));
+// `order` has the ranks in the order of the columns; `openModule` is called with a row's module.
+/** @typedef {{ rank: number | null, chooseRank: (rank: number | null) => void, openModule: (name: string) => void }} HeatmapContext */
+/** @type {(data: Ranks & { sortedBySlowness: boolean }, order: number[], context: HeatmapContext) => HTMLElement} */
+export function rankHeatmap(data, order, { rank, chooseRank, openModule }) {
+  const { module, phase, median, waiting, seconds_lost: lost } = data.places;
+  /** @type {Map<number, number>} */
+  const numbers = new Map(data.ranks.rank.map((each, position) => [each, position]));
+  const columns = binned(order, Boolean(data.sortedBySlowness));
+  const rows = module.map((_, row) => columns.map((ranks) => slowest(ranks, data.seconds[row], numbers)));
+  const distances = rows.flatMap((cells, row) => cells.map((cell) => Math.abs(deviationOf(cell.seconds, median[row]) ?? 0)));
   const most = distances.reduce((a, b) => Math.max(a, b), 0);
-  const limit = LIMITS.find((each) => each >= most) ?? LIMITS.at(-1);
+  const limit = LIMITS.find((each) => each >= most) ?? LIMITS[LIMITS.length - 1];
 
+  /** @type {(ranks: number[]) => boolean} */
+  const hasRank = (ranks) => rank !== null && ranks.includes(rank);
+
+  /** @type {(ranks: number[], row: number, slowest: { rank: number | null, seconds: number | null }) => HTMLElement} */
   function cell(ranks, row, { rank: worst, seconds }) {
-    const deviation = apart(seconds, median[row]);
+    const deviation = deviationOf(seconds, median[row]);
     const share = deviation === null ? 0 : Math.max(Math.min(deviation / limit, 1), -1);
     const against = deviation === null ? "" : `, ${withSign(deviation)} against the median rank`;
     const known = seconds === null ? "no time of it" : `${duration(seconds)}${against} (${exact(seconds)} s)`;
@@ -30,23 +37,23 @@ export function heat(found, order, { rank, chooseRank, lead }) {
     const whose = ranks.length === 1 ? `rank ${ranks[0]}` : `${ranks.length} ranks, of which ${worst ?? ranks[0]} is the slowest`;
     const written = columns.length <= WRITTEN && deviation !== null ? withSign(deviation) : "";
     return element("td", {
-      class: [seconds === null ? "unknown" : Math.abs(share) > 0.75 ? "strong" : "", ranks.includes(rank) ? "of-rank" : ""].join(" "),
+      class: [seconds === null ? "unknown" : Math.abs(share) > 0.75 ? "strong" : "", hasRank(ranks) ? "of-rank" : ""].join(" "),
       style: { background: seconds === null ? "" : ground },
       "data-value": seconds ?? "",
       title: `${module[row] || "(root)"} ${phase[row]}, ${whose}: ${known}`,
     }, written);
   }
 
-  const head = columns.map((ranks) => element("th", { scope: "col", class: ranks.includes(rank) ? "of-rank" : "" }, element("button", {
-    type: "button", class: "leading", "aria-pressed": ranks.includes(rank),
+  const head = columns.map((ranks) => element("th", { scope: "col", class: hasRank(ranks) ? "of-rank" : "" }, element("button", {
+    type: "button", class: "leading", "aria-pressed": hasRank(ranks),
     title: ranks.length === 1 ? `rank ${ranks[0]}` : `ranks ${ranks.join(", ")}`,
-    onclick: () => chooseRank(ranks.includes(rank) ? null : ranks[0]),
+    onclick: () => chooseRank(hasRank(ranks) ? null : ranks[0]),
   }, ranks.length === 1 ? String(ranks[0]) : `${ranks[0]} +${ranks.length - 1}`)));
   const body = rows.map((cells, row) => element(
     "tr", {},
     element(
       "th", { scope: "row", title: `${module[row] || "(root)"} ${phase[row]}` },
-      element("button", { type: "button", class: "leading", onclick: () => lead(module[row]) }, module[row] || "(root)"), ` ${phase[row]}`,
+      element("button", { type: "button", class: "leading", onclick: () => openModule(module[row]) }, module[row] || "(root)"), ` ${phase[row]}`,
     ),
     element("td", { class: "amount", title: `${exact(lost[row])} s`, "data-value": lost[row] }, `${duration(lost[row])}${waiting[row] === "unknown" ? " *" : ""}`),
     ...cells.map((each, at) => cell(columns[at], row, each)),
@@ -64,43 +71,50 @@ export function heat(found, order, { rank, chooseRank, lead }) {
   );
 }
 
-// Each rank has a column as long as there is room; then the first of them have, if these are the slowest, and the others share.
+// A column for each rank if there is room. Else only the first have one, if these are the slowest, and the others share columns.
+/** @type {(order: number[], isSlowestFirst: boolean) => number[][]} */
 function binned(order, isSlowestFirst) {
   if (order.length <= COLUMNS) return order.map((rank) => [rank]);
-  const alone = isSlowestFirst ? ALONE : 0;
-  const width = Math.ceil((order.length - alone) / (COLUMNS - alone));
-  const columns = order.slice(0, alone).map((rank) => [rank]);
-  for (let start = alone; start < order.length; start += width) columns.push(order.slice(start, start + width));
+  const single = isSlowestFirst ? COLUMNS_OF_SLOWEST : 0;
+  const width = Math.ceil((order.length - single) / (COLUMNS - single));
+  const columns = order.slice(0, single).map((rank) => [rank]);
+  for (let start = single; start < order.length; start += width) columns.push(order.slice(start, start + width));
   return columns;
 }
 
+/** @type {(ranks: number[], seconds: (number | null)[], numbers: Map<number, number>) => { rank: number | null, seconds: number | null }} */
 function slowest(ranks, seconds, numbers) {
-  let found = { rank: null, seconds: null };
+  /** @type {{ rank: number | null, seconds: number | null }} */
+  let slowestOne = { rank: null, seconds: null };
   for (const rank of ranks) {
-    const told = seconds[numbers.get(rank)];
-    if (told !== null && (found.seconds === null || told > found.seconds)) found = { rank, seconds: told };
+    const time = seconds[numbers.get(rank) ?? -1] ?? null;
+    if (time !== null && (slowestOne.seconds === null || time > slowestOne.seconds)) slowestOne = { rank, seconds: time };
   }
-  return found;
+  return slowestOne;
 }
 
-function apart(seconds, median) {
+/** @type {(seconds: number | null, median: number) => number | null} */
+function deviationOf(seconds, median) {
   return seconds === null || !median ? null : seconds / median - 1;
 }
 
+/** @type {(share: number) => string} */
 function withSign(share) {
   const text = percent(share).replace("-", "−");
   return share > 0 && !text.startsWith("<") ? `+${text}` : text;
 }
 
+/** @type {(text: string) => HTMLElement} */
 function remark(text) {
   return element("p", { class: "remark" }, text);
 }
 
+/** @type {(limit: number) => HTMLElement} */
 function legendOf(limit) {
   const most = percent(limit).replace(".0", "");
   return element(
     "p", { class: "heat-legend" }, `${most} faster than the median rank`,
     element("span", { class: "heat-scale", "aria-hidden": "true" }),
-    `${most} slower${limit === LIMITS.at(-1) ? " or more" : ""}`,
+    `${most} slower${limit === LIMITS[LIMITS.length - 1] ? " or more" : ""}`,
   );
 }

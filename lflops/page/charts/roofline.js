@@ -9,12 +9,19 @@ const [LARGEST, SMALLEST] = [20, 3];
 const [NAMED, LETTER, LINE] = [6, 6.2, 14];
 const TICKS = 10;
 
-// `points` are {intensity, height, isTimed, weight, toWin, phase, label, over}; `pointed(point)` is called with the one that the pointer is on,
-// or null, and `chosen(point)` with the one that is clicked on. Gives the node, and the circles by point.
-export function drawnRoofs({ points, ceilings, label, pointed, chosen }) {
+// `pointed` is called with the point that the pointer is on, or null, and `chosen` with the one that is clicked on. Returns the node, and the
+// circles by point.
+/**
+ * @typedef {{
+ *   points: RooflinePoint[], ceilings: Ceiling[], label: string, pointed: (point: RooflinePoint | null) => void,
+ *   chosen: (point: RooflinePoint) => void,
+ * }} RooflineData
+ */
+/** @type {(data: RooflineData) => { node: SVGElement, circles: Map<RooflinePoint, SVGElement> }} */
+export function drawRoofline({ points, ceilings, label, pointed, chosen }) {
   const judging = ceilings.filter((ceiling) => ceiling.is_judged_by);
   const turning = ceilings.filter((each) => each.bandwidth_bytes_per_second);
-  const ridges = turning.map((each) => each.flops_per_second / each.bandwidth_bytes_per_second);
+  const ridges = turning.map((each) => each.flops_per_second / Number(each.bandwidth_bytes_per_second));
   const x = logScale([...points.map(({ intensity }) => intensity), ...ridges], LEFT, RIGHT);
   const y = logScale([...points.map(({ height }) => height), ...ceilings.map((each) => each.flops_per_second)], BOTTOM, TOP);
   const longest = Math.max(...points.map(({ weight }) => weight), 0);
@@ -39,24 +46,31 @@ export function drawnRoofs({ points, ceilings, label, pointed, chosen }) {
 }
 
 // A scale over all values, with room at both ends, and at least two decades.
+/** @type {(values: number[], start: number, end: number) => Scale} */
 function logScale(values, start, end) {
   const logs = values.map((value) => Math.log10(value));
   let [low, high] = logs.length ? [Math.min(...logs) - 0.3, Math.max(...logs) + 0.3] : [-1, 3];
   const missing = Math.max(2 - (high - low), 0) / 2;
   [low, high] = [low - missing, high + missing];
   const each = Math.max(Math.ceil((high - low) / TICKS), 1);
+  /** @type {number[]} */
   const powers = [];
   for (let power = Math.ceil(low / each) * each; power <= high; power += each) powers.push(power);
+  /** @type {(value: number) => number} */
   const at = (value) => start + ((Math.log10(value) - low) / (high - low)) * (end - start);
   return { at, powers, low: 10 ** low, high: 10 ** high };
 }
 
+/** @type {(weight: number, longest: number) => number} */
 function radius(weight, longest) {
   return longest ? Math.max(LARGEST * Math.sqrt(weight / longest), SMALLEST) : SMALLEST;
 }
 
+/** @type {(x: Scale, y: Scale) => SVGElement[]} */
 function axes(x, y) {
+  /** @type {(x1: number, y1: number, x2: number, y2: number) => SVGElement} */
   const line = (x1, y1, x2, y2) => svg("line", { class: "grid-line", x1, y1, x2, y2 });
+  /** @type {(attributes: Record<string, any>, content: string) => SVGElement} */
   const text = (attributes, content) => svg("text", { class: "tick", ...attributes }, content);
   return [
     ...x.powers.map((power) => line(x.at(10 ** power), TOP, x.at(10 ** power), BOTTOM)),
@@ -68,6 +82,7 @@ function axes(x, y) {
   ];
 }
 
+/** @type {(ceiling: Ceiling, x: Scale, y: Scale) => SVGElement} */
 function roofLine({ hardware, source, dtype, flops_per_second: peak, bandwidth_bytes_per_second: slope, is_judged_by: isJudgedBy }, x, y) {
   const ridge = slope ? Math.min(Math.max(peak / slope, x.low), x.high) : x.low;
   const corners = [x.low, ridge, x.high].map((right) => [right, slope ? Math.min(peak, slope * right) : peak]);
@@ -77,7 +92,8 @@ function roofLine({ hardware, source, dtype, flops_per_second: peak, bandwidth_b
   );
 }
 
-// To the right of the roofs, moved apart where these are close.
+// The peaks to the right of the roofs, moved where they are too close.
+/** @type {(ceilings: Ceiling[], y: Scale) => SVGElement[]} */
 function peakLabels(ceilings, y) {
   let last = -Infinity;
   return [...ceilings].sort((a, b) => b.flops_per_second - a.flops_per_second).flatMap((ceiling) => {
@@ -93,7 +109,8 @@ function peakLabels(ceilings, y) {
   });
 }
 
-// Along the slope of the chip that is judged by, where there is room for it.
+// The bandwidth along the slope of the chip that is judged by, where there is room for it.
+/** @type {(judging: Ceiling[], x: Scale, y: Scale) => SVGElement[]} */
 function slopeLabels(judging, x, y) {
   const highest = Math.max(...judging.map((each) => each.flops_per_second));
   const ceiling = judging.find((each) => each.flops_per_second === highest);
@@ -110,10 +127,14 @@ function slopeLabels(judging, x, y) {
   )];
 }
 
-// Those with the most to win, or the most time, by their names, as long as these do not stand on each other.
+// The names of the points with the most to win, or the most time, as long as the labels do not overlap.
+/** @type {(points: RooflinePoint[], x: Scale, y: Scale, longest: number) => SVGElement[]} */
 function pointLabels(points, x, y, longest) {
+  /** @type {[number, number, number][]} */
   const taken = [];
+  /** @type {SVGElement[]} */
   const made = [];
+  /** @type {(point: RooflinePoint) => number} */
   const worth = points.some(({ toWin }) => toWin) ? ({ toWin }) => toWin : ({ weight }) => weight;
   for (const point of [...points].sort((a, b) => worth(b) - worth(a))) {
     if (made.length === NAMED || !worth(point)) break;

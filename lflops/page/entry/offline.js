@@ -1,19 +1,29 @@
-// The file that opens offline: its windows are in the document, deflated. Of more than one each says what it is.
+// Entry of the file that opens offline: its windows and their comparisons are in the document, deflated.
 
 import { open } from "../shell/app.js";
 
-const parts = [...document.querySelectorAll('script[type="text/plain"]')];
+/** @type {HTMLElement[]} */
+const parts = [...document.querySelectorAll("script")].filter(({ id }) => id.startsWith("data"));
 
+/** @type {(part: HTMLElement) => Promise<any>} */
+async function unpacked(part) {
+  const bytes = Uint8Array.from(atob(part.textContent ?? ""), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
+}
+
+/** @type {Source} */
 const source = {
   address: { read: () => location.hash.slice(1), write: (text) => history.replaceState(null, "", `#${text}`) },
   open: parts.length > 1 ? "compare" : undefined,
   async list() {
     return { windows: parts.map(({ dataset: { run = null, tag = null, step = null } }, at) => ({ run, tag, step, at })), problems: [] };
   },
-  async read({ at }) {
-    const bytes = Uint8Array.from(atob(parts[at].textContent), (letter) => letter.charCodeAt(0));
-    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
+  read: ({ at = 0 }) => unpacked(parts[at]),
+  async compare(before, after) {
+    const part = document.getElementById(`comparison-${before.at}-${after.at}`);
+    if (part === null) throw new Error("this file compares a window with those before it: choose the later one above");
+    return unpacked(part);
   },
 };
 
-open(source, document.getElementById("root"));
+open(source, /** @type {HTMLElement} */ (document.getElementById("root")));

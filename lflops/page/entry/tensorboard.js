@@ -1,42 +1,49 @@
-// The tab in TensorBoard: its windows are asked of the server, and again whenever TensorBoard has read new data.
+// Entry of the tab in TensorBoard: it requests its windows from the server, and again when TensorBoard has read new data.
 
 import { open } from "../shell/app.js";
 import { perfetto } from "../views/perfetto.js";
 
+/** @type {(route: string, parameters?: Record<string, any>) => string} */
 function addressOf(route, parameters = {}) {
   const address = new URL(`../${route}`, import.meta.url);
-  for (const [name, value] of Object.entries(parameters)) address.searchParams.set(name, value);
+  for (const [name, value] of Object.entries(parameters)) address.searchParams.set(name, String(value));
   return address.href;
 }
 
-async function ask(route, parameters) {
+/** @type {(route: string, parameters?: Record<string, any>) => Promise<any>} */
+async function request(route, parameters) {
   const response = await fetch(addressOf(route, parameters));
   if (!response.ok) throw new Error(await response.text());
   return response.json();
 }
 
-// TensorBoard keeps in its own address what begins with p.<plugin>, and our frame's is lost when its page is loaded anew.
-const KEPT = /&p[.]lflops[.]state=([^&]*)/;
+// TensorBoard keeps what begins with p.<plugin> in its own address; the address of our frame is lost when the page is reloaded.
+const STATE = /&p[.]lflops[.]state=([^&]*)/;
+/** @type {Source["address"]} */
 const address = {
-  read: () => decodeURIComponent(window.parent.location.hash.match(KEPT)?.[1] ?? ""),
+  read: () => decodeURIComponent(window.parent.location.hash.match(STATE)?.[1] ?? ""),
   write: (text) => {
-    const before = window.parent.location.hash.replace(KEPT, "");
+    const before = window.parent.location.hash.replace(STATE, "");
     window.parent.history.replaceState(window.parent.history.state, "", `${before}&p.lflops.state=${encodeURIComponent(text)}`);
   },
 };
 
+/** @type {Source} */
 const source = {
   address,
-  list: () => ask("windows"),
+  list: () => request("windows"),
   async read({ run, tag, step }) {
-    const found = await ask("window", { run, tag, step });
-    const traces = found.traces?.map((trace, index) => ({ ...trace, address: addressOf("trace", { run, tag, step, index }) }));
-    return { ...found, traces };
+    const payload = await request("window", { run, tag, step });
+    const traces = payload.traces?.map((/** @type {Trace} */ trace, /** @type {number} */ index) => ({ ...trace, address: addressOf("trace", { run, tag, step, index }) }));
+    return { ...payload, traces };
   },
+  compare: (before, after) => request("compare", {
+    before_run: before.run, before_tag: before.tag, before_step: before.step, run: after.run, tag: after.tag, step: after.step,
+  }),
   viewer: perfetto,
 };
 
-// TensorBoard runs this once, in a frame of its own.
+// TensorBoard runs this once, in the plugin's frame.
 export async function render() {
   const sheet = document.createElement("link");
   sheet.rel = "stylesheet";
@@ -61,7 +68,8 @@ function followTheme() {
   new MutationObserver(follow).observe(body, { attributeFilter: ["class"] });
 }
 
-// TensorBoard's messages to the frames of plugins, which it calls experimental: without them the page has to be loaded anew.
+// TensorBoard's messages to the frames of plugins, which it calls experimental: without them the user has to reload the page.
+/** @type {(act: () => void) => void} */
 function onReload(act) {
   const channel = new MessageChannel();
   window.parent.postMessage("experimental.bootstrap", "*", [channel.port2]);

@@ -1,34 +1,39 @@
-// Tables as CSV: exact values in SI units, what is unknown is empty.
+// Tables as CSV: exact values in SI units; an unknown value is an empty cell.
 
-// A grid's rows as they are shown, all of them: by its `exported`, {labels, values(row)}, or else by what its cells say.
+// All rows of a grid in the order that is shown: by its `exported`, or else by what its cells say.
+/** @type {(content: Pick<GridContent, "columns" | "rows" | "cells" | "exported">) => Value[][]} */
 export function valuesOfGrid({ columns, rows, cells, exported }) {
   if (exported) return [exported.labels, ...rows.map(exported.values)];
   const labels = columns.map(({ label }) => label);
-  return [labels, ...rows.map((row) => cells(row).map((cell, at) => valueOf(cell, labels[at])))];
+  return [labels, ...rows.map((row) => cells(row).map((cell, at) => valueOf(/** @type {Element} */ (cell), labels[at])))];
 }
 
+/** @type {(table: HTMLTableElement) => Value[][]} */
 export function valuesOfTable(table) {
   const rows = [...table.rows].map((row) => [...row.cells]);
-  const labels = rows[0].map((cell) => cell.textContent);
+  const labels = rows[0].map((cell) => cell.textContent ?? "");
   return rows.map((cells) => cells.map((cell, at) => valueOf(cell, labels[at])));
 }
 
-// What a cell says that its value is; else its title is its exact value, where its column's label is before it, or its name.
+// The `data-value` of a cell; else its title, which is its exact value after the column's label, or its name.
+/** @type {(cell: Element, label: string) => string | null} */
 function valueOf(cell, label) {
   const given = cell.getAttribute("data-value");
   if (given !== null) return given === "" ? null : given;
   const title = cell.getAttribute("title");
-  if (title === null) return cell.textContent.trim();
+  if (title === null) return (cell.textContent ?? "").trim();
   const exact = title.startsWith(`${label}: `) ? title.slice(label.length + 2) : title || "(root)";
   if (exact === "unknown") return null;
   return /^-?\d{1,3}(,\d{3})+$/.test(exact) ? exact.replaceAll(",", "") : exact;
 }
 
+/** @type {(rows: Value[][]) => string} */
 export function csvOf(rows) {
   return rows.map((row) => `${row.map(csvCell).join(",")}\r\n`).join("");
 }
 
 // A text that a spreadsheet would take for a formula gets an apostrophe before it; a number does not.
+/** @type {(value: Value) => string} */
 function csvCell(value) {
   const text = value === null ? "" : String(value);
   const isNumber = typeof value === "number" || /^[+-]?\d+([.]\d+)?(e[+-]?\d+)?$/.test(text);

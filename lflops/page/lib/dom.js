@@ -1,15 +1,34 @@
-// The only place where the document is written to. What comes from a run is text here, never markup.
+// The only file that creates elements. Data of a run is text here, never markup.
 
+/**
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Record<string, any>} attributes `on…` are listeners, `style` is an object, null leaves an attribute out.
+ * @param {(Node | string | number | null)[]} children
+ * @returns {HTMLElementTagNameMap[Tag]}
+ */
 export function element(tag, attributes = {}, ...children) {
-  return filled(document.createElement(tag), attributes, children);
+  const made = document.createElement(tag);
+  fill(made, attributes, children);
+  return made;
 }
 
-// A part of a drawing.
+/**
+ * A part of a drawing.
+ * @template {keyof SVGElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Record<string, any>} attributes
+ * @param {(Node | string | null)[]} children
+ * @returns {SVGElementTagNameMap[Tag]}
+ */
 export function svg(tag, attributes = {}, ...children) {
-  return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  fill(made, attributes, children);
+  return made;
 }
 
-function filled(made, attributes, children) {
+/** @type {(made: HTMLElement | SVGElement, attributes: Record<string, any>, children: (Node | string | number | null)[]) => void} */
+function fill(made, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else if (name === "style") Object.assign(made.style, value);
@@ -17,9 +36,12 @@ function filled(made, attributes, children) {
     else if (value !== null) made.setAttribute(name, String(value));
   }
   made.append(...children.filter((child) => child !== null).map((child) => (child instanceof Node ? child : String(child))));
-  return made;
 }
 
+/**
+ * A choice of one of several values; `spoken` is its label for a screen reader.
+ * @type {(label: string, options: string[][], chosen: string, onchange: (value: string) => void, spoken?: string) => HTMLLabelElement}
+ */
 export function select(label, options, chosen, onchange, spoken = label) {
   const list = element("select", { "aria-label": spoken, onchange: () => onchange(list.value) });
   for (const [value, text] of options) list.append(element("option", { value, selected: value === chosen }, text));

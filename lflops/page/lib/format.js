@@ -5,29 +5,35 @@ const DECIMAL = ["", "k", "M", "G", "T", "P", "E", "Z", "Y", "R", "Q"];
 const BINARY = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB", "YiB"];
 const SECONDS = ["ns", "µs", "ms", "s"];
 
+/** @type {(value: Count) => string} */
 export function count(value) {
   return scaled(value, 1000, DECIMAL);
 }
 
+/** @type {(value: Count) => string} */
 export function rate(value) {
   return scaled(value, 1000, DECIMAL.map((prefix) => `${prefix}FLOP/s`));
 }
 
+/** @type {(value: Count) => string} */
 export function bandwidth(value) {
   return scaled(value, 1000, DECIMAL.map((prefix) => `${prefix}B/s`));
 }
 
+/** @type {(value: Count) => string} */
 export function size(value) {
   return scaled(value, 1024, BINARY);
 }
 
+/** @type {(value: number | null) => string} */
 export function duration(value) {
   if (value === null) return UNKNOWN;
   if (value === 0) return "0 s";
   if (Math.abs(value) >= 1) return `${value.toFixed(2)} s`;
-  return inexact(value * 1e9, 1000, SECONDS);
+  return fraction(value * 1e9, 1000, SECONDS);
 }
 
+/** @type {(share: number | null) => string} */
 export function percent(share) {
   if (share === null) return UNKNOWN;
   if (share === 0) return "0 %";
@@ -36,47 +42,61 @@ export function percent(share) {
 }
 
 // What a ratio adds, with its sign.
+/** @type {(ratio: number | null) => string} */
 export function signed(ratio) {
   const text = percent(ratio === null ? null : ratio - 1);
-  return ratio > 1 && /^\d/.test(text) ? `+${text}` : text;
+  return ratio !== null && ratio > 1 && /^\d/.test(text) ? `+${text}` : text;
 }
 
-// Where a ratio may lie.
+// The interval of a ratio.
+/** @type {(interval: { low: number | null, high: number | null }) => string} */
 export function between({ low, high }) {
   return low === null ? UNKNOWN : `${signed(low)} to ${signed(high)}`;
 }
 
 // A power of ten as an axis has it: 0.01, 1, 100 k.
+/** @type {(power: number, unit?: string) => string} */
 export function decade(power, unit = "") {
   const prefix = Math.min(Math.max(Math.floor(power / 3), 0), DECIMAL.length - 1);
   return `${Number(`1e${power - 3 * prefix}`)} ${DECIMAL[prefix]}${unit}`.trim();
 }
 
-// The value to the last digit, for a tooltip and for whoever copies it.
+// The value to the last digit, for a tooltip and for copying.
+/** @type {(value: Value | undefined) => string} */
 export function exact(value) {
   if (value === null) return "unknown";
   if (typeof value === "number" && !Number.isInteger(value)) return String(value);
   return String(value).replace(/\B(?=(\d{3})+$)/g, ",");
 }
 
+// The message of an error.
+/** @type {(error: unknown) => string} */
+export function messageOf(error) {
+  return error instanceof Error ? error.message : String(error);
+}
+
+/** @type {(value: Count, base: number, symbols: string[]) => string} */
 function scaled(value, base, symbols) {
   if (value === null) return UNKNOWN;
   const isWhole = typeof value === "string" || Number.isSafeInteger(value);
-  return isWhole ? whole(BigInt(value), BigInt(base), symbols) : inexact(value, base, symbols);
+  return isWhole ? wholeNumber(BigInt(value), BigInt(base), symbols) : fraction(Number(value), base, symbols);
 }
 
-// In whole numbers: a half of the last digit is rounded up, which floating point does not promise.
-function whole(value, base, symbols) {
+// By integer arithmetic: a half of the last digit is rounded up, which floating point does not guarantee.
+/** @type {(value: bigint, base: bigint, symbols: string[]) => string} */
+function wholeNumber(value, base, symbols) {
   if (value >= base ** BigInt(symbols.length)) return `${Number(value).toExponential(2)} ${symbols[0]}`.trim();
+  /** @type {(power: bigint) => bigint} */
   const hundredths = (power) => (value * 200n + base ** power) / (2n * base ** power);
   let power = 0n;
   while (hundredths(power) >= base * 100n && power + 1n < symbols.length) power += 1n;
   if (power === 0n) return `${value} ${symbols[0]}`.trim();
   const digits = hundredths(power);
-  return `${digits / 100n}.${String(digits % 100n).padStart(2, "0")} ${symbols[power]}`.trim();
+  return `${digits / 100n}.${String(digits % 100n).padStart(2, "0")} ${symbols[Number(power)]}`.trim();
 }
 
-function inexact(value, base, symbols) {
+/** @type {(value: number, base: number, symbols: string[]) => string} */
+function fraction(value, base, symbols) {
   let power = 0;
   let number = value;
   while (Number(Math.abs(number).toFixed(2)) >= base && power + 1 < symbols.length) {

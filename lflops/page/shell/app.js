@@ -1,10 +1,9 @@
-// What stands around the views: which run, stage and step is looked at, the choice of a view, and light or dark. All but the data source is
-// the same in the tab and in the file that opens offline. A source has `list()`, which gives {windows: [{run, tag, step}], problems: [text]}
-// with the latest window last; `read(window)`, which gives the payload of one of them; `address`, which reads and writes a text that a
-// link and a reload keep; and, if it is not the first one, the id of the view to `open` with.
+// The page around the views: the choice of run, stage and step, of a view, and of light or dark. All but the data source is the same in the
+// tab and in the file that opens offline.
 
 import { compare } from "../views/compare.js";
 import { element, select } from "../lib/dom.js";
+import { messageOf } from "../lib/format.js";
 import { exportMenu } from "./exports.js";
 import { memory } from "../views/memory.js";
 import { modules } from "../views/modules.js";
@@ -12,45 +11,46 @@ import { operators } from "../views/operators.js";
 import { ranks } from "../views/ranks.js";
 import { roofline } from "../views/roofline.js";
 import { summary } from "../views/summary.js";
-import { nearest, windowChoices } from "./windows.js";
+import { nearest, windowChoices } from "../lib/windows.js";
 
-const VERSION = 1;
-
-// A view has an id, a label and `draw(payload, context)`, which gives its node. In the context are `state`, texts and truths of the view's
-// own which the address keeps, `remember()` to be called when it changed, `go(id, changes)` to another view and its state, the source, what
-// it `listed`, which `window` of that the payload is, and `rank`, the one that was chosen above the views, or null, with `chooseRank(rank)`.
-// A view that shows one rank by itself says so as `ofOneRank`.
+/** @type {View[]} */
 const VIEWS = [summary, modules, operators, roofline, memory, ranks, compare];
 
+/** @type {(source: Source, root: HTMLElement) => Promise<{ reload: () => Promise<void> }>} */
 export async function open(source, root) {
   const [state, ofViews] = parsed(source.address.read(), source.open);
   const remember = () => source.address.write(written(state, ofViews));
+  /** @type {Listed} */
   let listed = { windows: [], problems: [] };
-  const place = element("main", { class: "place", tabindex: -1 });
+  const main = element("main", { class: "view", tabindex: -1 });
   const choices = element("div", { class: "choices" });
   const rankChoice = element("div", { class: "choices" });
-  const ofAll = element("div", { class: "of-all", role: "note" });
+  const wholeRunNote = element("div", { class: "of-all", role: "note" });
   const title = element("h1", {}, "lflops");
   const views = element("div", { class: "views", role: "tablist", "aria-label": "views" });
   const problems = element("div", { class: "problems", role: "status" });
+  /** @type {Payload | null} */
   let payload = null;
+  /** @type {ProfileWindow | null} */
   let shown = null;
   let asked = 0;
-  const menu = exportMenu(() => ({ payload, place }));
-  root.replaceChildren(element("header", {}, title, choices, rankChoice, views, menu, themeChoice(state, remember)), problems, ofAll, place);
+  const menu = exportMenu(() => ({ payload, view: main }));
+  root.replaceChildren(element("header", {}, title, choices, rankChoice, views, menu, themeChoice(state, remember)), problems, wholeRunNote, main);
 
-  // What opens as a menu closes with Escape, or by a click beside it.
-  const close = (isKept) => { for (const each of root.querySelectorAll("details[open]")) if (!isKept(each)) each.open = false; };
+  // A menu closes with Escape, or by a click outside of it.
+  /** @type {(isKept: (menu: HTMLElement) => boolean) => void} */
+  const close = (isKept) => { for (const each of root.querySelectorAll("details")) if (!isKept(each)) each.open = false; };
   root.addEventListener("keydown", ({ key }) => { if (key === "Escape") close(() => false); });
-  root.addEventListener("click", ({ target }) => close((each) => each.contains(target)));
+  root.addEventListener("click", ({ target }) => close((each) => target instanceof Node && each.contains(target)));
 
   function drawViews() {
     views.replaceChildren(...VIEWS.map(({ id, label }) => element("button", {
       type: "button", role: "tab", id: `tab-${id}`, "aria-selected": state.view === id, tabindex: state.view === id ? 0 : -1,
-      onclick: () => choose(id), onkeydown: (event) => step(event),
+      onclick: () => choose(id), onkeydown: step,
     }, label)));
   }
 
+  /** @type {(id: string, changes?: State) => void} */
   function go(id, changes = {}) {
     state.view = id;
     Object.assign(ofViews[id], changes);
@@ -58,13 +58,16 @@ export async function open(source, root) {
     draw();
   }
 
+  /** @type {(id: string) => void} */
   function choose(id) {
     go(id);
-    views.querySelector('[aria-selected="true"]').focus();
+    const chosen = [...views.querySelectorAll("button")].find((button) => button.id === `tab-${id}`);
+    chosen?.focus();
   }
 
+  /** @type {(event: KeyboardEvent) => void} */
   function step(event) {
-    const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    const move = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
     if (!move) return;
     const at = VIEWS.findIndex(({ id }) => id === state.view);
     choose(VIEWS[(at + move + VIEWS.length) % VIEWS.length].id);
@@ -72,32 +75,37 @@ export async function open(source, root) {
 
   function draw() {
     drawViews();
-    if (payload === null) return;
+    if (payload === null || shown === null) return;
     title.textContent = payload.title;
-    place.setAttribute("aria-labelledby", `tab-${state.view}`);
-    place.setAttribute("role", "tabpanel");
-    const view = VIEWS.find(({ id }) => id === state.view);
-    const known = payload.ranks ? payload.ranks.ranks.rank : [];
-    const rank = known.find((each) => String(each) === state.rank) ?? null;
-    const options = [["", "all"], ...known.map((each) => [String(each), String(each)])];
-    rankChoice.replaceChildren(...(known.length ? [select("rank", options, String(rank ?? ""), chooseRank)] : []));
+    main.setAttribute("aria-labelledby", `tab-${state.view}`);
+    main.setAttribute("role", "tabpanel");
+    const view = VIEWS.find(({ id }) => id === state.view) ?? VIEWS[0];
+    /** @type {number[]} */
+    const ranks = payload.ranks ? payload.ranks.ranks.rank : [];
+    const rank = ranks.find((each) => String(each) === state.rank) ?? null;
+    const options = [["", "all"], ...ranks.map((each) => [String(each), String(each)])];
+    const choose = select("rank", options, String(rank ?? ""), (value) => chooseRank(value === "" ? null : Number(value)));
+    rankChoice.replaceChildren(...(ranks.length ? [choose] : []));
     const isOfAll = rank !== null && !view.ofOneRank;
-    ofAll.textContent = isOfAll ? "This is of the whole run: what is known of one rank by itself is in Summary and in Ranks." : "";
-    place.replaceChildren(view.draw(payload, { state: ofViews[view.id], remember, go, source, listed, window: shown, rank, chooseRank }));
+    wholeRunNote.textContent = isOfAll ? "This is of the whole run: what is known of one rank by itself is in Summary and in Ranks." : "";
+    main.replaceChildren(view.draw(payload, { state: ofViews[view.id], remember, go, source, listed, window: shown, rank, chooseRank }));
   }
 
+  /** @type {(rank: number | null) => void} */
   function chooseRank(rank) {
     state.rank = String(rank ?? "");
     remember();
     draw();
   }
 
-  function say(text) {
+  /** @type {(text: string) => void} */
+  function showMessage(text) {
     payload = null;
     shown = null;
-    place.replaceChildren(element("p", { class: "message" }, text));
+    main.replaceChildren(element("p", { class: "message" }, text));
   }
 
+  /** @type {(key: string, value: string) => void} */
   function pick(key, value) {
     state[key] = value;
     remember();
@@ -108,23 +116,22 @@ export async function open(source, root) {
     const window = nearest(listed.windows, state);
     if (window === undefined) {
       choices.replaceChildren();
-      say("There is no window here yet: lflops.FlopsMonitor or lflops.tensorboard.log writes one.");
+      showMessage("There is no window here yet: lflops.FlopsMonitor or lflops.tensorboard.log writes one.");
       return;
     }
     if (window.run !== null) choices.replaceChildren(...windowChoices(listed.windows, window, pick));
     if (JSON.stringify(shown) === JSON.stringify(window)) return; // what is open in it stays open
     asked += 1;
     const mine = asked;
-    if (payload === null) say("Loading…");
+    if (payload === null) showMessage("Loading…");
     try {
-      const found = await source.read(window);
+      const next = await source.read(window);
       if (mine !== asked) return;
-      if (found.lflops !== VERSION) throw new Error(`its form is ${found.lflops}, this page draws ${VERSION}`);
-      payload = found;
+      payload = next;
       shown = window;
       draw();
     } catch (error) {
-      if (mine === asked) say(`This window cannot be shown: ${error.message}`);
+      if (mine === asked) showMessage(`This window cannot be shown: ${messageOf(error)}`);
     }
   }
 
@@ -132,7 +139,7 @@ export async function open(source, root) {
     try {
       listed = await source.list();
     } catch (error) {
-      say(`The windows cannot be listed: ${error.message}`);
+      showMessage(`The windows cannot be listed: ${messageOf(error)}`);
       return;
     }
     problems.replaceChildren(...listed.problems.map((text) => element("p", { class: "doubt" }, text)));
@@ -140,12 +147,14 @@ export async function open(source, root) {
   }
 
   drawViews();
-  say("Loading…");
+  showMessage("Loading…");
   await reload();
   return { reload };
 }
 
+/** @type {(state: State, remember: () => void) => HTMLElement} */
 function themeChoice(state, remember) {
+  /** @type {(theme: string) => void} */
   const apply = (theme) => {
     state.theme = theme;
     if (theme) document.documentElement.dataset.theme = theme;
@@ -155,9 +164,12 @@ function themeChoice(state, remember) {
   return select("", [["", "system's theme"], ["light", "light"], ["dark", "dark"]], state.theme, (theme) => { apply(theme); remember(); }, "theme");
 }
 
-// The state is kept in the address, so that a link shows what its sender saw: the frame's own, and that of views by their id and a dot.
+// The state is kept in the address, so that a link shows what its sender saw: the page's own, and that of a view with its id and a dot.
+/** @type {(text: string, first?: string) => [State, Record<string, State>]} */
 function parsed(text, first = VIEWS[0].id) {
+  /** @type {State} */
   const state = { theme: "" };
+  /** @type {Record<string, State>} */
   const ofViews = Object.fromEntries(VIEWS.map(({ id }) => [id, {}]));
   for (const [name, value] of new URLSearchParams(text)) {
     const [view, key] = name.split(".");
@@ -168,6 +180,7 @@ function parsed(text, first = VIEWS[0].id) {
   return [state, ofViews];
 }
 
+/** @type {(state: State, ofViews: Record<string, State>) => string} */
 function written(state, ofViews) {
   const own = Object.entries(ofViews).flatMap(([view, kept]) => Object.entries(kept).map(([key, value]) => [`${view}.${key}`, value]));
   return String(new URLSearchParams([...Object.entries(state), ...own].filter(([, value]) => value)));

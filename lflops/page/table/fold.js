@@ -1,51 +1,57 @@
-// Neighbours that are alike, in their counts and in those of all below them, share a row, as in the terminal's report: the first stands for
-// them. Below it, a row stands for those in its place in each of them.
+// Fold repeats: neighbours with the same counts, their own and those of all below them, share a row, as in the terminal's report. The row is
+// the first of them. Below it, a row stands for the modules at its position in each of them.
 
-// `alike` gives a row's number, the same for two that are alike; `unfolded` has the first rows of runs that are shown one by one. Gives for
-// each row the rows right below it that are left, and for each of these its `run` of neighbours and all `places` that it stands for.
-export function folded(root, below, alike, unfolded) {
+// `identity` gives a row's number, the same for rows that can share one; `unfolded` has the first rows of runs that are shown one by one.
+// Returns for each row the rows right below it that are left, and for each of these what it stands for.
+/** @type {(root: number, below: number[][], identity: Reader, unfolded: Set<number>) => { below: number[][], groups: Map<number, FoldedRow> }} */
+export function folded(root, below, identity, unfolded) {
+  /** @type {number[][]} */
   const left = below.map(() => []);
-  const stands = new Map([[root, { run: [root], places: [root], first: 0 }]]);
+  /** @type {Map<number, FoldedRow>} */
+  const groups = new Map([[root, { run: [root], members: [root], first: 0 }]]);
   const waiting = [root];
-  while (waiting.length) {
-    const row = waiting.pop();
-    const { places } = stands.get(row);
-    for (const { from, to, first } of runsOf(below[row], alike, unfolded)) {
+  for (let row = waiting.pop(); row !== undefined; row = waiting.pop()) {
+    const members = groups.get(row)?.members ?? [];
+    for (const { from, to, first } of runsOf(below[row], identity, unfolded)) {
       const leader = below[row][from];
       const run = below[row].slice(from, to);
-      stands.set(leader, { run, places: places.length === 1 ? run : places.flatMap((place) => below[place].slice(from, to)), first });
+      groups.set(leader, { run, members: members.length === 1 ? run : members.flatMap((member) => below[member].slice(from, to)), first });
       left[row].push(leader);
       if (below[leader].length) waiting.push(leader);
     }
   }
-  return { below: left, stands };
+  return { below: left, groups };
 }
 
-// From where to where siblings share a row; of a run that is unfolded, how many its first one could stand for.
-function runsOf(siblings, alike, unfolded) {
-  const found = [];
+// The ranges of siblings that share a row; of an unfolded run, how many its first row could stand for.
+/** @type {(siblings: number[], identity: Reader, unfolded: Set<number>) => { from: number, to: number, first: number }[]} */
+function runsOf(siblings, identity, unfolded) {
+  const ranges = [];
   for (let from = 0, to = 0; from < siblings.length; from = to) {
-    const number = alike(siblings[from]);
-    for (to = from + 1; to < siblings.length && alike(siblings[to]) === number;) to += 1;
-    if (!unfolded.has(siblings[from])) found.push({ from, to, first: 0 });
-    else for (let at = from; at < to; at += 1) found.push({ from: at, to: at + 1, first: at === from ? to - from : 0 });
+    const number = identity(siblings[from]);
+    for (to = from + 1; to < siblings.length && identity(siblings[to]) === number;) to += 1;
+    if (!unfolded.has(siblings[from])) ranges.push({ from, to, first: 0 });
+    else for (let at = from; at < to; at += 1) ranges.push({ from: at, to: at + 1, first: at === from ? to - from : 0 });
   }
-  return found;
+  return ranges;
 }
 
-// What a run is called by its labels: numbers read as a range, a few other names are all said.
+// The label of a run: a range of numbers, or a list of a few other names.
+/** @type {(labels: string[]) => string} */
 export function runLabel(labels) {
   if (labels.length === 1) return labels[0];
   const isNumbered = new Set(labels.map((label) => label.replace(/\d+$/, ""))).size === 1;
   return isNumbered || labels.length > 3 ? `${labels[0]}…${labels.at(-1)}` : labels.join(", ");
 }
 
-// What one of many rows has, where all of them have the same.
+// The value of one of many rows that have the same.
+/** @type {(read: Reader, rows: number[]) => any} */
 export function ofOne(read, rows) {
   return read(rows[0]);
 }
 
-// The mean of a time, where it is known of each.
+// The mean of a time; null where one is unknown.
+/** @type {(read: Reader, rows: number[]) => number | null} */
 export function meanOf(read, rows) {
   let sum = 0;
   for (const row of rows) {
@@ -55,12 +61,14 @@ export function meanOf(read, rows) {
   return sum / rows.length;
 }
 
-// Of a rate the same work in the mean time.
+// The mean of a rate: the same work in the mean time.
+/** @type {(read: Reader, rows: number[]) => number | null} */
 export function meanRate(read, rows) {
   const slowness = meanOf((row) => (read(row) === null ? null : 1 / read(row)), rows);
   return slowness === null ? null : 1 / slowness;
 }
 
+/** @type {(read: Reader, rows: number[]) => Count} */
 export function greatestOf(read, rows) {
-  return rows.reduce((most, row) => (read(row) !== null && (most === null || Number(read(row)) > Number(most)) ? read(row) : most), null);
+  return rows.reduce((/** @type {Count} */ most, row) => (read(row) !== null && (most === null || Number(read(row)) > Number(most)) ? read(row) : most), null);
 }

@@ -1,31 +1,39 @@
-// What a table of modules can show: each column reads one value of one row, of the module itself or of all below it too.
+// The columns that a table of modules can show: each reads a value of a row, of the module itself or with all below it.
 
 import { greatestOf, meanOf, meanRate, ofOne } from "./fold.js";
 import { count, duration, percent, rate, size } from "../lib/format.js";
 
+/** @typedef {{ total: Reader, own: Reader }} Readers */
+
 export const PHASES = ["forward", "backward", "recompute", "optimizer", "other"];
 
 // A column of the payload is a list, or the one value that all modules have.
+/** @type {(table: Columns, name: string) => Reader} */
 export function reader(table, name) {
   const column = table[name] === undefined ? null : table[name];
   return Array.isArray(column) ? (row) => column[row] : () => column;
 }
 
-// Known of a module with all below it only.
+// A value that a module has only with all below it.
+/** @type {(table: Columns, name: string) => Readers} */
 function ofAll(table, name) {
   return { total: reader(table, name), own: () => null };
 }
 
+/** @type {(table: Columns, name: string) => Readers} */
 function plain(table, name) {
   const read = reader(table, name);
   return { total: read, own: read };
 }
 
+/** @type {(table: Columns, phase: string, field: string) => Readers} */
 function ofPhase(table, phase, field) {
   return { total: reader(table, `${phase}.${field}`), own: reader(table, `${phase}.own_${field}`) };
 }
 
+/** @type {(above: Readers, below: Readers, factor?: number) => Readers} */
 function divided(above, below, factor = 1) {
+  /** @type {(upper: Reader, lower: Reader) => Reader} */
   const by = (upper, lower) => (row) => {
     const [over, under] = [upper(row), lower(row)];
     return over === null || under === null || Number(under) === 0 ? null : (factor * Number(over)) / Number(under);
@@ -33,9 +41,10 @@ function divided(above, below, factor = 1) {
   return { total: by(above.total, below.total), own: by(above.own, below.own) };
 }
 
-// All columns in which any module has something: id, label, how a value reads, and where it comes from; `over` is what rows that share one
-// have, and `adds` whether they are sorted by its sum.
+// All columns in which any module has a value that is not 0.
+/** @type {(table: Columns, rows: number[]) => ModuleColumn[]} */
 export function columns(table, rows) {
+  /** @type {(Partial<ModuleColumn> & Pick<ModuleColumn, "id" | "label" | "text" | "own" | "total">)[]} */
   const made = [
     { id: "calls", adds: true, label: "calls", text: count, ...plain(table, "calls") },
     { id: "parameters", adds: true, label: "parameters", text: count, total: reader(table, "parameters"), own: reader(table, "own_parameters") },

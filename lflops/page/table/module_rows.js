@@ -1,32 +1,44 @@
-// The modules as rows: their tree, which of them are seen, and in what order. Rows are their numbers in the payload's columns.
+// The modules as rows: their tree, which of them are shown, and in what order. A row is a position in the payload's columns.
+
+/**
+ * @typedef {{
+ *   below: number[][], names: string[], open: Set<number>, matches: Reader<boolean> | null, compare: Order, isFlat: boolean,
+ * }} Tree
+ */
 
 const OPEN_AT_FIRST = 200;
 
 // For each row the rows right below it, in the model's order.
+/** @type {(names: string[]) => number[][]} */
 export function children(names) {
   const numbers = new Map(names.map((name, row) => [name, row]));
+  /** @type {number[][]} */
   const below = names.map(() => []);
   names.forEach((name, row) => {
-    if (name !== "") below[numbers.get(name.slice(0, Math.max(name.lastIndexOf("."), 0)))].push(row);
+    if (name !== "") below[numbers.get(name.slice(0, Math.max(name.lastIndexOf("."), 0))) ?? 0].push(row);
   });
   return below;
 }
 
+/** @type {(name: string) => string} */
 export function lastOf(name) {
   return name.slice(name.lastIndexOf(".") + 1);
 }
 
-// A row with all above it, the root first.
+// A row and all above it, the root first.
+/** @type {(names: string[], row: number) => number[]} */
 export function ancestors(names, row) {
   const parts = names[row] === "" ? [] : names[row].split(".");
-  return parts.reduce((found, _, at) => [...found, names.indexOf(parts.slice(0, at + 1).join("."))], [names.indexOf("")]);
+  return parts.reduce((above, _, at) => [...above, names.indexOf(parts.slice(0, at + 1).join("."))], [names.indexOf("")]);
 }
 
+/** @type {(name: string) => number} */
 export function depth(name) {
   return name === "" ? 0 : name.split(".").length;
 }
 
 // A test of a row by its name or its class. Throws a SyntaxError where the text is no regular expression.
+/** @type {(text: string, isRegex: boolean, names: string[], kinds: Reader<string>) => Reader<boolean> | null} */
 export function matcher(text, isRegex, names, kinds) {
   if (text === "") return null;
   if (isRegex) {
@@ -38,35 +50,39 @@ export function matcher(text, isRegex, names, kinds) {
 }
 
 // A comparison of rows: the most first, or the least; what is unknown comes last either way. Without a key the model's order stays.
+/** @type {(value: Reader | null, isDescending: boolean, size: number) => Order} */
 export function order(value, isDescending, size) {
   if (value === null) return null;
   const keys = Array.from({ length: size }, (_, row) => value(row));
   const numbers = keys.map((key) => (key === null ? null : Number(key)));
   const sign = isDescending ? -1 : 1;
   return (a, b) => {
-    if (numbers[a] === null || numbers[b] === null) return (numbers[a] === null) - (numbers[b] === null) || a - b;
-    return sign * (numbers[a] - numbers[b]) || a - b;
+    const [one, other] = [numbers[a], numbers[b]];
+    if (one === null || other === null) return Number(one === null) - Number(other === null) || a - b;
+    return sign * (one - other) || a - b;
   };
 }
 
 // By name, numbers within it as numbers.
+/** @type {(names: string[], isDescending: boolean) => Order} */
 export function byName(names, isDescending) {
   const compare = new Intl.Collator("en", { numeric: true }).compare;
   return (a, b) => (isDescending ? -1 : 1) * compare(names[a], names[b]);
 }
 
 // The rows to show from top to bottom: of a tree those whose ancestors are open, and with a filter what matches and all above it.
+/** @type {(tree: Tree) => number[]} */
 export function visible({ below, names, open, matches, compare, isFlat }) {
   if (isFlat) {
     const all = names.map((_, row) => row).filter((row) => matches === null || matches(row));
     return compare === null ? all : all.sort(compare);
   }
   const kept = matches === null ? null : keptBy(matches, below);
+  /** @type {number[]} */
   const shown = [];
   const root = names.indexOf("");
   const stack = [root];
-  while (stack.length) {
-    const row = stack.pop();
+  for (let row = stack.pop(); row !== undefined; row = stack.pop()) {
     shown.push(row);
     if (kept === null && !open.has(row)) continue;
     const next = kept === null ? below[row] : below[row].filter((child) => kept[child]);
@@ -76,6 +92,7 @@ export function visible({ below, names, open, matches, compare, isFlat }) {
   return kept === null || kept[root] ? shown : [];
 }
 
+/** @type {(matches: Reader<boolean>, below: number[][]) => Uint8Array} */
 function keptBy(matches, below) {
   const kept = new Uint8Array(below.length);
   const parents = new Int32Array(below.length).fill(-1);
@@ -86,8 +103,10 @@ function keptBy(matches, below) {
   return kept;
 }
 
-// Level by level, as long as that is not more than can be looked over.
+// Level by level, as long as the rows are not too many.
+/** @type {(names: string[], below: number[][]) => number[]} */
 export function openAtFirst(names, below) {
+  /** @type {number[]} */
   const open = [];
   let level = [names.indexOf("")];
   let shown = 1;

@@ -1,24 +1,29 @@
-// A table of which only the rows on the screen are in the document, so that 20,000 scroll like 20. A grid for the keyboard and for screen
-// readers: arrows move, Home and End go to the ends, Enter acts on a row; in a tree left and right close and open it.
+// A table of which only the rows on the screen are in the document, so that 20,000 scroll like 20. It is a grid for the keyboard and for
+// screen readers: arrows move, Home and End go to the ends, Enter acts on a row; in a tree left and right close and open a row.
 
 import { element } from "../lib/dom.js";
+import { exact } from "../lib/format.js";
 
 const ROW = 26;
 const BEYOND = 8;
 
+/** @type {WeakMap<Element, Grid>} */
 const GRIDS = new WeakMap();
 
-// The grid that a node of the document is.
+// The grid of a node.
+/** @type {(node: Element) => Grid | undefined} */
 export function gridOf(node) {
   return GRIDS.get(node);
 }
 
-// `content` says what there is: columns {label, kind, sort, onsort}, rows and cells(row) as nodes; of a tree level(row), isOpen(row) true, false
-// or null, and toggle(row); where somebody listens, onchoose(row) and onenter(row); and `exported`, {labels, values(row)} of a row's exact values,
-// where a file is to have others than what the cells say.
 export class Grid {
+  /** @type {GridContent} */
+  content = { columns: [], rows: [], cells: () => [] };
+  chosen = 0;
+  isWaiting = false;
+
+  /** @param {string} label */
   constructor(label, role = "treegrid") {
-    this.chosen = 0;
     this.header = element("div", { class: "grid-row grid-header", role: "row", "aria-rowindex": 1 });
     this.body = element("div", { class: "grid-body", role: "rowgroup" });
     this.node = element(
@@ -32,39 +37,41 @@ export class Grid {
     this.resized.observe(this.node);
   }
 
+  /** @param {GridContent} content */
   show(content) {
     this.content = content;
     this.chosen = Math.max(Math.min(this.chosen, content.rows.length - 1), 0);
-    this.node.setAttribute("aria-rowcount", content.rows.length + 1);
-    this.node.setAttribute("aria-colcount", content.columns.length);
-    this.node.style.setProperty("--columns", content.columns.length - 1);
+    this.node.setAttribute("aria-rowcount", String(content.rows.length + 1));
+    this.node.setAttribute("aria-colcount", String(content.columns.length));
+    this.node.style.setProperty("--columns", String(content.columns.length - 1));
     this.body.style.height = `${content.rows.length * ROW}px`;
     const focused = [...this.header.children].findIndex((cell) => cell.contains(document.activeElement));
     this.header.replaceChildren(...content.columns.map((column) => element(
       "div", { role: "columnheader", class: column.kind || null, "aria-sort": column.sort },
       element("button", { type: "button", onclick: column.onsort, title: `sort by ${column.label}` }, column.label),
     )));
-    this.header.children[focused]?.firstChild.focus();
+    this.header.children[focused]?.querySelector("button")?.focus();
     this.draw();
   }
 
   later() {
-    if (this.waiting) return;
-    this.waiting = true;
-    requestAnimationFrame(() => { this.waiting = false; this.draw(); });
+    if (this.isWaiting) return;
+    this.isWaiting = true;
+    requestAnimationFrame(() => { this.isWaiting = false; this.draw(); });
   }
 
   draw() {
-    if (!this.content) return;
     const { rows } = this.content;
     const first = Math.max(Math.floor(this.node.scrollTop / ROW) - BEYOND, 0);
     const last = Math.min(first + Math.ceil(this.node.clientHeight / ROW) + 2 * BEYOND, rows.length);
+    /** @type {HTMLElement[]} */
     const made = [];
     for (let at = first; at < last; at += 1) made.push(this.row(at));
     this.body.replaceChildren(...made);
     this.node.setAttribute("aria-activedescendant", `row-${this.chosen}`);
   }
 
+  /** @param {number} at */
   row(at) {
     const row = this.content.rows[at];
     const { level, isOpen } = this.content;
@@ -77,6 +84,7 @@ export class Grid {
     return drawn;
   }
 
+  /** @param {number} at */
   choose(at) {
     this.chosen = Math.max(Math.min(at, this.content.rows.length - 1), 0);
     const [top, room] = [this.chosen * ROW, this.node.clientHeight - 2 * ROW];
@@ -86,24 +94,27 @@ export class Grid {
     if (this.content.rows.length) this.content.onchoose?.(this.content.rows[this.chosen]);
   }
 
-  // To a row wherever it is, if it is there.
+  // Scroll to a row and choose it, if it is shown.
+  /** @param {any} row */
   go(row) {
     const at = this.content.rows.indexOf(row);
     if (at >= 0) this.choose(at);
   }
 
+  /** @param {KeyboardEvent} event */
   key(event) {
-    if (event.key === "Enter" && event.target !== this.node) return; // a button's
+    if (event.key === "Enter" && event.target !== this.node) return; // it is for a button
     const page = Math.max(Math.floor(this.node.clientHeight / ROW) - 2, 1);
+    /** @type {Record<string, number>} */
     const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };
     const { rows, isOpen, toggle, onenter } = this.content;
     const row = rows[this.chosen];
     const state = isOpen && row !== undefined ? isOpen(row) : null;
     if (event.key in moves) this.choose(this.chosen + moves[event.key]);
-    else if (event.key === "ArrowRight" && state === false) toggle(row);
-    else if (event.key === "ArrowLeft" && state === true) toggle(row);
+    else if (event.key === "ArrowRight" && state === false) toggle?.(row);
+    else if (event.key === "ArrowLeft" && state === true) toggle?.(row);
     else if (event.key === "ArrowLeft" && isOpen) this.choose(this.above());
-    else if (event.key === "Enter" && state !== null) toggle(row);
+    else if (event.key === "Enter" && state !== null) toggle?.(row);
     else if (event.key === "Enter" && onenter && event.target === this.node) onenter(row);
     else return;
     event.preventDefault();
@@ -111,9 +122,20 @@ export class Grid {
 
   // The nearest row before the chosen one that is less deep.
   above() {
-    const { rows, level } = this.content;
+    const { rows, level = () => 1 } = this.content;
     let at = this.chosen;
     while (at > 0 && level(rows[at]) >= level(rows[this.chosen])) at -= 1;
     return at;
   }
+}
+
+// A cell of a number, with a bar of its share of the column's largest one.
+/** @type {(column: NumberColumn, row: number) => HTMLElement} */
+export function numberCell(column, row) {
+  const value = column.read(row);
+  const share = value === null || !column.most ? 0 : Math.min(Number(value) / column.most, 1);
+  return element(
+    "div", { class: value === null || Number(value) === 0 ? "number nothing" : "number", role: "gridcell", title: `${column.label}: ${exact(value)}` },
+    element("span", { class: "bar", style: { width: `${100 * share}%` } }), element("span", { class: "digits" }, column.text(value)),
+  );
 }

@@ -1,49 +1,81 @@
-// The modules of two windows, what changed first: what is slower or faster by the seconds that it costs, then other work, then what came
-// and went. A row opens into its phases and its figures.
+// The table of Compare: the modules of two windows, those that changed first. Slower and faster ones come by the seconds that they cost,
+// then those with other work, then added and removed ones. A row opens into its phases and its figures.
 
-import { byPhase, differs, newsOf, ratioOf, workDiffers } from "../compare/differences.js";
+import { reader } from "../table/module_columns.js";
 import { element, select } from "../lib/dom.js";
 import { between, count, duration, exact, signed, size } from "../lib/format.js";
 import { Grid } from "../table/virtual_table.js";
-import { isNews } from "../compare/judging.js";
 import { lastOf, order } from "../table/module_rows.js";
 
-const KINDS_OF_CHANGE = ["slower", "faster", "work changed", "added", "removed", "renamed"];
-const UNCHANGED = 4; // the rank of what nothing happened to
+/**
+ * A row of the table: a module, or with `above` a part of one. `isOwn`: the time is the module's own.
+ * @typedef {Change & {
+ *   at: number, rank: number, weight: number, isRenamed: boolean, isOwn: boolean, names: string, above?: undefined, values: Record<string, any>,
+ * }} ModuleRow
+ * @typedef {{ above: ModuleRow, label: string, text: Format, values: Record<string, any> }} PartRow
+ */
 
-const plainly = (text) => text ?? "";
+const KINDS_OF_CHANGE = ["slower", "faster", "work changed", "added", "removed", "renamed"];
+const UNCHANGED = 4; // the rank of a module without a change
+const PHASES = ["forward", "backward", "recompute"]; // those whose times are compared
+
+/** @type {Format} */
+const plain = (text) => text ?? "";
+/** @type {{ id: string, label: string, text: Format, exact: Format }[]} */
 const CHANGE_COLUMNS = [
-  { id: "kind", label: "what changed", text: (kind) => kind ?? "–", said: plainly },
-  { id: "before", label: "time before", text: duration, said: exact },
-  { id: "after", label: "time after", text: duration, said: exact },
-  { id: "ratio", label: "change", text: signed, said: signed },
-  { id: "interval", label: "beyond the run, between", text: plainly, said: plainly },
-  { id: "lost", label: "lost a step", text: (lost) => (lost === null ? "" : duration(lost)), said: exact },
-  { id: "macs_before", label: "own MACs before", text: count, said: exact },
-  { id: "macs_after", label: "own MACs after", text: count, said: exact },
+  { id: "kind", label: "what changed", text: (kind) => kind ?? "–", exact: plain },
+  { id: "before", label: "time before", text: duration, exact },
+  { id: "after", label: "time after", text: duration, exact },
+  { id: "ratio", label: "change", text: signed, exact: signed },
+  { id: "interval", label: "beyond the run, between", text: plain, exact: plain },
+  { id: "lost", label: "lost a step", text: (lost) => (lost === null ? "" : duration(lost)), exact },
+  { id: "macs_before", label: "own MACs before", text: count, exact },
+  { id: "macs_after", label: "own MACs after", text: count, exact },
 ];
 const SORTABLE_CHANGES = ["before", "after", "ratio", "lost", "macs_before", "macs_after"];
 
-export function changes(found, before, after, { state, remember }) {
-  const rows = found.modules.map(rowOf);
+/** @type {(time: { verdict?: string | null }) => boolean} */
+export function isChanged({ verdict }) {
+  return verdict === "slower" || verdict === "faster";
+}
+
+/** @type {(change: Change) => number | null} */
+export function ratioOf({ before, after }) {
+  return after === null || before === null || Number(before) === 0 ? null : Number(after) / Number(before);
+}
+
+/** @type {(change: Change) => boolean} */
+export function differs({ before, after }) {
+  return before !== null && after !== null && before !== after;
+}
+
+// `table` has the modules of a comparison, column by column.
+/** @type {(table: Columns, context: Pick<Context, "state" | "remember">) => HTMLElement} */
+export function changes(table, { state, remember }) {
+  const kinds = reader(table, "kind");
+  const rows = rowsOf(table);
   const first = [...rows].sort((a, b) => a.rank - b.rank || b.weight - a.weight || a.at - b.at);
-  const most = Math.max(...rows.map(({ values }) => Math.abs(values.lost ?? 0)));
+  const most = rows.reduce((largest, { values }) => Math.max(largest, Math.abs(values.lost ?? 0)), 0);
+  /** @type {Set<ModuleRow>} */
   const open = new Set();
   const grid = new Grid("modules that changed");
-  const said = element("span", { class: "said", role: "status" });
+  const status = element("span", { class: "quiet", role: "status" });
 
+  /** @type {(id: string) => void} */
   function sortBy(id) {
     if (state.sort !== id) Object.assign(state, { sort: id, down: true });
     else Object.assign(state, state.down ? { down: false } : { sort: "", down: false });
     draw();
   }
 
+  /** @type {(list: ModuleRow[]) => ModuleRow[]} */
   function sorted(list) {
     if (!SORTABLE_CHANGES.includes(state.sort)) return list;
     const compare = order((at) => rows[at].values[state.sort], Boolean(state.down), rows.length);
-    return [...list].sort((a, b) => compare(a.at, b.at));
+    return compare === null ? list : [...list].sort((a, b) => compare(a.at, b.at));
   }
 
+  /** @type {(row: ModuleRow) => void} */
   function toggle(row) {
     if (!open.delete(row)) open.add(row);
     draw();
@@ -52,35 +84,38 @@ export function changes(found, before, after, { state, remember }) {
   function draw() {
     remember();
     const wanted = (state.filter || "").toLowerCase();
-    const matches = ({ names, module }) => names.toLowerCase().includes(wanted) || module.kind.toLowerCase().includes(wanted);
+    /** @type {(row: ModuleRow) => boolean} */
+    const matches = ({ names, at }) => names.toLowerCase().includes(wanted) || kinds(at).toLowerCase().includes(wanted);
     const chosen = sorted(first.filter((row) => isShown(row, state.show) && matches(row)));
-    said.textContent = `${chosen.length || "none"} of ${rows.length} modules`;
+    status.textContent = `${chosen.length || "none"} of ${rows.length} modules`;
     grid.show({
       columns: [{ id: "name", label: "module" }, ...CHANGE_COLUMNS].map(({ id, label }) => ({
         label, onsort: () => sortBy(id), sort: state.sort !== id ? "none" : state.down ? "descending" : "ascending",
       })),
-      rows: chosen.flatMap((row) => (open.has(row) ? [row, ...partsOf(row, before, after)] : [row])),
+      rows: chosen.flatMap((row) => (open.has(row) ? [row, ...partsOf(row, table)] : [row])),
       level: (row) => (row.above ? 2 : 1),
       isOpen: (row) => (row.above ? null : open.has(row)),
       toggle,
       cells: (row) => [
-        row.above ? partCell(row) : changedCell(row, open.has(row), toggle), ...CHANGE_COLUMNS.map((column) => figureCell(column, row, most)),
+        row.above ? partCell(row) : changedCell(row, kinds(row.at), open.has(row), toggle), ...CHANGE_COLUMNS.map((column) => figureCell(column, row, most)),
       ],
       exported: {
         labels: ["module before", "module after", "class", "part", ...CHANGE_COLUMNS.map(({ label }) => label)],
         values: (row) => {
-          const { before: one, after: other, kind } = (row.above ?? row).module;
-          const names = [one, other].map((name) => (name === "" ? "(root)" : name));
-          return [...names, kind, row.label ?? null, ...CHANGE_COLUMNS.map(({ id }) => row.values[id] ?? null)];
+          const { at, before, after } = row.above ?? row;
+          const names = [before, after].map((name) => (name === "" ? "(root)" : name));
+          return [...names, kinds(at), row.label ?? null, ...CHANGE_COLUMNS.map(({ id }) => row.values[id] ?? null)];
         },
       },
     });
   }
 
+  /** @type {(kind: string) => number} */
   const many = (kind) => rows.filter((row) => isShown(row, kind)).length;
+  /** @type {string[][]} */
   const options = [
     ["", `what changed (${many("")})`],
-    ...KINDS_OF_CHANGE.filter(many).map((kind) => [kind, `${kind} (${many(kind)})`]),
+    ...KINDS_OF_CHANGE.filter((kind) => many(kind)).map((kind) => [kind, `${kind} (${many(kind)})`]),
     ["all", `all (${rows.length})`],
   ];
   if (!options.some(([kind]) => kind === state.show)) state.show = "";
@@ -90,84 +125,120 @@ export function changes(found, before, after, { state, remember }) {
   });
   const choice = select("show", options, state.show, (kind) => { state.show = kind; draw(); });
   draw();
-  return element("div", { class: "changes" }, element("div", { class: "bar-of-controls" }, choice, field, said), grid.node);
+  return element("div", { class: "changes" }, element("div", { class: "bar-of-controls" }, choice, field, status), grid.node);
 }
 
+/** @type {(row: ModuleRow, show: string | undefined) => boolean} */
 function isShown(row, show) {
   if (show === "all") return true;
   return show === "renamed" ? row.isRenamed : show ? row.values.kind === show : row.rank < UNCHANGED;
 }
 
-// What there is to say of a module, and how much it matters.
-function rowOf(module, at) {
-  const { before, after, own: { macs } } = module;
-  const time = newsOf(module);
-  const isRenamed = Boolean(before) && Boolean(after) && lastOf(before) !== lastOf(after);
-  const [kind, rank, weight] = whatChanged(module, time, isRenamed);
-  return {
-    at, module, rank, weight, isRenamed,
-    names: (isRenamed ? [before, after] : [after ?? before]).map((name) => name || "(root)").join(" → "),
-    values: {
-      kind, before: time.before, after: time.after, ratio: time.ratio, interval: time.low === null ? null : between(time), lost: time.lost,
-      macs_before: macs.before, macs_after: macs.after,
-    },
-  };
+// A row for each module: its names, whether its own time is shown, what changed, and how much it matters.
+/** @type {(table: Columns) => ModuleRow[]} */
+function rowsOf(table) {
+  const [before, after, isOwn] = ["before", "after", "own"].map((name) => reader(table, name));
+  const time = Object.fromEntries(["before", "after", "ratio", "low", "high", "lost", "verdict"].map((name) => [name, reader(table, `time.${name}`)]));
+  const work = ["macs", "flops", "bytes_moved", "parameters"].map((name) => changeReader(table, name));
+  return Array.from({ length: rowsIn(table) }, (_, at) => {
+    const names = { before: before(at), after: after(at) };
+    const isRenamed = Boolean(names.before) && Boolean(names.after) && lastOf(names.before) !== lastOf(names.after);
+    const [macs, ...others] = work.map((read) => read(at));
+    /** @type {Record<string, any>} */
+    const shown = Object.fromEntries(Object.entries(time).map(([name, read]) => [name, read(at)]));
+    const [kind, rank, weight] = whatChanged(names, shown, [macs, ...others], isRenamed);
+    return {
+      ...names, at, rank, weight, isRenamed, isOwn: isOwn(at),
+      names: (isRenamed ? [names.before, names.after] : [names.after ?? names.before]).map((name) => name || "(root)").join(" → "),
+      values: {
+        kind, before: shown.before, after: shown.after, ratio: shown.ratio,
+        interval: shown.low === null ? null : between({ low: shown.low, high: shown.high }),
+        lost: shown.lost, macs_before: macs.before, macs_after: macs.after,
+      },
+    };
+  });
 }
 
-// In a word, how high up it belongs, and its place there.
-function whatChanged({ before, after, own }, time, isRenamed) {
+// A column that is one value is that of all rows.
+/** @type {(table: Columns) => number} */
+function rowsIn(table) {
+  const column = Object.values(table).find(Array.isArray);
+  return Array.isArray(column) ? column.length : 1;
+}
+
+/** @type {(table: Columns, name: string) => Reader<Change>} */
+function changeReader(table, name) {
+  const [before, after] = ["before", "after"].map((side) => reader(table, `${name}.${side}`));
+  return (at) => ({ before: before(at), after: after(at) });
+}
+
+// In a word, the rank of that, and the order within the rank.
+/** @type {(names: Change, time: Record<string, any>, work: Change[], isRenamed: boolean) => [string | null, number, number]} */
+function whatChanged({ before, after }, time, work, isRenamed) {
+  const [macs] = work;
   if (before === null || after === null) return [before === null ? "added" : "removed", 2, 0];
-  if (isNews(time)) return [time.verdict, 0, Math.abs(time.lost)];
-  if (workDiffers(own)) return ["work changed", 1, differs(own.macs) ? Math.abs(Number(own.macs.after) - Number(own.macs.before)) : 0];
+  if (isChanged(time)) return [time.verdict, 0, Math.abs(Number(time.lost))];
+  if (work.some(differs)) return ["work changed", 1, differs(macs) ? Math.abs(Number(macs.after) - Number(macs.before)) : 0];
   return isRenamed ? ["renamed", 3, 0] : [time.verdict, UNCHANGED, 0];
 }
 
-// What a row opens into: its phases, and what of its own figures differs.
-function partsOf(row, before, after) {
-  const { own, peak_bytes: peak } = row.module;
-  const time = newsOf(row.module);
+/** @type {[string, string, Format][]} */
+const FIGURES_OF_MODULE = [
+  ["flops", "own FLOPs", count], ["bytes_moved", "own bytes moved", size], ["parameters", "own parameters", count], ["peak_bytes", "peak memory", size],
+];
+
+// The rows that a row opens into: its phases, and its other figures that differ.
+/** @type {(row: ModuleRow, table: Columns) => PartRow[]} */
+function partsOf(row, table) {
+  /** @type {(name: string) => Change} */
+  const read = (name) => changeReader(table, name)(row.at);
+  /** @type {(label: string, change: Change, text: Format, more?: Record<string, any>) => PartRow} */
   const part = (label, change, text, more = {}) => (
     { above: row, label, text, values: { before: change.before, after: change.after, ratio: ratioOf(change), ...more } }
   );
-  const hasAny = (change) => Number(change.before) || Number(change.after);
-  const phases = byPhase(before, after, row.module, isNews(own.time)).filter(({ seconds, macs }) => hasAny(seconds) || hasAny(macs));
-  const figures = [
-    ["own FLOPs", own.flops, count], ["own bytes moved", own.bytes_moved, size], ["own parameters", own.parameters, count],
-    ["peak memory", peak, size],
-  ];
+  /** @type {(change: Change) => boolean} */
+  const hasAny = (change) => Boolean(Number(change.before) || Number(change.after));
+  const phases = PHASES
+    .map((phase) => ({ phase, seconds: read(`${phase}.seconds`), macs: read(`${phase}.macs`) }))
+    .filter(({ seconds, macs }) => hasAny(seconds) || hasAny(macs));
+  const perMac = reader(table, "time.per_mac")(row.at);
+  const figures = FIGURES_OF_MODULE.map(([name, label, text]) => ({ label, change: read(name), text })).filter(({ change }) => differs(change));
   return [
     ...phases.map(({ phase, seconds, macs }) => part(phase, seconds, duration, { macs_before: macs.before, macs_after: macs.after })),
-    ...(time.per_mac === null ? [] : [{ above: row, label: "time a MAC", text: () => "", values: { ratio: time.per_mac } }]),
-    ...figures.filter(([, change]) => differs(change)).map(([label, change, text]) => part(label, change, text)),
+    ...(perMac === null ? [] : [{ above: row, label: "time a MAC", text: () => "", values: { ratio: perMac } }]),
+    ...figures.map(({ label, change, text }) => part(label, change, text)),
   ];
 }
 
+/** @type {(row: PartRow) => HTMLElement} */
 function partCell({ label }) {
   return element("div", { class: "name part", role: "gridcell" }, label);
 }
 
-function changedCell(row, isOpen, toggle) {
+/** @type {(row: ModuleRow, kind: string, isOpen: boolean, toggle: (row: ModuleRow) => void) => HTMLElement} */
+function changedCell(row, kind, isOpen, toggle) {
   const title = "the time of the module itself, without what is below it";
   return element(
     "div", { class: "name", role: "gridcell", title: row.names },
     element("button", {
       class: "toggle", type: "button", tabindex: -1, "aria-label": `${isOpen ? "close" : "open"} ${row.names}`, onclick: () => toggle(row),
     }, isOpen ? "▾" : "▸"),
-    element("span", { class: "label" }, row.names), element("span", { class: "kind" }, row.module.kind),
-    isNews(row.module.own.time) ? element("span", { class: "mark", title }, "own time") : null,
+    element("span", { class: "label" }, row.names), element("span", { class: "kind" }, kind),
+    row.isOwn ? element("span", { class: "mark", title }, "own time") : null,
   );
 }
 
-function figureCell({ id, label, text, said }, row, most) {
+/** @type {(column: typeof CHANGE_COLUMNS[number], row: ModuleRow | PartRow, most: number) => HTMLElement} */
+function figureCell({ id, label, text, exact: title }, row, most) {
   const value = row.values[id] ?? null;
   const isPart = row.above !== undefined;
   const show = isPart && (id === "before" || id === "after") ? row.text : text;
-  const look = id === "kind" ? `told-${plainly(value).replace(" ", "-")}` : value ? "" : "nothing";
+  const look = id === "kind" ? `change-${plain(value).replace(" ", "-")}` : value ? "" : "nothing";
   const bar = id === "lost" && value && most
     ? element("span", { class: `bar ${value > 0 ? "slower" : "faster"}`, style: { width: `${(100 * Math.abs(value)) / most}%` } })
     : null;
   return element(
-    "div", { class: `number ${look}`, role: "gridcell", title: `${label}: ${said(value)}` }, bar,
+    "div", { class: `number ${look}`, role: "gridcell", title: `${label}: ${title(value)}` }, bar,
     element("span", { class: "digits" }, isPart && value === null ? "" : show(value)),
   );
 }

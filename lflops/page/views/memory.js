@@ -1,13 +1,15 @@
-// A step's live memory: its way through the operators as a drawing, and in tables what is alive at the peak.
+// The view Memory: a step's live memory as a timeline, and tables of what is alive at the peak.
 
-import { course } from "./memory_chart.js";
+import { memoryTimeline } from "../charts/memory_timeline.js";
 import { element } from "../lib/dom.js";
 import { exact, percent, size } from "../lib/format.js";
 import { figure } from "./summary.js";
 
+/** @type {View} */
 export const memory = { id: "memory", label: "Memory", draw: drawMemory };
 
-// What the words mean, of which two can only be said when the step is over.
+// Tooltips of the categories; two of them are known only after the step.
+/** @type {Record<string, string>} */
 const CATEGORIES = {
   parameters: "parameters",
   optimizer_state: "the optimizer's state, as such from when it was made",
@@ -23,13 +25,15 @@ const AS_DRAWN = "Activations are what forward made, kept for backward or not. "
 const LISTED = 16;
 
 // Its state: at, the operator that the cursor is on.
+/** @type {(payload: Payload, context: Context) => HTMLElement} */
 function drawMemory(payload, context) {
-  const found = payload.memory;
-  // Modules whose names differ in numbers alone are one line, which leads to all of them.
-  const lead = (name) => context.go("modules", name.split(".").includes("*")
+  const data = payload.memory;
+  // Modules whose names differ only in numbers are one line, which opens all of them.
+  /** @type {(name: string) => void} */
+  const openModule = (name) => context.go("modules", name.split(".").includes("*")
     ? { row: "", filter: `^${name.split(".").map((part) => (part === "*" ? "\\d+" : part.replace(/[^\w]/g, "\\$&"))).join("[.]")}$`, regex: "true" }
     : { row: name, filter: "", flat: "" });
-  if (!found) {
+  if (!data) {
     return element(
       "section", { class: "memory", "aria-label": "memory" },
       element("p", { class: "message" }, UNCOUNTED),
@@ -37,74 +41,81 @@ function drawMemory(payload, context) {
   }
   return element(
     "section", { class: "memory", "aria-label": "memory" },
-    element("div", { class: "figures" }, ...figures(found).map((each) => figure(each))),
+    element("div", { class: "figures" }, ...figures(data).map((each) => figure(each))),
     element("h2", {}, "Alive through the step"),
-    course(found, { ...context, lead }),
-    element("p", { class: "remark" }, remarks(found).join(" ")),
+    memoryTimeline(data, { ...context, openModule }),
+    element("p", { class: "remark" }, remarks(data).join(" ")),
     element("h2", {}, "Alive at the peak"),
-    element("div", { class: "beside" }, categories(found), holders(found, lead)),
-    element("h2", {}, `The ${found.largest} largest storages at the peak`),
-    largest(found, lead),
+    element("div", { class: "side-by-side" }, categories(data), holders(data, openModule)),
+    element("h2", {}, `The ${data.largest} largest storages at the peak`),
+    largest(data, openModule),
   );
 }
 
-function figures(found) {
-  const of = found.rank === null ? "" : `, on rank ${found.rank}, of all ranks the most`;
-  const at = found.peak === null ? null : (field) => found.points[field][found.peak];
-  const reached = at === null ? "" : `in ${at("phase")}, ${at("operator")} of ${at("module") || "the root"}`;
-  const room = Number(found.peak_bytes) / found.capacity_bytes;
+/** @type {(data: Memory) => Figure[]} */
+function figures(data) {
+  const of = data.rank === null ? "" : `, on rank ${data.rank}, of all ranks the most`;
+  const at = (/** @type {string} */ field) => data.points[field][data.peak ?? 0];
+  const reached = data.peak === null ? "" : `in ${at("phase")}, ${at("operator")} of ${at("module") || "the root"}`;
+  const room = Number(data.peak_bytes) / Number(data.capacity_bytes);
   return [
-    { bytes: found.peak_bytes, label: "peak live memory", text: size(found.peak_bytes), remark: `${reached}${of}` },
-    { bytes: found.capacity_bytes, label: "of the chip's memory", text: percent(room), remark: `${size(found.capacity_bytes)}, ${found.chip}` },
+    { bytes: data.peak_bytes, label: "peak live memory", text: size(data.peak_bytes), remark: `${reached}${of}` },
+    { bytes: data.capacity_bytes, label: "of the chip's memory", text: percent(room), remark: `${size(data.capacity_bytes)}, ${data.chip}` },
   ].filter(({ bytes }) => bytes !== null);
 }
 
-function remarks(found) {
-  const drawn = found.points.at.length - (found.peak === null ? 0 : 1);
-  const isWhole = found.operators === null || drawn === found.operators;
+/** @type {(data: Memory) => string[]} */
+function remarks(data) {
+  const drawn = data.points.at.length - (data.peak === null ? 0 : 1);
+  const isWhole = data.operators === null || drawn === data.operators;
   return [
-    found.source === "fake" ? "Nothing was allocated: sizes are those that the tensors would have." : "Bytes of tensors; what kernels need for themselves is not among them.",
-    isWhole ? "" : `Drawn are ${exact(drawn)} of ${exact(found.operators)} operators, the extremes of equal stretches.`,
-    found.categories.length ? AS_DRAWN : "By category it is unknown: this profile was written by an earlier lflops.",
+    data.source === "fake" ? "Nothing was allocated: sizes are those that the tensors would have." : "Bytes of tensors; what kernels need for themselves is not among them.",
+    isWhole ? "" : `Drawn are ${exact(drawn)} of ${exact(data.operators)} operators, the extremes of equal stretches.`,
+    data.categories.length ? AS_DRAWN : "By category it is unknown: this profile was written by an earlier lflops.",
   ];
 }
 
-function categories(found) {
-  const whole = Number(found.peak_bytes);
-  return plainTable("by category", ["category", "bytes", "share"], found.by_category.map(([name, bytes]) => [
-    element("span", { title: CATEGORIES[name] }, key(name), words(name)), amount(bytes), percent(Number(bytes) / whole),
+/** @type {(data: Memory) => HTMLElement} */
+function categories(data) {
+  const total = Number(data.peak_bytes);
+  return plainTable("by category", ["category", "bytes", "share"], data.by_category.map(([name, bytes]) => [
+    element("span", { title: CATEGORIES[name] }, key(name), words(name)), amount(bytes), percent(Number(bytes) / total),
   ]));
 }
 
-function holders(found, lead) {
-  const whole = Number(found.peak_bytes);
-  const { name, modules, bytes } = found.modules;
+/** @type {(data: Memory, openModule: (name: string) => void) => HTMLElement} */
+function holders(data, openModule) {
+  const total = Number(data.peak_bytes);
+  const { name, modules, bytes } = data.modules;
   const shown = Math.min(name.length, LISTED);
-  const [more, rest] = found.more;
+  const [more, rest] = data.more;
   const left = name.length - shown + more;
   const bytesLeft = bytes.slice(shown).reduce((sum, each) => sum + Number(each), Number(rest));
   const rows = name.slice(0, shown).map((text, row) => [
-    leading(`${text || "(root)"}${modules[row] > 1 ? ` ×${modules[row]}` : ""}`, () => lead(text)),
-    amount(bytes[row]), percent(Number(bytes[row]) / whole),
+    linkButton(`${text || "(root)"}${modules[row] > 1 ? ` ×${modules[row]}` : ""}`, () => openModule(text)),
+    amount(bytes[row]), percent(Number(bytes[row]) / total),
   ]);
-  return plainTable("by module", ["made or owned by", "bytes", "share"], left ? [...rows, [`${left} more`, amount(bytesLeft), percent(bytesLeft / whole)]] : rows);
+  return plainTable("by module", ["made or owned by", "bytes", "share"], left ? [...rows, [`${left} more`, amount(bytesLeft), percent(bytesLeft / total)]] : rows);
 }
 
-function largest(found, lead) {
-  const { category, operator, module, phase, number, each_bytes: each } = found.alive;
+/** @type {(data: Memory, openModule: (name: string) => void) => HTMLElement} */
+function largest(data, openModule) {
+  const { category, operator, module, phase, number, each_bytes: each } = data.alive;
   return plainTable("largest storages", ["category", "module", "made by", "each", "number", "share"], each.map((bytes, row) => [
     element("span", { title: CATEGORIES[category[row]] ?? null }, key(category[row]), words(category[row])),
-    leading(module[row] || "(root)", () => lead(module[row])),
+    linkButton(module[row] || "(root)", () => openModule(module[row])),
     operator[row] ? `${operator[row]} in ${phase[row]}` : "before the step",
-    amount(bytes), exact(number[row]), percent((number[row] * Number(bytes)) / Number(found.peak_bytes)),
+    amount(bytes), exact(number[row]), percent((number[row] * Number(bytes)) / Number(data.peak_bytes)),
   ]));
 }
 
 // Numbers stand on the right.
+/** @type {(label: string, head: string[], rows: (HTMLElement | string)[][]) => HTMLElement} */
 function plainTable(label, head, rows) {
   const texts = new Set(["category", "module", "made by", "made or owned by"]);
+  /** @type {(tag: "th" | "td") => (content: HTMLElement | string, at: number) => HTMLElement} */
   const cell = (tag) => (content, at) => element(
-    tag, { class: texts.has(head[at]) ? null : "amount", "data-value": content.dataset?.value ?? null }, content,
+    tag, { class: texts.has(head[at]) ? null : "amount", "data-value": (content instanceof HTMLElement && content.dataset.value) || null }, content,
   );
   return element(
     "table", { class: "plain-table", "aria-label": label },
@@ -113,18 +124,22 @@ function plainTable(label, head, rows) {
   );
 }
 
+/** @type {(bytes: Count) => HTMLElement} */
 function amount(bytes) {
   return element("span", { title: `${exact(bytes)} bytes`, "data-value": bytes }, size(bytes));
 }
 
-function leading(text, act) {
+/** @type {(text: string, act: () => void) => HTMLElement} */
+function linkButton(text, act) {
   return element("button", { type: "button", class: "leading", onclick: act }, text);
 }
 
+/** @type {(name: string) => HTMLElement} */
 function key(name) {
   return element("span", { class: "key", style: { background: `var(--memory-${CSS.escape(name)}, var(--rest))` } });
 }
 
+/** @type {(name: string) => string} */
 function words(name) {
   return name.replaceAll("_", " ");
 }

@@ -1,43 +1,49 @@
-// The modules of a profile: a tree or a flat list, filtered, sorted, with the columns that are asked for.
+// The view Modules: a tree or a flat list, filtered and sorted, with the columns that the user chose.
 
 import { columns, reader, USUAL } from "../table/module_columns.js";
 import { element, select } from "../lib/dom.js";
+import { messageOf } from "../lib/format.js";
 import { folded, runLabel } from "../table/fold.js";
-import { exact } from "../lib/format.js";
-import { Grid } from "../table/virtual_table.js";
+import { Grid, numberCell } from "../table/virtual_table.js";
 import { icicle } from "../charts/icicle.js";
 import { ancestors, byName, children, depth, lastOf, matcher, openAtFirst, order, visible } from "../table/module_rows.js";
 
+/** @type {View} */
 export const modules = { id: "modules", label: "Modules", draw: drawModules };
 
-// Its state: sort, down, flat, own, unfold, filter, regex, columns, chart, and row, the name of a module that another view led to.
+// Its state: sort, down, flat, own, unfold, filter, regex, columns, chart, and row, the name of a module that another view opened.
+/** @type {(payload: Payload, context: Context) => HTMLElement} */
 function drawModules(payload, { state, remember }) {
   const table = payload.modules;
   const names = table.name;
   const all = names.map((_, row) => row);
-  const [kinds, compiled, owner, alike] = ["kind", "compiled", "owner", "alike"].map((name) => reader(table, name));
+  const [kinds, compiled, owner, identity] = ["kind", "compiled", "owner", "alike"].map((name) => reader(table, name));
   const below = children(names);
   const known = columns(table, all);
   const unfolded = new Set();
-  let fold = folded(names.indexOf(""), below, alike, unfolded);
+  let fold = folded(names.indexOf(""), below, identity, unfolded);
   const open = new Set(openAtFirst(names, fold.below));
   const grid = new Grid("modules");
   const chart = element("div", { class: "chart" });
   let top = names.indexOf("");
-  const said = element("span", { class: "said", role: "status" });
+  const status = element("span", { class: "quiet", role: "status" });
 
   const chosen = () => known.filter((column) => (state.columns ? state.columns.split(",") : USUAL).includes(column.id));
+  /** @type {(column: ModuleColumn) => Reader} */
   const value = (column) => (state.own ? column.own : column.total);
 
   // Rows that share one are sorted by their sum.
+  /** @type {(column: ModuleColumn) => Reader} */
   function sorting(column) {
     return (row) => {
-      const stands = standsFor(row);
-      const one = stands === undefined ? null : column.over(value(column), stands.places);
-      return one === null || !column.adds ? one : Number(one) * stands.run.length;
+      const group = fold.groups.get(row);
+      const [run, members] = isFolded() ? [group?.run ?? [], group?.members ?? []] : [[row], [row]];
+      const one = members.length ? column.over(value(column), members) : null;
+      return one === null || !column.adds ? one : Number(one) * run.length;
     };
   }
 
+  /** @type {() => Order} */
   function comparison() {
     if (!state.sort) return null;
     if (state.sort === "name") return byName(names, state.down);
@@ -45,6 +51,7 @@ function drawModules(payload, { state, remember }) {
     return column ? order(sorting(column), Boolean(state.down), names.length) : null;
   }
 
+  /** @type {(id: string) => void} */
   function sortBy(id) {
     const firstDown = id !== "name";
     if (state.sort !== id) Object.assign(state, { sort: id, down: firstDown });
@@ -53,39 +60,45 @@ function drawModules(payload, { state, remember }) {
     draw();
   }
 
-  // A flat list and what matches a filter are each module by itself.
+  // A flat list, and modules that match a filter, are not folded.
   const isFolded = () => !(state.flat || state.filter || state.unfold);
-  const standsFor = (row) => (isFolded() ? fold.stands.get(row) : { run: [row], places: [row], first: 0 });
+  /** @type {(row: number) => FoldedRow} */
+  const standsFor = (row) => (isFolded() && fold.groups.get(row)) || { run: [row], members: [row], first: 0 };
 
+  /** @type {(row: number) => void} */
   function turn(row) {
     if (!unfolded.delete(row)) unfolded.add(row);
-    fold = folded(names.indexOf(""), below, alike, unfolded);
+    fold = folded(names.indexOf(""), below, identity, unfolded);
   }
 
-  // Unfold what a row is hidden in, from above.
+  // Unfold the groups that a row is hidden in, from above.
+  /** @type {(row: number) => void} */
   function unfold(row) {
     for (const each of ancestors(names, row)) {
-      if (fold.stands.has(each)) continue;
-      const siblings = below.find((rows) => rows.includes(each));
-      turn(siblings.slice(0, siblings.indexOf(each)).findLast((before) => fold.stands.has(before)));
+      if (fold.groups.has(each)) continue;
+      const siblings = below.find((rows) => rows.includes(each)) ?? [];
+      turn(siblings.slice(0, siblings.indexOf(each)).findLast((before) => fold.groups.has(before)) ?? each);
     }
   }
 
-  // What a row is in stands open.
+  // Open all above a row.
+  /** @type {(row: number) => void} */
   function show(row) {
     for (const each of ancestors(names, row)) open.add(each);
     unfold(row);
   }
 
+  /** @type {(row: number) => void} */
   function toggle(row) {
     if (!open.delete(row)) open.add(row);
     draw();
   }
 
-  // What is clicked on becomes the chart's top, and the table goes to it; a click on the top goes up again.
+  // The module that is clicked on becomes the chart's top, and the table scrolls to it; a click on the top goes up again.
+  /** @type {(row: number) => void} */
   function zoom(row) {
     const above = ancestors(names, row);
-    top = row === top && above.length > 1 ? above.at(-2) : row;
+    top = row === top && above.length > 1 ? above[above.length - 2] : row;
     show(top);
     draw();
     grid.go(top);
@@ -96,6 +109,7 @@ function drawModules(payload, { state, remember }) {
     chart.replaceChildren(...(column ? [icicle({ names, below, kinds, read: column.total, text: column.text, top, choose: zoom })] : []));
   }
 
+  /** @type {(row: number) => HTMLElement} */
   function nameCell(row) {
     const isFlat = Boolean(state.flat);
     const { run, first } = standsFor(row);
@@ -114,6 +128,7 @@ function drawModules(payload, { state, remember }) {
     );
   }
 
+  /** @type {(row: number, many: number, first: number) => HTMLElement | null} */
   function foldButton(row, many, first) {
     if (many === 1 && !first) return null;
     const [text, spoken] = first
@@ -125,17 +140,20 @@ function drawModules(payload, { state, remember }) {
 
   function draw() {
     remember();
+    /** @type {Reader<boolean> | null} */
     let matches = null;
-    said.textContent = "";
+    status.textContent = "";
     try {
       matches = matcher(state.filter || "", Boolean(state.regex), names, kinds);
     } catch (error) {
-      said.textContent = `no regular expression: ${error.message}`;
+      status.textContent = `no regular expression: ${messageOf(error)}`;
     }
     const rows = visible({ below: isFolded() ? fold.below : below, names, open, matches, compare: comparison(), isFlat: Boolean(state.flat) });
-    if (matches && !said.textContent) said.textContent = `${all.filter(matches).length} of ${names.length} match`;
-    const read = (column) => (row) => column.over(value(column), standsFor(row).places);
+    if (matches && !status.textContent) status.textContent = `${all.filter(matches).length} of ${names.length} match`;
+    /** @type {(column: ModuleColumn) => Reader} */
+    const read = (column) => (row) => column.over(value(column), standsFor(row).members);
     const shown = chosen().map((column) => ({ ...column, read: read(column), most: greatest(value(column), names.length) }));
+    /** @type {GridContent["columns"]} */
     const head = [{ id: "name", label: "module" }, ...shown].map(({ id, label }) => ({
       label, onsort: () => sortBy(id), sort: state.sort !== id ? "none" : state.down ? "descending" : "ascending",
     }));
@@ -162,16 +180,18 @@ function drawModules(payload, { state, remember }) {
     "div", { class: "bar-of-controls" }, field,
     box("regex", "regex"), box("flat", "flat"), box("own", "own only"), box("unfold", "fold repeats", true),
     button("open all", () => all.forEach((row) => open.add(row))), button("close all", () => open.clear()),
-    chooser(), chartChoice(), said,
+    chooser(), chartChoice(), status,
   );
 
-  // Of what is on unless it is turned off the state says that it is off.
+  // The state of a box that is usually checked is true where it is not checked.
+  /** @type {(key: string, label: string, isUsual?: boolean) => HTMLElement} */
   function box(key, label, isUsual = false) {
     const change = () => { state[key] = input.checked !== isUsual; draw(); };
     const input = element("input", { type: "checkbox", checked: Boolean(state[key]) !== isUsual, onchange: change });
     return element("label", { class: "choice" }, input, label);
   }
 
+  /** @type {(label: string, act: () => void) => HTMLElement} */
   function button(label, act) {
     return element("button", { type: "button", onclick: () => { act(); draw(); } }, label);
   }
@@ -187,7 +207,7 @@ function drawModules(payload, { state, remember }) {
       const input = element("input", {
         type: "checkbox", value: column.id, checked: chosen().includes(column),
         onchange: () => {
-          state.columns = [...list.querySelectorAll("input:checked")].map((each) => each.value).join(",") || "none";
+          state.columns = [...list.querySelectorAll("input")].filter((each) => each.checked).map((each) => each.value).join(",") || "none";
           draw();
         },
       });
@@ -205,15 +225,7 @@ function drawModules(payload, { state, remember }) {
   return element("section", { class: "modules", "aria-label": "modules" }, bar, chart, grid.node);
 }
 
-export function numberCell(column, row) {
-  const value = column.read(row);
-  const share = value === null || !column.most ? 0 : Math.min(Number(value) / column.most, 1);
-  return element(
-    "div", { class: value === null || Number(value) === 0 ? "number nothing" : "number", role: "gridcell", title: `${column.label}: ${exact(value)}` },
-    element("span", { class: "bar", style: { width: `${100 * share}%` } }), element("span", { class: "digits" }, column.text(value)),
-  );
-}
-
+/** @type {(read: Reader, size: number) => number} */
 function greatest(read, size) {
   let most = 0;
   for (let row = 0; row < size; row += 1) most = Math.max(most, Number(read(row) ?? 0));

@@ -1,15 +1,21 @@
-// The operators: what each did, in all phases or in one, and in which modules.
+// The view Operators: what each did, in all phases or in one, and in which modules.
 
 import { reader } from "../table/module_columns.js";
 import { element, select } from "../lib/dom.js";
 import { count, duration, exact, percent, size } from "../lib/format.js";
-import { sheet } from "../table/sorted_table.js";
+import { sortedTable } from "../table/sorted_table.js";
 
+/** @type {View} */
 export const operators = { id: "operators", label: "Operators", draw: drawOperators };
 
+/** @type {Record<string, string>} */
 const KINDS = { counted: "", "no formula": "no formula: not in any total", traced: "in the trace alone" };
 
+/** @type {[string, string, Format][]} */
+const FIGURES = [["calls", "calls", count], ["macs", "MACs", count], ["flops", "FLOPs", count], ["bytes_moved", "bytes moved", size]];
+
 // Its state: phase, filter, sort, down.
+/** @type {(payload: Payload, context: Context) => HTMLElement} */
 function drawOperators(payload, { state, remember, go }) {
   const data = payload.operators;
   if (data === null) return nothingCounted();
@@ -17,12 +23,13 @@ function drawOperators(payload, { state, remember, go }) {
   const all = table.operator.map((_, row) => row);
   const [kind, dtype] = [reader(table, "kind"), reader(table, "dtype")];
   const phases = [...new Set(table.phase)];
-  const said = element("span", { class: "said", role: "status" });
+  const status = element("span", { class: "quiet", role: "status" });
   const within = element("div", { class: "within" });
-  const rows = sheet("operators", {
+  const rows = sortedTable("operators", {
     size: all.length, usual: "share", first: name, state, changed: remember, pinned: (row) => kind(row) === "no formula", onchoose: open,
   });
 
+  /** @type {(row: number) => HTMLElement} */
   function name(row) {
     const mark = KINDS[kind(row)];
     return element(
@@ -32,9 +39,10 @@ function drawOperators(payload, { state, remember, go }) {
     );
   }
 
+  /** @type {(row: number) => void} */
   function open(row) {
     within.hidden = false;
-    within.replaceChildren(...modulesThatRan(data, row, payload.modules.name, (module) => go("modules", { filter: "", flat: "", row: module })));
+    within.replaceChildren(...modulesThatRan(/** @type {Operators} */ (data), row, payload.modules.name, (module) => go("modules", { filter: "", flat: "", row: module })));
   }
 
   function draw() {
@@ -43,7 +51,7 @@ function drawOperators(payload, { state, remember, go }) {
     const wanted = (state.filter || "").toLowerCase();
     const ofPhase = all.filter((row) => (phase === "each" ? table.phase[row] !== "all" : table.phase[row] === phase));
     const shown = ofPhase.filter((row) => `${table.operator[row]} ${dtype(row) ?? ""}`.toLowerCase().includes(wanted));
-    said.textContent = wanted ? `${shown.length} of ${ofPhase.length} match` : "";
+    status.textContent = wanted ? `${shown.length} of ${ofPhase.length} match` : "";
     within.hidden = true;
     rows.show(shown, operatorColumns(table, shown, phase));
   }
@@ -60,28 +68,33 @@ function drawOperators(payload, { state, remember, go }) {
   draw();
   return element(
     "section", { class: "operators", "aria-label": "operators" },
-    element("div", { class: "bar-of-controls" }, field, choice, said), doubt(data.uncounted), rows.node, within,
+    element("div", { class: "bar-of-controls" }, field, choice, status), doubt(data.uncounted), rows.node, within,
   );
 }
 
-// Of a view of what was counted, where nothing was.
+// The message of a view of counts, where nothing was counted.
+/** @type {() => HTMLElement} */
 export function nothingCounted() {
   const text = "Unknown: nothing was counted here; lflops.count and lflops.measure do, and FlopsMonitor unless it has count=False.";
   return element("p", { class: "message" }, text);
 }
 
+/** @type {(uncounted: number) => HTMLElement | null} */
 function doubt(uncounted) {
   if (!uncounted) return null;
   const ran = uncounted === 1 ? "1 operator ran without a formula: it is" : `${exact(uncounted)} operators ran without a formula: they are`;
   return element("p", { class: "doubt", role: "note" }, `${ran} not in any total. lflops.register_formula gives one.`);
 }
 
-// Those that say something of the rows that are shown.
+// The columns that have a value in the rows that are shown.
+/** @type {(table: Operators["table"], shown: number[], phase: string) => FlatColumn[]} */
 function operatorColumns(table, shown, phase) {
+  /** @type {(id: string, label: string, text?: Format, hasBar?: boolean) => FlatColumn} */
   const column = (id, label, text, hasBar) => ({ id, label, text, hasBar, read: reader(table, id) });
   const shares = [...new Set(shown.map(reader(table, "share_of")))].filter(Boolean);
   const perByte = divide(reader(table, "flops"), reader(table, "bytes_moved"));
-  const isTold = { operator: true, phase: phase === "each", dtype: true, share: true };
+  /** @type {Record<string, boolean>} */
+  const isShown = { operator: true, phase: phase === "each", dtype: true, share: true };
   return [
     column("operator", "operator"), column("phase", "phase"), column("dtype", "dtype"),
     column("calls", "calls", count), column("macs", "MACs", count), column("flops", "FLOPs", count),
@@ -89,24 +102,28 @@ function operatorColumns(table, shown, phase) {
     column("bytes_moved", "bytes moved", size), { id: "intensity", label: "FLOPs/byte", text: count, read: perByte },
     column("own_device_seconds", "own device, traced", duration, true), column("device_seconds", "device, traced", duration),
     column("own_host_seconds", "own host, traced", duration, true), column("host_seconds", "host, traced", duration),
-  ].filter(({ id, read }) => isTold[id] ?? shown.some((row) => Number(read(row) ?? 0) !== 0));
+  ].filter(({ id, read }) => isShown[id] ?? shown.some((row) => Number(read(row) ?? 0) !== 0));
 }
 
+/** @type {(upper: Reader, lower: Reader) => Reader} */
 function divide(upper, lower) {
   return (row) => (upper(row) === null || Number(lower(row) ?? 0) === 0 ? null : Number(upper(row)) / Number(lower(row)));
 }
 
-// Which modules ran an operator, the most first, each of which leads to its row.
+// The modules that ran an operator, the largest share first; each is a link to its row.
+/** @type {(data: Operators, row: number, names: string[], go: (module: string) => void) => Node[]} */
 function modulesThatRan({ table, within }, row, names, go) {
   const operator = table.operator[row];
   const where = [table.phase[row] === "all" ? "in all phases" : `in ${table.phase[row]}`, reader(table, "dtype")(row)];
   const head = [element("h2", {}, operator), element("p", { class: "remark" }, where.filter(Boolean).join(", "))];
   const listed = within.row.flatMap((each, at) => (each === row ? [at] : []));
   if (!listed.length) return [...head, element("p", {}, "The trace saw it, and it was not counted by itself: which modules ran it is unknown.")];
-  const figures = [["calls", "calls", count], ["macs", "MACs", count], ["flops", "FLOPs", count], ["bytes_moved", "bytes moved", size]]
+  const figures = FIGURES
     .map(([id, label, text]) => ({ label, text, read: reader(within, id) }))
     .filter(({ read }) => listed.some((at) => Number(read(at) ?? 0) !== 0));
+  /** @type {(label: string) => HTMLElement} */
   const title = (label) => element("th", { scope: "col" }, label);
+  /** @type {(name: string) => HTMLElement} */
   const module = (name) => element("button", {
     type: "button", class: "to-row", title: `${name || "(root)"}: its row in Modules`, onclick: () => go(name),
   }, name || "(root)");

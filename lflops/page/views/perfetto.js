@@ -1,10 +1,12 @@
-// Perfetto's page in a frame: it is asked for here and nowhere else, and the trace goes to it within the browser.
+// Perfetto's page in a frame: the only request to another site, and the trace is sent to it within the browser.
 
 import { element } from "../lib/dom.js";
+import { messageOf } from "../lib/format.js";
 
 const PERFETTO = "https://ui.perfetto.dev";
 const PATIENCE = 20000;
 
+/** @type {(address: string, title: string) => Promise<HTMLElement>} */
 export async function perfetto(address, title) {
   let buffer;
   try {
@@ -12,31 +14,33 @@ export async function perfetto(address, title) {
     if (!response.ok) throw new Error(await response.text());
     buffer = await response.arrayBuffer();
   } catch (error) {
-    return element("p", { class: "doubt", role: "note" }, `This trace cannot be shown: ${error.message}.`);
+    return element("p", { class: "doubt", role: "note" }, `This trace cannot be shown: ${messageOf(error)}.`);
   }
-  const said = element("p", { class: "remark", role: "status" }, `Waiting for ${PERFETTO}…`);
+  const status = element("p", { class: "remark", role: "status" }, `Waiting for ${PERFETTO}…`);
   const frame = element("iframe", { class: "perfetto", title: `Perfetto: ${title}`, src: PERFETTO });
-  hand(frame, { buffer, title }, said);
-  return element("div", {}, said, frame);
+  sendTrace(frame, { buffer, title }, status);
+  return element("div", {}, status, frame);
 }
 
-// It hears nothing before it answers, so it is asked until then.
-function hand(frame, trace, said) {
-  const asking = setInterval(() => frame.contentWindow?.postMessage("PING", PERFETTO), 50);
-  const given = setTimeout(() => {
+// Perfetto receives nothing before it is loaded, so it is pinged until it answers.
+/** @type {(frame: HTMLIFrameElement, trace: { buffer: ArrayBuffer, title: string }, status: HTMLElement) => void} */
+function sendTrace(frame, trace, status) {
+  const pings = setInterval(() => frame.contentWindow?.postMessage("PING", PERFETTO), 50);
+  const timeout = setTimeout(() => {
     stop();
-    said.textContent = `${PERFETTO} does not answer: download the trace, and open it where that page can be reached.`;
+    status.textContent = `${PERFETTO} does not answer: download the trace, and open it where that page can be reached.`;
   }, PATIENCE);
-  const hear = ({ source, origin, data }) => {
+  /** @type {(event: MessageEvent) => void} */
+  const onMessage = ({ source, origin, data }) => {
     if (source !== frame.contentWindow || origin !== PERFETTO || data !== "PONG") return;
     stop();
-    said.remove();
-    frame.contentWindow.postMessage({ perfetto: trace }, PERFETTO, [trace.buffer]);
+    status.remove();
+    frame.contentWindow?.postMessage({ perfetto: trace }, PERFETTO, [trace.buffer]);
   };
   const stop = () => {
-    clearInterval(asking);
-    clearTimeout(given);
-    window.removeEventListener("message", hear);
+    clearInterval(pings);
+    clearTimeout(timeout);
+    window.removeEventListener("message", onMessage);
   };
-  window.addEventListener("message", hear);
+  window.addEventListener("message", onMessage);
 }

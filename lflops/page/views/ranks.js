@@ -1,13 +1,15 @@
-// The ranks of a run: who answered, who is slow where, and what each of them took.
+// The view Ranks: which ranks reported, which one is slow where, and the figures of each.
 
 import { element, select } from "../lib/dom.js";
 import { count, duration, exact, size } from "../lib/format.js";
 import { Grid } from "../table/virtual_table.js";
-import { heat } from "../charts/rank_heatmap.js";
+import { rankHeatmap } from "../charts/rank_heatmap.js";
 import { byName, order } from "../table/module_rows.js";
 
+/** @type {View} */
 export const ranks = { id: "ranks", label: "Ranks", draw: drawRanks, ofOneRank: true };
 
+/** @type {Record<string, string[]>} */
 const STATUSES = {
   ok: ["answered", "it told all that it had"],
   late: ["late", "it had begun to tell, and was not done in time"],
@@ -23,10 +25,12 @@ const COMPARED = "A module's own time in a phase, the median over the steps; wha
   + "Shown are the places that cost a step the most, hatched where a rank told no time.";
 const HIGHEST = 460;
 
+/** @type {Format} */
 const orDash = (value) => value ?? "–";
+/** @type {{ id: string, label: string, text: Format, title?: Format }[]} */
 const COLUMNS_OF_RANKS = [
   { id: "rank", label: "rank", text: String },
-  { id: "status", label: "status", text: (status) => STATUSES[status][0], said: (status) => STATUSES[status].join(": ") },
+  { id: "status", label: "status", text: (status) => STATUSES[status][0], title: (status) => STATUSES[status].join(": ") },
   { id: "place", label: "place", text: orDash },
   { id: "host", label: "host", text: orDash },
   { id: "device", label: "device", text: orDash },
@@ -40,9 +44,10 @@ const COLUMNS_OF_RANKS = [
 const WORDED = new Set(["rank", "status", "place", "host", "device"]);
 
 // Its state: order of the columns, and sort and down of the table.
+/** @type {(payload: Payload, context: Context) => HTMLElement} */
 function drawRanks(payload, context) {
-  const found = payload.ranks;
-  if (!found) {
+  const data = payload.ranks;
+  if (!data) {
     return element(
       "section", { class: "ranks", "aria-label": "ranks" },
       element("p", { class: "message" }, ALONE_HERE),
@@ -50,29 +55,32 @@ function drawRanks(payload, context) {
   }
   return element(
     "section", { class: "ranks", "aria-label": "ranks" },
-    lines(found.said),
+    reportLines(data.said),
     element("h2", {}, "Who is slow where"),
-    ...slowWhere(found, context),
+    ...slowWhere(data, context),
     element("h2", {}, "Every rank"),
-    everyRank(found, context),
+    everyRank(data, context),
   );
 }
 
-function lines(said) {
+/** @type {(said: [string, string][]) => HTMLElement} */
+function reportLines(said) {
   return element("dl", { class: "facts" }, ...said.flatMap(([label, text]) => [element("dt", {}, label), element("dd", {}, text)]));
 }
 
-function slowWhere(found, context) {
-  if (!found.seconds.length) {
-    return [element("p", { class: "remark" }, found.compared ? OLDER : UNTIMED)];
+/** @type {(data: Ranks, context: Context) => HTMLElement[]} */
+function slowWhere(data, context) {
+  if (!data.seconds.length) {
+    return [element("p", { class: "remark" }, data.compared ? OLDER : UNTIMED)];
   }
   const { state, remember, go } = context;
-  const place = element("div", {});
-  const lead = (module) => go("modules", { row: module, filter: "", flat: "" });
+  const container = element("div", {});
+  /** @type {(module: string) => void} */
+  const openModule = (module) => go("modules", { row: module, filter: "", flat: "" });
   function draw() {
     const byNumber = state.order === "number";
-    const ordered = byNumber ? found.ranks.rank : found.slowest_first;
-    place.replaceChildren(heat({ ...found, sortedBySlowness: !byNumber }, ordered, { ...context, lead }));
+    const ordered = byNumber ? data.ranks.rank : data.slowest_first;
+    container.replaceChildren(rankHeatmap({ ...data, sortedBySlowness: !byNumber }, ordered, { ...context, openModule }));
   }
   const choice = select("order of ranks", [["", "slowest first"], ["number", "by number"]], state.order ?? "", (value) => {
     state.order = value;
@@ -80,20 +88,22 @@ function slowWhere(found, context) {
     draw();
   });
   draw();
-  return [element("p", { class: "remark" }, COMPARED), choice, place];
+  return [element("p", { class: "remark" }, COMPARED), choice, container];
 }
 
-function everyRank(found, { state, remember, rank }) {
-  const columns = found.ranks;
+/** @type {(data: Ranks, context: Context) => HTMLElement} */
+function everyRank(data, { state, remember, rank }) {
+  const columns = data.ranks;
   const grid = new Grid("every rank");
   const all = columns.rank.map((_, row) => row);
   const rowOf = new Map(columns.rank.map((each, row) => [each, row]));
 
+  /** @type {() => number[]} */
   function sorted() {
     const { sort } = state;
-    if (!sort) return found.slowest_first.map((each) => rowOf.get(each));
-    if (!WORDED.has(sort)) return [...all].sort(order((row) => columns[sort][row], Boolean(state.down), all.length));
-    return [...all].sort(byName(columns[sort].map((value) => String(value ?? "")), Boolean(state.down)));
+    if (!sort) return data.slowest_first.map((each) => rowOf.get(each) ?? 0);
+    if (!WORDED.has(sort)) return [...all].sort(order((row) => columns[sort][row], Boolean(state.down), all.length) ?? undefined);
+    return [...all].sort(byName(columns[sort].map((value) => String(value ?? "")), Boolean(state.down)) ?? undefined);
   }
 
   function draw() {
@@ -108,11 +118,11 @@ function everyRank(found, { state, remember, rank }) {
         },
       })),
       rows: sorted(), level: () => 1, isOpen: () => null, toggle: () => {},
-      cells: (row) => COLUMNS_OF_RANKS.map(({ id, label, text, said }) => {
+      cells: (row) => COLUMNS_OF_RANKS.map(({ id, label, text, title }) => {
         const value = columns[id][row];
         const kind = [WORDED.has(id) ? "text" : "number", columns.rank[row] === rank ? "of-rank" : "", id === "status" && value !== "ok" ? "doubt" : ""];
-        const title = said ? said(value) : `${label}: ${exact(value)}`;
-        return element("div", { role: "gridcell", class: kind.join(" "), title }, element("span", { class: "digits" }, text(value)));
+        const shown = title ? title(value) : `${label}: ${exact(value)}`;
+        return element("div", { role: "gridcell", class: kind.join(" "), title: shown }, element("span", { class: "digits" }, text(value)));
       }),
     });
   }

@@ -1,48 +1,55 @@
-// How far what ran is from what the chip could have done: a chart of points below roofs, and in a table what there is to win.
+// The view Roofline: a chart of points below the chip's roofs, and a table of how much time each could win.
 
 import { PHASES, reader } from "../table/module_columns.js";
 import { element, select } from "../lib/dom.js";
 import { bandwidth, count, duration, exact, percent, rate, size } from "../lib/format.js";
 import { nothingCounted } from "./operators.js";
-import { drawnRoofs } from "../charts/roofline.js";
-import { sheet } from "../table/sorted_table.js";
+import { drawRoofline } from "../charts/roofline.js";
+import { sortedTable } from "../table/sorted_table.js";
 
-export const roofline = { id: "roofline", label: "Roofline", draw: drawRoofline };
+/** @type {View} */
+export const roofline = { id: "roofline", label: "Roofline", draw: drawView };
 
-const WAYS = { modules: "modules", repeats: "modules, repeats as one", operators: "operators" };
+const POINTS = { modules: "modules", repeats: "modules, repeats as one", operators: "operators" };
 const FIELDS = [
   "module", "label", "times", "has_below", "phase", "flops", "bytes_moved", "intensity", "seconds", "achieved", "roof_seconds", "reachable",
   "share", "to_win", "bound", "over",
 ];
 const LONG = 26;
 
-// Its state: points, one of WAYS; off, the phases that are not shown; sort and down of the table.
-function drawRoofline(payload, { state, remember, go }) {
+// Its state: points, one of POINTS; off, the phases that are not shown; sort and down of the table.
+/** @type {(payload: Payload, context: Context) => HTMLElement} */
+function drawView(payload, { state, remember, go }) {
   const data = payload.roofline;
   if (data === null) return nothingCounted();
-  const way = Object.hasOwn(WAYS, state.points || "") ? state.points : "modules";
+  const kind = /** @type {keyof typeof POINTS} */ (Object.hasOwn(POINTS, state.points || "") ? state.points : "modules");
+  const [{ ceilings }, { table, left_out: leftOut }] = [data, data[kind]];
   const names = payload.modules.name;
-  const all = pointsOf(data[way].table, names);
+  const all = pointsOf(table, names);
   const phases = PHASES.filter((each) => all.some(({ phase }) => phase === each));
+  /** @type {(phase: string) => boolean} */
   const isOff = (phase) => (state.off || "").split(",").includes(phase);
   const picture = element("div", { class: "picture" });
   const card = element("div", { class: "card", role: "status", hidden: true });
-  const said = element("p", { class: "remark" });
-  const columns = pointColumns(all, way);
+  const remark = element("p", { class: "remark" });
+  const columns = pointColumns(all, kind);
+  /** @type {Map<RooflinePoint, SVGElement>} */
   let circles = new Map();
 
+  /** @type {(point: RooflinePoint) => void} */
   const enter = ({ module }) => { if (module !== null) go("modules", { filter: "", flat: "", row: names[module] }); };
-  const rows = sheet("what there is to win", {
+  const rows = sortedTable("what there is to win", {
     size: all.length, usual: "to_win", first: (row) => nameOf(all[row], enter), state, changed: remember,
     onchoose: (row) => point(all[row]), onenter: (row) => enter(all[row]),
   });
 
-  // Shows a point's card beside it, if it is in the chart; of none hides the card.
+  // Show a point's card next to it, if it is in the chart; without a point hide the card.
+  /** @type {(given: RooflinePoint | null) => void} */
   function point(given) {
     for (const circle of circles.values()) circle.classList.remove("pointed");
-    const circle = circles.get(given);
+    const circle = given && circles.get(given);
     card.hidden = !circle;
-    if (!circle) return;
+    if (!given || !circle) return;
     circle.classList.add("pointed");
     card.replaceChildren(...cardOf(given));
     const [frame, spot] = [picture.getBoundingClientRect(), circle.getBoundingClientRect()];
@@ -56,30 +63,31 @@ function drawRoofline(payload, { state, remember, go }) {
     remember();
     const shown = all.filter(({ phase }) => !isOff(phase));
     const placed = shown.filter(({ intensity, height }) => intensity > 0 && height > 0);
-    const chart = drawnRoofs({
-      points: placed, ceilings: data.ceilings, pointed: point, chosen: enter,
-      label: `${exact(placed.length)} points and ${data.ceilings.length} roofs, intensity against FLOP/s; the table has them in numbers`,
+    const chart = drawRoofline({
+      points: placed, ceilings: ceilings, pointed: point, chosen: enter,
+      label: `${exact(placed.length)} points and ${ceilings.length} roofs, intensity against FLOP/s; the table has them in numbers`,
     });
     circles = chart.circles;
     card.hidden = true;
-    picture.replaceChildren(...(placed.length || data.ceilings.length ? [chart.node] : []), card);
-    said.textContent = remarks(shown.length - placed.length, data[way].left_out);
+    picture.replaceChildren(...(placed.length || ceilings.length ? [chart.node] : []), card);
+    remark.textContent = remarks(shown.length - placed.length, leftOut);
     rows.show(shown.map(({ row }) => row), columns);
   }
 
+  /** @type {(phase: string) => HTMLElement} */
   function toggle(phase) {
     const button = element("button", {
       type: "button", "aria-pressed": !isOff(phase), title: `show or hide ${phase}`,
       onclick: () => {
         state.off = phases.filter((each) => (each === phase) !== isOff(each)).join(",");
-        button.setAttribute("aria-pressed", !isOff(phase));
+        button.setAttribute("aria-pressed", String(!isOff(phase)));
         draw();
       },
     }, element("span", { class: "key", style: { background: `var(--phase-${phase})` } }), phase);
     return button;
   }
 
-  const choice = select("points", Object.entries(WAYS), way, (points) => go("roofline", { points, sort: "", down: false }));
+  const choice = select("points", Object.entries(POINTS), kind, (points) => go("roofline", { points, sort: "", down: false }));
   draw();
   return element(
     "section", { class: "roofline", "aria-label": "roofline" },
@@ -88,33 +96,39 @@ function drawRoofline(payload, { state, remember, go }) {
       element("div", { class: "phases", role: "group", "aria-label": "phases" }, ...phases.map(toggle)), signs(),
     ),
     data.why_unknown ? element("p", { class: "doubt", role: "note" }, `Unknown roof: ${data.why_unknown}.`) : null,
-    picture, element("div", { class: "beside" }, said, roofList(data.ceilings)), rows.node,
+    picture, element("div", { class: "side-by-side" }, remark, roofList(ceilings)), rows.node,
   );
 }
 
-// As the chart and the table need them: where no time was measured, at the height that the roof allows.
+// The points of the chart and the table; one without a time is at the height of its roof.
+/** @type {(table: Points["table"], names: string[]) => RooflinePoint[]} */
 function pointsOf(table, names) {
+  /** @type {[string, Reader][]} */
   const read = FIELDS.map((name) => [name, reader(table, name)]);
   return table.phase.map((_, row) => {
+    /** @type {Record<string, any>} */
     const each = Object.fromEntries(read.map(([name, value]) => [name, value(row)]));
     const name = each.label ?? (names[each.module] || "(root)");
-    return {
+    return /** @type {RooflinePoint} */ ({
       ...each, row, name, label: name.length > LONG ? `…${name.slice(-LONG)}` : name, toWin: each.to_win ?? 0,
       isTimed: each.achieved !== null, height: each.achieved ?? each.reachable, weight: each.seconds ?? each.roof_seconds ?? 0,
-    };
+    });
   });
 }
 
-function pointColumns(points, way) {
+/** @type {(points: RooflinePoint[], kind: string) => FlatColumn[]} */
+function pointColumns(points, kind) {
+  /** @type {(id: string, label: string, text?: Format, hasBar?: boolean) => FlatColumn} */
   const column = (id, label, text, hasBar) => ({ id, label, text, hasBar, read: (row) => points[row][id] });
   return [
-    column("name", way === "operators" ? "operator" : "module"), column("phase", "phase"), column("bound", "bound by"),
+    column("name", kind === "operators" ? "operator" : "module"), column("phase", "phase"), column("bound", "bound by"),
     column("to_win", "to win", duration, true), column("share", "of the roof", percent), column("seconds", "time", duration, true),
     column("roof_seconds", "at the roof", duration), column("achieved", "FLOP/s", count), column("reachable", "roof FLOP/s", count),
     column("intensity", "FLOPs/byte", count),
   ].filter(({ read }) => points.some((_, row) => read(row) !== null));
 }
 
+/** @type {(point: RooflinePoint, enter: (point: RooflinePoint) => void) => HTMLElement} */
 function nameOf(point, enter) {
   const { name, times, has_below: hasBelow, over, module } = point;
   const label = module === null ? element("span", { class: "label" }, name) : element("button", {
@@ -128,27 +142,31 @@ function nameOf(point, enter) {
   );
 }
 
+/** @type {(point: RooflinePoint) => HTMLElement[]} */
 function cardOf(point) {
   const of = [point.phase, point.times > 1 ? `${point.times} alike, together` : null, point.has_below ? "what it runs itself" : null];
-  const lines = [
+  /** @type {[string, string, Format][]} */
+  const rows = [
     ["intensity", "intensity", (value) => `${count(value)} FLOPs/byte`], ["achieved", "achieved", rate], ["its roof", "reachable", rate],
     ["of the roof", "share", percent], ["time", "seconds", duration], ["time at its roof", "roof_seconds", duration],
     ["to win", "to_win", duration], ["bound by", "bound", (value) => value ?? "–"], ["FLOPs", "flops", count], ["bytes moved", "bytes_moved", size],
   ];
   return [
-    element("b", {}, point.name), element("div", { class: "said" }, of.filter(Boolean).join(", ")),
-    element("dl", {}, ...lines.flatMap(([label, field, text]) => [element("dt", {}, label), element("dd", {}, text(point[field]))])),
+    element("b", {}, point.name), element("div", { class: "quiet" }, of.filter(Boolean).join(", ")),
+    element("dl", {}, ...rows.flatMap(([label, field, text]) => [element("dt", {}, label), element("dd", {}, text(point[field]))])),
     ...(point.over ? [element("div", { class: "doubt" }, point.over)] : []),
   ];
 }
 
-// What the signs in the chart mean.
+// The legend of the chart's signs.
 function signs() {
-  const sign = (kind, text) => element("span", { class: "sign" }, element("span", { class: `dot ${kind}` }), text);
+  /** @type {(look: string, text: string) => HTMLElement} */
+  const sign = (look, text) => element("span", { class: "sign" }, element("span", { class: `dot ${look}` }), text);
   const each = [sign("timed", "timed"), sign("reachable", "not timed: at its roof"), sign("ringed", "over its roof")];
   return element("div", { class: "signs" }, ...each, "area: time");
 }
 
+/** @type {(nowhere: number, leftOut: number) => string} */
 function remarks(nowhere, leftOut) {
   const parts = [
     leftOut ? `${exact(leftOut)} more with less time are left out` : "",
@@ -157,8 +175,10 @@ function remarks(nowhere, leftOut) {
   return parts.length ? `${parts.join("; ")}.` : "";
 }
 
-// A line a chip.
+// A line for each chip.
+/** @type {(ceilings: Ceiling[]) => HTMLElement} */
 function roofList(ceilings) {
+  /** @type {Map<string, Ceiling[]>} */
   const chips = new Map();
   for (const ceiling of ceilings) {
     const { hardware, source, bandwidth_bytes_per_second: slope, is_judged_by: isJudgedBy } = ceiling;

@@ -1,26 +1,29 @@
-// The traces of a window: each to be downloaded, or to be seen in Perfetto's own page. Only the tab can reach them, by the address that its
-// source gives; without one it is said where they lie.
+// The traces of a window: each can be downloaded, or opened in Perfetto's own page. Only the tab can reach them, by the address that its
+// source gives; a file shows their paths.
 
 import { element } from "../lib/dom.js";
 
+/** @type {(payload: Payload, source: Source) => HTMLElement | null} */
 export function tracesOf(payload, source) {
   if (!payload.traces?.length) return null;
-  const place = element("div", { class: "frame-of-trace" });
+  const container = element("div", { class: "frame-of-trace" });
   return element(
     "div", { class: "traces" },
     element("h2", {}, payload.traces.length === 1 ? "Trace" : "Traces"),
-    element("ul", {}, ...payload.traces.map((trace) => traceLine(trace, source, place))),
-    place,
+    element("ul", {}, ...payload.traces.map((trace) => traceLine(trace, source, container))),
+    container,
   );
 }
 
-function traceLine({ rank, file, address }, source, place) {
-  const name = file.split("/").at(-1);
+/** @type {(trace: Trace, source: Source, container: HTMLElement) => HTMLElement} */
+function traceLine({ rank, file, address }, source, container) {
+  const { viewer } = source;
+  const name = file.slice(file.lastIndexOf("/") + 1);
   const label = `rank ${rank}: `;
-  if (!source.viewer) return element("li", {}, label, file);
-  const show = async () => place.replaceChildren(await source.viewer(address, name));
+  if (!viewer) return element("li", {}, label, file);
+  const show = async () => container.replaceChildren(await viewer(address ?? "", name));
   return element(
-    "li", {}, label, element("a", { href: address, download: name }, name), " ",
+    "li", {}, label, element("a", { href: address ?? null, download: name }, name), " ",
     element("button", { type: "button", onclick: show }, "open in Perfetto"),
   );
 }

@@ -1,4 +1,4 @@
-"""The payload's form: its version, and tables column by column.
+"""The payload's format: its version, and its tables, column by column.
 
 A count that JavaScript's numbers cannot hold exactly is a string of its digits, an unknown value is null, and a column in which every row
 has the same value is that value alone: a page of 20,000 modules stays small enough for a mail.
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 __all__ = ["VERSION", "Columns", "Value", "column", "exact"]
 
 VERSION = 1
-"""Of the payload's form: a page draws its own and no other."""
+"""Of the payload's format. The payload begins with it, and the server refuses another one."""
 
 _EXACT = 2**53
 

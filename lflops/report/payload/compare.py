@@ -1,75 +1,126 @@
-"""What the page's Compare needs of a window beside its table of modules: its circumstances, its pace, and how sure its times are."""
+"""What the page and its server need to compare two windows, and the comparison as the page draws it."""
 
-from msgspec import Struct
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import combinations, product
+from typing import Any
+
+from msgspec import DecodeError, Struct, json
 
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.compare.diff import FACTS, peak, phases_of
-from lflops.analyze.compare.module_pair import TIMED
-from lflops.analyze.compare.significance import error_of
+from lflops.analyze.compare.compared_run import TIMED, ComparedRun, Fact, RunFigures, compared_run, run_figures, time_columns
+from lflops.analyze.compare.diff import Comparison, compare
+from lflops.analyze.compare.module_pair import Change, ModuleSide
+from lflops.analyze.compare.significance import CHANGED, CommonFactor, Timing
 from lflops.profile.model import Profile
-from lflops.profile.records import Phase, Spread
-from lflops.report.payload.columns import Columns, column
+from lflops.report.payload.columns import Columns, Value, column, exact
 
-__all__ = ["Compare", "compare"]
+__all__ = ["ComparisonShown", "RunShown", "compared_pairs", "compared_windows", "run_shown"]
 
-_Measured = tuple[float, float | None]
+_WORK = ("macs", "flops", "bytes_moved", "parameters")
+_TIME = ("before", "after", "ratio", "per_mac", "low", "high", "lost", "verdict")
 
 
-class Compare(Struct, frozen=True, kw_only=True):
-    """One side of a comparison. `None` is unknown.
+class RunShown(RunFigures, frozen=True, kw_only=True):
+    """What a comparison needs of a window, and what its table of modules has not.
 
     Attributes:
-        facts: The circumstances that two runs can differ in.
-        counted: Whether its work is known.
-        phases_ran: Those in which anything ran.
-        step: Median seconds of the clean steps, and the error of that in seconds.
-        phases: The same of each phase that the steps tell of.
-        mfu: A share of 1.
-        samples_per_second: Of the clean steps. So is `tokens_per_second`.
-        peak_bytes: The most bytes alive.
-        times: Of each module in each phase that has times, in the order of the table of modules: the operator calls, which tell a time
-            that is unknown from one that there is not, and the error of the median; of all of it, and `own_`. An error is an estimate:
-            four digits of it are kept, and the page stays small.
+        times: Of each module in each phase that has times, in the order of the table of modules: the operator calls, and the error of the
+            median; of all of it, and `own_`. Four digits of an error are kept: it is an estimate, and the page stays small.
     """
 
-    facts: dict[str, str | int | None]
-    counted: bool
-    phases_ran: tuple[Phase, ...]
-    step: _Measured | None
-    phases: dict[str, _Measured]
-    mfu: float | None
-    samples_per_second: float | None
-    tokens_per_second: float | None
-    peak_bytes: int | None
     times: Columns
 
 
-def compare(analysis: Analysis) -> Compare:
-    """All that `lflops.diff` reads in a profile and no other view shows."""
-    profile, found = analysis.profile, analysis.step_times
-    return Compare(
-        facts={name: getattr(profile.run, name) for name in FACTS},
-        counted=bool(profile.cells),
-        phases_ran=phases_of(profile),
-        step=None if found.seconds is None else (found.seconds.median, _error(found.seconds)),
-        phases={name: (spread.median, _error(spread)) for name, spread in found.phases.items()},
-        mfu=analysis.utilization.mfu,
-        samples_per_second=found.samples_per_second,
-        tokens_per_second=found.tokens_per_second,
-        peak_bytes=peak(profile),
-        times=_times(profile),
+class ComparisonShown(Struct, frozen=True, kw_only=True):
+    """A `Diff` as the page draws it.
+
+    Attributes:
+        figures: Of the run, by their names in the diff, and of the work of all of it: before and after.
+        modules: Of each module `before`, `after` and `kind`; `time.` and the fields of the time that is shown, and `own`, whether that is
+            its own; its own work, as `macs.before` and `macs.after`; `peak_bytes`; and as `forward.seconds.before` and so on the seconds
+            and MACs of each phase, its own or the inclusive ones as the time is.
+
+    All else as in a `Diff`.
+    """
+
+    facts: Mapping[str, tuple[Fact, Fact]]
+    whole: CommonFactor | None
+    step: Timing
+    phases: Mapping[str, Timing]
+    figures: Mapping[str, tuple[Value, Value]]
+    modules: Columns
+
+
+class _Window(Struct, frozen=True):
+    """The parts of a payload that a comparison reads."""
+
+    modules: dict[str, Any]
+    compare: RunShown
+
+
+def run_shown(analysis: Analysis) -> RunShown:
+    """All that `lflops.diff` reads in a profile and the table of modules does not have."""
+    figures = run_figures(analysis.profile, analysis.step_times, analysis.utilization.mfu)
+    columns = {name: values for name, values in time_columns(analysis.profile).items() if not name.endswith("seconds")}
+    times = {name: column(_rounded(each) if name.endswith("error") else each for each in values) for name, values in columns.items()}
+    return RunShown(**{name: getattr(figures, name) for name in RunFigures.__struct_fields__}, times=times)
+
+
+def compared_pairs(profiles: Sequence[Profile]) -> Iterator[tuple[int, int, ComparisonShown]]:
+    """Each profile's position, that of each later one, and their comparison."""
+    for (i, before), (j, after) in combinations(enumerate(map(compared_run, profiles)), 2):
+        yield i, j, _shown(compare(before, after))
+
+
+def compared_windows(before: bytes, after: bytes) -> bytes:
+    """Compare two payloads: JSON of a `ComparisonShown`.
+
+    Raises:
+        ValueError: One of them does not have what a comparison needs. The message says so.
+    """
+    try:
+        return json.encode(_shown(compare(_read(before), _read(after))))
+    except (DecodeError, ValueError, ArithmeticError, RecursionError) as error:
+        raise ValueError(f"lack what a comparison needs: {error}") from None
+
+
+def _shown(comparison: Comparison) -> ComparisonShown:
+    """The comparison as the page draws it."""
+    diff = comparison.diff
+    root = diff.modules[0].inclusive
+    figures = {name: getattr(diff, name) for name in ("mfu", "samples_per_second", "tokens_per_second", "peak_bytes")}
+    figures |= {name: getattr(root, name) for name in _WORK}
+    return ComparisonShown(
+        facts=diff.facts,
+        whole=diff.whole,
+        step=diff.step,
+        phases=diff.phases,
+        figures={name: (exact(change.before), exact(change.after)) for name, change in figures.items()},
+        modules=_modules(comparison),
     )
 
 
-def _times(profile: Profile) -> Columns:
-    columns: Columns = {}
-    for phase in TIMED:
-        works = [row.work(phase) for row in profile.modules.values()]
-        for prefix in ("", "own_"):
-            columns[f"{phase}.{prefix}calls"] = column(getattr(work, f"{prefix}calls") for work in works)
-            columns[f"{phase}.{prefix}error"] = column(_error(getattr(work, f"{prefix}seconds")) for work in works)
+def _modules(comparison: Comparison) -> Columns:
+    modules, pairs = comparison.diff.modules, comparison.pairs
+    is_own = [module.own.time.verdict in CHANGED for module in modules]
+    changes: dict[str, list[Change]] = {name: [getattr(module.own, name) for module in modules] for name in _WORK}
+    changes["peak_bytes"] = [module.peak_bytes for module in modules]
+    for phase, field in product(TIMED, ("seconds", "macs")):
+        changes[f"{phase}.{field}"] = [
+            pair.change(partial(ModuleSide.in_phase, phase=phase, field=field, own=own)) for pair, own in zip(pairs, is_own, strict=True)
+        ]
+    columns: Columns = {name: column(getattr(module, name) for module in modules) for name in ("before", "after", "kind")}
+    columns |= {"own": column(is_own)} | {f"time.{name}": column(getattr(module.news, name) for module in modules) for name in _TIME}
+    for name, values in changes.items():
+        columns |= {f"{name}.before": column(each.before for each in values), f"{name}.after": column(each.after for each in values)}
     return columns
 
 
-def _error(spread: Spread | None) -> float | None:
-    return None if spread is None or spread.n < 2 else float(f"{error_of(spread):.4g}")
+def _read(payload: bytes) -> ComparedRun:
+    window = json.decode(payload, type=_Window)
+    return ComparedRun.from_tables(window.compare, window.modules | window.compare.times)
+
+
+def _rounded(error: float | None) -> float | None:
+    return None if error is None else float(f"{error:.4g}")

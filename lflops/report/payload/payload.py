@@ -8,7 +8,7 @@ from msgspec import Struct
 from lflops.analyze.analysis import Analysis
 from lflops.profile.model import Profile
 from lflops.report.payload.columns import VERSION, Columns
-from lflops.report.payload.compare import Compare, compare
+from lflops.report.payload.compare import RunShown, run_shown
 from lflops.report.payload.memory import MemoryShown, memory
 from lflops.report.payload.modules import modules
 from lflops.report.payload.operators import Operators, operators
@@ -30,7 +30,7 @@ class Payload(Struct, frozen=True, kw_only=True):
     """What one page shows of one profile, a field for each of its views.
 
     Attributes:
-        lflops: The version of this form, before everything else.
+        lflops: The version of this format, before everything else.
         trend: Figures for curves over windows; second, so that a server reads them without the rest.
         title: What was profiled and when.
         partial: Whether the window was left before its end.
@@ -49,7 +49,7 @@ class Payload(Struct, frozen=True, kw_only=True):
     memory: MemoryShown | None
     ranks: RanksShown | None
     traces: tuple[TraceFile, ...]
-    compare: Compare
+    compare: RunShown
 
 
 def payload(analysis: Analysis, folder: Path | None = None) -> Payload:
@@ -72,7 +72,7 @@ def payload(analysis: Analysis, folder: Path | None = None) -> Payload:
         memory=memory(analysis),
         ranks=ranks(analysis),
         traces=_traces(profile, folder),
-        compare=compare(analysis),
+        compare=run_shown(analysis),
     )
 
 

@@ -8,7 +8,7 @@ from lflops import units
 from lflops.analyze.compare.diff import Diff, ModuleDiff
 from lflops.analyze.compare.module_pair import Change
 from lflops.analyze.compare.regression_limits import Limit
-from lflops.analyze.compare.significance import NEWS, Timing
+from lflops.analyze.compare.significance import CHANGED, Timing
 from lflops.report.terminal.tables import MARGIN, FittedTable, margin, text
 
 __all__ = ["headline", "render_diff"]
@@ -59,7 +59,7 @@ def _times(diff: Diff) -> Iterator[str]:
         median_of = diff.whole.modules
         yield f"the whole run is {_pace(diff.whole.ratio)}, as the median of {median_of} modules; what one does beyond that is its own"
     for name, phase in diff.phases.items():
-        if phase.verdict in NEWS and not (diff.whole and name in _OF_MODULES):
+        if phase.verdict in CHANGED and not (diff.whole and name in _OF_MODULES):
             yield f"{name} is {_much(phase)} {phase.verdict}{' than the rest of the run' if diff.whole else ''}{_a_step(phase)}"
 
 
@@ -141,7 +141,7 @@ def _modules(modules: list[ModuleDiff]) -> FittedTable:
 
 
 def _is_listed(module: ModuleDiff) -> bool:
-    return module.news.verdict in NEWS or module.own.differs or module.before is None or module.after is None
+    return module.news.verdict in CHANGED or module.own.differs or module.before is None or module.after is None
 
 
 def _verdict(module: ModuleDiff) -> str:

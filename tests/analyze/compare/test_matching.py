@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import lflops
+from lflops.analyze.compare.compared_run import compared_run
 from lflops.analyze.compare.matching import matched
 from lflops.profile.model import Profile
 from tests.support.profile_pairs import ran
@@ -12,9 +13,9 @@ from tests.support.profile_pairs import ran
 
 def names(before: Profile, after: Profile) -> dict[str | None, str | None]:
     """Who is who."""
-    pairs = matched(before, after)
+    pairs = matched(compared_run(before), compared_run(after))
     assert len({one for one, _ in pairs if one}) == sum(one is not None for one, _ in pairs)
-    return {one.names[0] if one else f"+{other.names[0]}" if other else None: other.names[0] if other else None for one, other in pairs}
+    return {one.name if one else f"+{other.name}" if other else None: other.name if other else None for one, other in pairs}
 
 
 def of(*modules: str, macs: Mapping[str, int] | None = None, **kinds: str) -> Profile:

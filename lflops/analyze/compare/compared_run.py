@@ -1,0 +1,143 @@
+"""One run as a comparison reads it: made from a profile, or from the tables of the page's payload that was made from one."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from msgspec import Struct, convert
+
+from lflops.analyze.compare.significance import Measured, measured
+from lflops.analyze.speed.step_times import StepTimes, step_times
+from lflops.analyze.speed.utilization import utilization
+from lflops.profile.model import Profile
+from lflops.profile.records import PHASES, Phase
+
+__all__ = ["TIMED", "ComparedRun", "Fact", "RunFigures", "compared_run", "peak", "run_figures", "time_columns"]
+
+TIMED: tuple[Phase, ...] = ("forward", "backward", "recompute")
+"""The phases whose times are compared."""
+
+FACTS = ("kind", "device_name", "dtype", "precision", "strategy", "world_size", "samples_per_step", "tokens_per_step", "accumulation")
+"""Fields of a profile's `run` that are listed where two runs differ in them."""
+
+Fact = str | int | None
+_OWN_OR_INCLUSIVE = ("", "own_")
+_WORK = ("macs", "flops", "bytes_moved")
+
+
+class RunFigures(Struct, frozen=True, kw_only=True):
+    """The figures of a whole run. `None` is unknown.
+
+    Attributes:
+        facts: The circumstances that two runs can differ in.
+        counted: Whether its work is known.
+        phases_ran: The phases in which anything ran.
+        step: Of the clean steps.
+        phases: Of each phase of these steps.
+        mfu: A share of 1.
+        samples_per_second: Of the clean steps. So is `tokens_per_second`.
+        peak_bytes: The most bytes alive.
+    """
+
+    facts: Mapping[str, Fact]
+    counted: bool
+    phases_ran: tuple[Phase, ...]
+    step: Measured | None
+    phases: Mapping[str, Measured]
+    mfu: float | None
+    samples_per_second: float | None
+    tokens_per_second: float | None
+    peak_bytes: int | None
+
+
+class ComparedRun(NamedTuple):
+    """What a comparison needs of one run.
+
+    Attributes:
+        figures: Of the run.
+        names: Of its modules, in the model's order.
+        kinds: Their classes.
+        columns: A list of a value for each module, by the names of the columns in the payload: `parameters`, `own_parameters` and
+            `peak_bytes`; of each phase `forward.macs` and so on; of `TIMED` phases `forward.seconds`, `.error` in seconds, and `.calls`,
+            which tell a time that is unknown from one that there is not. Each of work and of time is there as `forward.own_macs`, too.
+    """
+
+    figures: RunFigures
+    names: Sequence[str]
+    kinds: Sequence[str]
+    columns: Mapping[str, Sequence[Any]]
+
+    @classmethod
+    def from_tables(cls, figures: RunFigures, tables: Mapping[str, Any]) -> "ComparedRun":
+        """Read back what the payload has, where a column of one value is that value, and a large count a text of its digits.
+
+        Raises:
+            ValueError: A column is missing or no such column, or the names are no tree of modules.
+        """
+        names = convert(tables.get("name"), list[str])
+        known = set(names)
+        if len(known) < len(names) or "" not in known or any(name.rpartition(".")[0] not in known for name in names):
+            raise ValueError("the names are no tree of modules")
+
+        def column(name: str, kind: Any) -> Any:
+            given = tables.get(name, [])
+            values = convert(given if isinstance(given, list) else [given] * len(names), list[kind], strict=False)
+            if len(values) != len(names):
+                raise ValueError(f"{name} has {len(values)} values for {len(names)} modules")
+            return values
+
+        columns = {name: column(name, int | None) for name in ("parameters", "own_parameters", "peak_bytes")}
+        columns |= {name: column(name, int | None) for phase in PHASES for name in _named(phase, _WORK)}
+        columns |= {name: column(name, int | None) for phase in TIMED for name in _named(phase, ["calls"])}
+        columns |= {name: column(name, float | None) for phase in TIMED for name in _named(phase, ["seconds", "error"])}
+        return cls(figures, names, column("kind", str), columns)
+
+
+def compared_run(profile: Profile) -> ComparedRun:
+    """What a comparison needs of a profile."""
+    modules = profile.modules.values()
+    columns: dict[str, Sequence[Any]] = {
+        field: [getattr(module, field) for module in modules] for field in ("parameters", "own_parameters", "peak_bytes")
+    }
+    for phase in PHASES:
+        works = [module.work(phase) for module in modules]
+        for field in (own + field for field in _WORK for own in _OWN_OR_INCLUSIVE):
+            columns[f"{phase}.{field}"] = [getattr(work, field) for work in works]
+    figures = run_figures(profile, step_times(profile), utilization(profile).mfu)
+    return ComparedRun(figures, list(profile.modules), [module.kind for module in modules], columns | time_columns(profile))
+
+
+def run_figures(profile: Profile, times: StepTimes, mfu: float | None) -> RunFigures:
+    """The figures of the whole run, from the profile and what was derived from it."""
+    return RunFigures(
+        facts={name: getattr(profile.run, name) for name in FACTS},
+        counted=bool(profile.cells),
+        phases_ran=tuple(phase for phase in PHASES if profile.modules[""].work(phase).calls),
+        step=measured(times.seconds),
+        phases={name: each for name, spread in times.phases.items() if (each := measured(spread))},
+        mfu=mfu,
+        samples_per_second=times.samples_per_second,
+        tokens_per_second=times.tokens_per_second,
+        peak_bytes=peak(profile),
+    )
+
+
+def time_columns(profile: Profile) -> dict[str, list[Any]]:
+    """The columns of the times: their seconds, their errors in seconds, and the operator calls in them."""
+    columns: dict[str, list[Any]] = {}
+    for phase in TIMED:
+        works = [module.work(phase) for module in profile.modules.values()]
+        for own in _OWN_OR_INCLUSIVE:
+            times = [measured(getattr(work, f"{own}seconds")) for work in works]
+            columns[f"{phase}.{own}seconds"] = [time and time.seconds for time in times]
+            columns[f"{phase}.{own}error"] = [time and time.error for time in times]
+            columns[f"{phase}.{own}calls"] = [getattr(work, f"{own}calls") for work in works]
+    return columns
+
+
+def peak(profile: Profile) -> int | None:
+    """The most bytes alive."""
+    return profile.memory.peak_bytes if profile.memory else profile.modules[""].peak_bytes
+
+
+def _named(phase: Phase, fields: Iterable[str]) -> list[str]:
+    return [f"{phase}.{own}{field}" for field in fields for own in _OWN_OR_INCLUSIVE]

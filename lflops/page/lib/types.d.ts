@@ -1,0 +1,134 @@
+// Types for `tsc`, which checks the page's code: the data that the page is given, and what its parts hand to each other. The fields of the
+// payload and of a comparison are those of the Python structs in lflops/report/payload/, whose docstrings say what they mean.
+
+/** A number; a count beyond 2^53 is a text of its digits; null is unknown. */
+type Count = number | string | null;
+type Value = Count | boolean;
+
+/** A table column by column; a column in which all rows have the same value is that value. */
+type Columns = Record<string, Value[] | Value>;
+
+/** A table in which every column is a list. */
+type Lists = Record<string, any[]>;
+
+interface Figure { label: string; text: string; remark: string }
+interface Part { name: string; share: number; text: string; said: string }
+interface Line { label: string; text: string; doubt: boolean }
+interface Trace { rank: string; file: string; address?: string }
+
+interface Ceiling {
+  hardware: string; source: string; dtype: string; flops_per_second: number; bandwidth_bytes_per_second: number | null; is_judged_by: boolean;
+}
+interface Points { table: Columns & { phase: string[] }; left_out: number }
+interface Roofs { ceilings: Ceiling[]; why_unknown: string; modules: Points; repeats: Points; operators: Points }
+
+interface Operators { table: Columns & { operator: string[]; phase: string[] }; within: Columns & { row: number[]; module: number[] }; uncounted: number }
+
+interface Memory {
+  source: string; rank: number | null; operators: number | null; peak_bytes: Count; peak: number | null; chip: string | null;
+  capacity_bytes: number | null; allocator_peak_bytes: Count; reserved_bytes: Count; points: Lists; categories: string[];
+  by_category: [string, Count][]; modules: Lists; more: [number, Count]; largest: number; alive: Lists;
+}
+
+interface Ranks {
+  said: [string, string][]; ranks: Lists; slowest_first: number[]; compared: boolean; places: Lists; seconds: (number | null)[][];
+}
+
+interface Payload {
+  lflops: number; trend: Record<string, number>; title: string; partial: boolean;
+  summary: { figures: Figure[]; phases: Part[]; budget: Part[]; why_no_budget: string; facts: Line[] };
+  modules: Columns & { name: string[] }; operators: Operators | null; roofline: Roofs | null; memory: Memory | null; ranks: Ranks | null;
+  traces?: Trace[];
+}
+
+interface Change { before: Count; after: Count }
+interface Timing {
+  before: number | null; after: number | null; ratio: number | null; per_mac: number | null; beyond: number | null; low: number | null;
+  high: number | null; lost: number | null; verdict: "slower" | "faster" | "same" | null;
+}
+interface Comparison {
+  facts: Record<string, [Value, Value]>; whole: { ratio: number; modules: number; error: number } | null; step: Timing;
+  phases: Record<string, Timing>; figures: Record<string, [Count, Count]>; modules: Columns;
+}
+
+/** A window that can be chosen; in a file of one profile it has no name. `at` is its position in a file. */
+interface ProfileWindow {
+  run: string | null; tag: string | null; step: number | string | null; at?: number; wall_time?: number; trend?: Record<string, number>;
+}
+interface Listed { windows: ProfileWindow[]; problems: string[] }
+
+/** Where the page has its data from; the latest window is the last of the list. */
+interface Source {
+  /** A text that a link and a reload keep. */
+  address: { read(): string; write(text: string): void };
+  /** The id of the view that is shown first, if it is not the first one. */
+  open?: string;
+  list(): Promise<Listed>;
+  read(window: ProfileWindow): Promise<Payload>;
+  compare(before: ProfileWindow, after: ProfileWindow): Promise<Comparison>;
+  /** Shows a trace by its address, where that is possible. */
+  viewer?: (address: string, title: string) => Promise<HTMLElement>;
+}
+
+/** Texts and flags of a view, which the address keeps. */
+type State = Record<string, any>;
+
+interface Context {
+  state: State;
+  /** To be called when the state changed. */
+  remember(): void;
+  /** To another view, with changes of its state. */
+  go(id: string, changes?: State): void;
+  source: Source;
+  listed: Listed;
+  /** The window that the payload is of. */
+  window: ProfileWindow;
+  /** The one that is chosen above the views. */
+  rank: number | null;
+  chooseRank(rank: number | null): void;
+}
+
+interface View {
+  id: string;
+  label: string;
+  /** Whether the view shows one rank by itself. */
+  ofOneRank?: boolean;
+  draw(payload: Payload, context: Context): HTMLElement;
+}
+
+type Reader<T = any> = (row: number) => T;
+type Format = (value: any) => string;
+type Order = ((one: number, other: number) => number) | null;
+type Sort = "none" | "ascending" | "descending";
+
+interface GridContent<Row = any> {
+  columns: { label: string; kind?: string; sort: Sort; onsort(): void }[];
+  rows: Row[];
+  cells(row: Row): Node[];
+  /** Of a tree: how deep a row is, whether it is open, or null where it has nothing to open, and opening or closing it. */
+  level?(row: Row): number;
+  isOpen?(row: Row): boolean | null;
+  toggle?(row: Row): void;
+  onchoose?(row: Row): void;
+  onenter?(row: Row): void;
+  /** The exact values for a file, where they are others than the cells show. */
+  exported?: { labels: string[]; values(row: Row): Value[] };
+}
+
+/** A column of a flat table; one without `text` is of words. */
+interface FlatColumn { id: string; label: string; text?: Format; hasBar?: boolean; read: Reader }
+interface NumberColumn { label: string; text: Format; read: Reader; most: number }
+
+/** A column of modules: how it reads, of the module itself and of all below it; the value of several rows; whether these are added up. */
+interface ModuleColumn {
+  id: string; label: string; text: Format; own: Reader; total: Reader; over(read: Reader, rows: number[]): any; adds: boolean;
+}
+
+/** The rows that one row of a folded tree stands for: its neighbours, and all that have its position in what is folded above it. */
+interface FoldedRow { run: number[]; members: number[]; first: number }
+
+interface RooflinePoint {
+  row: number; name: string; label: string; module: number | null; times: number; has_below: boolean; phase: string; intensity: number; height: number;
+  weight: number; isTimed: boolean; toWin: number; over: string | null; [field: string]: any;
+}
+interface Scale { at(value: number): number; powers: number[]; low: number; high: number }

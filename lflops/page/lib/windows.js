@@ -1,0 +1,44 @@
+// Windows of a source: find one, and let the user choose one by run, stage and step.
+
+import { select } from "./dom.js";
+
+/** @typedef {"run" | "tag" | "step"} WindowKey */
+
+/** @type {WindowKey[]} */
+const KEYS = ["run", "tag", "step"];
+
+// The window with the wanted run, tag and step, as far as there is one; of several the latest.
+/** @type {(windows: ProfileWindow[], wanted: State) => ProfileWindow | undefined} */
+export function nearest(windows, wanted) {
+  let left = windows;
+  for (const key of KEYS) {
+    const same = left.filter((window) => String(window[key]) === wanted[key]);
+    if (same.length) left = same;
+  }
+  return left.at(-1);
+}
+
+// `pick` is called with the key that was chosen and its value. `aim` is a prefix of the labels for a screen reader.
+/** @type {(windows: ProfileWindow[], window: ProfileWindow, pick: (key: WindowKey, value: string) => void, aim?: string) => HTMLElement[]} */
+export function windowChoices(windows, window, pick, aim = "") {
+  /** @type {(key: WindowKey, among: ProfileWindow[]) => string[][]} */
+  const values = (key, among) => [...new Set(among.map((each) => String(each[key])))].map((value) => [value, brief(value)]);
+  const ofRun = windows.filter(({ run }) => run === window.run);
+  const ofTag = ofRun.filter(({ tag }) => tag === window.tag);
+  /** @type {[WindowKey, string, ProfileWindow[]][]} */
+  const choices = [["run", "run", windows], ["tag", "stage", ofRun], ["step", "step", ofTag]];
+  return choices.map(([key, label, among]) => (
+    select(label, values(key, among), String(window[key]), (value) => pick(key, value), `${aim}${label}`)
+  ));
+}
+
+/** @type {(one: ProfileWindow, other: ProfileWindow) => boolean} */
+export function isSameWindow(one, other) {
+  return KEYS.every((key) => String(one[key]) === String(other[key]));
+}
+
+// The stage, where a window's tag is the usual one.
+/** @type {(value: string) => string} */
+export function brief(value) {
+  return value.replace(/^lflops\/(.+)\/profile$/, "$1");
+}

@@ -1,0 +1,19 @@
+"""The page's units, tables and rows in node: what needs no document."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NODE = shutil.which("node")
+
+
+@pytest.mark.skipif(NODE is None, reason="needs Node.js 20 or newer: apt-get install nodejs")
+def test_the_page_s_code_passes_its_tests_in_node() -> None:
+    """All `*.test.js` here."""
+    files = sorted(str(path.relative_to(ROOT)) for path in Path(__file__).parent.glob("*.test.js"))
+    assert files
+    ran = subprocess.run([str(NODE), "--test", *files], cwd=ROOT, check=False, capture_output=True, text=True)
+    assert 0 == ran.returncode, ran.stdout + ran.stderr
