@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 import lflops
 from lflops import units
+from lflops.analyze.analysis import analyze
 from lflops.analyze.compare.diff import Diff, ModuleDiff
 from lflops.analyze.compare.significance import Verdict
 from lflops.profile.model import ModuleProfile, Profile, Work, ancestry
@@ -49,12 +50,12 @@ TIMES = ("before", "after", "ratio", "per_mac", "low", "high", "lost", "verdict"
 
 def served(pair: Pair) -> Any:
     """What the tab's server answers, from the payloads in the event files."""
-    return json.decode(compared_windows(*(json.encode(payload(side)) for side in pair)))
+    return json.decode(compared_windows(*(json.encode(payload(analyze(side))) for side in pair)))
 
 
 def in_file(*profiles: Profile) -> Any:
     """What a file of several profiles has of the last two."""
-    packed = re.findall(r'id="comparison-\d+-\d+">([^<]*)<', page(*profiles, names=[str(i) for i in range(len(profiles))]))
+    packed = re.findall(r'id="comparison-\d+-\d+">([^<]*)<', page(*map(analyze, profiles), names=[str(i) for i in range(len(profiles))]))
     return json.decode(zlib.decompress(base64.b64decode(packed[-1])))
 
 
@@ -269,7 +270,7 @@ def test_the_page_shows_what_it_is_given(browser: Any) -> None:
 
 def test_what_has_no_comparison_is_refused() -> None:
     """A payload without the part that is compared, and columns that are none: an error that says so."""
-    good = json.encode(payload(small_profile()))
+    good = json.encode(payload(analyze(small_profile())))
     wrong: list[dict[str, Any]] = [{"compare": None}, {"modules": {"name": ["a"]}}, {"modules": {"name": ["", ""]}}]
     wrong += [{"modules": {**json.decode(good)["modules"], "forward.own_macs": ["x"]}}]
     for changed in ({"lflops": 1}, *(json.decode(good) | each for each in wrong)):

@@ -104,7 +104,7 @@ def test_an_import_may_be_written_over_lines_and_give_other_names(
     monkeypatch.setattr("lflops.report.html._PARTS", tmp_path)
     b = "const $lib_b = (() => {\nconst b = 1;\nconst other = 2;\nreturn { b, other };\n})();\n"
     assert f'<script type="module">{b}const $entry_offline = (() => {{\n{expected}\nreturn {{  }};\n}})();\n</script>' in page(
-        small_profile()
+        analyze(small_profile())
     )
 
 

@@ -108,7 +108,7 @@ def test_a_window_that_cannot_be_shown_is_refused(server: Board) -> None:
 def test_two_windows_are_compared(server: Board, logdir: Path) -> None:
     """As Python compares their profiles; deflated where the browser takes that."""
     server.windows(told=4 + len(PROBLEMS))
-    logged = msgspec.json.encode(payload(small_profile(), logdir / "good"))
+    logged = msgspec.json.encode(payload(analyze(small_profile()), logdir / "good"))
     before = {"before_run": "good", "before_tag": "lflops/fit/profile", "before_step": 8}
     for accept, sent in ("identity", compared_windows(logged, logged)), ("deflate", packed(compared_windows(logged, logged))):
         status, headers, body = server.get("compare", **before, run="bad", tag="mixed", step=2, accept=accept)
