@@ -1,4 +1,4 @@
-"""Two runs on a terminal: what changed, in words; the step and its phases, the work; and the modules that changed."""
+"""Two runs on a terminal: the changes in words, a table of the step and its phases, a table of the modules that changed."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -17,55 +17,55 @@ __all__ = ["headline", "render_diff"]
 _LISTED = 3
 _LONG_NAME = 40
 _OF_MODULES = {"forward", "backward"}
-"""Phases that the modules tell of more exactly."""
+"""Phases that the modules' times show more exactly."""
 
 
-def render_diff(found: Diff, limits: Iterable[Limit] = (), *, everything: bool = False) -> RenderableType:
+def render_diff(diff: Diff, limits: Iterable[Limit] = (), *, everything: bool = False) -> RenderableType:
     """Two runs as text for a terminal.
 
     Args:
-        found: What changed.
-        limits: What the second run was held to.
+        diff: What changed.
+        limits: The limits that the second run is checked against.
         everything: List every module, not only those that changed.
     """
     table = margin()
-    for fact, (before, after) in found.facts.items():
+    for fact, (before, after) in diff.facts.items():
         table.add_row(fact.replace("_", " "), text(f"{_named(before)} → {_named(after)}", "yellow"))
-    for i, line in enumerate(headline(found)):
+    for i, line in enumerate(headline(diff)):
         table.add_row("" if i else "changed", text(line))
     for limit in limits:
-        table.add_row("limit broken" if limit.broken else "limit held", text(_limit(limit, found), "red" if limit.broken else ""))
-    listed = [module for module in found.modules if everything or _is_listed(module)]
-    return Group(table, "", _run(found), *(("", _modules(listed)) if listed else ()))
+        table.add_row("limit broken" if limit.broken else "limit held", text(_limit(limit, diff), "red" if limit.broken else ""))
+    listed = [module for module in diff.modules if everything or _is_listed(module)]
+    return Group(table, "", _run(diff), *(("", _modules(listed)) if listed else ()))
 
 
-def headline(found: Diff) -> tuple[str, ...]:
-    """What changed, a sentence each, what matters most first."""
-    return (*_times(found), *_work(found), *_modules_come_and_gone(found))
+def headline(diff: Diff) -> tuple[str, ...]:
+    """A sentence for each change, the most important first."""
+    return (*_times(diff), *_work(diff), *_modules_added_or_removed(diff))
 
 
-def _times(found: Diff) -> Iterator[str]:
-    for verdict, modules in (("slower", found.slower), ("faster", found.faster)):
+def _times(diff: Diff) -> Iterator[str]:
+    for verdict, modules in (("slower", diff.slower), ("faster", diff.faster)):
         for module in modules[:_LISTED]:
             yield f"{_name(module)} is {_much(module.news)} {verdict} than the rest of the run{_a_step(module.news)}"
         if len(modules) > _LISTED:
             yield f"{len(modules) - _LISTED} more modules are {verdict}, by less"
-    if found.whole is None and found.step.ratio is None:
+    if diff.whole is None and diff.step.ratio is None:
         yield "times are not compared: one of the two has none"
-    elif found.whole is None:
-        yield f"the step is {_pace(found.step.ratio)}; modules are not judged: those that did the same work in both are too few"
+    elif diff.whole is None:
+        yield f"the step is {_pace(diff.step.ratio)}; modules are not judged: those that did the same work in both are too few"
     else:
-        if not (found.slower or found.faster):
+        if not (diff.slower or diff.faster):
             yield "no module is slower or faster than the rest of the run, beyond the noise"
-        median_of = found.whole.modules
-        yield f"the whole run is {_pace(found.whole.ratio)}, as the median of {median_of} modules; what one does beyond that is its own"
-    for name, phase in found.phases.items():
-        if phase.verdict in CHANGED and not (found.whole and name in _OF_MODULES):
-            yield f"{name} is {_much(phase)} {phase.verdict}{' than the rest of the run' if found.whole else ''}{_a_step(phase)}"
+        median_of = diff.whole.modules
+        yield f"the whole run is {_pace(diff.whole.ratio)}, as the median of {median_of} modules; what one does beyond that is its own"
+    for name, phase in diff.phases.items():
+        if phase.verdict in CHANGED and not (diff.whole and name in _OF_MODULES):
+            yield f"{name} is {_much(phase)} {phase.verdict}{' than the rest of the run' if diff.whole else ''}{_a_step(phase)}"
 
 
-def _work(found: Diff) -> Iterator[str]:
-    root = found.modules[0].inclusive
+def _work(diff: Diff) -> Iterator[str]:
+    root = diff.modules[0].inclusive
     totals: list[tuple[str, Change, Callable[[float | None], str]]] = [
         ("MACs", root.macs, units.count),
         ("FLOPs", root.flops, units.count),
@@ -78,31 +78,31 @@ def _work(found: Diff) -> Iterator[str]:
         name, change, unit = changed
         yield f"{name} went from {unit(change.before)} to {unit(change.after)}, {_signed(change)}"
     else:
-        moved = any(module.own.differs for module in found.modules) or found.added or found.removed
+        moved = any(module.own.differs for module in diff.modules) or diff.added or diff.removed
         yield "the work is the same in all, and not module by module" if moved else "the work is the same, to the last FLOP and byte"
-    if found.peak_bytes.differs:
-        peak = found.peak_bytes
+    if diff.peak_bytes.differs:
+        peak = diff.peak_bytes
         yield f"peak live memory went from {units.size(peak.before)} to {units.size(peak.after)}, {_signed(peak)}"
 
 
-def _modules_come_and_gone(found: Diff) -> Iterator[str]:
-    for verb, modules in (("added", found.added), ("removed", found.removed)):
+def _modules_added_or_removed(diff: Diff) -> Iterator[str]:
+    for verb, modules in (("added", diff.added), ("removed", diff.removed)):
         if top := _uppermost(modules):
             below = f", {len(modules)} modules with what is below" if len(modules) > len(top) else ""
             yield f"{verb}: {_few([_name(module) for module in top])}{below}"
-    if renamed := [module for module in found.modules if _is_renamed(module)]:
+    if renamed := [module for module in diff.modules if _is_renamed(module)]:
         yield f"renamed: {_few([_name(module) for module in renamed])}"
 
 
-def _run(found: Diff) -> FittedTable:
-    """The step, its phases and the work of all of it."""
-    root = found.modules[0].inclusive
-    times = {"step": found.step} | {f"  {name}": phase for name, phase in found.phases.items()}
+def _run(diff: Diff) -> FittedTable:
+    """The step, its phases and the work of the whole model."""
+    root = diff.modules[0].inclusive
+    times = {"step": diff.step} | {f"  {name}": phase for name, phase in diff.phases.items()}
     figures: list[tuple[str, Change, Callable[[float | None], str]]] = [
-        ("samples/s", found.samples_per_second, units.count),
-        ("tokens/s", found.tokens_per_second, units.count),
-        ("MFU", found.mfu, units.percent),
-        ("peak live memory", found.peak_bytes, units.size),
+        ("samples/s", diff.samples_per_second, units.count),
+        ("tokens/s", diff.tokens_per_second, units.count),
+        ("MFU", diff.mfu, units.percent),
+        ("peak live memory", diff.peak_bytes, units.size),
         ("MACs", root.macs, units.count),
         ("FLOPs", root.flops, units.count),
         ("bytes moved", root.bytes_moved, units.size),
@@ -123,7 +123,7 @@ def _run(found: Diff) -> FittedTable:
 
 
 def _modules(modules: list[ModuleDiff]) -> FittedTable:
-    """Each module's own time where that is news, else with what is below it; and its own work."""
+    """Each module's own time where that changed, else the inclusive one; and its own work."""
     names = [_name(module) for module in modules]
     times = [module.news for module in modules]
     columns = {
@@ -151,9 +151,9 @@ def _verdict(module: ModuleDiff) -> str:
     return module.news.verdict or ("other work" if module.own.differs else units.UNKNOWN)
 
 
-def _limit(limit: Limit, found: Diff) -> str:
+def _limit(limit: Limit, diff: Diff) -> str:
     if limit.name == "max_regress":
-        return f"the step takes {_percent(found.step.ratio)} ({_interval(found.step)}), +{units.percent(limit.allowed)} are allowed"
+        return f"the step takes {_percent(diff.step.ratio)} ({_interval(diff.step)}), +{units.percent(limit.allowed)} are allowed"
     if limit.name == "min_mfu":
         return f"MFU is {units.percent(limit.found)}, {units.percent(limit.allowed)} at least are asked for"
     return f"peak live memory is {units.size(limit.found)}, {units.size(limit.allowed)} are allowed"
@@ -170,7 +170,7 @@ def _few(names: list[str]) -> str:
 
 
 def _name(module: ModuleDiff) -> str:
-    """After; with that before where it was renamed, not where only what is above it was."""
+    """The name after; both names where the module itself was renamed."""
     shown = [module.before, module.after] if _is_renamed(module) else [module.name]
     return " → ".join(name or module.kind or "all of it" for name in shown)
 
