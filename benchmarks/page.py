@@ -76,7 +76,7 @@ def jittered(profile: Profile, seed: int) -> Profile:
 
 def answered(server: Board) -> tuple[float, float, int]:
     """Median seconds of the list of windows and of a window, and the bytes of that."""
-    place = server.windows(told=2)["windows"][0]
+    place = server.windows(expected=2)["windows"][0]
     asked = {name: place[name] for name in ("run", "tag", "step")}
     answer = server.get("window", accept="deflate", **asked)
     return taken(lambda: server.get("windows")), taken(lambda: server.get("window", accept="deflate", **asked)), len(answer[2])

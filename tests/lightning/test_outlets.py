@@ -362,7 +362,7 @@ def test_a_run_ends_as_a_row_of_the_table_of_hyperparameters(tmp_path: Path) -> 
         forward, backward = (events.Scalars(f"lflops_totals/train/{phase}_gmacs")[0].value for phase in ("forward", "backward"))
         assert pytest.approx((sum(macs) / 1e9, (macs[0] + 2 * macs[1]) / 1e9)) == (forward, backward)
     with board(tmp_path) as server:
-        server.windows(told=2)
+        server.windows(expected=2)
         table = Board(server.address, "hparams")
         columns = table.json("experiment", request="{}")["metricInfos"]
         assert {"lflops_totals/train/parameters", "lflops/train/step_ms"} <= {column["name"]["tag"] for column in columns}

@@ -150,7 +150,7 @@ def test_the_tab_compares_any_two_windows(opening: Callable[..., Seen], tmp_path
     with SummaryWriter(tmp_path / "two") as writer:
         lflops.tensorboard.log(writer, ran(FIVE, macs={"head": 200}), 1)
     with board(tmp_path, "--load_fast=false") as server:
-        server.windows(told=4)
+        server.windows(expected=4)
         seen = opening(f"{server.address}#lflops&p.lflops.state=run%3Done%26step%3D3%26view%3Dcompare")
         frame = seen.page.frame_locator("iframe")
         frame.locator(".changes").wait_for()

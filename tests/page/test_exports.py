@@ -151,7 +151,7 @@ def test_the_tab_exports_under_tensorboard_s_policy(opening: Callable[..., Seen]
         for step in (1, 2):
             lflops.tensorboard.log(writer, ran({"a": 1e-3}, steps=clean(0.1 * step), samples_per_step=4), step)
     with board(tmp_path, "--load_fast=false") as server:
-        server.windows(told=2)
+        server.windows(expected=2)
         seen = opening(f"{server.address}#lflops", color_scheme="light")
         frame = seen.page.frame_locator("iframe")
         frame.locator(".figures").wait_for()

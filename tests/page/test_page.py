@@ -188,7 +188,7 @@ def test_the_tab_shows_what_was_logged(opening: Callable[..., Seen], tmp_path: P
         write(writer, "broken", b"?")
         lflops.tensorboard.log(writer, hostile_profile(), 1)
         lflops.tensorboard.log(writer, small_profile(), 2, tag="second")
-    with tab(opening, tmp_path, told=3) as (_, frame, _):
+    with tab(opening, tmp_path, expected=3) as (_, frame, _):
         assert "Model, fit" in frame.locator("h1").inner_text()
         assert "broken of run run, step 0 is unreadable" in frame.locator(".problems").inner_text()
         frame.get_by_role("tab", name="Modules").click()
@@ -205,7 +205,7 @@ def test_a_reload_of_tensorboard_shows_the_same_again(opening: Callable[..., See
     with SummaryWriter(tmp_path) as writer:
         for step in (1, 2):
             lflops.tensorboard.log(writer, small_profile(), step)
-    with tab(opening, tmp_path, told=2) as (seen, frame, _):
+    with tab(opening, tmp_path, expected=2) as (seen, frame, _):
         frame.get_by_label("step", exact=True).select_option("1")
         frame.get_by_role("tab", name="Modules").click()
         frame.get_by_label("filter by name or class").fill("head")
@@ -220,11 +220,11 @@ def test_the_tab_follows_a_training_that_goes_on(opening: Callable[..., Seen], t
     with SummaryWriter(tmp_path) as writer:
         lflops.tensorboard.log(writer, small_profile(), 1)
         writer.flush()
-        with tab(opening, tmp_path, told=1) as (seen, frame, server):
+        with tab(opening, tmp_path, expected=1) as (seen, frame, server):
             frame.get_by_role("tab", name="Modules").click()
             lflops.tensorboard.log(writer, hostile_profile(), 2, tag="lflops/fit/profile")
             writer.flush()
-            server.windows(told=2)
+            server.windows(expected=2)
             seen.page.get_by_title("Reload").or_(seen.page.locator("app-header-reload button")).first.click()
             frame.locator("h1", has_text="img src").wait_for()
             assert ["1", "2"] == frame.get_by_label("step").locator("option").all_inner_texts()
@@ -257,7 +257,7 @@ def test_numbers_read_as_in_the_report(opening: Callable[..., Seen], tmp_path: P
     """Counts, bytes, seconds and shares: the page's text is that of `units`."""
     with SummaryWriter(tmp_path) as writer:
         lflops.tensorboard.log(writer, small_profile(), 1)
-    with tab(opening, tmp_path, told=1) as (seen, _, _):
+    with tab(opening, tmp_path, expected=1) as (seen, _, _):
         for function, values in ("count", NUMBERS), ("size", NUMBERS), ("duration", SECONDS), ("percent", SHARES):
             given = [str(value) if isinstance(value, int) and value >= 1 << 53 else value for value in values]
             module = "./data/plugin/lflops/lib/format.js"

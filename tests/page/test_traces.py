@@ -36,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
     with SummaryWriter(logs / "run") as writer:
         lflops.tensorboard.log(writer, replace(small_profile(), trace=Trace(files=files)), 8)
     with board(logs) as running:
-        running.windows(told=1)
+        running.windows(expected=1)
         yield running
 
 
@@ -51,8 +51,8 @@ def frame(seen: Seen) -> Any:
     return seen.page.frame_locator("iframe")
 
 
-def beside(server: Board, seen: Seen) -> list[str]:
-    """What was asked of others."""
+def other_requests(server: Board, seen: Seen) -> list[str]:
+    """Requests to other servers."""
     return [address for address in seen.asked if not address.startswith(server.address)]
 
 
@@ -65,7 +65,7 @@ def test_a_trace_is_saved_by_its_name(seen: Seen, server: Board) -> None:
         links.first.click()
     assert NAMES[0] == download.value.suggested_filename
     assert TRACE == Path(download.value.path()).read_bytes()
-    assert [] == beside(server, seen)
+    assert [] == other_requests(server, seen)
 
 
 def test_perfetto_is_asked_for_on_a_click_and_is_given_the_trace(seen: Seen, server: Board) -> None:
@@ -73,19 +73,19 @@ def test_perfetto_is_asked_for_on_a_click_and_is_given_the_trace(seen: Seen, ser
     seen.page.route(f"{PERFETTO}**", lambda route: route.fulfill(content_type="text/html", body=ANSWERS))
     button = frame(seen).get_by_role("button", name="open in Perfetto").first
     button.wait_for()
-    assert [] == beside(server, seen)
+    assert [] == other_requests(server, seen)
     button.click()
     shown = frame(seen).frame_locator("iframe.perfetto").locator("body")
     shown.get_by_text(f"{NAMES[0]}: 1000 bytes").wait_for()
     assert 0 == frame(seen).get_by_text("Waiting").count()
-    assert [PERFETTO] == beside(server, seen)
+    assert [PERFETTO] == other_requests(server, seen)
 
 
 def test_a_trace_that_is_not_there_is_said_not_to_be(seen: Seen, server: Board) -> None:
     """And Perfetto is not asked for."""
     frame(seen).get_by_role("button", name="open in Perfetto").nth(1).click()
     frame(seen).get_by_text("This trace cannot be shown: the trace is not there, or not yet").wait_for()
-    assert [] == beside(server, seen)
+    assert [] == other_requests(server, seen)
 
 
 def test_the_page_from_disk_says_where_the_traces_are(page_of: Callable[..., Seen]) -> None:

@@ -27,7 +27,7 @@ def test_figures_have_their_trend_over_the_windows_of_the_run(opening: Callable[
     with SummaryWriter(tmp_path / "two") as writer:
         lflops.tensorboard.log(writer, ran({"a": 1e-3}, steps=clean(9.0), samples_per_step=4), 30)
     with board(tmp_path, "--load_fast=false") as server:
-        server.windows(told=5)
+        server.windows(expected=5)
         seen = opening(f"{server.address}#lflops&p.lflops.state=run%3Done%26tag%3Dlflops%252Fmeasure%252Fprofile%26step%3D40")
         frame = seen.page.frame_locator("iframe")
         frame.locator(".figures").wait_for()

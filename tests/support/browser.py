@@ -108,10 +108,10 @@ def bench(browser: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def tab(opening: Callable[..., Seen], logdir: Path, *, told: int) -> Iterator[tuple[Seen, Any, Board]]:
+def tab(opening: Callable[..., Seen], logdir: Path, *, expected: int) -> Iterator[tuple[Seen, Any, Board]]:
     """The tab in a TensorBoard that has read so much; the frame that it is in; and its server."""
     with board(logdir, "--load_fast=false") as server:
-        server.windows(told=told)
+        server.windows(expected=expected)
         seen = opening(f"{server.address}#lflops")
         frame = seen.page.frame_locator("iframe")
         frame.locator(".figures").wait_for()

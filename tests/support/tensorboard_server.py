@@ -72,13 +72,13 @@ class Board:
         assert status == 200, (route, parameters, body)
         return json.loads(gzip.decompress(body) if headers.get("Content-Encoding") == "gzip" else body)
 
-    def windows(self, *, told: int) -> dict[str, Any]:
+    def windows(self, *, expected: int) -> dict[str, Any]:
         """What the tab lists, as soon as TensorBoard has read so many windows and problems."""
         for _ in range(PATIENCE):
             found: dict[str, Any] = json.loads(self.get("windows")[2])
-            if len(found["windows"]) + len(found["problems"]) >= told:
+            if len(found["windows"]) + len(found["problems"]) >= expected:
                 return found
-        raise AssertionError(f"TensorBoard never told of {told}: {found}")
+        raise AssertionError(f"TensorBoard never listed {expected}: {found}")
 
 
 @contextmanager
@@ -123,8 +123,10 @@ def _runs(command: list[str]) -> Iterator[str]:
             process.communicate()
 
 
-def write(writer: Any, tag: str, value: bytes, *, beside: bytes = b"1", step: int = 0) -> None:
+def write(writer: Any, tag: str, value: bytes, *, metadata: bytes = b"1", step: int = 0) -> None:
     """A summary under our plugin's name that may hold anything."""
-    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="lflops", content=beside), data_class=DATA_CLASS_TENSOR)
+    summary_metadata = SummaryMetadata(
+        plugin_data=SummaryMetadata.PluginData(plugin_name="lflops", content=metadata), data_class=DATA_CLASS_TENSOR
+    )
     tensor = TensorProto(dtype=DT_STRING, tensor_shape=TensorShapeProto(), string_val=[value])
-    writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=metadata)]), step)
+    writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=summary_metadata)]), step)

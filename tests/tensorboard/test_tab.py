@@ -38,8 +38,8 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lflops.tensorboard.log(writer, small_profile(), 8)
         lflops.tensorboard.log(writer, small_profile(), 9)
     with SummaryWriter(path / "bad") as writer:
-        write(writer, "future", b"?", beside=b"2")
-        write(writer, "foreign", b"?", beside=b"{}")
+        write(writer, "future", b"?", metadata=b"2")
+        write(writer, "foreign", b"?", metadata=b"{}")
         write(writer, "text", b"not deflated")
         write(writer, "cut", packed(SMALL)[:-9])
         write(writer, "large", zlib.compress(bytes(LARGEST + 1)))
@@ -72,7 +72,7 @@ def server(logdir: Path, request: pytest.FixtureRequest) -> Iterator[Board]:
 
 def test_what_can_be_shown_is_listed_and_what_cannot_is_named(server: Board) -> None:
     """The unreadable, the future and the foreign one with the reason; the windows beside them all the same."""
-    found = server.windows(told=4 + len(PROBLEMS))
+    found = server.windows(expected=4 + len(PROBLEMS))
     assert PROBLEMS == sorted(found["problems"])
     places = {(each["run"], each["tag"], each["step"]) for each in found["windows"]}
     assert {("good", "lflops/fit/profile", 8), ("good", "lflops/fit/profile", 9), ("bad", "mixed", 2), ("bad", "bare", 0)} == places
@@ -80,7 +80,7 @@ def test_what_can_be_shown_is_listed_and_what_cannot_is_named(server: Board) -> 
 
 def test_what_is_listed_has_the_figures_that_it_is_followed_by(server: Board) -> None:
     """3 ms and 4 samples a step, a peak of 3000 bytes; MFU and tokens are unknown."""
-    found = server.windows(told=4 + len(PROBLEMS))
+    found = server.windows(expected=4 + len(PROBLEMS))
     figures = found["windows"][0]["trend"]
     assert {"achieved", "samples/s", "step", "peak live memory"} == figures.keys()
     assert (pytest.approx(4 / 3e-3), 3e-3, 3000) == tuple(figures[label] for label in ("samples/s", "step", "peak live memory"))
@@ -88,7 +88,7 @@ def test_what_is_listed_has_the_figures_that_it_is_followed_by(server: Board) ->
 
 def test_a_window_comes_as_it_was_logged(server: Board, logdir: Path) -> None:
     """Deflated where the browser takes that, else inflated; its traces are named as they are reached from the run's folder."""
-    server.windows(told=4 + len(PROBLEMS))
+    server.windows(expected=4 + len(PROBLEMS))
     logged = msgspec.json.encode(payload(analyze(small_profile()), logdir / "good"))
     for accept, sent in ("identity", logged), ("gzip, deflate", packed(logged)):
         status, headers, body = server.get("window", run="good", tag="lflops/fit/profile", step=8, accept=accept)
@@ -98,7 +98,7 @@ def test_a_window_comes_as_it_was_logged(server: Board, logdir: Path) -> None:
 
 def test_a_window_that_cannot_be_shown_is_refused(server: Board) -> None:
     """With the reason; and one that is not there is not found, whatever it is called."""
-    server.windows(told=4 + len(PROBLEMS))
+    server.windows(expected=4 + len(PROBLEMS))
     status, _, body = server.get("window", run="bad", tag="large", step=0)
     assert (422, f"it inflates to more than {LARGEST} bytes".encode()) == (status, body)
     for run, tag, step in (("good", "lflops/fit/profile", 7), ("../..", "/etc/passwd", 0), ("", "", "x")):
@@ -107,7 +107,7 @@ def test_a_window_that_cannot_be_shown_is_refused(server: Board) -> None:
 
 def test_two_windows_are_compared(server: Board, logdir: Path) -> None:
     """As Python compares their profiles; deflated where the browser takes that."""
-    server.windows(told=4 + len(PROBLEMS))
+    server.windows(expected=4 + len(PROBLEMS))
     logged = msgspec.json.encode(payload(analyze(small_profile()), logdir / "good"))
     before = {"before_run": "good", "before_tag": "lflops/fit/profile", "before_step": 8}
     for accept, sent in ("identity", compared_windows(logged, logged)), ("deflate", packed(compared_windows(logged, logged))):
@@ -117,7 +117,7 @@ def test_two_windows_are_compared(server: Board, logdir: Path) -> None:
 
 def test_windows_that_cannot_be_compared_are_refused(server: Board) -> None:
     """With the reason, which names the window; one that is not there is not found."""
-    server.windows(told=4 + len(PROBLEMS))
+    server.windows(expected=4 + len(PROBLEMS))
     good = {"run": "good", "tag": "lflops/fit/profile", "step": 8}
     for tag, problem in ("cut", "is unreadable: its end is missing"), ("other", "is no summary of lflops"):
         other = {"run": "bad", "tag": tag, "step": 0}
@@ -221,7 +221,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
         write(writer, "none", packed(b'{"lflops":1}'))
         write(writer, "cut", packed(SMALL)[:-9])
     with board(logs) as running:
-        running.windows(told=5)
+        running.windows(expected=5)
         yield running
 
 

@@ -39,7 +39,7 @@ def test_the_tab_has_the_numbers_of_the_file(opening: Callable[..., Seen], tmp_p
     fit(Classifier(), watching(schedule=Schedule(wait=1, warmup=1, active=2)), logger=TensorBoardLogger(tmp_path))
     (file,) = tmp_path.rglob("*.profile.json")
     modules = json.loads(file.read_text())["modules"]
-    with tab(opening, tmp_path, told=1) as (_, frame, _):
+    with tab(opening, tmp_path, expected=1) as (_, frame, _):
         frame.get_by_role("tab", name="Modules").click()
         frame.locator(".chooser summary").click()
         for box in frame.locator(".chooser input").all():
@@ -62,7 +62,7 @@ def test_the_tab_serves_the_trace_of_a_training(tmp_path: Path, monkeypatch: pyt
     fit(Classifier(), monitor, logger=TensorBoardLogger("logs"))
     (trace,) = tmp_path.rglob("train-*/*.pt.trace.json.gz")
     with board(tmp_path / "logs") as server:
-        (window,) = server.windows(told=1)["windows"]
+        (window,) = server.windows(expected=1)["windows"]
         place = {name: window[name] for name in ("run", "tag", "step")}
         assert [{"rank": "0", "file": f"lflops_traces/{trace.parent.name}/{trace.name}"}] == server.json("window", **place)["traces"]
         assert trace.read_bytes() == server.get("trace", **place, index=0)[2]

@@ -1,1 +1,1 @@
-"""What changed between two runs: modules matched, work and time compared, noise judged, limits for CI."""
+"""Compare two runs: pair their modules, compare work and times, separate changes from noise, check limits for CI."""

@@ -1,4 +1,4 @@
-"""Limits that a run is held to against another: the time of a step, MFU, memory."""
+"""Check a run against limits: the step's time relative to another run, MFU, memory."""
 
 from typing import Literal
 
@@ -10,13 +10,13 @@ __all__ = ["Limit", "limits"]
 
 
 class Limit(Struct, frozen=True, kw_only=True):
-    """One limit, and what was found.
+    """One limit and its result.
 
     Attributes:
         name: Of the figure.
         allowed: The most, or of MFU the least.
-        found: The figure.
-        broken: `None` where it cannot be told.
+        found: The run's figure.
+        broken: `None` where it is unknown.
     """
 
     name: Literal["max_regress", "min_mfu", "max_memory"]
@@ -26,18 +26,18 @@ class Limit(Struct, frozen=True, kw_only=True):
 
 
 def limits(
-    found: Diff, *, max_regress: float | None = None, min_mfu: float | None = None, max_memory: float | None = None
+    diff: Diff, *, max_regress: float | None = None, min_mfu: float | None = None, max_memory: float | None = None
 ) -> tuple[Limit, ...]:
-    """Hold the second run to the limits that are given.
+    """Check the second run against the given limits.
 
     Args:
-        found: Two runs.
+        diff: The run and the one before.
         max_regress: How much longer a step may take, as a share of what it took. A step that is longer within the noise breaks nothing;
             a slower machine does.
         min_mfu: The least MFU, a share of 1.
         max_memory: The most bytes alive at once.
     """
-    step, mfu, peak = found.step, found.mfu.after, found.peak_bytes.after
+    step, mfu, peak = diff.step, diff.mfu.after, diff.peak_bytes.after
     made = []
     if max_regress is not None:
         regress = None if step.ratio is None or step.low is None else step.ratio - 1

@@ -182,6 +182,6 @@ function parsed(text, first = VIEWS[0].id) {
 
 /** @type {(state: State, ofViews: Record<string, State>) => string} */
 function written(state, ofViews) {
-  const own = Object.entries(ofViews).flatMap(([view, kept]) => Object.entries(kept).map(([key, value]) => [`${view}.${key}`, value]));
+  const own = Object.entries(ofViews).flatMap(([view, state]) => Object.entries(state).map(([key, value]) => [`${view}.${key}`, value]));
   return String(new URLSearchParams([...Object.entries(state), ...own].filter(([, value]) => value)));
 }

@@ -77,30 +77,30 @@ export function visible({ below, names, open, matches, compare, isFlat }) {
     const all = names.map((_, row) => row).filter((row) => matches === null || matches(row));
     return compare === null ? all : all.sort(compare);
   }
-  const kept = matches === null ? null : keptBy(matches, below);
+  const isShown = matches === null ? null : matchesAndAncestors(matches, below);
   /** @type {number[]} */
   const shown = [];
   const root = names.indexOf("");
   const stack = [root];
   for (let row = stack.pop(); row !== undefined; row = stack.pop()) {
     shown.push(row);
-    if (kept === null && !open.has(row)) continue;
-    const next = kept === null ? below[row] : below[row].filter((child) => kept[child]);
+    if (isShown === null && !open.has(row)) continue;
+    const next = isShown === null ? below[row] : below[row].filter((child) => isShown[child]);
     const sorted = compare === null ? next : [...next].sort(compare);
     for (let index = sorted.length - 1; index >= 0; index -= 1) stack.push(sorted[index]);
   }
-  return kept === null || kept[root] ? shown : [];
+  return isShown === null || isShown[root] ? shown : [];
 }
 
 /** @type {(matches: Reader<boolean>, below: number[][]) => Uint8Array} */
-function keptBy(matches, below) {
-  const kept = new Uint8Array(below.length);
+function matchesAndAncestors(matches, below) {
+  const isShown = new Uint8Array(below.length);
   const parents = new Int32Array(below.length).fill(-1);
   below.forEach((rows, above) => rows.forEach((row) => { parents[row] = above; }));
   for (let row = 0; row < below.length; row += 1) {
-    if (matches(row)) for (let above = row; above >= 0 && !kept[above]; above = parents[above]) kept[above] = 1;
+    if (matches(row)) for (let above = row; above >= 0 && !isShown[above]; above = parents[above]) isShown[above] = 1;
   }
-  return kept;
+  return isShown;
 }
 
 // Level by level, as long as the rows are not too many.

@@ -1,4 +1,4 @@
-"""Two runs on a terminal: what changed, in words; the step and its phases, the work; and the modules that changed."""
+"""Two runs on a terminal: the changes in words, a table of the step and its phases, a table of the modules that changed."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -16,15 +16,15 @@ __all__ = ["headline", "render_diff"]
 _LISTED = 3
 _LONG_NAME = 40
 _OF_MODULES = {"forward", "backward"}
-"""Phases whose times the modules show more exactly."""
+"""Phases that the modules' times show more exactly."""
 
 
 def render_diff(diff: Diff, limits: Iterable[Limit] = (), *, everything: bool = False) -> RenderableType:
     """Two runs as text for a terminal.
 
     Args:
-        diff: The changes.
-        limits: What the second run was held to.
+        diff: What changed.
+        limits: The limits that the second run is checked against.
         everything: List every module, not only those that changed.
     """
     table = margin()
@@ -39,8 +39,8 @@ def render_diff(diff: Diff, limits: Iterable[Limit] = (), *, everything: bool = 
 
 
 def headline(diff: Diff) -> tuple[str, ...]:
-    """What changed, a sentence each, what matters most first."""
-    return (*_times(diff), *_work(diff), *_modules_come_and_gone(diff))
+    """A sentence for each change, the most important first."""
+    return (*_times(diff), *_work(diff), *_modules_added_or_removed(diff))
 
 
 def _times(diff: Diff) -> Iterator[str]:
@@ -84,7 +84,7 @@ def _work(diff: Diff) -> Iterator[str]:
         yield f"peak live memory went from {units.size(peak.before)} to {units.size(peak.after)}, {_signed(peak)}"
 
 
-def _modules_come_and_gone(diff: Diff) -> Iterator[str]:
+def _modules_added_or_removed(diff: Diff) -> Iterator[str]:
     for verb, modules in (("added", diff.added), ("removed", diff.removed)):
         if top := _uppermost(modules):
             below = f", {len(modules)} modules with what is below" if len(modules) > len(top) else ""
@@ -94,7 +94,7 @@ def _modules_come_and_gone(diff: Diff) -> Iterator[str]:
 
 
 def _run(diff: Diff) -> FittedTable:
-    """The step, its phases and the work of all of it."""
+    """The step, its phases and the work of the whole model."""
     root = diff.modules[0].inclusive
     times = {"step": diff.step} | {f"  {name}": phase for name, phase in diff.phases.items()}
     figures: list[tuple[str, Change, Callable[[float | None], str]]] = [
@@ -122,7 +122,7 @@ def _run(diff: Diff) -> FittedTable:
 
 
 def _modules(modules: list[ModuleDiff]) -> FittedTable:
-    """Each module's own time where that is news, else with what is below it; and its own work."""
+    """Each module's own time where that changed, else the inclusive one; and its own work."""
     names = [_name(module) for module in modules]
     times = [module.news for module in modules]
     columns = {
@@ -169,7 +169,7 @@ def _few(names: list[str]) -> str:
 
 
 def _name(module: ModuleDiff) -> str:
-    """After; with that before where it was renamed, not where only what is above it was."""
+    """The name after; both names where the module itself was renamed."""
     shown = [module.before, module.after] if _is_renamed(module) else [module.name]
     return " → ".join(name or module.kind or "all of it" for name in shown)
 
