@@ -3,7 +3,7 @@ READY := .venv/ready
 PEERS := .venv-peers/bin
 PEERS_READY := .venv-peers/ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint lint-page coverage bench clean
 
 demo: $(READY)
 	@$(BIN)/python examples/train_gpt.py
@@ -13,10 +13,21 @@ demo: $(READY)
 test: lint
 	@$(BIN)/pytest
 
-lint: $(READY)
+lint: $(READY) lint-page
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
-	@$(BIN)/mypy lflops
+	@$(BIN)/mypy
+
+# The page itself needs no package; its checks need npm.
+lint-page:
+	@if command -v npm >/dev/null; then \
+		$(MAKE) -s node_modules/.ready && npx --no-install tsc -p . && npx --no-install eslint lflops/page tests/page; \
+	else \
+		echo "Skipped: the types and the linter of the page's code, as there is no npm here."; \
+	fi
+
+coverage: $(READY)
+	@$(BIN)/pytest --cov lflops --cov-branch --cov-report term:skip-covered
 
 bench: $(READY) $(PEERS_READY)
 	@$(BIN)/python benchmarks/overhead.py
@@ -38,15 +49,25 @@ bench: $(READY) $(PEERS_READY)
 	@$(PEERS)/python benchmarks/callback.py
 
 clean:
-	@rm -rf .venv .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis dist runs gpt gpt.profile.json
+	@rm -rf .venv .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage node_modules dist runs gpt gpt.profile.json
 	@find lflops tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
+node_modules/.ready: package.json package-lock.json
+	@npm ci --silent --no-audit --no-fund
+	@touch $@
+
+# `make test TORCH=torch==2.8.0` sets up with another torch, and with the newest of all else.
 # The build tools come first, without isolation: constraints do not reach into an isolated build, so its versions would not be pinned.
 $(READY): pyproject.toml constraints.txt
 	@echo "Setting up .venv (minutes the first time: torch is large)"
 	@python3 -m venv .venv
+ifdef TORCH
+	@$(BIN)/pip install -qq hatchling editables
+	@$(BIN)/pip install -qq --no-build-isolation '$(TORCH)' -e '.[dev]'
+else
 	@$(BIN)/pip install -qq -c constraints.txt hatchling editables
 	@$(BIN)/pip install -qq -c constraints.txt --no-build-isolation -e '.[dev]'
+endif
 	@touch $@
 
 # DeepSpeed's build imports torch, and none of its kernels are needed.
