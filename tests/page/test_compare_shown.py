@@ -273,6 +273,7 @@ def test_what_has_no_comparison_is_refused() -> None:
     good = json.encode(payload(analyze(small_profile())))
     wrong: list[dict[str, Any]] = [{"compare": None}, {"modules": {"name": ["a"]}}, {"modules": {"name": ["", ""]}}]
     wrong += [{"modules": {**json.decode(good)["modules"], "forward.own_macs": ["x"]}}]
+    wrong += [{"modules": {**json.decode(good)["modules"], "forward.own_macs": None}}]
     for changed in ({"lflops": 1}, *(json.decode(good) | each for each in wrong)):
         with pytest.raises(ValueError, match=r"^lack what a comparison needs: "):
             compared_windows(good, json.encode(changed))

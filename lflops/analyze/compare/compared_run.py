@@ -57,8 +57,9 @@ class ComparedRun(NamedTuple):
         names: Of its modules, in the model's order.
         kinds: Their classes.
         columns: A list of a value for each module, by the names of the columns in the payload: `parameters`, `own_parameters` and
-            `peak_bytes`; of each phase `forward.macs` and so on; of `TIMED` phases `forward.seconds`, `.error` in seconds, and `.calls`,
-            which tell a time that is unknown from one that there is not. Each of work and of time is there as `forward.own_macs`, too.
+            `peak_bytes`; of each phase `forward.macs` and so on; of `TIMED` phases `forward.seconds`, `.error` in seconds, and `.calls`:
+            with calls and without seconds a time is unknown, without both there is none. All of a phase is there as `forward.own_macs`,
+            too.
     """
 
     figures: RunFigures
@@ -71,7 +72,7 @@ class ComparedRun(NamedTuple):
         """Read back what the payload has, where a column of one value is that value, and a large count a text of its digits.
 
         Raises:
-            ValueError: A column is missing or no such column, or the names are no tree of modules.
+            ValueError: A column is missing or has other values, or the names are no tree of modules.
         """
         names = convert(tables.get("name"), list[str])
         known = set(names)
@@ -85,9 +86,11 @@ class ComparedRun(NamedTuple):
                 raise ValueError(f"{name} has {len(values)} values for {len(names)} modules")
             return values
 
-        columns = {name: column(name, int | None) for name in ("parameters", "own_parameters", "peak_bytes")}
-        columns |= {name: column(name, int | None) for phase in PHASES for name in _named(phase, _WORK)}
-        columns |= {name: column(name, int | None) for phase in TIMED for name in _named(phase, ["calls"])}
+        work = int if figures.counted else int | None
+        columns = {"peak_bytes": column("peak_bytes", int | None)}
+        columns |= {name: column(name, int) for name in ("parameters", "own_parameters")}
+        columns |= {name: column(name, work) for phase in PHASES for name in _named(phase, _WORK)}
+        columns |= {name: column(name, int) for phase in TIMED for name in _named(phase, ["calls"])}
         columns |= {name: column(name, float | None) for phase in TIMED for name in _named(phase, ["seconds", "error"])}
         return cls(figures, names, column("kind", str), columns)
 
