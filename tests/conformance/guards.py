@@ -106,6 +106,10 @@ ELSEWHERE = {
         "runs in an optimizer's step, which no case makes": """
             _fused_adam _fused_adam_ _fused_adamw _fused_adamw_ _fused_sgd _fused_sgd_ _fused_adagrad _fused_adagrad_
         """,
+        "is transformers' own, where torch has no such kernel": """
+            transformers::grouped_mm_fallback transformers::grouped_mm_fallback_backward
+        """,
+        "computes no product, and a case is of products": "linalg_solve_triangular",
     }.items()
     for operator in operators.split()
 }

@@ -13,7 +13,7 @@ from torch.utils import _python_dispatch
 
 from lflops import Profile
 
-__all__ = ["Ranks", "Scenario", "anywhere", "as_a_device_would"]
+__all__ = ["Ranks", "Scenario", "anywhere", "as_a_device_would", "fork_context"]
 
 Scenario = Callable[[], Profile]
 SECONDS = 240
@@ -74,8 +74,17 @@ class Ranks:
         return [each.result(timeout=SECONDS) for each in running]
 
 
+def fork_context() -> Any:
+    """Makes processes that are fresh, but for what takes long to import: that is imported once, and nothing has run there."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["lflops.lightning.monitor", "lflops.collect.count", "pytest", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
+    )
+    return context
+
+
 def _process(**options: Any) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), **options)
+    return ProcessPoolExecutor(1, mp_context=fork_context(), **options)
 
 
 def _join(store: str, rank: int, world: int) -> None:

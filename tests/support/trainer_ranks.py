@@ -4,7 +4,6 @@ python trainer_ranks.py FOLDER
 """
 
 import functools
-import multiprocessing
 import os
 import random
 import sys
@@ -29,6 +28,7 @@ from lflops.schedule import Schedule
 from tests.support.lightning_runs import CLASSES, WIDTH, fit, loader, watching
 from tests.support.ports import free_port
 from tests.support.process_state import Facts, bits, random_numbers
+from tests.support.processes import fork_context
 
 WIDE = 12
 BATCHES = 16
@@ -48,13 +48,9 @@ class Ranks:
     """Processes that know which rank each of them is, as a launcher tells it. What takes long to import is imported once for all."""
 
     def __init__(self, world: int) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(
-            ["lflops.lightning.monitor", "pytest", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
-        )
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
         self._ranks = [
-            ProcessPoolExecutor(1, mp_context=context, initializer=_stand, initargs=(place | {"LOCAL_RANK": str(rank)},))
+            ProcessPoolExecutor(1, mp_context=fork_context(), initializer=_stand, initargs=(place | {"LOCAL_RANK": str(rank)},))
             for rank in range(world)
         ]
 
