@@ -799,7 +799,7 @@ def test_a_batch_that_is_tried_leaves_nothing_for_the_next() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 10**5)), min_size=1, max_size=4),
     st.integers(1, 10**4),
-    st.integers(1, 10**12),
+    st.integers(1, 10**9),  # fewer bytes than the most samples that are tried
 )
 def test_no_peak_takes_long_however_bent(lines: list[tuple[int, int]], each: int, memory_bytes: int) -> None:
     """The most of several lines, rounded up to 512: the last one that fits, and at most three numbers tried for each time it is halved."""
