@@ -110,17 +110,19 @@ class Session:
         if self._in_batch:
             self._abandon()
         self._in_batch = True
-        if not self._step_clock.shapes:
-            if self._position.phase == "count" and self._settings.count is True:
+        phase, begins_step = self._position.phase, not self._step_clock.shapes
+        if phase == "count":
+            if begins_step and self._settings.count is True:
                 self._window.counted = self._counted_steps.begin_step(batch)
-            elif self._position.phase == "hooked":
-                self._hooked = HookedStep(self._trainer, self._stage.name, self._tree, self._clock)
-        self._counted_steps.begin_batch(batch)
+            self._counted_steps.begin_batch(batch)
+        elif phase == "hooked" and begins_step:
+            self._hooked = HookedStep(self._trainer, self._stage.name, self._tree, self._clock)
 
     def batch_ends(self, batch: Any) -> None:
         """Take note of it, and of the step that may end with it."""
         self._in_batch = False
-        profile = self._counted_steps.end_batch()
+        is_counted = self._position.phase == "count"
+        profile = self._counted_steps.end_batch() if is_counted else None
         shapes = self._step_clock.batch(batch)
         if profile is not None and self._live_metrics is not None:
             self._live_metrics.set_work(shapes, profile)
@@ -128,7 +130,7 @@ class Session:
             if self._tracing is not None:
                 self._tracing.batch()
             return
-        counted = self._counted_steps.end_step(self._step_clock.shapes[0])
+        counted = self._counted_steps.end_step(self._step_clock.shapes[0]) if is_counted else None
         if counted is not None:
             self._window.counted = counted
         if self._is_annotating or self._results.pending:
@@ -138,7 +140,8 @@ class Session:
         traced = self._position.phase == "traced" and (
             self._trainer.world_size > 1 or (self._tracing is not None and self._tracing.records)
         )
-        self._step_clock.end(self._logged_step, counted=counted is not None, hooked=self._end_hooked_step(), traced=traced)
+        hooked = None if self._hooked is None else self._end_hooked_step()
+        self._step_clock.end(self._logged_step, counted=counted is not None, hooked=hooked, traced=traced)
         self._advance()
 
     def mark(self, mark: str) -> None:

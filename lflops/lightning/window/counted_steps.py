@@ -46,14 +46,14 @@ class CountedSteps:
         Counting({"": self._root}, ignore=settings.ignore_modules)
         if isinstance(settings.count, Profile):
             check_same_model(settings.count, pl_module, self._root)
-        self._phase_of: dict[Hashable, Profile] = {}
+        self._counted_by_shapes: dict[Hashable, Profile] = {}
         self._nothing: Profile | None = None
         self._step: list[Profile] | None = None
         self._batch: CountedBatch | None = None
 
     def begin_step(self, batch: Any) -> Profile | None:
         """Count the step that begins with this batch, unless one like it was counted: then return that one."""
-        known = None if self._stage.fetches_itself(self._module) else self._phase_of.get(signature(batch))
+        known = None if self._stage.fetches_itself(self._module) else self._counted_by_shapes.get(signature(batch))
         self._step = [] if known is None else None
         return known
 
@@ -78,7 +78,7 @@ class CountedSteps:
         batches, self._step = self._step, None
         if not batches:
             return None
-        counted = self._phase_of[shapes] = self.with_facts(sum_of_batches(batches))
+        counted = self._counted_by_shapes[shapes] = self.with_facts(sum_of_batches(batches))
         return counted
 
     def abandon(self) -> None:

@@ -148,8 +148,14 @@ class _PhaseHooks:
         setattr(owner, name, wrapper)
 
     def _around(self, call: Callable[..., Any], phase: str, stage: str) -> Callable[..., Any]:
+        listeners_of, running = self.listeners, self._running
+
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            listeners = self.listeners[stage] if stage != ALL else self.listeners.get(self._running.stage, ())
+            if stage != ALL:
+                listeners = listeners_of[stage]
+            else:  # by the value: a hash of Lightning's own enumeration takes longer than all else here
+                current = running.stage
+                listeners = () if current is None else listeners_of.get(current.value, ())
             for each in listeners:
                 each.enter(phase, *args)
             try:
