@@ -27,7 +27,7 @@ from lflops.collect.ranks.gather import Gather
 from lflops.collect.ranks.report import Packed, RankReport, head_in, pack
 from lflops.collect.ranks.store import RankStore
 from lflops.collect.ranks.topology import Topology
-from lflops.collect.ranks.window import RankWindow
+from lflops.collect.ranks.window_reports import RankWindow
 from lflops.collect.timing.stamps import ModulePhase
 from lflops.profile.model import Profile
 from lflops.profile.records import Step

@@ -30,13 +30,13 @@ from lflops.collect.kineto.events import STEP
 from lflops.collect.kineto.tracer import Tracer
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.traces.annotate import Calls
-from lflops.traces.annotation_process import AnnotationProcess
+from lflops.traces.annotate_in_background import AnnotationProcess
 
 EVENTS = 200_000
 ACTIVE = 3
 HIGHEST = """
 import sys
-from lflops.traces.annotation_program import main
+from lflops.traces.annotate_main import main
 main(sys.argv[1:])
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """

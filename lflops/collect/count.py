@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lflops.collect.attribution.module_tracker import ModuleTracker
 from lflops.collect.counting.accumulator import Extent
 from lflops.collect.counting.build_profile import CountedPass, build_profile
-from lflops.collect.counting.mode import OperatorCounter
+from lflops.collect.counting.dispatch_mode import OperatorCounter
 from lflops.collect.inputs.arguments import check_module
 from lflops.collect.inputs.run_info import run_of
 from lflops.collect.inputs.tensors import tensors_in

@@ -22,7 +22,7 @@ from lflops.collect.attribution.module_tracker import ModuleTracker
 from lflops.collect.attribution.user_scopes import listening
 from lflops.collect.count import Counting, Ignored
 from lflops.collect.counting.accumulator import Extent
-from lflops.collect.counting.mode import CountingMode, OperatorCounter
+from lflops.collect.counting.dispatch_mode import CountingMode, OperatorCounter
 from lflops.collect.counting.operators import Operator
 from lflops.collect.inputs.batch_size import samples_and_tokens
 from lflops.collect.inputs.run_info import device_of

@@ -16,7 +16,7 @@ from lflops.errors import ProfileError
 from lflops.profile.model import Profile
 from lflops.profile.records import Call, Phase
 from lflops.traces.files import written_whole
-from lflops.traces.times import microseconds
+from lflops.traces.timestamps import microseconds
 
 __all__ = ["MODULE", "PROCESS", "TRACKS", "Calls", "annotate", "pack"]
 

@@ -21,7 +21,7 @@ from msgspec import Raw, Struct
 from lflops.errors import ProfileError
 from lflops.traces.annotate import MODULE, TRACKS
 from lflops.traces.files import read, written_whole
-from lflops.traces.times import ZERO, span
+from lflops.traces.timestamps import ZERO, span
 
 __all__ = ["compat", "is_wanted", "place"]
 

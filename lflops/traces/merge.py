@@ -14,7 +14,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from lflops.errors import ProfileError
 from lflops.traces.files import read, traces_in, written_whole
-from lflops.traces.times import ZERO, microseconds, span
+from lflops.traces.timestamps import ZERO, microseconds, span
 
 __all__ = ["MERGED", "MergedTraces", "merge"]
 

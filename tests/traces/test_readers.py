@@ -13,7 +13,7 @@ import torch
 import lflops
 from lflops.collect.kineto.tracer import Tracer
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.traces.annotation_process import AnnotationProcess
+from lflops.traces.annotate_in_background import AnnotationProcess
 from tests.support.small_models import Projections, sequence
 
 TB_PROFILER = """

@@ -10,17 +10,17 @@ from torch import Tensor
 from lflops.collect.counting.formulas import (  # noqa: F401
     attention,
     convolution,
-    distances,
     encoder,
     flex,
     matmul,
     normalisation,
+    optimizer_updates,
+    pairwise_distances,
     quantized,
     recurrent,
     spectral,
     sums,
-    triangular,
-    updates,
+    triangular_solve,
 )
 from lflops.collect.counting.formulas.conventions import FREE, MOVES, PER_INPUT, PER_OUTPUT
 from lflops.collect.counting.formulas.table import CallCost, Cost, all_formulas, formula_of

@@ -14,7 +14,7 @@ from torch import nn
 from torch.amp import grad_scaler
 from torch.optim import Optimizer
 
-from lflops.collect.counting.mode import RealParameterError
+from lflops.collect.counting.dispatch_mode import RealParameterError
 from lflops.collect.estimate.known_values import NoCudaError
 from lflops.collect.torch_private.names import ASKS_FOR_VALUES, KNOWS_NO_SHAPE, FakeTensor, local_part, runs_nothing
 from lflops.errors import CountError, LflopsError

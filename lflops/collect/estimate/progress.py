@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from lflops.collect.attribution.module_tracker import ModuleTracker
 from lflops.collect.counting.accumulator import Call, Extent
-from lflops.collect.counting.mode import OperatorCounter
+from lflops.collect.counting.dispatch_mode import OperatorCounter
 from lflops.collect.inputs.arguments import describe
 from lflops.errors import CountError
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from lflops.collect.ranks.report import RankReport
 from lflops.collect.ranks.store import RankStore
 from lflops.collect.ranks.topology import Topology
-from lflops.collect.ranks.window import RankWindow
+from lflops.collect.ranks.window_reports import RankWindow
 from lflops.collect.timing.stamps import ModulePhase
 from lflops.merging.merge import merge
 from lflops.profile.model import Profile

@@ -14,7 +14,7 @@ from lflops.lightning.trainer.stages import Stage
 from lflops.lightning.window.phase_hooks import OutsideModules, listen
 from lflops.profile.notes import Note
 from lflops.report.lines.notes import sentence
-from lflops.traces.annotation_process import AnnotationProcess
+from lflops.traces.annotate_in_background import AnnotationProcess
 
 __all__ = ["TracedSteps"]
 

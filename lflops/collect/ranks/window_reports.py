@@ -5,9 +5,9 @@ from collections.abc import Set as AbstractSet
 
 from msgspec.structs import replace
 
+from lflops.collect.ranks.rank_times import RankTimes
 from lflops.collect.ranks.report import Head, Packed, RankReport, head_in, memory_in, pack, places_in, rows_in, table_in
 from lflops.collect.ranks.store import RankStore
-from lflops.collect.ranks.times import RankTimes
 from lflops.collect.ranks.topology import Topology
 from lflops.merging.merge import merged
 from lflops.profile.model import Memory, Profile

@@ -1,6 +1,6 @@
 """What is done with a trace once it is recorded, as a program: in a process of its own, without torch, so that training goes on.
 
-python -m lflops.traces.annotation_program TRACE CALLS INTO [PROFILE]
+python -m lflops.traces.annotate_main TRACE CALLS INTO [PROFILE]
 """
 
 import contextlib

@@ -12,7 +12,7 @@ import msgspec
 
 from lflops.profile.records import Call
 from lflops.traces.annotate import Calls, pack
-from lflops.traces.annotation_program import NO_COPY
+from lflops.traces.annotate_main import NO_COPY
 
 __all__ = ["AnnotationProcess"]
 
@@ -56,7 +56,7 @@ class AnnotationProcess:
         home = str(Path(__file__).parents[2])
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own program, on our own files
-                [sys.executable, "-m", "lflops.traces.annotation_program", *(str(path.absolute()) for path in paths)],
+                [sys.executable, "-m", "lflops.traces.annotate_main", *(str(path.absolute()) for path in paths)],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -13,7 +13,7 @@ from msgspec import Raw
 
 from lflops.errors import ProfileError
 from lflops.profile.records import Call
-from lflops.traces import times
+from lflops.traces import timestamps as times
 from lflops.traces.annotate import Calls, annotate
 from lflops.traces.convert import compat
 from lflops.traces.merge import MERGED, merge
