@@ -4,13 +4,17 @@ import itertools
 import os
 import socket
 
-_NEXT = itertools.count(20_000 + 500 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")))
-"""Each worker's own, below those that the system gives to whoever asks for any: another test's connection cannot come in between."""
+_FIRST, _NUMBER = 20_000, 12_000
+"""Below the ports that the system gives to any connection: none of another test can come in between."""
+
+_NEXT = itertools.count(61 * os.getpid())
+"""Each process begins elsewhere, also where several suites run at once."""
 
 
 def free_port() -> int:
     """One that nobody listens on."""
-    for port in _NEXT:
+    for number in itertools.islice(_NEXT, _NUMBER):
+        port = _FIRST + number % _NUMBER
         with socket.socket() as tried:
             try:
                 tried.bind(("127.0.0.1", port))
