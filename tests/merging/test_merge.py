@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from torch import distributed, nn
@@ -234,7 +234,6 @@ def test_a_row_below_another_ranks_row_counts_in_both_above() -> None:
 layouts = st.dictionaries(st.sampled_from(["", "a", "a.b", "a.c", "a.b.d", "e", "e.f"]), st.integers(0, 9), min_size=1)
 
 
-@settings(deadline=None)
 @given(st.lists(layouts, min_size=1, max_size=4))
 def test_whatever_rows_the_ranks_have_the_whole_adds_up(own_macs: list[dict[str, int]]) -> None:
     """All rows are there; each has the own work of a rank that has it; ranks with the same rows give the counts of one of them."""

@@ -25,7 +25,6 @@ PLACEHOLDER = "what the test puts here"
 
 Keys = tuple[str | int, ...]
 # Every outcome of a damaged file is quick, but the machine that runs the tests may not be.
-unhurried = settings(deadline=None)
 
 
 @pytest.fixture
@@ -167,7 +166,6 @@ def profiles(draw: st.DrawFn) -> Profile:
     )
 
 
-@unhurried
 @given(any_profile=profiles())
 def test_any_profile_is_read_as_it_was_saved(scratch: Path, any_profile: Profile) -> None:
     """Names in any script, counts beyond 64 bits, floats to the last bit."""
@@ -202,14 +200,12 @@ def test_what_only_a_training_run_has_may_be_missing(path: Path, key: str) -> No
 # Any damage
 
 
-@unhurried
 @given(text=st.binary())
 def test_any_bytes_are_refused(scratch: Path, text: bytes) -> None:
     """Nothing that is drawn by chance is a profile."""
     refusal(scratch, text)
 
 
-@unhurried
 @given(
     value=st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -221,14 +217,12 @@ def test_any_foreign_json_is_refused(scratch: Path, value: object) -> None:
     refusal(scratch, json.dumps(value).encode())
 
 
-@unhurried
 @given(length=st.integers(0, len(SMALL) - 1))
 def test_a_truncated_file_is_refused(scratch: Path, length: int) -> None:
     """Wherever the copy broke off."""
     refusal(scratch, SMALL[:length])
 
 
-@unhurried
 @given(flips=st.lists(st.tuples(st.integers(0, len(SMALL) - 1), st.integers(1, 255)), min_size=1, max_size=4))
 def test_flipped_bits_are_refused_or_harmless(scratch: Path, flips: list[tuple[int, int]]) -> None:
     """A flipped bit in a name or a time can pass, and nothing else happens."""
@@ -238,7 +232,6 @@ def test_flipped_bits_are_refused_or_harmless(scratch: Path, flips: list[tuple[i
     read_or_refused(scratch, bytes(text))
 
 
-@unhurried
 @given(
     start=st.integers(0, len(SMALL)),
     length=st.integers(0, 200),
@@ -273,28 +266,27 @@ ODD = [
 ]
 
 
-@settings(unhurried, max_examples=500)
+@settings(max_examples=500)
 @given(keys=st.sampled_from(PLACES), odd=st.sampled_from(ODD))
 def test_any_value_replaced_by_an_odd_one_is_refused_or_harmless(scratch: Path, keys: Keys, odd: bytes) -> None:
     """Whatever type stands wherever."""
     read_or_refused(scratch, spoilt(keys, odd) if keys else odd)
 
 
-@settings(unhurried, max_examples=300)
+@settings(max_examples=300)
 @given(keys=st.sampled_from(PLACES[1:]), other=st.sampled_from(PLACES[1:]))
 def test_any_value_that_stands_at_anothers_place_is_refused_or_harmless(scratch: Path, keys: Keys, other: Keys) -> None:
     """Values that are right somewhere else."""
     read_or_refused(scratch, replaced(keys, at(tree(), other)))
 
 
-@settings(unhurried, max_examples=300)
+@settings(max_examples=300)
 @given(keys=st.sampled_from([keys for keys in PLACES if keys]))
 def test_any_missing_value_is_refused_or_harmless(scratch: Path, keys: Keys) -> None:
     """Required or not."""
     read_or_refused(scratch, without(keys))
 
 
-@unhurried
 @given(keys=st.sampled_from([keys for keys in PLACES if keys and isinstance(keys[-1], str)]), odd=st.sampled_from(ODD), first=st.booleans())
 def test_a_key_that_is_there_twice_is_refused_or_harmless(scratch: Path, keys: Keys, odd: bytes, *, first: bool) -> None:
     """The last one counts, but the first one is looked at too."""
