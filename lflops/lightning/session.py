@@ -140,8 +140,7 @@ class Session:
         traced = self._position.phase == "traced" and (
             self._trainer.world_size > 1 or (self._tracing is not None and self._tracing.records)
         )
-        hooked = None if self._hooked is None else self._end_hooked_step()
-        self._step_clock.end(self._logged_step, counted=counted is not None, hooked=hooked, traced=traced)
+        self._step_clock.end(self._logged_step, counted=counted is not None, hooked=self._end_hooked_step(), traced=traced)
         self._advance()
 
     def mark(self, mark: str) -> None:
