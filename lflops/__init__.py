@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from lflops.collect.attribution.user_scopes import scope
     from lflops.collect.calibration.calibrate import calibrate
     from lflops.collect.count import count, counting
-    from lflops.collect.counting.formulas.table import Cost, register_formula
     from lflops.collect.estimate.estimate import estimate
     from lflops.collect.estimate.largest_batch import largest_batch
     from lflops.collect.measure import measure
+    from lflops.collect.operator_costs.table import register_formula
     from lflops.deepspeed.api import FlopsProfiler, get_model_profile
     from lflops.errors import CountError, HardwareError, LflopsError, ProfileError, ScheduleError
+    from lflops.formulas.table import Cost
     from lflops.hardware.chips import Hardware
     from lflops.lightning.monitor import FlopsMonitor
     from lflops.merging.merge import merge
@@ -61,7 +62,8 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(["CountError", "HardwareError", "LflopsError", "ProfileError", "ScheduleError"], "lflops.errors"),
     **dict.fromkeys(["count", "counting"], "lflops.collect.count"),
-    **dict.fromkeys(["Cost", "register_formula"], "lflops.collect.counting.formulas.table"),
+    "Cost": "lflops.formulas.table",
+    "register_formula": "lflops.collect.operator_costs.table",
     **dict.fromkeys(["FlopsProfiler", "get_model_profile"], "lflops.deepspeed.api"),
     "FlopsMonitor": "lflops.lightning.monitor",
     "Hardware": "lflops.hardware.chips",

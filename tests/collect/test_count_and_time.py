@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import lflops
 from lflops.collect import count_and_time as watching_module
 from lflops.collect.count_and_time import CountAndTime
-from lflops.collect.counting.formulas import table
+from lflops.collect.operator_costs import table as operator_costs
 from lflops.collect.timing.stamps import NO_OVERHEAD, HookOverhead
 from lflops.profile.model import PHASES, Profile
 from lflops.profile.module_names import ancestry
@@ -50,7 +50,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[StillClock]:
         still.advance(1000)
         return 7
 
-    monkeypatch.setattr(table, "_USERS", {})
+    monkeypatch.setattr(operator_costs, "_USERS", {})
     lflops.register_formula(torch.ops.timed_tests.wait, formula)
     CLOCKS.append(still)
     yield still

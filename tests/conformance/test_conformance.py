@@ -9,9 +9,10 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
 import lflops
-from lflops.collect.counting.formulas import table
-from lflops.collect.counting.formulas.table import Cost
 from lflops.collect.counting.operators import Operator
+from lflops.collect.operator_costs import table as operator_costs
+from lflops.formulas import table
+from lflops.formulas.table import Cost
 from lflops.profile.model import Profile
 from tests.conformance import CASES
 from tests.conformance.at_hand import LACKING
@@ -77,7 +78,7 @@ def test_every_case_has_a_name_of_its_own() -> None:
 
 def test_every_formula_is_held_by_a_case_or_has_a_reason_why_not() -> None:
     """None is in the table, or in one of these two lists, by mistake."""
-    operators = {operator.removeprefix("aten::") for operator in (*table._FORMULAS, *table._COSTS)}
+    operators = {operator.removeprefix("aten::") for operator in (*table.FORMULAS, *operator_costs._COSTS)}
     assert operators == GUARDS.keys() | ELSEWHERE.keys()
     assert not GUARDS.keys() & ELSEWHERE.keys()
 
@@ -98,7 +99,7 @@ def with_one_more(formula: Callable[..., Any]) -> Callable[..., Cost]:
 def test_one_mac_more_in_a_formula_is_noticed(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the case that holds it."""
     case = BY_NAME[GUARDS[operator]]
-    formulas: dict[str, Any] = table._COSTS if operator in table._COSTS else table._FORMULAS
+    formulas: dict[str, Any] = operator_costs._COSTS if operator in operator_costs._COSTS else table.FORMULAS
     name = operator if operator in formulas else f"aten::{operator}"
     monkeypatch.setitem(formulas, name, with_one_more(formulas[name]))
     assert expected(case) != counted(profile_of(case))

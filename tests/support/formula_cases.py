@@ -3,7 +3,7 @@
 from itertools import product
 from typing import Any, NamedTuple
 
-from lflops.collect.counting.formulas.table import Cost
+from lflops.formulas.table import Cost
 
 
 class Case(NamedTuple):

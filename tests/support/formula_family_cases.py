@@ -1,6 +1,6 @@
 """Cases with a pencil's answer for the further families: whole layers as one kernel, packed weights, transforms, distances."""
 
-from lflops.collect.counting.formulas.table import Cost
+from lflops.formulas.table import Cost
 from tests.support.formula_cases import case
 
 LENGTH, B, IN, HIDDEN = 7, 2, 5, 3

@@ -6,12 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The families enter themselves in the table.
-from lflops.collect.counting.formulas import (  # noqa: F401
+# The families enter themselves in the tables.
+from lflops.collect.operator_costs import flex, quantized_convolution  # noqa: F401
+from lflops.collect.operator_costs.table import CallCost, all_formulas, formula_of
+from lflops.collect.torch_private.names import OpOverload, decomposes, makes_storage, name_of, takes_sequences, written_arguments
+from lflops.formulas import (  # noqa: F401
     attention,
     convolution,
     encoder,
-    flex,
     matmul,
     normalisation,
     optimizer_updates,
@@ -22,9 +24,8 @@ from lflops.collect.counting.formulas import (  # noqa: F401
     sums,
     triangular_solve,
 )
-from lflops.collect.counting.formulas.conventions import FREE, MOVES, PER_INPUT, PER_OUTPUT
-from lflops.collect.counting.formulas.table import CallCost, Cost, all_formulas, formula_of
-from lflops.collect.torch_private.names import OpOverload, decomposes, makes_storage, name_of, takes_sequences, written_arguments
+from lflops.formulas.conventions import FREE, MOVES, PER_INPUT, PER_OUTPUT
+from lflops.formulas.table import Cost
 
 __all__ = ["Kind", "Operator", "first_tensor", "known_operators"]
 

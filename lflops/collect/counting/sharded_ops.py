@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lflops.collect.counting.formulas.table import Cost
 from lflops.collect.counting.operators import Kind, Operator
 from lflops.collect.torch_private.names import TorchDispatchMode, decompose, pop_mode, push_mode, unseen
+from lflops.formulas.table import Cost
 
 __all__ = ["is_sharded", "unsharded_cost"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lflops.collect.counting.formulas.table import Cost
+from lflops.formulas.table import Cost
 from lflops.profile.records import Phase
 
 __all__ = ["CellKey", "CollectiveKey", "ModulePhase", "Totals", "UncountedKey"]

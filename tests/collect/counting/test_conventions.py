@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import lflops
-from lflops.collect.counting.formulas.conventions import FREE, MOVES, PER_INPUT, PER_OUTPUT
+from lflops.formulas.conventions import FREE, MOVES, PER_INPUT, PER_OUTPUT
 from tests.support.count_function import count, fixed, flops, macs, of
 
 ROWS, COLUMNS = 4, 6

@@ -9,9 +9,9 @@ from torch import Tensor
 
 import lflops
 from lflops.collect.counting import traffic
-from lflops.collect.counting.formulas import table
-from lflops.collect.counting.formulas.conventions import FREE, MOVES, PER_INPUT, PER_OUTPUT
 from lflops.collect.counting.operators import TAKES_IN
+from lflops.collect.operator_costs import table as operator_costs
+from lflops.formulas.conventions import FREE, MOVES, PER_INPUT, PER_OUTPUT
 from tests.support.count_function import Function, count, fixed
 
 MINE = "lflops_foreign"
@@ -63,7 +63,7 @@ def test_a_foreign_operator_that_is_made_of_others_is_counted_as_these(mine: Any
 @pytest.mark.parametrize("name", ["embedding", "gather", "zeros_like", "index_put_", "avg_pool2d_backward"])
 def test_the_bytes_of_a_foreign_operator_with_a_formula_are_what_goes_in_and_out(name: str, mine: Any, monkeypatch: Any) -> None:
     """What ATen's does with its first argument is no rule for another: 12 numbers read, 12 written."""
-    monkeypatch.setattr(table, "_USERS", {})
+    monkeypatch.setattr(operator_costs, "_USERS", {})
     lflops.register_formula(getattr(mine, name), lambda x, *, out: 7)
     profile = lflops.count(Function(getattr(mine, name)), fixed(3, 4))
     work = profile.modules[""].forward

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import lflops.collect.counting.operators  # noqa: F401 - by it the families enter themselves in the table
-from lflops.collect.counting.formulas import table
-from lflops.collect.counting.formulas.table import Cost, Formula, Shape
+from lflops.formulas import table
+from lflops.formulas.table import Cost, Formula, Shape
 from tests.support.formula_cases import CASES as CORE_CASES
 from tests.support.formula_cases import Case
 from tests.support.formula_family_cases import CASES as FAMILY_CASES
 
-FORMULAS = table._FORMULAS
+FORMULAS = table.FORMULAS
 CASES = [*CORE_CASES, *FAMILY_CASES]
 
 

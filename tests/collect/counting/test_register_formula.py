@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry
 
 import lflops
-from lflops.collect.counting.formulas import table
+from lflops.collect.operator_costs import table as operator_costs
 
 x = torch.ones(3, 4)
 
@@ -37,7 +37,7 @@ def blur(x: Tensor, kernels: list[Tensor], *, width: int = 3) -> Tensor:
 @pytest.fixture
 def operator(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A user's operator; the formulas that a test registers are gone after it."""
-    monkeypatch.setattr(table, "_USERS", {})
+    monkeypatch.setattr(operator_costs, "_USERS", {})
     return torch.ops.tests.blur
 
 
@@ -122,14 +122,14 @@ def test_what_is_taken_apart_takes_no_formula(whole: Any, operator: Any) -> None
     """It would never be asked for; under grad, the operator does not arrive."""
     with pytest.raises(lflops.CountError, match=f"{whole} is taken apart before it is counted: what it is made of is counted"):
         lflops.register_formula(whole, lambda *_, out: 1)
-    assert {} == table._USERS
+    assert {} == operator_costs._USERS
 
 
 @pytest.mark.parametrize("some", [aten.mm, aten.add, aten.std, aten._convolution, aten._fused_rms_norm], ids=str)
 def test_what_arrives_whole_if_only_here_and_there_takes_a_formula(some: Any, operator: Any) -> None:
     """One of its overloads does, or it does on another device."""
     lflops.register_formula(some, lambda *_, out: 1)
-    assert 1 == len(table._USERS)
+    assert 1 == len(operator_costs._USERS)
 
 
 def test_a_custom_operator_takes_a_formula_even_if_it_is_made_of_others(operator: Any) -> None:

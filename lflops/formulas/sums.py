@@ -3,7 +3,7 @@
 from math import prod
 from typing import Any
 
-from lflops.collect.counting.formulas.table import Cost, Shape, formula
+from lflops.formulas.table import Cost, Shape, formula
 
 
 @formula("max_pool2d_with_indices", "avg_pool2d", "fractional_max_pool2d")

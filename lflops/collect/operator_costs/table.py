@@ -1,8 +1,8 @@
-"""The private table of formulas: operator name to a pure function of shapes."""
+"""Costs of operators as they were called: from the formulas' shapes, from the tensors themselves, or from what a user registered."""
 
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,79 +18,18 @@ from lflops.collect.torch_private.names import (
     written_arguments,
 )
 from lflops.errors import CountError
+from lflops.formulas.table import FORMULAS, Cost, Formula, SparseShape
 
-__all__ = [
-    "CallCost",
-    "Cost",
-    "Formula",
-    "Shape",
-    "SparseShape",
-    "all_formulas",
-    "bind",
-    "cost_of_call",
-    "formula",
-    "formula_of",
-    "register_formula",
-    "shapes",
-]
-
-Shape = tuple[int, ...]
+__all__ = ["CallCost", "all_formulas", "bind", "cost_of_call", "formula_of", "register_formula", "shapes"]
 
 SPARSE = frozenset((torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
 """Layouts that store only some of the elements."""
 
-
-class SparseShape(tuple[int, ...]):  # noqa: SLOT001 - a tuple cannot have slots
-    """The shape of a tensor that stores only some of its elements, and how many."""
-
-    stored: int
-
-    def __new__(cls, tensor: Tensor) -> Self:
-        """Ask the tensor."""
-        shape = super().__new__(cls, tensor.shape)
-        shape.stored = stored_elements(tensor)
-        return shape
-
-
-class Cost(NamedTuple):
-    """What one call of an operator computes.
-
-    Attributes:
-        macs: Multiply-accumulates.
-        executed_macs: Those left when a mask lets the kernel skip some; `None` where it skips none.
-        other_flops: What is no multiply-accumulate, by the convention.
-        recompute: The part that had been computed before and was thrown away.
-    """
-
-    macs: int = 0
-    executed_macs: int | None = None
-    other_flops: int = 0
-    recompute: "Cost | None" = None
-
-
-Formula = Callable[..., "int | Cost"]
-_AnyFormula = TypeVar("_AnyFormula", bound=Formula)
-
 CallCost = Callable[[Any, Any, Any], Cost]
 """From the arguments, keyword arguments and result of a call."""
 
-_FORMULAS: dict[str, Formula] = {}
 _COSTS: dict[str, CallCost] = {}
 _USERS: dict[str, Formula] = {}
-
-
-def formula(*operators: str) -> Callable[[_AnyFormula], _AnyFormula]:
-    """Enter a formula for operators, of ATen where no namespace is given.
-
-    It takes shapes in the order of the schema, and by its keywords whatever else it needs.
-    """
-
-    def enter(function: _AnyFormula) -> _AnyFormula:
-        for operator in operators:
-            _FORMULAS[operator if "::" in operator else f"aten::{operator}"] = function
-        return function
-
-    return enter
 
 
 def cost_of_call(*operators: str) -> Callable[[CallCost], CallCost]:
@@ -120,7 +59,7 @@ def register_formula(operator: Any, formula: Formula) -> None:
     if not packet and not overloads:
         raise CountError(f"register_formula: operator={operator!r} is no operator: give one of torch.ops, as torch.ops.my.op")
     name = str(operator).replace(".", "::", 1) if packet else name_of(overloads[0])
-    if name.startswith("aten::") and name.split(".")[0] not in _FORMULAS and _is_taken_apart(overloads):
+    if name.startswith("aten::") and name.split(".")[0] not in FORMULAS and _is_taken_apart(overloads):
         raise CountError(
             f"register_formula: {operator} is taken apart before it is counted: what it is made of is counted, and takes formulas"
         )
@@ -138,7 +77,7 @@ def _is_taken_apart(overloads: list[Any]) -> bool:
 
 def all_formulas() -> tuple[tuple[str, Any], ...]:
     """What the table holds now, users' formulas with it."""
-    return (*_FORMULAS.items(), *_COSTS.items(), *_USERS.items())
+    return (*FORMULAS.items(), *_COSTS.items(), *_USERS.items())
 
 
 def formula_of(operator: Any) -> CallCost | None:
@@ -148,15 +87,15 @@ def formula_of(operator: Any) -> CallCost | None:
     users = _USERS.get(name) or _USERS.get(packet)
     if users is not None:
         return _as_called(users)
-    if packet in _FORMULAS:
-        return bind(_FORMULAS[packet], operator)
+    if packet in FORMULAS:
+        return bind(FORMULAS[packet], operator)
     return _COSTS.get(packet)
 
 
 def shapes(value: Any) -> Any:
     """The same structure with a shape in place of each tensor."""
     if isinstance(value, Tensor):
-        return SparseShape(value) if value.layout in SPARSE else tuple(value.shape)
+        return SparseShape(value.shape, stored_elements(value)) if value.layout in SPARSE else tuple(value.shape)
     if isinstance(value, list | tuple):
         return [shapes(each) for each in value] if isinstance(value, list) else tuple(shapes(each) for each in value)
     return value

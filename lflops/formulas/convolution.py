@@ -2,7 +2,7 @@
 
 from math import prod
 
-from lflops.collect.counting.formulas.table import Cost, Shape, formula
+from lflops.formulas.table import Cost, Shape, formula
 
 Mask = tuple[bool, bool, bool]
 """Which gradients a backward gives: of the input, of the weight, of the bias."""

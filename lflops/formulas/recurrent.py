@@ -6,7 +6,7 @@ What is not a product costs what it costs operator by operator: an addition for 
 from collections.abc import Sequence
 from math import prod
 
-from lflops.collect.counting.formulas.table import Cost, Shape, formula
+from lflops.formulas.table import Cost, Shape, formula
 
 GATES = (2, 2, 13, 10)
 """Operations a hidden unit and step beside products and biases, by torch's number for relu, tanh, LSTM, GRU."""

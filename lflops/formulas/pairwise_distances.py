@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
-from lflops.collect.counting.formulas.table import Cost, Shape, formula
+from lflops.formulas.table import Cost, Shape, formula
 
 
 @formula("_cdist_forward", "_euclidean_dist")

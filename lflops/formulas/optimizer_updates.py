@@ -3,7 +3,7 @@
 from math import prod
 from typing import Any
 
-from lflops.collect.counting.formulas.table import Cost, formula
+from lflops.formulas.table import Cost, formula
 
 
 def _elements(parameters: Any) -> int:

@@ -3,7 +3,7 @@
 from math import prod
 from typing import Any
 
-from lflops.collect.counting.formulas.table import Cost, Shape, formula
+from lflops.formulas.table import Cost, Shape, formula
 
 
 def _normalised(x: Shape, weight: Any, bias: Any, each: int) -> int:

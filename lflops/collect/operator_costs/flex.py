@@ -5,8 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lflops.collect.counting.formulas.attention import Mask, attention, attention_backward
-from lflops.collect.counting.formulas.table import Cost, cost_of_call
+from lflops.collect.operator_costs.table import cost_of_call
+from lflops.formulas.attention import Mask, attention, attention_backward
+from lflops.formulas.table import Cost
 
 BLOCKS = 3
 """Dimensions of a count of blocks: batch, heads, rows of blocks. A 1 stands for all alike."""

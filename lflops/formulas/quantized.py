@@ -1,9 +1,8 @@
 """Products with packed weights: the packing hides the weight's shape, but not the input's and the result's."""
 
 from math import prod
-from typing import Any
 
-from lflops.collect.counting.formulas.table import Cost, Shape, cost_of_call, formula
+from lflops.formulas.table import Cost, Shape, formula
 
 
 @formula(
@@ -21,13 +20,6 @@ from lflops.collect.counting.formulas.table import Cost, Shape, cost_of_call, fo
 def packed_linear(x: Shape, *, out: Shape) -> int:
     """[..., k] x [k, m]."""
     return prod(x) * out[-1]
-
-
-@cost_of_call(*(f"quantized::conv{dimensions}d{kind}" for dimensions in (1, 2, 3) for kind in ("", "_relu", "_dynamic")))
-def packed_convolution(args: Any, kwargs: Any, out: Any) -> Cost:
-    """A kernel's products at each position of the output; only the packed weight itself knows the kernel."""
-    weight, _ = args[1].unpack()
-    return Cost(out.numel() // out.shape[1] * weight.numel())
 
 
 @formula("_sparse_semi_structured_linear")

@@ -2,8 +2,8 @@
 
 from math import prod
 
-from lflops.collect.counting.formulas.attention import Mask, attention
-from lflops.collect.counting.formulas.table import Cost, Shape, formula
+from lflops.formulas.attention import Mask, attention
+from lflops.formulas.table import Cost, Shape, formula
 
 
 @formula("_native_multi_head_attention")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import log2, prod
 
-from lflops.collect.counting.formulas.table import Cost, Shape, formula
+from lflops.formulas.table import Cost, Shape, formula
 
 
 def _fft(shape: Shape, dimensions: Sequence[int], each: float) -> Cost:

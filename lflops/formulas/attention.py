@@ -6,7 +6,7 @@ so it multiplies queries and keys a second time: that is recompute. The softmax 
 
 from enum import IntEnum
 
-from lflops.collect.counting.formulas.table import Cost, Shape, formula
+from lflops.formulas.table import Cost, Shape, formula
 
 SOFTMAX, SOFTMAX_BACKWARD, SOFTMAX_FROM_SUM = 5, 4, 2
 """Operations a score: of softmax, of its gradient, and of the exponential with the sums already known."""

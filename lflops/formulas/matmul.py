@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
-from lflops.collect.counting.formulas.table import Cost, Shape, SparseShape, formula
+from lflops.formulas.table import Cost, Shape, SparseShape, formula
 
 
 @formula("mm", "_int_mm")
@@ -24,7 +24,7 @@ def foreach_mm(a: Sequence[Shape], b: Sequence[Shape]) -> int:
 
 @formula("sparse_sampled_addmm")
 def sampled_addmm(x: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
-    """x + [n, k] x [k, m], only where the sparse x stores something."""
+    """X + [n, k] x [k, m], only where the sparse x stores something."""
     places = x.stored if isinstance(x, SparseShape) else prod(x)
     return Cost(places * a[-1], other_flops=places if beta else 0)
 
@@ -37,7 +37,7 @@ def scaled_mm(a: Shape, b: Shape) -> Cost:
 
 @formula("addmm", "addmm_", "_sparse_addmm")
 def addmm(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
-    """bias + [n, k] x [k, m]."""
+    """Bias + [n, k] x [k, m]."""
     return Cost(mm(a, b), other_flops=a[0] * b[1] if beta else 0)
 
 
@@ -55,13 +55,13 @@ def bmm(a: Shape, b: Shape) -> int:
 
 @formula("baddbmm", "baddbmm_")
 def baddbmm(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
-    """bias + [batch, n, k] x [batch, k, m]."""
+    """Bias + [batch, n, k] x [batch, k, m]."""
     return Cost(bmm(a, b), other_flops=a[0] * a[1] * b[2] if beta else 0)
 
 
 @formula("addbmm", "addbmm_")
 def addbmm(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
-    """bias + the sum over the batch of [n, k] x [k, m]: the sum is one longer dot product."""
+    """Bias + the sum over the batch of [n, k] x [k, m]: the sum is one longer dot product."""
     return Cost(bmm(a, b), other_flops=a[1] * b[2] if beta else 0)
 
 
@@ -73,7 +73,7 @@ def mv(a: Shape, x: Shape) -> int:
 
 @formula("addmv", "addmv_")
 def addmv(bias: Shape, a: Shape, x: Shape, *, beta: float = 1) -> Cost:
-    """bias + [n, k] x [k]."""
+    """Bias + [n, k] x [k]."""
     return Cost(mv(a, x), other_flops=a[0] if beta else 0)
 
 

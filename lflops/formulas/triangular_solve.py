@@ -2,7 +2,7 @@
 
 from math import prod
 
-from lflops.collect.counting.formulas.table import Cost, Shape, formula
+from lflops.formulas.table import Cost, Shape, formula
 
 
 @formula("linalg_solve_triangular")

@@ -1,0 +1,57 @@
+"""The table of formulas: operator name to a pure function of shapes. Nothing here imports torch, so traces are counted by it too."""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Self, TypeVar
+
+__all__ = ["FORMULAS", "Cost", "Formula", "Shape", "SparseShape", "formula"]
+
+Shape = tuple[int, ...]
+
+
+class SparseShape(tuple[int, ...]):  # noqa: SLOT001 - a tuple cannot have slots
+    """The shape of a tensor that stores only some of its elements, and how many."""
+
+    stored: int
+
+    def __new__(cls, shape: Iterable[int], stored: int) -> Self:
+        """Keep both."""
+        sparse = super().__new__(cls, shape)
+        sparse.stored = stored
+        return sparse
+
+
+class Cost(NamedTuple):
+    """What one call of an operator computes.
+
+    Attributes:
+        macs: Multiply-accumulates.
+        executed_macs: Those left when a mask lets the kernel skip some; `None` where it skips none.
+        other_flops: What is no multiply-accumulate, by the convention.
+        recompute: The part that had been computed before and was thrown away.
+    """
+
+    macs: int = 0
+    executed_macs: int | None = None
+    other_flops: int = 0
+    recompute: "Cost | None" = None
+
+
+Formula = Callable[..., "int | Cost"]
+_AnyFormula = TypeVar("_AnyFormula", bound=Formula)
+
+FORMULAS: dict[str, Formula] = {}
+"""By operator, with its namespace."""
+
+
+def formula(*operators: str) -> Callable[[_AnyFormula], _AnyFormula]:
+    """Enter a formula for operators, of ATen where no namespace is given.
+
+    It takes shapes in the order of the schema, and by its keywords whatever else it needs.
+    """
+
+    def enter(function: _AnyFormula) -> _AnyFormula:
+        for operator in operators:
+            FORMULAS[operator if "::" in operator else f"aten::{operator}"] = function
+        return function
+
+    return enter
