@@ -29,10 +29,10 @@ from lflops.collect.inputs.run_info import device_of
 from lflops.collect.timing.attach_times import with_times
 from lflops.collect.timing.clock import Clock, HostClock, clock_of, seconds_of
 from lflops.collect.timing.scale_to_clean import scale_to_clean
-from lflops.collect.timing.stamps import ENTERS, NO_OVERHEAD, OPERATOR, HookOverhead, ModulePhase, PassTimes, Stamp, pass_times
+from lflops.collect.timing.stamps import ENTERS, NO_OVERHEAD, OPERATOR, HookOverhead, PassTimes, Stamp, pass_times
 from lflops.collect.torch_private.names import NO_BACKWARD, backward_id, pop_mode, push_mode, remove_hook, unseen
 from lflops.profile.model import Profile
-from lflops.profile.records import Step
+from lflops.profile.records import ModulePhase, Step
 
 __all__ = ["CountAndTime"]
 

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from lflops.analyze.analysis import analyze
 from lflops.collect.ranks.gather import Gather
 from lflops.collect.ranks.topology import Topology, topology_of
-from lflops.collect.timing.stamps import ModulePhase
 from lflops.lightning.outlets.failures import Failures
 from lflops.lightning.outlets.loggers import Outlets, scalars
 from lflops.lightning.outlets.paths import OutputPaths
@@ -18,6 +17,7 @@ from lflops.lightning.trainer.facts import logged_step
 from lflops.lightning.trainer.settings import Settings
 from lflops.merging.merge import merge
 from lflops.profile.model import Profile
+from lflops.profile.records import ModulePhase
 
 __all__ = ["Results"]
 

@@ -12,6 +12,7 @@ __all__ = [
     "ByCategory",
     "Call",
     "Count",
+    "ModulePhase",
     "Phase",
     "Rank",
     "RankStat",
@@ -24,6 +25,14 @@ __all__ = [
 
 Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer", "other")
+
+
+class ModulePhase(NamedTuple):
+    """A row of modules in one phase, as a key: `ModulePhase("encoder.layers.0", "forward")`."""
+
+    row: str
+    phase: Phase
+
 
 DISTURBANCES = frozenset({"cold", "recompiled", "new_shapes", "validation", "checkpoint", "background"})
 """Marks of steps whose time is not typical."""

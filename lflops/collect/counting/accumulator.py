@@ -19,7 +19,7 @@ from lflops.collect.counting.sharded_ops import unsharded_cost
 from lflops.collect.counting.totals import Totals
 from lflops.collect.counting.traffic import bytes_moved, size, tensors_of
 from lflops.collect.inputs.tensors import tensors_in
-from lflops.profile.records import Phase
+from lflops.profile.records import ModulePhase, Phase
 
 __all__ = ["Call", "Extent", "OperatorAccumulator"]
 
@@ -123,7 +123,7 @@ class OperatorAccumulator:
             local.tally, local.spread = mine, None
             mine.merge(part)
         self.parts.note(out)
-        mine.tell_whole(part, (self.owner(row, phase), phase), unsharded_cost(operator, function, args, kwargs, out))
+        mine.tell_whole(part, ModulePhase(self.owner(row, phase), phase), unsharded_cost(operator, function, args, kwargs, out))
         return out
 
     def _tally(self) -> Totals:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lflops.collect.counting.totals import ModulePhase, Totals
+from lflops.collect.counting.totals import Totals
 from lflops.collect.inputs.tensors import dtype_name
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.model.parameter_sizes import holdings
@@ -27,7 +27,7 @@ from lflops.profile.model import (
 )
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
-from lflops.profile.records import PHASES, Phase
+from lflops.profile.records import PHASES, ModulePhase
 
 __all__ = ["CountedPass", "build_profile"]
 
@@ -109,16 +109,16 @@ def build_profile(collected: CountedPass, run: Run) -> Profile:
 
 def _modules(collected: CountedPass, cells: Iterable[Cell], communication: Iterable[Communication]) -> dict[str, ModuleProfile]:
     tree = collected.tree
-    own: dict[tuple[str, Phase], list[int]] = defaultdict(lambda: [0] * len(COUNTS))
+    own: dict[ModulePhase, list[int]] = defaultdict(lambda: [0] * len(COUNTS))
     for cell in cells:
         figures = (cell.calls, cell.macs, cell.executed_macs, cell.flops, cell.bytes_moved, 0)
-        _add(own[cell.module, cell.phase], figures)
+        _add(own[ModulePhase(cell.module, cell.phase)], figures)
     for each in communication:
-        _add(own[each.module, each.phase], (each.calls, 0, 0, 0, 0, each.bytes))
-    below: dict[tuple[str, Phase], list[int]] = defaultdict(lambda: [0] * len(COUNTS))
+        _add(own[ModulePhase(each.module, each.phase)], (each.calls, 0, 0, 0, 0, each.bytes))
+    below: dict[ModulePhase, list[int]] = defaultdict(lambda: [0] * len(COUNTS))
     for (row, phase), sums in own.items():
         for above in ancestry(row):
-            _add(below[above, phase], sums)
+            _add(below[ModulePhase(above, phase)], sums)
     beyond, own_beyond = _beyond(collected)
     parameters, elsewhere = _parameters(tree)
     rows = {above: None for row in (*tree.modules, *collected.calls, *collected.tally.rows()) for above in reversed(ancestry(row))}
@@ -130,7 +130,7 @@ def _modules(collected: CountedPass, cells: Iterable[Cell], communication: Itera
             elsewhere.get(row),
             {
                 str(phase): _work(below[at], own[at], beyond.get(at, 0), own_beyond.get(at, 0))
-                for phase, at in ((phase, (row, phase)) for phase in PHASES)
+                for phase, at in ((phase, ModulePhase(row, phase)) for phase in PHASES)
             },
         )
         for row in rows
@@ -176,12 +176,13 @@ def _kind_without_module(row: str, collected: CountedPass) -> str:
 
 def _beyond(collected: CountedPass) -> tuple[dict[ModulePhase, int | None], dict[ModulePhase, int | None]]:
     """What the whole model has beyond the work of this rank, in the rows and below them, and in the rows alone."""
-    own = {place: macs for place, macs in collected.tally.beyond.items() if place[0] not in collected.ignored}
+    own = {place: macs for place, macs in collected.tally.beyond.items() if place.row not in collected.ignored}
     below: dict[ModulePhase, int | None] = {}
     for (row, phase), macs in own.items():
         for above in ancestry(row):
-            before = below.get((above, phase), 0)
-            below[above, phase] = None if before is None or macs is None else before + macs
+            place = ModulePhase(above, phase)
+            before = below.get(place, 0)
+            below[place] = None if before is None or macs is None else before + macs
     return below, own
 
 

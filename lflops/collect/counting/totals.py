@@ -8,14 +8,12 @@ from typing import Any
 import torch
 
 from lflops.formulas.table import Cost
-from lflops.profile.records import Phase
+from lflops.profile.records import ModulePhase, Phase
 
-__all__ = ["CellKey", "CollectiveKey", "ModulePhase", "Totals", "UncountedKey"]
+__all__ = ["CellKey", "CollectiveKey", "Totals", "UncountedKey"]
 
 CellKey = tuple[str, str, Phase, "torch.dtype | None"]
 """Row, operator, phase, dtype."""
-ModulePhase = tuple[str, Phase]
-"""Row, phase."""
 UncountedKey = tuple[str, str, Phase]
 CollectiveKey = tuple[str, Phase, str, str, "int | None"]
 """Row, phase, collective, group, its size."""
@@ -53,10 +51,10 @@ class Totals:
         """Say that what `part` has was this rank's share of so much; `None` where that is not known."""
         here: dict[ModulePhase, int] = defaultdict(int)
         for (row, _, phase, _), sums in part.cells.items():
-            here[row, phase] += sums[1]
+            here[ModulePhase(row, phase)] += sums[1]
         told = {}
         if whole is not None:
-            told = {place: whole.macs} | ({} if whole.recompute is None else {(place[0], "recompute"): whole.recompute.macs})
+            told = {place: whole.macs} | ({} if whole.recompute is None else {ModulePhase(place.row, "recompute"): whole.recompute.macs})
         for each in here.keys() | told.keys():
             known = whole is not None or not here[each]
             self._add_beyond(each, told.get(each, 0) - here[each] if known else None)
@@ -64,7 +62,7 @@ class Totals:
     def whole_is_unknown(self, row: str, phase: Phase, cost: Cost) -> None:
         """Say that of an operator that has this cost here nobody knows what it is part of."""
         for each in (phase,) if cost.recompute is None else (phase, "recompute"):
-            self._add_beyond((row, each), None)
+            self._add_beyond(ModulePhase(row, each), None)
 
     def _add_beyond(self, place: ModulePhase, macs: int | None) -> None:
         before = self.beyond.get(place, 0)

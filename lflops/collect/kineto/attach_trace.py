@@ -6,9 +6,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from lflops.collect.kineto.tracer import Recording
-from lflops.collect.timing.stamps import ModulePhase
 from lflops.profile.model import ModuleProfile, Profile
-from lflops.profile.records import PHASES, Spread, Trace
+from lflops.profile.records import PHASES, ModulePhase, Spread, Trace
 
 __all__ = ["with_trace"]
 

@@ -20,8 +20,7 @@ from lflops.collect.attribution.autograd_segments import AutogradSegments
 from lflops.collect.kineto.module_log import THREAD, LogEntry, Replay
 from lflops.collect.kineto.traced_step_intervals import StepIntervals
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.timing.stamps import ModulePhase
-from lflops.profile.records import Call, TracedOperator
+from lflops.profile.records import Call, ModulePhase, TracedOperator
 
 __all__ = ["STEP", "Event", "Joined", "join", "read"]
 

@@ -28,9 +28,8 @@ from lflops.collect.attribution.autograd_segments import AutogradSegments
 from lflops.collect.attribution.user_scopes import listening
 from lflops.collect.model.compile_guard import uncompiled, unremarked_hooks
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.timing.stamps import ModulePhase
 from lflops.collect.torch_private.names import NO_BACKWARD, backward_id, next_sequence_number, remove_hook
-from lflops.profile.records import PHASES, Call, Phase
+from lflops.profile.records import PHASES, Call, ModulePhase, Phase
 
 __all__ = ["THREAD", "LogEntry", "ModuleLog", "Replay"]
 

@@ -23,8 +23,8 @@ from lflops.collect.kineto.events import STEP, join, read
 from lflops.collect.kineto.module_log import ModuleLog
 from lflops.collect.kineto.other_profilers import other_profiler_runs, recorded_events
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.timing.stamps import ModulePhase, inclusive
-from lflops.profile.records import Call, Phase, Spread, TracedOperator
+from lflops.collect.timing.stamps import inclusive
+from lflops.profile.records import Call, ModulePhase, Phase, Spread, TracedOperator
 
 __all__ = ["ACTIVITIES", "Activity", "Recording", "Refusal", "Tracer"]
 

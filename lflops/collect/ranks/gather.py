@@ -18,10 +18,10 @@ from lflops.collect.ranks.report import RankReport
 from lflops.collect.ranks.store import RankStore
 from lflops.collect.ranks.topology import Topology
 from lflops.collect.ranks.window_reports import RankWindow
-from lflops.collect.timing.stamps import ModulePhase
 from lflops.merging.merge import merge
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
+from lflops.profile.records import ModulePhase
 
 __all__ = ["Gather"]
 

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from lflops.collect.ranks.report import Head
 from lflops.merging.rank_stats import worst
-from lflops.profile.records import PHASES, Phase, RankStat
+from lflops.profile.records import PHASES, ModulePhase, RankStat
 
 __all__ = ["RankTimes"]
 
 AT_ONCE = 1 << 18
 """Values that are looked at together."""
 
-ModulePhase = tuple[str, Phase]
 Waiting = Literal["none", "left_out", "unknown"]
 
 
@@ -88,7 +87,7 @@ class RankTimes:
         found.sort(key=lambda stat: (order[stat.module], PHASES.index(stat.phase)))
         for number in worst(found):
             stat = found[number]
-            place = stat.module, stat.phase
+            place = ModulePhase(stat.module, stat.phase)
             found[number] = replace(stat, by_rank=self._by_rank([self._groups[each] for each in having[place]], place))
         return found
 

@@ -15,11 +15,10 @@ from msgspec.structs import replace
 
 from lflops.collect.timing.attach_times import with_times
 from lflops.collect.timing.scale_to_clean import ScaledTimes
-from lflops.collect.timing.stamps import ModulePhase
 from lflops.merging.merge import Brief, brief_of
 from lflops.merging.rank_stats import waiting_in
 from lflops.profile.model import SCHEMA_VERSION, Cell, Communication, Memory, ModuleProfile, Profile, Uncounted, Work
-from lflops.profile.records import PHASES, Count, Phase, Seconds
+from lflops.profile.records import PHASES, Count, ModulePhase, Seconds
 
 __all__ = ["Head", "Packed", "RankReport", "Table", "head_in", "memory_in", "pack", "places_in", "rows_in", "squeezed", "table_in"]
 
@@ -50,13 +49,13 @@ class Table(Struct, frozen=True, kw_only=True):
     cells: tuple[Cell, ...]
     uncounted: tuple[Uncounted, ...]
     communication: tuple[Communication, ...]
-    places: tuple[tuple[str, Phase], ...]
+    places: tuple[ModulePhase, ...]
 
 
 class _Places(Struct, frozen=True, kw_only=True):
     """A part of a table."""
 
-    places: tuple[tuple[str, Phase], ...]
+    places: tuple[ModulePhase, ...]
 
 
 class Head(Struct, frozen=True, kw_only=True):
@@ -116,7 +115,7 @@ def pack(report: RankReport) -> Packed:
         communication_seconds=tuple((each.seconds, each.exposed_seconds) for each in profile.communication),
         waiting={number[place]: seconds for place, seconds in waiting_in(profile).items() if place in number},
     )
-    times = array("f", (step.get(ModulePhase(*place), 0.0) for step in report.steps for place in places))
+    times = array("f", (step.get(place, 0.0) for step in report.steps for place in places))
     return Packed(squeezed(head), {name: blob} | ({} if remembered is None else {remembered[0]: remembered[1]}), times.tobytes())
 
 
@@ -130,7 +129,7 @@ def table_in(blob: bytes) -> Table:
     return msgpack.decode(zlib.decompress(blob), type=Table)
 
 
-def places_in(blob: bytes) -> tuple[tuple[str, Phase], ...]:
+def places_in(blob: bytes) -> tuple[ModulePhase, ...]:
     """Those of what was packed as a table, of which the rest is passed over."""
     return msgpack.decode(zlib.decompress(blob), type=_Places).places
 
@@ -154,13 +153,13 @@ def rows_in(table: Table, head: Head, times: Sequence[Sequence[float]]) -> Profi
             for each, (seconds, exposed) in communication
         ),
     )
-    steps = [{ModulePhase(*place): seconds for place, seconds in zip(table.places, row, strict=True)} for row in times]
+    steps = [dict(zip(table.places, row, strict=True)) for row in times]
     return with_times(profile, ScaledTimes.of_steps(steps)) if steps else profile
 
 
-def _in_order(profile: Profile, places: set[ModulePhase]) -> Iterator[tuple[str, Phase]]:
+def _in_order(profile: Profile, places: set[ModulePhase]) -> Iterator[ModulePhase]:
     """As the profile has its rows; a place in none of these is no row's time."""
-    return ((row, phase) for row in profile.modules for phase in PHASES if (row, phase) in places)
+    return (place for row in profile.modules for phase in PHASES if (place := ModulePhase(row, phase)) in places)
 
 
 def _timeless(module: ModuleProfile) -> ModuleProfile:

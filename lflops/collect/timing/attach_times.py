@@ -7,11 +7,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from lflops.collect.timing.scale_to_clean import ScaledTimes, scale_to_clean
-from lflops.collect.timing.stamps import HookOverhead, ModulePhase, PassTimes
+from lflops.collect.timing.stamps import HookOverhead, PassTimes
 from lflops.collect.timing.timed_passes import TimedPasses
 from lflops.profile.model import ModuleProfile, Profile
 from lflops.profile.notes import Note
-from lflops.profile.records import DISTURBANCES, Phase, Step
+from lflops.profile.records import DISTURBANCES, ModulePhase, Phase, Step
 
 __all__ = ["divide", "divided", "join", "with_times"]
 

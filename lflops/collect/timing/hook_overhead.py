@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.clock import Clock, HostClock, StreamClock, seconds_of
 from lflops.collect.timing.module_hooks import ModuleTimer
-from lflops.collect.timing.stamps import NO_OVERHEAD, HookOverhead, ModulePhase, PassTimes
+from lflops.collect.timing.stamps import NO_OVERHEAD, HookOverhead, PassTimes
 from lflops.collect.torch_private.names import unseen
+from lflops.profile.records import ModulePhase
 
 __all__ = ["hook_overhead"]
 

@@ -27,9 +27,9 @@ from lflops.collect.inputs.tensors import nodes_of
 from lflops.collect.model.compile_guard import uncompiled, unremarked_hooks
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.clock import Clock
-from lflops.collect.timing.stamps import ENTERS, SEGMENT, ModulePhase, PassTimes, Stamp, pass_times
+from lflops.collect.timing.stamps import ENTERS, SEGMENT, PassTimes, Stamp, pass_times
 from lflops.collect.torch_private.names import NO_BACKWARD, backward_id, next_sequence_number, remove_hook, sequence_number
-from lflops.profile.records import Phase
+from lflops.profile.records import ModulePhase, Phase
 
 __all__ = ["ModuleTimer"]
 

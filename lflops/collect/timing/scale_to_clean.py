@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from lflops.collect.timing.stamps import HookOverhead, ModulePhase, PassTimes, inclusive
-from lflops.profile.records import Spread
+from lflops.collect.timing.stamps import HookOverhead, PassTimes, inclusive
+from lflops.profile.records import ModulePhase, Spread
 
 __all__ = ["ScaledTimes", "scale_to_clean"]
 

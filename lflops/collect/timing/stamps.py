@@ -11,20 +11,13 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from lflops.collect.timing.clock import Clock
 from lflops.profile.module_names import ancestry
-from lflops.profile.records import Phase
+from lflops.profile.records import ModulePhase
 
-__all__ = ["ENTERS", "NO_OVERHEAD", "OPERATOR", "SEGMENT", "HookOverhead", "ModulePhase", "PassTimes", "Stamp", "inclusive", "pass_times"]
-
-
-class ModulePhase(NamedTuple):
-    """A row in a phase."""
-
-    row: str
-    phase: Phase
+__all__ = ["ENTERS", "NO_OVERHEAD", "OPERATOR", "SEGMENT", "HookOverhead", "PassTimes", "Stamp", "inclusive", "pass_times"]
 
 
 Stamp = tuple[Any, ModulePhase | None, str]

@@ -9,11 +9,10 @@ from lflops.collect.kineto.tracer import Recording
 from lflops.collect.timing.attach_times import divided
 from lflops.collect.timing.clock import Clock
 from lflops.collect.timing.hook_overhead import hook_overhead
-from lflops.collect.timing.stamps import ModulePhase
 from lflops.lightning.window.step_clock import TimedStep
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
-from lflops.profile.records import Step
+from lflops.profile.records import ModulePhase, Step
 
 __all__ = ["WANTED", "Window"]
 

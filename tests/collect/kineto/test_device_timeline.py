@@ -9,8 +9,7 @@ from lflops.collect.kineto.device_timeline import computing, exposed_communicati
 from lflops.collect.kineto.events import Event, Joined, join
 from lflops.collect.kineto.module_log import CLOSURE, LEAVE, OPTIMIZER, STEP, THREAD, LogEntry
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.timing.stamps import ModulePhase
-from lflops.profile.records import Call, Phase
+from lflops.profile.records import Call, ModulePhase, Phase
 from tests.support.small_models import Block
 
 HOME, DEVICE_THREAD = 70, 71  # as Python calls them

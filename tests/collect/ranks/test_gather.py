@@ -18,11 +18,10 @@ from lflops.collect.ranks.store import RankStore, meet
 from lflops.collect.ranks.topology import Topology
 from lflops.collect.timing.attach_times import with_times
 from lflops.collect.timing.scale_to_clean import ScaledTimes
-from lflops.collect.timing.stamps import ModulePhase
 from lflops.merging.merge import merge
 from lflops.profile.model import Communication, Profile
 from lflops.profile.notes import Note
-from lflops.profile.records import RankStat, Step
+from lflops.profile.records import ModulePhase, RankStat, Step
 from tests.support.fake_clock import StillClock
 from tests.support.process_state import differences, process
 from tests.support.profile_builders import product, profile, run, small_memory, weights

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from lflops.collect.timing.scale_to_clean import scale_to_clean
-from lflops.collect.timing.stamps import NO_OVERHEAD, HookOverhead, ModulePhase, PassTimes
-from lflops.profile.records import Spread
+from lflops.collect.timing.stamps import NO_OVERHEAD, HookOverhead, PassTimes
+from lflops.profile.records import ModulePhase, Spread
 
 ROOT, Q, K = (ModulePhase(row, "forward") for row in ("", "q", "k"))
 ROOT_BACK, Q_BACK = ModulePhase("", "backward"), ModulePhase("q", "backward")

@@ -1,6 +1,7 @@
 """Rows of stamps, worked out by hand."""
 
-from lflops.collect.timing.stamps import ENTERS, OPERATOR, SEGMENT, HookOverhead, ModulePhase, PassTimes, inclusive, pass_times
+from lflops.collect.timing.stamps import ENTERS, OPERATOR, SEGMENT, HookOverhead, PassTimes, inclusive, pass_times
+from lflops.profile.records import ModulePhase
 from tests.support.fake_clock import StillClock
 
 ROOT, Q, K = (ModulePhase(row, "forward") for row in ("", "q", "k"))
