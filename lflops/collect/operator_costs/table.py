@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lflops.collect.torch_private.names import (
+from lflops.collect.torch_private.operators import (
     OpOverload,
     OpOverloadPacket,
     argument_names,
     decomposes,
-    name_of,
     overloads_of,
-    stored_elements,
+    qualified_name,
     written_arguments,
 )
+from lflops.collect.torch_private.tensors import stored_elements
 from lflops.errors import CountError
 from lflops.formulas.table import FORMULAS, Cost, Formula, SparseShape
 
@@ -58,7 +58,7 @@ def register_formula(operator: Any, formula: Formula) -> None:
     packet, overloads = isinstance(operator, OpOverloadPacket), overloads_of(operator)
     if not packet and not overloads:
         raise CountError(f"register_formula: operator={operator!r} is no operator: give one of torch.ops, as torch.ops.my.op")
-    name = str(operator).replace(".", "::", 1) if packet else name_of(overloads[0])
+    name = str(operator).replace(".", "::", 1) if packet else qualified_name(overloads[0])
     if name.startswith("aten::") and name.split(".")[0] not in FORMULAS and _is_taken_apart(overloads):
         raise CountError(
             f"register_formula: {operator} is taken apart before it is counted: what it is made of is counted, and takes formulas"
@@ -82,7 +82,7 @@ def all_formulas() -> tuple[tuple[str, Any], ...]:
 
 def formula_of(operator: Any) -> CallCost | None:
     """What computes an operator's cost, or `None`."""
-    name = name_of(operator)
+    name = qualified_name(operator)
     packet = name.split(".")[0]
     users = _USERS.get(name) or _USERS.get(packet)
     if users is not None:

@@ -13,7 +13,7 @@ from lflops.collect.inputs.batch_size import samples_and_tokens, units_of
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.collect.timing.clock import cpu_seconds
 from lflops.collect.timing.step_phases import PhaseMarks, StepPhases
-from lflops.collect.torch_private.names import compilations
+from lflops.collect.torch_private.modules import compilations
 from lflops.lightning.window.hooked_step import HookedStep
 from lflops.profile.records import DISTURBANCES, Step
 
