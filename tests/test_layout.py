@@ -5,12 +5,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.support.repository import ROOT
+
 LINES_PER_FILE = 600
 LINES_PER_FUNCTION = 55
 FILES_PER_FOLDER = 15

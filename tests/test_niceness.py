@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.repository import ROOT
+
 CULPRIT = """
 import os
 
@@ -21,7 +23,7 @@ def test_a_test_that_changes_its_process_niceness_fails(tmp_path: Path) -> None:
         pytest.skip("no process can be nicer")
     (tmp_path / "test_planted.py").write_text(CULPRIT)
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-q", "test_planted.py"]
-    paths = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, check=False, capture_output=True, text=True)
     assert "1 passed, 1 error" in done.stdout
     assert "ERROR test_planted.py::test_a_culprit" in done.stdout

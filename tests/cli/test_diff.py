@@ -15,8 +15,8 @@ from lflops.profile.model import Profile
 from lflops.report.terminal.diff import headline, render_diff
 from tests.support.profile_builders import product, profile, run, small_profile, untimed
 from tests.support.profile_pairs import clean, ran
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 MODULES = {"encoder.a": 20e-3, "encoder.b": 20e-3, "decoder": 20e-3, "head": 40e-3}
 SLOWER = MODULES | {"encoder.b": 22e-3}
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 
 from lflops import FlopsProfiler, get_model_profile
 from tests.support.alexnet import AlexNet
+from tests.support.repository import ROOT
 
 
 def alexnet_macs(batch: int) -> int:
@@ -168,7 +168,6 @@ def test_a_profiled_training_learns_what_one_without_does() -> None:
     assert torch.equal(train(profile=None), train(profile=lambda _: None))
 
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/deepspeed.md").read_text("utf-8")
 MEASURED = ("latency", "FLOPS per GPU", "second", "CPU time", "observer", "MFU", "peak live")
 

@@ -23,10 +23,10 @@ from lflops import CountError, FlopsMonitor, Schedule
 from lflops.lightning.injection.entry import monitors
 from lflops.lightning.injection.injected import InjectedMonitor, arguments_of
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Classifier, fit, loader, watching
+from tests.support.repository import ROOT
 
 pytestmark = LIGHTNINGS_WARNINGS
 
-ROOT = Path(__file__).parents[2]
 NAMESPACES = [lightning.pytorch, pytorch_lightning]
 ENTRY = ["lflops", "lflops.lightning", "lflops.lightning.injection", "lflops.lightning.injection.entry"]
 

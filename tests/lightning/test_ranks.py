@@ -17,6 +17,7 @@ from lflops.profile.model import Profile
 from tests.support.lightning_runs import CLASSES, LIGHTNINGS_WARNINGS, ROWS, WIDTH, fit, watching
 from tests.support.process_state import differences
 from tests.support.profile_checks import macs
+from tests.support.repository import ROOT
 from tests.support.tensorboard_server import profiler_board
 from tests.support.trainer_ranks import (
     BATCHES,
@@ -184,7 +185,7 @@ def test_ranks_that_lightning_starts_in_this_process(strategy: str, tmp_path: Pa
 def test_ranks_that_lightning_starts_by_running_the_script_again_leave_a_trace_each(tmp_path: Path) -> None:
     """In one folder, each with the number of its rank; the profile names both, and has the counts."""
     command = [sys.executable, "-m", "tests.support.trainer_ranks", str(tmp_path)]
-    subprocess.run(command, cwd=Path(__file__).parents[2], check=True, timeout=SECONDS, capture_output=True)
+    subprocess.run(command, cwd=ROOT, check=True, timeout=SECONDS, capture_output=True)
     (path,) = tmp_path.glob("*.profile.json")
     profile = lflops.load(path)
     assert of_all(profile, 2)

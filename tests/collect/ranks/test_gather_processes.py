@@ -17,9 +17,9 @@ from lflops.collect.ranks.topology import topology_of
 from tests.support.ports import free_port
 from tests.support.processes import Ranks
 from tests.support.profile_checks import macs
+from tests.support.repository import ROOT
 from tests.support.small_models import Block, between_linears, down, hidden, length, square, up, wide
 
-ROOT = Path(__file__).parents[3]
 SECONDS = 240
 LONG = 200.0
 
