@@ -5,7 +5,8 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import lflops
-from tests.support.repository import ROOT
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_the_version_is_the_installed_one() -> None:

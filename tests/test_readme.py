@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.repository import ROOT
-
-README = ROOT / "README.md"
+README = Path(__file__).parents[1] / "README.md"
 
 
 def test_the_examples_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

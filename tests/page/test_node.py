@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.repository import ROOT
-
+ROOT = Path(__file__).parents[2]
 NODE = shutil.which("node")
 
 
