@@ -8,6 +8,7 @@ import torch
 from hypothesis import settings
 
 from tests.support.browser import CHROMIUM, browser, opening, page_of
+from tests.support.warm_python import WarmPython
 
 # The same examples on every day, and none judged by how long it took: a pass is no matter of luck.
 settings.register_profile("suite", derandomize=True, deadline=None)
@@ -22,6 +23,13 @@ def cuda() -> torch.device:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     return torch.device("cuda")
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    """Runs scripts in a process each, which need not load torch: that was done once for all."""
+    with WarmPython() as python:
+        yield python
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,11 @@ import torch
 import lflops
 from lflops import Profile
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS
+from tests.support.repository import ROOT
 
 pytestmark = LIGHTNINGS_WARNINGS
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = ROOT / "examples"
 BATCHES_BEFORE = 5 + 2 - 1
 """Before the one that a monitor counts, where it was not told of another schedule."""
 
@@ -162,7 +163,7 @@ def test_a_config_says_what_is_watched(
 
 def test_the_readme_lists_the_examples_of_the_monitor() -> None:
     """With a link to each, as to the config of the one that has one."""
-    readme = (EXAMPLES.parent / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
     watched = {path for path in EXAMPLES.iterdir() if path.suffix in {".py", ".yaml"} and "FlopsMonitor" in path.read_text()}
     assert 7 == len(watched)
     assert set() == {path.name for path in watched if f"](examples/{path.name})" not in readme}

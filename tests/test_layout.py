@@ -5,12 +5,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.support.repository import ROOT
+
 LINES_PER_FILE = 600
 LINES_PER_FUNCTION = 55
 FILES_PER_FOLDER = 15
@@ -21,8 +22,6 @@ VALUE = {"pypi:msgspec", "errors", "units", "schedule", "profile", "hardware"}
 
 INSIDE = VALUE | {"pypi:torch", "collect.inputs", "collect.model", "collect.torch_private", "collect.attribution"}
 """What the folders of `collect` may import that do the counting and the timing."""
-
-FORMULAS = {"formulas", "formulas.attention"}
 
 ANALYSES = {"analyze", "analyze.speed", "analyze.compare", "analyze.memory", "analyze.modules", "analyze.ranks"}
 
@@ -36,7 +35,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "profile": {"errors", "units", "hardware", "pypi:msgspec"},
     "merging": VALUE,
     "formulas": set(),
-    "formulas.attention": {"formulas"},
     "traces": VALUE | {"formulas"},
     "analyze.speed": VALUE,
     "analyze.memory": VALUE,
@@ -48,8 +46,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "collect.inputs": VALUE | {"pypi:torch", "collect.torch_private"},
     "collect.model": VALUE | {"pypi:torch", "collect.inputs", "collect.torch_private"},
     "collect.attribution": INSIDE - {"collect.attribution"},
-    "collect.operator_costs": VALUE | {"pypi:torch", "collect.torch_private", *FORMULAS},
-    "collect.counting": INSIDE | FORMULAS | {"collect.operator_costs"},
+    "collect.operator_costs": VALUE | {"pypi:torch", "collect.torch_private", "formulas"},
+    "collect.counting": INSIDE | {"formulas", "collect.operator_costs"},
     "collect.timing": INSIDE,
     "collect.kineto": INSIDE | {"collect.timing"},
     "collect.ranks": INSIDE | {"collect.timing", "merging"},

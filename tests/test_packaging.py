@@ -5,8 +5,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import lflops
-
-ROOT = Path(__file__).parents[1]
+from tests.support.repository import ROOT
 
 
 def test_the_version_is_the_installed_one() -> None:

@@ -30,7 +30,9 @@ from lflops.collect.timing.attach_times import with_times
 from lflops.collect.timing.clock import Clock, HostClock, clock_of, seconds_of
 from lflops.collect.timing.scale_to_clean import scale_to_clean
 from lflops.collect.timing.stamps import ENTERS, NO_OVERHEAD, OPERATOR, HookOverhead, PassTimes, Stamp, pass_times
-from lflops.collect.torch_private.names import NO_BACKWARD, backward_id, pop_mode, push_mode, remove_hook, unseen
+from lflops.collect.torch_private.autograd import NO_BACKWARD, backward_id
+from lflops.collect.torch_private.dispatch_modes import pop_mode, push_mode, without_modes
+from lflops.collect.torch_private.modules import remove_hook
 from lflops.profile.model import Profile
 from lflops.profile.records import ModulePhase, Step
 
@@ -222,7 +224,7 @@ def _joined(profile: Profile, lap: PassTimes, glue: HookOverhead) -> Profile:
 @functools.cache
 def _glue() -> HookOverhead:
     """What torch takes to get to hooks and modes and back: tried on modules that do nothing, and on modules that do little."""
-    with unseen(), torch.inference_mode(mode=False), torch.no_grad(), torch.autocast("cpu", enabled=False):
+    with without_modes(), torch.inference_mode(mode=False), torch.no_grad(), torch.autocast("cpu", enabled=False):
         return _tried()
 
 

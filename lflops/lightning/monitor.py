@@ -114,6 +114,7 @@ class FlopsMonitor(Base):
         self.profiles: list[Profile] = []
         self._enabled = True
         self._run: MonitoredRun | None = None
+        self._sessions: dict[str, Session | None] = {}  # the run's, which every batch asks for
 
     @classmethod
     def from_deepspeed(cls, config: str | PathLike[str] | Mapping[str, Any]) -> Self:
@@ -136,7 +137,7 @@ class FlopsMonitor(Base):
         """The settings and the profiles so far, without the run: a copy, or what is unpickled, is a monitor that has not begun."""
         lightnings = {"log", "log_dict"}  # set on every callback of a Trainer: methods of its model
         kept = {name: value for name, value in self.__dict__.items() if name not in lightnings}
-        return kept | {"_run": None, "profiles": list(self.profiles)}
+        return kept | {"_run": None, "_sessions": {}, "profiles": list(self.profiles)}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Check the arguments, and ask where files go and how ranks reach each other: on every process, for that takes all of them.
@@ -157,7 +158,7 @@ class FlopsMonitor(Base):
             name = f"lflops/{self._number(trainer)}/{next(_RUNS)}"
             store = meet(name, trainer.global_rank, timeout=self._settings.gather_timeout)
         self._run = MonitoredRun(self._settings, log_dir, store)
-        self.profiles = self._run.profiles
+        self.profiles, self._sessions = self._run.profiles, self._run.sessions
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin."""
@@ -165,11 +166,13 @@ class FlopsMonitor(Base):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Count or time it, if it is time to."""
-        self._batch_begins("train", batch)
+        if (session := self._sessions.get("train")) is not None:
+            session.batch_begins(batch)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Read the clock."""
-        self._batch_ends("train", batch)
+        if (session := self._sessions.get("train")) is not None:
+            session.batch_ends(batch)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Close what is open."""
@@ -183,15 +186,15 @@ class FlopsMonitor(Base):
 
     def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Count or time it, if it is time to."""
-        if not trainer.sanity_checking:
-            self._batch_begins("validate", batch)
+        if (session := self._sessions.get("validate")) is not None and not trainer.sanity_checking:
+            session.batch_begins(batch)
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Read the clock."""
-        if not trainer.sanity_checking:
-            self._batch_ends("validate", batch)
+        if (session := self._sessions.get("validate")) is not None and not trainer.sanity_checking:
+            session.batch_ends(batch)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Rest until the next validation."""
@@ -203,11 +206,13 @@ class FlopsMonitor(Base):
 
     def on_test_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Count or time it, if it is time to."""
-        self._batch_begins("test", batch)
+        if (session := self._sessions.get("test")) is not None:
+            session.batch_begins(batch)
 
     def on_test_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Read the clock."""
-        self._batch_ends("test", batch)
+        if (session := self._sessions.get("test")) is not None:
+            session.batch_ends(batch)
 
     def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin."""
@@ -215,11 +220,13 @@ class FlopsMonitor(Base):
 
     def on_predict_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Count or time it, if it is time to."""
-        self._batch_begins("predict", batch)
+        if (session := self._sessions.get("predict")) is not None:
+            session.batch_begins(batch)
 
     def on_predict_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Read the clock."""
-        self._batch_ends("predict", batch)
+        if (session := self._sessions.get("predict")) is not None:
+            session.batch_ends(batch)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Know why this step takes longer; nothing is added to the checkpoint."""
@@ -240,14 +247,6 @@ class FlopsMonitor(Base):
     def _number(self, trainer: Any) -> int:
         """Which of the Trainer's monitors this is, from 1."""
         return [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)].index(self) + 1
-
-    def _batch_begins(self, name: str, batch: Any) -> None:
-        if self._run is not None:
-            self._run.batch_begins(name, batch)
-
-    def _batch_ends(self, name: str, batch: Any) -> None:
-        if self._run is not None:
-            self._run.batch_ends(name, batch)
 
     def _guarded(self, name: str, action: Callable[[Session], None]) -> None:
         if self._run is not None:

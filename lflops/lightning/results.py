@@ -13,7 +13,7 @@ from lflops.lightning.outlets.failures import Failures
 from lflops.lightning.outlets.loggers import Outlets, scalars
 from lflops.lightning.outlets.paths import OutputPaths
 from lflops.lightning.trainer.compat import say, warn
-from lflops.lightning.trainer.facts import logged_step
+from lflops.lightning.trainer.facts import reader_of_logged_step
 from lflops.lightning.trainer.settings import Settings
 from lflops.merging.merge import merge
 from lflops.profile.model import Profile
@@ -136,7 +136,7 @@ class Results:
         for profile in [] if self._gather is None else self._gather.finish(failed=failed):
             self._report(profile)
         if self.outlets is not None and not failed:
-            self.outlets.end(self.profiles, logged_step(self._trainer))
+            self.outlets.end(self.profiles, reader_of_logged_step(self._trainer)())
 
     def save(self, profile: Profile, path: Path, outlet: str = "the profile's file") -> bool:
         """Write a window's file and the folders above it, unless it was the last that was written: the annotation of a trace reads it.
@@ -170,7 +170,7 @@ class Results:
         path = None if self.paths is None else self.paths.profile(run)
         if path is not None and self.save(profile, path):
             files.append(path)
-        step = logged_step(self._trainer)
+        step = reader_of_logged_step(self._trainer)()
         analysis = analyze(profile)
         text, others = self.outlets.window(analysis, path, step)
         files += others

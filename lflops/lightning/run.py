@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from lflops.errors import LflopsError
@@ -59,31 +60,14 @@ class MonitoredRun:
                 if self._results is None:
                     self._results = Results.of(trainer, pl_module, self._settings, self._log_dir, monitor=monitor, store=self._store)
                     self._results.profiles = self.profiles
-                self.sessions[name] = Session(self._settings, STAGES[name], trainer, pl_module, results=self._results)
+                leave = partial(self.sessions.__setitem__, name, None)
+                self.sessions[name] = Session(
+                    self._settings, STAGES[name], trainer, pl_module, results=self._results, fail=self.fail, leave=leave
+                )
             except LflopsError as error:
                 raise MisconfigurationException(f"FlopsMonitor: {error}") from error
             except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
-                self._fail(error)
-
-    def batch_begins(self, name: str, batch: Any) -> None:
-        """Of a stage."""
-        session = self.sessions.get(name)
-        if session is not None:  # as `guarded`, with less on the way
-            try:
-                session.batch_begins(batch)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
-                self._fail(error)
-
-    def batch_ends(self, name: str, batch: Any) -> None:
-        """Of a stage."""
-        session = self.sessions.get(name)
-        if session is not None:  # as `guarded`, with less on the way
-            try:
-                session.batch_ends(batch)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
-                self._fail(error)
-            if session.over:
-                self.sessions[name] = None
+                self.fail(error)
 
     def guarded(self, name: str, action: Callable[[Session], None]) -> None:
         """Do something with a stage's session, if it has one; an error of it ends the watching, not the training."""
@@ -93,7 +77,7 @@ class MonitoredRun:
         try:
             action(session)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
-            self._fail(error)
+            self.fail(error)
         if session.over:
             self.sessions[name] = None
 
@@ -106,10 +90,12 @@ class MonitoredRun:
             try:
                 results.finish(failed=error is not None)
             except Exception as mistake:  # noqa: BLE001 - whatever it is, it is not to end the user's training
-                self._fail(mistake)
+                self.fail(mistake)
 
-    def _fail(self, error: Exception) -> None:
-        sessions, self.sessions, self._failed = self.sessions, {}, True
+    def fail(self, error: Exception) -> None:
+        """End the watching, not the training: take everything off, and warn once."""
+        sessions, self._failed = dict(self.sessions), True
+        self.sessions.clear()
         results, self._results = self._results, None
         for session in filter(None, sessions.values()):
             for end in (session.detach, session.leave_annotations):

@@ -1,6 +1,7 @@
 """One stage of a run: which batch is counted, which steps are kept, when a window is told of, and how all of it ends."""
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -11,7 +12,7 @@ from lflops.collect.timing.clock import Clock, HostClock, StreamClock
 from lflops.collect.timing.step_phases import StepPhases
 from lflops.lightning.results import Results
 from lflops.lightning.trainer.compat import say
-from lflops.lightning.trainer.facts import logged_step, steps_here
+from lflops.lightning.trainer.facts import reader_of_logged_step, steps_here
 from lflops.lightning.trainer.planning import planned
 from lflops.lightning.trainer.settings import Settings
 from lflops.lightning.trainer.stages import Stage
@@ -36,6 +37,8 @@ class Session:
         trainer: The one that goes through it.
         pl_module: What is trained, or asked.
         results: What is told of the windows that are closed.
+        fail: Ends the watching after an error of ours.
+        leave: Is called when there is nothing left to do.
 
     Attributes:
         over: Whether there is nothing left to do.
@@ -47,12 +50,17 @@ class Session:
         stage: Stage,
         trainer: Any,
         pl_module: Any,
+        *,
         results: Results,
+        fail: Callable[[Exception], None],
+        leave: Callable[[], None],
     ) -> None:
         """Begin when the stage does."""
         self.over = False
         self._stage = stage
         self._results = results
+        self._fail = fail
+        self._leave = leave
         self._settings = settings
         self._trainer = trainer
         self._module = pl_module
@@ -69,7 +77,9 @@ class Session:
         self._in_batch = False
         self._tree = ModuleTree({"": pl_module})
         self._hooked: HookedStep | None = None
-        self._logged_step = logged_step(trainer)
+        self._read_logged_step = reader_of_logged_step(trainer)
+        self._logged_step = self._read_logged_step()
+        self._quiet_until: float = 0  # nothing is due at the end of a step before this one
         here = traced and settings.traces_on(trainer.global_rank)
         self._tracing = TracedSteps(trainer, stage, self._tree, settings, places.traces) if places is not None and here else None
         tracked = stage.learns and settings.track and results.outlets is not None and trainer.loggers and trainer.log_every_n_steps
@@ -107,9 +117,31 @@ class Session:
 
     def batch_begins(self, batch: Any) -> None:
         """Count it, or hook its modules, if its step is one of those."""
-        if self._in_batch:
-            self._abandon()
-        self._in_batch = True
+        try:
+            if self._in_batch:
+                self._abandon()
+            self._in_batch = True
+            if self._step_clock.ordinal >= self._idle_until:
+                self._begin_batch(batch)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
+            self._fail(error)
+
+    def batch_ends(self, batch: Any) -> None:
+        """Take note of it, and of the step that may end with it. In most steps that is all there is to do: those take the short way."""
+        try:
+            self._in_batch = False
+            clock = self._step_clock
+            if clock.ordinal < self._quiet_until and self._trainer.accumulate_grad_batches == 1:
+                self._logged_step = self._read_logged_step()
+                if clock.end_plain(batch, self._logged_step):
+                    return
+            self._end_batch(batch)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
+            self._fail(error)
+        if self.over:
+            self._leave()
+
+    def _begin_batch(self, batch: Any) -> None:
         phase, begins_step = self._position.phase, not self._step_clock.shapes
         if phase == "count":
             if begins_step and self._settings.count is True:
@@ -118,9 +150,7 @@ class Session:
         elif phase == "hooked" and begins_step:
             self._hooked = HookedStep(self._trainer, self._stage.name, self._tree, self._clock)
 
-    def batch_ends(self, batch: Any) -> None:
-        """Take note of it, and of the step that may end with it."""
-        self._in_batch = False
+    def _end_batch(self, batch: Any) -> None:
         is_counted = self._position.phase == "count"
         profile = self._counted_steps.end_batch() if is_counted else None
         shapes = self._step_clock.batch(batch)
@@ -135,13 +165,14 @@ class Session:
             self._window.counted = counted
         if self._is_annotating or self._results.pending:
             self._check_background_work()
-        self._logged_step = logged_step(self._trainer)
+        self._logged_step = self._read_logged_step()
         # Where one rank records, the others wait for it.
         traced = self._position.phase == "traced" and (
             self._trainer.world_size > 1 or (self._tracing is not None and self._tracing.records)
         )
         self._step_clock.end(self._logged_step, counted=counted is not None, hooked=self._end_hooked_step(), traced=traced)
         self._advance()
+        self._quiet_until = self._next_due() if self._stage.learns else 0
 
     def mark(self, mark: str) -> None:
         """Note what else happens in this step."""
@@ -231,6 +262,15 @@ class Session:
             self._log_point()
         if busy or ready or log:
             self._step_clock.resume()
+
+    def _next_due(self) -> float:
+        """The first step at whose end something is due: a point of the curves, a window that opens, or work in the background."""
+        if self._closing or self._is_annotating or self._results.pending:
+            return 0
+        if self._live_metrics is None:
+            return self._idle_until - 1
+        every: int = self._trainer.log_every_n_steps
+        return min(self._idle_until - 1, self._step_clock.ordinal + every - 1 - (self._logged_step + 1) % every)
 
     def _log_point(self) -> None:
         if self._live_metrics is not None and self._results.outlets is not None:

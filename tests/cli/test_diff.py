@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 from io import StringIO
 from pathlib import Path
 
@@ -15,8 +13,8 @@ from lflops.profile.model import Profile
 from lflops.report.terminal.diff import headline, render_diff
 from tests.support.profile_builders import product, profile, run, small_profile, untimed
 from tests.support.profile_pairs import clean, ran
+from tests.support.warm_python import WarmPython
 
-ROOT = Path(__file__).parents[2]
 MODULES = {"encoder.a": 20e-3, "encoder.b": 20e-3, "decoder": 20e-3, "head": 40e-3}
 SLOWER = MODULES | {"encoder.b": 22e-3}
 
@@ -229,11 +227,11 @@ def test_all_lists_every_module(runs: list[str], capsys: pytest.CaptureFixture[s
     assert {"encoder", "encoder.a", "decoder", "head"} <= set(listed)
 
 
-def test_the_example_fails_where_a_limit_is_broken(tmp_path: Path) -> None:
+def test_the_example_fails_where_a_limit_is_broken(tmp_path: Path, warm_python: WarmPython) -> None:
     """The first run is recorded, the second is as large, the third has four times the hidden features."""
 
     def build(*args: str) -> int:
-        command = [sys.executable, ROOT / "examples" / "compare.py", "--baseline", tmp_path / "good.json", "--repeats", "2", *args]
-        return subprocess.run(command, check=False, capture_output=True, cwd=ROOT).returncode
+        script = "import runpy; runpy.run_path('examples/compare.py', run_name='__main__')"
+        return warm_python.run(script, "--baseline", tmp_path / "good.json", "--repeats", "2", *args).status
 
     assert [0, 0, 1] == [build(), build("--max-memory", "5%"), build("--max-memory", "5%", "--hidden", "1024")]

@@ -16,7 +16,7 @@ from lflops.collect.model.restore import Gradients
 from lflops.collect.timing.clock import HostClock
 from lflops.collect.timing.hook_overhead import _tried, hook_overhead
 from lflops.collect.timing.stamps import NO_OVERHEAD
-from lflops.collect.torch_private import names as torch_compat
+from lflops.collect.torch_private import autograd
 from lflops.profile.model import PHASES, Profile
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
@@ -221,7 +221,7 @@ def test_what_is_ignored_takes_its_work_and_its_time_with_it(clock: StillClock, 
 def test_what_is_prepared_between_forward_and_backward_is_in_no_time(clock: StillClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """To look for leaves whose gradients have to be put aside takes 1000 s, to free the last ones 100 s."""
     model = block(clock)
-    leaves, clear = torch_compat.leaves, Gradients.clear
+    leaves, clear = autograd.leaves, Gradients.clear
 
     def slow_leaves(*args: Any) -> Any:
         clock.advance(1000)
@@ -231,7 +231,7 @@ def test_what_is_prepared_between_forward_and_backward_is_in_no_time(clock: Stil
         clock.advance(100)
         clear(self)
 
-    monkeypatch.setattr(torch_compat, "leaves", slow_leaves)
+    monkeypatch.setattr(autograd, "leaves", slow_leaves)
     monkeypatch.setattr(Gradients, "clear", slow_clear)
     profile = measure(model, x, backward=True)
     assert clock.now > 2 * 1100

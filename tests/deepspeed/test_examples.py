@@ -4,11 +4,8 @@ What they fetch from elsewhere is written out or made small: torchvision's AlexN
 """
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +15,8 @@ from torch.nn import functional as F
 
 from lflops import FlopsProfiler, get_model_profile
 from tests.support.alexnet import AlexNet
+from tests.support.repository import ROOT
+from tests.support.warm_python import WarmPython
 
 
 def alexnet_macs(batch: int) -> int:
@@ -168,7 +167,6 @@ def test_a_profiled_training_learns_what_one_without_does() -> None:
     assert torch.equal(train(profile=None), train(profile=lambda _: None))
 
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/deepspeed.md").read_text("utf-8")
 MEASURED = ("latency", "FLOPS per GPU", "second", "CPU time", "observer", "MFU", "peak live")
 
@@ -188,16 +186,16 @@ def counts(printed: str) -> list[str]:
     return [re.sub(r"(?<=latency - ).*|(?<=MACs, ).*FLOPS.*", "", line).rstrip() for line in lines]
 
 
-def test_the_page_shows_what_is_printed_today() -> None:
+def test_the_page_shows_what_is_printed_today(warm_python: WarmPython) -> None:
     """By hand: 512 positions; 12 * 256^2 for the products of a layer, 256 for each of 128 scores and sums; 512 words."""
-    ran = subprocess.run(
-        [sys.executable, "examples/deepspeed_side_by_side.py", "lflops"], cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    printed = counts(ran.stdout)[:-1]
+    script = "import runpy, sys; sys.path.insert(0, 'examples'); runpy.run_path('examples/deepspeed_side_by_side.py', run_name='__main__')"
+    ended = warm_python.run(script, "lflops")
+    assert 0 == ended.status, ended.err
+    printed = counts(ended.out)[:-1]
     assert [line for line in printed if line] == [line for line in counts(shown("lflops")) if line]
     macs = 512 * (2 * (12 * 256**2 + 2 * 128 * 256) + 512 * 256)
     assert f"{macs:,}" in PAGE
-    assert f"('1.89 G', '{macs / 1e6:.2f} MMACs', '1.74 M')" == ran.stdout.splitlines()[-1]
+    assert f"('1.89 G', '{macs / 1e6:.2f} MMACs', '1.74 M')" == ended.out.splitlines()[-1]
 
 
 def labels(printed: str) -> list[str]:

@@ -23,10 +23,11 @@ from lflops import CountError, FlopsMonitor, Schedule
 from lflops.lightning.injection.entry import monitors
 from lflops.lightning.injection.injected import InjectedMonitor, arguments_of
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Classifier, fit, loader, watching
+from tests.support.repository import ROOT
+from tests.support.warm_python import Script, WarmPython
 
 pytestmark = LIGHTNINGS_WARNINGS
 
-ROOT = Path(__file__).parents[2]
 NAMESPACES = [lightning.pytorch, pytorch_lightning]
 ENTRY = ["lflops", "lflops.lightning", "lflops.lightning.injection", "lflops.lightning.injection.entry"]
 
@@ -256,18 +257,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def python(code: str, *arguments: Any, path: Path = ROOT, **environment: str) -> list[str]:
-    """The words that a fresh interpreter prints, where `LFLOPS` is only set if it is given."""
-    inherited = {name: value for name, value in os.environ.items() if name != "LFLOPS"}
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    given = inherited | environment | {"PYTHONPATH": str(path)}
-    return subprocess.run(command, env=given, check=True, capture_output=True, text=True).stdout.split()
+def trained(package: str, site: Path, folder: Path, python: WarmPython) -> list[str]:
+    """The modules of lflops that the script has loaded at its end. Before it none is."""
+    (ended,) = python.together([Script(TRAIN.format(package=package), (folder,), site)])
+    assert 0 == ended.status, ended.err
+    return ended.out.split()
 
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
-def test_an_installed_lflops_watches_a_script_that_does_not_know_of_it(package: str, site: Path, tmp_path: Path) -> None:
+def test_an_installed_lflops_watches_a_script_that_does_not_know_of_it(
+    package: str, site: Path, tmp_path: Path, warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One row of 32 into two: 64 MACs, and as many for the weight's gradient; the fourth step is counted, five more are traced."""
-    loaded = python(TRAIN.format(package=package), tmp_path, path=site, LFLOPS="wait=2,active=5")
+    monkeypatch.setenv("LFLOPS", "wait=2,active=5")
+    loaded = trained(package, site, tmp_path, warm_python)
     assert "lflops.lightning.monitor" in loaded
     (path,) = tmp_path.rglob("*.profile.json")
     profile = lflops.load(path)
@@ -276,9 +279,12 @@ def test_an_installed_lflops_watches_a_script_that_does_not_know_of_it(package: 
     assert ["clean"] * 3 + ["counted"] + ["traced"] * 5 == kinds
 
 
-def test_an_installed_lflops_that_was_not_asked_stays_away(site: Path, tmp_path: Path) -> None:
+def test_an_installed_lflops_that_was_not_asked_stays_away(
+    site: Path, tmp_path: Path, warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The script has asked the entry point, and nothing but that has been loaded or written."""
-    loaded = python(TRAIN.format(package="lightning.pytorch"), tmp_path, path=site)
+    monkeypatch.delenv("LFLOPS", raising=False)
+    loaded = trained("lightning.pytorch", site, tmp_path, warm_python)
     assert ENTRY == loaded
     assert [] == list(tmp_path.rglob("*lflops*"))
 
@@ -291,12 +297,18 @@ print(*sorted(name for name in sys.modules if name in {'torch', 'lightning', 'py
 """
 
 
+def python(code: str, value: str) -> list[str]:
+    """The words that a fresh interpreter prints where `LFLOPS` is that."""
+    given = os.environ | {"LFLOPS": value, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, "-c", code], env=given, check=True, capture_output=True, text=True).stdout.split()
+
+
 @pytest.mark.parametrize("value", ["", "0"])
 def test_to_say_no_loads_nothing(value: str) -> None:
     """Neither torch nor Lightning nor the rest of lflops."""
-    assert ENTRY == python(LOADED, LFLOPS=value)
+    assert ENTRY == python(LOADED, value)
 
 
 def test_to_say_yes_would_be_seen() -> None:
     """The check above can fail."""
-    assert {"torch", "lightning", "lflops.lightning.monitor"} <= set(python(LOADED, LFLOPS="1"))
+    assert {"torch", "lightning", "lflops.lightning.monitor"} <= set(python(LOADED, "1"))

@@ -3,7 +3,6 @@
 import json
 import pickle
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from lflops.errors import CountError, ScheduleError
 from lflops.lightning.monitor import FlopsMonitor
 from lflops.schedule import Schedule
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Classifier, fit, loader, watching
+from tests.support.warm_python import Script, WarmPython
 
 pytestmark = LIGHTNINGS_WARNINGS
 
@@ -220,18 +220,20 @@ def test_it_is_a_callback_of_both_lightnings(tmp_path: Path) -> None:
     assert [ONE_WINDOW] == kinds(monitor)
 
 
-def test_to_load_it_leaves_the_name_that_lightning_logs_under() -> None:
+def test_to_load_it_leaves_the_name_that_lightning_logs_under(warm_python: WarmPython) -> None:
     """Of two that are installed the user's keeps it, whichever comes first."""
     code = (
-        "import sys, {first}\n"
+        "import sys\n"
+        "assert not {{'lightning', 'pytorch_lightning', 'lflops'}} & sys.modules.keys()\n"
+        "import {first}\n"
         "from lightning_utilities.core import rank_zero\n"
         "before = rank_zero.log.name\n"
         "from lflops.lightning.monitor import FlopsMonitor\n"
         "print(before == rank_zero.log.name, before)"
     )
-    for first in ("lightning.pytorch", "pytorch_lightning"):
-        done = subprocess.run([sys.executable, "-c", code.format(first=first)], check=True, capture_output=True, text=True)
-        assert f"True {first}.utilities.rank_zero" == done.stdout.strip()
+    names = ["lightning.pytorch", "pytorch_lightning"]
+    ended = warm_python.together([Script(code.format(first=first)) for first in names])
+    assert [(0, f"True {first}.utilities.rank_zero\n") for first in names] == [(each.status, each.out) for each in ended]
 
 
 @pytest.fixture

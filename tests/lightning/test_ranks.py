@@ -3,8 +3,6 @@
 import functools
 import gzip
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from importlib.util import find_spec
@@ -22,7 +20,6 @@ from tests.support.trainer_ranks import (
     BATCHES,
     FEW,
     IN_THE_WINDOW,
-    SECONDS,
     SOON,
     STRATEGIES,
     WIDE,
@@ -36,6 +33,7 @@ from tests.support.trainer_ranks import (
     trained,
     validated,
 )
+from tests.support.warm_python import WarmPython
 
 pytestmark = LIGHTNINGS_WARNINGS
 
@@ -181,10 +179,11 @@ def test_ranks_that_lightning_starts_in_this_process(strategy: str, tmp_path: Pa
     assert [{"data": 0}, {"data": 1}] == [rank.coordinates for rank in profile.ranks]
 
 
-def test_ranks_that_lightning_starts_by_running_the_script_again_leave_a_trace_each(tmp_path: Path) -> None:
+def test_ranks_that_lightning_starts_by_running_the_script_again_leave_a_trace_each(tmp_path: Path, warm_python: WarmPython) -> None:
     """In one folder, each with the number of its rank; the profile names both, and has the counts."""
-    command = [sys.executable, "-m", "tests.support.trainer_ranks", str(tmp_path)]
-    subprocess.run(command, cwd=Path(__file__).parents[2], check=True, timeout=SECONDS, capture_output=True)
+    script = "import runpy; runpy.run_module('tests.support.trainer_ranks', run_name='__main__', alter_sys=True)"
+    ended = warm_python.run(script, tmp_path)
+    assert 0 == ended.status, ended.err
     (path,) = tmp_path.glob("*.profile.json")
     profile = lflops.load(path)
     assert of_all(profile, 2)

@@ -36,6 +36,7 @@ from tests.lightning.test_outlets import Recorder
 from tests.lightning.test_same_training import train
 from tests.support.lightning_runs import CLASSES, LIGHTNINGS_WARNINGS, ROWS, WIDTH, Classifier, Validated, fit, watching
 from tests.support.process_state import differences, open_files, process
+from tests.support.repository import ROOT
 
 pytestmark = LIGHTNINGS_WARNINGS
 
@@ -764,7 +765,7 @@ def met(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]
     """The folder of what became of each case, and its process's exit status."""
     folder = tmp_path_factory.mktemp("met")
     code = "import sys, pathlib; from tests.lightning.test_traces import fork_all; fork_all(pathlib.Path(sys.argv[1]))"
-    subprocess.run([sys.executable, "-c", code, str(folder)], cwd=Path(__file__).parents[2], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", code, str(folder)], cwd=ROOT, check=True, capture_output=True)
     return folder, json.loads((folder / "endings.json").read_text("utf-8"))
 
 

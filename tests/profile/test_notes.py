@@ -2,7 +2,6 @@
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -10,9 +9,10 @@ import pytest
 
 from lflops.profile.notes import NOTE_VALUES, Note, NoteCode, notes_with
 from lflops.report.lines.notes import SENTENCES, sentence
+from tests.support.repository import ROOT
 
 CODES = get_args(NoteCode)
-PACKAGE = Path(__file__).parents[2] / "lflops"
+PACKAGE = ROOT / "lflops"
 EXAMPLES = {int: 3, float: 2.5, str: "forward"}
 
 

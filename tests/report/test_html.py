@@ -15,8 +15,9 @@ from lflops.report.html import page
 from lflops.report.payload.payload import payload
 from tests.support.malicious_names import IMAGE, SCRIPT, hostile_profile
 from tests.support.profile_builders import profile_of, small_profile
+from tests.support.repository import ROOT
 
-PARTS = Path(__file__).parents[2] / "lflops" / "page"
+PARTS = ROOT / "lflops" / "page"
 
 
 def held(text: str) -> object:

@@ -11,11 +11,12 @@ import pytest
 from lflops.analyze.analysis import analyze
 from lflops.profile.model import Profile
 from lflops.report.html import save
+from tests.support.repository import ROOT
 from tests.support.tensorboard_server import Board, board
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
-PARTS = Path(__file__).parents[2] / "lflops" / "page"
+PARTS = ROOT / "lflops" / "page"
 GRID = "[role=treegrid]"
 ROW = f"{GRID} .grid-body [role=row]"
 

@@ -1,6 +1,6 @@
 """A script that is run once for each of four ranks, as torchrun would: rank 0 writes what it gathered to the file that is named.
 
-python rank_of_four.py RANK PORT FILE two_meshes | one_killed
+`sys.argv` is as in `python -c "..." RANK PORT FILE two_meshes|one_killed`.
 """
 
 import contextlib
@@ -90,7 +90,3 @@ def main() -> None:
     for whole in gather.finish(failed=scenario == "one_killed" and rank == 2):
         whole.save(file)
     os._exit(0)  # the group would wait for the killed one
-
-
-if __name__ == "__main__":
-    main()

@@ -22,9 +22,9 @@ from lflops.tensorboard.payload_event import LARGEST, metadata_problem, packed, 
 from lflops.tensorboard.tab import Tab
 from lflops.tensorboard.traces import opened
 from tests.support.profile_builders import small_profile
+from tests.support.repository import ROOT
 from tests.support.tensorboard_server import Board, board, write
 
-ROOT = Path(__file__).parents[2]
 SMALL = msgspec.json.encode(payload(analyze(small_profile())))
 NAME = "host_0.7.pt.trace.json.gz"
 TRACE = b"a trace"

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Any
 
-from lflops.collect.torch_private.names import ACCUMULATES_GRADIENT, sequence_number
+from lflops.collect.torch_private.autograd import ACCUMULATES_GRADIENT, sequence_number
 
 __all__ = ["AutogradSegments", "Claims"]
 

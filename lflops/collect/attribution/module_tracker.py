@@ -33,15 +33,15 @@ from lflops.collect.attribution.thread_frames import Frame, ThreadLocal, checkpo
 from lflops.collect.attribution.user_scopes import LISTENERS, listening
 from lflops.collect.inputs.tensors import nodes_of, tensors_in
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.torch_private.names import (
+from lflops.collect.torch_private.autograd import (
     ACCUMULATES_GRADIENT,
     NO_BACKWARD,
     backward_id,
     current_node,
     next_sequence_number,
-    remove_hook,
     sequence_number,
 )
+from lflops.collect.torch_private.modules import remove_hook
 from lflops.profile.records import Phase
 
 __all__ = ["ModuleTracker"]

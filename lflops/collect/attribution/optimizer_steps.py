@@ -7,7 +7,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lflops.collect.torch_private.names import backward_id
+from lflops.collect.torch_private.autograd import backward_id
 
 __all__ = ["OptimizerSteps"]
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch.utils import checkpoint
 
 from lflops.collect.attribution.autograd_segments import AutogradSegments
-from lflops.collect.torch_private.names import NO_BACKWARD
+from lflops.collect.torch_private.autograd import NO_BACKWARD
 
 __all__ = ["Frame", "ThreadLocal", "ThreadState", "checkpoint_is_running", "is_running"]
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from lflops.collect.inputs.run_info import device_name
-from lflops.collect.torch_private.names import unseen
+from lflops.collect.torch_private.dispatch_modes import without_modes
 
 __all__ = ["Machine", "TorchMachine", "available_memory", "last_level_cache"]
 
@@ -76,7 +76,7 @@ class TorchMachine:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Within it, no mode sees what runs, and CUDA's current stream is the device's. Autocast leaves products with an `out` alone."""
-        with unseen(), torch.cuda.device(self.device) if self.kind == "cuda" else contextlib.nullcontext():
+        with without_modes(), torch.cuda.device(self.device) if self.kind == "cuda" else contextlib.nullcontext():
             yield
 
     def precision(self, dtype: str) -> contextlib.AbstractContextManager[None]:

@@ -163,8 +163,6 @@ class OperatorAccumulator:
         tally.add((row, operator.name, phase, dtype), cost, moved)
         if cost.recompute is not None:
             tally.add((row, operator.name, "recompute", dtype), cost.recompute, 0)
-        if cost.is_upper_bound:
-            tally.upper_bounds[operator.name] += 1
         if cost.macs and self.parts.awake and not self._local.spread and self.parts.among((args, kwargs)):
             tally.whole_is_unknown(row, phase, cost)
 

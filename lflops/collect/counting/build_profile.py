@@ -233,8 +233,6 @@ def _notes(collected: CountedPass) -> Iterable[Note]:
             yield Note(code="scripted", subject=row, values={})
     for operator, error in collected.tally.failures.items():
         yield Note(code="formula_failed", subject=operator, values={"error": error})
-    for operator, calls in collected.tally.upper_bounds.items():
-        yield Note(code="upper_bound", subject=operator, values={"calls": calls})
 
 
 def _add(sums: list[int], more: Iterable[int]) -> None:

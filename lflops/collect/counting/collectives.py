@@ -6,7 +6,7 @@ import torch
 from torch import distributed
 
 from lflops.collect.counting.traffic import size, tensors_of
-from lflops.collect.torch_private.names import group_named
+from lflops.collect.torch_private.distributed import group_named
 
 __all__ = ["Collective", "collective_of"]
 

@@ -8,16 +8,9 @@ from torch import Tensor
 from lflops.collect.counting.accumulator import Call, OperatorAccumulator
 from lflops.collect.counting.operators import Kind, Operator, known_operators
 from lflops.collect.counting.sharded_ops import is_sharded
-from lflops.collect.torch_private.names import (
-    PLAIN,
-    FakeTensor,
-    TorchDispatchMode,
-    decompose,
-    hear_of_higher_order,
-    kernel_for_sequences,
-    pop_mode,
-    push_mode,
-)
+from lflops.collect.torch_private.dispatch_modes import TorchDispatchMode, pop_mode, push_mode, route_higher_order_operators
+from lflops.collect.torch_private.operators import decompose, nested_kernel
+from lflops.collect.torch_private.tensors import PLAIN, FakeTensor
 
 __all__ = ["CountingMode", "OperatorCounter", "RealParameterError"]
 
@@ -42,12 +35,12 @@ class OperatorCounter(OperatorAccumulator):
 class CountingMode(TorchDispatchMode):
     """Feeds a counter. Each thread that is counted has one of its own."""
 
-    supports_higher_order_operators = True  # torch 2.8 does not ask: `hear_of_higher_order`
+    supports_higher_order_operators = True  # torch 2.8 does not ask: `route_higher_order_operators`
 
     def __init__(self, counter: OperatorAccumulator) -> None:
         """Belong to a counter."""
         super().__init__()  # type: ignore[no-untyped-call]
-        hear_of_higher_order(type(self))
+        route_higher_order_operators(type(self))
         self._counter = counter
         self._scopes = counter.scopes
         self._memory = counter.memory
@@ -78,7 +71,7 @@ class CountingMode(TorchDispatchMode):
         if known is None:
             known = self._learn(function)
         operator = known[1]
-        if operator.kind is DECOMPOSED or (operator.takes_sequences and kernel_for_sequences(function, args)):
+        if operator.kind is DECOMPOSED or (operator.has_nested_kernel and nested_kernel(function, args)):
             push_mode(self)
             try:
                 return decompose(function, args, kwargs)

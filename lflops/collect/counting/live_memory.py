@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lflops.collect.counting.traffic import tensors_of
-from lflops.collect.torch_private.names import FakeTensor, local_part, storage_key
+from lflops.collect.torch_private.tensors import FakeTensor, local_part, storage_key
 from lflops.profile.model import Allocation, Memory, Moment
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import CATEGORIES, ByCategory, Phase

@@ -9,9 +9,18 @@ from torch import Tensor
 # The families enter themselves in the tables.
 from lflops.collect.operator_costs import flex, quantized_convolution  # noqa: F401
 from lflops.collect.operator_costs.table import CallCost, all_formulas, formula_of
-from lflops.collect.torch_private.names import OpOverload, decomposes, makes_storage, name_of, takes_sequences, written_arguments
+from lflops.collect.torch_private.operators import (
+    OpOverload,
+    decomposes,
+    has_nested_kernel,
+    makes_storage,
+    qualified_name,
+    written_arguments,
+)
 from lflops.formulas import (  # noqa: F401
+    attention,
     convolution,
+    encoder,
     matmul,
     normalisation,
     optimizer_updates,
@@ -22,7 +31,6 @@ from lflops.formulas import (  # noqa: F401
     sums,
     triangular_solve,
 )
-from lflops.formulas.attention import encoder, fused, packed  # noqa: F401
 from lflops.formulas.conventions import FREE, MOVES, PER_INPUT, PER_OUTPUT
 from lflops.formulas.table import Cost
 
@@ -59,15 +67,15 @@ class Operator:
         kind: What there is to do for a call.
         cost: The arithmetic of a call, from its arguments and result.
         makes_storage: Whether results are new memory.
-        takes_sequences: Whether a tensor of sequences of several lengths is work for other operators, as its kernel calls them.
+        has_nested_kernel: Whether its kernel for nested tensors calls other operators.
         written: Names and places of the arguments written to.
     """
 
-    __slots__ = ("cost", "kind", "known_as", "makes_storage", "name", "takes_sequences", "written")
+    __slots__ = ("cost", "has_nested_kernel", "kind", "known_as", "makes_storage", "name", "written")
 
     def __init__(self, function: Any) -> None:
         """Look the operator up in the table and the convention."""
-        qualified = name_of(function).split(".")[0]
+        qualified = qualified_name(function).split(".")[0]
         namespace, _, name = qualified.rpartition("::")
         self.known_as = name if namespace in LIKE_ATEN else f"{namespace}::{name}"
         self.name = name if namespace in ("aten", "") else qualified
@@ -75,7 +83,7 @@ class Operator:
         asks = namespace in NAMESPACES_WITHOUT_WORK  # where a fake tensor is, for one
         self.makes_storage = not asks and (not isinstance(function, OpOverload) or self.known_as in TAKES_IN or makes_storage(function))
         views = bool(getattr(function, "is_view", False))
-        self.takes_sequences = isinstance(function, OpOverload) and not asks and not views and takes_sequences(function)
+        self.has_nested_kernel = isinstance(function, OpOverload) and not asks and not views and has_nested_kernel(function)
         formula = formula_of(function)
         self.cost: CallCost = formula or _nothing
         self.kind = Kind.COUNTED

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.torch_private.names import local_part
+from lflops.collect.torch_private.tensors import local_part
 
 __all__ = ["StepOwners"]
 

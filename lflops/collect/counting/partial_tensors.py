@@ -15,7 +15,7 @@ from lflops.collect.counting.operators import Kind, Operator
 from lflops.collect.counting.sharded_ops import is_sharded
 from lflops.collect.counting.traffic import tensors_of
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.torch_private.names import PLAIN
+from lflops.collect.torch_private.tensors import PLAIN
 
 __all__ = ["PartialTensors"]
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from lflops.collect.counting.operators import Kind, Operator
-from lflops.collect.torch_private.names import TorchDispatchMode, decompose, pop_mode, push_mode, unseen
+from lflops.collect.torch_private.dispatch_modes import TorchDispatchMode, pop_mode, push_mode, without_modes
+from lflops.collect.torch_private.operators import decompose
 from lflops.formulas.table import Cost
 
 __all__ = ["is_sharded", "unsharded_cost"]
@@ -30,7 +31,7 @@ def unsharded_cost(operator: Operator, function: Any, args: Any, kwargs: Any, ou
     if operator.kind is not Kind.DECOMPOSED:
         return None
     adding = _Adding()
-    with unseen():
+    with without_modes():
         push_mode(adding)
         try:
             decompose(function, *_shapes_of((args, kwargs)))

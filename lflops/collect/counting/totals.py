@@ -1,6 +1,6 @@
 """The running sums of a count, one set for each thread so that threads need no lock."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +28,6 @@ class Totals:
         uncounted: Calls, bytes.
         collectives: Calls, bytes.
         failures: Operator to what went wrong in its formula.
-        upper_bounds: Operator to calls whose cost is the most that it can be.
         beyond: MACs of the whole model that are not among these, by row and phase; below 0 where several ranks do the same. `None` where
             nobody knows. What is not in it is as it is here.
     """
@@ -37,7 +36,6 @@ class Totals:
     uncounted: dict[UncountedKey, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0] * 2))
     collectives: dict[CollectiveKey, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0] * 2))
     failures: dict[str, str] = field(default_factory=dict)
-    upper_bounds: Counter[str] = field(default_factory=Counter)
     beyond: dict[ModulePhase, int | None] = field(default_factory=dict)
 
     def add(self, key: CellKey, cost: Cost, moved: int) -> None:
@@ -76,7 +74,6 @@ class Totals:
         _merge(self.uncounted, other.uncounted)
         _merge(self.collectives, other.collectives)
         self.failures.update(other.failures)
-        self.upper_bounds.update(other.upper_bounds)
         for place, macs in other.beyond.items():
             self._add_beyond(place, macs)
 

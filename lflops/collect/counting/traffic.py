@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lflops.collect.counting.operators import Operator
-from lflops.collect.torch_private.names import sparse_parts
+from lflops.collect.torch_private.tensors import sparse_parts
 
 __all__ = ["bytes_moved", "size", "tensors_of"]
 

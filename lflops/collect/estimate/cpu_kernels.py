@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lflops.collect.torch_private.names import OpOverload
+from lflops.collect.torch_private.operators import OpOverload
 
 __all__ = ["LSTM_LAYER", "corrected"]
 

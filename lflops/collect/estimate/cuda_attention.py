@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from lflops.collect.estimate.fake_tensors import HOST
-from lflops.collect.torch_private.names import attention_kernels
+from lflops.collect.torch_private.operators import attention_kernels
 from lflops.errors import CountError
 from lflops.hardware.chips import Hardware, chips, lookup
 from lflops.profile.notes import Note

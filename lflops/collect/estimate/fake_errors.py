@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from lflops.collect.counting.dispatch_mode import RealParameterError
 from lflops.collect.estimate.known_values import NoCudaError
-from lflops.collect.torch_private.names import ASKS_FOR_VALUES, KNOWS_NO_SHAPE, FakeTensor, local_part, runs_nothing
+from lflops.collect.torch_private.tensors import NEEDS_VALUES, NO_FAKE_KERNEL, FakeTensor, local_part, only_shapes_run
 from lflops.errors import CountError, LflopsError
 
 __all__ = ["refuse_real_optimizer", "refuse_what_keeps_tensors", "values_refused"]
@@ -63,7 +63,7 @@ def refuse_real_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> Non
         RealOptimizerError: It has not.
     """
     parameters = (each for group in optimizer.param_groups for each in group["params"])
-    if runs_nothing(()) and not all(isinstance(local_part(each), FakeTensor) for each in parameters):
+    if only_shapes_run(()) and not all(isinstance(local_part(each), FakeTensor) for each in parameters):
         raise RealOptimizerError
 
 
@@ -104,7 +104,7 @@ def _wrong(error: Exception) -> str | None:
         )
     if isinstance(error, RealOptimizerError):
         return "it steps an optimizer of the real parameters: give a function that builds the model and with it its optimizers"
-    if isinstance(error, KNOWS_NO_SHAPE):
+    if isinstance(error, NO_FAKE_KERNEL):
         return f"it runs {error.func}, which does not say what its result looks like: register a fake kernel (torch.library.register_fake)"
     if isinstance(error, AssertionError) and "metadata mutating" in str(error):
         return "it changes in place the shape of a tensor that has memory, by a fake one or to a large one: make a new tensor"
@@ -114,7 +114,7 @@ def _wrong(error: Exception) -> str | None:
 
 
 def _value_asked_for(error: Exception) -> str | None:
-    if isinstance(error, ASKS_FOR_VALUES):
+    if isinstance(error, NEEDS_VALUES):
         if any(each.filename == grad_scaler.__file__ for each in traceback.extract_tb(error.__traceback__)):
             return "a GradScaler asks whether all gradients are finite: leave it out, and lflops.estimate(grad_scaler=True) takes them so"
         asked: object = error.func

@@ -13,7 +13,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from lflops.collect.estimate.fake_errors import refuse_real_optimizer, refuse_what_keeps_tensors
 from lflops.collect.estimate.known_values import LARGEST, KnownValues
 from lflops.collect.inputs.tensors import DEEPEST
-from lflops.collect.torch_private.names import FakeTensor, fake_mode, local_part, pop_mode, push_mode, unseen
+from lflops.collect.torch_private.dispatch_modes import pop_mode, push_mode, without_modes
+from lflops.collect.torch_private.tensors import FakeTensor, fake_mode, local_part
 from lflops.errors import CountError
 
 __all__ = ["HOST", "Fakes"]
@@ -139,7 +140,7 @@ def _like_spread(tensor: Any) -> Tensor:
 
 def _copy(tensor: Tensor) -> Tensor:
     """Real, for code that writes to it."""
-    with unseen():
+    with without_modes():
         return tensor.clone()
 
 

@@ -14,17 +14,9 @@ from torch import Tensor, nn
 
 from lflops.collect.counting.traffic import tensors_of
 from lflops.collect.estimate.cpu_kernels import LSTM_LAYER, corrected
-from lflops.collect.torch_private.names import (
-    ASKS_FOR_VALUES,
-    GROUPED_PRODUCT,
-    PLAIN,
-    OpOverload,
-    TorchDispatchMode,
-    hear_of_higher_order,
-    storage_key,
-    unseen,
-    written_arguments,
-)
+from lflops.collect.torch_private.dispatch_modes import TorchDispatchMode, route_higher_order_operators, without_modes
+from lflops.collect.torch_private.operators import GROUPED_MM, OpOverload, written_arguments
+from lflops.collect.torch_private.tensors import NEEDS_VALUES, PLAIN, storage_key
 
 __all__ = ["LARGEST", "KnownValues", "NoCudaError"]
 
@@ -66,7 +58,7 @@ class KnownValues(TorchDispatchMode):
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._on_host = on_host
-        hear_of_higher_order(type(self))
+        route_higher_order_operators(type(self))
         self._stale: dict[int, weakref.ref[Any]] = {}  # by storage, as long as that lives: its number is given out again
 
     @classmethod
@@ -79,24 +71,24 @@ class KnownValues(TorchDispatchMode):
         if (device := kwargs.get("device")) is not None and device.type == "cuda" and not torch.cuda.is_available():
             raise NoCudaError("no such device")  # a fake tensor could be there, and end the process in backward
         given = list(tensors_of((*args, *kwargs.values())))
-        known = isinstance(function, OpOverload) and all(map(self.knows_values_of, given))
+        known = isinstance(function, OpOverload) and all(map(self._is_known, given))
         if _changes_shape_alone(function, args, given):
-            with unseen():
+            with without_modes():
                 return function(*args, **kwargs)
         if function is torch.ops.aten.index.Tensor and not known:
             args = (args[0], self._numbered(args[1]))
-        if function is GROUPED_PRODUCT and args[0].dtype is not torch.bfloat16:
+        if function is GROUPED_MM and args[0].dtype is not torch.bfloat16:
             return _grouped_product(*args, **kwargs)
         try:
             out = function(*args, **kwargs)
-        except ASKS_FOR_VALUES:
+        except NEEDS_VALUES:
             if not known and (answer := _taken_for_granted(given)) is not None:
                 return answer
             if not known:
                 raise
             out = None
         if known and _is_worth_it(function, given, out):
-            with unseen():
+            with without_modes():
                 return function(*args, **kwargs)
         if not isinstance(function, OpOverload):
             return out
@@ -107,15 +99,14 @@ class KnownValues(TorchDispatchMode):
         """The same with the places that a known mask picks in place of the mask: how many they are is known then."""
         found: list[Tensor | None] = []
         for each in indices:
-            if each is not None and each.dtype is torch.bool and self.knows_values_of(each):
-                with unseen():
+            if each is not None and each.dtype is torch.bool and self._is_known(each):
+                with without_modes():
                     found.extend(each.nonzero().unbind(1))
             else:
                 found.append(each)
         return found
 
-    def knows_values_of(self, tensor: Tensor) -> bool:
-        """Whether a tensor has the numbers that it would have in a real step."""
+    def _is_known(self, tensor: Tensor) -> bool:
         if type(tensor) is not Tensor or tensor.is_meta or tensor.requires_grad or tensor.numel() > LARGEST:
             return False
         return not self._stale or storage_key(tensor)[1] not in self._stale
@@ -139,7 +130,7 @@ def _is_worth_it(function: OpOverload, given: list[Tensor], out: Any) -> bool:
 
 def _grouped_product(x: Tensor, weights: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Of a dtype whose result's shape torch knows, as that of the others is: those it refuses, though kernels take them."""
-    result: Tensor = GROUPED_PRODUCT(x.to(torch.bfloat16), weights.to(torch.bfloat16), *args, **kwargs)
+    result: Tensor = GROUPED_MM(x.to(torch.bfloat16), weights.to(torch.bfloat16), *args, **kwargs)
     return result.to(x.dtype)
 
 

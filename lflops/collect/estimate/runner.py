@@ -20,8 +20,8 @@ from lflops.collect.estimate.progress import Meter, Progress
 from lflops.collect.inputs.arguments import check_module, check_pass, check_whole, describe
 from lflops.collect.model.call import ModelCall
 from lflops.collect.model.random_state import same_random_numbers
-from lflops.collect.torch_private.names import local_part, runs_nothing
-from lflops.collect.torch_private.self_check import check
+from lflops.collect.torch_private.self_check import check_fake_tensors
+from lflops.collect.torch_private.tensors import local_part, only_shapes_run
 from lflops.errors import CountError
 from lflops.hardware.chips import Hardware, lookup, named
 from lflops.profile.model import Profile
@@ -115,7 +115,7 @@ class Estimate:
             CountError: Something cannot be run like that.
             HardwareError: The chip is not known.
         """
-        check()
+        check_fake_tensors()
         chip = self._checked()
         fakes, held = Fakes(on_host=not _is_listed(chip)), list(held)
 
@@ -136,7 +136,7 @@ class Estimate:
 
     def _checked(self) -> Hardware | None:
         """See that what is wanted can be; and the chip."""
-        if runs_nothing(()):
+        if only_shapes_run(()):
             raise CountError(f"{self.asker}: a mode that makes tensors fake is open here already: call it outside")
         if self.optimizer is not None and not callable(self.optimizer):
             raise CountError(

@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from lflops.collect.inputs.tensors import tensors_in
-from lflops.collect.torch_private.names import runs_nothing
 from lflops.collect.torch_private.self_check import check
+from lflops.collect.torch_private.tensors import only_shapes_run
 from lflops.errors import CountError
 
 __all__ = ["check_arguments", "check_module", "check_pass", "check_whole", "describe"]
@@ -22,7 +22,7 @@ def check_arguments(asker: str, model: Any, args: Any, kwargs: Any, loss: Any, *
     check_module(asker, model)
     check_pass(asker, args, kwargs, loss, backward=backward)
     check()
-    if runs_nothing([*model.parameters(), *model.buffers(), *tensors_in((args, kwargs))]):
+    if only_shapes_run([*model.parameters(), *model.buffers(), *tensors_in((args, kwargs))]):
         raise CountError(
             f"{asker}: the model's tensors are fake, and nothing would be counted: put it on device='meta', which costs no memory either"
         )

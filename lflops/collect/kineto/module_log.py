@@ -28,7 +28,8 @@ from lflops.collect.attribution.autograd_segments import AutogradSegments
 from lflops.collect.attribution.user_scopes import listening
 from lflops.collect.model.compile_guard import uncompiled, unremarked_hooks
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.torch_private.names import NO_BACKWARD, backward_id, next_sequence_number, remove_hook
+from lflops.collect.torch_private.autograd import NO_BACKWARD, backward_id, next_sequence_number
+from lflops.collect.torch_private.modules import remove_hook
 from lflops.profile.records import PHASES, Call, ModulePhase, Phase
 
 __all__ = ["THREAD", "LogEntry", "ModuleLog", "Replay"]

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from lflops.collect.torch_private.names import profiler_records
+from lflops.collect.torch_private.autograd import profiler_is_recording
 
 __all__ = ["other_profiler_runs", "recorded_events"]
 
 
 def other_profiler_runs(own: torch.profiler.profile | None = None) -> bool:
     """Whether a profiler of torch's, other than this one, has been got ready or entered and is not stopped."""
-    if own is None and profiler_records():
+    if own is None and profiler_is_recording():
         return True
     entered, begun = _and_its_subclasses(torch.autograd.profiler.profile), _and_its_subclasses(torch.profiler.profile)
     within = None if own is None else own.profiler

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from lflops.collect.inputs.arguments import check_arguments, describe
 from lflops.collect.inputs.tensors import cut_off, tensors_in
 from lflops.collect.model.restore import Gradients, untouched
-from lflops.collect.torch_private import names as torch_compat
+from lflops.collect.torch_private import autograd
+from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.errors import CountError
 
 __all__ = ["ASIDE", "Divide", "ModelCall"]
@@ -86,8 +87,8 @@ class ModelCall:
                 results = self._results(output)
                 del output
                 divide(ASIDE)
-                self._gradients.put_aside(torch_compat.leaves(results))
-                with torch_compat.unseen():
+                self._gradients.put_aside(autograd.leaves(results))
+                with without_modes():
                     ones = [_ones(each) for each in results]
                 divide("backward", results)
                 torch.autograd.backward(results, ones)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lflops.collect.torch_private.names import compilations
+from lflops.collect.torch_private.modules import compilations
 
 __all__ = ["force_eager", "uncompiled", "unremarked_hooks"]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 
-from lflops.collect.torch_private.names import child_modules, is_compiled
+from lflops.collect.torch_private.modules import child_modules, is_compiled
 
 __all__ = ["ModuleTree"]
 

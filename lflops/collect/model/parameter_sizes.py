@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
 
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.torch_private.names import flat_parts, local_part
+from lflops.collect.torch_private.distributed import flat_parts
+from lflops.collect.torch_private.tensors import local_part
 
 __all__ = ["Holding", "holdings"]
 

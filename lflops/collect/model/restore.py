@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lflops.collect.model.random_state import same_random_numbers
-from lflops.collect.torch_private.names import buffers_of
+from lflops.collect.torch_private.modules import buffers_of
 
 __all__ = ["Gradients", "untouched"]
 

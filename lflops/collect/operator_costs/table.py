@@ -7,19 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lflops.collect.operator_costs.tensor_values import values_of
-from lflops.collect.torch_private.names import (
+from lflops.collect.torch_private.operators import (
     OpOverload,
     OpOverloadPacket,
     argument_names,
     decomposes,
-    name_of,
     overloads_of,
-    stored_elements,
+    qualified_name,
     written_arguments,
 )
+from lflops.collect.torch_private.tensors import stored_elements
 from lflops.errors import CountError
-from lflops.formulas.table import FORMULAS, READS, Cost, Formula, SparseShape
+from lflops.formulas.table import FORMULAS, Cost, Formula, SparseShape
 
 __all__ = ["CallCost", "all_formulas", "bind", "cost_of_call", "formula_of", "register_formula", "shapes"]
 
@@ -59,7 +58,7 @@ def register_formula(operator: Any, formula: Formula) -> None:
     packet, overloads = isinstance(operator, OpOverloadPacket), overloads_of(operator)
     if not packet and not overloads:
         raise CountError(f"register_formula: operator={operator!r} is no operator: give one of torch.ops, as torch.ops.my.op")
-    name = str(operator).replace(".", "::", 1) if packet else name_of(overloads[0])
+    name = str(operator).replace(".", "::", 1) if packet else qualified_name(overloads[0])
     if name.startswith("aten::") and name.split(".")[0] not in FORMULAS and _is_taken_apart(overloads):
         raise CountError(
             f"register_formula: {operator} is taken apart before it is counted: what it is made of is counted, and takes formulas"
@@ -83,7 +82,7 @@ def all_formulas() -> tuple[tuple[str, Any], ...]:
 
 def formula_of(operator: Any) -> CallCost | None:
     """What computes an operator's cost, or `None`."""
-    name = name_of(operator)
+    name = qualified_name(operator)
     packet = name.split(".")[0]
     users = _USERS.get(name) or _USERS.get(packet)
     if users is not None:
@@ -102,28 +101,17 @@ def shapes(value: Any) -> Any:
     return value
 
 
-def values_or_shape(value: Any) -> Any:
-    """The numbers in a tensor of integers; its shape where nobody knows them."""
-    known = values_of(value) if isinstance(value, Tensor) else None
-    return shapes(value) if known is None else known
-
-
 def bind(function: Formula, operator: OpOverload) -> CallCost:
     """Fit a formula to its operator: the first arguments by position, those it names as keywords from wherever the call has them."""
     parameters = inspect.signature(function).parameters.values()
     positional = sum(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
     wanted = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
     schema = argument_names(operator)
-    reads = READS.get(name_of(operator).split(".")[0], frozenset())
-    keywords = [
-        (place, name, default, values_or_shape if name in reads else shapes)
-        for place, (name, default) in enumerate(schema)
-        if name in wanted
-    ]
+    keywords = [(place, name, default) for place, (name, default) in enumerate(schema) if name in wanted]
 
     def cost(args: Any, kwargs: Any, out: Any) -> Cost:
         given = [shapes(args[place] if place < len(args) else kwargs.get(name)) for place, (name, _) in enumerate(schema[:positional])]
-        named = {name: of(args[place] if place < len(args) else kwargs.get(name, default)) for place, name, default, of in keywords}
+        named = {name: shapes(args[place] if place < len(args) else kwargs.get(name, default)) for place, name, default in keywords}
         if "out" in wanted:
             named["out"] = shapes(out)
         found = _cost(function(*given, **named))

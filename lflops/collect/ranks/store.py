@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import distributed
 
-from lflops.collect.torch_private.names import group_store
+from lflops.collect.torch_private.distributed import group_store
 
 __all__ = ["RankStore", "meet"]
 

@@ -6,13 +6,14 @@ A mark is cheap and waits for nothing. How far apart two marks are is asked late
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from lflops.errors import CountError
 
-__all__ = ["Clock", "HostClock", "StreamClock", "clock_of", "cpu_seconds", "seconds_of"]
+__all__ = ["Clock", "HostClock", "StreamClock", "clock_of", "cpu_seconds", "cpu_usage", "seconds_of"]
 
 
 class Clock(Protocol):
@@ -83,7 +84,11 @@ def seconds_of(clock: Clock, run: Callable[[], object], calls: int = 1) -> float
     return clock.seconds(start, end)
 
 
+cpu_usage = partial(resource.getrusage, resource.RUSAGE_SELF)
+"""What this process has used of the CPU, all its threads together, as the system tells it: no Python runs in the call."""
+
+
 def cpu_seconds() -> tuple[float, float]:
     """Seconds of the CPU that this process has used, all its threads together: its own, and the system's for it."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
+    usage = cpu_usage()
     return usage.ru_utime, usage.ru_stime

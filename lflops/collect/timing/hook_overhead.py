@@ -11,7 +11,7 @@ from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.clock import Clock, HostClock, StreamClock, seconds_of
 from lflops.collect.timing.module_hooks import ModuleTimer
 from lflops.collect.timing.stamps import NO_OVERHEAD, HookOverhead, PassTimes
-from lflops.collect.torch_private.names import unseen
+from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.profile.records import ModulePhase
 
 __all__ = ["hook_overhead"]
@@ -52,7 +52,7 @@ def _tried(kind: Callable[[], Clock]) -> HookOverhead:
     """Medians of some trials, each beside one without hooks."""
     clock, chain = kind(), _Chain()
     tried: list[HookOverhead] = []
-    with unseen(), torch.inference_mode(mode=False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+    with without_modes(), torch.inference_mode(mode=False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
         plain, leaf = (torch.ones((), requires_grad=wanted, device="cpu") for wanted in (False, True))
         for _ in range(TRIALS):
             clean = seconds_of(clock, lambda: chain(plain)) / LEAVES

@@ -28,7 +28,8 @@ from lflops.collect.model.compile_guard import uncompiled, unremarked_hooks
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.clock import Clock
 from lflops.collect.timing.stamps import ENTERS, SEGMENT, PassTimes, Stamp, pass_times
-from lflops.collect.torch_private.names import NO_BACKWARD, backward_id, next_sequence_number, remove_hook, sequence_number
+from lflops.collect.torch_private.autograd import NO_BACKWARD, backward_id, next_sequence_number, sequence_number
+from lflops.collect.torch_private.modules import remove_hook
 from lflops.profile.records import ModulePhase, Phase
 
 __all__ = ["ModuleTimer"]

@@ -8,7 +8,7 @@ A phase has the time from a mark at its beginning to one at its end, less that o
 Marks are read later: on CUDA they are events on the stream, so a phase is the time in which the stream had nothing but it to go on with.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from lflops.collect.timing.clock import Clock
 
@@ -21,12 +21,8 @@ ORDER = ("data", "transfer", "forward", "backward", "clip", "optimizer", OTHER)
 """In which a training step's phases are told; others follow."""
 
 
-class PhaseMarks(NamedTuple):
-    """A step as it was marked: when a phase came to be the innermost one, which, and the end of the last."""
-
-    marks: list[Any]
-    phases: list[str]
-    end: Any
+PhaseMarks = tuple[list[Any], list[str], Any]
+"""A step as it was marked: when a phase became the innermost one, which phase, and the end of the last. Plain, as every step makes one."""
 
 
 class StepPhases:
@@ -74,24 +70,26 @@ class StepPhases:
     def end(self) -> PhaseMarks:
         """The step ends, and the next begins."""
         end = self._mark()
-        stretch = PhaseMarks(self._marks, self._phases, end)
+        step = self._marks, self._phases, end
         self._marks = [end]
         self._phases = [self._running[-1]]
-        return stretch
+        return step
 
-    def has_come(self, stretch: PhaseMarks) -> bool:
+    def has_come(self, step: PhaseMarks) -> bool:
         """Whether the step's marks can be read without waiting for a device."""
-        query = getattr(stretch.end, "query", None)
+        query = getattr(step[-1], "query", None)
         return query is None or bool(query())
 
-    def total(self, stretch: PhaseMarks) -> float:
+    def total(self, step: PhaseMarks) -> float:
         """How long the step was."""
-        return self._clock.seconds(stretch.marks[0], stretch.end)
+        marks, _, end = step
+        return self._clock.seconds(marks[0], end)
 
-    def seconds(self, stretch: PhaseMarks) -> dict[str, float]:
+    def seconds(self, step: PhaseMarks) -> dict[str, float]:
         """How long each phase ran. Their sum is the step."""
-        found = set(stretch.phases)
+        marks, innermost, end = step
+        found = set(innermost)
         phases = dict.fromkeys([*(phase for phase in ORDER if phase in found), *sorted(found.difference(ORDER))], 0.0)
-        for start, phase, end in zip(stretch.marks, stretch.phases, [*stretch.marks[1:], stretch.end], strict=True):
-            phases[phase] += self._clock.seconds(start, end)
+        for start, phase, stop in zip(marks, innermost, [*marks[1:], end], strict=True):
+            phases[phase] += self._clock.seconds(start, stop)
         return phases

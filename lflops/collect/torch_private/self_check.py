@@ -1,36 +1,71 @@
-"""Whether torch still means what lflops takes it to mean.
+"""The self-check: each private name of torch is tried where the right answer is known.
 
-Each name of `torch_compat` is asked for something whose answer is known: a torch that moved says so instead of giving wrong numbers.
+A torch that has changed is then an error that says what changed, rather than wrong numbers.
 """
 
 import functools
+from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.module import _global_forward_hooks_with_kwargs
+from torch.utils.hooks import RemovableHandle
 
-from lflops.collect.torch_private import names as torch_compat
-from lflops.errors import CountError
+from lflops.collect.torch_private import autograd, dispatch_modes, distributed, modules, operators, tensors
+from lflops.collect.torch_private.known_torch import differs, known_torch
 
-__all__ = ["check"]
+__all__ = ["check", "check_fake_tensors"]
+
+aten = torch.ops.aten
 
 
 @functools.cache
 def check() -> None:
-    """See that torch still means what lflops takes it to mean.
+    """Check once per process that torch's private names do what lflops takes them to do.
 
     Raises:
-        CountError: It does not.
+        CountError: One of them does not.
     """
-    try:
-        seen = _observe()
-    except (AttributeError, TypeError, RuntimeError) as error:
-        raise CountError(f"torch {torch.__version__}: its internals are not as lflops knows them: {error}") from error
-    wrong = [fact for fact, holds in seen.items() if not holds]
+    with known_torch(), dispatch_modes.without_modes(), torch.inference_mode(mode=False), torch.enable_grad():
+        facts = _numbering() | _of_operators() | _of_tensors() | _of_modules()
+    _raise_if_wrong(facts)
+
+
+@functools.cache
+def check_fake_tensors() -> None:
+    """Check the same of fake tensors, which load a large part of torch: only an estimate needs them.
+
+    Raises:
+        CountError: One of their names does not do what lflops takes it to do.
+    """
+    check()
+    with known_torch(), dispatch_modes.without_modes(), tensors.fake_mode():
+        fake = torch.zeros(2, 2, device="cpu")
+        only_shapes = tensors.only_shapes_run(())
+        try:
+            has_values = isinstance(fake[0, 0].item(), float)
+        except tensors.NEEDS_VALUES:
+            has_values = False
+    _raise_if_wrong(
+        {
+            "a fake mode makes no fake tensors": type(fake) is tensors.FakeTensor,
+            "modes cannot be listed": only_shapes,
+            "fake tensors have values": not has_values,
+        }
+    )
+
+
+def _raise_if_wrong(facts: Mapping[str, bool]) -> None:
+    wrong = [difference for difference, holds in facts.items() if not holds]
     if wrong:
-        raise CountError(f"torch {torch.__version__}: its internals are not as lflops knows them: {'; '.join(wrong)}")
+        raise differs("; ".join(wrong))
 
 
-class _Watch(torch_compat.TorchDispatchMode):
+class _BackwardProducts(dispatch_modes.TorchDispatchMode):
+    """Records the operators of a backward pass, and the autograd node of each product."""
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.numbers: list[int] = []
@@ -41,41 +76,84 @@ class _Watch(torch_compat.TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.name())
-        if func.name() == "aten::mm" and torch_compat.current_node() is not None:
-            self.numbers.append(torch_compat.sequence_number(torch_compat.current_node()))
+        self.names.append(operators.qualified_name(func))
+        node = autograd.current_node()
+        if self.names[-1] == "aten::mm" and node is not None:
+            self.numbers.append(autograd.sequence_number(node))
         return func(*args, **(kwargs or {}))
 
 
-def _observe() -> dict[str, bool]:
-    """Two products on one input, the gradient of which is the case that naive attribution gets wrong."""
-    aten = torch.ops.aten
-    watch = _Watch()
-    torch_compat.hear_of_higher_order(_Watch)
-    with torch_compat.unseen(), torch.inference_mode(mode=False), torch.enable_grad():
-        x = torch.zeros(2, 2, device="cpu", requires_grad=True)
-        w = torch.zeros(2, 2, device="cpu", requires_grad=True)
-        before = torch_compat.next_sequence_number()
-        first = x.mm(w)
-        between = torch_compat.next_sequence_number()
-        second = x.mm(w)
-        after = torch_compat.next_sequence_number()
-        outside = torch_compat.backward_id()
-        torch_compat.push_mode(watch)
-        try:
-            torch.autograd.grad([first, second], [x, w], [torch.zeros_like(first)] * 2)
-        finally:
-            torch_compat.pop_mode(watch)
-        storage, key = torch_compat.storage_key(x)
+def _numbering() -> dict[str, bool]:
+    """Two products of one input: their gradient is the case that naive attribution gets wrong."""
+    products = _BackwardProducts()
+    dispatch_modes.route_higher_order_operators(_BackwardProducts)
+    x, w = (torch.zeros(2, 2, device="cpu", requires_grad=True) for _ in range(2))
+    before = autograd.next_sequence_number()
+    first = x.mm(w)
+    between = autograd.next_sequence_number()
+    second = x.mm(w)
+    after = autograd.next_sequence_number()
+    outside = autograd.backward_id()
+    dispatch_modes.push_mode(products)
+    try:
+        torch.autograd.grad([first, second], [x, w], [torch.zeros_like(first)] * 2)
+    finally:
+        dispatch_modes.pop_mode(products)
     return {
         "autograd nodes are not numbered in the order they are built": before <= between - 1 and between <= after - 1,
-        "a node's number does not survive to backward": watch.numbers == [after - 1] * 2 + [between - 1] * 2,
-        "backward passes are not told apart": outside == torch_compat.NO_BACKWARD,
-        "operators have other names": "aten::mm" in watch.names,
-        "a storage has no key": key == torch_compat.storage_key(x.view(4))[1] and storage.nbytes() == x.nbytes,
-        "views are not marked": aten.t.default.is_view and not aten.mm.default.is_view,
-        "composite operators are not marked": torch_compat.decomposes(aten.linear.default) and not torch_compat.decomposes(aten.mm.default),
-        "written arguments are not marked": torch_compat.written_arguments(aten.add_.Tensor) == (("self", 0),),
-        "modes cannot be listed": not torch_compat.runs_nothing([x]),
-        "fresh results are not marked": torch_compat.makes_storage(aten.mm.default) and not torch_compat.makes_storage(aten.add_.Tensor),
+        "a node's number does not survive to backward": products.numbers == [after - 1] * 2 + [between - 1] * 2,
+        "backward passes are not told apart": outside == autograd.NO_BACKWARD,
+        "operators have other names": "aten::mm" in products.names,
+        "a graph's leaves are not found": {id(each) for each in autograd.leaves([(x * 1).mm(w)])} == {id(x), id(w)},
+        "a recording profiler is not seen": autograd.profiler_is_recording() in (True, False),
+    }
+
+
+def _of_operators() -> dict[str, bool]:
+    matmul, linear, add_ = aten.mm.default, aten.linear.default, aten.add_.Tensor
+    x = torch.ones(1, 2, device="cpu")
+    return {
+        "views are not marked": aten.t.default.is_view and not matmul.is_view,
+        "composite operators are not marked": operators.decomposes(linear) and not operators.decomposes(matmul),
+        "composite operators do not decompose": operators.decompose(linear, (x, x), {}).item() == 2,
+        "written arguments are not marked": operators.written_arguments(add_) == (("self", 0),),
+        "fresh results are not marked": operators.makes_storage(matmul) and not operators.makes_storage(add_),
+        "arguments have other names": [name for name, _ in operators.argument_names(matmul)] == ["self", "mat2"],
+        "an operator's overloads are not listed": matmul in operators.overloads_of(aten.mm) and operators.overloads_of("mm") == [],
+        "kernels for nested tensors are not marked": operators.has_nested_kernel(aten.matmul.default),
+        "a plain tensor is taken for a nested one": operators.nested_kernel(matmul, (x, x)) is None,
+        "attention's kernels are not listed": operators.attention_kernels().keys()
+        <= {"attention_math", "flash_attention", "efficient_attention", "cudnn_attention"},
+    }
+
+
+def _of_tensors() -> dict[str, bool]:
+    x = torch.zeros(2, 2, device="cpu")
+    storage, key = tensors.storage_key(x)
+    sparse = torch.eye(3, device="cpu").to_sparse()
+    indices, values = tensors.sparse_parts(sparse)
+    return {
+        "a storage has no key": key == tensors.storage_key(x.view(4))[1] and storage.nbytes() == x.nbytes,
+        "a sparse tensor has other parts": (*indices.shape, *values.shape, tensors.stored_elements(sparse)) == (2, 3, 3, 3),
+        "a plain tensor has a local part": tensors.local_part(x) is x,
+        "modes cannot be listed": not tensors.only_shapes_run([x]),
+    }
+
+
+def _of_modules() -> dict[str, bool]:
+    child = nn.Identity()
+    parent = nn.Sequential(child)
+    handle = RemovableHandle(OrderedDict())
+    _global_forward_hooks_with_kwargs[handle.id] = True
+    modules.remove_hook(handle)
+    return {
+        "children are registered elsewhere": list(modules.child_modules(parent)) == [("0", child)],
+        "buffers are registered elsewhere": modules.buffers_of(nn.BatchNorm1d(1, device="meta")).keys()
+        == {"running_mean", "running_var", "num_batches_tracked"},
+        "a plain module is taken for a compiled one": not modules.is_compiled(parent),
+        "compilations are not numbered": modules.compilations() >= 0,
+        "a hook leaves its mark": handle.id not in _global_forward_hooks_with_kwargs,
+        "a plain module is taken for a sharded one": not list(distributed.flat_parts(parent)),
+        "process groups are not found by name": distributed.group_named("no such group") is None,
+        "the default group has no store": distributed.group_store() is None or torch.distributed.is_initialized(),
     }

@@ -2,6 +2,8 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,8 +22,8 @@ __all__ = [
     "check_same_model",
     "facts_of",
     "is_compiled_whole",
-    "logged_step",
     "precision_of",
+    "reader_of_logged_step",
     "root_of",
     "steps_here",
 ]
@@ -50,10 +52,13 @@ def check_same_model(counted: Profile, pl_module: Any, root: nn.Module) -> None:
         raise CountError(f"count: the profile is of another model: it {other}: give one of lflops.count or lflops.counting of this module")
 
 
-def logged_step(trainer: Any) -> int:
-    """The loggers' x-axis, which several optimizers do not move several times."""
-    step: int | None = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", None)
-    return int(trainer.global_step) if step is None else step
+def reader_of_logged_step(trainer: Any) -> Callable[[], int]:
+    """Make a function that reads the loggers' x-axis, which several optimizers do not move several times.
+
+    Every step calls it, so no Python runs in it.
+    """
+    loop, name = trainer.fit_loop.epoch_loop, "_batches_that_stepped"
+    return partial(getattr, loop, name) if hasattr(loop, name) else partial(getattr, trainer, "global_step")
 
 
 def is_compiled_whole(pl_module: Any) -> bool:

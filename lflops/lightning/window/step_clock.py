@@ -5,15 +5,16 @@ This runs in every step of the training. Whatever can wait until somebody asks f
 
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping
+from resource import struct_rusage
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
 from lflops.collect.inputs.batch_size import samples_and_tokens, units_of
 from lflops.collect.inputs.tensors import tensors_in
-from lflops.collect.timing.clock import cpu_seconds
+from lflops.collect.timing.clock import cpu_usage
 from lflops.collect.timing.step_phases import PhaseMarks, StepPhases
-from lflops.collect.torch_private.names import compilations
+from lflops.collect.torch_private.modules import compilations
 from lflops.lightning.window.hooked_step import HookedStep
 from lflops.profile.records import DISTURBANCES, Step
 
@@ -24,8 +25,6 @@ COLD = 2
 
 KEPT = 200
 """Steps that nobody has asked for yet; of more, the first are forgotten."""
-
-Cpu = tuple[float, float]
 
 
 class TimedStep(NamedTuple):
@@ -58,7 +57,7 @@ class TimedStep(NamedTuple):
     shapes: tuple[Hashable, ...]
     samples: int | None
     tokens: int | None
-    cpu: tuple[Cpu, Cpu]
+    cpu: tuple[struct_rusage, struct_rusage]
 
     @property
     def clean(self) -> bool:
@@ -77,6 +76,9 @@ def signature(batch: Any) -> Hashable:
     if batch is None or isinstance(batch, str | int | float):
         return None
     return tuple(map(signature, tensors_in(batch)))
+
+
+_PHASE_MARKS = TimedStep._fields.index("stretch")
 
 
 class StepClock:
@@ -109,10 +111,11 @@ class StepClock:
         self._units_of: dict[Hashable, tuple[int | None, int | None]] = {}
         self._marks: dict[str, None] = {}
         self._units_of_batches: list[tuple[int | None, int | None]] = []
-        self._pending: deque[TimedStep] = deque(maxlen=KEPT)
+        self._pending: deque[tuple[Any, ...]] = deque(maxlen=KEPT)  # the fields of a TimedStep, which whoever reads them makes
         self._compiled = compilations()
-        self._cpu = cpu_seconds()
+        self._cpu = cpu_usage()
         self._is_torn = False
+        self._can_be_plain = on_host is None and units is None and not scaled
         self.resume()
 
     def mark(self, mark: str) -> None:
@@ -142,6 +145,24 @@ class StepClock:
         self._units_of_batches.append(units)
         return shapes
 
+    def end_plain(self, batch: Any, logged_step: int) -> bool:
+        """End a step of one batch in which nothing else happened: as `batch` and `end`, with as little as possible on the way.
+
+        Returns whether it was such a step; where not, nothing is done.
+        """
+        shapes = signature(batch)
+        units, compiled = self._units_of.get(shapes), compilations()
+        if units is None or not self._can_be_plain or self._marks or self.shapes or self.ordinal < COLD or compiled != self._compiled:
+            return False
+        before = self._cpu
+        if self.times_phases:
+            self._cpu = cpu_usage()
+        samples, tokens = units
+        flags, cpu = (False, None, False, True, self.times_phases), (before, self._cpu)  # neither counted, hooked nor traced, but complete
+        self._pending.append((self.ordinal, logged_step, *flags, self._phases.end(), None, (), (shapes,), samples, tokens, cpu))
+        self.ordinal += 1
+        return True
+
     def end(self, logged_step: int, *, counted: bool, hooked: HookedStep | None = None, traced: bool = False) -> None:
         """The step is over, and the next one begins.
 
@@ -153,7 +174,7 @@ class StepClock:
         """
         stretch, compiled = self._phases.end(), compilations()
         on_host = None if self._on_host is None else self._on_host.end()
-        cpu = cpu_seconds() if self.times_phases else self._cpu
+        cpu = cpu_usage() if self.times_phases else self._cpu
         marks, units = self._marks, self._units_of_batches
         if self.ordinal < COLD:
             marks["cold"] = None
@@ -162,7 +183,7 @@ class StepClock:
         if self._scaled and not self._updated:
             marks["no_update"] = None
         samples, tokens = units[0] if len(units) == 1 else (_sum(each) for each in zip(*units, strict=True))
-        step = TimedStep(
+        step = (
             self.ordinal,
             logged_step,
             counted,
@@ -188,12 +209,12 @@ class StepClock:
         self._phases.begin()
         if self._on_host is not None:
             self._on_host.begin()
-        self._cpu = cpu_seconds()
+        self._cpu = cpu_usage()
 
     def read(self) -> Iterator[TimedStep]:
         """The steps that are over and can be timed without waiting."""
-        while self._pending and self._phases.has_come(self._pending[0].stretch):
-            yield self._pending.popleft()
+        while self._pending and self._phases.has_come(self._pending[0][_PHASE_MARKS]):
+            yield TimedStep._make(self._pending.popleft())
 
     def seconds(self, step: TimedStep) -> float:
         """How long a step took."""
@@ -203,7 +224,7 @@ class StepClock:
         """A step as a value."""
         phases = self._phases.seconds(step.stretch) if step.times_phases else {}
         idle = step.times_phases and not self._updating <= phases.keys() and "no_update" not in step.marks
-        (user, system), (user_then, system_then) = step.cpu
+        before, after = step.cpu
         return Step(
             index=step.logged_step,
             kind=_kind(step),
@@ -212,8 +233,8 @@ class StepClock:
             host_phases=self._on_host.seconds(step.on_host)
             if self._on_host and step.on_host and step.times_phases and not step.counted
             else {},
-            cpu_user=user_then - user if step.times_phases else None,
-            cpu_system=system_then - system if step.times_phases else None,
+            cpu_user=after.ru_utime - before.ru_utime if step.times_phases else None,
+            cpu_system=after.ru_stime - before.ru_stime if step.times_phases else None,
             samples=step.samples,
             tokens=step.tokens,
             marks=(*step.marks, "no_update") if idle else step.marks,

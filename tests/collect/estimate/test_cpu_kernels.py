@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import lflops
 from lflops.collect.estimate.cpu_kernels import CORRECTIONS
 from lflops.collect.estimate.fake_tensors import Fakes
-from lflops.collect.torch_private.names import storage_key
+from lflops.collect.torch_private.tensors import storage_key
 from lflops.report.lines.notes import sentence
 
 aten = torch.ops.aten

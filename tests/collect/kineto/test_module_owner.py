@@ -1,11 +1,11 @@
 """One owner of Kineto in a process, which two would crash: every way in which a profiler of torch's can meet ours, in a process each."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
+
+from tests.support.warm_python import WarmPython
 
 BEGIN = """
 import sys
@@ -86,27 +86,22 @@ CASES = {
 }
 
 
-def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """In a process of its own."""
-    return subprocess.run([sys.executable, "-c", BEGIN + script, str(folder)], capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize("case", CASES)
-def test_beside_a_profiler_that(case: str, tmp_path: Path) -> None:
+def test_beside_a_profiler_that(case: str, tmp_path: Path, warm_python: WarmPython) -> None:
     """Whatever ours does, theirs records both of the steps that it was asked for, and the process ends well."""
     script, expected = CASES[case]
-    result = run(script, tmp_path)
-    assert (0, expected) == (result.returncode, result.stdout.strip()), result.stderr
+    ended = warm_python.run(BEGIN + script, tmp_path)
+    assert (0, expected) == (ended.status, ended.out.strip()), ended.err
     assert ("ours 1" in expected) == any(tmp_path.iterdir())
 
 
-def test_ours_has_torch_warn_of_nothing(tmp_path: Path) -> None:
+def test_ours_has_torch_warn_of_nothing(tmp_path: Path, warm_python: WarmPython) -> None:
     """Of how a profiler was made, which is not the user's doing."""
-    result = run("import warnings; warnings.simplefilter('error'); tracer.begin(); work(); stop()", tmp_path)
-    assert (0, "ours 1") == (result.returncode, result.stdout.strip()), result.stderr
+    ended = warm_python.run(BEGIN + "import warnings; warnings.simplefilter('error'); tracer.begin(); work(); stop()", tmp_path)
+    assert (0, "ours 1") == (ended.status, ended.out.strip()), ended.err
 
 
-def test_two_profilers_do_crash(tmp_path: Path) -> None:
+def test_two_profilers_do_crash(tmp_path: Path, warm_python: WarmPython) -> None:
     """What the tests above would see: one gets ready, another comes and goes, and the first one starts."""
     script = "first = another(); first.prepare_trace(); theirs.start(); finish(theirs, 3); first.start_trace()"
-    assert 0 != run(script, tmp_path).returncode
+    assert 0 != warm_python.run(BEGIN + script, tmp_path).status

@@ -19,7 +19,7 @@ from lflops.collect.kineto.module_log import ModuleLog
 from lflops.collect.kineto.other_profilers import recorded_events
 from lflops.collect.kineto.tracer import Tracer
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.torch_private.names import compilations
+from lflops.collect.torch_private.modules import compilations
 from tests.support.process_state import differences, global_hooks, settings
 from tests.support.small_models import Block, Projections, hidden, sequence
 

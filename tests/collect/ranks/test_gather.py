@@ -1,10 +1,7 @@
 """Reports that go through a store: on threads of one process where the clock is ours, and between processes of a group."""
 
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +22,7 @@ from lflops.profile.records import ModulePhase, RankStat, Step
 from tests.support.fake_clock import StillClock
 from tests.support.process_state import differences, process
 from tests.support.profile_builders import product, profile, run, small_memory, weights
+from tests.support.warm_python import WarmPython
 
 TIMEOUT = 30.0
 BODY, HEAD = ModulePhase("body", "forward"), ModulePhase("head", "forward")
@@ -445,10 +443,9 @@ gather.push(counted())
 """
 
 
-def test_a_process_may_end_while_something_is_waited_for() -> None:
+def test_a_process_may_end_while_something_is_waited_for(warm_python: WarmPython) -> None:
     """As any other, and without a word: a thread that went on when Python is gone would end it by a signal."""
-    ended = subprocess.run([sys.executable, "-c", ENDS_EARLY], cwd=Path(__file__).parents[3], check=False, capture_output=True, text=True)
-    assert (0, "") == (ended.returncode, ended.stderr)
+    assert (0, "", "") == warm_python.run(ENDS_EARLY)
 
 
 def test_without_a_group_ranks_do_not_meet() -> None:

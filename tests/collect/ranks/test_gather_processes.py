@@ -1,7 +1,5 @@
 """Four processes of one group, each with its own part of a model, and what the first of them gathers."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,30 +16,24 @@ from tests.support.ports import free_port
 from tests.support.processes import Ranks
 from tests.support.profile_checks import macs
 from tests.support.small_models import Block, between_linears, down, hidden, length, square, up, wide
+from tests.support.warm_python import Script, WarmPython
 
-ROOT = Path(__file__).parents[3]
-SECONDS = 240
 LONG = 200.0
 
 
-def gathered(folder: Path, scenario: str) -> tuple[Profile, list[int]]:
+def gathered(folder: Path, scenario: str, python: WarmPython) -> tuple[Profile, list[int]]:
     """What rank 0 saved, and how the processes ended."""
     port = free_port()
     file = folder / "whole.profile.json"
-    command = [sys.executable, "-m", "tests.support.gather_rank"]
-    ranks = [subprocess.Popen([*command, str(rank), str(port), str(file), scenario], cwd=ROOT) for rank in range(4)]
-    try:
-        ended = [rank.wait(SECONDS) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return lflops.load(file), ended
+    script = "from tests.support.gather_rank import main; main()"
+    ended = python.together([Script(script, (rank, port, file, scenario)) for rank in range(4)])
+    return lflops.load(file), [each.status for each in ended]
 
 
 @pytest.fixture(scope="module")
-def sharded_twice(tmp_path_factory: pytest.TempPathFactory) -> Profile:
+def sharded_twice(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> Profile:
     """Of two times two ranks, by tensors and by data."""
-    whole, ended = gathered(tmp_path_factory.mktemp("two_meshes"), "two_meshes")
+    whole, ended = gathered(tmp_path_factory.mktemp("two_meshes"), "two_meshes", warm_python)
     assert [0] * 4 == ended
     return whole
 
@@ -64,11 +56,11 @@ def test_the_meshes_of_the_parameters_say_where_a_rank_stands(sharded_twice: Pro
     assert (["ok"] * 4, False) == ([rank.status for rank in sharded_twice.ranks], run.partial)
 
 
-def test_a_script_of_ones_own_measures_on_each_rank_and_merges(tmp_path: Path) -> None:
+def test_a_script_of_ones_own_measures_on_each_rank_and_merges(tmp_path: Path, warm_python: WarmPython) -> None:
     """As torchrun starts it: the second rank has two sequences to the first one's one, and is the one whose work is shown."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "tests.support.torchrun_measure", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=SECONDS, capture_output=True)
+    torchrun = "from torch.distributed.run import main; main()"
+    ended = warm_python.run(torchrun, "--standalone", "--nproc-per-node", "2", "-m", "tests.support.torchrun_measure", tmp_path)
+    assert 0 == ended.status, ended.err
     whole = lflops.merge({rank: lflops.load(tmp_path / f"rank{rank}.profile.json") for rank in range(2)})
     forward = 2 * square + up + down
     backward = square + 2 * (up + down + square)
@@ -97,9 +89,9 @@ def test_ranks_that_meet_in_a_file_gather_there(tmp_path: Path) -> None:
     assert second.modules == whole.modules
 
 
-def test_a_killed_rank_is_missing_and_the_others_tell_of_their_own(tmp_path: Path) -> None:
+def test_a_killed_rank_is_missing_and_the_others_tell_of_their_own(tmp_path: Path, warm_python: WarmPython) -> None:
     """Rank 1 is killed, rank 2 left by an exception, rank 3 has the other stage: `up` of the first, `down` of the last."""
-    whole, ended = gathered(tmp_path, "one_killed")
+    whole, ended = gathered(tmp_path, "one_killed", warm_python)
     assert [0, 1, 0, 0] == ended
     assert ["ok", "missing", "failed", "ok"] == [rank.status for rank in whole.ranks]
     assert {"up": up, "down": down} == macs(whole, "forward")

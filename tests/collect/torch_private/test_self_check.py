@@ -3,6 +3,8 @@
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from torch import nn
 
 import lflops
-from lflops.collect.torch_private import names as torch_compat
+from lflops.collect.torch_private import autograd, dispatch_modes, distributed, modules, operators, tensors
 from lflops.collect.torch_private import self_check as torch_check
 
 
@@ -28,27 +30,40 @@ def gone(*_: object) -> Any:
     raise AttributeError("no such name")
 
 
-LIES: dict[str, tuple[str, Callable[..., Any], str]] = {
-    "numbers stand still": ("next_sequence_number", lambda: 0, "not numbered in the order they are built"),
-    "numbers are gone": ("next_sequence_number", gone, "no such name"),
-    "nodes have other numbers": ("sequence_number", lambda node: 0, "does not survive to backward"),
-    "no node is running": ("current_node", lambda: None, "does not survive to backward"),
-    "always in backward": ("backward_id", lambda: 5, "backward passes are not told apart"),
-    "backward is gone": ("backward_id", gone, "no such name"),
-    "all storages are one": ("storage_key", lambda tensor: (tensor.untyped_storage(), id(tensor)), "a storage has no key"),
-    "everything decomposes": ("decomposes", lambda operator: True, "composite operators are not marked"),
-    "nothing is written": ("written_arguments", lambda operator: (), "written arguments are not marked"),
-    "nothing is new": ("makes_storage", lambda operator: False, "fresh results are not marked"),
+LIES: dict[str, tuple[ModuleType, str, Callable[..., Any], str]] = {
+    "numbers stand still": (autograd, "next_sequence_number", lambda: 0, "not numbered in the order they are built"),
+    "numbers are gone": (autograd, "next_sequence_number", gone, "no such name"),
+    "nodes have other numbers": (autograd, "sequence_number", lambda node: 0, "does not survive to backward"),
+    "no node is running": (autograd, "current_node", lambda: None, "does not survive to backward"),
+    "always in backward": (autograd, "backward_id", lambda: 5, "backward passes are not told apart"),
+    "backward is gone": (autograd, "backward_id", gone, "no such name"),
+    "graphs have no leaves": (autograd, "leaves", lambda tensors: [], "leaves are not found"),
+    "profilers are gone": (autograd, "profiler_is_recording", gone, "no such name"),
+    "all storages are one": (tensors, "storage_key", lambda tensor: (tensor.untyped_storage(), id(tensor)), "a storage has no key"),
+    "sparse tensors store all": (tensors, "stored_elements", lambda tensor: tensor.numel(), "other parts"),
+    "everything is sharded": (tensors, "local_part", lambda tensor: tensor[0], "has a local part"),
+    "everything is fake": (tensors, "only_shapes_run", lambda given: True, "modes cannot be listed"),
+    "everything decomposes": (operators, "decomposes", lambda operator: True, "composite operators are not marked"),
+    "nothing is written": (operators, "written_arguments", lambda operator: (), "written arguments are not marked"),
+    "nothing is new": (operators, "makes_storage", lambda operator: False, "fresh results are not marked"),
+    "nothing is nested": (operators, "has_nested_kernel", lambda operator: False, "kernels for nested tensors are not marked"),
+    "nothing has overloads": (operators, "overloads_of", lambda operator: [], "overloads are not listed"),
+    "modules have no children": (modules, "child_modules", lambda module: [], "children are registered elsewhere"),
+    "everything is compiled": (modules, "is_compiled", lambda module: True, "taken for a compiled one"),
+    "hooks stay": (modules, "remove_hook", lambda handle: None, "a hook leaves its mark"),
+    "everything is flat": (distributed, "flat_parts", lambda module: [module], "taken for a sharded one"),
 }
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("name", "lie", "said"), LIES.values(), ids=LIES)
-def test_a_torch_that_means_something_else_is_named(name: str, lie: Callable[..., Any], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("subject", "name", "lie", "said"), LIES.values(), ids=LIES)
+def test_a_torch_that_means_something_else_is_named(
+    subject: ModuleType, name: str, lie: Callable[..., Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A wrong number is worse than none: the error has torch's version and what is no longer so, for `count` and for `counting`."""
     model, x = nn.Linear(2, 2), torch.ones(1, 2)
     with monkeypatch.context() as torch_changes:
-        torch_changes.setattr(torch_compat, name, lie)
+        torch_changes.setattr(subject, name, lie)
         for ask in (lambda: lflops.count(model, x), lambda: lflops.counting(model)):
             with pytest.raises(lflops.CountError) as caught:
                 ask()
@@ -76,6 +91,17 @@ def test_the_torch_at_hand_passes_wherever_it_is_first_asked(context: Callable[[
         torch_check.check()
 
 
+@pytest.mark.parametrize(("name", "lie"), [("only_shapes_run", lambda given: False), ("FakeTensor", torch.Tensor), ("fake_mode", gone)])
+def test_fake_tensors_that_mean_something_else_are_named(name: str, lie: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only an estimate tries them, because loading them takes a second; the one after it tries them again."""
+    torch_check.check_fake_tensors.cache_clear()
+    with monkeypatch.context() as torch_changes:
+        torch_changes.setattr(tensors, name, lie)
+        with pytest.raises(lflops.CountError, match=torch.__version__.replace("+", r"\+")):
+            torch_check.check_fake_tensors()
+    torch_check.check_fake_tensors()
+
+
 PRIVATE = ["torch.autograd._get_sequence_nr", "torch._C._current_graph_task_id", "torch._C._current_autograd_node"]
 
 
@@ -83,11 +109,27 @@ PRIVATE = ["torch.autograd._get_sequence_nr", "torch._C._current_graph_task_id",
 def test_a_torch_without_a_private_name_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same error where a name is missing altogether; the page is loaded afresh, beside the one in use."""
     monkeypatch.delattr(name)
-    spec = importlib.util.spec_from_file_location("torch_compat_afresh", torch_compat.__file__)
+    spec = importlib.util.spec_from_file_location("autograd_afresh", autograd.__file__)
     assert spec is not None
     assert spec.loader is not None
     with pytest.raises(lflops.CountError, match=torch.__version__.replace("+", r"\+")):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+SUBJECTS = (autograd, dispatch_modes, distributed, modules, operators, tensors)
+
+
+def untried(check: str) -> list[str]:
+    """The functions of torch_private that the text of a self-check does not call."""
+    functions = [f"{subject.__name__.rpartition('.')[2]}.{name}" for subject in SUBJECTS for name in subject.__all__ if name.islower()]
+    return [name for name in functions if f"{name}(" not in check]
+
+
+def test_the_self_check_tries_every_function() -> None:
+    """A function that is added without a trial is named; so is one whose trial is taken out."""
+    check = Path(str(torch_check.__file__)).read_text()
+    assert [] == untried(check)
+    assert ["tensors.storage_key"] == untried(check.replace("tensors.storage_key(", "key("))
 
 
 PUBLIC = [

@@ -1,0 +1,62 @@
+"""Autograd: the numbers of nodes and backward passes, the leaves of a graph, and autograd's profiler."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from torch import Tensor
+
+from lflops.collect.torch_private.known_torch import known_torch
+
+with known_torch():
+    from torch._C import _current_autograd_node, _current_graph_task_id
+    from torch.autograd import _get_sequence_nr, _profiler_enabled  # type: ignore[attr-defined]
+
+__all__ = [
+    "ACCUMULATES_GRADIENT",
+    "NO_BACKWARD",
+    "backward_id",
+    "current_node",
+    "leaves",
+    "next_sequence_number",
+    "profiler_is_recording",
+    "sequence_number",
+]
+
+NO_BACKWARD = -1
+"""`backward_id()` outside of a backward pass."""
+
+ACCUMULATES_GRADIENT = 1 << 62
+"""Nodes that write `.grad` have sequence numbers from here on. No forward operator built them."""
+
+next_sequence_number: Callable[[], int] = _get_sequence_nr
+"""The number of the next autograd node that this thread builds."""
+
+backward_id: Callable[[], int] = _current_graph_task_id
+"""The number of the backward pass that this thread is running; later passes have higher numbers."""
+
+current_node: Callable[[], Any] = _current_autograd_node
+"""The autograd node that this thread is evaluating, or `None`."""
+
+profiler_is_recording: Callable[[], bool] = _profiler_enabled
+"""Whether one of torch's profilers is recording."""
+
+
+def sequence_number(node: Any) -> int:
+    """The number of an autograd node: its thread numbers them in the order in which it builds them."""
+    return cast("int", node._sequence_nr())
+
+
+def leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors whose `.grad` a backward pass from these tensors would write."""
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
+    seen: set[Any] = set()
+    found = [tensor for tensor in tensors if tensor.is_leaf]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if sequence_number(node) >= ACCUMULATES_GRADIENT and hasattr(node, "variable"):
+            found.append(node.variable)
+        waiting.extend(following for following, _ in node.next_functions)
+    return found

@@ -1,0 +1,42 @@
+"""Dispatch modes, and the stack of them that each thread has."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lflops.collect.torch_private.known_torch import known_torch
+
+with known_torch():
+    from torch.utils import _python_dispatch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["TorchDispatchMode", "pop_mode", "push_mode", "route_higher_order_operators", "without_modes"]
+
+without_modes: Callable[[], contextlib.AbstractContextManager[Any]] = _python_dispatch._disable_current_modes
+"""A context in which no mode sees the operators that run."""
+
+
+def route_higher_order_operators(kind: type[TorchDispatchMode]) -> None:
+    """Let modes of a class see higher-order operators, also in a torch that asks each operator for a rule and not the mode."""
+    if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
+        for each in torch._ops._higher_order_ops.values():
+            each.python_key_table.setdefault(kind, lambda mode, *args, _of=each, **kwargs: mode.__torch_dispatch__(_of, (), args, kwargs))
+
+
+def push_mode(mode: TorchDispatchMode) -> None:
+    """Put a mode on top of this thread's stack.
+
+    The mode's own `__enter__` would also mark it for dynamo, which then never again compiles the frames that it saw.
+    """
+    _python_dispatch._push_mode(mode)
+
+
+def pop_mode(mode: TorchDispatchMode) -> None:
+    """Take a mode off this thread's stack, at any position: two observers need not end in reverse order."""
+    above = []
+    while (top := _python_dispatch._pop_mode()) is not mode:
+        above.append(top)
+    for each in reversed(above):
+        _python_dispatch._push_mode(each)

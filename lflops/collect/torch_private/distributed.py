@@ -1,0 +1,50 @@
+"""Process groups, their store, and the flat parameters of the first FSDP."""
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["FlatPart", "flat_parts", "group_named", "group_store"]
+
+
+class FlatPart(NamedTuple):
+    """One parameter of the user's inside a flat parameter of the first FSDP.
+
+    Attributes:
+        stored_in: The parameter itself, or the flat parameter that has its elements.
+        module: The module that owns it.
+        elements: All of its elements.
+        local_elements: Those on this rank.
+    """
+
+    stored_in: Tensor
+    module: nn.Module
+    elements: int
+    local_elements: int
+
+
+def flat_parts(module: Any) -> Iterable[FlatPart]:
+    """The user's parameters inside a module's flat parameter. Empty unless the module is wrapped by the first FSDP."""
+    flat = getattr(getattr(module, "_handle", None), "flat_param", None)
+    if flat is None or type(module).__name__ != "FullyShardedDataParallel":
+        return ()
+    local = (each.numel_in_shard or 0 for each in flat._shard_param_infos)
+    owners = (each.module for each in flat._param_infos)
+    return map(FlatPart._make, zip(flat._params or [flat] * len(flat._numels), owners, flat._numels, local, strict=True))
+
+
+def group_named(name: str) -> Any:
+    """The process group of that name, or `None`."""
+    with contextlib.suppress(AttributeError, RuntimeError):
+        return torch._C._distributed_c10d._resolve_process_group(cast("Any", name))
+    return None
+
+
+def group_store() -> Any:
+    """The store of the default process group; `None` without a group or a store."""
+    with contextlib.suppress(AttributeError, RuntimeError, ValueError, AssertionError):
+        return torch.distributed.distributed_c10d._get_default_store()
+    return None

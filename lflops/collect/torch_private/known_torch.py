@@ -1,0 +1,28 @@
+"""The error about a torch whose internals differ from those that lflops was written for."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from lflops.errors import CountError
+
+__all__ = ["differs", "known_torch"]
+
+
+def differs(difference: object) -> CountError:
+    """The error that names this torch's version and the difference."""
+    return CountError(f"torch {torch.__version__}: its internals are not as lflops knows them: {difference}")
+
+
+@contextlib.contextmanager
+def known_torch() -> Iterator[None]:
+    """Imports and uses of private names: one that is missing, or takes other arguments, is a `CountError` with torch's version.
+
+    Raises:
+        CountError: A private name is missing or behaves differently.
+    """
+    try:
+        yield
+    except (ImportError, AttributeError, TypeError, RuntimeError) as error:
+        raise differs(error) from error
