@@ -164,7 +164,7 @@ class Counting:
     def so_far(self) -> tuple[int, int]:
         """MACs and FLOPs up to here, while the `with` is running."""
         cells = self._counter.total().cells.values()
-        return sum(sums[1] for sums in cells), sum(sums[3] for sums in cells)
+        return sum(counts.macs for counts in cells), sum(counts.flops for counts in cells)
 
     def _follow(self) -> Callable[[], None]:
         return self._counter.follow()
@@ -193,7 +193,7 @@ class Counting:
         collected = CountedPass(
             tree=self._tree,
             calls=self._scopes.calls,
-            tally=self._counter.total(),
+            totals=self._counter.total(),
             memory=None if memory is None else memory.result(),
             peaks={} if memory is None else memory.peak_of_rows(),
             ignored=_ignored(self._tree, self._ignore),  # a shared module has more rows by now

@@ -1,4 +1,4 @@
-"""What the operators of a pass add up to, by row and phase, from all threads."""
+"""Adds up what operators do, by row and phase, on all threads."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -10,14 +10,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lflops.collect.attribution.module_tracker import ModuleTracker
-from lflops.collect.counting.collectives import collective_of
 from lflops.collect.counting.live_memory import LiveMemory
 from lflops.collect.counting.operators import FOREACH, Kind, Operator, first_tensor
 from lflops.collect.counting.optimizer_owners import StepOwners
-from lflops.collect.counting.partial_tensors import PartialTensors
-from lflops.collect.counting.sharded_ops import unsharded_cost
-from lflops.collect.counting.totals import Totals
-from lflops.collect.counting.traffic import bytes_moved, size, tensors_of
+from lflops.collect.counting.sharded_tensors import PartialTensors, logical_cost
+from lflops.collect.counting.totals import Totals, Transfers
+from lflops.collect.counting.traffic import bytes_moved, collective_of, size, tensors_of
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.profile.records import ModulePhase, Phase
 
@@ -25,25 +23,25 @@ __all__ = ["Call", "Extent", "OperatorAccumulator"]
 
 FUSED = "_fused_"
 COLLECTIVE, UNCOUNTED = Kind.COLLECTIVE, Kind.UNCOUNTED
-"""By names of this module: an enumeration takes its time to give one of its own, and every operator asks."""
+"""Aliases, because looking a member up on an enumeration is slow, and every operator asks."""
 
 
 class ThreadTotals(threading.local):
-    """This thread's sums; and on what kind of device an operator on tensors that are spread over ranks is running, if one is."""
+    """This thread's sums, and the device type of the sharded operator that it is running, if any."""
 
     def __init__(self) -> None:
-        """Begin a thread with none."""
-        self.tally: Totals | None = None
-        self.spread: str | None = None
+        """Begin a thread without sums."""
+        self.totals: Totals | None = None
+        self.sharded_on: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
-    """What to collect beside MACs and FLOPs, which are always counted.
+    """What to collect besides MACs and FLOPs, which are always counted.
 
     Attributes:
-        fake: Whether fake tensors are what runs, rather than somebody's way to work out shapes.
-        round_to: Bytes of which every tensor's memory is a whole number.
+        fake: Whether the counted operators run on fake tensors. If not, fake tensors are someone's shape inference, and not counted.
+        round_to: The size of each tensor is rounded up to a multiple of so many bytes.
     """
 
     traffic: bool = True
@@ -53,7 +51,7 @@ class Extent:
 
 
 class Call(NamedTuple):
-    """One operator that has run."""
+    """One finished call of an operator."""
 
     operator: Operator
     row: str
@@ -64,33 +62,33 @@ class Call(NamedTuple):
 
 
 class OperatorAccumulator:
-    """Collects what operators do, by row and phase, from all threads, as the modes on their stacks tell of them.
+    """Adds up the calls that the dispatch modes of all threads report, by row and phase.
 
     Args:
-        scopes: Tells which row and phase is running.
+        scopes: Knows which row and phase is running.
         extent: What to collect.
 
     Attributes:
-        parts: The plain tensors that are only parts of what the model works on.
+        partial_tensors: The plain tensors that are parts of sharded ones.
     """
 
     def __init__(self, scopes: ModuleTracker, extent: Extent) -> None:
-        """Begin with nothing."""
+        """Begin without sums."""
         self.scopes = scopes
         self.memory = LiveMemory(extent.round_to) if extent.memory else None
         self.fake = extent.fake
         self._traffic = extent.traffic
         self._local = ThreadTotals()
-        self._tallies: list[Totals] = []
+        self._threads: list[Totals] = []
         self._step: StepOwners | None = None
         self._optimizers: dict[int, Optimizer] = {}
-        self.parts = PartialTensors(scopes.tree)
+        self.partial_tensors = PartialTensors(scopes.tree)
 
     def total(self) -> Totals:
         """The sums of all threads."""
         total = Totals()
-        for tally in self._tallies:
-            total.merge(tally)
+        for totals in self._threads:
+            total.merge(totals)
         return total
 
     def optimizer_state(self) -> Iterator[Tensor]:
@@ -100,94 +98,92 @@ class OperatorAccumulator:
                 yield from tensors_in(state)
 
     @property
-    def is_within_spread(self) -> bool:
-        """Whether an operator on tensors that are spread over ranks is running on this thread."""
-        return self._local.spread is not None
+    def in_sharded_operator(self) -> bool:
+        """Whether this thread is running an operator on sharded tensors."""
+        return self._local.sharded_on is not None
 
-    def works_out_shapes(self, args: Any, kwargs: Any) -> bool:
-        """Whether an operator within one on tensors that are spread over ranks is no part of it, but asks what its parts will look like."""
-        if self._local.spread in (None, "meta"):
+    def infers_shapes(self, args: Any, kwargs: Any) -> bool:
+        """Whether a call inside a sharded operator only infers the shapes of the local parts, on the meta device."""
+        if self._local.sharded_on in (None, "meta"):
             return False
-        on = [tensor.device for tensor in tensors_of((*args, *kwargs.values()))] or [torch.device(kwargs.get("device") or "cpu")]
-        return any(device.type == "meta" for device in on)
+        devices = [tensor.device for tensor in tensors_of((*args, *kwargs.values()))] or [torch.device(kwargs.get("device") or "cpu")]
+        return any(device.type == "meta" for device in devices)
 
-    def run_spread(self, operator: Operator, function: Any, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
-        """Run an operator on tensors that are spread over ranks: what it runs here is local work, its own shapes tell the whole."""
-        mine, local, (row, phase) = self._tally(), self._local, self.scopes.current(args)
-        self.parts.note((*args, *kwargs.values()))
-        part = local.tally = Totals()
-        local.spread = tensors_of((*args, *kwargs.values()))[0].device.type
+    def run_sharded(self, operator: Operator, function: Any, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+        """Run an operator on sharded tensors: the operators inside it are the local work, its own shapes give the logical work."""
+        totals, thread, (row, phase) = self._totals(), self._local, self.scopes.current(args)
+        self.partial_tensors.add_local_parts((*args, *kwargs.values()))
+        local = thread.totals = Totals()
+        thread.sharded_on = tensors_of((*args, *kwargs.values()))[0].device.type
         try:
             out = run()
         finally:
-            local.tally, local.spread = mine, None
-            mine.merge(part)
-        self.parts.note(out)
-        mine.tell_whole(part, ModulePhase(self.owner(row, phase), phase), unsharded_cost(operator, function, args, kwargs, out))
+            thread.totals, thread.sharded_on = totals, None
+            totals.merge(local)
+        self.partial_tensors.add_local_parts(out)
+        totals.add_logical(local, ModulePhase(self.owner(row, phase), phase), logical_cost(operator, function, args, kwargs, out))
         return out
 
-    def _tally(self) -> Totals:
-        tally = self._local.tally
-        if tally is None:
-            tally = self._local.tally = Totals()
-            self._tallies.append(tally)
-        return tally
+    def _totals(self) -> Totals:
+        totals = self._local.totals
+        if totals is None:
+            totals = self._local.totals = Totals()
+            self._threads.append(totals)
+        return totals
 
     def record(self, call: Call) -> None:
         """Add one call."""
-        tally = self._tally()
+        totals = self._totals()
         kind = call.operator.kind
         if kind is COLLECTIVE:
-            collective, group, group_size, carried = collective_of(call.operator.name, call.args, call.kwargs, call.out)
-            sums = tally.collectives[call.row, call.phase, collective, group, group_size]
-            sums[0] += 1
-            sums[1] += carried
+            collective, group, group_size, payload = collective_of(call.operator.name, call.args, call.kwargs, call.out)
+            totals.collectives[call.row, call.phase, collective, group, group_size].add(Transfers(1, payload))
         elif kind is UNCOUNTED:
-            _add_uncounted(tally, call)
+            _add_uncounted(totals, call)
         elif call.phase == "optimizer":
-            self._add_step(tally, call)
+            self._add_step(totals, call)
         else:
             self._step = None
-            self._add(tally, call, call.row)
+            self._add(totals, call, call.row)
 
-    def _add(self, tally: Totals, call: Call, row: str) -> None:
+    def _add(self, totals: Totals, call: Call, row: str) -> None:
         operator, _, phase, args, kwargs, out = call
         try:
             cost = operator.cost(args, kwargs, out)
             moved = bytes_moved(operator, args, kwargs, out) if self._traffic else 0
-        except Exception as error:  # noqa: BLE001 - a formula, a user's perhaps, must not stop the run that it is to count
-            tally.failures[operator.name] = f"{type(error).__name__}: {error}"
-            _add_uncounted(tally, call)
+        except Exception as error:  # noqa: BLE001 - a user's formula must not stop the run that it counts
+            totals.failures[operator.name] = f"{type(error).__name__}: {error}"
+            _add_uncounted(totals, call)
             return
         dtype = _dtype(args, out) if cost.macs else _dtype(out, args)
-        tally.add((row, operator.name, phase, dtype), cost, moved)
+        totals.add((row, operator.name, phase, dtype), cost, moved)
         if cost.recompute is not None:
-            tally.add((row, operator.name, "recompute", dtype), cost.recompute, 0)
-        if cost.macs and self.parts.awake and not self._local.spread and self.parts.among((args, kwargs)):
-            tally.whole_is_unknown(row, phase, cost)
+            totals.add((row, operator.name, "recompute", dtype), cost.recompute, 0)
+        if cost.macs and self.partial_tensors.active and not self._local.sharded_on and self.partial_tensors.in_any((args, kwargs)):
+            totals.add_unknown_logical(row, phase, cost)
 
-    def _add_step(self, tally: Totals, call: Call) -> None:
-        """Inside an optimizer's step the row is the owner of the parameter; an operator on lists is one on each element."""
+    def _add_step(self, totals: Totals, call: Call) -> None:
+        """Add a call inside an optimizer's step to the row that owns the parameter; a call on lists counts for each element."""
         owners = self._owners()
         operator, _, phase, args, kwargs, out = call
         if owners is None:
-            self._add(tally, call, call.row)
+            self._add(totals, call, call.row)
         elif args and isinstance(args[0], list) and operator.name.startswith((FOREACH, FUSED)):
-            for place, row in enumerate(owners.each(args[0], out)):
-                part = [_element(each, place) for each in args]
-                keywords = {name: _element(each, place) for name, each in kwargs.items()}
-                self._add(tally, Call(operator, row, phase, part, keywords, _element(out, place)), row)
+            for index, row in enumerate(owners.each(args[0], out)):
+                part = [_element(each, index) for each in args]
+                keywords = {name: _element(each, index) for name, each in kwargs.items()}
+                self._add(totals, Call(operator, row, phase, part, keywords, _element(out, index)), row)
         else:
-            self._add(tally, call, owners.one(args))
+            self._add(totals, call, owners.one(args))
 
-    def pass_by(self, args: Any) -> None:
-        """Note a view in an optimizer's step: what follows works on what it looks at."""
+    def see_view(self, args: Any) -> None:
+        """Note the owner of a view in an optimizer's step: the next operators work on it."""
         owners = self._owners()
         if owners is not None:
             owners.one(args)
 
     def owner(self, row: str, phase: Phase) -> str:
-        """Whose the results of the operator just added are: in an optimizer's step the parameter's."""
+        """The row that owns the results of the last call: in an optimizer's step, that of the parameter."""
         return row if phase != "optimizer" or self._step is None else self._step.last
 
     def _owners(self) -> StepOwners | None:
@@ -197,29 +193,28 @@ class OperatorAccumulator:
         return None if optimizer is None else self._step
 
     def _begin_step(self, optimizer: Optimizer) -> StepOwners:
-        """The gradients are what the last backward made, so they are looked up for each step."""
+        """Look the owners up anew for each step, because each backward makes new gradients."""
         self._optimizers[id(optimizer)] = optimizer
         owners = StepOwners(optimizer, self.scopes.tree)
         if self.memory is not None:
             self.memory.relabel(owners.gradients(), "gradients")
-            self.memory.find(owners.states(), "optimizer_state")
+            self.memory.add_earlier(owners.states(), "optimizer_state")
         return owners
 
 
-def _add_uncounted(tally: Totals, call: Call) -> None:
-    sums = tally.uncounted[call.row, call.operator.name, call.phase]
-    sums[0] += 1
-    sums[1] += sum(map(size, tensors_of((*call.args, *call.kwargs.values(), call.out))))
+def _add_uncounted(totals: Totals, call: Call) -> None:
+    moved = sum(map(size, tensors_of((*call.args, *call.kwargs.values(), call.out))))
+    totals.uncounted[call.row, call.operator.name, call.phase].add(Transfers(1, moved))
 
 
 def _dtype(first: Any, second: Any) -> torch.dtype | None:
-    """Of the first tensor: a contraction's operands come first, other operators' results."""
+    """The dtype of the first tensor: pass the operands of a contraction first, the results of any other operator."""
     tensor = first if isinstance(first, Tensor) else first_tensor((first, second))
     return None if tensor is None else tensor.dtype
 
 
-def _element(value: Any, place: int) -> Any:
-    """The part of a list of tensors that is one parameter's, kept a list."""
+def _element(value: Any, index: int) -> Any:
+    """The list with one parameter's tensor, of a list of tensors; any other value itself."""
     if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
-        return [value[place]] if place < len(value) else []
+        return [value[index]] if index < len(value) else []
     return value

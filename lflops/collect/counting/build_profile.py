@@ -1,17 +1,15 @@
-"""From running sums to a `Profile`: rows, inclusive figures, parameters, notes."""
+"""A `Profile` from the sums of a count: rows with own and inclusive work, parameters, notes."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
 
-from lflops.collect.counting.totals import Totals
+from lflops.collect.counting.totals import Counts, Totals
 from lflops.collect.inputs.tensors import dtype_name
-from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.model.parameter_sizes import holdings
+from lflops.collect.model.module_tree import ModuleTree, ParameterSize, parameter_sizes
 from lflops.profile.model import (
     COUNTS,
     SCHEMA_VERSION,
@@ -28,16 +26,17 @@ from lflops.profile.model import (
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
 from lflops.profile.records import PHASES, ModulePhase
+from lflops.profile.series import sum_known
 
 __all__ = ["CountedPass", "build_profile"]
 
 LONGEST_DETAIL = 200
-"""Letters of what a module says of itself."""
+"""Characters of a module's `extra_repr`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountedPass:
-    """All that a pass gathered.
+    """Everything collected in one pass.
 
     Attributes:
         peaks: The most bytes alive while each row ran.
@@ -46,7 +45,7 @@ class CountedPass:
 
     tree: ModuleTree
     calls: Counter[str]
-    tally: Totals
+    totals: Totals
     memory: Memory | None
     peaks: Mapping[str, int] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
@@ -55,7 +54,7 @@ class CountedPass:
 
 @dataclass
 class _Parameters:
-    """The parameters at or below a row."""
+    """Sums over the parameters at or below a row."""
 
     count: int = 0
     trainable: int = 0
@@ -64,41 +63,57 @@ class _Parameters:
     own: int = 0
     local: int = 0
     local_bytes: int = 0
-    dtypes: dict[str, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
+    by_dtype: Counter[str] = field(default_factory=Counter)
+    bytes_by_dtype: Counter[str] = field(default_factory=Counter)
+
+    def add(self, size: ParameterSize) -> None:
+        """Add a parameter."""
+        each, dtype = size.stored_in.element_size(), dtype_name(size.stored_in.dtype)
+        self.count += size.elements
+        self.bytes += size.elements * each
+        if size.stored_in.requires_grad:
+            self.trainable += size.elements
+            self.trainable_bytes += size.elements * each
+        self.local += size.local_elements
+        self.local_bytes += size.local_elements * each
+        self.by_dtype[dtype] += size.elements
+        self.bytes_by_dtype[dtype] += size.elements * each
 
 
 def build_profile(collected: CountedPass, run: Run) -> Profile:
-    """Put a profile together."""
-    tally = collected.tally
+    """Build the profile of one pass."""
+    totals = collected.totals
     cells = tuple(
         Cell(
             module=row,
             operator=operator,
             phase=phase,
             dtype="" if dtype is None else dtype_name(dtype),
-            calls=sums[0],
-            macs=sums[1],
-            executed_macs=sums[2],
-            flops=sums[3],
-            bytes_moved=sums[4],
+            calls=counts.calls,
+            macs=counts.macs,
+            executed_macs=counts.executed_macs,
+            flops=counts.flops,
+            bytes_moved=counts.bytes_moved,
         )
-        for (row, operator, phase, dtype), sums in tally.cells.items()
+        for (row, operator, phase, dtype), counts in totals.cells.items()
         if row not in collected.ignored
     )
     uncounted = tuple(
-        Uncounted(module=row, operator=operator, phase=phase, calls=calls, bytes=moved)
-        for (row, operator, phase), (calls, moved) in tally.uncounted.items()
+        Uncounted(module=row, operator=operator, phase=phase, calls=sums.calls, bytes=sums.bytes)
+        for (row, operator, phase), sums in totals.uncounted.items()
         if row not in collected.ignored
     )
     communication = tuple(
-        Communication(module=row, phase=phase, collective=collective, group=group, group_size=group_size, calls=calls, bytes=carried)
-        for (row, phase, collective, group, group_size), (calls, carried) in tally.collectives.items()
+        Communication(
+            module=row, phase=phase, collective=collective, group=group, group_size=group_size, calls=sums.calls, bytes=sums.bytes
+        )
+        for (row, phase, collective, group, group_size), sums in totals.collectives.items()
         if row not in collected.ignored
     )
     return Profile(
         schema_version=SCHEMA_VERSION,
         run=run,
-        modules=_modules(collected, cells, communication),
+        modules=_modules(collected, communication),
         cells=cells,
         uncounted=uncounted,
         communication=communication,
@@ -107,30 +122,30 @@ def build_profile(collected: CountedPass, run: Run) -> Profile:
     )
 
 
-def _modules(collected: CountedPass, cells: Iterable[Cell], communication: Iterable[Communication]) -> dict[str, ModuleProfile]:
+def _modules(collected: CountedPass, communication: Iterable[Communication]) -> dict[str, ModuleProfile]:
     tree = collected.tree
-    own: dict[ModulePhase, list[int]] = defaultdict(lambda: [0] * len(COUNTS))
-    for cell in cells:
-        figures = (cell.calls, cell.macs, cell.executed_macs, cell.flops, cell.bytes_moved, 0)
-        _add(own[ModulePhase(cell.module, cell.phase)], figures)
+    own: defaultdict[ModulePhase, Counts] = defaultdict(Counts)
+    for (row, _, phase, _), counts in collected.totals.cells.items():
+        if row not in collected.ignored:
+            own[ModulePhase(row, phase)].add(counts)
     for each in communication:
-        _add(own[ModulePhase(each.module, each.phase)], (each.calls, 0, 0, 0, 0, each.bytes))
-    below: dict[ModulePhase, list[int]] = defaultdict(lambda: [0] * len(COUNTS))
-    for (row, phase), sums in own.items():
+        own[ModulePhase(each.module, each.phase)].add(Counts(calls=each.calls, comm_bytes=each.bytes))
+    inclusive: defaultdict[ModulePhase, Counts] = defaultdict(Counts)
+    for (row, phase), counts in own.items():
         for above in ancestry(row):
-            _add(below[ModulePhase(above, phase)], sums)
-    beyond, own_beyond = _beyond(collected)
-    parameters, elsewhere = _parameters(tree)
-    rows = {above: None for row in (*tree.modules, *collected.calls, *collected.tally.rows()) for above in reversed(ancestry(row))}
+            inclusive[ModulePhase(above, phase)].add(counts)
+    difference, own_difference = _logical_differences(collected)
+    parameters, owners = _parameters(tree)
+    rows = {above: None for row in (*tree.modules, *collected.calls, *collected.totals.rows()) for above in reversed(ancestry(row))}
     return {
         row: _module(
             row,
             collected,
             parameters.get(row, _Parameters()),
-            elsewhere.get(row),
+            owners.get(row),
             {
-                str(phase): _work(below[at], own[at], beyond.get(at, 0), own_beyond.get(at, 0))
-                for phase, at in ((phase, ModulePhase(row, phase)) for phase in PHASES)
+                str(phase): _work(inclusive[key], own[key], difference.get(key, 0), own_difference.get(key, 0))
+                for phase, key in ((phase, ModulePhase(row, phase)) for phase in PHASES)
             },
         )
         for row in rows
@@ -152,7 +167,9 @@ def _module(row: str, collected: CountedPass, parameters: _Parameters, owner: st
         own_parameters=parameters.own,
         local_parameters=parameters.local,
         local_parameter_bytes=parameters.local_bytes,
-        dtypes={dtype: DtypeShare(parameters=count, bytes=size) for dtype, (count, size) in parameters.dtypes.items()},
+        dtypes={
+            dtype: DtypeShare(parameters=count, bytes=parameters.bytes_by_dtype[dtype]) for dtype, count in parameters.by_dtype.items()
+        },
         peak_bytes=collected.peaks.get(row),
         detail="" if module is None else _detail(module),
         **work,
@@ -160,81 +177,64 @@ def _module(row: str, collected: CountedPass, parameters: _Parameters, owner: st
 
 
 def _detail(module: nn.Module) -> str:
-    """What the module's class has to say of it, on one line; nothing where saying it fails."""
+    """The module's `extra_repr` on one line; empty if it fails."""
     try:
-        said = " ".join(str(module.extra_repr()).split())
-    except Exception:  # noqa: BLE001 - the user's code, which nobody asked for here
+        detail = " ".join(str(module.extra_repr()).split())
+    except Exception:  # noqa: BLE001 - the user's code must not end a count
         return ""
-    return said if len(said) <= LONGEST_DETAIL else f"{said[: LONGEST_DETAIL - 1]}…"
+    return detail if len(detail) <= LONGEST_DETAIL else f"{detail[: LONGEST_DETAIL - 1]}…"
 
 
 def _kind_without_module(row: str, collected: CountedPass) -> str:
-    """A named part of a step; or a container on the way to a further name of a shared module."""
+    """The kind of a row without a module: a named scope, or a container above a further name of a shared module."""
     inside = (name for name in collected.tree.modules if name.startswith(f"{row}."))
     return "" if not row or any(inside) else "scope"
 
 
-def _beyond(collected: CountedPass) -> tuple[dict[ModulePhase, int | None], dict[ModulePhase, int | None]]:
-    """What the whole model has beyond the work of this rank, in the rows and below them, and in the rows alone."""
-    own = {place: macs for place, macs in collected.tally.beyond.items() if place.row not in collected.ignored}
-    below: dict[ModulePhase, int | None] = {}
+def _logical_differences(collected: CountedPass) -> tuple[dict[ModulePhase, int | None], dict[ModulePhase, int | None]]:
+    """Logical MACs less counted MACs: of each row with all rows below it, and of each row alone."""
+    own = {key: macs for key, macs in collected.totals.logical_difference.items() if key.row not in collected.ignored}
+    inclusive: dict[ModulePhase, int | None] = {}
     for (row, phase), macs in own.items():
         for above in ancestry(row):
-            place = ModulePhase(above, phase)
-            before = below.get(place, 0)
-            below[place] = None if before is None or macs is None else before + macs
-    return below, own
+            key = ModulePhase(above, phase)
+            inclusive[key] = sum_known((inclusive.get(key, 0), macs))
+    return inclusive, own
 
 
-def _work(below: list[int], own: list[int], beyond: int | None, own_beyond: int | None) -> Work:
-    figures: dict[str, Any] = dict(zip(COUNTS, below, strict=True))
-    figures |= {f"own_{name}": value for name, value in zip(COUNTS, own, strict=True)}
-    figures["logical_macs"] = None if beyond is None else figures["macs"] + beyond
-    figures["own_logical_macs"] = None if own_beyond is None else figures["own_macs"] + own_beyond
-    return Work(**figures)
+def _work(inclusive: Counts, own: Counts, difference: int | None, own_difference: int | None) -> Work:
+    counts = {name: getattr(inclusive, name) for name in COUNTS} | {f"own_{name}": getattr(own, name) for name in COUNTS}
+    logical_macs, own_logical_macs = sum_known((inclusive.macs, difference)), sum_known((own.macs, own_difference))
+    return Work(**counts, logical_macs=logical_macs, own_logical_macs=own_logical_macs)
 
 
 def _parameters(tree: ModuleTree) -> tuple[dict[str, _Parameters], dict[str, str]]:
-    """What each row holds, and for rows that hold somebody else's parameters, whose."""
-    held: dict[str, _Parameters] = defaultdict(_Parameters)
-    for owner, parameter, whole, here in holdings(tree):
-        each = parameter.element_size()
-        held[owner].own += whole
-        for row in ancestry(owner):
-            sums = held[row]
-            sums.count += whole
-            sums.bytes += whole * each
-            if parameter.requires_grad:
-                sums.trainable += whole
-                sums.trainable_bytes += whole * each
-            sums.local += here
-            sums.local_bytes += here * each
-            _add(sums.dtypes[dtype_name(parameter.dtype)], (whole, whole * each))
-    elsewhere = {}
+    """The parameters of each row; and for rows with parameters that another row counts, that row."""
+    parameters: defaultdict[str, _Parameters] = defaultdict(_Parameters)
+    for size in parameter_sizes(tree):
+        parameters[size.row].own += size.elements
+        for row in ancestry(size.row):
+            parameters[row].add(size)
+    owners = {}
     for row, module in tree.modules.items():
         for parameter in module.parameters(recurse=False):
             owner = tree.owner(parameter)
             if owner != row:
-                elsewhere[row] = owner
-    return held, elsewhere
+                owners[row] = owner
+    return parameters, owners
 
 
 def _notes(collected: CountedPass) -> Iterable[Note]:
     for row in sorted(collected.ignored):
-        sums = [0] * 5
-        for key, cell in collected.tally.cells.items():
-            if key[0] == row:
-                _add(sums, cell)
-        yield Note(code="ignored", subject=row, values={"calls": sums[0], "macs": sums[1], "flops": sums[3]})
+        ignored = Counts()
+        for (of, *_), counts in collected.totals.cells.items():
+            if of == row:
+                ignored.add(counts)
+        yield Note(code="ignored", subject=row, values={"calls": ignored.calls, "macs": ignored.macs, "flops": ignored.flops})
     scripted: set[str] = set()
     for row, module in collected.tree.modules.items():
         if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.children()) and scripted.isdisjoint(ancestry(row)):
             scripted.add(row)
             yield Note(code="scripted", subject=row, values={})
-    for operator, error in collected.tally.failures.items():
+    for operator, error in collected.totals.failures.items():
         yield Note(code="formula_failed", subject=operator, values={"error": error})
-
-
-def _add(sums: list[int], more: Iterable[int]) -> None:
-    for place, value in enumerate(more):
-        sums[place] += value

@@ -1,4 +1,4 @@
-"""Bytes alive from operator to operator, from the tensors that operators return and the moments that their storages die."""
+"""Live bytes after each operator: storages are born as results of operators, and die when they are freed."""
 
 import heapq
 import weakref
@@ -30,7 +30,7 @@ BORN_IN: dict[Phase, str] = {
 
 
 class Birth(NamedTuple):
-    """A storage when it was first seen."""
+    """What is known of a storage when it is first seen."""
 
     nbytes: int
     category: str
@@ -40,17 +40,17 @@ class Birth(NamedTuple):
 
 
 class LiveMemory:
-    """Follows storages from birth to death; nothing is kept alive by it.
+    """Follows storages from birth to death, and keeps none of them alive.
 
-    Births and deaths go into one list, which is replayed at the end up to the peak: keeping what is alive at each new peak instead would
-    cost as much as all the rest.
+    Births and deaths go into one list of events, which is replayed at the end, up to the peak. Copying the live set at each new peak would
+    double the cost of counting.
 
     Args:
-        round_to: Bytes of which every storage takes a whole number.
+        round_to: The size of each storage is rounded up to a multiple of so many bytes.
     """
 
     def __init__(self, round_to: int = 1) -> None:
-        """Begin with nothing alive."""
+        """Begin without live storages."""
         self._round_to = round_to
         self._births: list[Birth] = []
         self._events: list[int] = []
@@ -62,45 +62,45 @@ class LiveMemory:
         self._moments: list[tuple[str, str, Phase, int, int]] = []
         self._highest: dict[str, int] = {}
         self._relabelled: dict[int, str] = {}
-        self._never_allocated: set[int] = set()
+        self._fake: set[int] = set()
 
     def hold(self, tensors: Iterable[Tensor], category: str, row: str) -> None:
-        """Take in what is there before the first operator."""
+        """Add tensors that exist before the first operator."""
         for tensor in tensors:
             self._bear(tensor, category, "", row, "other")
 
     def before(self, operator: str, row: str, phase: Phase) -> None:
-        """An operator is about to run."""
+        """Record the live bytes before an operator runs."""
         live = self._live
         self._moments.append((operator, row, phase, live, len(self._events)))
         if live > self._highest.get(row, -1):
             self._highest[row] = live
 
     def after(self, operator: str, row: str, phase: Phase, out: Any) -> None:
-        """It has run and returned `out`."""
+        """Record the storages of what the operator returned."""
         for tensor in (out,) if isinstance(out, Tensor) else tensors_of((out,)):
             self._bear(tensor, BORN_IN[phase], operator, row, phase)
         if self._live > self._highest.get(row, -1):
             self._highest[row] = self._live
 
-    def find(self, tensors: Iterable[tuple[Tensor, str]], category: str) -> None:
-        """Take in what turns out to have been there all along, each with its row."""
+    def add_earlier(self, tensors: Iterable[tuple[Tensor, str]], category: str) -> None:
+        """Add tensors, each with its row, that are found late but have existed from the beginning."""
         before, peak, peak_event, peak_index = self._events, self._peak, self._peak_event, self._peak_index
         self._events = []
         for tensor, row in tensors:
             self._bear(tensor, category, "", row, "other")
-        found = [event for event in self._events if event >= 0]
+        born = [event for event in self._events if event >= 0]
         died = [event for event in self._events if event < 0]
-        more = sum(self._births[event].nbytes for event in found)
-        self._events = found + before + died
-        if not found:
+        more = sum(self._births[event].nbytes for event in born)
+        self._events = born + before + died
+        if not born:
             return
-        self._peak, self._peak_event, self._peak_index = peak + more, peak_event + len(found), peak_index
-        self._moments = [(operator, row, phase, live + more, event + len(found)) for operator, row, phase, live, event in self._moments]
+        self._peak, self._peak_event, self._peak_index = peak + more, peak_event + len(born), peak_index
+        self._moments = [(operator, row, phase, live + more, event + len(born)) for operator, row, phase, live, event in self._moments]
         self._highest = {row: highest + more for row, highest in self._highest.items()}
 
     def relabel(self, tensors: Iterable[Tensor], category: str) -> None:
-        """Say what became of storages that are still alive."""
+        """Change the category of storages that are still alive."""
         for tensor in tensors:
             found = storage_of(tensor)
             alive = self._alive.get(found[1]) if found else None
@@ -108,11 +108,11 @@ class LiveMemory:
                 self._relabelled[alive[0]] = category
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Stop following storages."""
         self._alive.clear()
 
     def peak_of_rows(self) -> dict[str, int]:
-        """The most bytes alive while a row or one below it ran."""
+        """The most bytes alive while each row, or one below it, ran."""
         peaks: dict[str, int] = {}
         for row, live in self._highest.items():
             for above in ancestry(row):
@@ -120,7 +120,7 @@ class LiveMemory:
         return peaks
 
     def result(self) -> Memory:
-        """The peak, what it was made of, and the way to it."""
+        """The peak, its composition, and the timeline."""
         at_peak = self._alive_at_peak()
         alive = [(self._relabelled.get(serial, birth.category), birth) for serial, birth in at_peak]
         by_category = Counter(dict.fromkeys(CATEGORIES, 0))
@@ -133,7 +133,7 @@ class LiveMemory:
                 activations[birth.row] += birth.nbytes
         largest = heapq.nlargest(LARGEST, alive, key=lambda each: each[1].nbytes)
         return Memory(
-            source="counted" if self._never_allocated.isdisjoint(serial for serial, _ in at_peak) else "fake",
+            source="counted" if self._fake.isdisjoint(serial for serial, _ in at_peak) else "fake",
             peak_bytes=self._peak,
             peak_index=self._peak_index,
             by_category=dict(by_category),
@@ -156,7 +156,7 @@ class LiveMemory:
         self._alive[key] = (serial, weakref.ref(storage, partial(self._die, key)))
         self._events.append(serial)
         if tensor.is_meta or type(tensor) is FakeTensor:
-            self._never_allocated.add(serial)
+            self._fake.add(serial)
         self._live += nbytes
         if self._live > self._peak:
             self._peak, self._peak_event, self._peak_index = self._live, len(self._events), max(len(self._moments) - 1, 0)
@@ -168,17 +168,17 @@ class LiveMemory:
             self._live -= self._births[alive[0]].nbytes
 
     def _timeline(self) -> Iterator[Moment]:
-        """What is kept of it, with what was alive by what that turned out to be."""
+        """The moments that are kept, each with the live bytes by final category."""
         live = dict.fromkeys(CATEGORIES, 0)
         done = 0
         for index in extremes([moment[3] for moment in self._moments], LONGEST_TIMELINE, [self._peak_index]):
-            operator, row, phase, in_all, event = self._moments[index]
+            operator, row, phase, total, event = self._moments[index]
             for each in self._events[done:event]:
                 serial = each if each >= 0 else ~each
                 birth = self._births[serial]
                 live[self._relabelled.get(serial, birth.category)] += birth.nbytes if each >= 0 else -birth.nbytes
             done = event
-            yield Moment(operator, row, phase, in_all, index, ByCategory(**live))
+            yield Moment(operator, row, phase, total, index, ByCategory(**live))
 
     def _alive_at_peak(self) -> list[tuple[int, Birth]]:
         alive: dict[int, Birth] = {}
@@ -191,8 +191,8 @@ class LiveMemory:
 
 
 def storage_of(tensor: Tensor) -> tuple[Any, int] | None:
-    """What holds the numbers that this rank has of a tensor, and its key; `None` where there is no such thing."""
+    """The storage of this rank's part of a tensor, and its key; `None` if the tensor has no storage."""
     try:
         return storage_key(local_part(tensor))
-    except (NotImplementedError, RuntimeError, ValueError):  # a sparse tensor has none, a lazy one not yet
+    except (NotImplementedError, RuntimeError, ValueError):  # a sparse tensor has none, a lazy one has none yet
         return None

@@ -1,4 +1,4 @@
-"""What kind of thing an operator is, worked out once for each and kept."""
+"""Operators: the kind and the cost function of each, looked up once."""
 
 from enum import Enum, auto
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The families enter themselves in the tables.
+# Each family registers its formulas when it is imported.
 from lflops.collect.operator_costs import flex, quantized_convolution  # noqa: F401
 from lflops.collect.operator_costs.table import CallCost, all_formulas, formula_of
 from lflops.collect.torch_private.operators import (
@@ -38,18 +38,18 @@ __all__ = ["Kind", "Operator", "first_tensor", "known_operators"]
 
 NAMESPACES_WITHOUT_WORK = frozenset({"prim", "profiler", "prims_guard", "debugprims", "inductor_guard"})
 LIKE_ATEN = frozenset({"aten", "prims", "quantized"})
-"""Where a name means what it means in ATen. Anywhere else it may mean anything: the tables know it with its namespace, or not at all."""
+"""Namespaces whose names mean the same as in ATen. The tables have operators of any other namespace under their full name."""
 
 COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd"})
 FOREACH = "_foreach_"
-TAKES_IN = frozenset({"lift", "lift_fresh"})
-"""By these, memory that was made without an operator comes in: `torch.tensor`, a loaded array."""
+LIFTS = frozenset({"lift", "lift_fresh"})
+"""Operators by which memory that no operator made arrives: from `torch.tensor`, or a loaded array."""
 
 NOTHING = Cost()
 
 
 class Kind(Enum):
-    """What there is to do for a call."""
+    """How a call is counted."""
 
     FREE = auto()
     COUNTED = auto()
@@ -62,34 +62,34 @@ class Operator:
     """One operator and how to count it.
 
     Attributes:
-        name: Without the namespace where that is ATen's.
-        known_as: What the tables call it: without the namespace where a name means what it means in ATen.
-        kind: What there is to do for a call.
-        cost: The arithmetic of a call, from its arguments and result.
+        name: The name, with its namespace unless that is ATen.
+        known_as: The name in the tables: with its namespace unless that is one of `LIKE_ATEN`.
+        kind: How a call is counted.
+        cost: The cost of a call, from its arguments and result.
         makes_storage: Whether results are new memory.
         has_nested_kernel: Whether its kernel for nested tensors calls other operators.
-        written: Names and places of the arguments written to.
+        written: Names and positions of the arguments that it writes to.
     """
 
     __slots__ = ("cost", "has_nested_kernel", "kind", "known_as", "makes_storage", "name", "written")
 
     def __init__(self, function: Any) -> None:
-        """Look the operator up in the table and the convention."""
+        """Look the operator up in the tables, then in the convention."""
         qualified = qualified_name(function).split(".")[0]
         namespace, _, name = qualified.rpartition("::")
         self.known_as = name if namespace in LIKE_ATEN else f"{namespace}::{name}"
         self.name = name if namespace in ("aten", "") else qualified
         self.written = written_arguments(function) if isinstance(function, OpOverload) else ()
-        asks = namespace in NAMESPACES_WITHOUT_WORK  # where a fake tensor is, for one
-        self.makes_storage = not asks and (not isinstance(function, OpOverload) or self.known_as in TAKES_IN or makes_storage(function))
+        no_work = namespace in NAMESPACES_WITHOUT_WORK  # such as asking for the device of a fake tensor
+        self.makes_storage = not no_work and (not isinstance(function, OpOverload) or self.known_as in LIFTS or makes_storage(function))
         views = bool(getattr(function, "is_view", False))
-        self.has_nested_kernel = isinstance(function, OpOverload) and not asks and not views and has_nested_kernel(function)
+        self.has_nested_kernel = isinstance(function, OpOverload) and not no_work and not views and has_nested_kernel(function)
         formula = formula_of(function)
         self.cost: CallCost = formula or _nothing
         self.kind = Kind.COUNTED
         if formula is not None:
             return
-        if asks or self.known_as in FREE or views:
+        if no_work or self.known_as in FREE or views:
             self.kind = Kind.FREE
         elif decomposes(function):
             self.kind = Kind.DECOMPOSED
@@ -106,7 +106,7 @@ _known_with: tuple[Any, ...] = ()
 
 
 def known_operators() -> dict[int, tuple[Any, Operator]]:
-    """Those met so far in this process, by the identity of torch's object, which stands beside them. Another table begins them anew."""
+    """The operators seen in this process, by the id of torch's object, which is kept alive with them. A new formula empties the cache."""
     global _KNOWN, _known_with
     if _known_with != all_formulas():
         _KNOWN, _known_with = {}, all_formulas()
@@ -114,7 +114,7 @@ def known_operators() -> dict[int, tuple[Any, Operator]]:
 
 
 def first_tensor(value: Any) -> Tensor | None:
-    """The value if it is a tensor, else the first in it that is."""
+    """The value if it is a tensor, else the first tensor in it."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, list | tuple):
@@ -123,7 +123,7 @@ def first_tensor(value: Any) -> Tensor | None:
 
 
 def _convention(function: Any, name: str) -> CallCost | None:
-    """The arithmetic of an operator that multiplies no matrices; `None` where nothing is known about it."""
+    """The cost of an operator that is no contraction, by the convention; `None` where the convention has no rule for it."""
     if not isinstance(function, OpOverload):
         return None
     foreach = name.startswith(FOREACH)
@@ -139,12 +139,12 @@ def _convention(function: Any, name: str) -> CallCost | None:
     operations = PER_OUTPUT.get(plain, 1 if pointwise else None)
     if operations is None:
         return None
-    # A list's results may be its own elements, written in place and not returned.
+    # Operators on lists may write their results in place and return nothing.
     return _per_input(operations) if foreach else _per_output(operations)
 
 
 def _is_pointwise(function: Any, name: str) -> bool:
-    """Whether the operator is marked so, or the one of ATen's that it is the in-place form of."""
+    """Whether the operator, or the ATen operator of which it is the in-place form, is tagged pointwise."""
     if torch.Tag.pointwise in function.tags:
         return True
     plain = None if "::" in name else getattr(torch.ops.aten, name.rstrip("_"), None)

@@ -1,4 +1,4 @@
-"""Whose parameter an optimizer's operator works on."""
+"""Which module owns the parameter that an optimizer's operator works on."""
 
 import weakref
 from collections.abc import Iterator
@@ -15,29 +15,32 @@ __all__ = ["StepOwners"]
 
 
 class StepOwners:
-    """The rows behind the tensors of one optimizer step; `last` is that of the last operator.
+    """The rows that own the tensors of one optimizer step.
 
-    Parameters, their gradients and their state are known by identity. What the step makes of them is not; but a step goes through its
-    parameters in order, one by one or as lists, so an unknown tensor belongs with the last known one, and an unknown list with the last
-    known list of its length.
+    Parameters, gradients and state are known by identity. Intermediate results are not. A step goes through its parameters in order, one by
+    one or as lists. So an unknown tensor has the row of the last known one, and an unknown list the rows of the last known list of its
+    length.
+
+    Attributes:
+        last: The row of the last operator.
     """
 
     def __init__(self, optimizer: Optimizer, tree: ModuleTree) -> None:
-        """Look the optimizer's tensors up."""
+        """Register the tensors that the optimizer has."""
         self.optimizer = optimizer
         self._tree = tree
         self._rows: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._states = 0
         self.last = ""
         self._lists: dict[int, list[str]] = {}
-        self._look()
+        self._register()
 
     def gradients(self) -> Iterator[Tensor]:
-        """Those of all the optimizer's parameters."""
+        """The gradients of all the optimizer's parameters."""
         yield from (parameter.grad for parameter in self._parameters() if parameter.grad is not None)
 
     def states(self) -> Iterator[tuple[Tensor, str]]:
-        """The tensors of the optimizer's state that there are, with the rows of their parameters."""
+        """The tensors of the optimizer's state, with the rows of their parameters."""
         for parameter in self._parameters():
             row = self._tree.owner(parameter)
             state = self.optimizer.state.get(parameter, {})
@@ -58,7 +61,7 @@ class StepOwners:
         return self.last
 
     def each(self, tensors: list[Tensor], results: Any) -> list[str]:
-        """The rows of an operator on lists, element by element; its results are theirs as well."""
+        """The rows of an operator on lists, element by element. Its results get the same rows."""
         rows = [self._row(each) for each in tensors]
         known = self._lists.get(len(rows), [self.last] * len(rows))
         rows_or_last = [row if row is not None else before for row, before in zip(rows, known, strict=True)]
@@ -66,33 +69,33 @@ class StepOwners:
             self._lists[len(rows)] = rows_or_last
         for result, row in zip(results or (), rows_or_last, strict=False):
             if isinstance(result, Tensor):
-                self._enter(result, row)
+                self._add(result, row)
         return rows_or_last
 
     def _row(self, tensor: Tensor) -> str | None:
-        # An identity says something only as long as its tensor lives; and nothing is kept alive for it.
+        # An id is valid only as long as its tensor is alive, and this keeps none alive.
         known = self._rows.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return known[1]
         if len(self.optimizer.state) == self._states:
             return None
-        self._look()  # the first step makes the state
+        self._register()  # the first step makes the state
         return self._row(tensor)
 
-    def _look(self) -> None:
+    def _register(self) -> None:
         self._states = len(self.optimizer.state)
         for parameter in self._parameters():
-            self._enter(parameter, self._tree.owner(parameter))
+            self._add(parameter, self._tree.owner(parameter))
             if parameter.grad is not None:
-                self._enter(parameter.grad, self._tree.owner(parameter))
+                self._add(parameter.grad, self._tree.owner(parameter))
         for tensor, row in self.states():
-            self._enter(tensor, row)
+            self._add(tensor, row)
 
-    def _enter(self, tensor: Tensor, row: str) -> None:
-        held = local_part(tensor)  # operators see no other
-        known = self._rows.get(id(held))
-        if known is None or known[0]() is not held:
-            self._rows[id(held)] = (weakref.ref(held), row)
+    def _add(self, tensor: Tensor, row: str) -> None:
+        local = local_part(tensor)  # the tensor that operators see
+        known = self._rows.get(id(local))
+        if known is None or known[0]() is not local:
+            self._rows[id(local)] = (weakref.ref(local), row)
 
     def _parameters(self) -> Iterator[Tensor]:
         for group in self.optimizer.param_groups:

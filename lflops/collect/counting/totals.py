@@ -1,4 +1,4 @@
-"""The running sums of a count, one set for each thread so that threads need no lock."""
+"""The running sums of a count. Each thread has its own, so that threads need no lock."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -9,64 +9,106 @@ import torch
 
 from lflops.formulas.table import Cost
 from lflops.profile.records import ModulePhase, Phase
+from lflops.profile.series import sum_known
 
-__all__ = ["CellKey", "CollectiveKey", "Totals", "UncountedKey"]
+__all__ = ["CellKey", "CollectiveKey", "Counts", "Totals", "Transfers", "UncountedKey"]
+
 
 CellKey = tuple[str, str, Phase, "torch.dtype | None"]
 """Row, operator, phase, dtype."""
 UncountedKey = tuple[str, str, Phase]
+"""Row, operator, phase."""
 CollectiveKey = tuple[str, Phase, str, str, "int | None"]
-"""Row, phase, collective, group, its size."""
+"""Row, phase, collective, process group, the group's size."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """The sums of several calls; the fields are the `COUNTS` of a profile."""
+
+    calls: int = 0
+    macs: int = 0
+    executed_macs: int = 0
+    flops: int = 0
+    bytes_moved: int = 0
+    comm_bytes: int = 0
+
+    def add(self, other: "Counts") -> None:
+        """Add other sums."""
+        self.calls += other.calls
+        self.macs += other.macs
+        self.executed_macs += other.executed_macs
+        self.flops += other.flops
+        self.bytes_moved += other.bytes_moved
+        self.comm_bytes += other.comm_bytes
+
+
+@dataclass(slots=True)
+class Transfers:
+    """Calls and their bytes: the payload of a collective, the tensors of an uncounted operator."""
+
+    calls: int = 0
+    bytes: int = 0
+
+    def add(self, other: "Transfers") -> None:
+        """Add other sums."""
+        self.calls += other.calls
+        self.bytes += other.bytes
 
 
 @dataclass
 class Totals:
-    """Sums by what they belong to.
+    """Sums by row and phase.
 
     Attributes:
-        cells: Calls, MACs, executed MACs, FLOPs, bytes moved.
-        uncounted: Calls, bytes.
-        collectives: Calls, bytes.
-        failures: Operator to what went wrong in its formula.
-        beyond: MACs of the whole model that are not among these, by row and phase; below 0 where several ranks do the same. `None` where
-            nobody knows. What is not in it is as it is here.
+        failures: The error of each formula that failed, by operator.
+        logical_difference: Logical MACs less the MACs counted here; negative where several ranks compute the same. `None` where the logical
+            MACs are unknown. A row and phase that is not in it has no difference.
     """
 
-    cells: dict[CellKey, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0] * 5))
-    uncounted: dict[UncountedKey, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0] * 2))
-    collectives: dict[CollectiveKey, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0] * 2))
+    cells: defaultdict[CellKey, Counts] = field(default_factory=lambda: defaultdict(Counts))
+    uncounted: defaultdict[UncountedKey, Transfers] = field(default_factory=lambda: defaultdict(Transfers))
+    collectives: defaultdict[CollectiveKey, Transfers] = field(default_factory=lambda: defaultdict(Transfers))
     failures: dict[str, str] = field(default_factory=dict)
-    beyond: dict[ModulePhase, int | None] = field(default_factory=dict)
+    logical_difference: dict[ModulePhase, int | None] = field(default_factory=dict)
 
     def add(self, key: CellKey, cost: Cost, moved: int) -> None:
-        """Add one call."""
+        """Add one call that moves so many bytes."""
         cell = self.cells[key]
-        cell[0] += 1
-        cell[1] += cost.macs
-        cell[2] += cost.macs if cost.executed_macs is None else cost.executed_macs
-        cell[3] += 2 * cost.macs + cost.other_flops
-        cell[4] += moved
+        cell.calls += 1
+        cell.macs += cost.macs
+        cell.executed_macs += cost.macs if cost.executed_macs is None else cost.executed_macs
+        cell.flops += 2 * cost.macs + cost.other_flops
+        cell.bytes_moved += moved
 
-    def tell_whole(self, part: "Totals", place: ModulePhase, whole: Cost | None) -> None:
-        """Say that what `part` has was this rank's share of so much; `None` where that is not known."""
-        here: dict[ModulePhase, int] = defaultdict(int)
-        for (row, _, phase, _), sums in part.cells.items():
-            here[ModulePhase(row, phase)] += sums[1]
-        told = {}
-        if whole is not None:
-            told = {place: whole.macs} | ({} if whole.recompute is None else {ModulePhase(place.row, "recompute"): whole.recompute.macs})
-        for each in here.keys() | told.keys():
-            known = whole is not None or not here[each]
-            self._add_beyond(each, told.get(each, 0) - here[each] if known else None)
+    def add_logical(self, local: "Totals", key: ModulePhase, logical: Cost | None) -> None:
+        """Add the logical work of an operator on sharded tensors.
 
-    def whole_is_unknown(self, row: str, phase: Phase, cost: Cost) -> None:
-        """Say that of an operator that has this cost here nobody knows what it is part of."""
-        for each in (phase,) if cost.recompute is None else (phase, "recompute"):
-            self._add_beyond(ModulePhase(row, each), None)
+        Args:
+            local: What this rank ran for it, which is in these totals already.
+            key: The row and phase of the operator.
+            logical: The cost on unsharded tensors; `None` where it is unknown.
+        """
+        local_macs: dict[ModulePhase, int] = defaultdict(int)
+        for (row, _, phase, _), counts in local.cells.items():
+            local_macs[ModulePhase(row, phase)] += counts.macs
+        logical_macs: dict[ModulePhase, int] = {}
+        if logical is not None:
+            logical_macs[key] = logical.macs
+            if logical.recompute is not None:
+                logical_macs[ModulePhase(key.row, "recompute")] = logical.recompute.macs
+        for each in local_macs.keys() | logical_macs.keys():
+            known = logical is not None or not local_macs[each]
+            self._add_difference(each, logical_macs.get(each, 0) - local_macs[each] if known else None)
 
-    def _add_beyond(self, place: ModulePhase, macs: int | None) -> None:
-        before = self.beyond.get(place, 0)
-        self.beyond[place] = None if before is None or macs is None else before + macs
+    def add_unknown_logical(self, row: str, phase: Phase, cost: Cost) -> None:
+        """Note that the logical work of an operator is unknown, which costs this much here."""
+        self._add_difference(ModulePhase(row, phase), None)
+        if cost.recompute is not None:
+            self._add_difference(ModulePhase(row, "recompute"), None)
+
+    def _add_difference(self, key: ModulePhase, macs: int | None) -> None:
+        self.logical_difference[key] = sum_known((self.logical_difference.get(key, 0), macs))
 
     def merge(self, other: "Totals") -> None:
         """Add another thread's sums."""
@@ -74,16 +116,14 @@ class Totals:
         _merge(self.uncounted, other.uncounted)
         _merge(self.collectives, other.collectives)
         self.failures.update(other.failures)
-        for place, macs in other.beyond.items():
-            self._add_beyond(place, macs)
+        for key, macs in other.logical_difference.items():
+            self._add_difference(key, macs)
 
     def rows(self) -> Iterator[str]:
-        """Every row that has something, with repetitions."""
-        yield from (key[0] for key in self.cells)
-        yield from (key[0] for key in self.uncounted)
-        yield from (key[0] for key in self.collectives)
+        """Every row that has any sum, with repetitions."""
+        yield from (key[0] for keys in (self.cells, self.uncounted, self.collectives) for key in keys)
 
 
-def _merge(mine: dict[Any, list[int]], theirs: dict[Any, list[int]]) -> None:
+def _merge(mine: defaultdict[Any, Any], theirs: dict[Any, Any]) -> None:
     for key, sums in theirs.items():
-        mine[key] = [a + b for a, b in zip(mine[key], sums, strict=True)]
+        mine[key].add(sums)

@@ -1,30 +1,34 @@
-"""The names of a model's modules, and who owns its parameters."""
+"""The names of a model's modules, and which module owns each parameter."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
+from lflops.collect.torch_private.distributed import flat_parts
 from lflops.collect.torch_private.modules import child_modules, is_compiled
+from lflops.collect.torch_private.tensors import local_part
 
-__all__ = ["ModuleTree"]
+__all__ = ["ModuleTree", "ParameterSize", "parameter_sizes"]
 
 TRANSPARENT = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
-"""Names under which wrappers of torch's own register what they wrap. They are no level of the model, so they are no part of a name."""
+"""Names under which torch's wrappers register the wrapped module. They are left out of a module's name."""
 
 
 class ModuleTree:
-    """Modules by the row that they are shown in.
+    """A model's modules by row.
 
-    A module is named by the caller that registers it, at any depth below; a module that its caller does not register keeps the first name
-    that a walk from the root finds. Modules are told apart by identity: a user's class may define equality.
+    A module's row is its name below the module that calls it. If the caller does not contain it, it is the first name that a walk from the
+    root finds. Modules are compared by identity, because a user's class may define equality.
 
     Args:
         roots: Name to module; `{"": model}` where there is one.
     """
 
     def __init__(self, roots: Mapping[str, nn.Module]) -> None:
-        """Walk the modules once; the model is referred to, never written to."""
+        """Walk the modules once. The model is never written to."""
         self.modules: dict[str, nn.Module] = {}
         self.compiled: set[str] = set()
         self.wrappers: dict[int, nn.Module] = {}
@@ -35,7 +39,7 @@ class ModuleTree:
             self._walk(name, module)
 
     def __contains__(self, module: nn.Module) -> bool:
-        """Whether the module is one of the tree's."""
+        """Whether the module is in the tree."""
         return id(module) in self._first
 
     def row(self, module: nn.Module, caller: str) -> str:
@@ -47,17 +51,17 @@ class ModuleTree:
         return row
 
     def first_row(self, module: nn.Module) -> str:
-        """The row of a module of the tree by its own first name."""
+        """The row of a module by the first name that a walk from the root finds."""
         return self._first[id(module)]
 
     def nearest(self, row: str) -> str:
-        """The nearest row at or above this one that is a module's: a named part of a step is none."""
+        """The nearest row at or above this one that is a module, and not a named scope."""
         while row and row not in self.modules:
             row = row.rpartition(".")[0]
         return row
 
     def owner(self, parameter: Tensor | None) -> str:
-        """The row that counts a parameter: the first that holds it; the root for one that none does."""
+        """The row that counts a parameter: the first module that has it; the root if none has."""
         found = self._owners.get(id(parameter))
         return "" if found is None else found[1]
 
@@ -103,7 +107,7 @@ class ModuleTree:
         return first
 
     def _add(self, row: str, module: nn.Module) -> None:
-        """Keep a further name of a shared module, once something runs under it."""
+        """Add a further name of a shared module, once it runs under that name."""
         self.modules.setdefault(row, module)
 
 
@@ -111,3 +115,39 @@ def _below(name: str, key: str) -> str:
     if key in TRANSPARENT:
         return name
     return f"{name}.{key}" if name else key
+
+
+class ParameterSize(NamedTuple):
+    """The size of one of the model's parameters.
+
+    Attributes:
+        row: The row that counts it.
+        stored_in: The parameter itself, or the flat parameter that has its elements.
+        elements: All of its elements.
+        local_elements: Those on this rank.
+    """
+
+    row: str
+    stored_in: Tensor
+    elements: int
+    local_elements: int
+
+
+def parameter_sizes(tree: ModuleTree) -> Iterator[ParameterSize]:
+    """The size of every parameter, once, except of those without a shape yet."""
+    flat = [part for wrapper in tree.wrappers.values() for part in flat_parts(wrapper)]
+    for part in flat:
+        yield ParameterSize(tree.first_row(part.module), part.stored_in, part.elements, part.local_elements)
+    flattened = {id(part.stored_in) for part in flat}
+    for parameter, row in tree.parameters():
+        if id(parameter) not in flattened and not isinstance(parameter, UninitializedParameter):
+            yield ParameterSize(row, parameter, *_sizes(parameter))
+
+
+def _sizes(parameter: Any) -> tuple[int, int]:
+    """All elements and the local ones. DeepSpeed leaves an empty tensor for a sharded parameter, with its size and its shard on it."""
+    elements = getattr(parameter, "ds_numel", None)
+    if elements is None:
+        return parameter.numel(), local_part(parameter).numel()
+    shard = getattr(parameter, "ds_tensor", None)
+    return elements, parameter.numel() if shard is None else min(shard.numel(), elements)

@@ -10,8 +10,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.model.parameter_sizes import holdings
+from lflops.collect.model.module_tree import ModuleTree, parameter_sizes
 from lflops.errors import CountError
 from lflops.lightning.trainer.stages import Stage
 from lflops.profile.model import Profile, Run
@@ -43,7 +42,7 @@ def check_same_model(counted: Profile, pl_module: Any, root: nn.Module) -> None:
     Raises:
         CountError: Its modules or parameters are others.
     """
-    parameters = sum(each.whole for each in holdings(ModuleTree({"": root})))
+    parameters = sum(each.elements for each in parameter_sizes(ModuleTree({"": root})))
     strange = next((name for name, _ in pl_module.named_modules() if name not in counted.modules), None)
     if strange is not None or counted.modules[""].parameters != parameters:
         other = (

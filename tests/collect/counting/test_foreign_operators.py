@@ -9,14 +9,14 @@ from torch import Tensor
 
 import lflops
 from lflops.collect.counting import traffic
-from lflops.collect.counting.operators import TAKES_IN
+from lflops.collect.counting.operators import LIFTS
 from lflops.collect.operator_costs import table as operator_costs
 from lflops.formulas.conventions import FREE, MOVES, PER_INPUT, PER_OUTPUT
 from tests.support.count_function import Function, count, fixed
 
 MINE = "lflops_foreign"
 POINTWISE = {"relu", "relu_", "exp", "add", "_foreach_add", "_foreach_zero_"}
-NAMES = sorted(name for name in {*FREE, *MOVES, *PER_INPUT, *PER_OUTPUT, *traffic.NOT_READ, *TAKES_IN, *POINTWISE} if "::" not in name)
+NAMES = sorted(name for name in {*FREE, *MOVES, *PER_INPUT, *PER_OUTPUT, *traffic.UNREAD, *LIFTS, *POINTWISE} if "::" not in name)
 
 
 @pytest.fixture(scope="module")
@@ -73,5 +73,5 @@ def test_the_bytes_of_a_foreign_operator_with_a_formula_are_what_goes_in_and_out
 def test_bytes_whose_own_rule_cannot_read_a_call_are_what_goes_in_and_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """2 rows of 3 numbers filled: without its rule all 12 are read and written, and no formula is said to have failed."""
     x, places = fixed(4, 3), torch.tensor([0, 2])
-    monkeypatch.setitem(traffic.SETS, "index_fill_", lambda args: args[9])
+    monkeypatch.setitem(traffic.SCATTERED, "index_fill_", lambda args: args[9])
     assert (4 * 3 + 4 * 3) * 4 + 2 * 8 == count(lambda x: x.index_fill_(0, places, 1.0), x).modules[""].forward.bytes_moved

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import lflops
 from lflops import Profile
 from lflops.analyze.analysis import analyze
-from lflops.collect.counting.partial_tensors import PartialTensors
+from lflops.collect.counting.sharded_tensors import PartialTensors
 from lflops.errors import CountError
 from lflops.profile.records import PHASES, Phase
 from lflops.report.deepspeed_text.summary import summary
@@ -299,7 +299,7 @@ def test_what_is_no_profile_is_refused(function: Any) -> None:
 
 def spread_attention_unfollowed() -> Profile:
     """As if no part were known for one."""
-    PartialTensors.among = lambda *_: False  # type: ignore[method-assign, assignment]
+    PartialTensors.in_any = lambda *_: False  # type: ignore[method-assign, assignment]
     return spread_attention()
 
 
