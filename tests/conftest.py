@@ -7,14 +7,17 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests.support.browser import CHROMIUM, browser, opening, page_of
+from tests.support.browser import CHROMIUM
 from tests.support.warm_python import WarmPython
 
 # The same examples on every day, and none judged by how long it took: a pass is no matter of luck.
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
 
-__all__ = ["browser", "cuda", "opening", "page_of"]
+# One thread here and in what the tests start, however many cores there are: in models as small more get in each other's way, and
+# wait for each other at full load.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 
 
 @pytest.fixture

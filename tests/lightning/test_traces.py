@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import re
-import subprocess
 import sys
 import threading
 import warnings
@@ -36,7 +35,7 @@ from tests.lightning.test_outlets import Recorder
 from tests.lightning.test_same_training import train
 from tests.support.lightning_runs import CLASSES, LIGHTNINGS_WARNINGS, ROWS, WIDTH, Classifier, Validated, fit, watching
 from tests.support.process_state import differences, open_files, process
-from tests.support.repository import ROOT
+from tests.support.warm_python import WarmPython
 
 pytestmark = LIGHTNINGS_WARNINGS
 
@@ -761,11 +760,12 @@ def fork_all(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def met(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
+def met(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> tuple[Path, dict[str, int]]:
     """The folder of what became of each case, and its process's exit status."""
     folder = tmp_path_factory.mktemp("met")
     code = "import sys, pathlib; from tests.lightning.test_traces import fork_all; fork_all(pathlib.Path(sys.argv[1]))"
-    subprocess.run([sys.executable, "-c", code, str(folder)], cwd=ROOT, check=True, capture_output=True)
+    ended = warm_python.run(code, folder)
+    assert 0 == ended.status, ended.err
     return folder, json.loads((folder / "endings.json").read_text("utf-8"))
 
 

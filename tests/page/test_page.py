@@ -8,7 +8,9 @@ from torch.utils.tensorboard import SummaryWriter
 
 import lflops
 from lflops import units
+from lflops.analyze.analysis import analyze
 from lflops.profile.model import PHASES
+from lflops.report.html import save
 from tests.support.browser import GRID, ROW, Seen, tab
 from tests.support.malicious_names import IMAGE, SCRIPT, hostile_profile
 from tests.support.profile_builders import product, profile, profile_of, small_profile, untimed
@@ -145,17 +147,31 @@ def test_names_are_text(page_of: Callable[..., Seen]) -> None:
     assert 2 == seen.page.locator("script").count()
 
 
-def test_20_000_modules_are_drawn_a_screen_at_a_time(page_of: Callable[..., Seen]) -> None:
-    """The document has what is on the screen, wherever it is scrolled to."""
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The name of the last of 20,000 modules, and their page."""
     given = profile_of(20_000)
-    seen = page_of(given)
+    save(analyze(given), path := tmp_path_factory.mktemp("large") / "page.html")
+    return list(given.modules)[-1], path
+
+
+def test_20_000_modules_fit_a_mail(large: tuple[str, Path]) -> None:
+    """Below 5 MB."""
+    assert large[1].stat().st_size < 5e6
+
+
+def test_20_000_modules_are_drawn_a_screen_at_a_time(large: tuple[str, Path], opening: Callable[..., Seen]) -> None:
+    """The document has what is on the screen, wherever it is scrolled to."""
+    last, path = large
+    seen = opening(path.as_uri())
+    seen.page.locator(".figures").wait_for()
     seen.modules()
     seen.page.get_by_label("flat").check()
     grid = seen.page.locator(GRID)
     assert "20001" == grid.get_attribute("aria-rowcount")
     grid.press("End")
     seen.page.locator("#row-19999").wait_for()
-    assert list(given.modules)[-1] == seen.labels()[-1]
+    assert last == seen.labels()[-1]
     assert seen.page.locator(ROW).count() < 100
 
 

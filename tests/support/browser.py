@@ -21,9 +21,9 @@ GRID = "[role=treegrid]"
 ROW = f"{GRID} .grid-body [role=row]"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """One for all of a file's tests, which are skipped where there is none, and say so."""
+    """One for all of a folder's tests, which are skipped where there is none, and say so."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the dev extra")
     if CHROMIUM is None:
         pytest.skip("needs Chromium: apt-get install chromium")

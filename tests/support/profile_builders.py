@@ -247,10 +247,10 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 def profile_of(n_modules: int) -> Profile:
     """A profile of so many rows, 9 cells in each but the containers: a root, blocks below it, 10 layers in each block."""
-    names = [f"blocks.{block}.layers.{layer}" for block in range(n_modules) for layer in range(10)]
+    names = (f"blocks.{block}.layers.{layer}" for block in range(n_modules) for layer in range(10))
     rows: dict[str, dict[str, Any]] = {}
-    for name in names:
-        for above in reversed(ancestry(name)):
+    while len(rows) < n_modules:
+        for above in reversed(ancestry(name := next(names))):
             if len(rows) < n_modules:
                 rows.setdefault(above, {"kind": "Linear" if above == name else "ModuleList"})
     operators: tuple[tuple[str, Phase], ...] = (
