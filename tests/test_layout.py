@@ -23,6 +23,8 @@ VALUE = {"pypi:msgspec", "errors", "units", "schedule", "profile", "hardware"}
 INSIDE = VALUE | {"pypi:torch", "collect.inputs", "collect.model", "collect.torch_private", "collect.attribution"}
 """What the folders of `collect` may import that do the counting and the timing."""
 
+FORMULAS = {"formulas", "formulas.attention"}
+
 ANALYSES = {"analyze", "analyze.speed", "analyze.compare", "analyze.memory", "analyze.modules", "analyze.ranks"}
 
 # A row for each folder, and for each file at the top: what it may import besides the standard library and its own files. Rows are
@@ -35,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "profile": {"errors", "units", "hardware", "pypi:msgspec"},
     "merging": VALUE,
     "formulas": set(),
+    "formulas.attention": {"formulas"},
     "traces": VALUE | {"formulas"},
     "analyze.speed": VALUE,
     "analyze.memory": VALUE,
@@ -46,8 +49,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "collect.inputs": VALUE | {"pypi:torch", "collect.torch_private"},
     "collect.model": VALUE | {"pypi:torch", "collect.inputs", "collect.torch_private"},
     "collect.attribution": INSIDE - {"collect.attribution"},
-    "collect.operator_costs": VALUE | {"pypi:torch", "collect.torch_private", "formulas"},
-    "collect.counting": INSIDE | {"formulas", "collect.operator_costs"},
+    "collect.operator_costs": VALUE | {"pypi:torch", "collect.torch_private", *FORMULAS},
+    "collect.counting": INSIDE | FORMULAS | {"collect.operator_costs"},
     "collect.timing": INSIDE,
     "collect.kineto": INSIDE | {"collect.timing"},
     "collect.ranks": INSIDE | {"collect.timing", "merging"},

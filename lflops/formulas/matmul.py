@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
-from lflops.formulas.table import Cost, Shape, SparseShape, formula
+from lflops.formulas.table import Cost, Shape, SparseShape, Values, formula
 
 
 @formula("mm", "_int_mm")
@@ -83,11 +83,18 @@ def dot(x: Shape, y: Shape) -> int:
     return x[0]
 
 
-@formula("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2")
-def grouped_mm(a: Shape, b: Shape) -> int:
-    """Each group times its own matrix; what the groups divide is 2-d: rows of `a`, columns of `b`, or the inner dimension of both."""
+@formula("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2", reads="offs")
+def grouped_mm(a: Shape, b: Shape, *, offs: Values | Shape | None = None) -> Cost:
+    """Each group times its own matrix; what the groups divide is 2-d: rows of `a`, columns of `b`, or the inner dimension of both.
+
+    Groups may end before what they divide does: the rest is not multiplied.
+    """
     each = a[1:] if len(a) > len(b) else a
-    return prod(each) * b[-1]
+    macs = prod(each) * b[-1]
+    if not isinstance(offs, Values) or not offs or (len(a) == 3 and len(b) == 3):
+        return Cost(macs)
+    divided = b[-1] if len(a) == 3 else a[-1] if len(b) == 2 else a[0]
+    return Cost(macs, macs // divided * min(offs[-1], divided) if divided else 0)
 
 
 @formula("transformers::grouped_mm_fallback")

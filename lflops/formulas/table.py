@@ -3,9 +3,15 @@
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Self, TypeVar
 
-__all__ = ["FORMULAS", "Cost", "Formula", "Shape", "SparseShape", "formula"]
+__all__ = ["FORMULAS", "READS", "Cost", "Formula", "Shape", "SparseShape", "Values", "formula"]
 
 Shape = tuple[int, ...]
+
+
+class Values(tuple[int, ...]):
+    """The numbers in a tensor of integers, which a formula asked for and which are known."""
+
+    __slots__ = ()
 
 
 class SparseShape(tuple[int, ...]):  # noqa: SLOT001 - a tuple cannot have slots
@@ -28,12 +34,14 @@ class Cost(NamedTuple):
         executed_macs: Those left when a mask lets the kernel skip some; `None` where it skips none.
         other_flops: What is no multiply-accumulate, by the convention.
         recompute: The part that had been computed before and was thrown away.
+        is_upper_bound: Whether values that nobody knows decide, and this is the most that it can be.
     """
 
     macs: int = 0
     executed_macs: int | None = None
     other_flops: int = 0
     recompute: "Cost | None" = None
+    is_upper_bound: bool = False
 
 
 Formula = Callable[..., "int | Cost"]
@@ -42,16 +50,26 @@ _AnyFormula = TypeVar("_AnyFormula", bound=Formula)
 FORMULAS: dict[str, Formula] = {}
 """By operator, with its namespace."""
 
+READS: dict[str, frozenset[str]] = {}
+"""By operator: the arguments that are tensors of integers and of which its formula takes the numbers."""
 
-def formula(*operators: str) -> Callable[[_AnyFormula], _AnyFormula]:
+
+def formula(*operators: str, reads: str = "") -> Callable[[_AnyFormula], _AnyFormula]:
     """Enter a formula for operators, of ATen where no namespace is given.
 
     It takes shapes in the order of the schema, and by its keywords whatever else it needs.
+
+    Args:
+        operators: Their names.
+        reads: Its keywords, as words, that are tensors of integers and decide by their numbers: it gets `Values`, or the shape where the
+            numbers are not known, as on the meta device.
     """
 
     def enter(function: _AnyFormula) -> _AnyFormula:
         for operator in operators:
-            FORMULAS[operator if "::" in operator else f"aten::{operator}"] = function
+            name = operator if "::" in operator else f"aten::{operator}"
+            FORMULAS[name] = function
+            READS[name] = frozenset(reads.split())
         return function
 
     return enter

@@ -38,6 +38,7 @@ NoteCode = Literal[
     "schedule_shrunk",
     "scripted",
     "time_scaled",
+    "upper_bound",
 ]
 
 NOTE_VALUES: Mapping[NoteCode, Mapping[str, type]] = {
@@ -50,6 +51,7 @@ NOTE_VALUES: Mapping[NoteCode, Mapping[str, type]] = {
     "logical_differs": {"phase": str},  # subject: the first row that differs from the model given as `logical=`
     "not_counted": {},  # there are times and no counts
     "scripted": {},  # subject: the row of a ScriptModule
+    "upper_bound": {"calls": int},  # subject: the operator; values that decide its cost were not known
     # Timing.
     "backward_assumed": {"forwards": float},  # backward's cost in forwards, where it was timed and not counted
     "few_clean_steps": {"steps": int},

@@ -87,6 +87,8 @@ ELSEWHERE = {
             _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
             _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
             _flash_attention_forward _flash_attention_backward _efficient_attention_forward _efficient_attention_backward
+            _flash_attention_forward_no_dropout_inplace _cudnn_attention_forward _cudnn_attention_backward
+            torch_attn::_varlen_attn torch_attn::_varlen_attn_out torch_attn::_varlen_attn_backward
             cudnn_convolution cudnn_convolution_relu cudnn_convolution_add_relu cudnn_convolution_transpose _conv_depthwise2d
             cudnn_batch_norm cudnn_batch_norm_backward _fused_rms_norm _fused_rms_norm_backward
             _cudnn_rnn _cudnn_rnn_backward _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl

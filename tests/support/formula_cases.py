@@ -3,7 +3,7 @@
 from itertools import product
 from typing import Any, NamedTuple
 
-from lflops.formulas.table import Cost
+from lflops.formulas.table import Cost, Values
 
 
 class Case(NamedTuple):
@@ -30,6 +30,8 @@ def case(operators: str, *args: Any, expected: int | Cost, **kwargs: Any) -> Cas
 N, K, M, G = 3, 5, 7, 4
 """Rows, inner dimension, columns, matrices. All dimensions here are such that no two products of them are alike."""
 
+grouped = "_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2"
+
 matmul = [
     case("mm _int_mm", (N, K), (K, M), expected=N * K * M),
     case("_foreach_mm", [(N, K), (K, M)], [(K, M), (M, G)], expected=N * K * M + K * M * G),
@@ -50,10 +52,16 @@ matmul = [
     case("addmv addmv_", (N,), (N, K), (K,), beta=0, expected=Cost(N * K)),
     case("dot vdot", (K,), (K,), expected=K),
     # Of experts: rows go to one each; columns; the inner dimension of a weight's gradient; no groups.
-    case("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2", (N, K), (G, K, M), expected=N * K * M),
-    case("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2", (G, N, K), (K, M), expected=N * K * M),
-    case("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2", (N, K), (K, M), expected=N * K * M),
-    case("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2", (G, N, K), (G, K, M), expected=G * N * K * M),
+    case(grouped, (N, K), (G, K, M), expected=N * K * M),
+    case(grouped, (G, N, K), (K, M), expected=N * K * M),
+    case(grouped, (N, K), (K, M), expected=N * K * M),
+    case(grouped, (G, N, K), (G, K, M), expected=G * N * K * M),
+    # The groups end before the rows, the columns, the inner dimension do; where they end is not known; they end with the rows.
+    case(grouped, (N, K), (G, K, M), offs=Values((0, 1, 1, 2)), expected=Cost(N * K * M, 2 * K * M)),
+    case(grouped, (G, N, K), (K, M), offs=Values((1, 2, 3, 5)), expected=Cost(N * K * M, N * K * 5)),
+    case(grouped, (N, K), (K, M), offs=Values((1, 2, 3, 4)), expected=Cost(N * K * M, N * 4 * M)),
+    case(grouped, (N, K), (G, K, M), offs=(G,), expected=N * K * M),
+    case(grouped, (N, K), (G, K, M), offs=Values((1, 2, 2, N)), expected=N * K * M),
     case("transformers::grouped_mm_fallback", (N, K), (G, K, M), expected=N * K * M),
     case("transformers::grouped_mm_fallback_backward", (N, K), (G, K, M), expected=2 * N * K * M),
     # Places of N images, 8 by 9 of them: 3 numbers by 2.
@@ -135,8 +143,7 @@ HEADS, ROWS, COLUMNS, WIDE, VALUE = 3, 5, 8, 16, 24
 
 query, key, value = (B, HEADS, ROWS, WIDE), (B, HEADS, COLUMNS, WIDE), (B, HEADS, COLUMNS, VALUE)
 one_key, one_value = (B, 1, COLUMNS, WIDE), (B, 1, COLUMNS, VALUE)
-kernel_query, kernel_key, kernel_value = (B, ROWS, HEADS, WIDE), (B, COLUMNS, HEADS, WIDE), (B, COLUMNS, HEADS, VALUE)
-grad, kernel_grad = (B, HEADS, ROWS, VALUE), (B, ROWS, HEADS, VALUE)
+grad = (B, HEADS, ROWS, VALUE)
 square = B * HEADS * ROWS * COLUMNS
 first = B * HEADS * (1 + 2 + 3 + 4 + 5)
 """Scores that query 0 sees of key 0, query 1 of keys 0 and 1, and so on."""
@@ -172,37 +179,6 @@ fused = [
     case("_scaled_dot_product_flash_attention", query, key, value, is_causal=True, expected=attention(last)),
     case("_scaled_dot_product_flash_attention_backward", grad, query, key, value, is_causal=False, expected=attention_backward()),
     case("_scaled_dot_product_flash_attention_backward", grad, query, key, value, is_causal=True, expected=attention_backward(last)),
-    case("_flash_attention_forward", kernel_query, kernel_key, kernel_value, is_causal=False, expected=attention()),
-    case("_flash_attention_forward", kernel_query, kernel_key, kernel_value, is_causal=True, expected=attention(last)),
-    case("_flash_attention_backward", kernel_grad, kernel_query, kernel_key, kernel_value, is_causal=False, expected=attention_backward()),
-    case(
-        "_flash_attention_backward", kernel_grad, kernel_query, kernel_key, kernel_value, is_causal=True, expected=attention_backward(last)
-    ),
-    *(
-        case(
-            "_efficient_attention_forward",
-            kernel_query,
-            kernel_key,
-            kernel_value,
-            custom_mask_type=mask,
-            cu_seqlens_q=None,
-            expected=attention(seen),
-        )
-        for mask, seen in ((0, square), (1, first), (2, last))
-    ),
-    *(
-        case(
-            "_efficient_attention_backward",
-            kernel_grad,
-            kernel_query,
-            kernel_key,
-            kernel_value,
-            custom_mask_type=mask,
-            cu_seqlens_q=None,
-            expected=attention_backward(seen),
-        )
-        for mask, seen in ((0, square), (1, first), (2, last))
-    ),
 ]
 
 ELEMENTS = 2 * 6 * 5

@@ -159,6 +159,8 @@ class OperatorAccumulator:
         totals.add((row, operator.name, phase, dtype), cost, moved)
         if cost.recompute is not None:
             totals.add((row, operator.name, "recompute", dtype), cost.recompute, 0)
+        if cost.is_upper_bound:
+            totals.upper_bounds[operator.name] += 1
         if cost.macs and self.partial_tensors.active and not self._local.sharded_on and self.partial_tensors.in_any((args, kwargs)):
             totals.add_unknown_logical(row, phase, cost)
 

@@ -238,3 +238,5 @@ def _notes(collected: CountedPass) -> Iterable[Note]:
             yield Note(code="scripted", subject=row, values={})
     for operator, error in collected.totals.failures.items():
         yield Note(code="formula_failed", subject=operator, values={"error": error})
+    for operator, calls in collected.totals.upper_bounds.items():
+        yield Note(code="upper_bound", subject=operator, values={"calls": calls})

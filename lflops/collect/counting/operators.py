@@ -18,9 +18,7 @@ from lflops.collect.torch_private.operators import (
     written_arguments,
 )
 from lflops.formulas import (  # noqa: F401
-    attention,
     convolution,
-    encoder,
     matmul,
     normalisation,
     optimizer_updates,
@@ -31,6 +29,7 @@ from lflops.formulas import (  # noqa: F401
     sums,
     triangular_solve,
 )
+from lflops.formulas.attention import encoder, fused, packed  # noqa: F401
 from lflops.formulas.conventions import FREE, MOVES, PER_INPUT, PER_OUTPUT
 from lflops.formulas.table import Cost
 

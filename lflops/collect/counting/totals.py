@@ -1,6 +1,6 @@
 """The running sums of a count. Each thread has its own, so that threads need no lock."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,6 +62,7 @@ class Totals:
 
     Attributes:
         failures: The error of each formula that failed, by operator.
+        upper_bounds: Operator to calls whose cost is the most that it can be.
         logical_difference: Logical MACs less the MACs counted here; negative where several ranks compute the same. `None` where the logical
             MACs are unknown. A row and phase that is not in it has no difference.
     """
@@ -70,6 +71,7 @@ class Totals:
     uncounted: defaultdict[UncountedKey, Transfers] = field(default_factory=lambda: defaultdict(Transfers))
     collectives: defaultdict[CollectiveKey, Transfers] = field(default_factory=lambda: defaultdict(Transfers))
     failures: dict[str, str] = field(default_factory=dict)
+    upper_bounds: Counter[str] = field(default_factory=Counter)
     logical_difference: dict[ModulePhase, int | None] = field(default_factory=dict)
 
     def add(self, key: CellKey, cost: Cost, moved: int) -> None:
@@ -116,6 +118,7 @@ class Totals:
         _merge(self.uncounted, other.uncounted)
         _merge(self.collectives, other.collectives)
         self.failures.update(other.failures)
+        self.upper_bounds.update(other.upper_bounds)
         for key, macs in other.logical_difference.items():
             self._add_difference(key, macs)
 

@@ -71,7 +71,7 @@ class KnownValues(TorchDispatchMode):
         if (device := kwargs.get("device")) is not None and device.type == "cuda" and not torch.cuda.is_available():
             raise NoCudaError("no such device")  # a fake tensor could be there, and end the process in backward
         given = list(tensors_of((*args, *kwargs.values())))
-        known = isinstance(function, OpOverload) and all(map(self._is_known, given))
+        known = isinstance(function, OpOverload) and all(map(self.knows_values_of, given))
         if _changes_shape_alone(function, args, given):
             with without_modes():
                 return function(*args, **kwargs)
@@ -99,14 +99,15 @@ class KnownValues(TorchDispatchMode):
         """The same with the places that a known mask picks in place of the mask: how many they are is known then."""
         found: list[Tensor | None] = []
         for each in indices:
-            if each is not None and each.dtype is torch.bool and self._is_known(each):
+            if each is not None and each.dtype is torch.bool and self.knows_values_of(each):
                 with without_modes():
                     found.extend(each.nonzero().unbind(1))
             else:
                 found.append(each)
         return found
 
-    def _is_known(self, tensor: Tensor) -> bool:
+    def knows_values_of(self, tensor: Tensor) -> bool:
+        """Whether a tensor has the numbers that it would have in a real step."""
         if type(tensor) is not Tensor or tensor.is_meta or tensor.requires_grad or tensor.numel() > LARGEST:
             return False
         return not self._stale or storage_key(tensor)[1] not in self._stale

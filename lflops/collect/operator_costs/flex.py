@@ -1,51 +1,139 @@
-"""Flex attention: the full square is counted, the blocks that its mask lets run are executed."""
+"""Flex attention: the squares that its mask divides tokens into are counted, the blocks that the mask lets run are executed.
 
+A mask that keeps packed sequences from seeing each other divides the square of all tokens into those of the sequences. A causal mask or a
+window divides nothing: there each token is connected with the next one.
+"""
+
+from collections.abc import Iterator
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from lflops.collect.operator_costs.table import cost_of_call
-from lflops.formulas.attention import Mask, attention, attention_backward
+from lflops.collect.operator_costs.tensor_values import values_of
+from lflops.collect.torch_private.dispatch_modes import without_modes
+from lflops.formulas.attention.fused import attention_backward_of_scores, attention_of_scores
+from lflops.formulas.attention.scores import Scores
 from lflops.formulas.table import Cost
 
-BLOCKS = 3
-"""Dimensions of a count of blocks: batch, heads, rows of blocks. A 1 stands for all alike."""
+COUNTS, INDICES = 3, 4
+"""Dimensions of a tensor of block counts: batch, heads, rows of blocks. Of one of block indices: the same, blocks."""
+MOST_EVALUATED = 1 << 26
+"""Pairs of a query and a key for which the mask is evaluated; where it is more, what the mask divides is not known."""
+
+
+class _Blocks(NamedTuple):
+    """A block mask.
+
+    Attributes:
+        counts: Of blocks a row of blocks: those that the mask cuts through, and where there are any those that it leaves whole.
+        indices: Their columns, likewise.
+        sizes: Rows and columns of a block.
+        mask: From batch, head, query and key to whether the query sees the key.
+        buffers: Further arguments of the mask.
+    """
+
+    counts: list[Tensor]
+    indices: list[Tensor]
+    sizes: tuple[int, int]
+    mask: Any
+    buffers: tuple[Any, ...]
 
 
 @cost_of_call("flex_attention")
 def flex_attention(args: Any, kwargs: Any, out: Any) -> Cost:
     """Forward, whatever the score modification does."""
     query, key, value = (tuple(each.shape) for each in args[:3])
-    return _masked(attention(query, key, value, Mask.NONE), query, key, _mask(args, kwargs, 4))
+    return attention_of_scores(_scores(query, key, _blocks(args, kwargs, 4)), query[-1], value[-1])
 
 
 @cost_of_call("flex_attention_backward")
 def flex_attention_backward(args: Any, kwargs: Any, out: Any) -> Cost:
     """Backward, with the scores once more."""
     query, key, value = (tuple(each.shape) for each in args[:3])
-    return _masked(attention_backward(query, key, value, Mask.NONE), query, key, _mask(args, kwargs, 9))
+    return attention_backward_of_scores(_scores(query, key, _blocks(args, kwargs, 9)), query[-1], value[-1])
 
 
-def _mask(args: Any, kwargs: Any, place: int) -> Any:
-    return args[place] if len(args) > place else kwargs["block_mask"]
-
-
-def _masked(cost: Cost, query: Any, key: Any, mask: Any) -> Cost:
-    """Scale what is executed to the part of the square that the blocks cover."""
-    square = prod(query[:2]) * query[-2] * key[-2]
-    covered = min(square, _covered(mask, query))
-    again = cost.recompute
-    if again is not None:
-        again = again._replace(executed_macs=again.macs // square * covered)
-    return cost._replace(executed_macs=cost.macs // square * covered, recompute=again)
-
-
-def _covered(mask: Any, query: Any) -> int:
-    """Scores in the blocks that run: those a mask cuts through, which come first, and those it leaves whole."""
-    counts = [each for each in mask if isinstance(each, Tensor) and each.dim() == BLOCKS]
+def _blocks(args: Any, kwargs: Any, place: int) -> _Blocks:
+    mask = args[place] if len(args) > place else kwargs["block_mask"]
+    buffers = args[place + 4] if len(args) > place + 4 else kwargs.get("mask_mod_other_buffers", ())
+    tensors = [each for each in mask if isinstance(each, Tensor)]
+    counts, indices = ([each for each in tensors if each.dim() == dimensions] for dimensions in (COUNTS, INDICES))
+    # The same follow for the backward's columns; queries come first.
+    counts, indices = counts[: len(counts) // 2], indices[: len(indices) // 2]
     rows, columns = [each for each in mask if isinstance(each, int)][-2:]
-    # The same two counts follow for the backward's columns; queries come first. The second is missing where no block is whole.
-    whole = counts[1:2] if len(counts) > BLOCKS else []
-    blocks: int = sum(int(each.sum()) * prod(query[:2]) // prod(each.shape[:2]) for each in [counts[0], *whole])
-    return blocks * rows * columns
+    return _Blocks(counts, indices, (rows, columns), mask[-1], tuple(buffers or ()))
+
+
+def _scores(query: Any, key: Any, blocks: _Blocks) -> Scores:
+    heads, rows, columns = prod(query[:2]), query[-2], key[-2]
+    square = heads * rows * columns
+    numbers = [values_of(each) for each in blocks.counts]
+    if any(each is None for each in numbers):
+        return Scores(square, square, known=False)
+    alike = heads // max(prod(blocks.counts[0].shape[:2]), 1)
+    covered = min(square, sum(sum(each or ()) for each in numbers) * alike * prod(blocks.sizes))
+    try:
+        with without_modes(), torch.no_grad():
+            whole = _divided(blocks, rows, columns) * alike
+    except Exception:  # noqa: BLE001 - the user's mask, or a value in it that is not known
+        return Scores(square, covered, known=False)
+    # Blocks reach over the sequences' ends.
+    return Scores(whole, min(covered, whole), known=True)
+
+
+def _divided(blocks: _Blocks, rows: int, columns: int) -> int:
+    """The squares into which the mask divides the tokens, over the batches and heads that differ.
+
+    Raises:
+        ValueError: There are too many pairs to ask for each.
+    """
+    batches, heads = blocks.counts[0].shape[:2]
+    if getattr(blocks.mask, "__name__", "") == "noop_mask":
+        return batches * heads * rows * columns
+    evaluated = int(blocks.counts[0].sum()) * min(blocks.sizes[0], rows) * min(blocks.sizes[1], columns)
+    if evaluated > MOST_EVALUATED:
+        raise ValueError(f"{evaluated} pairs of a query and a key")
+    return sum(_squares(*_seen(blocks, (batch, head), rows, columns), rows * columns) for batch in range(batches) for head in range(heads))
+
+
+def _seen(blocks: _Blocks, at: tuple[int, int], rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """The first and the last key that each query sees; of one that sees none the last is -1."""
+    device = blocks.counts[0].device
+    first, last = torch.full((rows,), columns, device=device), torch.full((rows,), -1, device=device)
+    for is_whole, row, column in _places(blocks, at):
+        height, width = blocks.sizes
+        queries = torch.arange(row * height, min((row + 1) * height, rows), device=device)
+        keys = torch.arange(column * width, min((column + 1) * width, columns), device=device)
+        if not len(queries) or not len(keys):
+            continue
+        seen = torch.ones(len(queries), len(keys), dtype=torch.bool, device=device)
+        if not is_whole:
+            batch, head = (torch.tensor(each, device=device) for each in at)
+            seen = seen & blocks.mask(batch, head, queries[:, None], keys[None, :], *blocks.buffers)
+        first[queries] = torch.minimum(first[queries], torch.where(seen, keys, columns).amin(1))
+        last[queries] = torch.maximum(last[queries], torch.where(seen, keys, -1).amax(1))
+    return first, last
+
+
+def _places(blocks: _Blocks, at: tuple[int, int]) -> Iterator[tuple[bool, int, int]]:
+    """Of each block that runs: whether the mask leaves it whole, its row and its column."""
+    for kind, (counts, indices) in enumerate(zip(blocks.counts, blocks.indices, strict=True)):
+        columns_of_rows = indices[at].tolist()
+        for row, count in enumerate(counts[at].tolist()):
+            yield from ((bool(kind), row, column) for column in columns_of_rows[row][:count])
+
+
+def _squares(first: Tensor, last: Tensor, undivided: int) -> int:
+    """Queries times keys of each part that sees nothing of the others."""
+    spans = sorted((begin, end) for begin, end in zip(first.tolist(), last.tolist(), strict=True) if end >= 0)
+    parts: list[list[int]] = []  # queries, first key, last key
+    for begin, end in spans:
+        if parts and begin <= parts[-1][2]:
+            parts[-1][0] += 1
+            parts[-1][2] = max(parts[-1][2], end)
+        else:
+            parts.append([1, begin, end])
+    return undivided if len(parts) <= 1 else sum(queries * (end - begin + 1) for queries, begin, end in parts)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lflops.collect.operator_costs.tensor_values import values_of
 from lflops.collect.torch_private.operators import (
     OpOverload,
     OpOverloadPacket,
@@ -18,7 +19,7 @@ from lflops.collect.torch_private.operators import (
 )
 from lflops.collect.torch_private.tensors import stored_elements
 from lflops.errors import CountError
-from lflops.formulas.table import FORMULAS, Cost, Formula, SparseShape
+from lflops.formulas.table import FORMULAS, READS, Cost, Formula, SparseShape
 
 __all__ = ["CallCost", "all_formulas", "bind", "cost_of_call", "formula_of", "register_formula", "shapes"]
 
@@ -101,17 +102,28 @@ def shapes(value: Any) -> Any:
     return value
 
 
+def values_or_shape(value: Any) -> Any:
+    """The numbers in a tensor of integers; its shape where nobody knows them."""
+    known = values_of(value) if isinstance(value, Tensor) else None
+    return shapes(value) if known is None else known
+
+
 def bind(function: Formula, operator: OpOverload) -> CallCost:
     """Fit a formula to its operator: the first arguments by position, those it names as keywords from wherever the call has them."""
     parameters = inspect.signature(function).parameters.values()
     positional = sum(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
     wanted = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
     schema = argument_names(operator)
-    keywords = [(place, name, default) for place, (name, default) in enumerate(schema) if name in wanted]
+    reads = READS.get(qualified_name(operator).split(".")[0], frozenset())
+    keywords = [
+        (place, name, default, values_or_shape if name in reads else shapes)
+        for place, (name, default) in enumerate(schema)
+        if name in wanted
+    ]
 
     def cost(args: Any, kwargs: Any, out: Any) -> Cost:
         given = [shapes(args[place] if place < len(args) else kwargs.get(name)) for place, (name, _) in enumerate(schema[:positional])]
-        named = {name: shapes(args[place] if place < len(args) else kwargs.get(name, default)) for place, name, default in keywords}
+        named = {name: of(args[place] if place < len(args) else kwargs.get(name, default)) for place, name, default, of in keywords}
         if "out" in wanted:
             named["out"] = shapes(out)
         found = _cost(function(*given, **named))

@@ -12,10 +12,15 @@ with known_torch():
     from torch.utils import _python_dispatch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["TorchDispatchMode", "pop_mode", "push_mode", "route_higher_order_operators", "without_modes"]
+__all__ = ["TorchDispatchMode", "open_modes", "pop_mode", "push_mode", "route_higher_order_operators", "without_modes"]
 
 without_modes: Callable[[], contextlib.AbstractContextManager[Any]] = _python_dispatch._disable_current_modes
 """A context in which no mode sees the operators that run."""
+
+
+def open_modes() -> list[Any]:
+    """The modes on this thread's stack, the innermost last; one that is handling an operator is not on it."""
+    return list(_python_dispatch._get_current_dispatch_mode_stack())
 
 
 def route_higher_order_operators(kind: type[TorchDispatchMode]) -> None:

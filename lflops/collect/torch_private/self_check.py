@@ -43,7 +43,7 @@ def check_fake_tensors() -> None:
     check()
     with known_torch(), dispatch_modes.without_modes(), tensors.fake_mode():
         fake = torch.zeros(2, 2, device="cpu")
-        only_shapes = tensors.only_shapes_run(())
+        only_shapes = tensors.only_shapes_run(()) and len(dispatch_modes.open_modes()) == 1
         try:
             has_values = isinstance(fake[0, 0].item(), float)
         except tensors.NEEDS_VALUES:

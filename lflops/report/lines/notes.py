@@ -44,6 +44,11 @@ def _formula_failed(note: Note) -> str:
     return f"the formula of {note.subject} failed, so its calls are not counted: {note.values.get('error', units.UNKNOWN)}"
 
 
+def _upper_bound(note: Note) -> str:
+    calls = "1 call" if note.values.get("calls") == 1 else f"{_count(note, 'calls')} calls"
+    return f"{calls} of {note.subject} are counted as the most that they can cost: the lengths of the packed sequences are not known here"
+
+
 def _compiled_ran_eager(note: Note) -> str:
     modules = "1 compiled module was" if note.subject == "1" else f"{note.subject} compiled modules were"
     return f"{modules} counted eagerly: the work is that of the code as written, not as compiled"
@@ -200,4 +205,5 @@ SENTENCES: Mapping[NoteCode, Callable[[Note], str]] = {
     "gradients_taken_for_finite": _gradients_taken_for_finite,
     "rounded_up": _rounded_up,
     "lstm_workspace": _lstm_workspace,
+    "upper_bound": _upper_bound,
 }

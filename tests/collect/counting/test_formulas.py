@@ -13,9 +13,10 @@ from lflops.formulas.table import Cost, Formula, Shape
 from tests.support.formula_cases import CASES as CORE_CASES
 from tests.support.formula_cases import Case
 from tests.support.formula_family_cases import CASES as FAMILY_CASES
+from tests.support.packed_formula_cases import CASES as PACKED_CASES
 
 FORMULAS = table.FORMULAS
-CASES = [*CORE_CASES, *FAMILY_CASES]
+CASES = [*CORE_CASES, *FAMILY_CASES, *PACKED_CASES]
 
 
 def operators(case: Case) -> list[str]:
@@ -115,12 +116,3 @@ def test_no_keyword_of_a_formula_is_without_an_operator(formula: Formula) -> Non
     wanted = {each.name for each in inspect.signature(formula).parameters.values() if each.kind is each.KEYWORD_ONLY}
     found = {name for operator in COVERED if FORMULAS[operator] is formula for arguments in schemas(operator) for name in arguments}
     assert set() == wanted - found - {"out"}
-
-
-@pytest.mark.parametrize("operator", ["_flash_attention_forward", "_efficient_attention_forward"])
-def test_packed_sequences_are_refused(operator: str) -> None:
-    """[tokens, heads, width] does not say how long the sequences are, so the call is listed and not guessed."""
-    packed = (40, 3, 16)
-    options = {"is_causal": False} if "flash" in operator else {"custom_mask_type": 0, "cu_seqlens_q": (5,)}
-    with pytest.raises(NotImplementedError, match="several lengths"):
-        FORMULAS[f"aten::{operator}"](packed, packed, packed, **options)

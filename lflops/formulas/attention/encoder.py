@@ -2,7 +2,7 @@
 
 from math import prod
 
-from lflops.formulas.attention import Mask, attention
+from lflops.formulas.attention.fused import Mask, attention
 from lflops.formulas.table import Cost, Shape, formula
 
 

@@ -1,0 +1,83 @@
+"""Fused attention of [batch, heads, length, width]; sequences of several lengths are in `packed.py`.
+
+Counted is the full square of scores, as the field does; executed is what a causal mask leaves of it. A fused backward has kept no scores,
+so it multiplies queries and keys a second time: that is recompute. The softmax follows the convention for softmax.
+"""
+
+from enum import IntEnum
+
+from lflops.formulas.attention.scores import Scores, Window, dense
+from lflops.formulas.table import Cost, Shape, formula
+
+SOFTMAX, SOFTMAX_BACKWARD, SOFTMAX_FROM_SUM = 5, 4, 2
+"""Operations a score: of softmax, of its gradient, and of the exponential with the sums already known."""
+
+
+class Mask(IntEnum):
+    """Which keys a query sees, as the kernels number it: all; those up to its own place; those up to it with the ends of both aligned."""
+
+    NONE = 0
+    FROM_FIRST = 1
+    FROM_LAST = 2
+
+    def window(self, before: int | None = None) -> Window:
+        """The same as a window, of perhaps so many keys before a query's place."""
+        return Window.of(before, None, causal=self is not Mask.NONE, from_last=self is Mask.FROM_LAST)
+
+
+def attention_of_scores(scores: Scores, width: int, value_width: int) -> Cost:
+    """Q x K for each score, then P x V."""
+    each = width + value_width
+    return Cost(scores.all * each, scores.seen * each, scores.all * SOFTMAX, is_upper_bound=not scores.known)
+
+
+def attention_backward_of_scores(scores: Scores, width: int, value_width: int) -> Cost:
+    """Two products for the gradients of V and P, two for those of Q and K; and Q x K once more."""
+    each = 2 * (width + value_width)
+    again = Cost(scores.all * width, scores.seen * width, scores.all * SOFTMAX_FROM_SUM)
+    return Cost(scores.all * each, scores.seen * each, scores.all * SOFTMAX_BACKWARD, again, is_upper_bound=not scores.known)
+
+
+def attention(query: Shape, key: Shape, value: Shape, mask: Mask) -> Cost:
+    """Scores, then their weighted sums: Q x K and P x V."""
+    return attention_of_scores(dense(query, key, mask.window()), query[-1], value[-1])
+
+
+def attention_backward(query: Shape, key: Shape, value: Shape, mask: Mask) -> Cost:
+    """Two products for the gradients of V and P, two for those of Q and K; and Q x K once more."""
+    return attention_backward_of_scores(dense(query, key, mask.window()), query[-1], value[-1])
+
+
+@formula(
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_fused_attention_overrideable",
+    "_scaled_dot_product_attention_math_for_mps",
+)
+def scaled_dot_product(query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Cost:
+    """What `scaled_dot_product_attention` picks from."""
+    return attention(query, key, value, Mask.FROM_FIRST if is_causal else Mask.NONE)
+
+
+@formula(
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+    "_scaled_dot_product_efficient_attention_backward",
+    "_scaled_dot_product_cudnn_attention_backward",
+    "_scaled_dot_product_fused_attention_overrideable_backward",
+)
+def scaled_dot_product_backward(grad: Shape, query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Cost:
+    """The gradients of the above."""
+    return attention_backward(query, key, value, Mask.FROM_FIRST if is_causal else Mask.NONE)
+
+
+@formula("_scaled_dot_product_flash_attention")
+def scaled_dot_product_flash(query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Cost:
+    """One more that it picks from; this one's causal mask aligns the ends."""
+    return attention(query, key, value, Mask.FROM_LAST if is_causal else Mask.NONE)
+
+
+@formula("_scaled_dot_product_flash_attention_backward")
+def scaled_dot_product_flash_backward(grad: Shape, query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Cost:
+    """The gradients of the above."""
+    return attention_backward(query, key, value, Mask.FROM_LAST if is_causal else Mask.NONE)
