@@ -24,8 +24,8 @@ from lflops.collect.count import Counting, Ignored
 from lflops.collect.counting.accumulator import Extent
 from lflops.collect.counting.dispatch_mode import CountingMode, OperatorCounter
 from lflops.collect.counting.operators import Operator
-from lflops.collect.inputs.batch_size import samples_and_tokens
-from lflops.collect.inputs.run_info import device_of
+from lflops.collect.inputs.batch import samples_and_tokens
+from lflops.collect.inputs.tensors import device_of
 from lflops.collect.timing.attach_times import with_times
 from lflops.collect.timing.clock import Clock, HostClock, clock_of, seconds_of
 from lflops.collect.timing.scale_to_clean import scale_to_clean

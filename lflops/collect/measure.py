@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from lflops.collect.calibration.calibrate import hardware_of
 from lflops.collect.count import Ignored, counted
 from lflops.collect.inputs.arguments import check_whole
-from lflops.collect.inputs.batch_size import Units, units_of
-from lflops.collect.inputs.run_info import device_of
+from lflops.collect.inputs.batch import Units, units_of
+from lflops.collect.inputs.tensors import device_of
 from lflops.collect.model.call import ModelCall
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.ranks.unsharded import check_logical

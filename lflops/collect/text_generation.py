@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from lflops.collect.count import Counting, Ignored
-from lflops.collect.inputs.run_info import device_of
+from lflops.collect.inputs.tensors import device_of
 from lflops.collect.measure import timed
 from lflops.collect.model.call import Divide, ModelCall
 from lflops.collect.model.compile_guard import uncompiled

@@ -12,7 +12,7 @@ from typing import Any
 from lflops.analyze.analysis import analyze
 from lflops.collect.count_and_time import CountAndTime
 from lflops.collect.inputs.arguments import check_module, check_whole, describe
-from lflops.collect.inputs.tensor_of_shape import tensor_of_shape
+from lflops.collect.inputs.batch import tensor_of_shape
 from lflops.collect.measure import measure
 from lflops.collect.text_generation import measure_generate
 from lflops.deepspeed.engine import splits_experts, with_engine_facts

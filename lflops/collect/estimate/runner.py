@@ -19,7 +19,7 @@ from lflops.collect.estimate.optimizer_step import MakesOptimizer, Stepper
 from lflops.collect.estimate.progress import Meter, Progress
 from lflops.collect.inputs.arguments import check_module, check_pass, check_whole, describe
 from lflops.collect.model.call import ModelCall
-from lflops.collect.model.random_state import same_random_numbers
+from lflops.collect.model.restore import same_random_numbers
 from lflops.collect.torch_private.self_check import check_fake_tensors
 from lflops.collect.torch_private.tensors import local_part, only_shapes_run
 from lflops.errors import CountError

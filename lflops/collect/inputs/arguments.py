@@ -1,4 +1,4 @@
-"""What people give to a count, looked at before anything runs: an error names what was given, what is taken, and what to do."""
+"""Checks of a caller's arguments, before anything runs. An error names the argument, the given value, and what to give."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,10 +14,18 @@ __all__ = ["check_arguments", "check_module", "check_pass", "check_whole", "desc
 
 
 def check_arguments(asker: str, model: Any, args: Any, kwargs: Any, loss: Any, *, backward: Any) -> None:
-    """See that a public function was given what it takes; errors begin with its name.
+    """Check the arguments of a public function.
+
+    Args:
+        asker: The function's name, with which errors begin.
+        model: The model.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        loss: From the output to a scalar, or `None`.
+        backward: Whether to go backward.
 
     Raises:
-        CountError: Something is wrong.
+        CountError: One of them is wrong.
     """
     check_module(asker, model)
     check_pass(asker, args, kwargs, loss, backward=backward)
@@ -29,10 +37,10 @@ def check_arguments(asker: str, model: Any, args: Any, kwargs: Any, loss: Any, *
 
 
 def check_pass(asker: str, args: Any, kwargs: Any, loss: Any, *, backward: Any) -> None:
-    """See that what a model is to be run on, and how, is what is taken.
+    """Check the batch, the loss and `backward`, without the model.
 
     Raises:
-        CountError: It is not.
+        CountError: One of them is wrong.
     """
     _check_args(asker, args)
     if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)):
@@ -47,15 +55,15 @@ def check_pass(asker: str, args: Any, kwargs: Any, loss: Any, *, backward: Any) 
 
 
 def check_module(caller: str, module: Any, *, may_build: bool = False) -> None:
-    """See that something is a module.
+    """Check that a value is a module.
 
     Args:
         caller: The public function that errors begin with.
         module: What was given.
-        may_build: Whether a function that builds a module is taken as well.
+        may_build: Whether the caller also takes a function that builds a module.
 
     Raises:
-        CountError: It is none.
+        CountError: It is not.
     """
     if isinstance(module, type) and issubclass(module, nn.Module):
         name = module.__name__
@@ -66,17 +74,17 @@ def check_module(caller: str, module: Any, *, may_build: bool = False) -> None:
 
 
 def check_whole(asker: str, name: str, value: Any, *, least: int) -> None:
-    """See that an argument is a whole number, not below the least.
+    """Check that an argument is a whole number, and not too small.
 
     Raises:
-        CountError: It is none.
+        CountError: It is not.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise CountError(f"{asker}: {name}={describe(value)}: give a whole number, at least {least}")
 
 
 def describe(value: Any) -> str:
-    """A value in a few words, a tensor without its numbers."""
+    """A short description of a value for an error message; of a tensor, shape and dtype."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
     text = repr(value)

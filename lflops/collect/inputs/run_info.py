@@ -1,4 +1,4 @@
-"""Where a pass ran: versions, host, device, dtype."""
+"""Facts about a run: versions, host, device, dtype."""
 
 import datetime as dt
 import importlib.metadata
@@ -12,23 +12,17 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from lflops.collect.inputs.batch_size import samples_and_tokens
-from lflops.collect.inputs.tensors import dtype_name, shapes_of
+from lflops.collect.inputs.batch import samples_and_tokens
+from lflops.collect.inputs.tensors import device_of, dtype_name, shapes_of
 from lflops.profile.model import Run
 
-__all__ = ["device_name", "device_of", "run_of"]
-
-
-def device_of(tensors: Iterable[Tensor]) -> torch.device:
-    """Where most of the tensors are; the CPU if there are none."""
-    devices = Counter(tensor.device for tensor in tensors)
-    return devices.most_common(1)[0][0] if devices else torch.device("cpu")
+__all__ = ["device_name", "run_of"]
 
 
 def run_of(kind: Literal["count"], parameters: Iterable[Tensor], args: tuple[object, ...], kwargs: dict[str, object]) -> Run:
-    """The facts about a pass over these parameters and this batch."""
-    held = [each for each in parameters if not is_lazy(each)]
-    device = device_of(held)
+    """The facts about one pass, from the parameters and the batch."""
+    tensors = [each for each in parameters if not is_lazy(each)]
+    device = device_of(tensors)
     samples, tokens = samples_and_tokens(args, kwargs)
     return Run(
         kind=kind,
@@ -37,7 +31,7 @@ def run_of(kind: Literal["count"], parameters: Iterable[Tensor], args: tuple[obj
         host=platform.node(),
         device_name=device_name(device),
         device_type=device.type,
-        dtype=_dtype(held, device),
+        dtype=_dtype(tensors, device),
         precision=f"autocast {dtype_name(torch.get_autocast_dtype(device.type))}" if _autocasts(device) else None,
         shapes=shapes_of(args, kwargs),
         samples_per_step=samples,
@@ -46,7 +40,7 @@ def run_of(kind: Literal["count"], parameters: Iterable[Tensor], args: tuple[obj
 
 
 def _dtype(tensors: list[Tensor], device: torch.device) -> str | None:
-    """What contractions run in: autocast's dtype, else that of most parameters."""
+    """The dtype of contractions: that of autocast, else that of most parameters."""
     if _autocasts(device):
         return dtype_name(torch.get_autocast_dtype(device.type))
     sizes: Counter[torch.dtype] = Counter()
@@ -61,7 +55,7 @@ def _autocasts(device: torch.device) -> bool:
 
 
 def device_name(device: torch.device) -> str:
-    """As its driver says it; of a CPU, as the system does."""
+    """The name of a device, from its driver; of a CPU, from the system."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type != "cpu":

@@ -1,16 +1,17 @@
-"""Tensors inside of whatever a model takes and returns, and what a batch's shapes say."""
+"""Tensors inside of arguments and results: their device, dtypes and shapes."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["cut_off", "dtype_name", "nodes_of", "shapes_of", "tensors_in"]
+__all__ = ["cut_off", "device_of", "dtype_name", "nodes_of", "shapes_of", "tensors_in"]
 
 DEEPEST = 12
-"""Levels that are looked into; a structure that holds itself ends there."""
+"""Levels of nesting that are searched; a structure that contains itself ends there."""
 
 
 def tensors_in(value: Any, depth: int = DEEPEST) -> Iterator[Tensor]:
@@ -25,12 +26,12 @@ def nodes_of(value: Any) -> Iterator[Any]:
 
 
 def named_tensors_in(value: Any, name: str, depth: int = DEEPEST, seen: dict[int, Any] | None = None) -> Iterator[tuple[str, Tensor]]:
-    """The same, each with the path that leads to it; what many paths lead to is looked into once."""
+    """The same, each with its path. An object that several paths lead to is searched once."""
     seen = {} if seen is None else seen
     if isinstance(value, Tensor):
         yield name, value
     elif depth and id(value) not in seen:
-        seen[id(value)] = value  # kept, so that no other object can have its address
+        seen[id(value)] = value  # keeps it alive, so that no other object gets its id
         for key, part in _parts(value):
             yield from named_tensors_in(part, f"{name}.{key}" if name else str(key), depth - 1, seen)
 
@@ -47,12 +48,12 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def cut_off(value: Any) -> Any:
-    """The same structure with tensors that have a history in place of which are leaves: to go back into it is not the model's work.
+    """The same structure with leaves in place of tensors that have a graph, because backward through that graph is not the model's work.
 
-    Lists, tuples and dictionaries are looked into. What needs no change is the object that was given.
+    Lists, tuples and dictionaries are searched. An object without such tensors is returned itself.
     """
     if isinstance(value, Tensor):
-        return value if value.is_leaf else _copy_of_a_leaf(value)
+        return value if value.is_leaf else _copied_leaf(value)
     if type(value) is dict:
         parts = {key: cut_off(part) for key, part in value.items()}
         return parts if any(parts[key] is not part for key, part in value.items()) else value
@@ -64,8 +65,8 @@ def cut_off(value: Any) -> Any:
     return value
 
 
-def _copy_of_a_leaf(tensor: Tensor) -> Tensor:
-    """Which a model may write to, as it may to the tensor itself."""
+def _copied_leaf(tensor: Tensor) -> Tensor:
+    """A copy that a model may write to in place, which it may not do to a leaf that requires a gradient."""
     with torch.inference_mode(mode=False), torch.enable_grad():
         return tensor.detach().requires_grad_().clone()
 
@@ -76,10 +77,16 @@ def shapes_of(args: Any, kwargs: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:
-    """Its extents; those of the values where sequences of several lengths are packed in one tensor."""
+    """The shape of a tensor; of a nested one, that of its values."""
     return tuple((tensor.values() if tensor.is_nested else tensor).shape)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As torch names it, without torch."""
+    """The name of a dtype, as in `bfloat16`."""
     return str(dtype).removeprefix("torch.")
+
+
+def device_of(tensors: Iterable[Tensor]) -> torch.device:
+    """The device of most of the tensors; the CPU if there are none."""
+    devices = Counter(tensor.device for tensor in tensors)
+    return devices.most_common(1)[0][0] if devices else torch.device("cpu")

@@ -1,4 +1,4 @@
-"""A model with its arguments, to be run once or often, forward and backward, and left as it was."""
+"""A call of a model: forward and backward, once or often, and nothing of the model is changed afterwards."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -18,24 +18,24 @@ from lflops.errors import CountError
 __all__ = ["ASIDE", "Divide", "ModelCall"]
 
 ASIDE = "aside"
-"""What is run between two parts, or behind the last, for our own sake: it is in no time."""
+"""The name of a part of a pass that is lflops' own work, and in no time."""
 
 
 class Divide(Protocol):
-    """Called in a pass where its next part begins."""
+    """A function that a pass calls where its next part begins."""
 
     def __call__(self, part: str, results: Any = None, /) -> None:
-        """The part's name; of backward also what is gone backward from."""
+        """Begin a part: its name, and for backward the tensors that it starts from."""
 
 
 @dataclass(kw_only=True)
 class ModelCall:
-    """What is run.
+    """A model with its arguments.
 
     Attributes:
-        asker: The public function that it is run for, which errors begin with.
-        args: Cut off from their history, as `kwargs` are.
-        loss: Output to a scalar; `None` is the sum of the floating outputs, which itself is no work of the model's.
+        asker: The name of the public function, with which errors begin.
+        args: The positional arguments, detached from any graph, as `kwargs` are.
+        loss: From the output to a scalar. `None` is the sum of the floating outputs, which is not counted as work of the model.
     """
 
     asker: str
@@ -49,10 +49,10 @@ class ModelCall:
 
     @classmethod
     def of(cls, asker: str, model: Any, args: Any, kwargs: Any, *, backward: Any, loss: Any) -> "ModelCall":
-        """From what somebody gave.
+        """A call with the arguments that a user gave.
 
         Raises:
-            CountError: Some of it is wrong.
+            CountError: One of them is wrong.
         """
         args = (args,) if isinstance(args, Tensor) else args
         check_arguments(asker, model, args, kwargs, loss, backward=backward)
@@ -66,12 +66,12 @@ class ModelCall:
 
     @contextlib.contextmanager
     def untouched(self) -> Iterator[None]:
-        """Undo at the end whatever passes do to the model, to gradients and to the random numbers."""
+        """At the end, undo what passes did to the model, to gradients and to the random numbers."""
         with untouched(self.model, self.inputs(), self._gradients):
             yield
 
     def prepare(self) -> None:
-        """Get ready for another pass: without the gradients of the last one, and without what its model wrote to a copy of an argument."""
+        """Prepare another pass: drop the gradients of the last one, and copy the arguments anew, in case the model wrote to them."""
         self._gradients.clear()
         self.args, self.kwargs = cut_off(self._given)
 
@@ -79,7 +79,7 @@ class ModelCall:
         """One pass.
 
         Args:
-            divide: Called behind forward, with what is gone backward from before backward, and behind it.
+            divide: Called after forward, before backward with the tensors that it starts from, and after backward.
         """
         with self._grad_mode():
             output = self.model(*self.args, **self.kwargs)
@@ -92,11 +92,11 @@ class ModelCall:
                     ones = [_ones(each) for each in results]
                 divide("backward", results)
                 torch.autograd.backward(results, ones)
-                divide(ASIDE)  # to free the graph is no part of going back through it
+                divide(ASIDE)  # freeing the graph is no part of backward
 
     @contextlib.contextmanager
     def _grad_mode(self) -> Iterator[None]:
-        """The caller's, unless there has to be a graph."""
+        """The caller's grad mode for forward alone; enabled for backward."""
         if not self.backward:
             yield
             return
@@ -104,7 +104,7 @@ class ModelCall:
             yield
 
     def _results(self, output: Any) -> list[Tensor]:
-        """The tensors to go backward from."""
+        """The tensors that backward starts from."""
         if self.loss is None:
             found = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
             if not found:
@@ -119,6 +119,6 @@ class ModelCall:
 
 
 def _ones(tensor: Tensor) -> Tensor:
-    """Like the tensor, and but one number in memory where torch can do that."""
-    # By methods of the tensor: of a fake one they are fake too, without its mode.
+    """Ones in the tensor's shape; expanded from a single number where torch can do that."""
+    # By methods of the tensor, so that those of a fake tensor are fake without its mode.
     return torch.ones_like(tensor) if tensor.is_nested else tensor.detach().new_ones(()).expand_as(tensor)

@@ -1,4 +1,4 @@
-"""Compiled functions while they are counted or timed: counted they run eagerly, and their compiled code stays what it is."""
+"""Compiled functions run eagerly while they are counted, and their compiled code is kept."""
 
 import contextlib
 import sys
@@ -15,7 +15,7 @@ __all__ = ["force_eager", "uncompiled", "unremarked_hooks"]
 
 
 class _Eager:
-    """The stance of the process, set by the first who needs it and put back by the last: they need not end in reverse order."""
+    """The compiler stance of the process. The first user sets it and the last restores it, in any order of ending."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,21 +40,21 @@ _EAGER = _Eager()
 
 
 def force_eager() -> contextlib.AbstractContextManager[None]:
-    """Run compiled functions eagerly, and leave their compiled code as it is.
+    """A context in which compiled functions run eagerly and keep their compiled code.
 
-    Also where nothing is compiled yet: what a model compiles when it is first called would else be compiled under our mode.
+    It is needed even if nothing is compiled yet: a model that compiles at its first call would compile under our dispatch mode.
     """
     return _EAGER
 
 
 def uncompiled(hook: Callable[..., None], compiled: Collection[str] | None = None) -> Callable[..., None]:
-    """The hook, left alone by dynamo: whatever is called on the way into a compiled module would else be compiled as well.
+    """The hook, excluded from compilation: dynamo would compile it together with the module that it is called for.
 
-    That makes every call of the hook longer, so it is done only where a module is compiled, or anything has been.
+    That makes each call of the hook slower. So the hook itself is returned unless a module, or any function so far, is compiled.
 
     Args:
-        hook: Of modules.
-        compiled: Which of them are; `None` where nobody has looked.
+        hook: A module hook.
+        compiled: The rows that are compiled; `None` if unknown.
     """
     if "torch._dynamo" not in sys.modules or (compiled is not None and not compiled and not compilations()):
         return hook
@@ -64,7 +64,7 @@ def uncompiled(hook: Callable[..., None], compiled: Collection[str] | None = Non
 
 @contextlib.contextmanager
 def unremarked_hooks() -> Iterator[None]:
-    """Keep torch from warning of global hooks on compiled modules: they are ours, and know that they are called for the wrapper too."""
+    """Suppress torch's warning about global hooks on compiled modules: ours expect to be called for the wrapper too."""
     before = list(warnings.filters)
     warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks", category=UserWarning)
     ours = warnings.filters[0]

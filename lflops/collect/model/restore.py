@@ -1,57 +1,61 @@
-"""Run a model and leave it as it was: gradients, buffers, mode and random numbers."""
+"""Leave a model as it was before a pass: gradients, buffers, training mode and random numbers."""
 
 import contextlib
+import random
+import sys
+import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from lflops.collect.model.random_state import same_random_numbers
 from lflops.collect.torch_private.modules import buffers_of
 
-__all__ = ["Gradients", "untouched"]
+__all__ = ["Gradients", "same_random_numbers", "untouched"]
 
 
 class Gradients:
-    """Gradients put aside, so that a pass makes its own and the old ones can be put back."""
+    """The user's gradients, set aside while passes make their own."""
 
     def __init__(self) -> None:
-        """Put nothing aside yet."""
-        self._kept: dict[int, tuple[Tensor, Tensor | None]] = {}
+        """Begin with no gradient set aside."""
+        self._saved: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def put_aside(self, leaves: Iterable[Tensor]) -> None:
-        """Take each leaf's gradient away and remember it."""
+        """Save each leaf's gradient, and set it to `None`."""
         for leaf in leaves:
-            if leaf.requires_grad and leaf.is_leaf and id(leaf) not in self._kept:
-                self._kept[id(leaf)] = (leaf, leaf.grad)
+            if leaf.requires_grad and leaf.is_leaf and id(leaf) not in self._saved:
+                self._saved[id(leaf)] = (leaf, leaf.grad)
                 leaf.grad = None
 
     def clear(self) -> None:
-        """Take away what a pass has made, before the next one."""
-        for leaf, _ in self._kept.values():
+        """Remove the gradients that a pass has made, before the next pass."""
+        for leaf, _ in self._saved.values():
             leaf.grad = None
 
     def put_back(self) -> None:
-        """Undo it."""
-        for leaf, gradient in self._kept.values():
+        """Restore the saved gradients."""
+        for leaf, gradient in self._saved.values():
             leaf.grad = gradient
-        self._kept.clear()
+        self._saved.clear()
 
 
 @contextlib.contextmanager
 def untouched(model: nn.Module, inputs: Iterable[Tensor], gradients: Gradients) -> Iterator[None]:
-    """Undo, at the end, what passes do to the model, to gradients and to the random numbers.
+    """At the end, undo what passes did to the model, to gradients and to the random numbers.
 
     Args:
-        model: What is run.
-        inputs: What it is run on.
-        gradients: Puts them aside, also those of leaves that only a pass brings to light.
+        model: The model that runs.
+        inputs: The tensors in its arguments.
+        gradients: Sets gradients aside; a pass adds the leaves that it finds.
     """
     with contextlib.ExitStack() as undo:
         inputs = list(inputs)
         undo.enter_context(same_random_numbers((*model.parameters(), *model.buffers(), *inputs)))
-        # A frozen script knows no mode.
+        # A frozen script has no training mode.
         undo.callback(_restore_modes, [(module, module.training) for module in model.modules() if hasattr(module, "training")])
         undo.callback(_restore_contents, _contents(model))
         undo.callback(_restore_buffers, [(module, dict(buffers_of(module))) for module in model.modules()])
@@ -69,14 +73,14 @@ def _restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:
 def _restore_buffers(registered: list[tuple[nn.Module, dict[str, Tensor | None]]]) -> None:
     for module, before in registered:
         buffers = buffers_of(module)
-        now = dict(buffers.items())  # a scripted module has something like a mapping, whose keys are a list
+        now = dict(buffers.items())  # of a scripted module it is no dict: its `keys()` is a list
         if now.keys() != before.keys() or any(now[name] is not buffer for name, buffer in before.items()):
             buffers.clear()
             buffers.update(before)
 
 
 def _contents(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Each buffer with a copy of what is in it."""
+    """Each buffer with a copy of its contents."""
     with torch.no_grad():
         return [(buffer, buffer.detach().clone()) for buffer in model.buffers() if not is_lazy(buffer)]
 
@@ -86,12 +90,75 @@ def _restore_contents(buffers: list[tuple[Tensor, Tensor]]) -> None:
         for buffer, copy in buffers:
             if not _same(buffer, copy):
                 with torch.inference_mode(mode=buffer.is_inference()):
-                    # By `data`, unseen by autograd: a graph that saved the buffer finds what it saved, and may go backward.
+                    # By `data`, which autograd does not see: a graph that saved the buffer can still go backward.
                     buffer.data.copy_(copy)
 
 
 def _same(buffer: Tensor, copy: Tensor) -> bool:
     try:
         return buffer.device.type == "meta" or (buffer.shape == copy.shape and bool(torch.equal(buffer, copy)))
-    except RuntimeError:  # sparse, or of a dtype that knows no comparison
+    except RuntimeError:  # sparse, or of a dtype without comparison
         return False
+
+
+@dataclass
+class _States:
+    """The states of all generators: torch's on the CPU and on devices, Python's and NumPy's."""
+
+    python: Any
+    numpy: Any
+    cpu: Tensor
+    devices: dict[torch.device, Tensor]
+
+    @classmethod
+    def now(cls, devices: Iterable[torch.device]) -> Self:
+        numpy: Any = sys.modules.get("numpy")
+        of_devices = {device: _generators_of(device).get_rng_state(device) for device in devices}
+        return cls(random.getstate(), numpy.random.get_state() if numpy else None, torch.get_rng_state(), of_devices)
+
+    def restore(self) -> None:
+        random.setstate(self.python)
+        if self.numpy is not None:
+            numpy: Any = sys.modules["numpy"]
+            numpy.random.set_state(self.numpy)
+        torch.set_rng_state(self.cpu)
+        for device, state in self.devices.items():
+            _generators_of(device).set_rng_state(state, device)
+
+
+class _Pass:
+    """A running pass, and the states that it restores at its end."""
+
+    def __init__(self, states: _States) -> None:
+        self.states = states
+
+
+_lock = threading.Lock()
+_running: list[_Pass] = []
+
+
+@contextlib.contextmanager
+def same_random_numbers(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Restore all generators at the end, also those of the tensors' devices.
+
+    All threads of a process share them. If the first of two passes in two threads ends first, the second one restores what was there before
+    both.
+    """
+    devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
+    with _lock:
+        mine = _Pass(_States.now(devices))
+        _running.append(mine)
+    try:
+        yield
+    finally:
+        with _lock:
+            later = _running[_running.index(mine) + 1 :]
+            _running.remove(mine)
+            if later:
+                later[0].states = mine.states
+            else:
+                mine.states.restore()
+
+
+def _generators_of(device: torch.device) -> Any:
+    return getattr(torch, device.type)

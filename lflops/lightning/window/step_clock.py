@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from lflops.collect.inputs.batch_size import samples_and_tokens, units_of
+from lflops.collect.inputs.batch import samples_and_tokens, units_of
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.collect.timing.clock import cpu_usage
 from lflops.collect.timing.step_phases import PhaseMarks, StepPhases

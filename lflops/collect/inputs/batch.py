@@ -1,0 +1,66 @@
+"""The batch: how many samples and tokens it has, and a batch that is made from a shape."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lflops.collect.inputs.arguments import describe
+from lflops.collect.inputs.tensors import device_of, tensors_in
+from lflops.errors import CountError
+
+__all__ = ["Units", "samples_and_tokens", "tensor_of_shape", "units_of"]
+
+Units = Mapping[str, int] | Callable[..., Mapping[str, int]]
+"""`{"samples": n, "tokens": n}`, one of them or both, or a function that returns it."""
+
+
+def units_of(asker: str, units: Any, args: Any, kwargs: Any) -> dict[str, int]:
+    """The user's sizes of a batch, as fields of `Run`; empty if none are given.
+
+    Raises:
+        CountError: `units` is something else, or fails.
+    """
+    if units is None:
+        return {}
+    try:
+        given = units(*args, **kwargs) if callable(units) else units
+    except Exception as error:
+        raise CountError(f"{asker}: units failed on the batch: {type(error).__name__}: {error}") from error
+    if not isinstance(given, Mapping) or not given.keys() <= {"samples", "tokens"} or not all(map(_is_whole, given.values())):
+        raise CountError(f"{asker}: units gave {describe(given)}: give {{'samples': n, 'tokens': n}} or a function that returns it")
+    return {f"{name}_per_step": int(number) for name, number in given.items()}
+
+
+def samples_and_tokens(args: Any, kwargs: Any) -> tuple[int | None, int | None]:
+    """Samples: the size of dimension 0 that most tensors share. Tokens: the size of the first 2-d integer tensor."""
+    tensors = list(tensors_in((args, kwargs)))
+    first = [tensor.size(0) for tensor in tensors if tensor.dim()]
+    samples = max(first, key=first.count) if first else None
+    whole = (tensor for tensor in tensors if tensor.dim() == 2 and not tensor.is_floating_point() and not tensor.is_complex())
+    tokens = next((tensor.numel() for tensor in whole), None)
+    return samples, tokens
+
+
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 0
+
+
+def tensor_of_shape(asker: str, model: nn.Module, shape: Any) -> Tensor:
+    """A tensor of random numbers from 0 to 1, on the model's device and in the dtype of its first floating parameter.
+
+    It has a generator of its own, so the caller's random numbers are not changed.
+
+    Raises:
+        CountError: `shape` is no shape.
+    """
+    if not isinstance(shape, tuple | list) or not shape or not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise CountError(f"{asker}: input_shape={describe(shape)}: give the sizes of one tensor, as (8, 3, 224, 224)")
+    tensors = [*model.parameters(), *model.buffers()]
+    dtype = next((each.dtype for each in tensors if each.is_floating_point()), torch.get_default_dtype())
+    device = device_of(tensors)
+    if device.type == "meta":
+        return torch.empty(shape, dtype=dtype, device=device)
+    generator = torch.Generator(device).manual_seed(0)
+    return torch.rand(shape, generator=generator, device=device).to(dtype)
