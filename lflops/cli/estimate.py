@@ -126,15 +126,15 @@ def _modules_of_this_folder() -> Iterator[None]:
 
 
 def _estimated(target: str, samples: int, optimizer: str | None, how: Mapping[str, Any]) -> Profile:
+    from lflops.collect.estimate.estimate import Estimator, subject_of  # with torch
     from lflops.collect.estimate.optimizer_step import optimizer_named
-    from lflops.collect.estimate.runner import Estimate, subject_of  # with torch
 
     build = _function(target)
     _check_arguments(target, build)
     makes = None if optimizer is None else optimizer_named(optimizer)
-    asked = Estimate(asker=target, optimizer=makes, progress=sys.stderr.isatty(), **how)
+    estimator = Estimator(asker=target, optimizer=makes, progress=sys.stderr.isatty(), **how)
     try:
-        return asked.of(lambda: subject_of(target, build(samples)))
+        return estimator.run(lambda: subject_of(target, build(samples)))
     except LflopsError:
         raise
     except Exception as error:

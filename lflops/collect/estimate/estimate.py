@@ -1,20 +1,37 @@
-"""`estimate`: a step that is run on fake tensors, so that nothing is allocated and nothing computed."""
+"""`estimate`: a step on fake tensors, so that nothing is allocated or computed."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
-from lflops.collect.estimate.optimizer_step import MakesOptimizer
-from lflops.collect.estimate.progress import Progress
-from lflops.collect.estimate.runner import Estimate, Model, Subject, built
-from lflops.collect.inputs.arguments import check_arguments, check_module, check_pass
+from lflops.collect.count import Counting
+from lflops.collect.counting.accumulator import Extent
+from lflops.collect.estimate.cpu_kernels import LSTM_LAYER
+from lflops.collect.estimate.cuda_attention import attention_on
+from lflops.collect.estimate.fake_errors import values_refused
+from lflops.collect.estimate.fake_tensors import Fakes
+from lflops.collect.estimate.optimizer_step import MakesOptimizer, Stepper
+from lflops.collect.estimate.progress import Meter, Progress
+from lflops.collect.inputs.arguments import check_arguments, check_module, check_pass, check_whole, describe
 from lflops.collect.inputs.tensors import tensors_in
+from lflops.collect.model.call import ModelCall
+from lflops.collect.model.restore import same_random_numbers
+from lflops.collect.torch_private.self_check import check_fake_tensors
+from lflops.collect.torch_private.tensors import local_part, only_shapes_run
 from lflops.errors import CountError
-from lflops.hardware.chips import Hardware
+from lflops.hardware.chips import Hardware, lookup, named
 from lflops.profile.model import Profile
+from lflops.profile.notes import Note
 
-__all__ = ["estimate"]
+__all__ = ["Estimator", "Model", "Subject", "batch_of", "built", "estimate", "subject_of"]
+
+Model = nn.Module | Callable[[], nn.Module]
+"""A module, or a function that builds one."""
 
 
 def estimate(
@@ -30,37 +47,35 @@ def estimate(
     round_to: int = 1,
     progress: bool | Progress = False,
 ) -> Profile:
-    """Work out what a step would compute and keep in memory: nothing is allocated and nothing is computed.
+    """Estimate the work and the peak memory of a step. Nothing is allocated and nothing is computed.
 
-    Compiled modules are estimated as the code that they were compiled from. Afterwards a module that was given is what it was, to the bit,
-    and so are the random numbers.
+    Compiled modules are estimated as the code that they were compiled from. The given module and the random numbers are not changed.
 
     Args:
-        model: A module, or a function that builds one: that is built without memory too, so it may be larger than the machine.
+        model: A module, or a function that builds one. The function's module is built without memory, so it may be larger than the machine.
         args: Its positional arguments, real or on `meta`; a lone tensor stands for itself.
         kwargs: Its keyword arguments.
         backward: Whether to go backward from `loss(output)`.
-        loss: Output to a scalar; without it, the sum of the floating outputs, which itself is not counted. The output is let go before
-            backward, but for what the loss needs of it.
-        optimizer: Makes one from a list of parameters, as `torch.optim.AdamW` does. Two steps are run, so that its state is in the peak;
-            the work is the second's.
-        grad_scaler: Whether a `torch.amp.GradScaler` scales the loss, and the gradients back; all are taken for finite, so that no step is
-            left out.
-        hardware: The chip that it is for, by its name in the table or with figures of your own. For one of the table optimizers work on
-            lists of parameters where they leave that open, and attention is the kernel that torch takes there.
-        round_to: Bytes that each tensor's memory is rounded up to a multiple of: 512 is what CUDA's allocator gives out.
-        progress: Whether to write to stderr how far it is; or a function that is told the operators done, and of how many where that is
-            known.
+        loss: From the output to a scalar; without it, the sum of the floating outputs, which is not counted. Before backward the output is
+            freed, except for what the loss needs of it.
+        optimizer: Makes an optimizer from a list of parameters, as `torch.optim.AdamW` does. Two steps run, so that the peak includes its
+            state. The work is that of the second step.
+        grad_scaler: Whether a `torch.amp.GradScaler` scales the loss and unscales the gradients. All gradients count as finite, so that no
+            step is skipped.
+        hardware: The chip to estimate for: a name in the table, or a `Hardware` with your own figures. For a chip of the table, attention
+            uses the kernel that torch takes on it. There optimizers also default to their `foreach` implementation.
+        round_to: The size of each tensor is rounded up to a multiple of so many bytes; CUDA's allocator uses 512.
+        progress: Whether to write the progress to stderr; or a function of the finished operators and their total, `None` while unknown.
 
     Raises:
-        CountError: An argument is wrong; or some code needs the value of a tensor, and the message says on which line.
-        HardwareError: The chip is not known.
+        CountError: An argument is wrong, or some code needs the value of a tensor. The message names the line.
+        HardwareError: The chip is unknown.
     """
     args = (args,) if isinstance(args, Tensor) else args
     _check(model, args, kwargs, loss, backward=backward)
     if optimizer is not None and not backward:
         raise CountError("estimate: optimizer is given, but backward=False: give backward=True as well")
-    asked = Estimate(
+    estimator = Estimator(
         asker="estimate",
         backward=backward,
         optimizer=optimizer,
@@ -70,7 +85,7 @@ def estimate(
         progress=progress,
     )
     held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
-    return asked.of(lambda: Subject(built(model), args, dict(kwargs or {}), loss), held=(*held, *tensors_in((args, kwargs))))
+    return estimator.run(lambda: Subject(built(model), args, dict(kwargs or {}), loss), held=(*held, *tensors_in((args, kwargs))))
 
 
 def _check(model: Any, args: Any, kwargs: Any, loss: Any, *, backward: Any) -> None:
@@ -79,3 +94,176 @@ def _check(model: Any, args: Any, kwargs: Any, loss: Any, *, backward: Any) -> N
     elif isinstance(model, type) or not callable(model):
         check_module("estimate", model, may_build=True)
     check_pass("estimate", args, kwargs, loss, backward=backward)
+
+
+def built(model: Model) -> nn.Module:
+    """The module itself, or the module that the function builds."""
+    return model if isinstance(model, nn.Module) else model()
+
+
+class Subject(NamedTuple):
+    """A model, its arguments, and the loss of its output."""
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    loss: Callable[[Any], Tensor] | None
+
+
+def batch_of(asker: str, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments from a batch that a function made.
+
+    Raises:
+        CountError: The batch is neither a tuple, a tensor nor a mapping.
+    """
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    if isinstance(batch, Tensor):
+        return (batch,), {}
+    if not isinstance(batch, tuple):
+        raise CountError(f"{asker}: the batch is {describe(batch)}: give a tuple, a tensor, or a mapping of keyword arguments")
+    return batch, {}
+
+
+def subject_of(asker: str, made: Any) -> Subject:
+    """The subject from what a user's function returned: a model, its batch and perhaps a loss.
+
+    Raises:
+        CountError: The function returned something else.
+    """
+    if not isinstance(made, tuple) or len(made) not in (2, 3):
+        raise CountError(f"{asker}: it gave {describe(made)}: it has to give (model, batch) or (model, batch, loss)")
+    model, batch, loss = made if len(made) == 3 else (*made, None)
+    check_pass(asker, (), None, loss, backward=True)
+    return Subject(model, *batch_of(asker, batch), loss)
+
+
+@dataclass(kw_only=True)
+class Estimator:
+    """Runs subjects on fake tensors, all with the same options.
+
+    Attributes:
+        asker: The name of the public function, with which errors begin.
+    """
+
+    asker: str
+    backward: bool
+    optimizer: MakesOptimizer | None = None
+    hardware: Hardware | str | None = None
+    grad_scaler: bool = False
+    round_to: int = 1
+    progress: bool | Progress = False
+
+    def run(self, make: Callable[[], Subject], *, held: Iterable[Tensor] = ()) -> Profile:
+        """Run one subject.
+
+        Args:
+            make: Makes the subject. It is called while new tensors are fake, so a model that it builds has no memory.
+            held: Tensors on whose devices random numbers may be drawn.
+
+        Raises:
+            CountError: The subject cannot run on fake tensors.
+            HardwareError: The chip is unknown.
+        """
+        with self.started(held) as run:
+            return run(make)
+
+    @contextlib.contextmanager
+    def started(self, held: Iterable[Tensor] = ()) -> Iterator[Callable[[Callable[[], Subject]], Profile]]:
+        """A context in which new tensors are fake, with a function that runs a subject. Each run starts afresh.
+
+        Args:
+            held: As in `run`.
+
+        Raises:
+            CountError: A subject cannot run on fake tensors.
+            HardwareError: The chip is unknown.
+        """
+        check_fake_tensors()
+        chip = self._checked()
+        fakes, held = Fakes(on_host=not _is_listed(chip)), list(held)
+
+        def run(make: Callable[[], Subject]) -> Profile:
+            with same_random_numbers(held):
+                with torch.inference_mode(mode=False):  # otherwise its parameters take no gradient
+                    subject = make()
+                check_module(self.asker, subject.model)
+                with fakes.swapped_into(subject.model):
+                    profile = self._run(subject, fakes, chip)
+                    for parameter in subject.model.parameters():
+                        parameter.grad = None
+            fakes.forget()
+            return replace(profile, run=replace(profile.run, kind="estimate", hardware=chip))
+
+        with same_random_numbers(held), fakes.running(), values_refused(self.asker):
+            yield run
+
+    def _checked(self) -> Hardware | None:
+        """Check the options, and look the chip up."""
+        if only_shapes_run(()):
+            raise CountError(f"{self.asker}: a mode that makes tensors fake is open here already: call it outside")
+        if self.optimizer is not None and not callable(self.optimizer):
+            raise CountError(
+                f"{self.asker}: optimizer={describe(self.optimizer)}: give a function from parameters to one, as torch.optim.AdamW"
+            )
+        if self.grad_scaler not in (True, False):
+            raise CountError(f"{self.asker}: grad_scaler={describe(self.grad_scaler)}: give True or False")
+        if self.grad_scaler and self.optimizer is None:
+            raise CountError(f"{self.asker}: grad_scaler=True, but there is no optimizer whose gradients it would scale: give optimizer=")
+        check_whole(self.asker, "round_to", self.round_to, least=1)
+        if not isinstance(self.hardware, Hardware | str | None):
+            raise CountError(f"{self.asker}: hardware={describe(self.hardware)}: give a chip's name or a lflops.Hardware")
+        return named(self.hardware) if isinstance(self.hardware, str) else self.hardware
+
+    def _run(self, subject: Subject, fakes: Fakes, chip: Hardware | None) -> Profile:
+        model, loss = subject.model, subject.loss
+        args, kwargs = given = fakes.of((tuple(subject.args), dict(subject.kwargs)))
+        stepper = None
+        if self.optimizer is not None:
+            if self.grad_scaler and loss is None:
+                raise CountError(f"{self.asker}: grad_scaler=True, but there is no loss to scale: give one")
+            stepper = Stepper(self.asker, self.optimizer, model, chip=chip, grad_scaler=self.grad_scaler)
+            loss = stepper.scaled(loss)
+        call = ModelCall(asker=self.asker, model=model, args=args, kwargs=kwargs, backward=self.backward, loss=loss, _given=given)
+        if any(local_part(each) is not each for each in model.parameters()):
+            self._step(call, stepper, chip, Meter(progress=False))  # torch infers the placements of results once, with tensors of its own
+            model.zero_grad()
+        with Meter(self.progress) as meter:
+            first = self._step(call, stepper, chip, meter)
+            if stepper is None:
+                return first
+            meter.expect(2)
+            second = self._step(call, stepper, chip, meter)
+        return _with_the_higher_peak(replace(second, notes=second.notes + stepper.notes), first)
+
+    def _step(self, call: ModelCall, stepper: Stepper | None, chip: Hardware | None, meter: Meter) -> Profile:
+        call.prepare()
+        extent = Extent(fake=True, round_to=self.round_to)
+        counting = Counting({"": call.model}, phase="forward", batch=(call.args, call.kwargs), extent=extent, counter=meter.counter)
+        with attention_on(chip) as notes, counting:
+            call.run()
+            if stepper is not None:
+                stepper.step()
+        if self.round_to > 1:
+            notes.append(Note(code="rounded_up", subject="", values={"bytes": self.round_to}))
+        calls = sum(cell.calls for cell in counting.profile.cells if cell.operator == LSTM_LAYER.name().removeprefix("aten::"))
+        if calls and (self.backward or torch.is_grad_enabled()):
+            notes.append(
+                Note(code="lstm_workspace", subject=chip.name if chip is not None and _is_listed(chip) else "", values={"calls": calls})
+            )
+        return replace(counting.profile, notes=counting.profile.notes + tuple(notes))
+
+
+def _is_listed(chip: Hardware | None) -> bool:
+    """Whether the chip is in the table. Other figures describe this machine."""
+    return chip is not None and lookup(chip.name) is not None
+
+
+def _with_the_higher_peak(step: Profile, other: Profile) -> Profile:
+    """The step's profile, with the memory of the other if its peak is higher."""
+    if step.memory is None or other.memory is None or step.memory.peak_bytes >= other.memory.peak_bytes:
+        return step
+    modules = {
+        row: replace(module, peak_bytes=other.modules[row].peak_bytes) for row, module in step.modules.items() if row in other.modules
+    }
+    return replace(step, memory=other.memory, modules={**step.modules, **modules})

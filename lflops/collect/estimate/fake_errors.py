@@ -1,4 +1,4 @@
-"""What fake tensors cannot do, and what an estimate then says: where it is asked for, and what to do instead."""
+"""Errors for what fake tensors cannot do: they name the line of the user's code, and what to do instead."""
 
 import contextlib
 import linecache
@@ -22,27 +22,27 @@ from lflops.errors import CountError, LflopsError
 __all__ = ["refuse_real_optimizer", "refuse_what_keeps_tensors", "values_refused"]
 
 CALL = nn.Module.__call__.__code__
-"""What runs whenever a module is called."""
+"""The code object of every call of a module."""
 
 NO_CUDA = re.compile(
     "not compiled with CUDA|not linked with support for cuda|CUDA is not available|Found no NVIDIA driver"
     "|CUDA driver version is insufficient"
 )
-"""What torch says of it, in errors and, of autocast, in a warning."""
+"""Torch's messages about missing CUDA, in errors and in autocast's warning."""
 
 _TORCHS, _OURS = (f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
-"""A line in these is not the one to change."""
+"""Folders whose lines a user does not change."""
 
 
 class RealOptimizerError(Exception):
-    """An optimizer has tensors with memory: it would find no gradient and do nothing."""
+    """An optimizer has real parameters: it would find no gradient and do nothing."""
 
 
 def refuse_what_keeps_tensors(module: nn.Module) -> None:
-    """See that a module has its tensors where others have them.
+    """Check that a module has its tensors as attributes, where they can be replaced by fake ones.
 
     Raises:
-        CountError: It has not, so that its real ones would be used.
+        CountError: It has not, so its real tensors would be used.
     """
     kinds = {kind.__name__ for kind in type(module).__mro__}
     if isinstance(module, torch.jit.ScriptModule):
@@ -57,10 +57,10 @@ def refuse_what_keeps_tensors(module: nn.Module) -> None:
 
 
 def refuse_real_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    """See that an optimizer that makes a step has fake parameters; in other threads real ones may train.
+    """Check that an optimizer that makes a step in an estimate has fake parameters. Other threads may train real ones.
 
     Raises:
-        RealOptimizerError: It has not.
+        RealOptimizerError: It has real ones.
     """
     parameters = (each for group in optimizer.param_groups for each in group["params"])
     if only_shapes_run(()) and not all(isinstance(local_part(each), FakeTensor) for each in parameters):
@@ -69,34 +69,34 @@ def refuse_real_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> Non
 
 @contextlib.contextmanager
 def values_refused(asker: str, *, step_of: Optimizer | None = None) -> Iterator[None]:
-    """Say of what fake tensors cannot do on which line it stands, and what there is to do.
+    """Turn the errors of fake tensors into a `CountError` that names the line and what to do.
 
     Args:
-        asker: What the error begins with.
-        step_of: The optimizer whose step it is, if it is one.
+        asker: The name of the public function, with which the error begins.
+        step_of: The optimizer whose step runs, if any.
 
     Raises:
-        CountError: Something asked for the value of a tensor, met a real parameter, or ran an operator whose result has no known shape.
+        CountError: Code needed the value of a tensor, used a real parameter, or ran an operator without a fake kernel.
     """
     try:
         yield
     except LflopsError:
         raise
     except Exception as error:
-        wrong, place = _wrong(error), _place(error)
-        if wrong is None and place:
-            error.add_note(f"{asker}: {place}")
+        wrong, location = _wrong(error), _location(error)
+        if wrong is None and location:
+            error.add_note(f"{asker}: {location}")
         if wrong is None:
             raise
         if step_of is not None:
             asked = wrong.partition(";")[0].removeprefix("it ")
             advice = "give one that does not and has as much state, or lflops.counting around a real step"
             raise CountError(f"{asker}: the step of {type(step_of).__name__} {asked}: {advice}") from error
-        raise CountError(": ".join(filter(None, (asker, place, wrong)))) from error
+        raise CountError(": ".join(filter(None, (asker, location, wrong)))) from error
 
 
 def _wrong(error: Exception) -> str | None:
-    """What was asked of fake tensors that they do not have; `None` for any other error."""
+    """What the code does that fake tensors do not support; `None` for any other error."""
     if isinstance(error, RealParameterError):
         return (
             "it uses a parameter that is none of the model's, so that its gradient would be written: pass a module that holds it, "
@@ -126,8 +126,8 @@ def _value_asked_for(error: Exception) -> str | None:
     return f"it needs the value of a tensor ({asked}); {advice}"
 
 
-def _place(error: Exception) -> str:
-    """The innermost module that was called, and the innermost line that is neither torch's nor ours; empty where there is neither."""
+def _location(error: Exception) -> str:
+    """The innermost called module and the innermost line that is neither torch's nor ours; empty if there is neither."""
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not frame.f_code.co_filename.startswith(_OURS)]
     called = [frame.f_locals["self"] for frame, _ in frames if frame.f_code is CALL]
     parts = [f"in {_named(called[-1], called[0])}"] if called else []

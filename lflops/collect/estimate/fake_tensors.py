@@ -1,4 +1,4 @@
-"""Tensors with a shape and no memory: made of real ones, and lent to a model."""
+"""Fake tensors: made from real ones, and swapped into a model."""
 
 import contextlib
 import logging
@@ -20,29 +20,29 @@ from lflops.errors import CountError
 __all__ = ["HOST", "Fakes"]
 
 HOST = torch.device("cpu")
-"""Where the stand-ins of tensors on `meta` are: code that asks where it is would else go ways of its own."""
+"""The device of fake tensors for tensors on `meta`. Code that branches on the device runs as on a real one."""
 
 
 class Fakes:
-    """Stand-ins for real tensors, always the same one for the same tensor; small integers are copied, all else is fake."""
+    """Fake tensors for real ones, always the same one for the same tensor. Small integer tensors are copied with their values."""
 
     def __init__(self, *, on_host: bool = True) -> None:
-        """Make none yet.
+        """Begin without fake tensors.
 
         Args:
             on_host: Whether the step is for this CPU, and not for a chip.
         """
         self._on_host = on_host
         self._mode = fake_mode()
-        self._made: dict[int, tuple[Any, Any]] = {}  # with what each was made of, so that no other object can have its address
+        self._made: dict[int, tuple[Any, Any]] = {}  # each with its original, so that no other object gets its id
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Within it, whatever is made has no memory, and no value but where that is known from numbers and small integers."""
+        """A context in which new tensors are fake. Values are known only if they follow from numbers and small integer tensors."""
         known, log = KnownValues(on_host=self._on_host), logging.getLogger(FakeTensor.__module__)
         with contextlib.ExitStack() as undo:
-            log.addFilter(_is_other_news)
-            undo.callback(log.removeFilter, _is_other_news)
+            log.addFilter(_is_no_traceback)
+            undo.callback(log.removeFilter, _is_no_traceback)
             undo.callback(register_optimizer_step_pre_hook(refuse_real_optimizer).remove)
             undo.enter_context(self._mode)
             push_mode(known)
@@ -50,11 +50,11 @@ class Fakes:
             yield
 
     def forget(self) -> None:
-        """Make new stand-ins from now on: what ran with the old ones may have written to them."""
+        """Forget the fake tensors so far, because the code that ran with them may have written to them."""
         self._made.clear()
 
     def of(self, value: Any, depth: int = DEEPEST) -> Any:
-        """The same with stand-ins for the tensors in it; lists, tuples, sets and dictionaries are copies, everything else is itself.
+        """The same structure with fake tensors. Lists, tuples, sets and dictionaries are copied, other objects are not.
 
         Raises:
             CountError: A parameter has no shape yet.
@@ -77,69 +77,69 @@ class Fakes:
         return made
 
     @contextlib.contextmanager
-    def lent_to(self, model: nn.Module) -> Iterator[None]:
-        """Give a model stand-ins for all tensors that it and its parts hold, and at the end what they held before.
+    def swapped_into(self, model: nn.Module) -> Iterator[None]:
+        """Replace all tensors of a model by fake ones, and restore them at the end.
 
-        What the model's code then writes on itself, a cache or a counter, is undone as well.
+        Attributes that the model's code sets meanwhile, such as a cache or a counter, are restored as well.
 
         Raises:
-            CountError: A part of it is a script, or has no shape yet.
+            CountError: One of its modules is scripted or sharded, or has no shape yet.
         """
         for module in model.modules():
             refuse_what_keeps_tensors(module)
         held = [(module, dict(vars(module))) for module in model.modules()]
-        lent = [self.of(attributes) for _, attributes in held]  # copies of torch's tables among them
+        fakes = [self.of(attributes) for _, attributes in held]  # copies of torch's tables among them
         try:
-            for (module, _), attributes in zip(held, lent, strict=True):
+            for (module, _), attributes in zip(held, fakes, strict=True):
                 vars(module).update(attributes)
             yield
         finally:
-            _give_back(held)
+            _restore(held)
 
     def _tensor(self, tensor: Tensor) -> Tensor:
         if is_lazy(tensor):
             raise CountError(
                 "estimate: a parameter has no shape yet: run a lazy module once before, on its real batch or on the meta device"
             )
-        if isinstance(local_part(tensor), FakeTensor):  # of a model that was built in the mode
+        if isinstance(local_part(tensor), FakeTensor):  # the model was built in the fake mode
             return tensor
         if _has_known_values(tensor):
             return _copy(tensor)
         with self._mode:
-            fake = _like(tensor) if local_part(tensor) is tensor else _like_spread(tensor)
+            fake = _like(tensor) if local_part(tensor) is tensor else _like_sharded(tensor)
         if isinstance(tensor, nn.Parameter):
             return nn.Parameter(fake, requires_grad=tensor.requires_grad)
         return fake.requires_grad_(tensor.requires_grad)
 
 
-def _is_other_news(record: logging.LogRecord) -> bool:
-    """Whether a line of torch's log is more than the traceback of an error that is raised as well."""
+def _is_no_traceback(record: logging.LogRecord) -> bool:
+    """Whether a record of torch's log is something else than the traceback of an error that is raised anyway."""
     return not record.getMessage().startswith("failed while attempting to run meta")
 
 
-def _give_back(held: list[tuple[nn.Module, dict[str, Any]]]) -> None:
+def _restore(held: list[tuple[nn.Module, dict[str, Any]]]) -> None:
     for module, attributes in held:
         vars(module).clear()
         vars(module).update(attributes)
 
 
 def _like(tensor: Tensor) -> Tensor:
-    """One of the same shape, made from nothing: torch's own way from a real tensor to a fake one keeps a reference to the real."""
+    """An empty tensor of the same shape. Torch's own conversion to a fake tensor would keep a reference to the real one."""
     device = HOST if tensor.is_meta else tensor.device
     if tensor.layout is not torch.strided:
         return torch.empty_like(tensor, device=device)
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
 
-def _like_spread(tensor: Any) -> Tensor:
-    """What this rank has of a tensor that is spread over ranks."""
-    whole = {"run_check": False, "shape": tensor.shape, "stride": tensor.stride()}
-    spread: Tensor = type(tensor).from_local(_like(local_part(tensor)), tensor.device_mesh, tensor.placements, **whole)
-    return spread
+def _like_sharded(tensor: Any) -> Tensor:
+    """The same for a sharded tensor: only this rank's part."""
+    unsharded = {"run_check": False, "shape": tensor.shape, "stride": tensor.stride()}
+    sharded: Tensor = type(tensor).from_local(_like(local_part(tensor)), tensor.device_mesh, tensor.placements, **unsharded)
+    return sharded
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """Real, for code that writes to it."""
+    """A real copy, for code that writes to it."""
     with without_modes():
         return tensor.clone()
 

@@ -1,4 +1,4 @@
-"""`largest_batch`: estimates of a few batches, by the line that their peaks are on."""
+"""`largest_batch`: the largest batch that fits, from estimates of a few batches and linear interpolation."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lflops.collect.estimate.estimate import Estimator, Model, Subject, batch_of, built
 from lflops.collect.estimate.optimizer_step import MakesOptimizer
-from lflops.collect.estimate.runner import Estimate, Model, Subject, batch_of, built
 from lflops.collect.inputs.arguments import check_arguments, check_module, describe
 from lflops.errors import CountError
 from lflops.hardware.chips import Hardware
@@ -15,13 +15,13 @@ from lflops.hardware.chips import Hardware
 __all__ = ["largest_batch"]
 
 MOST = 1 << 30
-"""Samples; a step that still fits does not depend on them."""
+"""The largest number of samples that is tried. If it fits, the peak does not depend on the batch."""
 
 LARGEST = 1 << 62
-"""Bytes that no memory has."""
+"""A number of bytes beyond any memory."""
 
 FURTHER = 64
-"""Times as many samples are tried next while the peak stays what it is."""
+"""The factor of the next try while the peak does not change."""
 
 
 def largest_batch(
@@ -34,25 +34,26 @@ def largest_batch(
     hardware: Hardware | str | None = None,
     round_to: int = 1,
 ) -> int:
-    """The most samples whose step fits into so many bytes, as a handful of estimates says it; nothing is allocated.
+    """The most samples whose step fits into the given memory, from a handful of estimates. Nothing is allocated.
 
-    Kernels' workspaces and the allocator's own loss are in no estimate: leave some room for them. The peak is taken to grow with the batch.
+    No estimate includes the workspaces of kernels or the allocator's fragmentation, so leave some room for them. The peak is assumed to
+    grow with the batch.
 
     Args:
         model: A module, or a function that builds one, as in `estimate`.
         make_args: From a number of samples to the model's arguments: a tuple, a lone tensor, or a mapping of keyword arguments.
-        memory_bytes: What there is, in bytes.
-        loss: Output to a scalar. With it, or with an optimizer, the step is one of training; without either, a forward pass.
-        optimizer: Makes one from a list of parameters, as in `estimate`.
-        hardware: The chip that it is for, as in `estimate`; of its memory `memory_bytes` says how much there is.
-        round_to: Bytes that each tensor's memory is rounded up to a multiple of, as in `estimate`.
+        memory_bytes: The available memory in bytes.
+        loss: From the output to a scalar. With it or an optimizer, a training step is estimated; without both, a forward pass.
+        optimizer: Makes an optimizer from a list of parameters, as in `estimate`.
+        hardware: The chip, as in `estimate`. Its memory is `memory_bytes`, not the figure of the table.
+        round_to: The size of each tensor is rounded up to a multiple of so many bytes, as in `estimate`.
 
     Returns:
         0 if not even one sample fits.
 
     Raises:
-        CountError: An argument is wrong, or some code needs the value of a tensor; or any batch fits.
-        HardwareError: The chip is not known.
+        CountError: An argument is wrong, some code needs the value of a tensor, or any batch fits.
+        HardwareError: The chip is unknown.
     """
     _check(make_args, memory_bytes)
     training = loss is not None or optimizer is not None
@@ -60,14 +61,14 @@ def largest_batch(
         check_arguments("largest_batch", model, (), None, loss, backward=training)
     elif isinstance(model, type) or not callable(model):
         check_module("largest_batch", model, may_build=True)
-    asked = Estimate(asker="largest_batch", backward=training, optimizer=optimizer, hardware=hardware, round_to=round_to)
+    estimator = Estimator(asker="largest_batch", backward=training, optimizer=optimizer, hardware=hardware, round_to=round_to)
     held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
     once = cache(partial(built, model))
 
     def subject(samples: int) -> Subject:
         return Subject(once(), *batch_of("largest_batch", make_args(samples)), loss)
 
-    with asked.begun(held) as run:
+    with estimator.started(held) as run:
 
         def peak(samples: int) -> int:
             memory = run(partial(subject, samples)).memory
@@ -84,12 +85,12 @@ def _check(make_args: Any, memory_bytes: Any) -> None:
 
 
 def _largest(peak: Callable[[int], int], memory_bytes: int) -> int:
-    """The last number of samples whose peak fits.
+    """The largest number of samples whose peak fits.
 
-    A peak is nearly a line: the next number tried is where the line through the last two reaches the memory. Every third is the middle of
-    what is left, so that no peak, however bent, takes long.
+    The peak is nearly linear in the samples. So the next try is where the line through the last two points reaches the memory. Every third
+    try is the middle of the remaining interval, which bounds the number of tries for any curve.
     """
-    low, high = 0, MOST + 1  # the first fits, the second does not, or is more than a batch has
+    low, high = 0, MOST + 1  # `low` fits; `high` does not, or is out of range
     points: list[tuple[int, int]] = []
     samples = 1
     while high - low > 1:
@@ -105,7 +106,7 @@ def _largest(peak: Callable[[int], int], memory_bytes: int) -> int:
 
 
 def _next(points: list[tuple[int, int]], memory_bytes: int, low: int, high: int) -> int:
-    """The number to try after those that were tried, each with its peak."""
+    """The next number of samples to try, from those tried and their peaks."""
     if len(points) == 1:
         return 2
     (before, less), (last, more) = sorted(points[-2:])

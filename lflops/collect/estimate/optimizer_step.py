@@ -1,4 +1,4 @@
-"""What an estimate does behind backward: the optimizer's step, and a GradScaler around it."""
+"""The optimizer's step of an estimate, and a GradScaler around it."""
 
 import inspect
 from collections.abc import Callable
@@ -21,10 +21,10 @@ MakesOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
 
 def optimizer_named(name: str) -> MakesOptimizer:
-    """One of `torch.optim`, in its own settings, whatever the letter case.
+    """An optimizer of `torch.optim` with its default settings, by its name in any letter case.
 
     Raises:
-        CountError: There is none of that name.
+        CountError: There is no optimizer of that name.
     """
     known = {each.lower(): kind for each, kind in vars(torch.optim).items() if isinstance(kind, type) and issubclass(kind, Optimizer)}
     if name.lower() not in known.keys() - {"optimizer"}:
@@ -36,20 +36,20 @@ class Stepper:
     """Makes the steps of an optimizer.
 
     Attributes:
-        notes: What is to be said of it.
+        notes: Notes about the assumptions of the step.
     """
 
     def __init__(self, asker: str, make: MakesOptimizer, model: nn.Module, *, chip: Hardware | None, grad_scaler: bool) -> None:
-        """Make the optimizer of a model whose parameters are fake.
+        """Make the optimizer of a model with fake parameters.
 
         Raises:
-            CountError: It is none, or one whose steps need values.
+            CountError: `make` returns no optimizer, or one whose steps need values.
         """
         self._asker = asker
         self._optimizer = _made(asker, make, model)
         self._scaler = torch.amp.GradScaler(HOST.type) if grad_scaler else None
         kind, notes = type(self._optimizer).__name__, []
-        if _settle(self._optimizer, "capturable", was=True, now=False):  # there is no graph to capture, and the state is as large
+        if _settle(self._optimizer, "capturable", was=True, now=False):  # there is no graph to capture, and the state has the same size
             notes.append(Note(code="not_captured", subject=kind, values={}))
         if chip is not None and lookup(chip.name) is not None and _settle(self._optimizer, "foreach", was=None, now=True):
             notes.append(Note(code="foreach_assumed", subject=chip.name, values={}))
@@ -58,17 +58,17 @@ class Stepper:
         self.notes = tuple(notes)
 
     def scaled(self, loss: Callable[[Any], Tensor] | None) -> Callable[[Any], Tensor] | None:
-        """What backward starts from in place of the loss."""
+        """The loss that backward starts from: scaled, if there is a scaler."""
         scaler = self._scaler
         return loss if scaler is None or loss is None else lambda output: scaler.scale(loss(output))
 
     def step(self) -> None:
-        """One step, and the gradients are let go.
+        """Make one step and free the gradients.
 
-        Where there is a scaler, what its own `step` does but for the question whether all gradients are finite.
+        With a scaler, this does what its own `step` does, except for asking whether all gradients are finite.
 
         Raises:
-            CountError: It needs the value of a tensor.
+            CountError: The step needs the value of a tensor.
         """
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
@@ -90,7 +90,7 @@ def _made(asker: str, make: MakesOptimizer, model: nn.Module) -> Optimizer:
 
 
 def _settle(optimizer: Optimizer, setting: str, *, was: bool | None, now: bool) -> bool:
-    """Change a setting of the groups that have it so and are not fused. Returns whether any did."""
+    """Change a setting from `was` to `now` in all groups that are not fused. Returns whether any group changed."""
     groups = [each for each in optimizer.param_groups if setting in each and each[setting] is was and not each.get("fused")]
     for group in groups:
         group[setting] = now

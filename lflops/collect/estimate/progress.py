@@ -1,4 +1,4 @@
-"""How far an estimate is, for whoever waits for a long one."""
+"""The progress of a long estimate."""
 
 import sys
 from collections.abc import Callable
@@ -13,28 +13,28 @@ from lflops.errors import CountError
 __all__ = ["Meter", "Progress"]
 
 Progress = Callable[[int, int | None], object]
-"""Told the operators that are done, and of how many where that is known; once more at the end, when it is."""
+"""Called with the finished operators and their total, which is `None` while unknown; once more at the end, with the total."""
 
-TOLD_EVERY = 500
-"""Operators."""
+REPORT_EVERY = 500
+"""Operators between two reports."""
 
 
 class Meter:
-    """Counts the operators of all steps.
+    """Counts the finished operators of all steps.
 
     Args:
-        progress: Whom to tell; `True` is a line on stderr, `False` is nobody.
+        progress: The function to call; `True` writes a line to stderr, `False` reports nothing.
     """
 
     def __init__(self, progress: bool | Progress) -> None:  # noqa: FBT001 - the user's own argument, handed on
         """Begin at 0.
 
         Raises:
-            CountError: It is none of these.
+            CountError: `progress` is none of these.
         """
         if not isinstance(progress, bool) and not callable(progress):
             raise CountError(f"estimate: progress={describe(progress)}: give True, False or a function of (done, total)")
-        self._tell = _write if progress is True else progress or None
+        self._report = _write if progress is True else progress or None
         self._done = 0
         self._total: int | None = None
 
@@ -43,22 +43,22 @@ class Meter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Say that this was all, if it was."""
-        if self._tell is not None and kind is None:
-            self._tell(self._done, self._done)
+        """Report the end, unless an error ended the estimate."""
+        if self._report is not None and kind is None:
+            self._report(self._done, self._done)
 
     def expect(self, times: int) -> None:
-        """Say that it will be so many times as much as until now."""
+        """Set the total to a multiple of the operators finished so far."""
         self._total = times * self._done
 
     def add(self) -> None:
-        """One more is done."""
+        """Count one more operator."""
         self._done += 1
-        if self._tell is not None and self._done % TOLD_EVERY == 0:
-            self._tell(self._done, self._total)
+        if self._report is not None and self._done % REPORT_EVERY == 0:
+            self._report(self._done, self._total)
 
     def counter(self, scopes: ModuleTracker, extent: Extent) -> OperatorCounter:
-        """One that says what it has counted."""
+        """An operator counter that reports to this meter."""
         return _Counter(scopes, extent, self)
 
 
@@ -73,7 +73,7 @@ class _Counter(OperatorCounter):
 
 
 def _write(done: int, total: int | None) -> None:
-    """On one line, which the last word ends."""
+    """Write the progress on one line, which the last call ends."""
     of = "" if total is None else f" of {total:,} ({done / total:.0%})" if total else ""
     sys.stderr.write(f"\restimate: {done:,} operators{of}" + ("\n" if done == total else ""))
     sys.stderr.flush()

@@ -724,7 +724,7 @@ def test_a_model_that_is_not_given_its_own_back_would_be_seen(monkeypatch: pytes
     model = Hoards()
     before = dict(vars(model))
     with monkeypatch.context() as careless:
-        careless.setattr(fake, "_give_back", lambda *_: None)
+        careless.setattr(fake, "_restore", lambda *_: None)
         lflops.estimate(model, sequence())
     assert before != vars(model)
 
