@@ -68,27 +68,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "deepspeed": VALUE | {"analyze", "pypi:torch", "collect", "collect.inputs", "collect.model", "collect.timing", "report.deepspeed_text"},
 }
 COLLECT = {row for row in MAY_IMPORT if row.partition(".")[0] == "collect"}
+SESSION = {"session", "session.inputs"}
+"""What a driver may import: the session that it drives, and the values that it makes for it."""
+
 REPORT = {row for row in MAY_IMPORT if row.partition(".")[0] == "report"}
 MAY_IMPORT |= {
     # `collect` within a function only: the last tests hold that importing the shell loads no torch.
     "cli": VALUE | ANALYSES | COLLECT | REPORT | {"traces", "pypi:typer", "pypi:rich"},
-    "lightning.trainer": VALUE | COLLECT | {"pypi:torch", "pypi:lightning", "pypi:pytorch_lightning"},
-    "lightning.window": VALUE | ANALYSES | COLLECT | {"pypi:torch", "merging", "lightning.trainer", "report.lines", "traces"},
-    "lightning.outlets": VALUE | ANALYSES | REPORT | {"pypi:torch", "lightning.trainer", "tensorboard"},
-    "lightning": VALUE
-    | COLLECT
-    | {
-        "analyze",
-        "pypi:torch",
-        "pypi:lightning",
-        "pypi:pytorch_lightning",
-        "merging",
-        "deepspeed",
-        "lightning.trainer",
-        "lightning.window",
-        "lightning.outlets",
-    },
-    "lightning.injection": {"errors", "schedule", "lightning", "lightning.trainer"},
+    "session.inputs": VALUE | COLLECT | {"pypi:torch"},
+    "session.window": VALUE | ANALYSES | COLLECT | {"pypi:torch", "merging", "session.inputs", "report.lines", "traces"},
+    "session.outlets": VALUE | ANALYSES | REPORT | {"pypi:torch", "session.inputs", "tensorboard"},
+    "session": VALUE | COLLECT | {"analyze", "pypi:torch", "merging", "session.inputs", "session.window", "session.outlets"},
+    "lightning": VALUE | COLLECT | SESSION | {"pypi:torch", "pypi:lightning", "pypi:pytorch_lightning", "deepspeed"},
+    "lightning.injection": {"errors", "schedule", "lightning"},
     "__main__": {"cli"},
 }
 MAY_IMPORT["__init__"] = set(MAY_IMPORT) - {"__main__", "cli"}
@@ -288,7 +280,7 @@ INNOCENTS = [
     (
         imports_out_of_its_row,
         "lflops/lightning/monitor.py",
-        "import lightning\nimport torch\nfrom lflops.lightning.window.window import Window",
+        "import lightning\nimport torch\nfrom lflops.session.run import MonitoredRun",
     ),
     (imports_out_of_its_row, "lflops/__init__.py", "from lflops.collect.count import count\nfrom lflops.errors import LflopsError"),
     (init_without_its_paragraph, "lflops/collect/__init__.py", '"""What runs inside torch."""'),

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from os import PathLike
 from typing import Any, Self
 
@@ -13,13 +14,14 @@ from lflops.collect.ranks.store import meet
 from lflops.deepspeed.config import arguments_of
 from lflops.errors import LflopsError
 from lflops.hardware.chips import Hardware
-from lflops.lightning.outlets.paths import log_dir_of
-from lflops.lightning.run import MonitoredRun
-from lflops.lightning.session import Session
-from lflops.lightning.trainer.compat import Base, MisconfigurationException
-from lflops.lightning.trainer.settings import Settings
+from lflops.lightning.compat import Base, MisconfigurationException
+from lflops.lightning.log_dir import log_dir_of
+from lflops.lightning.training import stage_of, training_of
 from lflops.profile.model import Profile
 from lflops.schedule import Schedule
+from lflops.session.inputs.settings import Settings
+from lflops.session.run import MonitoredRun
+from lflops.session.session import Session
 
 __all__ = ["FlopsMonitor"]
 
@@ -241,8 +243,13 @@ class FlopsMonitor(Base):
         self._close()
 
     def _begin(self, name: str, trainer: Any, pl_module: Any) -> None:
-        if self._run is not None:
-            self._run.begin(name, trainer, pl_module, self._number(trainer))
+        if self._run is None:
+            return
+        training, stage = partial(training_of, trainer, pl_module), partial(stage_of, name, trainer, pl_module)
+        try:
+            self._run.begin(name, training, stage, self._number(trainer))
+        except LflopsError as error:
+            raise MisconfigurationException(f"FlopsMonitor: {error}") from error
 
     def _number(self, trainer: Any) -> int:
         """Which of the Trainer's monitors this is, from 1."""

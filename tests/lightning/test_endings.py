@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook
 
 import lflops
-from lflops.lightning import session
+from lflops.session import session
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, Validated, fit, loader, watching
 from tests.support.process_state import Facts, differences, global_hooks, modes, process
 
@@ -276,7 +276,7 @@ def test_an_error_of_our_own_is_warned_of_once_and_the_training_goes_on(method: 
     def broken(*_: object) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(f"lflops.lightning.session.Session.{method}", broken)
+    monkeypatch.setattr(f"lflops.session.session.Session.{method}", broken)
     monitor, around = watching(on_error="warn"), Around()
     with pytest.warns(UserWarning, match="FlopsMonitor has failed .* ZeroDivisionError: planted") as warned:
         trainer = fit(Validated(), around, monitor, max_steps=9, val_check_interval=3)
@@ -299,7 +299,7 @@ def test_an_error_in_the_middle_of_counting_leaves_no_mode(monkeypatch: pytest.M
 
 def test_where_warnings_are_errors_the_training_still_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """What cannot be warned of is logged."""
-    monkeypatch.setattr("lflops.lightning.session.Session._end_batch", lambda *_: 1 / 0)
+    monkeypatch.setattr("lflops.session.session.Session._end_batch", lambda *_: 1 / 0)
     trainer = fit(Classifier(), watching(on_error="warn"))
     assert 30 == trainer.global_step
     assert "FlopsMonitor has failed" in caplog.text
@@ -326,7 +326,7 @@ def test_an_error_as_the_counting_begins_ends_it(monkeypatch: pytest.MonkeyPatch
     def broken(*_: object) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr("lflops.lightning.window.counted_steps.listen", broken)
+    monkeypatch.setattr("lflops.session.window.counted_steps.OutsideModules", broken)
     around = Around()
     with pytest.warns(UserWarning, match="FlopsMonitor has failed .* ZeroDivisionError: planted"):
         trainer = fit(Classifier(), around, watching(on_error="warn"))
@@ -350,7 +350,7 @@ def test_wraps_that_cannot_all_be_put_on_are_taken_off() -> None:
 
 def test_an_error_of_our_own_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     """As these tests do; also then nothing is left on."""
-    monkeypatch.setattr("lflops.lightning.session.Session._end_batch", lambda *_: 1 / 0)
+    monkeypatch.setattr("lflops.session.session.Session._end_batch", lambda *_: 1 / 0)
     around = Around()
     with pytest.raises(ZeroDivisionError):
         fit(Classifier(), around, watching())

@@ -11,11 +11,11 @@ from torch.utils.checkpoint import checkpoint
 
 import lflops
 from lflops.collect.timing.module_hooks import ModuleTimer
-from lflops.lightning import session
 from lflops.lightning.monitor import FlopsMonitor
-from lflops.lightning.window.hooked_step import HookedStep
 from lflops.profile.model import Profile
 from lflops.schedule import Schedule
+from lflops.session import session
+from lflops.session.window.hooked_step import HookedStep
 from tests.support.fake_clock import StillClock
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, fit, loader, watching
 from tests.support.process_state import Facts, differences, global_hooks

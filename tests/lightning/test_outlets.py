@@ -23,13 +23,13 @@ from torch.utils.tensorboard import SummaryWriter
 import lflops
 from lflops import Hardware
 from lflops.analyze.analysis import analyze
-from lflops.lightning import session
-from lflops.lightning.outlets.loggers import busiest, module_scalars
-from lflops.lightning.outlets.tensorboard_logger import LONGEST_TEXT
 from lflops.report.deepspeed_text.summary import summary
 from lflops.report.html import page
 from lflops.report.payload.payload import payload
 from lflops.schedule import Schedule
+from lflops.session import session
+from lflops.session.outlets.loggers import busiest, module_scalars
+from lflops.session.outlets.tensorboard_logger import LONGEST_TEXT
 from lflops.tensorboard.payload_event import unpacked
 from tests.lightning.test_endings import Ending, raises
 from tests.support.fake_clock import StillClock, TickingClock

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
-from lflops.lightning import session
+from lflops.session import session
 from tests.support.fake_clock import StillClock
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, fit, loader, steps, watching
 

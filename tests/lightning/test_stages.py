@@ -16,10 +16,10 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
 import lflops
-from lflops.lightning import session
 from lflops.lightning.monitor import FlopsMonitor
 from lflops.profile.model import Profile
 from lflops.schedule import Schedule
+from lflops.session import session
 from tests.lightning.test_endings import Around
 from tests.lightning.test_outlets import Recorder
 from tests.support.fake_clock import StillClock

@@ -22,11 +22,11 @@ from torch import Tensor, profiler
 from torch.profiler import ProfilerActivity, record_function, schedule
 
 from lflops.collect.kineto.other_profilers import other_profiler_runs
-from lflops.lightning import session
 from lflops.lightning.monitor import FlopsMonitor
-from lflops.lightning.window import traced_steps as tracing
 from lflops.profile.model import Profile
 from lflops.schedule import Schedule
+from lflops.session import session
+from lflops.session.window import traced_steps as tracing
 from lflops.traces.annotate import PROCESS
 from lflops.traces.annotate_in_background import AnnotationProcess
 from tests.lightning.test_endings import ERRORS, Around, Ending, raises, signals_kept, stop
@@ -566,7 +566,7 @@ def test_an_error_of_our_own_in_a_traced_step_leaves_nothing_on(tmp_path: Path) 
     assert nothing_records()
 
 
-@pytest.mark.parametrize("where", ["lflops.lightning.window.traced_steps.listen", "lflops.collect.kineto.module_log.listening"])
+@pytest.mark.parametrize("where", ["lflops.session.window.traced_steps._Batches", "lflops.collect.kineto.module_log.listening"])
 def test_an_error_as_the_recording_begins_ends_it(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kineto has been started, and what hooks it has are on."""
 

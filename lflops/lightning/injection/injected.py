@@ -6,8 +6,8 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from lflops.errors import CountError, LflopsError
+from lflops.lightning.compat import MisconfigurationException
 from lflops.lightning.monitor import FlopsMonitor
-from lflops.lightning.trainer.compat import MisconfigurationException
 from lflops.schedule import Schedule
 
 __all__ = ["InjectedMonitor", "arguments_of"]

@@ -19,11 +19,11 @@ from lflops.analyze.speed.budget import Budget
 from lflops.analyze.speed.utilization import utilization
 from lflops.cli.main import main
 from lflops.hardware.chips import Hardware
-from lflops.lightning import session
 from lflops.profile.model import Cell, Profile
 from lflops.profile.notes import Note
 from lflops.profile.records import PHASES, Phase, Step, Trace
 from lflops.report.deepspeed_text.summary import summary
+from lflops.session import session
 from tests.support.fake_clock import StillClock
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, fit, loader, watching
 from tests.support.profile_builders import cell, clocked, product, profile, run, small_profile, spread

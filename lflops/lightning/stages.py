@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
-__all__ = ["STAGES", "Stage"]
+__all__ = ["STAGES", "LightningStage"]
 
 
 @dataclass(frozen=True)
-class Stage:
+class LightningStage:
     """What is different from stage to stage.
 
     Attributes:
@@ -21,11 +21,6 @@ class Stage:
     name: str
     function: str
     step: str
-
-    @property
-    def learns(self) -> bool:
-        """Whether the batches of this stage are followed by backward and an optimizer."""
-        return self.name == "train"
 
     def fetches_itself(self, pl_module: Any) -> bool:
         """Whether that method takes the iterator: what is at hand when a batch begins is then the one before."""
@@ -44,9 +39,9 @@ class Stage:
 
 
 STAGES = {
-    "train": Stage("train", "fit", "training_step"),
-    "validate": Stage("validate", "validate", "validation_step"),
-    "test": Stage("test", "test", "test_step"),
-    "predict": Stage("predict", "predict", "predict_step"),
+    "train": LightningStage("train", "fit", "training_step"),
+    "validate": LightningStage("validate", "validate", "validation_step"),
+    "test": LightningStage("test", "test", "test_step"),
+    "predict": LightningStage("predict", "predict", "predict_step"),
 }
 """By the names that `FlopsMonitor` takes."""

@@ -4,8 +4,8 @@ from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 from lflops.analyze.speed.peaks import peak_of
-from lflops.lightning.window.step_clock import TimedStep
 from lflops.profile.model import Profile
+from lflops.session.window.step_clock import TimedStep
 
 __all__ = ["LiveMetrics"]
 

@@ -1,26 +1,22 @@
 """A schedule for a run as it is: in whole steps, and short enough."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
-from lflops.lightning.trainer.compat import say
-from lflops.lightning.trainer.facts import accumulation_of, batches_left
-from lflops.lightning.trainer.stages import Stage
 from lflops.profile.notes import Note
 from lflops.schedule import Plan, Schedule
+from lflops.session.inputs.training import Stage
 
 __all__ = ["planned"]
 
 
-def planned(asked: Schedule, stage: Stage, trainer: Any, pl_module: Any, *, traced: bool) -> tuple[Plan, list[Note]]:
+def planned(asked: Schedule, stage: Stage, say: Callable[[str], None], *, traced: bool) -> tuple[Plan, list[Note]]:
     """The plan, and where it is not what was asked for, notes that say so, as the log does."""
-    accumulation = accumulation_of(trainer, pl_module) if stage.learns else 1
-    batches = batches_left(trainer, pl_module) if stage.learns else stage.batches_left(trainer)
+    accumulation, batches = stage.accumulation(), stage.batches_left
     plan = Plan.of(asked, accumulation=accumulation, batches=batches, traced=traced)
-    return plan, list(_notes(asked, plan, accumulation, batches))
+    return plan, list(_notes(asked, plan, accumulation, batches, say))
 
 
-def _notes(asked: Schedule, plan: Plan, accumulation: int, batches: float) -> Iterator[Note]:
+def _notes(asked: Schedule, plan: Plan, accumulation: int, batches: float, say: Callable[[str], None]) -> Iterator[Note]:
     if any(getattr(asked, name) % accumulation for name in ("skip_first", "wait", "warmup", "active")):
         yield Note(code="rounded_to_cycles", subject="", values={"accumulation": accumulation})
         say(f"lflops: gradients are accumulated over {accumulation} batches, so the schedule is rounded up to whole steps of them")

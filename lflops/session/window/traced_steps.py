@@ -8,12 +8,12 @@ from typing import Any
 
 from lflops.collect.kineto.tracer import Recording, Tracer
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.lightning.trainer.compat import warn
-from lflops.lightning.trainer.settings import Settings
-from lflops.lightning.trainer.stages import Stage
-from lflops.lightning.window.phase_hooks import OutsideModules, listen
 from lflops.profile.notes import Note
 from lflops.report.lines.notes import sentence
+from lflops.session.inputs.messages import warn
+from lflops.session.inputs.phases import OutsideModules
+from lflops.session.inputs.settings import Settings
+from lflops.session.inputs.training import Stage, Training
 from lflops.traces.annotate_in_background import AnnotationProcess
 
 __all__ = ["TracedSteps"]
@@ -36,8 +36,8 @@ class TracedSteps:
     """Records the traced steps of one window after the other.
 
     Args:
-        trainer: Tells when training_step, or what stands for it, runs.
-        stage: Which of the Trainer's it is.
+        training: Says which rank this is.
+        stage: Tells when forward runs.
         tree: The modules and their names.
         settings: What to record.
         folder: Where traces go; each window has a folder in it.
@@ -46,9 +46,9 @@ class TracedSteps:
         notes: Why there is no trace, if there is none.
     """
 
-    def __init__(self, trainer: Any, stage: Stage, tree: ModuleTree, settings: Settings, folder: Path) -> None:
+    def __init__(self, training: Training, stage: Stage, tree: ModuleTree, settings: Settings, folder: Path) -> None:
         """Touch nothing yet."""
-        self._trainer = trainer
+        self._training = training
         self._stage = stage
         self._tree = tree
         self._settings = settings
@@ -120,7 +120,7 @@ class TracedSteps:
         raw = recording.raw
         if raw is None:
             return
-        rank, world = self._trainer.global_rank, self._trainer.world_size
+        rank, world = self._training.rank, self._training.world_size
         try:
             into.parent.mkdir(parents=True, exist_ok=True)
             self._annotations.append(
@@ -154,7 +154,7 @@ class TracedSteps:
             self._refused(tracer)
             return
         try:
-            self._stop_listening = listen(self._trainer, self._stage.name, _Batches(tracer))
+            self._stop_listening = self._stage.listen(_Batches(tracer))
         except BaseException:
             tracer.abandon()
             raise
@@ -163,7 +163,7 @@ class TracedSteps:
         if self._stop_listening is not None:
             self._stop_listening()
         self._tracer = self._stop_listening = None
-        recording = tracer.stop(self._folder, f"{platform.node()}_{self._trainer.global_rank}", whole=None)
+        recording = tracer.stop(self._folder, f"{platform.node()}_{self._training.rank}", whole=None)
         if tracer.refusal is not None:
             self._refused(tracer)
         return recording

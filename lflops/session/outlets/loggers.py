@@ -2,16 +2,16 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from lflops.analyze.analysis import Analysis
-from lflops.lightning.outlets.failures import Failures
-from lflops.lightning.outlets.paths import open_text
-from lflops.lightning.outlets.tensorboard_logger import LONGEST_TEXT, TensorBoardOutput
-from lflops.lightning.trainer.settings import Settings
 from lflops.profile.model import Phase, Profile, Work
 from lflops.report import html as page
 from lflops.report.deepspeed_text.summary import summary
+from lflops.session.inputs.settings import Settings
+from lflops.session.inputs.training import Training
+from lflops.session.outlets.failures import Failures
+from lflops.session.outlets.paths import open_text
+from lflops.session.outlets.tensorboard_logger import LONGEST_TEXT, TensorBoardOutput
 
 __all__ = ["Outlets", "busiest", "module_scalars", "scalars"]
 
@@ -67,19 +67,22 @@ class Outlets:
     """Where one monitor's results go; all of them on the main process alone.
 
     Args:
-        trainer: Whose loggers they are.
+        training: Whose loggers they are.
         settings: How the text is to be, and where it goes.
-        place: Which of the Trainer's monitors this is, from 1.
+        monitor: Which of the loop's monitors this is, from 1.
         failures: What becomes of an error of one of them.
     """
 
-    def __init__(self, trainer: Any, settings: Settings, place: int, failures: Failures) -> None:
+    def __init__(self, training: Training, settings: Settings, monitor: int, failures: Failures) -> None:
         """Write nothing yet."""
         self._failures = failures
-        self._trainer = trainer
+        self._loop = training.loop
+        self._loggers = training.loggers
         self._settings = settings
-        self._root = "lflops" if place == 1 else f"lflops_{place}"
-        self._boards = [TensorBoardOutput(logger, self._root) for logger in trainer.loggers if type(logger).__name__ == "TensorBoardLogger"]
+        self._root = "lflops" if monitor == 1 else f"lflops_{monitor}"
+        self._boards = [
+            TensorBoardOutput(logger, self._root) for logger in training.loggers if type(logger).__name__ == "TensorBoardLogger"
+        ]
         self._busiest: dict[str, tuple[str, ...]] = {}
 
     def scalars(self, values: Mapping[str, float], stage: str, step: int) -> None:
@@ -97,7 +100,7 @@ class Outlets:
     def _log(self, values: Mapping[tuple[str, ...], float], step: int) -> None:
         if not values:
             return
-        for number, logger in enumerate(self._trainer.loggers, 1):
+        for number, logger in enumerate(self._loggers, 1):
             outlet = f"logger {number}, a {type(logger).__name__},"
             if outlet not in self._failures:
                 with self._failures.contained(outlet):
@@ -126,7 +129,7 @@ class Outlets:
         if self._settings.output_file is not None:
             output = Path(self._settings.output_file)
             with self._failures.contained(f"output_file={str(output)!r}"):
-                with open_text(output, self._trainer) as file:
+                with open_text(output, self._loop) as file:
                     file.write(f"{text}\n")
                 files.append(output)
         for board in self._boards:

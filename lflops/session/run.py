@@ -1,4 +1,4 @@
-"""One run of a Trainer as a monitor sees it: a session for each stage, and nothing of ours that could end the training."""
+"""One run of a training as a monitor sees it: a session for each stage, and nothing of ours that could end the training."""
 
 import contextlib
 from collections.abc import Callable
@@ -6,12 +6,12 @@ from functools import partial
 from typing import Any
 
 from lflops.errors import LflopsError
-from lflops.lightning.results import Results
-from lflops.lightning.session import Session
-from lflops.lightning.trainer.compat import MisconfigurationException, warn
-from lflops.lightning.trainer.settings import Settings
-from lflops.lightning.trainer.stages import STAGES
 from lflops.profile.model import Profile
+from lflops.session.inputs.messages import warn
+from lflops.session.inputs.settings import Settings
+from lflops.session.inputs.training import Stage, Training
+from lflops.session.results import Results
+from lflops.session.session import Session
 
 __all__ = ["MonitoredRun"]
 
@@ -21,7 +21,7 @@ class MonitoredRun:
 
     Args:
         settings: What is asked for.
-        log_dir: The Trainer's, if it has one.
+        log_dir: The run's, if it has one.
         store: That all ranks reach; `None` where they have none, or there is one rank.
 
     Attributes:
@@ -36,20 +36,21 @@ class MonitoredRun:
         self._settings = settings
         self._log_dir = log_dir
         self._store = store
+        self._training: Training | None = None
         self._results: Results | None = None
         self._failed = False
 
-    def begin(self, name: str, trainer: Any, pl_module: Any, monitor: int) -> None:
+    def begin(self, name: str, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int = 1) -> None:
         """A stage begins, or comes again.
 
         Args:
             name: Of the stage.
-            trainer: The one that goes through it.
-            pl_module: What is trained, or asked.
-            monitor: Which of the Trainer's monitors it is for, from 1.
+            training: Reads the run off its loop, when its first stage begins.
+            stage: Reads the stage, when it begins for the first time.
+            monitor: Which of the loop's monitors it is for, from 1.
 
         Raises:
-            MisconfigurationException: An argument is not for this model, or these ranks.
+            LflopsError: An argument is not for this model, or these ranks.
         """
         if self._failed:
             return
@@ -57,17 +58,20 @@ class MonitoredRun:
             self.guarded(name, lambda session: session.resume())
         elif name in self._settings.stages:
             try:
-                if self._results is None:
-                    self._results = Results.of(trainer, pl_module, self._settings, self._log_dir, monitor=monitor, store=self._store)
-                    self._results.profiles = self.profiles
-                leave = partial(self.sessions.__setitem__, name, None)
-                self.sessions[name] = Session(
-                    self._settings, STAGES[name], trainer, pl_module, results=self._results, fail=self.fail, leave=leave
-                )
-            except LflopsError as error:
-                raise MisconfigurationException(f"FlopsMonitor: {error}") from error
+                self.sessions[name] = self._session(name, training, stage, monitor)
+            except LflopsError:
+                raise
             except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
                 self.fail(error)
+
+    def _session(self, name: str, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int) -> Session:
+        if self._training is None:
+            self._training = training()
+        if self._results is None:
+            self._results = Results.of(self._training, self._settings, self._log_dir, monitor=monitor, store=self._store)
+            self._results.profiles = self.profiles
+        leave = partial(self.sessions.__setitem__, name, None)
+        return Session(self._settings, self._training, stage(), results=self._results, fail=self.fail, leave=leave)
 
     def guarded(self, name: str, action: Callable[[Session], None]) -> None:
         """Do something with a stage's session, if it has one; an error of it ends the watching, not the training."""
@@ -85,7 +89,7 @@ class MonitoredRun:
         """The run is over, or left by an error: tell what there is to tell."""
         for name in tuple(self.sessions):
             self.guarded(name, lambda session: session.close(error))
-        results, self._results = self._results, None
+        results, self._results, self._training = self._results, None, None
         if results is not None:
             try:
                 results.finish(failed=error is not None)
@@ -96,7 +100,7 @@ class MonitoredRun:
         """End the watching, not the training: take everything off, and warn once."""
         sessions, self._failed = dict(self.sessions), True
         self.sessions.clear()
-        results, self._results = self._results, None
+        results, self._results, self._training = self._results, None, None
         for session in filter(None, sessions.values()):
             for end in (session.detach, session.leave_annotations):
                 with contextlib.suppress(Exception):

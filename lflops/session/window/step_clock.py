@@ -15,8 +15,8 @@ from lflops.collect.inputs.tensors import tensors_in
 from lflops.collect.timing.clock import cpu_usage
 from lflops.collect.timing.step_phases import PhaseMarks, StepPhases
 from lflops.collect.torch_private.modules import compilations
-from lflops.lightning.window.hooked_step import HookedStep
 from lflops.profile.records import DISTURBANCES, Step
+from lflops.session.window.hooked_step import HookedStep
 
 __all__ = ["StepClock", "TimedStep", "signature"]
 

@@ -12,9 +12,9 @@ from lflops.collect.kineto.tracer import ACTIVITIES, Activity
 from lflops.collect.ranks.unsharded import check_logical
 from lflops.errors import CountError, HardwareError, ScheduleError
 from lflops.hardware.chips import Hardware, named
-from lflops.lightning.trainer.stages import STAGES
 from lflops.profile.model import Profile
 from lflops.schedule import Schedule
+from lflops.session.inputs.training import STAGES
 
 __all__ = ["Settings"]
 
@@ -94,7 +94,7 @@ class Settings:
         return rank in self.trace_ranks
 
     def _check_choices(self) -> None:
-        for name, known in (("stages", tuple(STAGES)), ("activities", tuple(ACTIVITIES))):
+        for name, known in (("stages", STAGES), ("activities", tuple(ACTIVITIES))):
             value: object = getattr(self, name)
             if isinstance(value, str) or not isinstance(value, Collection) or not value or any(each not in known for each in value):
                 raise CountError(f"{name}={describe(value)}: give some of {', '.join(map(repr, known))}, in a tuple or a list")

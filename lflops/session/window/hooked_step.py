@@ -8,7 +8,7 @@ from lflops.collect.timing.clock import Clock
 from lflops.collect.timing.module_hooks import ModuleTimer
 from lflops.collect.timing.stamps import PassTimes, Stamp
 from lflops.collect.timing.step_phases import OTHER
-from lflops.lightning.window.phase_hooks import listen
+from lflops.session.inputs.training import Stage
 
 __all__ = ["HookedStep"]
 
@@ -17,13 +17,12 @@ class HookedStep:
     """Stamps the modules from when it is made until it is stopped. The LightningModule is the root, and training_step its forward.
 
     Args:
-        trainer: Tells when training_step, or what stands for it, and backward run.
-        stage: Which of the Trainer's it is.
+        stage: Tells when forward and backward run.
         tree: The modules and their names.
         clock: What the marks are read from.
     """
 
-    def __init__(self, trainer: Any, stage: str, tree: ModuleTree, clock: Clock) -> None:
+    def __init__(self, stage: Stage, tree: ModuleTree, clock: Clock) -> None:
         """Begin."""
         self._timer = ModuleTimer(tree, clock)
         self._phases: list[str] = []
@@ -31,7 +30,7 @@ class HookedStep:
         self._passes: list[dict[str, list[Stamp]]] = []
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._timer.hooked())
-            undo.callback(listen(trainer, stage, self))
+            undo.callback(stage.listen(self))
             self._undo = undo.pop_all()
 
     def stop(self) -> None:

@@ -9,14 +9,14 @@ import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from lflops.collect.timing.step_phases import OTHER
-from lflops.lightning.trainer.stages import STAGES
-from lflops.profile.records import Phase
+from lflops.lightning.stages import STAGES
+from lflops.session.inputs.phases import Listener
 
-__all__ = ["Listener", "OutsideModules", "listen"]
+__all__ = ["listen"]
 
 ALL = "all"
 """Where what is told of belongs to the stage that is running."""
@@ -44,23 +44,6 @@ _ABSENT = object()
 _ActionCallback = Callable[[str], None]
 _PhaseOfStage = tuple[str, str]
 """A phase, and the stage that it belongs to."""
-
-
-class Listener(Protocol):
-    """What is told of phases."""
-
-    @property
-    def innermost(self) -> str:
-        """The phase that is running."""
-
-    def enter(self, phase: str, *given: Any) -> None:
-        """The phase begins, with what its method is given."""
-
-    def leave(self) -> None:
-        """The innermost phase ends."""
-
-    def drop(self) -> None:
-        """The innermost phase is left by an exception."""
 
 
 def listen(trainer: Any, stage: str, listener: Listener) -> Callable[[], None]:
@@ -268,35 +251,3 @@ def _is_overridden(owner: Any, hook: str) -> bool:
 
 
 _HOOKS: WeakKeyDictionary[Any, _PhaseHooks] = WeakKeyDictionary()
-
-
-class OutsideModules:
-    """Listens to the training's phases, and tells of what is outside of modules: forward within training_step and its like, else other.
-
-    Args:
-        tell: Is called each time that this changes.
-    """
-
-    def __init__(self, tell: Callable[[Phase], None]) -> None:
-        """Begin outside of a step."""
-        self._tell = tell
-        self._phases: list[Phase] = ["other"]
-
-    @property
-    def innermost(self) -> str:
-        """Whether it is forward."""
-        return self._phases[-1]
-
-    def enter(self, phase: str, *_given: Any) -> None:
-        """Forward, or something else; what comes behind a backward in the same training_step is clipping and the like."""
-        if phase in {"backward", "optimizer"}:
-            self._phases = ["other"] * len(self._phases)
-        self._phases.append("forward" if phase == "forward" else "other")
-        self._tell(self._phases[-1])
-
-    def leave(self) -> None:
-        """Back to what it was within."""
-        self._phases.pop()
-        self._tell(self._phases[-1])
-
-    drop = leave

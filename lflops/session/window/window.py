@@ -9,10 +9,10 @@ from lflops.collect.kineto.tracer import Recording
 from lflops.collect.timing.attach_times import divided
 from lflops.collect.timing.clock import Clock
 from lflops.collect.timing.hook_overhead import hook_overhead
-from lflops.lightning.window.step_clock import TimedStep
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, Step
+from lflops.session.window.step_clock import TimedStep
 
 __all__ = ["WANTED", "Window"]
 

@@ -1,6 +1,7 @@
 """What the steps of a stage take: counted once for each shape of batch, with the facts of the run."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -10,15 +11,16 @@ from msgspec.structs import replace
 from lflops.collect.calibration.calibrate import hardware_of
 from lflops.collect.count import Counting, Ignored
 from lflops.collect.counting.accumulator import Extent
+from lflops.collect.model.module_tree import ModuleTree, parameter_sizes
 from lflops.collect.ranks.topology import Topology
-from lflops.lightning.trainer.facts import check_same_model, facts_of, is_compiled_whole, root_of
-from lflops.lightning.trainer.settings import Settings
-from lflops.lightning.trainer.stages import Stage
-from lflops.lightning.window.phase_hooks import OutsideModules, listen
-from lflops.lightning.window.step_clock import signature
+from lflops.errors import CountError
 from lflops.merging.accumulation import sum_of_batches
-from lflops.profile.model import Profile
+from lflops.profile.model import Profile, Run
 from lflops.profile.notes import Note
+from lflops.session.inputs.phases import OutsideModules
+from lflops.session.inputs.settings import Settings
+from lflops.session.inputs.training import Stage, Training
+from lflops.session.window.step_clock import signature
 
 __all__ = ["CountedBatch", "CountedSteps"]
 
@@ -28,24 +30,22 @@ class CountedSteps:
 
     Args:
         settings: What is asked for.
+        training: What is watched.
         stage: Whose steps they are.
-        trainer: The one that goes through it.
-        pl_module: What is trained, or asked.
         topology: Where the ranks stand.
     """
 
-    def __init__(self, settings: Settings, stage: Stage, trainer: Any, pl_module: Any, topology: Topology) -> None:
+    def __init__(self, settings: Settings, training: Training, stage: Stage, topology: Topology) -> None:
         """Count nothing yet; what is wrong with the arguments is said now."""
         self._settings = settings
         self._stage = stage
-        self._trainer = trainer
-        self._module = pl_module
+        self._training = training
         self._topology = topology
-        self._hardware = hardware_of(settings.hardware, trainer.strategy.root_device)
-        self._root = root_of(trainer, pl_module)
+        self._hardware = hardware_of(settings.hardware, training.device)
+        self._root = training.root
         Counting({"": self._root}, ignore=settings.ignore_modules)
         if isinstance(settings.count, Profile):
-            check_same_model(settings.count, pl_module, self._root)
+            _check_same_model(settings.count, training)
         self._counted_by_shapes: dict[Hashable, Profile] = {}
         self._nothing: Profile | None = None
         self._step: list[Profile] | None = None
@@ -53,7 +53,7 @@ class CountedSteps:
 
     def begin_step(self, batch: Any) -> Profile | None:
         """Count the step that begins with this batch, unless one like it was counted: then return that one."""
-        known = None if self._stage.fetches_itself(self._module) else self._counted_by_shapes.get(signature(batch))
+        known = None if self._stage.fetches_itself else self._counted_by_shapes.get(signature(batch))
         self._step = [] if known is None else None
         return known
 
@@ -61,9 +61,7 @@ class CountedSteps:
         """Count this batch, if its step is counted."""
         if self._step is not None:
             settings = self._settings
-            self._batch = CountedBatch(
-                self._trainer, self._stage.name, self._root, batch, ignore=settings.ignore_modules, logical=settings.logical
-            )
+            self._batch = CountedBatch(self._stage, self._root, batch, ignore=settings.ignore_modules, logical=settings.logical)
 
     def end_batch(self) -> Profile | None:
         """Returns what was counted of the batch, with the run's facts."""
@@ -94,9 +92,9 @@ class CountedSteps:
     def with_facts(self, profile: Profile) -> Profile:
         """What was counted, as part of this run."""
         notes = profile.notes
-        if is_compiled_whole(self._module) and all(note.code != "compiled_ran_eager" for note in notes) and profile.cells:
+        if self._training.is_compiled and all(note.code != "compiled_ran_eager" for note in notes) and profile.cells:
             notes = (*notes, Note(code="compiled_ran_eager", subject="1", values={}))
-        run = replace(facts_of(profile, self._stage, self._trainer, self._module), hardware=self._hardware)
+        run = replace(_facts_of(profile, self._training, self._stage), hardware=self._hardware)
         return replace(profile, run=self._topology.of(run), notes=notes)
 
     def without(self) -> Profile:
@@ -116,22 +114,21 @@ class CountedBatch:
     """Counts what runs on this thread from when it is made until it is stopped. The LightningModule is the root.
 
     Args:
-        trainer: Tells when training_step, or what stands for it, runs.
-        stage: Which of the Trainer's it is.
+        stage: Tells when forward runs.
         root: What is trained.
         batch: What it is trained on.
         ignore: As `count` takes it.
         logical: As `count` takes it.
     """
 
-    def __init__(self, trainer: Any, stage: str, root: Any, batch: Any, *, ignore: Ignored, logical: Profile | None) -> None:
+    def __init__(self, stage: Stage, root: Any, batch: Any, *, ignore: Ignored, logical: Profile | None) -> None:
         """Begin."""
         positional = tuple(batch) if isinstance(batch, list | tuple) else () if isinstance(batch, Mapping) else (batch,)
         named = {str(name): value for name, value in batch.items()} if isinstance(batch, Mapping) else {}
         self._counting = Counting({"": root}, ignore=ignore, logical=logical, batch=(positional, named))
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._counting)
-            self._stop_listening: Callable[[], None] = listen(trainer, stage, OutsideModules(self._counting.outside))
+            self._stop_listening: Callable[[], None] = stage.listen(OutsideModules(self._counting.outside))
             undo.pop_all()
 
     def stop(self, error: BaseException | None = None) -> Profile:
@@ -139,3 +136,41 @@ class CountedBatch:
         self._stop_listening()
         self._counting.__exit__(None if error is None else type(error), error, None)
         return self._counting.profile
+
+
+def _check_same_model(counted: Profile, training: Training) -> None:
+    """See that a profile from elsewhere is one of this model.
+
+    Raises:
+        CountError: Its modules or parameters are others.
+    """
+    parameters = sum(each.elements for each in parameter_sizes(ModuleTree({"": training.root})))
+    strange = next((name for name, _ in training.model.named_modules() if name not in counted.modules), None)
+    if strange is not None or counted.modules[""].parameters != parameters:
+        other = (
+            f"has no module {strange!r}" if strange is not None else f"has {counted.modules[''].parameters} parameters, not {parameters}"
+        )
+        raise CountError(f"count: the profile is of another model: it {other}: give one of lflops.count or lflops.counting of this module")
+
+
+def _facts_of(profile: Profile, training: Training, stage: Stage) -> Run:
+    """The run's facts: what the count found, and what the loop knows better."""
+    return replace(
+        profile.run,
+        kind="training",
+        stage=stage.name,
+        dtype=_dtype(profile) or profile.run.dtype,
+        precision=training.precision or profile.run.precision,
+        accumulation=stage.accumulation() if stage.learns else None,
+        strategy=training.strategy,
+    )
+
+
+def _dtype(profile: Profile) -> str | None:
+    """What most of the contractions ran in: autocast is the loop's business, or the user's, and over when one could ask for it."""
+    macs: Counter[str] = Counter()
+    for cell in profile.cells:
+        if cell.phase in {"forward", "backward"}:
+            macs[cell.dtype] += cell.macs
+    dtype, most = macs.most_common(1)[0] if macs else ("", 0)
+    return dtype if most else None

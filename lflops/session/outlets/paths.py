@@ -1,52 +1,23 @@
 """Where the files of a monitor go."""
 
 import contextlib
-import secrets
-import time
 from collections.abc import Iterator
-from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 from weakref import WeakKeyDictionary
 
-from lflops.lightning.trainer.compat import say
 from lflops.profile.model import Run
 
-__all__ = ["OutputPaths", "log_dir_of", "open_text"]
+__all__ = ["OutputPaths", "open_text"]
 
-RUNS = "lflops_runs"
-"""Below the Trainer's directory: a folder for each Trainer that has no logger."""
-
-_RUN_FOLDERS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 _WRITTEN: WeakKeyDictionary[Any, set[Path]] = WeakKeyDictionary()
-"""The texts that a Trainer's run has begun."""
-
-
-def log_dir_of(trainer: Any, *, without_logger: bool) -> str | None:
-    """The folder that a run's files go below; `None` for no files. To be called by all ranks: they agree on the main process's.
-
-    Args:
-        trainer: Whose run it is.
-        without_logger: Whether a Trainer that has no logger has files too. They are in a new folder, which one line in the log names.
-    """
-    if trainer.fast_dev_run or getattr(trainer, "barebones", False):
-        return None
-    if trainer.loggers:
-        directory = trainer.log_dir
-        return str(directory) if isinstance(directory, str | PathLike) else None
-    if not without_logger:
-        return None
-    if trainer not in _RUN_FOLDERS:
-        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-        _RUN_FOLDERS[trainer] = folder = trainer.strategy.broadcast(str(Path(trainer.default_root_dir, RUNS, name).absolute()))
-        say(f"lflops: the Trainer has no logger, so the files of this run go to {folder}; FlopsMonitor(dirpath=...) chooses another folder")
-    return _RUN_FOLDERS[trainer]
+"""The texts that a loop has begun."""
 
 
 @contextlib.contextmanager
-def open_text(path: Path, trainer: Any) -> Iterator[TextIO]:
-    """A file to write text to, with the folders above it. What the same Trainer wrote there before is kept."""
-    written = _WRITTEN.setdefault(trainer, set())
+def open_text(path: Path, loop: object) -> Iterator[TextIO]:
+    """A file to write text to, with the folders above it. What the same loop wrote there before is kept."""
+    written = _WRITTEN.setdefault(loop, set())
     resolved = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a" if resolved in written else "w", encoding="utf-8") as file:

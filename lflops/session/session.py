@@ -10,32 +10,28 @@ from lflops.collect.kineto.attach_trace import with_trace
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.clock import Clock, HostClock, StreamClock
 from lflops.collect.timing.step_phases import StepPhases
-from lflops.lightning.results import Results
-from lflops.lightning.trainer.compat import say
-from lflops.lightning.trainer.facts import reader_of_logged_step, steps_here
-from lflops.lightning.trainer.planning import planned
-from lflops.lightning.trainer.settings import Settings
-from lflops.lightning.trainer.stages import Stage
-from lflops.lightning.window.counted_steps import CountedSteps
-from lflops.lightning.window.hooked_step import HookedStep
-from lflops.lightning.window.live_metrics import LiveMetrics
-from lflops.lightning.window.phase_hooks import listen
-from lflops.lightning.window.step_clock import StepClock, TimedStep
-from lflops.lightning.window.traced_steps import TracedSteps
-from lflops.lightning.window.window import Window
 from lflops.profile.notes import Note
+from lflops.session.inputs.settings import Settings
+from lflops.session.inputs.training import Stage, Training
+from lflops.session.planning import planned
+from lflops.session.results import Results
+from lflops.session.window.counted_steps import CountedSteps
+from lflops.session.window.hooked_step import HookedStep
+from lflops.session.window.live_metrics import LiveMetrics
+from lflops.session.window.step_clock import StepClock, TimedStep
+from lflops.session.window.traced_steps import TracedSteps
+from lflops.session.window.window import Window
 
 __all__ = ["Session"]
 
 
 class Session:
-    """What a monitor is while a Trainer goes through a stage: once in training, again and again in the validations of a fit.
+    """What a monitor is while a training goes through a stage: once in training, again and again in the validations of a fit.
 
     Args:
         settings: What is asked for.
-        stage: Which it is.
-        trainer: The one that goes through it.
-        pl_module: What is trained, or asked.
+        training: The run that is watched.
+        stage: The stage of it.
         results: What is told of the windows that are closed.
         fail: Ends the watching after an error of ours.
         leave: Is called when there is nothing left to do.
@@ -47,9 +43,8 @@ class Session:
     def __init__(
         self,
         settings: Settings,
+        training: Training,
         stage: Stage,
-        trainer: Any,
-        pl_module: Any,
         *,
         results: Results,
         fail: Callable[[Exception], None],
@@ -62,32 +57,30 @@ class Session:
         self._fail = fail
         self._leave = leave
         self._settings = settings
-        self._trainer = trainer
-        self._module = pl_module
-        device = trainer.strategy.root_device
-        self._counted_steps = CountedSteps(settings, stage, trainer, pl_module, results.topology)
+        self._training = training
+        device = training.device
+        self._counted_steps = CountedSteps(settings, training, stage, results.topology)
         self._clock: Clock = StreamClock() if device.type == "cuda" else HostClock()
         places = results.paths
         traced = settings.trace and places is not None
-        self._plan, self._notes = planned(settings.schedule, stage, trainer, pl_module, traced=traced)
+        self._plan, self._notes = planned(settings.schedule, stage, training.say, traced=traced)
         self._position = self._plan.place(0)
         self._idle_until = self._plan.waits_until(0)
         self._window = Window(0, 0)
         self._closing: list[Window] = []
         self._in_batch = False
-        self._tree = ModuleTree({"": pl_module})
+        self._tree = ModuleTree({"": training.model})
         self._hooked: HookedStep | None = None
-        self._read_logged_step = reader_of_logged_step(trainer)
+        self._read_logged_step = training.logged_step
         self._logged_step = self._read_logged_step()
         self._quiet_until: float = 0  # nothing is due at the end of a step before this one
-        here = traced and settings.traces_on(trainer.global_rank)
-        self._tracing = TracedSteps(trainer, stage, self._tree, settings, places.traces) if places is not None and here else None
-        tracked = stage.learns and settings.track and results.outlets is not None and trainer.loggers and trainer.log_every_n_steps
+        here = traced and settings.traces_on(training.rank)
+        self._tracing = TracedSteps(training, stage, self._tree, settings, places.traces) if places is not None and here else None
+        tracked = stage.learns and settings.track and results.outlets is not None and training.loggers and training.log_every
         phases, on_host = StepPhases(self._clock), StepPhases(HostClock()) if device.type == "cuda" else None
         self._listeners = [phases] if on_host is None else [phases, on_host]
-        scaled = stage.learns and getattr(trainer.precision_plugin, "scaler", None) is not None
-        updating = frozenset({"backward", "optimizer"}) if stage.learns and pl_module.automatic_optimization else frozenset()
-        self._step_clock = StepClock(phases, on_host, settings.units, updating=updating, scaled=scaled)
+        scaled = stage.learns and training.scales_gradients
+        self._step_clock = StepClock(phases, on_host, settings.units, updating=stage.updates, scaled=scaled)
         self._live_metrics = LiveMetrics(self._step_clock.seconds, results.topology.sizes.get("data")) if tracked else None
         self._updates = register_optimizer_step_post_hook(self._step_clock.update) if scaled else None
         self._listening = contextlib.ExitStack()
@@ -104,7 +97,7 @@ class Session:
         """The stage begins, or begins again: what was in between belongs to no step, and the first one is no measure of the others."""
         if self._times_phases:
             for each in self._listeners:
-                self._listening.callback(listen(self._trainer, self._stage.name, each))
+                self._listening.callback(self._stage.listen(each))
             self._step_clock.resume()
             self._step_clock.mark("cold")
             if self._tracing is not None:
@@ -131,7 +124,7 @@ class Session:
         try:
             self._in_batch = False
             clock = self._step_clock
-            if clock.ordinal < self._quiet_until and self._trainer.accumulate_grad_batches == 1:
+            if clock.ordinal < self._quiet_until and self._stage.accumulation() == 1:
                 self._logged_step = self._read_logged_step()
                 if clock.end_plain(batch, self._logged_step):
                     return
@@ -148,7 +141,7 @@ class Session:
                 self._window.counted = self._counted_steps.begin_step(batch)
             self._counted_steps.begin_batch(batch)
         elif phase == "hooked" and begins_step:
-            self._hooked = HookedStep(self._trainer, self._stage.name, self._tree, self._clock)
+            self._hooked = HookedStep(self._stage, self._tree, self._clock)
 
     def _end_batch(self, batch: Any) -> None:
         is_counted = self._position.phase == "count"
@@ -156,7 +149,7 @@ class Session:
         shapes = self._step_clock.batch(batch)
         if profile is not None and self._live_metrics is not None:
             self._live_metrics.set_work(shapes, profile)
-        if self._stage.learns and not steps_here(self._trainer, self._module):
+        if not self._stage.ends_step():
             if self._tracing is not None:
                 self._tracing.batch()
             return
@@ -168,7 +161,7 @@ class Session:
         self._logged_step = self._read_logged_step()
         # Where one rank records, the others wait for it.
         traced = self._position.phase == "traced" and (
-            self._trainer.world_size > 1 or (self._tracing is not None and self._tracing.records)
+            self._training.world_size > 1 or (self._tracing is not None and self._tracing.records)
         )
         self._step_clock.end(self._logged_step, counted=counted is not None, hooked=self._end_hooked_step(), traced=traced)
         self._advance()
@@ -245,7 +238,7 @@ class Session:
 
     def _advance(self) -> None:
         """A step is over: read those that can be read, and do what is due. In most steps nothing is."""
-        log = self._live_metrics is not None and not (self._logged_step + 1) % self._trainer.log_every_n_steps
+        log = self._live_metrics is not None and not (self._logged_step + 1) % self._training.log_every
         if self._step_clock.ordinal < self._idle_until and not self._closing and not log:
             return
         for step in self._step_clock.read():
@@ -269,7 +262,7 @@ class Session:
             return 0
         if self._live_metrics is None:
             return self._idle_until - 1
-        every: int = self._trainer.log_every_n_steps
+        every: int = self._training.log_every
         return min(self._idle_until - 1, self._step_clock.ordinal + every - 1 - (self._logged_step + 1) % every)
 
     def _log_point(self) -> None:
@@ -296,7 +289,7 @@ class Session:
             return False
         self._window.opened = True
         where = f"at step {self._logged_step + 1}" if self._stage.learns else f"behind step {self._logged_step}"
-        say(f"lflops: {self._stage.name} window {self._window.number} opens {where}")
+        self._training.say(f"lflops: {self._stage.name} window {self._window.number} opens {where}")
         if self._tracing is not None:
             self._tracing.open()
             self._tracing.step(traced=self._position.phase == "traced")
@@ -321,7 +314,7 @@ class Session:
 
     def _report(self, window: Window, *, failed: bool) -> None:
         """Make a window's profile, and hand it on."""
-        tracing, recording, places, rank = self._tracing, window.recording, self._results.paths, self._trainer.global_rank
+        tracing, recording, places, rank = self._tracing, window.recording, self._results.paths, self._training.rank
         if recording is None and not self._results.wants_windows:
             return
         notes = self._notes if tracing is None else (*self._notes, *tracing.notes)
@@ -330,7 +323,7 @@ class Session:
         if recording is not None and tracing is not None and places is not None:
             trace = places.trace(profile.run, recording.path.name)
             profile = with_trace(profile, recording, {} if recording.raw is None else {str(rank): str(trace)})
-            own = places.profile(profile.run) if self._trainer.world_size == 1 else places.of_rank(profile.run, rank)
+            own = places.profile(profile.run) if self._training.world_size == 1 else places.of_rank(profile.run, rank)
             if recording.raw is not None:
                 self._results.save(profile, own)
                 with self._results.failures.contained("the trace"):

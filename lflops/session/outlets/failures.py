@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from lflops.lightning.trainer.compat import warn
+from lflops.session.inputs.messages import warn
 
 __all__ = ["Failures"]
 
