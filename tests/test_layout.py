@@ -1,6 +1,7 @@
 """The rules of the layout, read from the source: which folder may import which, how long a file may be, where private names live."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ LINES_PER_FILE = 600
 LINES_PER_FUNCTION = 55
 FILES_PER_FOLDER = 15
 TORCH_PRIVATE = "lflops/collect/torch_private/"
+HOOKS = "lflops/collect/attribution/hooks.py"
+IS_MODULE_HOOK = re.compile(r"register_(module_)?(full_)?(forward|backward)(_pre)?_hook")
 
 VALUE = {"pypi:msgspec", "errors", "units", "schedule", "profile", "hardware"}
 """What every folder may import: the value that flows through lflops, and what it is made of."""
@@ -174,6 +177,15 @@ def private_torch_names(path: PurePosixPath, source: str) -> list[str]:
     return [f"{path}:{line}: {name} belongs in torch_private/" for line, name in named + reached]
 
 
+def hooks_elsewhere(path: PurePosixPath, source: str) -> list[str]:
+    """Hooks on modules that are installed anywhere but in `hooks.py`."""
+    if str(path) == HOOKS:
+        return []
+    called = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    names = [(each.lineno, each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "")) for each in called]
+    return [f"{path}:{line}: {name} belongs in {HOOKS}" for line, name in names if IS_MODULE_HOOK.fullmatch(name)]
+
+
 def is_private(name: str) -> bool:
     """One underscore makes a name private; Python's own `__version__` and the like are not."""
     return name.startswith("_") and not name.endswith("__")
@@ -191,7 +203,7 @@ def pages() -> dict[PurePosixPath, str]:
     return {PurePosixPath(path.relative_to(ROOT)): path.read_text("utf-8") for path in sorted((ROOT / "lflops").rglob("*.py"))}
 
 
-CHECKS = [imports_out_of_its_row, init_without_its_paragraph, long_file, long_functions, private_torch_names]
+CHECKS = [imports_out_of_its_row, init_without_its_paragraph, long_file, long_functions, private_torch_names, hooks_elsewhere]
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -244,6 +256,9 @@ CULPRITS = [
     (long_functions, "lflops/units.py", function_of(LINES_PER_FUNCTION + 1)),
     (long_functions, "lflops/units.py", "async " + function_of(LINES_PER_FUNCTION + 1)),
     (private_torch_names, "lflops/collect/count.py", "import torch._dynamo"),
+    (hooks_elsewhere, "lflops/collect/count.py", "model.register_forward_hook(print)"),
+    (hooks_elsewhere, "lflops/collect/count.py", "register_module_forward_pre_hook(print)"),
+    (hooks_elsewhere, "lflops/lightning/monitor.py", "module.register_full_backward_hook(print)"),
     (private_torch_names, "lflops/collect/count.py", "from torch._C import Graph"),
     (private_torch_names, "lflops/collect/count.py", "from torch.utils import _pytree as tree"),
     (private_torch_names, "lflops/collect/count.py", "import torch\ntorch._C._current_graph_task_id()"),

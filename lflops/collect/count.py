@@ -17,7 +17,7 @@ from lflops.collect.inputs.arguments import check_module
 from lflops.collect.inputs.run_info import run_of
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.collect.model.call import ModelCall
-from lflops.collect.model.compile_guard import force_eager, unremarked_hooks
+from lflops.collect.model.compile_guard import force_eager
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.ranks.unsharded import check_logical, with_logical
 from lflops.collect.torch_private.self_check import check
@@ -106,6 +106,7 @@ class Counting:
         logical: Profile | None = None,
         batch: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}),
         extent: Extent | None = None,
+        tracker: Callable[..., ModuleTracker] = ModuleTracker,
         counter: Callable[[ModuleTracker, Extent], OperatorCounter] = OperatorCounter,
     ) -> None:
         """Name the modules; nothing is touched until the `with` is entered."""
@@ -115,7 +116,7 @@ class Counting:
         _ignored(self._tree, self._ignore)  # a wrong name is said now, not after the pass
         self._logical = logical
         self._batch = batch
-        self._scopes = ModuleTracker(self._tree, phase=phase, follow=self._follow)
+        self._scopes = tracker(self._tree, phase=phase, follow=self._follow)
         self._counter = counter(self._scopes, extent or Extent())
         self._undo = contextlib.ExitStack()
         self._entered = False
@@ -129,8 +130,6 @@ class Counting:
         self._entered = True
         with contextlib.ExitStack() as undo:
             undo.enter_context(force_eager())
-            if self._tree.compiled:
-                undo.enter_context(unremarked_hooks())
             self._hold()
             undo.callback(self._scopes.stop)
             self._scopes.start()

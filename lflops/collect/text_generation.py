@@ -1,17 +1,17 @@
 """Text generation, counted and timed: what the prompt costs, and what each further token does."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
 from torch import Tensor, nn
 
+from lflops.collect.attribution.hooks import after_each_call
 from lflops.collect.count import Counting, Ignored
 from lflops.collect.inputs.tensors import device_of
 from lflops.collect.measure import timed
 from lflops.collect.model.call import Divide, ModelCall
-from lflops.collect.model.compile_guard import uncompiled
 from lflops.collect.timing.clock import clock_of
 from lflops.collect.timing.timed_passes import Pass
 from lflops.profile.model import Profile
@@ -32,8 +32,8 @@ def measure_generate(
 ) -> Profile:
     """What `measure` does, of `model.generate(*args, **kwargs)`.
 
-    Prefill is all up to the end of the first call of the model itself, decode the rest; where the model is not called twice they are not
-    told apart. A note has the work of both, each step the time.
+    Prefill is all up to the end of the first call of the model itself, decode is the rest. A note has the work of both, each step has
+    the time. A model that is called only once has neither.
 
     Raises:
         CountError: An argument is wrong, or times cannot be taken where the model is.
@@ -44,54 +44,38 @@ def measure_generate(
     called = getattr(generate, "__self__", model)  # a module that torch.compile wrapped calls itself, not the wrapper
 
     def run(divide: Divide) -> None:
-        with _calls_of(called, lambda calls: divide("decode") if calls == 1 else None):
+        calls = itertools.count(1)
+        with after_each_call(called, lambda: divide("decode") if next(calls) == 1 else None):
             generate(*call.args, **call.kwargs)
 
     with call.untouched():
         counting = Counting({"": model}, phase="forward", ignore=ignore, batch=(call.args, call.kwargs))
-        prefill: list[tuple[int, int]] = []
-        with counting, _calls_of(called, lambda _: prefill.append(counting.so_far())):
+        work_after_calls: list[tuple[int, int]] = []
+        with counting, after_each_call(called, lambda: work_after_calls.append(counting.so_far())):
             generate(*call.args, **call.kwargs)
-        told, passes = _told(counting.profile, prefill), Pass(run, first="prefill", prepare=call.prepare)
-        profile = timed(told, passes, model, clock, warmup=warmup, repeats=repeats)
-    return replace(profile, steps=tuple(_with_forward(step, apart=len(prefill) > 1) for step in profile.steps))
+        counted, passes = _with_generated(counting.profile, work_after_calls), Pass(run, first="prefill", prepare=call.prepare)
+        profile = timed(counted, passes, model, clock, warmup=warmup, repeats=repeats)
+    return replace(profile, steps=tuple(_with_forward(step, with_parts=len(work_after_calls) > 1) for step in profile.steps))
 
 
-def _with_forward(step: Step, *, apart: bool) -> Step:
-    """Generating is all forward: beside its two parts, or instead of them."""
-    return replace(step, phases={"forward": sum(step.phases.values()), **(step.phases if apart else {})})
+def _with_forward(step: Step, *, with_parts: bool) -> Step:
+    """Add the forward phase, which is all of generating; prefill and decode stay where there are both."""
+    return replace(step, phases={"forward": sum(step.phases.values()), **(step.phases if with_parts else {})})
 
 
-@contextlib.contextmanager
-def _calls_of(model: nn.Module, ended: Callable[[int], None]) -> Iterator[None]:
-    """Tell when calls of the model itself have ended, and how many that makes."""
-    calls = 0
-
-    def count(*_: Any) -> None:
-        nonlocal calls
-        calls += 1
-        ended(calls)
-
-    handle = model.register_forward_hook(uncompiled(count))
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _told(profile: Profile, so_far: list[tuple[int, int]]) -> Profile:
-    """The profile with the work of prefill and decode, where the model allows to tell them apart."""
-    if len(so_far) < 2:
+def _with_generated(profile: Profile, work_after_calls: list[tuple[int, int]]) -> Profile:
+    """Add the work of prefill and decode, where the model was called more than once."""
+    if len(work_after_calls) < 2:
         return profile
-    macs, flops = so_far[0]
+    macs, flops = work_after_calls[0]
     samples = profile.run.samples_per_step
-    run = replace(profile.run, tokens_per_step=None if samples is None else samples * len(so_far))  # one a call for each sample
+    run = replace(profile.run, tokens_per_step=None if samples is None else samples * len(work_after_calls))  # one a call for each sample
     forward = profile.modules[""].forward
     values = {
         "prefill_macs": macs,
         "prefill_flops": flops,
         "decode_macs": forward.macs - macs,
         "decode_flops": forward.flops - flops,
-        "decode_calls": len(so_far) - 1,
+        "decode_calls": len(work_after_calls) - 1,
     }
     return replace(profile, run=run, notes=(*profile.notes, Note(code="generated", subject="", values=values)))

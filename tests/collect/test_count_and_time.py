@@ -14,6 +14,7 @@ import lflops
 from lflops.collect import count_and_time as watching_module
 from lflops.collect.count_and_time import CountAndTime
 from lflops.collect.operator_costs import table as operator_costs
+from lflops.collect.timing import hook_overhead
 from lflops.collect.timing.stamps import NO_OVERHEAD, HookOverhead
 from lflops.profile.model import PHASES, Profile
 from lflops.profile.module_names import ancestry
@@ -69,10 +70,10 @@ class Waits(nn.Module):
 
 
 def watch(
-    model: nn.Module, clock: StillClock | None, action: Callable[[], object], *, glue: HookOverhead = NO_OVERHEAD, **options: Any
+    model: nn.Module, clock: StillClock | None, action: Callable[[], object], *, overhead: HookOverhead = NO_OVERHEAD, **options: Any
 ) -> Profile:
     """What runs in the action, counted and timed."""
-    watching = CountAndTime(model, clock=clock, glue=glue, **options)
+    watching = CountAndTime(model, clock=clock, overhead=overhead, **options)
     with watching:
         action()
     return watching.profile
@@ -232,7 +233,7 @@ def checkpointed(model: nn.Module) -> None:
 def test_the_glue_is_taken_off_once_for_each_call_and_operator(clock: StillClock) -> None:
     """Two calls: of the root, which makes another, and of its part, which runs an operator of 16 s."""
     model = nn.Sequential(Waits(16))
-    profile = watch(model, clock, lambda: model(x), glue=HookOverhead(inside=1, outside=2, operator=4))
+    profile = watch(model, clock, lambda: model(x), overhead=HookOverhead(inside=1, outside=2, operator=4))
     assert {"": 0, "0": 16 - 1 - 4} == seconds(profile, "forward")
     assert profile.run.observer_ratio == (11 + 1000 + 1 + 2 + 1 + 4 + 2) / 11
 
@@ -312,7 +313,7 @@ def test_an_error_leaves_what_was_found_until_then(clock: StillClock) -> None:
             raise ValueError("planted")
 
     model = nn.Sequential(Waits(16), Fails(), Waits(32))
-    watching = CountAndTime(model, clock=clock, glue=NO_OVERHEAD)
+    watching = CountAndTime(model, clock=clock, overhead=NO_OVERHEAD)
     with pytest.raises(ValueError, match="planted"), watching:
         model(x)
     profile = watching.profile
@@ -354,7 +355,7 @@ def test_within_a_count_both_count(clock: StillClock) -> None:
 
 def test_a_trial_is_no_work_of_who_counts_around_it() -> None:
     """What watching costs is tried out on products of its own: only the model's are counted, by either."""
-    watching_module._glue.cache_clear()
+    watching_module._overhead.cache_clear()
     model = small()
     with lflops.counting(model) as outer, CountAndTime(model):
         model(x)
@@ -364,7 +365,7 @@ def test_a_trial_is_no_work_of_who_counts_around_it() -> None:
 def test_a_watch_that_is_entered_again_says_so_and_goes_on(clock: StillClock) -> None:
     """The one that is running is not ended by it."""
     model = nn.Sequential(Waits(16))
-    watching = CountAndTime(model, clock=clock, glue=NO_OVERHEAD)
+    watching = CountAndTime(model, clock=clock, overhead=NO_OVERHEAD)
     with watching:
         with pytest.raises(lflops.CountError, match="entered before"), watching:
             pass
@@ -375,7 +376,7 @@ def test_a_watch_that_is_entered_again_says_so_and_goes_on(clock: StillClock) ->
 
 def test_there_is_no_profile_before_the_end(clock: StillClock) -> None:
     """Nor is there a time."""
-    watching = CountAndTime(nn.Sequential(Waits(16)), clock=clock, glue=NO_OVERHEAD)
+    watching = CountAndTime(nn.Sequential(Waits(16)), clock=clock, overhead=NO_OVERHEAD)
     with watching, pytest.raises(lflops.CountError, match="when the `with` is left"):
         _ = watching.profile
     profile = watching.profile
@@ -393,7 +394,7 @@ def test_other_threads_are_counted_and_not_timed(clock: StillClock) -> None:
 
 def with_a_trial(model: nn.Module, x: Tensor) -> None:
     """As a user's: what it costs is tried out first."""
-    watching_module._glue.cache_clear()
+    watching_module._overhead.cache_clear()
     watching = CountAndTime(model)
     with watching:
         model(x)
@@ -402,7 +403,7 @@ def with_a_trial(model: nn.Module, x: Tensor) -> None:
 
 def until_an_error(model: nn.Module, x: Tensor) -> None:
     """Left by an error out of backward."""
-    with pytest.raises(ValueError, match="planted"), CountAndTime(model, glue=NO_OVERHEAD):
+    with pytest.raises(ValueError, match="planted"), CountAndTime(model, overhead=NO_OVERHEAD):
         torch.autograd.grad(Raises.apply(model(x), ValueError("planted")).sum(), x)
 
 
@@ -427,8 +428,8 @@ def test_to_be_watched_leaves_no_trace(way: Callable[[nn.Module, Tensor], object
 
 def test_a_trial_that_draws_random_numbers_is_seen_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer of torch's in place of the one that is tried."""
-    monkeypatch.setattr(watching_module, "_Small", lambda weight: nn.Identity() if weight is None else nn.Linear(8, 8))
+    monkeypatch.setattr(hook_overhead, "_Leaf", lambda weight: nn.Identity() if weight is None else nn.Linear(8, 8))
     before = random_numbers()
     with_a_trial(small(), torch.ones(3, 4))
-    watching_module._glue.cache_clear()
+    watching_module._overhead.cache_clear()
     assert ["random numbers: torch"] == differences(before, random_numbers())

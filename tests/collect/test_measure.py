@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import lflops
 from lflops.collect.model.restore import Gradients
 from lflops.collect.timing.clock import HostClock
-from lflops.collect.timing.hook_overhead import _tried, hook_overhead
+from lflops.collect.timing.hook_overhead import _of_timer, hook_overhead
 from lflops.collect.timing.stamps import NO_OVERHEAD
 from lflops.collect.torch_private import autograd
 from lflops.profile.model import PHASES, Profile
@@ -441,7 +441,7 @@ def test_what_the_user_raises_is_let_through(clock: StillClock) -> None:
 
 def test_a_trial_is_no_work_of_who_counts_around_it() -> None:
     """One pass is counted, three are timed: what a trial runs to find out what hooks cost is no model's."""
-    _tried.cache_clear()
+    _of_timer.cache_clear()
     model = nn.Linear(2, 2)
     with lflops.counting(model) as outer:
         measure(model, x)
@@ -451,7 +451,7 @@ def test_a_trial_is_no_work_of_who_counts_around_it() -> None:
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, lambda: torch.device("meta"), PlainMode])
 def test_a_trial_may_be_the_first_thing_anywhere(context: Callable[[], AbstractContextManager[object]]) -> None:
     """Whatever holds where `measure` is called first: what hooks cost is tried out on the host, with a graph."""
-    _tried.cache_clear()
+    _of_timer.cache_clear()
     with context():
         glue = hook_overhead(HostClock())
     assert [] == [name for name, seconds in vars(glue).items() if seconds < 0]

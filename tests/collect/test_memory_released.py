@@ -73,7 +73,7 @@ def measured_until_an_error(model: nn.Module, x: Tensor) -> None:
 
 def watched_and_kept(model: nn.Module, x: Tensor) -> object:
     """A loop that is counted and timed, and over; the user still holds what watched it."""
-    with CountAndTime(model, glue=NO_OVERHEAD) as watching:
+    with CountAndTime(model, overhead=NO_OVERHEAD) as watching:
         model(x).sum().backward()
     return watching
 

@@ -206,7 +206,7 @@ def measured_before(model: nn.Module, x: Tensor) -> Iterator[None]:
 @contextlib.contextmanager
 def watched(model: nn.Module, _x: Tensor) -> Iterator[None]:
     """The step is counted and timed at once."""
-    with CountAndTime(model, glue=NO_OVERHEAD) as watching:
+    with CountAndTime(model, overhead=NO_OVERHEAD) as watching:
         yield
     assert watching.profile.total()
 

@@ -225,7 +225,7 @@ def test_a_cold_model_is_compiled_once_without_hooks(
 @pytest.mark.parametrize("name", ["wrapped", "in place", "part", "part in place"])
 def test_a_hook_that_is_compiled_as_well_is_seen(name: str, backend: Backend, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks above can fail: whatever runs on the way into a compiled module is compiled, if nobody prevents it."""
-    monkeypatch.setattr("lflops.collect.timing.module_hooks.uncompiled", lambda hook, _: hook)
+    monkeypatch.setattr("lflops.collect.attribution.hooks.uncompiled", lambda hook, compiled=None: hook)
     model = COMPILED[name](backend)
     for _ in range(2):
         model(x)

@@ -566,7 +566,7 @@ def test_an_error_of_our_own_in_a_traced_step_leaves_nothing_on(tmp_path: Path) 
     assert nothing_records()
 
 
-@pytest.mark.parametrize("where", ["lflops.session.window.traced_steps._Batches", "lflops.collect.kineto.module_log.listening"])
+@pytest.mark.parametrize("where", ["lflops.session.window.traced_steps._Batches", "lflops.collect.kineto.module_log.installed_hooks"])
 def test_an_error_as_the_recording_begins_ends_it(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kineto has been started, and what hooks it has are on."""
 

@@ -1,45 +1,13 @@
-"""Parts of a step that are no modules, named by the user, and who is to be told of them."""
+"""Parts of a step that are no modules, named by the user: `lflops.scope`."""
 
 import contextlib
 from collections.abc import Iterator
-from types import FrameType
-from typing import Protocol
 
 import torch
 
-__all__ = ["LISTENERS", "ScopeListener", "listening", "scope"]
+from lflops.collect.attribution.hooks import LISTENERS
 
-
-class ScopeListener(Protocol):
-    """What is told of named parts of a step that are no modules."""
-
-    home: int
-
-    def counts_here(self) -> bool:
-        """Whether it follows this thread."""
-
-    def place(self) -> tuple[str, str]:
-        """The row that is running, and the nearest row at or above it that is a module."""
-
-    def enter(self, key: int, row: str, module_row: str, caller: FrameType | None) -> None:
-        """The part begins."""
-
-    def leave(self, key: int) -> object:
-        """The part ends."""
-
-
-LISTENERS: list[ScopeListener] = []
-"""Those of all threads."""
-
-
-@contextlib.contextmanager
-def listening(follower: ScopeListener) -> Iterator[None]:
-    """Tell the follower of every `scope` that is entered."""
-    LISTENERS.append(follower)
-    try:
-        yield
-    finally:
-        LISTENERS.remove(follower)
+__all__ = ["scope"]
 
 
 @contextlib.contextmanager
@@ -56,13 +24,12 @@ def scope(name: str) -> Iterator[None]:
     if torch.compiler.is_compiling():
         yield
         return
-    entered = [each for each in LISTENERS if each.counts_here()]
-    key = id(entered)
-    for each in entered:
-        row, module_row = each.place()
-        each.enter(key, f"{row}.{name}" if row else name, module_row, None)
+    listeners = [each for each in LISTENERS if each.follows_this_thread()]
+    key = id(listeners)
+    for each in listeners:
+        each.enter_scope(key, name)
     try:
         yield
     finally:
-        for each in entered:
-            each.leave(key)
+        for each in listeners:
+            each.leave_scope(key)

@@ -189,7 +189,7 @@ class OperatorAccumulator:
         return row if phase != "optimizer" or self._step is None else self._step.last
 
     def _owners(self) -> StepOwners | None:
-        optimizer = self.scopes.steps.current
+        optimizer = self.scopes.optimizer
         if optimizer is not None and (self._step is None or self._step.optimizer is not optimizer):
             self._step = self._begin_step(optimizer)
         return None if optimizer is None else self._step

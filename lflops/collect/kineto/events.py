@@ -204,7 +204,7 @@ class _Walk:
     def thread(self, events: Sequence[Event], replay: Replay) -> None:
         """Add those of a thread; they are sorted."""
         opened: list[_Open] = []
-        place = replay.place
+        running = replay.module_phase
         due: float = -1
         for name, start, end, _, number, built_on, is_named, is_loose, _, key, link in events:
             times = (self.named if is_named else self.times).get(name) or self._new(name, is_named=is_named)
@@ -223,14 +223,14 @@ class _Walk:
                     replay.begin_node(number, built_on, start, end)
                 step = self.steps.index(start)
                 due = min(replay.due, self.steps.change(start))
-                place = replay.place
+                running = replay.module_phase
             event = _Open(end, length, times)
             times.own_host += length
             if opened:
                 _nest(event, opened[-1])
             opened.append(event)
             if not link and key in self.asked:
-                self.device[step][place] += self.asked[key]
+                self.device[step][running] += self.asked[key]
                 replay.on_device(self.asked[key])
                 _on_device(opened, self.asked[key])
         for event in reversed(opened):

@@ -1,8 +1,10 @@
-"""What being watched costs beside what is stamped: found once for each clock, on modules that do nothing."""
+"""Hook overhead: what torch takes to call a hook, outside of our timestamps. It is tried out once, on modules that do next to nothing."""
 
 import functools
 import statistics
 from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,77 +14,101 @@ from lflops.collect.timing.clock import Clock, HostClock, StreamClock, seconds_o
 from lflops.collect.timing.module_hooks import ModuleTimer
 from lflops.collect.timing.stamps import NO_OVERHEAD, HookOverhead, PassTimes
 from lflops.collect.torch_private.dispatch_modes import without_modes
-from lflops.profile.records import ModulePhase
 
-__all__ = ["hook_overhead"]
+__all__ = ["Chain", "hook_overhead", "median_overhead", "of_module_calls"]
 
 LEAVES = 100
-TRIALS = 15
 
 
 class _Leaf(nn.Module):
-    """Nothing to do in forward; one autograd node where a gradient is asked for."""
+    """One product where it has a weight, one autograd node where a gradient is asked for, else nothing.
+
+    No layer of torch's: making one would draw random numbers.
+    """
+
+    def __init__(self, weight: Tensor | None = None) -> None:
+        super().__init__()
+        self.weight = weight
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.weight is not None:
+            return nn.functional.linear(x, self.weight)
         return x.view_as(x) if x.requires_grad else x
 
 
-class _Chain(nn.Module):
-    """Leaves one after the other."""
+class Chain(nn.Module):
+    """Leaves one after the other.
 
-    def __init__(self) -> None:
+    Args:
+        weight: What each multiplies its input by; `None` is no product.
+    """
+
+    def __init__(self, weight: Tensor | None = None) -> None:
+        """Make the leaves."""
         super().__init__()
-        self.leaves = nn.ModuleList([_Leaf() for _ in range(LEAVES)])
+        self.leaves = nn.ModuleList([_Leaf(weight) for _ in range(LEAVES)])
 
     def forward(self, x: Tensor) -> Tensor:
+        """Run the leaves."""
         for leaf in self.leaves:
             x = leaf(x)
         return x
 
 
 def hook_overhead(clock: Clock) -> HookOverhead:
-    """The glue of hooks whose marks are read from this clock; none for a clock that is not this machine's."""
+    """The overhead of a `ModuleTimer` with this clock; none for a clock that is not this machine's."""
     if isinstance(clock, HostClock):
-        return _tried(HostClock)
-    return _tried(StreamClock) if isinstance(clock, StreamClock) else NO_OVERHEAD
+        return _of_timer(HostClock)
+    return _of_timer(StreamClock) if isinstance(clock, StreamClock) else NO_OVERHEAD
+
+
+def median_overhead(trial: Callable[[], HookOverhead], *, trials: int) -> HookOverhead:
+    """Medians of so many trials, none below 0. No mode sees what they run."""
+    with without_modes(), torch.inference_mode(mode=False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        tried = [trial() for _ in range(trials)]
+    medians = {each.name: statistics.median(getattr(one, each.name) for one in tried) for each in fields(HookOverhead)}
+    return HookOverhead(**{name: max(seconds, 0.0) for name, seconds in medians.items()})
+
+
+def of_module_calls(clock: Clock, timed: Callable[[nn.Module, Tensor], PassTimes]) -> tuple[float, float]:
+    """Try out calls of modules that do nothing.
+
+    Args:
+        clock: Times a pass without hooks.
+        timed: Runs a pass with hooks, forward only. Returns its times.
+
+    Returns:
+        The overhead of each call: in the module, and in its caller.
+    """
+    chain, x = Chain(), torch.ones((), device="cpu")
+    clean, own = seconds_of(clock, partial(chain, x)), timed(chain, x).own
+    in_leaves = sum(seconds for (row, _), seconds in own.items() if row.startswith("leaves."))
+    return (in_leaves - clean) / LEAVES, (sum(own.values()) - in_leaves) / LEAVES
 
 
 @functools.cache
-def _tried(kind: Callable[[], Clock]) -> HookOverhead:
-    """Medians of some trials, each beside one without hooks."""
-    clock, chain = kind(), _Chain()
-    tried: list[HookOverhead] = []
-    with without_modes(), torch.inference_mode(mode=False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
-        plain, leaf = (torch.ones((), requires_grad=wanted, device="cpu") for wanted in (False, True))
-        for _ in range(TRIALS):
-            clean = seconds_of(clock, lambda: chain(plain)) / LEAVES
-            lap = _watched(clock, chain, plain)["forward"]
-            in_leaves = _sum(lap, lambda place: place.row.startswith("leaves."))
-            in_callers = _sum(lap, lambda place: not place.row.startswith("leaves."))
-            result = chain(leaf)
-            clean_backward = seconds_of(clock, result.backward)
-            backward = sum(_watched(clock, chain, leaf, backward=True)["backward"].own.values())
-            tried.append(
-                HookOverhead(inside=in_leaves / LEAVES - clean, outside=in_callers / LEAVES, segment=(backward - clean_backward) / LEAVES)
-            )
-    return HookOverhead(
-        **{name: max(statistics.median(getattr(each, name) for each in tried), 0.0) for name in ("inside", "outside", "segment")}
-    )
+def _of_timer(kind: Callable[[], Clock]) -> HookOverhead:
+    clock = kind()
+
+    def trial() -> HookOverhead:
+        inside, outside = of_module_calls(clock, lambda chain, x: _timed(clock, chain, x)["forward"])
+        chain, x = Chain(), torch.ones((), requires_grad=True, device="cpu")
+        clean = seconds_of(clock, chain(x).backward)
+        backward = sum(_timed(clock, chain, x, backward=True)["backward"].own.values())
+        return HookOverhead(inside=inside, outside=outside, segment=(backward - clean) / LEAVES)
+
+    return median_overhead(trial, trials=15)
 
 
-def _sum(lap: PassTimes, wanted: Callable[[ModulePhase], bool]) -> float:
-    return sum(seconds for place, seconds in lap.own.items() if wanted(place))
-
-
-def _watched(clock: Clock, chain: nn.Module, x: Tensor, *, backward: bool = False) -> dict[str, PassTimes]:
-    spans = ModuleTimer(ModuleTree({"": chain}), clock)
-    with spans.hooked():
-        spans.begin()
+def _timed(clock: Clock, chain: nn.Module, x: Tensor, *, backward: bool = False) -> dict[str, PassTimes]:
+    timer = ModuleTimer(ModuleTree({"": chain}), clock)
+    with timer.hooked():
+        timer.begin()
         result = chain(x)
         if backward:
-            spans.set_aside()
-            spans.begin_backward(result)
+            timer.set_aside()
+            timer.begin_backward(result)
             result.backward()
-        stamps = spans.end()
+        stamps = timer.end()
     clock.settle()
-    return spans.laps(stamps)
+    return timer.pass_times(stamps)

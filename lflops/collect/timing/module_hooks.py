@@ -16,51 +16,55 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from types import FrameType
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from lflops.collect.attribution.user_scopes import listening
+from lflops.collect.attribution.frames import Frame, FrameStack
+from lflops.collect.attribution.hooks import installed_hooks
 from lflops.collect.inputs.tensors import nodes_of
-from lflops.collect.model.compile_guard import uncompiled, unremarked_hooks
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.clock import Clock
 from lflops.collect.timing.stamps import ENTERS, SEGMENT, PassTimes, Stamp, pass_times
 from lflops.collect.torch_private.autograd import NO_BACKWARD, backward_id, next_sequence_number, sequence_number
-from lflops.collect.torch_private.modules import remove_hook
 from lflops.profile.records import ModulePhase, Phase
 
 __all__ = ["ModuleTimer"]
 
-FARTHEST = 2000
-"""Nodes that are looked at for those of a segment that no crossing tensor leads to."""
+MOST_NODES = 2000
+"""Autograd nodes that are searched for those of a segment that no crossing tensor leads to."""
 
-_Unfound = list[tuple[int, int, str]]
-"""Numbers of nodes without a hook, and the row that built them."""
+_Ranges = list[tuple[int, int, str]]
+"""Numbers of nodes without a hook, from and up to, and the row that built them."""
 
 
 @dataclass(slots=True)
-class _Frame:
-    key: int
-    place: ModulePhase
-    module_row: str
-    unfound: _Unfound = field(default_factory=list)
+class _TimedFrame(Frame):
+    """A module or scope that is running.
+
+    Attributes:
+        module_phase: What its time belongs to.
+        module_row: The nearest row at or above it that is a module's; `None` where that has to be looked up.
+        unhooked: Its nodes that no crossing tensor led to.
+    """
+
+    module_phase: ModulePhase
+    module_row: str | None
+    unhooked: _Ranges = field(default_factory=list)
 
 
-class _Lane:
-    """What one of forward and recompute has entered and not yet left."""
+class _PassStack:
+    """The frames of forward or of recompute; the first is what runs outside of all modules."""
 
-    def __init__(self, phase: Phase) -> None:
+    def __init__(self, phase: Phase, outside: Phase) -> None:
         self.phase = phase
-        self.stack: list[_Frame] = []
+        self.outside = _TimedFrame(0, ModulePhase("", outside), None)
+        self.frames: FrameStack[_TimedFrame] = FrameStack([self.outside])
         self.segment = 0  # the number of its first node
-        self.unfound: _Unfound = []  # outside of every frame
 
 
 class ModuleTimer:
-    """Stamps what runs, while it is entered; passes one after the other, each between `begin` and `end`.
+    """Stamps what runs while its hooks are installed; passes one after the other, each between `begin` and `end`.
 
     Args:
         tree: The modules and their names.
@@ -69,195 +73,177 @@ class ModuleTimer:
 
     def __init__(self, tree: ModuleTree, clock: Clock) -> None:
         """Touch nothing yet."""
-        self._tree = tree
+        self.tree = tree
+        self.home = threading.get_ident()
         self._clock = clock
         self._mark = clock.mark
         self._stamps: list[Stamp] = []
         self._parts: dict[str, list[Stamp]] = {}
-        self._aside = False
-        self._outside = ModulePhase("", "forward")
-        self._running = ModulePhase("", "backward")
-        self._forward, self._recompute = _Lane("forward"), _Lane("recompute")
+        self._paused = False
+        self._forward, self._recompute = _PassStack("forward", "forward"), _PassStack("recompute", "backward")
         self._handles: list[Any] = []
-        self.home = threading.get_ident()
 
     @contextlib.contextmanager
     def hooked(self) -> Iterator[None]:
-        """Hook in, on the thread that is the first; hook out."""
+        """Install the hooks, on the thread that is the first; remove them, also those on autograd nodes."""
         self.home = threading.get_ident()
         with contextlib.ExitStack() as hooks:
-            if self._tree.compiled:
-                hooks.enter_context(unremarked_hooks())
-            for handle in (
-                register_module_forward_pre_hook(uncompiled(self._enter_module, self._tree.compiled)),
-                # always_call: early-stopped recomputation leaves forward by an exception
-                register_module_forward_hook(uncompiled(self._leave_module, self._tree.compiled), with_kwargs=True, always_call=True),
-            ):
-                hooks.callback(remove_hook, handle)
-            hooks.enter_context(listening(self))
             hooks.callback(self._release)
+            hooks.enter_context(installed_hooks(self))
             yield
 
     def begin(self) -> None:
         """Start a pass: from here on the root's forward runs."""
-        self._aside = False
+        self._paused = False
         self._stamps = []
         self._parts = {"forward": self._stamps}
-        self._forward, self._recompute = _Lane("forward"), _Lane("recompute")
+        self._forward, self._recompute = _PassStack("forward", "forward"), _PassStack("recompute", "backward")
         self._forward.segment = next_sequence_number()
-        self._stamps.append((self._mark(), self._outside, ""))
+        self._stamps.append((self._mark(), self._forward.outside.module_phase, ""))
 
     def set_aside(self) -> None:
-        """What runs until the next part begins is none of the pass, also where it runs modules."""
-        self._aside = True
+        """Leave out of the pass what runs until its next part begins, also where that runs modules."""
+        self._paused = True
         self._stamps.append((self._mark(), None, ""))
 
     def begin_backward(self, results: Any) -> None:
         """Go on to backward, from these results; once more, if there was one before."""
-        self._aside = False
-        self._divide(self._forward, results, self._now(self._forward).row)
-        self._find(self._forward.unfound, results)
-        self._running = ModulePhase("", "backward")
+        self._paused = False
+        self._end_segment(self._forward, results, self._forward.frames[-1])
+        self._hook_unhooked(self._forward.outside.unhooked, results)
+        running = self._recompute.outside.module_phase = ModulePhase("", "backward")
         self._stamps = self._parts.setdefault("backward", [])
-        self._stamps.append((self._mark(), self._running, ""))
+        self._stamps.append((self._mark(), running, ""))
 
     def resume_forward(self) -> None:
-        """Go on with forward, behind a backward or something that was set aside."""
-        self._aside = False
+        """Go on with forward, after a backward or something that was set aside."""
+        self._paused = False
         self._stamps = self._parts["forward"]
         self._forward.segment = next_sequence_number()
-        self._stamps.append((self._mark(), self._now(self._forward), ""))
+        self._stamps.append((self._mark(), self._forward.frames[-1].module_phase, ""))
 
     def end(self) -> dict[str, list[Stamp]]:
-        """The pass is over. Returns the stamps of its parts, to be read when the clock has settled."""
+        """End the pass. Returns the stamps of its parts, to be read when the clock has settled."""
         self._stamps.append((self._mark(), None, ""))
         self._release()
         parts, self._parts, self._stamps = self._parts, {}, []
         return parts
 
-    def laps(self, parts: Mapping[str, list[Stamp]]) -> dict[str, PassTimes]:
-        """What settled stamps say of each part."""
+    def pass_times(self, parts: Mapping[str, list[Stamp]]) -> dict[str, PassTimes]:
+        """The seconds of each part, from settled stamps."""
         return {part: pass_times(stamps, self._clock) for part, stamps in parts.items()}
 
-    def counts_here(self) -> bool:
+    def follows_this_thread(self) -> bool:
         """Whether a part runs that is not set aside, and this thread is the first, or goes backward."""
-        return not self._aside and (threading.get_ident() == self.home or backward_id() != NO_BACKWARD)
+        return not self._paused and (threading.get_ident() == self.home or backward_id() != NO_BACKWARD)
 
-    def place(self) -> tuple[str, str]:
-        """The row that is running, and the nearest row at or above it that is a module."""
-        return self._above(self._lane())
-
-    def _above(self, lane: _Lane) -> tuple[str, str]:
-        if lane.stack:
-            top = lane.stack[-1]
-            return top.place.row, top.module_row
-        row = "" if lane is self._forward else self._running.row
-        return row, self._tree.nearest(row)
-
-    def enter(self, key: int, row: str, module_row: str, _caller: FrameType | None) -> None:
-        """Something that is no module is entered."""
-        self._stamps.append((self._mark(), None, ""))
-        lane = self._lane()
-        self._push(lane, _Frame(key, ModulePhase(row, lane.phase), module_row), self._above(lane)[0], None)
-
-    def leave(self, key: int) -> None:
-        """And left."""
-        self._pop(key, None)
-
-    def _enter_module(self, module: nn.Module, args: Any) -> None:
-        if module in self._tree and self.counts_here():
+    def enter_module(self, module: nn.Module, args: Any) -> None:
+        """The module's time begins, if it is one of the tree's."""
+        if module in self.tree and self.follows_this_thread():
             self._stamps.append((self._mark(), None, ENTERS))
-            lane = self._lane()
-            above, caller = self._above(lane)
-            row = self._tree.row(module, caller)
-            self._push(lane, _Frame(id(module), ModulePhase(row, lane.phase), row), above, args)
+            stack = self._stack()
+            row = self.tree.row(module, self._module_row(stack.frames[-1]))
+            self._push(stack, _TimedFrame(id(module), ModulePhase(row, stack.phase), row), args)
 
-    def _leave_module(self, module: nn.Module, *values: Any) -> None:
-        if module in self._tree and self.counts_here():
-            self._pop(id(module), values)
+    def leave_module(self, module: nn.Module, *values: Any) -> None:
+        """It ends."""
+        if module in self.tree and self.follows_this_thread():
+            self._pop(id(module), values[-1])
 
-    def _lane(self) -> _Lane:
+    def enter_scope(self, key: int, name: str) -> None:
+        """A scope's time begins."""
+        self._stamps.append((self._mark(), None, ""))
+        stack = self._stack()
+        above = stack.frames[-1]
+        row = f"{above.module_phase.row}.{name}" if above.module_phase.row else name
+        self._push(stack, _TimedFrame(key, ModulePhase(row, stack.phase), self._module_row(above)), None)
+
+    def leave_scope(self, key: int) -> None:
+        """It ends."""
+        self._pop(key, _NO_OUTPUT)
+
+    def _stack(self) -> _PassStack:
         return self._forward if backward_id() == NO_BACKWARD else self._recompute
 
-    def _push(self, lane: _Lane, frame: _Frame, above: str, crossing: Any) -> None:
-        if lane.stack or lane is self._forward:
-            self._divide(lane, crossing, above)
-        lane.stack.append(frame)
-        lane.segment = next_sequence_number()
-        self._stamps.append((self._mark(), frame.place, ""))
+    def _module_row(self, frame: _TimedFrame) -> str:
+        return self.tree.nearest(frame.module_phase.row) if frame.module_row is None else frame.module_row
 
-    def _pop(self, key: int, values: tuple[Any, ...] | None) -> None:
+    def _push(self, stack: _PassStack, frame: _TimedFrame, crossing: Any) -> None:
+        above = stack.frames[-1]
+        if above is not self._recompute.outside:  # its segments are those of forward, and have their hooks
+            self._end_segment(stack, crossing, above)
+        stack.frames.append(frame)
+        stack.segment = next_sequence_number()
+        self._stamps.append((self._mark(), frame.module_phase, ""))
+
+    def _pop(self, key: int, output: Any) -> None:
         mark = self._mark()
-        lane = self._lane()
-        place = len(lane.stack) - 1  # nearly always the last; others may have been left unsaid
-        while place >= 0 and lane.stack[place].key != key:
-            place -= 1
-        if place < 0:
+        stack = self._stack()
+        removed = stack.frames.cut(key)
+        if not removed:
             return
         self._stamps.append((mark, None, ""))
-        frame = lane.stack[place]
-        # Torch leaves keyword arguments out where forward was left by an exception; the output comes last.
-        self._divide(lane, None if values is None else values[-1], frame.place.row)
-        if frame.unfound:
-            self._find(frame.unfound, None if values is None else values[-1])
-        del lane.stack[place:]
-        if values is None:  # no output to look from: the next one that is left may lead there
-            (lane.stack[-1] if lane.stack else lane).unfound.extend(frame.unfound)
-        lane.segment = next_sequence_number()
-        self._stamps.append((self._mark(), self._now(lane), ""))
+        frame, above = removed[0], stack.frames[-1]
+        self._end_segment(stack, output, frame)
+        if frame.unhooked:
+            self._hook_unhooked(frame.unhooked, output)
+            if output is _NO_OUTPUT:  # the output of what is left next may lead there
+                above.unhooked.extend(frame.unhooked)
+        stack.segment = next_sequence_number()
+        self._stamps.append((self._mark(), above.module_phase, ""))
 
-    def _now(self, lane: _Lane) -> ModulePhase:
-        if lane.stack:
-            return lane.stack[-1].place
-        return self._outside if lane is self._forward else self._running
-
-    def _divide(self, lane: _Lane, crossing: Any, row: str) -> None:
-        """End the segment of a row, and hook the newest of its nodes that the crossing tensors lead to."""
+    def _end_segment(self, stack: _PassStack, crossing: Any, frame: _TimedFrame) -> None:
+        """Hook the newest node of the frame's segment that the crossing tensors lead to, and begin the next segment."""
         end = next_sequence_number()
-        if end == lane.segment:
+        if end == stack.segment:
             return
-        newest, number = _newest(crossing, lane.segment, end)
+        row = frame.module_phase.row
+        newest, number = _newest(crossing, stack.segment, end)
         if newest is not None:
             self._hook(newest, row)
         if number + 1 < end:
-            (lane.stack[-1] if lane.stack else lane).unfound.append((number + 1, end, row))
-        lane.segment = end
+            frame.unhooked.append((number + 1, end, row))
+        stack.segment = end
 
-    def _find(self, unfound: _Unfound, output: Any) -> None:
+    def _hook_unhooked(self, unhooked: _Ranges, output: Any) -> None:
         """Hook the newest node of each range that the output leads back to."""
-        if not unfound:
+        if not unhooked:
             return
-        first = min(start for start, _, _ in unfound)
+        first = min(start for start, _, _ in unhooked)
         newest: dict[int, tuple[int, Any]] = {}
         waiting: list[Any] = list(nodes_of(output))
         seen: set[Any] = set()
-        while waiting and len(seen) < FARTHEST:
+        while waiting and len(seen) < MOST_NODES:
             node = waiting.pop()
             if node is None or node in seen:
                 continue
             seen.add(node)
             number = sequence_number(node)
-            for index, (start, end, _) in enumerate(unfound):
+            for index, (start, end, _) in enumerate(unhooked):
                 if start <= number < end and number > newest.get(index, (-1, None))[0]:
                     newest[index] = (number, node)
             if number >= first:
                 waiting.extend(each for each, _ in node.next_functions)
         for index, (_, node) in newest.items():
-            self._hook(node, unfound[index][2])
+            self._hook(node, unhooked[index][2])
 
     def _hook(self, node: Any, row: str) -> None:
         self._handles.append(node.register_prehook(partial(self._begin_segment, ModulePhase(row, "backward"))))
 
-    def _begin_segment(self, place: ModulePhase, _gradients: Any) -> None:
-        if not self._aside:
-            self._running = place
-            self._stamps.append((self._mark(), place, SEGMENT))
+    def _begin_segment(self, module_phase: ModulePhase, _gradients: Any) -> None:
+        if not self._paused:
+            self._recompute.outside.module_phase = module_phase
+            self._stamps.append((self._mark(), module_phase, SEGMENT))
 
     def _release(self) -> None:
-        """A graph that the user keeps is as it was."""
+        """Remove the hooks on nodes: a graph that the user keeps is as it was."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+
+_NO_OUTPUT = object()
+"""What a scope is left with."""
 
 
 def _newest(crossing: Any, start: int, end: int) -> tuple[Any, int]:

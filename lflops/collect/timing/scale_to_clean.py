@@ -67,7 +67,7 @@ def scale_to_clean(
     for part in dict.fromkeys(part for lap in laps for part in lap):
         of_part = [lap.get(part, PassTimes()) for lap in laps]
         times = _times_the_glue(of_part, clean[part], glue) if part in clean else 1.0
-        own = [{place: max(lap.own[place] - times * lap.glue(place, glue), 0.0) for place in lap.own} for lap in of_part]
+        own = [{place: max(lap.own[place] - times * lap.overhead(place, glue), 0.0) for place in lap.own} for lap in of_part]
         hooked = sum(spread.median for spread in _spreads(own).values())
         if part in clean and hooked > 0:
             factors[part] = clean[part] / hooked
@@ -83,7 +83,7 @@ def scale_to_clean(
 def _times_the_glue(laps: Sequence[PassTimes], clean: float, glue: HookOverhead) -> float:
     """How much of it explains what hooked passes took longer."""
     hooked = statistics.median(sum(lap.own.values()) for lap in laps)
-    expected = statistics.median(sum(lap.glue(place, glue) for place in lap.own) for lap in laps)
+    expected = statistics.median(sum(lap.overhead(place, glue) for place in lap.own) for lap in laps)
     return min(max((hooked - clean) / expected, 0.0), MOST_GLUE) if expected > 0 else 0.0
 
 

@@ -66,7 +66,7 @@ class PassTimes:
         for name in ("called", "calls_others", "segments", "operators"):
             getattr(self, name).update(getattr(other, name))
 
-    def glue(self, place: ModulePhase, glue: HookOverhead) -> float:
+    def overhead(self, place: ModulePhase, glue: HookOverhead) -> float:
         """What of a place's seconds is the glue's."""
         at_modules = glue.inside * self.called[place] + glue.outside * self.calls_others[place]
         return at_modules + glue.segment * self.segments[place] + glue.operator * self.operators[place]

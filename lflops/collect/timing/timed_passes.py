@@ -44,7 +44,7 @@ class _Timed:
     stamps: Mapping[str, list[Stamp]] = field(default_factory=dict)
 
 
-def time_passes(one: Pass, spans: ModuleTimer, clock: Clock, *, warmup: int, repeats: int) -> TimedPasses:
+def time_passes(one: Pass, timer: ModuleTimer, clock: Clock, *, warmup: int, repeats: int) -> TimedPasses:
     """Run `warmup` passes for nothing, then `repeats` clean ones, half of them before and half behind as many hooked ones.
 
     So a machine that slows down slows both alike. A clean one comes first, so that whatever is compiled is compiled without hooks; the
@@ -52,21 +52,21 @@ def time_passes(one: Pass, spans: ModuleTimer, clock: Clock, *, warmup: int, rep
 
     Args:
         one: What to run.
-        spans: For the hooked passes.
+        timer: For the hooked passes.
         clock: For the clean ones.
         warmup: How many passes are thrown away.
         repeats: How many of either are kept.
     """
     _thrown_away(one, warmup)
     before = [_clean(one, clock) for _ in range((repeats + 1) // 2)]
-    hooked = [_hooked(one, spans, clock) for _ in range(repeats)]
+    hooked = [_hooked(one, timer, clock) for _ in range(repeats)]
     _thrown_away(one, min(repeats // 2, 1))
     behind = [_clean(one, clock) for _ in range(repeats // 2)]
     clock.settle()
     passes = [*before, *hooked, *behind]
     return TimedPasses(
         steps=tuple(_step(index, each, clock) for index, each in enumerate(passes)),
-        laps=tuple(spans.laps(each.stamps) for each in passes if each.stamps),
+        laps=tuple(timer.pass_times(each.stamps) for each in passes if each.stamps),
     )
 
 
@@ -95,24 +95,24 @@ def _clean(one: Pass, clock: Clock) -> _Timed:
     return _Timed("clean", parts, marks, _since(before))
 
 
-def _hooked(one: Pass, spans: ModuleTimer, clock: Clock) -> _Timed:
+def _hooked(one: Pass, timer: ModuleTimer, clock: Clock) -> _Timed:
     parts, marks = [one.first], []
 
     def divide(part: str, results: Any = None, /) -> None:
         parts.append(part)
         marks.append(clock.mark())
         if part == ASIDE:
-            spans.set_aside()
+            timer.set_aside()
         elif part == "backward":
-            spans.begin_backward(results)
+            timer.begin_backward(results)
 
     one.prepare()
-    with spans.hooked():
+    with timer.hooked():
         before = cpu_seconds()
         marks.append(clock.mark())
-        spans.begin()
+        timer.begin()
         one.run(divide)
-        stamps = spans.end()
+        stamps = timer.end()
         marks.append(clock.mark())
         return _Timed("hooked", parts, marks, _since(before), stamps)
 

@@ -44,7 +44,7 @@ class HookedStep:
         """What the settled stamps say of forward and of backward, over all passes of the step."""
         sums: dict[str, PassTimes] = {}
         for each in self._passes:
-            for part, times in self._timer.laps(each).items():
+            for part, times in self._timer.pass_times(each).items():
                 sums.setdefault(part, PassTimes()).add(times)
         return sums
 

@@ -36,7 +36,7 @@ def pass_of(
             spans.begin_backward([result])
             result.backward()
         parts = spans.end()
-    return spans.laps(parts)
+    return spans.pass_times(parts)
 
 
 def own(laps: Mapping[str, PassTimes]) -> Times:
@@ -367,7 +367,7 @@ def test_a_graph_that_is_kept_is_timed_each_time_that_it_goes_backward() -> None
         for _ in range(2):
             torch.autograd.backward(result, retain_graph=True)
         parts = spans.end()
-    assert {"stem": 4, "q": 16, "k": 64, "v": 256} == own(spans.laps(parts))["backward"]
+    assert {"stem": 4, "q": 16, "k": 64, "v": 256} == own(spans.pass_times(parts))["backward"]
 
 
 class Energy(Itself):

@@ -55,8 +55,8 @@ def test_the_glue_of_a_place_is_that_of_all_that_it_did() -> None:
     lap = PassTimes()
     lap.called[Q], lap.calls_others[Q], lap.segments[Q], lap.operators[Q] = 2, 3, 4, 5
     glue = HookOverhead(inside=1, outside=10, segment=100, operator=1000)
-    assert 2 * 1 + 3 * 10 + 4 * 100 + 5 * 1000 == lap.glue(Q, glue)
-    assert lap.glue(K, glue) == 0
+    assert 2 * 1 + 3 * 10 + 4 * 100 + 5 * 1000 == lap.overhead(Q, glue)
+    assert lap.overhead(K, glue) == 0
 
 
 def test_inclusive_is_a_row_and_all_rows_below_it_in_each_phase() -> None:

@@ -1,33 +1,69 @@
-"""What one thread has entered and not yet left, and whether it still is there."""
+"""The stack of modules and scopes that a thread has entered and not yet left, and what else is known of the thread."""
 
 import inspect
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
-from typing import NamedTuple
+from typing import TypeVar
 
+from torch.optim import Optimizer
 from torch.utils import checkpoint
 
 from lflops.collect.attribution.autograd_segments import AutogradSegments
 from lflops.collect.torch_private.autograd import NO_BACKWARD
 
-__all__ = ["Frame", "ThreadLocal", "ThreadState", "checkpoint_is_running", "is_running"]
+__all__ = ["Frame", "FrameStack", "ThreadLocal", "ThreadState", "TrackedFrame", "checkpoint_is_running", "is_running"]
 
 
-class Frame(NamedTuple):
+@dataclass(slots=True)
+class Frame:
     """Something entered and not yet left.
 
     Attributes:
-        key: What it is left by.
-        row: Its row, and the nearest at or above it that is a module's.
-        backward: The backward pass that it was entered in.
-        caller: The Python frame that entered it, for those that may be left unsaid: torch calls no hook when forward is left by an
-            interrupt. Once the frame is gone, so is this.
+        key: The identity by which it is left.
     """
 
     key: int
+
+
+AnyFrame = TypeVar("AnyFrame", bound=Frame)
+
+
+class FrameStack(list[AnyFrame]):
+    """Frames, the innermost last."""
+
+    __slots__ = ()
+
+    def cut(self, key: int) -> list[AnyFrame]:
+        """Remove the innermost frame of that key, and those above it, which were left by an exception without a hook.
+
+        Returns:
+            The removed frames, outermost first; none where no frame has the key.
+        """
+        if self and self[-1].key == key:
+            return [self.pop()]
+        for position in reversed(range(len(self))):
+            if self[position].key == key:
+                removed = self[position:]
+                del self[position:]
+                return removed
+        return []
+
+
+@dataclass(slots=True)
+class TrackedFrame(Frame):
+    """A module or scope that a `ModuleTracker` follows.
+
+    Attributes:
+        row: Its row in the tree of names.
+        module_row: The nearest row at or above it that is a module's.
+        backward: The backward pass in which it was entered.
+        caller: The Python frame that entered a module. Once that is gone, so is this: after an interrupt torch calls no hook.
+    """
+
     row: str
     module_row: str
     backward: int
@@ -42,11 +78,12 @@ class ThreadState:
         recomputed_in: The last backward pass in which modules were entered here, in which round of forward.
         detour: Whether the next operator has to begin a segment: nodes were built in backward, or a frame was found abandoned.
         unfollow: What to call when the thread has left the tree's modules.
+        steps: The optimizer steps that are running, each with the backward pass that it began in; `None` for a step's closure.
     """
 
     def __init__(self) -> None:
         """Begin a thread: nothing entered, no node built."""
-        self.stack: list[Frame] = []
+        self.stack: FrameStack[TrackedFrame] = FrameStack()
         self.segments: AutogradSegments | None = None
         self.calls: Counter[str] = Counter()
         self.backward = NO_BACKWARD
@@ -54,6 +91,7 @@ class ThreadState:
         self.recomputed_in = (NO_BACKWARD, 0)
         self.detour = False
         self.unfollow: Callable[[], None] | None = None
+        self.steps: list[tuple[Optimizer | None, int]] = []
 
 
 class ThreadLocal(threading.local):
