@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "analyze.ranks": VALUE,
     "analyze.modules": VALUE | {"analyze.speed"},
     "analyze.compare": VALUE | {"analyze.speed"},
+    "analyze.trace": VALUE | {"traces", "formulas"},
     "analyze": VALUE | ANALYSES - {"analyze"},
     "collect.torch_private": {"errors", "pypi:torch"},
     "collect.inputs": VALUE | {"pypi:torch", "collect.torch_private"},
@@ -61,8 +62,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "collect": INSIDE
     | {"collect.counting", "collect.operator_costs", "formulas", "collect.timing", "collect.ranks", "collect.calibration"},
     "collect.estimate": INSIDE | {"collect", "collect.counting", "collect.operator_costs", "formulas"},
-    "report.lines": VALUE | ANALYSES,
-    "report.terminal": VALUE | ANALYSES | {"report.lines", "pypi:rich"},
+    "report.lines": VALUE | ANALYSES | {"analyze.trace"},
+    "report.terminal": VALUE | ANALYSES | {"analyze.trace", "report.lines", "pypi:rich"},
     "report.deepspeed_text": VALUE | ANALYSES | {"report.lines"},
     "report.figures": VALUE | ANALYSES | {"report.lines", "pypi:matplotlib"},
     "report.payload": VALUE | ANALYSES | {"report.lines"},
@@ -77,7 +78,7 @@ SESSION = {"session", "session.inputs"}
 REPORT = {row for row in MAY_IMPORT if row.partition(".")[0] == "report"}
 MAY_IMPORT |= {
     # `collect` within a function only: the last tests hold that importing the shell loads no torch.
-    "cli": VALUE | ANALYSES | COLLECT | REPORT | {"traces", "pypi:typer", "pypi:rich"},
+    "cli": VALUE | ANALYSES | COLLECT | REPORT | {"analyze.trace", "traces", "pypi:typer", "pypi:rich"},
     "session.inputs": VALUE | COLLECT | {"pypi:torch"},
     "session.window": VALUE | ANALYSES | COLLECT | {"pypi:torch", "merging", "session.inputs", "report.lines", "traces"},
     "session.outlets": VALUE | ANALYSES | REPORT | {"pypi:torch", "session.inputs", "tensorboard"},

@@ -5,17 +5,48 @@ from typing import Annotated
 
 import typer
 
-from lflops.cli.output import write_json
+from lflops.analyze.trace.summary import summarise
+from lflops.cli.output import draw, write_json
+from lflops.report.terminal.trace_summary import render_trace
 from lflops.traces.convert import compat as copy_of
 from lflops.traces.files import traces_in
 from lflops.traces.merge import MERGED
 from lflops.traces.merge import merge as merge_traces
+from lflops.traces.read_trace import read_trace
 
 __all__ = ["trace"]
 
-trace = typer.Typer(rich_markup_mode=None, help="Traces of a window: those of several ranks as one, or copies for torch-tb-profiler.")
+trace = typer.Typer(
+    rich_markup_mode=None, help="Traces of torch.profiler: what the device did, ranks as one, copies for torch-tb-profiler."
+)
 
+Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Traces of torch.profiler, packed or not; one for each rank.")]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Has the ranks' traces of one window, *.pt.trace.json or *.pt.trace.json.gz.")]
+
+
+@trace.command()
+def show(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Traces of torch.profiler, packed or not; one for each rank.")],
+    *,
+    top: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines of a table.")] = 10,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON object: traces, a list, each with device, idle, steps, categories, kernels and more. Times are "
+            "integers of nanoseconds; unknown is null.",
+        ),
+    ] = False,
+) -> None:
+    """Show what the device did: computing, communicating, copying, idle and why; steps, kernels, operators."""
+    summaries = [summarise(read_trace(file)) for file in files]
+    if as_json:
+        write_json({"traces": summaries})
+        return
+    for index, summary in enumerate(summaries):
+        if index:
+            typer.echo()
+        draw(render_trace(summary, top=top))
 
 
 @trace.command()

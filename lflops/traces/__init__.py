@@ -1,1 +1,1 @@
-"""Chrome traces as files: annotate one with modules, merge those of several ranks, convert one for torch-tb-profiler. No torch."""
+"""Chrome traces as files: read one into a value, annotate one with modules, merge those of several ranks, convert one. No torch."""

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lflops import units
-from lflops.report.lines.text import plain
+from lflops.report.lines.text import plain, shortened
 
 __all__ = ["MARGIN", "FittedTable", "figure", "margin", "text"]
 
@@ -15,6 +15,7 @@ MARGIN = 16
 """Width of the labels in the lines above a table."""
 
 _GAP = 2
+_SHORTEST = 16
 _NOTHING = {"0", "0 B", "0 %", units.UNKNOWN}
 
 
@@ -52,12 +53,13 @@ class FittedTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         kept = self._fitting(options.max_width)
+        room = max(options.max_width - self._width(kept), 1)
         table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-        table.add_column(self._heading, min_width=max(min(self._room, options.max_width - self._width(kept)), 1), no_wrap=True)
+        table.add_column(self._heading, min_width=min(self._room, room), no_wrap=True)
         for heading in kept:
             table.add_column(heading, justify="right", overflow="fold")
         for name, *cells in zip(self._names, *(self._columns[heading] for heading in kept), strict=True):
-            table.add_row(text(plain(name)), *map(figure, cells))
+            table.add_row(text(shortened(plain(name), max(room, min(self._room, _SHORTEST)))), *map(figure, cells))
         yield table
         if left_out := list(self._columns)[len(kept) :]:
             yield text(f"too narrow for {', '.join(left_out)} (COLUMNS=200 shows them)", "dim")

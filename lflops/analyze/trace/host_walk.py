@@ -1,0 +1,273 @@
+"""Ties the device's work to what launched it on the host: the operator, the modules and the scopes around the launch.
+
+    host     scope [ aten::linear [ aten::addmm [ cudaLaunchKernel ] ] ]
+    device                                          kernel               own work of addmm, inclusive of linear and of the scope
+
+On each thread what the host does is nested by its times. The launch's number, `correlation`, is the kernel's too.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from lflops.traces.recorded import DeviceWork, Inputs, OperatorCall, RecordedTrace, RuntimeCall, Span
+
+__all__ = ["NODE", "HostWalk", "OperatorSums", "SpanSums", "walk"]
+
+NODE = "autograd::engine::evaluate_function: "
+
+_OperatorKey = tuple[str, Inputs | None]
+
+
+@dataclass(slots=True)
+class OperatorSums:
+    """All calls of an operator with one set of inputs; times in nanoseconds, inclusive and its own."""
+
+    name: str
+    inputs: Inputs | None
+    calls: int = 0
+    host: int = 0
+    own_host: int = 0
+    device: int = 0
+    own_device: int = 0
+    kernels: int = 0
+    counted_calls: int = 0
+    counted_device: int = 0
+
+
+@dataclass(slots=True)
+class SpanSums:
+    """All stretches of a module or a scope in one phase."""
+
+    kind: str
+    name: str
+    phase: str
+    parent: str
+    calls: int = 0
+    host: int = 0
+    device: int = 0
+    own_device: int = 0
+
+
+class Launch(NamedTuple):
+    """What launched some work of the device."""
+
+    call: RuntimeCall | None
+    operator: OperatorSums | None
+    module: str | None
+
+
+@dataclass(slots=True)
+class HostWalk:
+    """What the host did, summed, and the launch of each piece of work, by the launch's number."""
+
+    operators: dict[_OperatorKey, OperatorSums] = field(default_factory=dict)
+    spans: dict[tuple[str, str, str], SpanSums] = field(default_factory=dict)
+    launches: dict[int, Launch] = field(default_factory=dict)
+    by_external: dict[int, OperatorSums] = field(default_factory=dict)
+
+    def launch(self, work: DeviceWork) -> Launch | None:
+        """What launched a piece of work; `None` where the trace does not tell."""
+        found = self.launches.get(work.correlation)
+        if found is None and work.external in self.by_external:
+            return Launch(None, self.by_external[work.external], None)
+        return found
+
+    def call(self, work: DeviceWork) -> RuntimeCall | None:
+        """The call that launched a piece of work."""
+        found = self.launches.get(work.correlation)
+        return None if found is None else found.call
+
+
+@dataclass(slots=True)
+class _Open:
+    end: int
+    start: int
+    operator: OperatorSums | None = None
+    span: SpanSums | None = None
+    is_counted: bool = False
+    is_double: bool = False
+    children: int = 0
+    backward_of: str | None = None
+
+
+def walk(trace: RecordedTrace, work: Iterable[DeviceWork], is_counted: Callable[[OperatorCall], bool]) -> HostWalk:
+    """Go through what each thread did.
+
+    Args:
+        trace: The calls and spans of the host.
+        work: The device's work that is looked for.
+        is_counted: Whether an operator has a cost. Operators within one that has are its parts, and not counted again.
+    """
+    found = HostWalk()
+    nanoseconds: Counter[int] = Counter()
+    kernels: Counter[int] = Counter()
+    for each in work:
+        nanoseconds[each.correlation] += each.end - each.start
+        kernels[each.correlation] += 1
+    walker = _Walker(found, nanoseconds, kernels, is_counted)
+    by_thread = _by_thread(trace, nanoseconds)
+    threads = {span.thread for span in trace.spans}
+    for thread in sorted(by_thread, key=lambda thread: (thread not in threads, thread)):
+        walker.thread(by_thread[thread])
+    known = {call.external: call for call in trace.operators if call.external}
+    for each in work:
+        if each.correlation not in found.launches and each.external in known:
+            walker.unlaunched(each, known[each.external])
+    return found
+
+
+_Item = tuple[int, int, int, int, Span | OperatorCall | RuntimeCall]
+
+
+def _by_thread(trace: RecordedTrace, wanted: Mapping[int, int]) -> dict[int, list[_Item]]:
+    """What each thread did, the outer ones first; of the runtime's calls those that launched something."""
+    by_thread: defaultdict[int, list[_Item]] = defaultdict(list)
+    places = _slice_threads(trace)
+    number = 0
+    for span in trace.spans:
+        thread = places.get(span.thread, span.thread)
+        by_thread[thread].append((span.start, -span.end, 0, number, span))
+        number += 1
+    for call in trace.operators:
+        by_thread[call.thread].append((call.start, -call.end, 1, number, call))
+        number += 1
+    for launch in trace.runtime:
+        if launch.correlation in wanted:
+            by_thread[launch.thread].append((launch.start, -launch.end, 2, number, launch))
+            number += 1
+    for items in by_thread.values():
+        items.sort()
+    return by_thread
+
+
+def _slice_threads(trace: RecordedTrace) -> dict[int, int]:
+    """The threads that the slices of lflops, which have tracks of their own, were recorded on: where something begins when they do."""
+    begun: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    nodes = {call.start: call.thread for call in trace.operators if call.name.startswith(NODE)}
+    steps = Counter(span.thread for span in trace.spans if span.kind == "step")
+    trainer = steps.most_common(1)[0][0] if steps else None
+    tracks = set()
+    for span in trace.spans:
+        if span.kind == "slice":
+            tracks.add(span.thread)
+            if span.start in nodes:
+                begun[span.thread][nodes[span.start]] += 1
+    places = {track: begun[track].most_common(1)[0][0] if begun[track] else trainer for track in tracks}
+    return {track: thread for track, thread in places.items() if thread is not None}
+
+
+class _Walker:
+    def __init__(
+        self, found: HostWalk, nanoseconds: Mapping[int, int], kernels: Mapping[int, int], is_counted: Callable[[OperatorCall], bool]
+    ) -> None:
+        self._found = found
+        self._nanoseconds = nanoseconds
+        self._kernels = kernels
+        self._is_counted = is_counted
+        self._module_of: dict[int, str] = {}
+
+    def thread(self, items: Sequence[_Item]) -> None:
+        """Go through what one thread did; the items are sorted."""
+        stack: list[_Open] = []
+        for start, minus_end, _, _, item in items:
+            while stack and stack[-1].end <= start:
+                self._close(stack.pop())
+            if isinstance(item, RuntimeCall):
+                self._launch(item, stack)
+                continue
+            if stack and isinstance(item, OperatorCall):
+                above = next((each for each in reversed(stack) if each.operator is not None), None)
+                if above is not None:
+                    above.children += min(-minus_end, above.end) - start
+            stack.append(self._opened_span(item, stack) if isinstance(item, Span) else self._opened(item, stack))
+        while stack:
+            self._close(stack.pop())
+
+    def unlaunched(self, work: DeviceWork, call: OperatorCall) -> None:
+        """Add work whose launch was not recorded to the operator that it names."""
+        sums = self._sums(call)
+        sums.device += work.end - work.start
+        sums.own_device += work.end - work.start
+        sums.kernels += 1
+        self._found.by_external[work.external] = sums
+
+    def _sums(self, call: OperatorCall) -> OperatorSums:
+        key = call.name, call.inputs
+        sums = self._found.operators.get(key)
+        if sums is None:
+            sums = self._found.operators[key] = OperatorSums(*key)
+        return sums
+
+    def _opened(self, call: OperatorCall, stack: Sequence[_Open]) -> _Open:
+        sums = self._sums(call)
+        sums.calls += 1
+        is_double = any(each.operator is sums for each in stack)
+        counts = not any(each.is_counted for each in stack) and self._is_counted(call)
+        sums.counted_calls += counts
+        opened = _Open(call.end, call.start, operator=sums, is_counted=counts, is_double=is_double)
+        if call.sequence >= 0:
+            if call.name.startswith(NODE):
+                opened.backward_of = self._module_of.get(call.sequence)
+            elif not any(each.backward_of for each in stack):
+                module = _innermost(stack)
+                if module is not None:
+                    self._module_of[call.sequence] = module
+        if opened.backward_of is not None:
+            opened.span = self._span("module", opened.backward_of, "backward", "")
+            opened.span.calls += 1
+        return opened
+
+    def _opened_span(self, span: Span, stack: Sequence[_Open]) -> _Open:
+        kind = "module" if span.kind == "slice" else span.kind
+        name = span.name.removeprefix("nn.Module: ") if span.kind == "module" else span.name or "(root)"
+        parent = next((each.span.name for each in reversed(stack) if each.span is not None and each.span.kind == kind), "")
+        sums = self._span(kind, name, span.phase, parent)
+        sums.calls += 1
+        return _Open(span.end, span.start, span=sums, is_double=any(each.span is sums for each in stack))
+
+    def _span(self, kind: str, name: str, phase: str, parent: str) -> SpanSums:
+        key = kind, name, phase
+        sums = self._found.spans.get(key)
+        if sums is None:
+            sums = self._found.spans[key] = SpanSums(kind, name, phase, parent)
+        return sums
+
+    @staticmethod
+    def _close(opened: _Open) -> None:
+        took = opened.end - opened.start
+        if opened.operator is not None:
+            opened.operator.host += 0 if opened.is_double else took
+            opened.operator.own_host += max(took - opened.children, 0)
+        elif opened.span is not None and not opened.is_double:
+            opened.span.host += took
+
+    def _launch(self, call: RuntimeCall, stack: Sequence[_Open]) -> None:
+        """Give the work of a launch to all that is open."""
+        took, kernels = self._nanoseconds[call.correlation], self._kernels[call.correlation]
+        innermost: OperatorSums | None = None
+        inner_spans: set[str] = set()
+        seen: set[int] = set()
+        for each in reversed(stack):
+            if each.operator is not None and id(each.operator) not in seen:
+                seen.add(id(each.operator))
+                each.operator.device += took
+                if innermost is None:
+                    innermost = each.operator
+                    innermost.own_device += took
+                    innermost.kernels += kernels
+            if each.is_counted and each.operator is not None:
+                each.operator.counted_device += took
+            if each.span is not None and id(each.span) not in seen:
+                seen.add(id(each.span))
+                each.span.device += took
+                if each.span.kind not in inner_spans:
+                    inner_spans.add(each.span.kind)
+                    each.span.own_device += took
+        self._found.launches[call.correlation] = Launch(call, innermost, _innermost(stack))
+
+
+def _innermost(stack: Sequence[_Open]) -> str | None:
+    """The module that is running."""
+    return next((each.span.name for each in reversed(stack) if each.span is not None and each.span.kind == "module"), None)

@@ -1,0 +1,62 @@
+"""Sets of moments as sorted, disjoint stretches of integer nanoseconds."""
+
+from collections.abc import Iterable, Sequence
+
+__all__ = ["Stretches", "clipped", "joined", "length", "outside", "within"]
+
+Stretches = list[tuple[int, int]]
+
+
+def joined(spans: Iterable[tuple[int, int]]) -> Stretches:
+    """The spans in their order, without overlaps."""
+    stretches: Stretches = []
+    begin = end = None
+    for start, stop in sorted(spans):
+        if end is None or start > end:
+            if begin is not None and end is not None:
+                stretches.append((begin, end))
+            begin, end = start, stop
+        elif stop > end:
+            end = stop
+    if begin is not None and end is not None:
+        stretches.append((begin, end))
+    return stretches
+
+
+def length(stretches: Iterable[tuple[int, int]]) -> int:
+    """How long they are together."""
+    return sum(end - start for start, end in stretches)
+
+
+def outside(stretches: Iterable[tuple[int, int]], others: Sequence[tuple[int, int]]) -> Stretches:
+    """What of the stretches lies in none of the others."""
+    left, first = [], 0
+    for start, end in stretches:
+        while first < len(others) and others[first][1] <= start:
+            first += 1
+        at, index = start, first
+        while index < len(others) and others[index][0] < end:
+            if at < others[index][0]:
+                left.append((at, others[index][0]))
+            at, index = max(at, others[index][1]), index + 1
+        if at < end:
+            left.append((at, end))
+    return left
+
+
+def within(stretches: Iterable[tuple[int, int]], others: Sequence[tuple[int, int]]) -> Stretches:
+    """What of the stretches lies in one of the others."""
+    found, first = [], 0
+    for start, end in stretches:
+        while first < len(others) and others[first][1] <= start:
+            first += 1
+        index = first
+        while index < len(others) and others[index][0] < end:
+            found.append((max(start, others[index][0]), min(end, others[index][1])))
+            index += 1
+    return [(start, end) for start, end in found if start < end]
+
+
+def clipped(stretches: Iterable[tuple[int, int]], start: int, end: int) -> Stretches:
+    """What of the stretches lies between two moments."""
+    return within(stretches, [(start, end)])

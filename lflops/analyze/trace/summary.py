@@ -1,0 +1,146 @@
+"""All that is known of one trace, as one value."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from lflops.analyze.trace.host_walk import HostWalk, walk
+from lflops.analyze.trace.idle import CAUSES, Cause, LaunchDelays, QueueDepth, idle_by_cause, launch_delays, queue_depth
+from lflops.analyze.trace.kernels import CategoryTimes, KernelTimes, PrecisionTimes, by_category, by_precision, kernels
+from lflops.analyze.trace.timeline import DeviceTimeline, StepTimes, StreamTimes, idle_stretches, states, steps, streams, timeline, total
+from lflops.profile.records import Spread
+from lflops.traces.recorded import DeviceWork, MemoryPeak, RecordedTrace
+
+__all__ = ["DeviceSummary", "LeftOut", "TraceSummary", "summarise"]
+
+
+class LeftOut(Struct, frozen=True, kw_only=True):
+    """Work that was launched before the recording began, and ran before the first work that was launched in it."""
+
+    calls: int
+    device: int
+
+
+class DeviceSummary(Struct, frozen=True, kw_only=True):
+    """One device of the trace."""
+
+    device: int
+    name: str | None
+    timeline: DeviceTimeline
+    idle: Mapping[Cause, int]
+    queue: QueueDepth | None
+    memory: MemoryPeak | None
+
+
+class TraceSummary(Struct, frozen=True, kw_only=True):
+    """What a trace says. All times are whole nanoseconds, unless they are a `Spread`, which is seconds.
+
+    Attributes:
+        events: How many events the file has.
+        recorded: From the first moment on the host to the last.
+        before_device: From the first step's beginning, or the recording's, to the first work of a device; `None` without a device.
+        device: The states of all devices together; `None` without a device.
+        idle: The idle nanoseconds of all devices by what they were lost to.
+        step: Median and quartiles of the steps; `None` without a step.
+        left_out: What ran before the window.
+        has_stack: Whether Python's frames were recorded, which takes the host's time.
+        negative: How many events had a negative length; they are taken as 0 ns long.
+        unread: Events of kinds that nothing here knows, by category.
+    """
+
+    file: str
+    rank: int | None
+    world_size: int | None
+    events: int
+    recorded: int
+    before_device: int | None
+    device: DeviceTimeline | None
+    idle: Mapping[Cause, int]
+    launches: LaunchDelays | None
+    devices: tuple[DeviceSummary, ...]
+    streams: tuple[StreamTimes, ...]
+    steps: tuple[StepTimes, ...]
+    step: Spread | None
+    categories: tuple[CategoryTimes, ...]
+    precisions: tuple[PrecisionTimes, ...]
+    kernels: tuple[KernelTimes, ...]
+    left_out: LeftOut
+    has_stack: bool
+    negative: int
+    unread: Mapping[str, int]
+
+
+class _Window(NamedTuple):
+    """The work that is analysed: from the first that the recording saw being launched on."""
+
+    start: int
+    end: int
+    by_device: Mapping[int, Sequence[DeviceWork]]
+    work: Sequence[DeviceWork]
+    left_out: LeftOut
+
+
+def summarise(trace: RecordedTrace) -> TraceSummary:
+    """Analyse one trace."""
+    window = _window(trace)
+    found = walk(trace, window.work, lambda _: False)
+    rows = tuple(_device(trace, window, device, found) for device in window.by_device)
+    step_times = steps(trace, found)
+    begin = min((step.start for step in step_times), default=trace.first)
+    return TraceSummary(
+        file=trace.file,
+        rank=trace.rank,
+        world_size=trace.world_size,
+        events=trace.events,
+        recorded=trace.last - trace.first,
+        before_device=max(window.start - begin, 0) if rows else None,
+        device=total(row.timeline for row in rows) if rows else None,
+        idle={cause: nanoseconds for cause in CAUSES if (nanoseconds := sum(row.idle.get(cause, 0) for row in rows))},
+        launches=launch_delays(window.work, found.call),
+        devices=rows,
+        streams=streams(window.work, window.start, window.end),
+        steps=step_times,
+        step=Spread.of(step.seconds for step in step_times),
+        categories=by_category(window.work, found),
+        precisions=by_precision(window.work, found),
+        kernels=kernels(window.work, found),
+        left_out=window.left_out,
+        has_stack=trace.has_stack,
+        negative=trace.negative,
+        unread=trace.unread,
+    )
+
+
+def _device(trace: RecordedTrace, window: _Window, device: int, found: HostWalk) -> DeviceSummary:
+    work = window.by_device[device]
+    between = states(work, window.start, window.end)
+    return DeviceSummary(
+        device=device,
+        name=_name(trace, device),
+        timeline=timeline(between),
+        idle=idle_by_cause(idle_stretches(between), work, found.call, trace),
+        queue=queue_depth(work, found.call, window.start, window.end),
+        memory=trace.memory.get(device),
+    )
+
+
+def _window(trace: RecordedTrace) -> _Window:
+    launched = {call.correlation for call in trace.runtime}
+    known = [work for work in trace.work if work.correlation in launched] or list(trace.work)
+    start, end = min((work.start for work in known), default=0), max((work.end for work in trace.work), default=0)
+    inside = [work for work in trace.work if (work.end > start and work.start < end) or work.start == work.end == start]
+    by_device: defaultdict[int, list[DeviceWork]] = defaultdict(list)
+    for work in sorted(inside, key=lambda work: (work.device, work.start)):
+        by_device[work.device].append(work)
+    before = [work for work in trace.work if work.end <= start and work.start < start]
+    left_out = LeftOut(calls=len(before), device=sum(work.end - work.start for work in before))
+    return _Window(start, end, by_device, inside, left_out)
+
+
+def _name(trace: RecordedTrace, device: int) -> str | None:
+    """The device's name. Where the trace numbers devices otherwise than it lists them, the name that all of them have."""
+    found = trace.devices.get(device)
+    names = set(trace.devices.values())
+    return names.pop() if found is None and len(names) == 1 else found

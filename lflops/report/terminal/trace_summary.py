@@ -1,0 +1,161 @@
+"""A trace on a terminal: the verdict, the device's timeline, what its idle time is lost to, steps, categories and kernels."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import Group, RenderableType
+
+from lflops import units
+from lflops.analyze.trace.categories import Category
+from lflops.analyze.trace.kernels import KernelTimes
+from lflops.analyze.trace.summary import TraceSummary
+from lflops.analyze.trace.timeline import DeviceTimeline
+from lflops.report.lines.text import plain, shortened
+from lflops.report.lines.trace_summary import CAUSES, STATES, facts, kernel_name, launches, nanoseconds, remarks, share, verdict
+from lflops.report.terminal.tables import FittedTable, margin, text
+
+__all__ = ["render_trace"]
+
+_NAME, _OPERATOR = 28, 24
+_NOT_COMPUTING: frozenset[Category] = frozenset({"communication", "copy", "fill"})
+
+
+def render_trace(summary: TraceSummary, *, top: int) -> RenderableType:
+    """One trace as text for a terminal; tables have at most `top` rows."""
+    blocks = [_header(summary), *_tables(summary, top)]
+    below = list(remarks(summary))
+    if below:
+        table = margin()
+        for label, value in below:
+            table.add_row(label, text(value))
+        blocks.append(table)
+    return Group(*(part for block in blocks[:-1] for part in (block, "")), blocks[-1])
+
+
+def _header(summary: TraceSummary) -> RenderableType:
+    table = margin()
+    for label, value in facts(summary):
+        table.add_row(label, text(value))
+    return Group(*(text(sentence, "bold" if index == 0 else "") for index, sentence in enumerate(verdict(summary))), "", table)
+
+
+def _tables(summary: TraceSummary, top: int) -> Iterator[RenderableType]:
+    device = summary.device
+    if device is not None:
+        yield _timeline(summary, device)
+        if summary.idle:
+            yield _idle(summary, device)
+        if len(summary.streams) > 1:
+            yield _streams(summary, device, top)
+    if summary.steps:
+        yield _steps(summary, top)
+    if summary.categories:
+        yield _categories(summary)
+        yield _kernels(summary, top)
+
+
+def _timeline(summary: TraceSummary, device: DeviceTimeline) -> RenderableType:
+    """The states of each device, a column each; with several devices all of them together first."""
+    rows = {"all devices": device} if len(summary.devices) > 1 else {}
+    rows |= {f"device {each.device}": each.timeline for each in summary.devices}
+    columns: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        columns[name] = [nanoseconds(getattr(row, state)) for state in STATES] + [nanoseconds(row.window)]
+        columns["share" if len(rows) == 1 else f"share of {name}"] = [share(getattr(row, state), row.window) for state in STATES] + [
+            "100 %"
+        ]
+    shown: list[RenderableType] = [FittedTable("timeline", [*STATES.values(), "window"], columns, room=_NAME)]
+    for label, hidden, whole in (
+        ("communication", device.overlapped_communication, device.communication),
+        ("copies", device.overlapped_copies, device.copies),
+    ):
+        if whole:
+            shown.append(text(f"{label}: {nanoseconds(whole)} in all, {share(hidden, whole)} of it hidden"))
+    return Group(*shown)
+
+
+def _idle(summary: TraceSummary, device: DeviceTimeline) -> RenderableType:
+    rows = sorted(summary.idle.items(), key=lambda row: -row[1])
+    columns = {
+        "time": [nanoseconds(time) for _, time in rows],
+        "share of idle": [share(time, device.idle) for _, time in rows],
+        "share of window": [share(time, device.window) for _, time in rows],
+    }
+    table = FittedTable("idle, lost to", [CAUSES[cause][0] for cause, _ in rows], columns, room=_NAME)
+    below = margin()
+    for label, value in launches(summary):
+        below.add_row(label, text(value))
+    return Group(table, below)
+
+
+def _streams(summary: TraceSummary, device: DeviceTimeline, top: int) -> RenderableType:
+    rows = summary.streams[:top]
+    several = len(summary.devices) > 1
+    columns = {
+        "busy": [nanoseconds(row.busy) for row in rows],
+        "share of window": [share(row.busy, device.window / len(summary.devices)) for row in rows],
+        "kernels": [units.count(row.kernels) for row in rows],
+        "copies": [units.count(row.copies) for row in rows],
+    }
+    names = [f"device {row.device}, stream {row.stream}" if several else f"stream {row.stream}" for row in rows]
+    return _cut(FittedTable("streams", names, columns, room=_NAME), len(rows), len(summary.streams), "streams")
+
+
+def _steps(summary: TraceSummary, top: int) -> RenderableType:
+    rows = summary.steps[:top]
+    columns = {"time": [nanoseconds(row.end - row.start) for row in rows]}
+    known = [row.device for row in rows]
+    for state, name in sorted(STATES.items(), key=lambda state: state[0] != "computing" and state[0] != "idle"):
+        if any(row is not None and getattr(row, state) for row in known):
+            columns[name] = [units.UNKNOWN if row is None else share(getattr(row, state), row.window) for row in known]
+    return _cut(FittedTable("steps", [row.name for row in rows], columns, room=_NAME), len(rows), len(summary.steps), "steps")
+
+
+def _categories(summary: TraceSummary) -> RenderableType:
+    whole = sum(row.device for row in summary.categories)
+    columns = {
+        "time": [nanoseconds(row.device) for row in summary.categories],
+        "share": [share(row.device, whole) for row in summary.categories],
+        "calls": [units.count(row.calls) for row in summary.categories],
+    }
+    shown: list[RenderableType] = [
+        FittedTable("device's work by category", [row.category for row in summary.categories], columns, room=_NAME)
+    ]
+    computing = sum(row.device for row in summary.precisions)
+    if computing:
+        parts = [f"{share(row.device, computing)} {row.precision or 'of unknown precision'}" for row in summary.precisions]
+        cores = sum(row.tensor_cores for row in summary.precisions)
+        shown.append(text(f"precision of kernels: {', '.join(parts)}; {share(cores, computing)} on tensor cores by their names"))
+    return Group(*shown)
+
+
+def _kernels(summary: TraceSummary, top: int) -> RenderableType:
+    rows = summary.kernels[:top]
+    whole = sum(row.device for row in summary.kernels)
+    cores: Mapping[bool | None, str] = {True: "yes", False: "no", None: units.UNKNOWN}
+    columns = {
+        "time": [nanoseconds(row.device) for row in rows],
+        "share": [share(row.device, whole) for row in rows],
+        "calls": [units.count(row.calls) for row in rows],
+        "median": [nanoseconds(row.median) for row in rows],
+        "precision": [row.precision or units.UNKNOWN for row in rows],
+        "tensor cores": [cores[row.tensor_cores] for row in rows],
+        "operator": [
+            shortened(plain(row.operators[0].removeprefix("aten::")), _OPERATOR) if row.operators else units.UNKNOWN for row in rows
+        ],
+    }
+    names = [kernel_name(row.name) for row in rows]
+    return _cut(FittedTable("kernels", names, columns, room=_room(names)), len(rows), len(summary.kernels), "kernels")
+
+
+def _operator(row: KernelTimes) -> str:
+    """The operator that most of the kernel's time was launched by."""
+    return shortened(plain(row.operators[0].removeprefix("aten::")), _OPERATOR) if row.operators else units.UNKNOWN
+
+
+def _room(names: Sequence[str]) -> int:
+    return min(max(map(len, names), default=_NAME), _NAME)
+
+
+def _cut(table: RenderableType, shown: int, of: int, what: str) -> RenderableType:
+    """The table, and how many rows are not in it."""
+    return table if shown == of else Group(table, text(f"{of - shown} more {what} (--top {of} shows them)", "dim"))

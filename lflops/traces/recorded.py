@@ -1,0 +1,136 @@
+"""What a trace recorded, as a value: work of devices, calls of the host, and the spans that were named. All times are nanoseconds."""
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+
+__all__ = ["Collective", "DeviceWork", "Inputs", "MemoryPeak", "OperatorCall", "RecordedTrace", "RuntimeCall", "Span"]
+
+
+class Collective(Struct, frozen=True, gc=False):
+    """What a communication kernel was launched for, as the trace names it."""
+
+    name: str
+    in_elements: int | None
+    out_elements: int | None
+    dtype: str
+    group_size: int | None
+    group: str
+    ranks: str
+
+
+class DeviceWork(Struct, gc=False):
+    """One kernel, copy or fill.
+
+    Attributes:
+        correlation: The number of the runtime call that launched it.
+        external: The number of the operator that launched it, in traces that tell it; 0 is none.
+        bytes: What a copy or a fill moved.
+        graph: The number of the CUDA graph that it was launched with; 0 is none.
+    """
+
+    kind: Literal["kernel", "copy", "fill"]
+    name: str
+    device: int
+    stream: int
+    start: int
+    end: int
+    correlation: int
+    external: int
+    bytes: int | None = None
+    graph: int = 0
+    collective: Collective | None = None
+
+
+class RuntimeCall(Struct, gc=False):
+    """A call of the device's library on the host."""
+
+    name: str
+    thread: int
+    start: int
+    end: int
+    correlation: int
+
+
+class Inputs(NamedTuple):
+    """The inputs of an operator, as JSON text."""
+
+    shapes: bytes
+    types: bytes
+    values: bytes
+
+
+class OperatorCall(Struct, gc=False):
+    """A call of an operator on the host.
+
+    Attributes:
+        inputs: `None` where shapes were not recorded.
+        sequence: Of a node of backward, and of the operator that it is the backward of; -1 is none.
+        forward_thread: Of a node of backward: torch's number of the thread of its forward; 0 is none.
+    """
+
+    name: str
+    thread: int
+    start: int
+    end: int
+    external: int
+    inputs: Inputs | None = None
+    sequence: int = -1
+    forward_thread: int = 0
+    collective: Collective | None = None
+
+
+class Span(Struct, gc=False):
+    """A stretch of time on a thread that somebody named.
+
+    Attributes:
+        kind: A step of the profiler, a scope of `record_function`, a module frame of `with_stack`, or a module slice of lflops.
+        phase: Of a slice of lflops.
+    """
+
+    kind: Literal["step", "scope", "module", "slice"]
+    name: str
+    thread: int
+    start: int
+    end: int
+    phase: str = "forward"
+
+
+class MemoryPeak(Struct, frozen=True):
+    """The largest numbers of bytes that the allocator of a device reported."""
+
+    allocated: int
+    reserved: int
+
+
+class RecordedTrace(Struct, frozen=True, kw_only=True):
+    """One file, read.
+
+    Attributes:
+        base: Nanoseconds since 1970 to which all times are relative.
+        rank: From the file; `None` where it does not tell.
+        devices: The names by the devices' numbers.
+        has_stack: Whether Python's frames were recorded.
+        negative: How many events had a negative length; they are taken as 0 ns long.
+        unread: Events of a kind that nothing here knows, by category.
+        first, last: The recording's first and last moment on the host; both 0 without an event.
+    """
+
+    file: str
+    base: int
+    rank: int | None
+    world_size: int | None
+    devices: Mapping[int, str]
+    work: tuple[DeviceWork, ...]
+    runtime: tuple[RuntimeCall, ...]
+    operators: tuple[OperatorCall, ...]
+    spans: tuple[Span, ...]
+    memory: Mapping[int, MemoryPeak]
+    has_stack: bool
+    negative: int
+    unread: Mapping[str, int]
+    events: int
+    threads: int
+    first: int
+    last: int

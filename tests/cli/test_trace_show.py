@@ -1,0 +1,137 @@
+"""`lflops trace show`: what is printed, as text and as JSON, and how a file that is no trace is refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lflops.cli.main import main
+from tests.support.traces_by_hand import TraceByHand, small_gpu_trace
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str | Path, columns: int = 120) -> str:
+    """What a command prints that is fine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(columns))
+        assert 0 == main(["trace", "show", *map(str, arguments)])
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """The one line on stderr of a command that exits with status 2."""
+    assert 2 == main(["trace", "show", *map(str, arguments)])
+    captured = capsys.readouterr()
+    assert not captured.out
+    (line,) = captured.err.splitlines()
+    return line
+
+
+def test_the_verdict_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 1500 ns 600 are computing, 300 communication that nothing hides, 100 copies, and 500 idle: all before a launch of the host."""
+    text = shown(capsys, small_gpu_trace().write(tmp_path / "a.pt.trace.json.gz"))
+    first, *rest = text.splitlines()
+    assert first.startswith("The GPU computes 40.0 % of 1.50 µs, only communicates 20.0 %, only copies 6.7 %, and is idle 33.3 %")
+    assert "A step takes 1.00 µs (median of 2" in text
+    assert "NVIDIA H100 80GB HBM3 (device 0)" in text
+    assert "rank              1 of 2" in rest
+    assert ["ProfilerStep#0", "1.00", "µs", "30.0", "%", "50.0", "%", "15.0", "%", "5.0", "%"] in [line.split() for line in rest]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_it_fits_its_width(tmp_path: Path, capsys: pytest.CaptureFixture[str], columns: int) -> None:
+    """Long names of kernels give way, and no figure is broken."""
+    trace = small_gpu_trace()
+    trace.kernel("void at::native::" + "very_long_name<float, 4>" * 20, 1700, 1800, launch=(1660, 1670))
+    text = shown(capsys, trace.write(tmp_path / "a.json"), columns=columns)
+    assert max(map(len, text.splitlines())) <= columns
+    assert any(line.startswith("very_") and "100 ns" in line and "…" in line for line in text.splitlines())
+
+
+def test_json_has_integers_of_nanoseconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The parts add up; unknown is null."""
+    (found,) = json.loads(shown(capsys, small_gpu_trace().write(tmp_path / "a.json"), "--json"))["traces"]
+    device = found["device"]
+    assert device["window"] == device["computing"] + device["exposed_communication"] + device["exposed_copies"] + device["idle"] == 1500
+    assert sum(found["idle"].values()) == device["idle"] == 500
+    assert (1, 2, None) == (found["rank"], found["world_size"], found["devices"][0]["memory"])
+
+
+def test_a_trace_of_the_host_is_shown_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It says that there is no device in it."""
+    trace = TraceByHand()
+    trace.step(0, 0, 1000)
+    trace.operator("aten::mm", 10, 60)
+    assert "no work of a device" in shown(capsys, trace.write(tmp_path / "a.json")).splitlines()[0]
+
+
+def test_names_from_a_file_do_not_drive_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Escapes and line ends of a kernel, a step, a device and a category."""
+    bad = "\x1b]0;x\x07\n[red]"
+    trace = TraceByHand(deviceProperties=[{"id": 0, "name": bad}])
+    trace.kernel(bad, 0, 10, launch=(-20, -10))
+    trace.event("user_annotation", f"ProfilerStep#{bad}", -30, 50)
+    trace.event(bad, "x", 0, 1)
+    text = shown(capsys, trace.write(tmp_path / "a.json"))
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert 3 <= text.count("[red]")
+
+
+def test_several_files_are_shown_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the order given."""
+    files = [small_gpu_trace().write(tmp_path / f"{name}.json") for name in "ba"]
+    text = shown(capsys, *files)
+    assert 2 == text.count("The GPU computes")
+    assert text.index("b.json") < text.index("a.json")
+    assert 2 == len(json.loads(shown(capsys, *files, "--json"))["traces"])
+
+
+BAD: dict[str, bytes] = {
+    "empty": b"",
+    "profile": b'{"version": "1.0", "modules": {}}',
+    "truncated": small_gpu_trace().text()[:-400],
+    "no events": b'{"traceEvents": []}',
+    "time": b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "ts": "x", "dur": 1}]}',
+    "huge time": b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "ts": 1e300, "dur": 1}]}',
+    "arguments": b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "ts": 1, "dur": 1, "args": {"device": "all"}}]}',
+}
+
+
+def test_what_is_odd_is_shown_with_a_remark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A negative length, an unknown category, work from before the recording."""
+    trace = small_gpu_trace()
+    trace.event("cpu_op", "aten::add", 700, 690)
+    trace.event("news", "x", 0, 1)
+    trace.event("news", "y", 0, 1)
+    trace.kernel("before", -500, -100)
+    text = shown(capsys, trace.write(tmp_path / "a.json"))
+    assert "clock             1 event of negative length, taken as 0" in text
+    assert "not read          2 events of the unknown category 'news'" in text
+    assert "left out          1 kernel of 400 ns, launched before the recording began" in text
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    """Exit status 2; the line names the file."""
+    path = tmp_path / "bad.json"
+    path.write_bytes(BAD[kind])
+    assert refused(capsys, path).startswith(f"lflops: {path}: is no trace as torch.profiler writes them: ")
+
+
+def test_a_missing_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With its name and the system's reason."""
+    assert f"lflops: {tmp_path}/none.json: cannot be read: No such file or directory" == refused(capsys, tmp_path / "none.json")
+
+
+def test_neither_torch_nor_lightning_is_loaded(tmp_path: Path) -> None:
+    """In a process of its own."""
+    path = small_gpu_trace().write(tmp_path / "a.json")
+    code = (
+        "import sys; from lflops.cli.main import main; status = main(['trace', 'show', sys.argv[1]]);"
+        "print(status, sorted({'torch', 'lightning', 'pytorch_lightning', 'matplotlib', 'numpy'} & sys.modules.keys()))"
+    )
+    run: Any = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
+    assert "0 []" == run.stdout.splitlines()[-1]
