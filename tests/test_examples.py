@@ -5,12 +5,10 @@ import re
 import runpy
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import lflops
 from lflops import Profile
@@ -25,16 +23,13 @@ BATCHES_BEFORE = 5 + 2 - 1
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The working directory, which has the examples and nothing else. One thread: more get in each other's way in models as small."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, which has the examples and nothing else."""
     (tmp_path / "examples").symlink_to(EXAMPLES)
     monkeypatch.chdir(tmp_path)
     for seed in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
         monkeypatch.setenv(seed, "0")  # Lightning sets them, and this takes them back
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield tmp_path
-    torch.set_num_threads(threads)
+    return tmp_path
 
 
 def said(name: str, what: str) -> str:

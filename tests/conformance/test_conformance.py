@@ -1,7 +1,7 @@
 """Every case of the suite: what is counted is what the pencil says, and no formula could be wrong without a case that noticed."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,18 +25,9 @@ from tests.support.packed_formula_cases import CASES as PACKED_CASES
 from tests.support.profile_checks import consistent
 
 # What torch has to say of prototypes, of what is deprecated and of odd sizes, it says of what the cases try on purpose.
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 BY_NAME = {case.name: case for case in CASES}
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """The cases are small: a second thread would only wait for the others' cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def profile_of(case: Case) -> Profile:

@@ -252,9 +252,11 @@ def test_a_rank_whose_monitor_fails_goes_on_with_its_training(two: Ranks) -> Non
 
 
 @pytest.mark.parametrize(("batches", "expected"), [((2, 5), "ok"), ((2, 1), "ok"), ((2, 0), "missing")])
-def test_ranks_may_have_unequally_many_batches_to_be_validated_with(batches: tuple[int, int], expected: str, two: Ranks) -> None:
+def test_ranks_may_have_unequally_many_batches_to_be_validated_with(
+    batches: tuple[int, int], expected: str, two: Ranks, tmp_path: Path
+) -> None:
     """Three times so many: none waits for the other, who has none is missing there, and the training is what it would have been."""
-    first, second = two.run(validated, batches)
+    first, second = two.run(validated, batches, tmp_path)
     assert [] == second.profiles
     assert [[], []] == [differences(each.alone, each.watched) for each in (first, second)]
     profiles = {profile.run.stage: profile for profile in first.profiles}
@@ -264,8 +266,8 @@ def test_ranks_may_have_unequally_many_batches_to_be_validated_with(batches: tup
         assert {"net.up": UP, "net.down": UP, "net.head": HEAD} == macs(profile, "forward")
 
 
-def test_where_the_first_rank_has_nothing_to_be_validated_with_nobody_waits_for_it(two: Ranks) -> None:
+def test_where_the_first_rank_has_nothing_to_be_validated_with_nobody_waits_for_it(two: Ranks, tmp_path: Path) -> None:
     """Of the validation it has nothing to tell, nor does anybody else."""
-    first, second = two.run(validated, (0, 2))
+    first, second = two.run(validated, (0, 2), tmp_path)
     assert [[], []] == [differences(each.alone, each.watched) for each in (first, second)]
     assert [("train", ["ok", "ok"])] == [(profile.run.stage, statuses(profile)) for profile in first.profiles]

@@ -74,7 +74,8 @@ def opening(browser: Any) -> Iterator[Callable[..., Seen]]:
         seen.append(found)
         found.page.on("request", lambda request: found.asked.append(request.url))
         found.page.on("pageerror", lambda error: found.wrong.append(str(error)))
-        found.page.on("dialog", lambda dialog: (found.wrong.append(dialog.message), dialog.dismiss()))
+        found.page.on("dialog", lambda dialog: found.wrong.append(dialog.message))
+        found.page.on("dialog", lambda dialog: dialog.dismiss())
         found.page.goto(address)
         return found
 

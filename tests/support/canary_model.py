@@ -30,6 +30,10 @@ def watched(*_: object) -> None:
 class Patient(nn.Module):
     """A bit of everything that can be changed; in train mode it draws from all generators and its buffers move."""
 
+    steps: Tensor
+    average: Tensor
+    mask: Tensor | None
+
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Linear(4, 8)

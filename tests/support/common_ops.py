@@ -125,7 +125,7 @@ WINDOWS: dict[str, Callable[[], Any]] = {
     "max to a size": lambda: (F.adaptive_max_pool1d(LINE, 2), F.adaptive_max_pool2d(IMAGE, 2), F.adaptive_max_pool3d(BLOCK, 2)),
     "powers": lambda: F.lp_pool2d(IMAGE, 2.0, 2),
     "fractional": lambda: (F.fractional_max_pool2d(IMAGE, 2, 3), F.fractional_max_pool3d(BLOCK, 2, 2)),
-    "unpooling": lambda: F.max_unpool2d(*F.max_pool2d(IMAGE, 2, return_indices=True), 2),
+    "unpooling": lambda: F.max_unpool2d(*F.max_pool2d(IMAGE, 2, return_indices=True), (2, 2)),
     "nearest": lambda: [F.interpolate(each, scale_factor=2.0) for each in (LINE, IMAGE, BLOCK)],
     "nearest, exactly": lambda: [F.interpolate(each, scale_factor=2.0, mode="nearest-exact") for each in (LINE, IMAGE, BLOCK)],
     "linear": lambda: [F.interpolate(a, size=7, mode=mode) for a, mode in ((LINE, "linear"), (IMAGE, "bilinear"), (BLOCK, "trilinear"))],

@@ -82,7 +82,6 @@ def main() -> None:
     """Count, hand in, and on rank 0 write."""
     rank, port, file, scenario = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4]
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE="4")
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     distributed.init_process_group("gloo")
     gather, profile, _ = {"two_meshes": two_meshes, "one_killed": one_killed}[scenario](rank)

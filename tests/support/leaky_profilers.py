@@ -61,6 +61,18 @@ def patch(owner: object, name: str) -> Culprit:
     return culprit
 
 
+def there(tensor: Tensor | None) -> Tensor:
+    """The one that the model or the input has."""
+    assert tensor is not None
+    return tensor
+
+
+def first_filter_off() -> None:
+    """Take back the newest filter of warnings."""
+    filters: Any = warnings.filters
+    filters.pop(0)
+
+
 def write(to: Callable[[Patient, Tensor], object], name: str, value: object) -> Culprit:
     """Set an attribute, of a module say, and take it off or put it back in the end."""
 
@@ -109,7 +121,7 @@ def python_kernel(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None
 
 def pushed_mode(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
     """Push a mode without telling dynamo, and never pop it."""
-    mode = PlainMode()
+    mode = PlainMode()  # type: ignore[no-untyped-call]
 
     def pop() -> None:
         assert mode is _pop_mode()  # held here: torch 2.8 returns one that nobody else has after it freed it
@@ -235,7 +247,7 @@ CULPRITS: dict[str, tuple[Culprit, list[str]]] = {
     "enters autocast": (enter(lambda: torch.autocast("cpu", torch.bfloat16)), ["autocast"]),
     "turns autocast's cache off": (setting(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled, False), ["autocast: cache"]),
     "hooks in on saved tensors": (
-        enter(lambda: torch.autograd.graph.saved_tensors_hooks(watched, watched)),
+        enter(lambda: torch.autograd.graph.saved_tensors_hooks(watched, watched)),  # type: ignore[arg-type] # nothing is saved
         ["saved tensors hooks"],
     ),
     "looks for anomalies": (setting(torch.autograd.set_detect_anomaly, torch.is_anomaly_enabled, True), ["anomaly mode"]),
@@ -255,7 +267,7 @@ CULPRITS: dict[str, tuple[Culprit, list[str]]] = {
     "draws from torch": (call(lambda model, x: torch.rand(1)), ["random numbers: torch"]),
     "draws from Python": (call(lambda model, x: random.random()), ["random numbers: python"]),  # noqa: S311 - the global one it is
     "draws from NumPy": (call(lambda model, x: np.random.rand()), ["random numbers: numpy"]),  # noqa: NPY002 - the global one it is
-    "moves a buffer": (call(lambda model, x: model.norm.running_mean.add_(1)), ["model.norm.running_mean"]),
+    "moves a buffer": (call(lambda model, x: there(model.norm.running_mean).add_(1)), ["model.norm.running_mean"]),
     "replaces a buffer": (call(lambda model, x: setattr(model, "average", model.average.clone())), ["model: _buffers"]),
     "fills an empty buffer": (
         call(lambda model, x: setattr(model, "mask", torch.ones(1))),
@@ -271,9 +283,9 @@ CULPRITS: dict[str, tuple[Culprit, list[str]]] = {
         ["model.head.bias.grad", "model.head: _parameters"],
     ),
     "freezes a parameter": (call(lambda model, x: model.head.bias.requires_grad_(False)), ["model.head.bias: requires_grad"]),
-    "moves a gradient": (call(lambda model, x: model.head.bias.grad.add_(1)), ["model.head.bias.grad"]),
+    "moves a gradient": (call(lambda model, x: there(model.head.bias.grad).add_(1)), ["model.head.bias.grad"]),
     "replaces a gradient": (
-        call(lambda model, x: setattr(model.head.bias, "grad", model.head.bias.grad.clone())),
+        call(lambda model, x: setattr(model.head.bias, "grad", there(model.head.bias.grad).clone())),
         ["model.head.bias.grad"],
     ),
     "drops a gradient": (call(lambda model, x: setattr(model.head.bias, "grad", None)), ["model.head.bias.grad"]),
@@ -282,7 +294,7 @@ CULPRITS: dict[str, tuple[Culprit, list[str]]] = {
         ["model.frozen.bias.grad"],
     ),
     "moves an input": (call(lambda model, x: x.data.add_(1)), ["tensor 0"]),
-    "moves an input's gradient": (call(lambda model, x: x.grad.add_(1)), ["tensor 0.grad"]),
+    "moves an input's gradient": (call(lambda model, x: there(x.grad).add_(1)), ["tensor 0.grad"]),
     "changes the training flag": (call(lambda model, x: model.norm.eval()), ["model.norm: training"]),
     "watches a module": (finalizer, ["model.head: weak references", "weakref.finalize"]),
     "watches a storage": (finalized_storage, ["tensor 0: weak references", "weakref.finalize"]),
@@ -290,7 +302,10 @@ CULPRITS: dict[str, tuple[Culprit, list[str]]] = {
     **{f"swaps {name}": (write(lambda model, x: sys, name, watched), [f"sys.{name}"]) for name in HOOKS_OF_SYS},
     "swaps the threads' excepthook": (write(lambda model, x: threading, "excepthook", watched), ["threading.excepthook"]),
     "swaps how warnings show": (write(lambda model, x: warnings, "showwarning", watched), ["warnings.showwarning"]),
-    "filters warnings": (call(lambda model, x: warnings.simplefilter("ignore"), lambda: warnings.filters.pop(0)), ["warnings.filters"]),
+    "filters warnings": (
+        call(lambda model, x: warnings.simplefilter("ignore"), first_filter_off),
+        ["warnings.filters"],
+    ),
     "traces": (setting(sys.settrace, sys.gettrace, watched), ["sys.settrace"]),
     "profiles": (setting(sys.setprofile, sys.getprofile, watched), ["sys.setprofile"]),
     "traces threads": (setting(threading.settrace, threading.gettrace, watched), ["threading.settrace"]),

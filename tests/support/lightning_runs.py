@@ -89,20 +89,15 @@ class Validated(Classifier):
 
 
 def fit(module: LightningModule, *callbacks: Any, batches: int = 30, data: Any = None, **options: Any) -> Trainer:
-    """Train for an epoch, on one thread: more get in each other's way in models as small as these.
+    """Train for an epoch.
 
     Files go where no one looks for them. The budget of every profile has to add up.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         trainer = Trainer(
             callbacks=list(callbacks), **{"max_epochs": 1, "logger": False, "default_root_dir": directory, **QUIET, **options}
         )
-        try:
-            trainer.fit(module, loader(batches) if data is None else data)
-        finally:
-            torch.set_num_threads(threads)
+        trainer.fit(module, loader(batches) if data is None else data)
     for callback in callbacks:
         for profile in getattr(callback, "profiles", ()):
             spent(profile)

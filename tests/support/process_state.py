@@ -132,7 +132,7 @@ def process() -> Facts:
         "warnings.showwarning": Same(warnings.showwarning),
         "logging": (root.level, tuple(map(Same, root.handlers)), logging.root.manager.disable),
         "signals": {number: Same(signal.getsignal(number)) for number in SIGNALS},
-        "atexit": atexit._ncallbacks(),  # type: ignore[attr-defined]
+        "atexit": atexit._ncallbacks(),
         "weakref.finalize": len(weakref.finalize._registry),  # type: ignore[attr-defined]
         "gc": (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count(), held(dict(enumerate(gc.callbacks)))),
         "environment": dict(os.environ),
@@ -152,7 +152,7 @@ def modes() -> Facts:
     """What torch is doing on this thread, and its settings."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     stance = (dynamo._stance.stance, Same(dynamo._stance.backend)) if dynamo else ("default", Same(None))
-    saved = torch._C._autograd
+    saved: Any = torch._C._autograd
     return {
         "dispatch modes": tuple(map(Same, _python_dispatch._get_current_dispatch_mode_stack())),
         "dispatch modes: flags": [value for name, value in vars(_python_dispatch).items() if name.startswith("_is_in_")],
@@ -168,14 +168,15 @@ def modes() -> Facts:
         "default device": torch.get_default_device(),
         "deterministic": (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
         "threads of torch": torch.get_num_threads(),
-        "profiler": torch.autograd._profiler_enabled(),
+        "profiler": torch._C._autograd._profiler_enabled(),
         "compiler stance": stance,
     }
 
 
 def random_numbers() -> Facts:
     """The states of the generators that a model may draw from."""
-    kind, keys, *rest = np.random.get_state()  # noqa: NPY002 - the global one is the one that can be left changed
+    state: Any = np.random.get_state()  # noqa: NPY002 - the global one is the one that can be left changed
+    kind, keys, *rest = state
     return {
         "random numbers: torch": torch.get_rng_state().numpy().tobytes(),
         "random numbers: python": random.getstate(),
@@ -234,7 +235,7 @@ def about(name: str, tensor: Tensor) -> Facts:
 
 def weak_references(model: nn.Module, *tensors: Tensor) -> Facts:
     """How many watch each module and each storage."""
-    facts = {f"{name}: weak references": weakref.getweakrefcount(module) for name, module in model.named_modules(prefix="model")}
+    facts: Facts = {f"{name}: weak references": weakref.getweakrefcount(module) for name, module in model.named_modules(prefix="model")}
     held_by_model = [*model.named_parameters(prefix="model"), *model.named_buffers(prefix="model")]
     for name, tensor in (*held_by_model, *((f"tensor {i}", each) for i, each in enumerate(tensors))):
         facts[f"{name}: weak references"] = weakref.getweakrefcount(tensor), weakref.getweakrefcount(tensor.untyped_storage())

@@ -22,13 +22,13 @@ def consistent(profile: Profile) -> Profile:
     for each in profile.communication:
         cells.update({(each.module, each.phase, "calls"): each.calls, (each.module, each.phase, "comm_bytes"): each.bytes})
     own = {
-        (row, str(phase), figure): getattr(module.work(phase), f"own_{figure}")
+        (row, phase, figure): getattr(module.work(phase), f"own_{figure}")
         for row, module in profile.modules.items()
         for phase in PHASES
         for figure in FIGURES
     }
     assert {key: sums for key, sums in cells.items() if sums} == {key: value for key, value in own.items() if value}
-    below: Counter[tuple[str, str, str]] = Counter()
+    below: Counter[tuple[str, Phase, str]] = Counter()
     for (row, phase, figure), value in own.items():
         below.update({(above, phase, figure): value for above in ancestry(row)})
     assert below == {(row, phase, figure): getattr(profile.modules[row].work(phase), figure) for row, phase, figure in own}

@@ -12,10 +12,10 @@ from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
-from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, Summary, SummaryMetadata
-from tensorboard.compat.proto.tensor_pb2 import TensorProto
-from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-from tensorboard.compat.proto.types_pb2 import DT_STRING
+from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, Summary, SummaryMetadata  # type: ignore[import-untyped]
+from tensorboard.compat.proto.tensor_pb2 import TensorProto  # type: ignore[import-untyped]
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto  # type: ignore[import-untyped]
+from tensorboard.compat.proto.types_pb2 import DT_STRING  # type: ignore[import-untyped]
 
 _SERVER = """
 import sys

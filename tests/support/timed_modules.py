@@ -33,7 +33,7 @@ class Part(nn.Module):
         self.weight = nn.Parameter(torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        return Takes.apply(x, self.weight, self.clock, self.seconds)
+        return Takes.apply(x, self.weight, self.clock, self.seconds)  # type: ignore[no-untyped-call]
 
 
 class Itself(nn.Module):
@@ -48,4 +48,4 @@ class Itself(nn.Module):
 
     def take(self, x: Tensor, forward: float = 0.0, backward: float = 0.0) -> Tensor:
         """Work that is in no part."""
-        return Takes.apply(x, self.weight, self.clock, (forward, backward))
+        return Takes.apply(x, self.weight, self.clock, (forward, backward))  # type: ignore[no-untyped-call]

@@ -13,7 +13,6 @@ from tests.support.small_models import Block, between_linears, hidden, length
 if __name__ == "__main__":
     distributed.init_process_group("gloo")
     rank = distributed.get_rank()
-    torch.set_num_threads(1)
     model = DistributedDataParallel(between_linears(Block()))
     profile = lflops.measure(model, torch.randn(1 + rank, length, hidden), backward=True, warmup=1, repeats=3, hardware=None)
     profile.save(Path(sys.argv[1]) / f"rank{rank}.profile.json")

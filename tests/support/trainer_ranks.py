@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -283,9 +284,10 @@ class Validated(NamedTuple):
     alone: Facts
 
 
-def validated(batches: tuple[int, int]) -> Validated:
-    """Train and validate, three times within the fit."""
-    monitor = watching(schedule=Schedule(wait=1, warmup=1, active=1), stages=("train", "validate"), gather_timeout=float(SECONDS))
+def validated(batches: tuple[int, int], folder: Path) -> Validated:
+    """Train and validate, three times within the fit. The folder outlives it: a rank whose report nobody takes keeps it there."""
+    schedule = Schedule(wait=1, warmup=1, active=1)
+    monitor = watching(schedule=schedule, stages=("train", "validate"), gather_timeout=float(SECONDS), dirpath=folder)
     options = {"use_distributed_sampler": False, "val_check_interval": 4, "num_sanity_val_steps": 0}
     # The first of all trainings in a process draws other numbers than those that follow, watched or not.
     _, watched, alone = (train("ddp", *each, module=Uneven(batches), batches=6, **options).facts() for each in ([], [monitor], []))
@@ -312,7 +314,7 @@ def told_meanwhile() -> int:
         """Has patience for what is under way, as a step that takes long."""
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            results = monitor._run._results
+            results = monitor._run._results if monitor._run else None
             if results is not None and results._gather is not None:
                 for job in results._gather._jobs:
                     job.wait(SECONDS / 10)

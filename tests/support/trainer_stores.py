@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, distributed
-from torch.distributed import Store, TCPStore
+from torch._C._distributed_c10d import Store, TCPStore
 
 from lflops.collect.ranks import store as rank_store
 from lflops.profile.model import Profile
@@ -29,7 +29,7 @@ class OneConnection(Store):
     def clone(self) -> Store:
         raise RuntimeError("there is no other connection")
 
-    def set(self, key: str, value: bytes) -> None:
+    def set(self, key: str, value: Any) -> None:
         self.asked.add(key)
         self.store.set(key, value)
 
@@ -42,7 +42,7 @@ class OneConnection(Store):
     def check(self, keys: list[str]) -> bool:
         return self.store.check(keys)
 
-    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
         return self.store.compare_set(key, expected, desired)
 
     def delete_key(self, key: str) -> bool:
@@ -72,7 +72,7 @@ def without_a_store(folder: Path) -> tuple[list[Profile], list[str]]:
     """What the monitor tells, and warns of."""
     join()
     nothing: Any = lambda: None  # noqa: E731
-    rank_store.group_store = nothing
+    rank_store.group_store = nothing  # type: ignore[attr-defined]
     monitor = watching(schedule=SOON, dirpath=folder)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -138,4 +138,4 @@ def on_a_refused_connection() -> tuple[list[Profile], timedelta, int]:
     distributed.init_process_group("gloo", store=store, rank=rank(), world_size=2, timeout=hour)
     monitor = watching(schedule=SOON, gather_timeout=2.0, on_error="warn")
     module = train("ddp", monitor)
-    return monitor.profiles, store.timeout, len(module.losses)
+    return monitor.profiles, store.timeout, len(module.losses)  # type: ignore[attr-defined]

@@ -102,7 +102,7 @@ def asked() -> str | None:
 
 def _redirect(folder: Path, number: int) -> None:
     """Read from nowhere, and write into the files that the one who asked reads."""
-    for target, name in enumerate([os.devnull, folder / f"out{number}", folder / f"err{number}"]):
+    for target, name in enumerate([Path(os.devnull), folder / f"out{number}", folder / f"err{number}"]):
         opened = os.open(name, os.O_RDWR | os.O_CREAT)
         os.dup2(opened, target)
         os.close(opened)
