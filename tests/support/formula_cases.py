@@ -30,7 +30,7 @@ def case(operators: str, *args: Any, expected: int | Cost, **kwargs: Any) -> Cas
 N, K, M, G = 3, 5, 7, 4
 """Rows, inner dimension, columns, matrices. All dimensions here are such that no two products of them are alike."""
 
-grouped = "_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2"
+by_expert = "_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2"
 
 matmul = [
     case("mm _int_mm", (N, K), (K, M), expected=N * K * M),
@@ -52,16 +52,16 @@ matmul = [
     case("addmv addmv_", (N,), (N, K), (K,), beta=0, expected=Cost(N * K)),
     case("dot vdot", (K,), (K,), expected=K),
     # Of experts: rows go to one each; columns; the inner dimension of a weight's gradient; no groups.
-    case(grouped, (N, K), (G, K, M), expected=N * K * M),
-    case(grouped, (G, N, K), (K, M), expected=N * K * M),
-    case(grouped, (N, K), (K, M), expected=N * K * M),
-    case(grouped, (G, N, K), (G, K, M), expected=G * N * K * M),
+    case(by_expert, (N, K), (G, K, M), expected=N * K * M),
+    case(by_expert, (G, N, K), (K, M), expected=N * K * M),
+    case(by_expert, (N, K), (K, M), expected=N * K * M),
+    case(by_expert, (G, N, K), (G, K, M), expected=G * N * K * M),
     # The groups end before the rows, the columns, the inner dimension do; where they end is not known; they end with the rows.
-    case(grouped, (N, K), (G, K, M), offs=Values((0, 1, 1, 2)), expected=Cost(N * K * M, 2 * K * M)),
-    case(grouped, (G, N, K), (K, M), offs=Values((1, 2, 3, 5)), expected=Cost(N * K * M, N * K * 5)),
-    case(grouped, (N, K), (K, M), offs=Values((1, 2, 3, 4)), expected=Cost(N * K * M, N * 4 * M)),
-    case(grouped, (N, K), (G, K, M), offs=(G,), expected=N * K * M),
-    case(grouped, (N, K), (G, K, M), offs=Values((1, 2, 2, N)), expected=N * K * M),
+    case(by_expert, (N, K), (G, K, M), offs=Values((0, 1, 1, 2)), expected=Cost(N * K * M, 2 * K * M)),
+    case(by_expert, (G, N, K), (K, M), offs=Values((1, 2, 3, 5)), expected=Cost(N * K * M, N * K * 5)),
+    case(by_expert, (N, K), (K, M), offs=Values((1, 2, 3, 4)), expected=Cost(N * K * M, N * 4 * M)),
+    case(by_expert, (N, K), (G, K, M), offs=(G,), expected=N * K * M),
+    case(by_expert, (N, K), (G, K, M), offs=Values((1, 2, 2, N)), expected=N * K * M),
     case("transformers::grouped_mm_fallback", (N, K), (G, K, M), expected=N * K * M),
     case("transformers::grouped_mm_fallback_backward", (N, K), (G, K, M), expected=2 * N * K * M),
     # Places of N images, 8 by 9 of them: 3 numbers by 2.
