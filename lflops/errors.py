@@ -1,11 +1,4 @@
-"""What can go wrong, as a tree.
-
-LflopsError
-├── ProfileError     a profile that cannot be read, written or merged
-├── ScheduleError    a schedule that cannot be
-├── CountError       a count that cannot be made, or an argument of one that is wrong
-└── HardwareError    a chip that cannot be described or measured
-"""
+"""The errors that lflops raises on purpose: all of them are a `LflopsError`."""
 
 __all__ = ["CountError", "HardwareError", "LflopsError", "ProfileError", "ScheduleError"]
 

@@ -53,8 +53,8 @@ def count(
         backward: Whether to go backward from `loss(output)`.
         loss: Output to a scalar; without it, the sum of the floating outputs, which itself is not counted.
         ignore: Names or classes of modules whose own work is left out of every total, and listed as left out.
-        logical: The same model in one piece, on the same arguments, as `count` or `estimate` tells of it: from there come the MACs of the
-            whole model where those of tensors that are spread over ranks do not tell them.
+        logical: The profile of the unsharded model on the same arguments, by `count` or `estimate`. It gives the logical MACs where the
+            sharded tensors do not.
 
     Raises:
         CountError: An argument is wrong, or this torch is not one that lflops knows.

@@ -64,9 +64,9 @@ def lookup(name: str) -> Hardware | None:
     """The table's row of a chip.
 
     Args:
-        name: As `torch.cuda.get_device_name()` says it, or as `names()` does. Letter case, the order of the words and the words
-            NVIDIA, Tesla, GeForce, AMD and Instinct do not matter; every other word does, so that a laptop's chip or a MIG slice
-            is not found as the chip whose name it bears.
+        name: As `torch.cuda.get_device_name()` or `names()` gives it. Letter case and the order of the words do not matter, nor do the
+            words NVIDIA, Tesla, GeForce, AMD and Instinct. Every other word does: a laptop's chip, or a MIG slice, is not the desktop
+            chip of the same name.
 
     Returns:
         `None` for a chip that the table does not have.

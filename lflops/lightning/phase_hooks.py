@@ -1,8 +1,8 @@
-"""Who is told when a phase of the training begins and ends: instance attributes on the Trainer's strategy and profiler, and nothing else.
+"""Events at the beginning and end of each training phase, by instance attributes on the Trainer's strategy and profiler alone.
 
-Lightning looks the strategy's methods up on the instance each time it calls them, in automatic and in manual optimization, and tells its
-profiler of every fetch of a batch and of the clipping of gradients, whichever profiler that is. Callback hooks are too few: none comes
-behind the optimizer's step, and the first that comes before it comes before forward, which the step calls.
+Lightning looks the strategy's methods up on the instance at each call, in automatic and in manual optimization. It reports every fetch of a
+batch, and the clipping of gradients, to its profiler, whichever that is. Callback hooks are too few. None comes after the optimizer's step.
+The first one before that step comes before forward, because the step calls forward.
 """
 
 import copy

@@ -60,12 +60,14 @@ class Spread(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ByCategory(NamedTuple):
-    """Bytes alive at one time, by their final use: a gradient is one from the moment that backward makes it.
+    """Bytes alive at one time, by the final use of each tensor.
+
+    A gradient is in `gradients` as soon as backward has made it.
 
     Attributes:
         activations: Made in forward, saved for backward or not.
-        temporary: Made in backward or in an optimizer's step, and neither a gradient nor state.
-        other: Made before the step and no parameter, as the batch and buffers, or made in no phase of the model.
+        temporary: Made in backward or in an optimizer's step, and neither gradient nor state.
+        other: Made before the step and no parameter, such as the batch and buffers; or made outside of the model's phases.
     """
 
     parameters: Count
@@ -85,8 +87,8 @@ class Step(Struct, frozen=True, kw_only=True):
     Attributes:
         kind: `clean` ran without hooks or traces; `counted` ran under the dispatch mode, `hooked` with module hooks, `traced` under Kineto.
         phases: Seconds of each phase, which add up to the step: stream time on CUDA, host time on a CPU.
-        host_phases: On CUDA, the seconds that the host was in each of them.
-        marks: Other events in it: `cold`, `recompiled`, `new_shapes`, `validation`, `checkpoint`, `background`, `no_update`.
+        host_phases: On CUDA, the host's seconds in each phase.
+        marks: Other events in the step: `cold`, `recompiled`, `new_shapes`, `validation`, `checkpoint`, `background`, `no_update`.
     """
 
     index: Count
@@ -122,9 +124,9 @@ class Call(NamedTuple):
 
     Attributes:
         start: Nanoseconds since 1970, as `end`.
-        device: Nanoseconds of the kernels that it and all it called launched; 0 without a device.
-        innermost: Whether it called no other.
-        thread: The number of its thread; 0 is the training's.
+        device: Nanoseconds of the kernels launched inside it; 0 without a device.
+        innermost: Whether no other call is inside it.
+        thread: The number of its thread; 0 is the training thread.
     """
 
     row: str
@@ -141,13 +143,13 @@ class Trace(Struct, frozen=True, kw_only=True):
 
     Attributes:
         files: By rank.
-        batches: The number of recorded batches; the figures below are of all of them together.
-        device_idle_seconds: Between the device's first and last work; `None` where none was recorded. It, the exposed seconds and those of
-            computing are disjoint.
-        device_idle_by_phase: The same by the phase of the host; `other` is in no module.
+        batches: The number of recorded batches. All figures below are sums over them.
+        device_idle_seconds: Idle time between the device's first and last work; `None` if the device recorded none. Idle, exposed and
+            compute seconds are disjoint.
+        device_idle_by_phase: The same by the phase of the host; `other` is outside of all modules.
         exposed_comm_seconds: The device communicated and computed nothing.
-        exposed_copy_seconds: It only copied.
-        device_compute_seconds: It ran a kernel other than communication.
+        exposed_copy_seconds: The device copied and did nothing else.
+        device_compute_seconds: The device ran a kernel other than communication.
         operators: The operators with the most own time, on the device or on the host.
     """
 
@@ -182,11 +184,11 @@ class RankStat(Struct, frozen=True, kw_only=True, gc=False):
     """A module's own time in one phase over the ranks: the median of each rank, without time known to be waiting for other ranks.
 
     Attributes:
-        median: The median rank's; of an even number of ranks the lower median.
+        median: The seconds of the median rank; of an even number of ranks, the lower median.
         high_rank: The slowest rank.
         slowest_steps: In how many of `steps`, those that all ranks recorded, it was the slowest.
-        lost_seconds: The mean over these of the slowest rank's time less the median rank's.
-        waiting: Waiting inside collectives: `none`, as none ran in it; `left_out` of the times; or `unknown`.
+        lost_seconds: The mean over these steps of the slowest rank's time less the median rank's.
+        waiting: Time spent waiting inside collectives: `none`, because none ran; `left_out` of the times; or `unknown`.
         by_rank: The seconds of each rank that reported them, for the 32 entries that lose the most; `None` for all others, so that a
             profile does not grow with modules x ranks.
     """

@@ -56,10 +56,9 @@ class ComparedRun(NamedTuple):
         figures: Of the run.
         names: Of its modules, in the model's order.
         kinds: Their classes.
-        columns: A list of a value for each module, by the names of the columns in the payload: `parameters`, `own_parameters` and
-            `peak_bytes`; of each phase `forward.macs` and so on; of `TIMED` phases `forward.seconds`, `.error` in seconds, and `.calls`:
-            with calls and without seconds a time is unknown, without both there is none. All of a phase is there as `forward.own_macs`,
-            too.
+        columns: Lists with a value for each module, by the names of the payload's columns: `parameters`, `own_parameters`, `peak_bytes`,
+            and for each phase `forward.macs` and so on. `TIMED` phases also have `forward.seconds`, `.error` in seconds, and `.calls`. A
+            time with calls and without seconds is unknown; without both there is none. Own figures of a phase are `forward.own_macs`.
     """
 
     figures: RunFigures

@@ -106,9 +106,9 @@ def diff(before: Profile, after: Profile) -> Diff:
     """Compare two runs.
 
     Modules are matched by name, across wrappers and renames. Work is exact, so every difference in it is listed. A time is judged only
-    where the work is the same: the median ratio over the modules is taken out first, as a slower machine changes all modules, then an
-    interval from the steps' spread decides whether the rest is more than noise (the docstring of `significance` says how). An estimate,
-    or a count, has no times: only its work and its memory are compared.
+    where the work is the same. The median ratio over the modules is taken out first, because a slower machine changes all modules. Then an
+    interval from the steps' spread decides whether the rest is more than noise; the docstring of `significance` explains how. An estimate
+    or a count has no times, so only its work and its memory are compared.
 
     Args:
         before: A profile.

@@ -49,13 +49,20 @@ Pair = tuple[ModuleNode | None, ModuleNode | None]
 
 
 def matched(before: ComparedRun, after: ComparedRun) -> tuple[Pair, ...]:
-    """Each module of either run once: those of the first in its order, then what was added.
+    """Each module of either run once: those of the first run in its order, then the added ones.
 
-    A wrapper and what it wraps are one module, and so are a LightningModule, or another module, and the whole model in an attribute of it.
-    The children of two modules that are a pair are paired, in this order of keys: label and work; a label that is no number and class;
-    work; number and class; all classes below, where both sides have as many of these; label. Work is classes, parameters and MACs of
-    forward, all the way down; of several children with the same key, the first is paired with the first. A module that is then without a
-    partner may have moved: it is searched for anywhere, by label and work.
+    A wrapper and the wrapped module count as one. So do a module, such as a LightningModule, and the whole model in one of its attributes.
+    The children of a pair are paired by one key after the other:
+
+    1. Label and work, where work is the classes, parameters and forward MACs all the way down.
+    2. Label and class, if the label is no number.
+    3. Work.
+    4. Label and class, if the label is a number.
+    5. All classes below, if both sides have equally many modules of them.
+    6. Label.
+
+    Of several children with the same key, the first is paired with the first. A module without a partner may have moved. It is searched for
+    anywhere, by label and work.
     """
     one, other = _root(before), _root(after)
     _unwrap_model(one, other)

@@ -1,19 +1,19 @@
 """Is a change of a time more than noise? What a slower machine does to all modules is taken out before a module is judged.
 
-The error of a median comes from the quartiles. If the steps' times are normal, the quartiles are 1.349 standard deviations apart, and the
-error of the median of n steps is 1.2533 / sqrt(n) standard deviations: together 0.93 x (high - low) / sqrt(n). The quartiles of few steps
-are closer together than those of many, about as (n - 1) / n, so 0.93 x (high - low) x sqrt(n) / (n - 1) is used here, and one step gives
-no error. The times of several phases are added up, and so are their errors, as if they were fully correlated.
+The error of a median comes from the quartiles. If the steps' times are normal, the quartiles are 1.349 standard deviations apart. The error
+of the median of n steps is then 1.2533 / sqrt(n) standard deviations, or 0.93 x (high - low) / sqrt(n). The quartiles of few steps are
+closer together than those of many, about as (n - 1) / n. So 0.93 x (high - low) x sqrt(n) / (n - 1) is used here, and one step gives no
+error. The times of several phases are added up, and so are their errors, as if they were fully correlated.
 
 The common factor is the median ratio of the large modules: the largest that have 90 % of the time together. Ratios of small modules vary
 too much.
 
 The error of a ratio of two medians is the root of the sum of the squares of both relative errors. It has two lower bounds. The first is
-the error of the typical module, as a few steps can agree by chance. The second is the scatter of the modules' ratios around their median
-(1.4826 x the median absolute deviation, which is a standard deviation if they are normal): it contains what differs between two runs of
-the same code, which no step of either run shows. Large modules have the bounds of the large ones, small modules those of the small ones.
-The error of the common factor, 1.2533 / sqrt(modules) of such a bound, is added as a square. The interval is so many errors wide that
-noise alone puts any of the times that are judged together outside in one comparison of a thousand.
+the error of the typical module, as a few steps can agree by chance. The second is the scatter of the modules' ratios around their median:
+1.4826 x the median absolute deviation, which is a standard deviation if they are normal. It contains the differences between two runs of
+the same code that no step of either run shows. Large modules have the bounds of the large ones, small modules those of the small ones.
+The error of the common factor, 1.2533 / sqrt(modules) of such a bound, is added as a square. The interval is so wide that in one
+comparison of a thousand, noise alone puts any of the judged times outside.
 """
 
 import math
@@ -50,7 +50,7 @@ LARGE = 0.9
 LEAST_MODULES = 3
 """With fewer modules, a slower module cannot be distinguished from a slower machine."""
 LEAST_IN_COMMON = 1 / 3
-"""The least share of all modules' time in those with the same work: a few layers that two models share say nothing of the run."""
+"""The least share of the modules' time in modules with the same work. A few shared layers say nothing about a run."""
 CHANCE = 0.001
 """The probability that any interval misses, in a comparison of two runs of the same code."""
 

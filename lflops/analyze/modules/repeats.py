@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from lflops.analyze.speed.roofline import Bound, Over, Point
+from lflops.analyze.speed.roofline import Bound, Over, Point, rates
 from lflops.profile.model import COUNTS, PHASES, ModuleProfile, Profile
 from lflops.profile.module_names import fold_repeats, pattern
 from lflops.profile.series import sum_known
@@ -57,27 +57,19 @@ def _counts(module: ModuleProfile) -> tuple[Any, ...]:
 def fold_points(points: Iterable[Point]) -> Iterator[tuple[int, Point]]:
     """One point for modules that did the same work and whose names differ only in numbers, with how many they are.
 
-    The point is their sum under the names' pattern: bound as most of its time is, and above its roof where one of them is.
+    The point is their sum under the names' pattern. Its bound is that of most of its time. It is above its roof if one of them is.
     """
     folded = fold_repeats(points, lambda point: (point.module, point.operator, point.dtype, point.phase, point.flops, point.bytes_moved))
     return ((len(group), group[0] if len(group) == 1 else _sum_of(group)) for _, group in folded)
 
 
 def _sum_of(points: Sequence[Point]) -> Point:
-    flops, moved = sum(point.flops for point in points), sum(point.bytes_moved for point in points)
     seconds, roof = sum_known(point.seconds for point in points), sum_known(point.roof_seconds for point in points)
     return replace(
         points[0],
         module=pattern(points[0].module),
         calls=sum(point.calls for point in points),
-        flops=flops,
-        bytes_moved=moved,
-        intensity=flops / moved if moved else None,
-        seconds=seconds,
-        flops_per_second=flops / seconds if seconds else None,
-        roof_seconds=roof,
-        roof_flops_per_second=flops / roof if roof else None,
-        share=roof / seconds if roof is not None and seconds else None,
+        **rates(sum(point.flops for point in points), sum(point.bytes_moved for point in points), seconds, roof),
         bound=max(_BOUNDS, key=lambda bound: sum(point.roof_seconds or 0.0 for point in points if point.bound == bound)) if roof else None,
         seconds_to_win=sum_known(point.seconds_to_win for point in points),
         over=next((over for over in _WORST_FIRST if any(point.over == over for point in points)), None),

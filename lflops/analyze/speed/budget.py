@@ -3,9 +3,14 @@
     a step    |data|transfer|  forward, module by module  |  backward, likewise  |clip|optimizer|other|
     a module                 |useful|recompute|memory-bound|below the roof|
 
-A phase outside modules is one part. A module's own time is divided in the order shown, each part clipped to the time left: its contractions
-at the peak, recomputed contractions at the peak, its operators' bytes at the bandwidth beyond that, and the rest. With a trace of a device
-the phases are those of its kernels, and the time in which it computed nothing is a part of its own.
+A phase outside modules is one part. A module's own time is divided in the order shown, each part clipped to the time left:
+
+useful           its contractions at the peak
+recompute        its recomputed contractions at the peak
+memory-bound     its operators' bytes at the bandwidth, as far as that takes longer
+below the roof   the rest
+
+With a device trace the phases are those of its kernels. The time in which the device computed nothing is then another part.
 """
 
 import statistics

@@ -1,8 +1,8 @@
 """Nsight Compute's hardware counts, from its CSV or log: FLOPs, bytes and seconds of each kernel.
 
-FLOPs       2 x fused multiply-adds + additions + multiplications; of tensor cores, the operations as they are
-DRAM bytes  32 x sectors, read and written
-FLOP/s      FLOPs over the kernels' own time, or over the GPU's running time as Nsight Systems reports it
+* FLOPs are 2 x fused multiply-adds + additions + multiplications, and the operations of tensor cores.
+* DRAM bytes are 32 x sectors, read and written.
+* FLOP/s are FLOPs over the kernels' own time, or over the GPU's running time as Nsight Systems reports it.
 """
 
 import csv

@@ -1,13 +1,13 @@
 """The roofline model, operator by operator: the least time that a chip allows for the work, and how far from it the work ran.
 
-A roof is what the peak and the bandwidth allow: an operator can take no less than its FLOPs at the peak of its dtype, and no less than its
-bytes at the bandwidth. The least time of a module is the sum over its operators: one intensity for a whole block would hide the part
-of it that only moves bytes.
+A roof is what the peak and the bandwidth allow. An operator takes at least as long as its FLOPs at the peak of its dtype, and as its bytes
+at the bandwidth. The least time of a module is the sum over its operators, because one intensity for a block would hide the operators that
+only move bytes.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,16 +19,21 @@ from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, Phase
 from lflops.profile.series import sum_known
 
-__all__ = ["Bound", "Ceiling", "Over", "Point", "Roofline", "roofline", "roofline_overview"]
+__all__ = ["Bound", "Ceiling", "Over", "Point", "Roofline", "rates", "roofline", "roofline_overview"]
 
 Bound = Literal["compute", "memory"]
 
 Over = Literal["cache", "compiled", "cache_unknown", "error"]
-"""Why something is over its roof: its bytes stayed in a cache; they are those of the code as written, and it runs compiled; they may have
-stayed in a cache whose size is not known; else a count, a time or a peak is wrong."""
+"""Why a point is above its roof.
+
+* `cache`: its bytes stayed in a cache.
+* `compiled`: it runs compiled, and its bytes are those of the eager code.
+* `cache_unknown`: its bytes may have stayed in a cache of unknown size.
+* `error`: none of these, so a count, a time or a peak is wrong.
+"""
 
 TOLERANCE = 0.05
-"""Over a roof by so much is on it: two measurements of one peak differ by that."""
+"""A point that is above its roof by no more than this is on it: two measurements of one peak differ by as much."""
 
 
 class Ceiling(Struct, frozen=True, kw_only=True):
@@ -55,8 +60,7 @@ class Point(Struct, frozen=True, kw_only=True):
     """What ran in one phase, and what it could have taken at best. `None` is unknown.
 
     Attributes:
-        module: The row, with all below it, or without (`Roofline.own`); of a cell the one that ran it; of an operator over all modules, the
-            root.
+        module: The row, inclusive, or its own work in `Roofline.own`. Of a cell, the row that ran it; of an operator, the root.
         operator: `None` for a module.
         dtype: As the cell says; `None` for a module.
         flops: A count, without what a mask left out.
@@ -217,27 +221,34 @@ def _point(
     dtype: str | None = None,
     seconds: float | None = None,
 ) -> Point:
-    flops, moved = sum(cost.flops for cost in costs), sum(cost.cell.bytes_moved for cost in costs)
     roof = sum_known(cost.seconds for cost in costs)
-    share = roof / seconds if roof is not None and seconds else None
+    figures = rates(sum(cost.flops for cost in costs), sum(cost.cell.bytes_moved for cost in costs), seconds, roof)
+    share = figures["share"]
     return Point(
         module=module,
         operator=operator,
         phase=phase,
         dtype=dtype,
         calls=sum(cost.cell.calls for cost in costs),
-        flops=flops,
-        bytes_moved=moved,
-        intensity=flops / moved if moved else None,
-        seconds=seconds,
-        flops_per_second=flops / seconds if seconds else None,
-        roof_seconds=roof,
-        roof_flops_per_second=flops / roof if roof else None,
+        **figures,
         bound=_bound(costs) if roof else None,
-        share=share,
         seconds_to_win=max(seconds - roof, 0.0) if seconds is not None and roof is not None else None,
         over=_over(costs, seconds) if seconds and share is not None and share > 1 + TOLERANCE else None,
     )
+
+
+def rates(flops: int, bytes_moved: int, seconds: float | None, roof_seconds: float | None) -> dict[str, Any]:
+    """The fields of a point that follow from its work, its time and its least time."""
+    return {
+        "flops": flops,
+        "bytes_moved": bytes_moved,
+        "intensity": flops / bytes_moved if bytes_moved else None,
+        "seconds": seconds,
+        "flops_per_second": flops / seconds if seconds else None,
+        "roof_seconds": roof_seconds,
+        "roof_flops_per_second": flops / roof_seconds if roof_seconds else None,
+        "share": roof_seconds / seconds if roof_seconds is not None and seconds else None,
+    }
 
 
 def _bound(costs: Iterable[_Cost]) -> Bound:

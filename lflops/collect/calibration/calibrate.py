@@ -66,8 +66,8 @@ def calibrate(
         clock: What times a block; `None` is the device's own.
 
     Returns:
-        FLOP/s reached by square products, and bytes/s (read and written) by a copy that no cache holds; a dtype in which no
-        product runs here is left out, and a bandwidth that too little memory is free to measure is `None`.
+        FLOP/s of square matrix products, and bytes/s (read and written) of a copy too large for any cache. A dtype without a product on
+        this device is left out. The bandwidth is `None` if too little memory is free to measure it.
 
     Raises:
         HardwareError: The device or a dtype is none that can be measured.

@@ -1,7 +1,7 @@
-"""Corrections of fake results: the strides and the memory that the CPU's kernels give, where torch's fake kernels give others.
+"""Corrections of fake results whose strides or memory differ from those of the CPU's kernels.
 
-A fake result in another layout is copied, or not copied, by what comes after it, so that the peak is wrong. `benchmarks/strides.py` runs
-torch's own samples of every operator, contiguous and not, and lists what differs; the table below has what it listed.
+The next operators copy a result, or do not, by its layout, so a wrong layout makes the peak wrong. `benchmarks/strides.py` runs torch's own
+samples of every operator, contiguous and not, and lists the differences. The table below has all that it listed.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,20 +18,20 @@ LSTM_LAYER: Any = torch.ops.aten.mkldnn_rnn_layer.default
 """One layer in one direction, by oneDNN."""
 
 LSTM_WORKSPACE = 3
-"""The place among its results of what it keeps for backward."""
+"""The index of its workspace, which backward needs, among its results."""
 
 Rule = Callable[[Tensor, Sequence[Any]], Tensor | None]
 """From a fake result and the operator's arguments to the result that the kernel gives."""
 
 
 class Correction(NamedTuple):
-    """What is wrong with an operator's fake results.
+    """How the fake results of some operators are corrected.
 
     Attributes:
-        operators: Of ATen, as words; an overload that this torch has not is left out.
-        results: The places of the results that are corrected.
+        operators: Names of ATen operators, separated by spaces. An overload that this torch does not have is ignored.
+        results: The indices of the corrected results.
         rule: The correction.
-        reason: What the kernel does and the fake one does not.
+        reason: What the CPU's kernel does and the fake kernel does not.
     """
 
     operators: str
@@ -41,20 +41,20 @@ class Correction(NamedTuple):
 
 
 def corrected(function: OpOverload, args: Sequence[Any], out: Any) -> Any:
-    """What an operator returned, as the kernel returns it.
+    """The results of an operator with the layout that the kernel gives them.
 
     Args:
         function: The operator.
         args: Its positional arguments.
-        out: Its fake results. The fake mode is still open.
+        out: Its fake results. The fake mode is still active.
     """
     correction = _TABLE.get(function)
     if correction is None:
         return out
     results = [out] if isinstance(out, Tensor) else list(out)
-    for place in correction.results:
-        if isinstance(results[place], Tensor):
-            results[place] = correction.rule(results[place], args)
+    for index in correction.results:
+        if isinstance(results[index], Tensor):
+            results[index] = correction.rule(results[index], args)
     return results[0] if isinstance(out, Tensor) else type(out)(results)
 
 
@@ -68,40 +68,40 @@ def _contiguous(result: Tensor, _args: Sequence[Any]) -> Tensor:
     return result.contiguous()
 
 
-def _in_format_of(place: int) -> Rule:
+def _in_format_of(position: int) -> Rule:
     """Channels last if the argument is, else contiguous."""
 
     def rule(result: Tensor, args: Sequence[Any]) -> Tensor:
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-        last = formats.get(args[place].dim())
-        is_last = last is not None and not args[place].is_contiguous() and args[place].is_contiguous(memory_format=last)
+        last = formats.get(args[position].dim())
+        is_last = last is not None and not args[position].is_contiguous() and args[position].is_contiguous(memory_format=last)
         return result.contiguous(memory_format=last if is_last and last is not None else torch.contiguous_format)
 
     return rule
 
 
-def _like(place: int) -> Rule:
-    """Strides as those of the argument."""
-    return lambda result, args: _with_strides_of(result, torch.empty_like(args[place]))
+def _like(position: int) -> Rule:
+    """The strides of the argument."""
+    return lambda result, args: _with_strides_of(result, torch.empty_like(args[position]))
 
 
 def _element_by_element(result: Tensor, args: Sequence[Any]) -> Tensor:
-    """Strides as of the sum of the first two arguments: the iterator that all kernels of this kind share decides."""
+    """The strides of the sum of the first two arguments: all kernels of this kind share one iterator."""
     operands = [each for each in args[:2] if isinstance(each, Tensor)]
     return _with_strides_of(result, torch.add(*operands) if len(operands) > 1 else torch.neg(operands[0]))
 
 
-def _where_asked(rule: Rule) -> Rule:
-    """The gradient of the input only where the mask, the one list among the arguments, asks for it."""
+def _if_in_mask(rule: Rule) -> Rule:
+    """The gradient of the input only if the output mask, the only list among the arguments, includes it."""
     return lambda result, args: rule(result, args) if next(each for each in args if isinstance(each, list))[0] else None
 
 
-def _apart(result: Tensor, _args: Sequence[Any]) -> Tensor:
+def _own_storage(result: Tensor, _args: Sequence[Any]) -> Tensor:
     return torch.empty_like(result)
 
 
 def _reduced_in_place(result: Tensor, args: Sequence[Any]) -> Tensor:
-    """A scalar in the memory of all the terms that it was reduced from. Terms that are not reduced keep their layout."""
+    """A scalar in the storage of the terms that it was reduced from. Without reduction the terms keep their layout."""
     if result.dim():
         return _element_by_element(result, args)
     terms = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()
@@ -109,22 +109,22 @@ def _reduced_in_place(result: Tensor, args: Sequence[Any]) -> Tensor:
 
 
 def _workspace(result: Tensor, args: Sequence[Any]) -> Tensor:
-    """What oneDNN keeps of an LSTM layer, by its layout; torch keeps it wherever gradients are enabled."""
+    """OneDNN's workspace of an LSTM layer, which torch keeps whenever gradients are enabled."""
     if not torch.is_grad_enabled():
         return result
     x, hidden = args[0], args[10]
     steps, batch, width = x.shape
     each, widest = x.element_size(), max(width, hidden)
     gates, states = (steps * batch * _leading(size, each) * each for size in (4 * hidden, hidden))
-    rows = 2 * (steps + 1) * batch  # before and after the layer, before the first step and after each
+    rows = 2 * (steps + 1) * batch  # of the layer's input and output, before the first step and after each
     layer, cell = rows * _leading(widest, each) * each, rows * hidden * each
-    gradient = rows * _leading(widest, FLOAT) * FLOAT  # gradients are float32 always
+    gradient = rows * _leading(widest, FLOAT) * FLOAT  # gradients are always float32
     parts = (gates, states, layer, cell, gradient, gradient, rows * hidden * FLOAT)
     return torch.empty(sum(_up(part, PAGE) for part in parts), dtype=torch.uint8, device=x.device)
 
 
 FLOAT, LINE, PAGE, ALIASING = 4, 64, 4096, 256
-"""Bytes of a float32, of a cache line and of a page; rows of a multiple of so many elements get a line more."""
+"""Bytes of a float32, a cache line and a page. Rows of a multiple of `ALIASING` elements get one more line."""
 
 
 def _leading(elements: int, each: int) -> int:
@@ -147,7 +147,7 @@ CORRECTIONS = (
     Correction(
         "native_batch_norm_backward batch_norm_backward",
         (0,),
-        _where_asked(_in_format_of(1)),
+        _if_in_mask(_in_format_of(1)),
         "the same, by the forward's input; and the input has no gradient where none is asked for",
     ),
     Correction("native_layer_norm_backward", (0, 1, 2), _contiguous, "the gradients are contiguous, whatever the result's gradient is"),
@@ -196,9 +196,9 @@ CORRECTIONS = (
         "the same, by the forward's input",
     ),
     Correction("mkldnn_rnn_layer", (LSTM_WORKSPACE,), _workspace, "oneDNN keeps a workspace for backward; the fake one is empty"),
-    Correction("mkldnn_rnn_layer_backward", (4,), _apart, "the two biases' gradients are two tensors; the fake ones are one"),
+    Correction("mkldnn_rnn_layer_backward", (4,), _own_storage, "the two biases' gradients are two tensors; the fake ones are one"),
 )
-"""What is corrected. Not corrected: Fourier transforms of tensors that are one element expanded, and a few bytes of `_embedding_bag`."""
+"""All corrections. Not corrected: Fourier transforms of one expanded element, and a few bytes of `_embedding_bag`."""
 
 
 def _table() -> dict[Any, Correction]:

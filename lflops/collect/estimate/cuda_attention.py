@@ -1,7 +1,7 @@
-"""The kernel that `scaled_dot_product_attention` takes on an NVIDIA chip, run on fake tensors of the host's.
+"""The kernel that `scaled_dot_product_attention` uses on an NVIDIA chip, run on fake CPU tensors.
 
-Torch chooses in native code, by the device on which the tensors are. Here the choice follows its rules for CUDA: of what is switched on, in
-the order of preference, the first that takes the call. The operators themselves know what their results look like on any device.
+Torch chooses the kernel in native code, by the device of the tensors. Here the choice follows its rules for CUDA: the first enabled kernel,
+in torch's order of preference, that supports the call. The fake kernels of all of them work on any device.
 """
 
 import contextlib
@@ -32,18 +32,18 @@ ATTENTION = frozenset(
         torch.ops.aten.scaled_dot_product_attention.default,
     }
 )
-"""Its names."""
+"""The functions and operators that stand for attention."""
 
 HALF = (torch.float16, torch.bfloat16)
 WIDEST_FLASH, WIDEST_CUDNN = 256, 128
-"""Of a head."""
+"""The widest heads that the kernels support."""
 
 WIDTHS, MASK_ROWS = 8, 16
-"""Flash attention's heads and efficient attention's masks are filled up to a multiple of these."""
+"""Flash attention pads heads, and efficient attention pads the rows of masks, to a multiple of these."""
 
 _ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 _CALLERS = (F.multi_head_attention_forward, Tensor.backward, torch.autograd.backward, torch.autograd.grad)
-"""Functions of torch's in Python within which attention may run; in backward what was checkpointed. They ask for modes themselves."""
+"""Torch's Python functions that may run attention; backward runs checkpointed code. They dispatch to modes themselves."""
 
 
 class Attention(NamedTuple):
@@ -59,7 +59,7 @@ class Attention(NamedTuple):
     enable_gqa: bool = False
 
     def autocast(self) -> "Attention":
-        """What autocast makes of the call, which is further in."""
+        """The call with the dtypes that autocast gives it, which happens below this mode."""
         device = self.query.device.type
         if not torch.is_autocast_enabled(device):
             return self
@@ -72,12 +72,12 @@ class Attention(NamedTuple):
         return self._replace(**cast)
 
     def kernel(self, *, ampere: bool) -> tuple[str, Any] | None:
-        """Name and operator of the one that is taken; `None` where the user has left on none that takes the call.
+        """Name and operator of the kernel that torch chooses; `None` if no enabled kernel supports the call.
 
-        What is not looked at: heads wider than 192, trained with dropout, are too much for the smaller chips of a generation.
+        One rule is left out: the smaller chips of a generation do not train heads wider than 192 with dropout.
 
         Args:
-            ampere: Whether the chip is of that generation or a later one.
+            ampere: Whether the chip is of the Ampere generation or later.
         """
         fused = self._may_be_fused()
         halved = fused and ampere and self.query.dtype in HALF
@@ -90,7 +90,7 @@ class Attention(NamedTuple):
         return next(((name, operator) for name, operator in attention_kernels().items() if takes[name]), None)
 
     def run(self, name: str, operator: Any) -> Tensor:
-        """By one of the kernels, with what torch does to the arguments before."""
+        """Run one of the kernels, after the same preparation of the arguments as in torch."""
         query, key, value, mask, *how, scale, grouped = self
         if mask is not None and mask.dtype is torch.bool:
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -math.inf)
@@ -107,11 +107,11 @@ class Attention(NamedTuple):
         return operator(query, key, value, mask, goes_backward, *how, scale=scale)[0]  # type: ignore[no-any-return]
 
     def _may_be_fused(self) -> bool:
-        """Whether any but plain products can take it."""
+        """Whether any fused kernel may support the call."""
         if any(each.dim() != 4 or not each.shape[-2] or each.stride(-1) != 1 for each in self[:3]):
             return False
-        alike = all(each.dtype is self.query.dtype and each.shape[0] == self.query.shape[0] for each in self[:3])
-        return alike and self.query.shape[-1] == self.key.shape[-1] and (self._has_all_heads() or self._is_grouped())
+        same = all(each.dtype is self.query.dtype and each.shape[0] == self.query.shape[0] for each in self[:3])
+        return same and self.query.shape[-1] == self.key.shape[-1] and (self._has_all_heads() or self._is_grouped())
 
     def _has_all_heads(self) -> bool:
         return self.query.shape[1] == self.key.shape[1] == self.value.shape[1]
@@ -139,9 +139,9 @@ class Attention(NamedTuple):
 
 @contextlib.contextmanager
 def attention_on(chip: Hardware | None) -> Iterator[list[Note]]:
-    """Within it, attention runs as it would on one of NVIDIA's chips in the table; a note of it is there at the end.
+    """A context in which attention runs as on an NVIDIA chip of the table. At the end, a note lists the kernels.
 
-    And autocast for CUDA is an error where there is none: there torch only warns and leaves it out, which is right for no chip.
+    Without CUDA, autocast for CUDA is an error in it. Torch only warns and ignores autocast, which is right for no chip.
     """
     notes: list[Note] = []
     if chip is None or (found := lookup(chip.name)) is None or found not in chips()["NVIDIA"]:
@@ -155,7 +155,7 @@ def attention_on(chip: Hardware | None) -> Iterator[list[Note]]:
 
 
 class _Choice(TorchFunctionMode):
-    """Answers for attention, and leaves all else as it is."""
+    """Replaces attention by the chosen kernel, and nothing else."""
 
     def __init__(self, chip: Hardware) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class _Choice(TorchFunctionMode):
         body = self._bodies.get(function)
         if body is None:
             return function(*args, **kwargs)
-        with self:  # a mode is out while it answers, and what the body calls is to be seen
+        with self:  # a mode is off while it handles a call, but must see the calls of the body
             return body(*args, **kwargs)
 
     def _attend(self, function: Any, call: Attention) -> Tensor:
@@ -187,15 +187,17 @@ class _Choice(TorchFunctionMode):
 
 
 def _in_rows(mask: Tensor) -> Tensor:
-    """The mask, with its rows as far from each other as the kernel needs."""
+    """The mask with rows padded as the kernel needs them."""
     if mask.stride(-1) == 1 and not any(stride % MASK_ROWS for stride in mask.stride()[:-1]):
         return mask
     return F.pad(mask, (0, MASK_ROWS - mask.shape[-1] % MASK_ROWS))[..., : mask.shape[-1]]
 
 
 def _body(function: Any) -> FunctionType:
-    """The same function, but that it takes no notice of modes: with one open it would only hand itself to that again."""
-    deaf = dict.fromkeys(_ASKS, lambda *_: False)
-    copy = FunctionType(function.__code__, {**function.__globals__, **deaf}, function.__name__, function.__defaults__, function.__closure__)
+    """The same function without its dispatch to modes. With a mode active, the original would only hand the call to the mode again."""
+    plain = dict.fromkeys(_ASKS, lambda *_: False)
+    copy = FunctionType(
+        function.__code__, {**function.__globals__, **plain}, function.__name__, function.__defaults__, function.__closure__
+    )
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy

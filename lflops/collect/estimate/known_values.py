@@ -1,4 +1,4 @@
-"""Small tensors whose values are known though the rest is fake: integers, masks, and what is worked out of them alone."""
+"""Small tensors with known values among fake ones: integers, masks, and results that depend on them alone."""
 
 import inspect
 import os
@@ -21,16 +21,16 @@ from lflops.collect.torch_private.tensors import NEEDS_VALUES, PLAIN, storage_ke
 __all__ = ["LARGEST", "KnownValues", "NoCudaError"]
 
 LARGEST = 1 << 20
-"""Elements of a tensor that is worth its memory."""
+"""The most elements of a tensor whose values are kept."""
 
 _MADE_OF_NUMBERS = frozenset(getattr(torch.ops.aten, name) for name in ("arange", "linspace", "logspace"))
-"""What makes floating tensors that code may ask for the values of, as the depths at which layers are dropped."""
+"""Operators that make floating tensors whose values code may need, such as the rates of stochastic depth."""
 
 
-_LAWFUL = frozenset(f"{name}.__init__" for name in ("Distribution", "Geometric", "ContinuousBernoulli", "Uniform")) | {
+_VALIDATORS = frozenset(f"{name}.__init__" for name in ("Distribution", "Geometric", "ContinuousBernoulli", "Uniform")) | {
     "Distribution._validate_sample"
 }
-"""Functions of `torch.distributions` that ask only whether arguments are valid, and raise where the answer is no."""
+"""Functions of `torch.distributions` that check arguments, and raise if one is invalid."""
 
 _TORCH, _OURS, _DISTRIBUTIONS = (
     f"{Path(each).parent}{os.sep}" for each in (torch.__file__, Path(__file__).parent, torch.distributions.__file__)
@@ -38,38 +38,38 @@ _TORCH, _OURS, _DISTRIBUTIONS = (
 
 
 class NoCudaError(Exception):
-    """A tensor was to be made on CUDA, where there is none."""
+    """Code makes a tensor on CUDA, on a machine without it."""
 
 
 class KnownValues(TorchDispatchMode):
-    """Runs operators for real on tensors that are real, in a mode below which everything is fake.
+    """Runs operators on real tensors for real, inside a mode that makes all other results fake.
 
-    Code decides by such values: whether a batch has padding, whether it is packed, how many of its tokens count. With the values that are
-    there it goes the way that it goes in a real step.
+    Code branches on such values: whether a batch has padding, whether it is packed, how many of its tokens count. With known values it
+    takes the same branch as in a real step.
     """
 
     supports_higher_order_operators = True  # as torch asks since 2.9
 
     def __init__(self, *, on_host: bool = True) -> None:
-        """Know nothing yet.
+        """Begin without known values.
 
         Args:
-            on_host: Whether the CPU's kernels would run; on a chip no one knows how large the workspace of an LSTM is.
+            on_host: Whether the CPU's kernels would run. On a chip the size of an LSTM's workspace is unknown.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._on_host = on_host
         route_higher_order_operators(type(self))
-        self._stale: dict[int, weakref.ref[Any]] = {}  # by storage, as long as that lives: its number is given out again
+        self._stale: dict[int, weakref.ref[Any]] = {}  # by storage key, while the storage is alive: keys are reused
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
 
     def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator for real where all that it takes is known and its result is small."""
+        """Run the operator for real if the values of its arguments are known and its result is small."""
         kwargs = kwargs or {}
         if (device := kwargs.get("device")) is not None and device.type == "cuda" and not torch.cuda.is_available():
-            raise NoCudaError("no such device")  # a fake tensor could be there, and end the process in backward
+            raise NoCudaError("no such device")  # a fake tensor on CUDA would end the process in backward
         given = list(tensors_of((*args, *kwargs.values())))
         known = isinstance(function, OpOverload) and all(map(self.knows_values_of, given))
         if _changes_shape_alone(function, args, given):
@@ -96,7 +96,7 @@ class KnownValues(TorchDispatchMode):
         return out if function is LSTM_LAYER and not self._on_host else corrected(function, args, out)
 
     def _numbered(self, indices: list[Tensor | None]) -> list[Tensor | None]:
-        """The same with the places that a known mask picks in place of the mask: how many they are is known then."""
+        """The same indices with the selected positions in place of each known mask, so that their number is known."""
         found: list[Tensor | None] = []
         for each in indices:
             if each is not None and each.dtype is torch.bool and self.knows_values_of(each):
@@ -113,7 +113,7 @@ class KnownValues(TorchDispatchMode):
         return not self._stale or storage_key(tensor)[1] not in self._stale
 
     def _forget(self, function: OpOverload, args: Any, kwargs: Any) -> None:
-        """Note that the values of what the operator writes to are not known any longer."""
+        """Note that the values of the tensors that the operator writes to are no longer known."""
         for name, place in written_arguments(function):
             for each in tensors_of((args[place] if place < len(args) else kwargs.get(name),)):
                 if type(each) is Tensor:
@@ -130,15 +130,15 @@ def _is_worth_it(function: OpOverload, given: list[Tensor], out: Any) -> bool:
 
 
 def _grouped_product(x: Tensor, weights: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Of a dtype whose result's shape torch knows, as that of the others is: those it refuses, though kernels take them."""
+    """Run the product in bfloat16: the fake kernel refuses other dtypes, which the kernels take, and the shape is the same."""
     result: Tensor = GROUPED_MM(x.to(torch.bfloat16), weights.to(torch.bfloat16), *args, **kwargs)
     return result.to(x.dtype)
 
 
 def _changes_shape_alone(function: Any, args: Any, given: list[Tensor]) -> bool:
-    """Whether the operator is a view in place of a tensor with memory: fake mode refuses to write a shape to one.
+    """Whether the operator changes the shape of real tensors in place, which fake mode refuses.
 
-    That the values are known does not matter, and they stay what they are. What would be resized to more than is worth it is refused.
+    The values stay as they are, known or not. `resize_` to more than `LARGEST` elements is not run.
     """
     if (
         not isinstance(function, OpOverload)
@@ -150,10 +150,10 @@ def _changes_shape_alone(function: Any, args: Any, given: list[Tensor]) -> bool:
 
 
 def _taken_for_granted(asked: list[Tensor]) -> bool | None:
-    """The answer to a question that a real step would answer only one way, because otherwise it ends; `None` where it is another question.
+    """The answer to a check of values whose other answer would raise; `None` if the code asks for anything else.
 
-    `torch.nn.init` asks whether a number that it drew for a parameter is out of bounds: none was drawn, so none is.
-    `torch.distributions` asks whether arguments and samples are valid: they are.
+    `torch.nn.init` checks whether a drawn number is out of bounds, and the answer is no. `torch.distributions` checks whether arguments and
+    samples are valid, and the answer is yes.
     """
     if len(asked) != 1 or asked[0].dtype is not torch.bool:
         return None
@@ -173,4 +173,4 @@ def _asks_for_validity(code: CodeType) -> bool:
     """Whether a function of `torch.distributions` validates."""
     if not code.co_filename.startswith(_DISTRIBUTIONS):
         return False
-    return code.co_qualname in _LAWFUL or (code.co_filename == torch.distributions.constraints.__file__ and code.co_name == "check")
+    return code.co_qualname in _VALIDATORS or (code.co_filename == torch.distributions.constraints.__file__ and code.co_name == "check")

@@ -1,7 +1,7 @@
 """A profile as the text that users of DeepSpeed's profiler know: a summary, the classes of modules by depth, the model in detail.
 
-Headings, labels and their order are DeepSpeed's, so that two reports can be laid side by side; where a label of ours differs, the number
-means something else, and the label says what. What DeepSpeed does not know follows after its lines.
+Headings, labels and their order are DeepSpeed's, so that two reports can be compared line by line. A label that differs names a number with
+another meaning. Lines that DeepSpeed does not have follow after its own.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """The payload's format: its version, and its tables, column by column.
 
-A count that JavaScript's numbers cannot hold exactly is a string of its digits, an unknown value is null, and a column in which every row
-has the same value is that value alone: a page of 20,000 modules stays small enough for a mail.
+A count that is no exact number in JavaScript is a string of its digits. An unknown value is null. A column in which every row has the same
+value is that value, so that a page of 20,000 modules is small enough for a mail.
 """
 
 from collections.abc import Iterable

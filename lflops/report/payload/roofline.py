@@ -32,13 +32,13 @@ _FIGURES = {
 
 
 class Points(Struct, frozen=True, kw_only=True):
-    """Those with the most time, or that need the most at their roofs.
+    """The points with the most time, or with the most time at their roofs.
 
     Attributes:
-        table: Of each its `phase`, always a list; `module`, a row of the table of modules, and a `label` where that is not its name; how
-            many of them there are; whether there are modules below whose work is not in it; its figures in SI units; and why it is over its
-            roof, in words.
-        left_out: How many more there are.
+        table: For each point its `phase`, always a list; `module`, a row of the table of modules; and a `label`, if it has another name.
+            Then how many modules it stands for, and whether modules below it are left out. Then its figures in SI units, and the reason in
+            words if it is above its roof.
+        left_out: How many more points there are.
     """
 
     table: Columns
