@@ -78,5 +78,5 @@ def measure(
 
 def timed(profile: Profile, run: Pass, model: nn.Module, clock: Clock, *, warmup: int, repeats: int) -> Profile:
     """A counted profile with the time that runs of the same take."""
-    timer, glue = ModuleTimer(ModuleTree({"": model}), clock), hook_overhead(clock)
-    return join(profile, time_passes(run, timer, clock, warmup=warmup, repeats=repeats), glue)
+    timer, overhead = ModuleTimer(ModuleTree({"": model}), clock), hook_overhead(clock)
+    return join(profile, time_passes(run, timer, clock, warmup=warmup, repeats=repeats), overhead)

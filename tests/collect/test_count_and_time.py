@@ -230,7 +230,7 @@ def checkpointed(model: nn.Module) -> None:
     out.backward(torch.ones_like(out))
 
 
-def test_the_glue_is_taken_off_once_for_each_call_and_operator(clock: StillClock) -> None:
+def test_the_overhead_is_taken_off_once_for_each_call_and_operator(clock: StillClock) -> None:
     """Two calls: of the root, which makes another, and of its part, which runs an operator of 16 s."""
     model = nn.Sequential(Waits(16))
     profile = watch(model, clock, lambda: model(x), overhead=HookOverhead(inside=1, outside=2, operator=4))

@@ -453,11 +453,11 @@ def test_a_trial_may_be_the_first_thing_anywhere(context: Callable[[], AbstractC
     """Whatever holds where `measure` is called first: what hooks cost is tried out on the host, with a graph."""
     _of_timer.cache_clear()
     with context():
-        glue = hook_overhead(HostClock())
-    assert [] == [name for name, seconds in vars(glue).items() if seconds < 0]
+        overhead = hook_overhead(HostClock())
+    assert [] == [name for name, seconds in vars(overhead).items() if seconds < 0]
 
 
-def test_a_clock_of_ones_own_has_no_glue() -> None:
+def test_a_clock_of_ones_own_has_no_overhead() -> None:
     """What hooks cost this machine is nothing on it."""
     assert NO_OVERHEAD == hook_overhead(StillClock())
 

@@ -41,8 +41,8 @@ class AutogradSegments:
 
     def row(self, number: int) -> str:
         """The row that built the node of that number; the root for one that was there before."""
-        place = bisect_right(self._starts, number) - 1
-        return self._rows[place] if place >= 0 else ""
+        index = bisect_right(self._starts, number) - 1
+        return self._rows[index] if index >= 0 else ""
 
     def spans(self, number: int) -> bool:
         """Whether the thread is known to have built a node of that number."""

@@ -36,8 +36,9 @@ def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str])
 
 
 def _on_device(name: str, module: ModuleProfile, seconds: Mapping[ModulePhase, Spread]) -> ModuleProfile:
-    places = {phase: ModulePhase(name, phase) for phase in PHASES}
     works: dict[str, Any] = {
-        phase: replace(module.work(phase), device_seconds=seconds[place]) for phase, place in places.items() if place in seconds
+        phase: replace(module.work(phase), device_seconds=each)
+        for phase in PHASES
+        if (each := seconds.get(ModulePhase(name, phase))) is not None
     }
     return replace(module, **works) if works else module

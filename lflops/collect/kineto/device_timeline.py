@@ -1,4 +1,4 @@
-"""What a device did while it was recorded, whoever asked for it: when it computed, when it only communicated or copied, when it waited."""
+"""How a device spent the recorded time: computing, only communicating or copying, or waiting."""
 
 from collections.abc import Callable, Iterable
 from itertools import pairwise

@@ -7,10 +7,12 @@ operator that asked for it, not to the moment at which it was done.
     device                                    kernel                tied to addmm, so to the module that ran addmm
 """
 
+import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, starmap
+from math import inf
 from operator import ne, not_, or_
 from typing import Any, NamedTuple
 
@@ -18,7 +20,6 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined,unused-ignore
 
 from lflops.collect.attribution.autograd_segments import AutogradSegments
 from lflops.collect.kineto.module_log import THREAD, LogEntry, Replay
-from lflops.collect.kineto.traced_step_intervals import StepIntervals
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.profile.records import Call, ModulePhase, TracedOperator
 
@@ -122,10 +123,10 @@ class _Open:
 
 @dataclass(kw_only=True)
 class Joined:
-    """What the events say, joined with the boundaries.
+    """Kineto's events, joined with the log of modules.
 
     Attributes:
-        device: Nanoseconds of the device, by step and place of what asked for it; work that nothing asked for is the root's.
+        device: Nanoseconds of the device, by step, and by module and phase of the operator that launched it; other work is the root's.
         calls: Of modules and named parts, on all threads, in steps.
         operators: The table, over all steps. What is between them, as a validation, is in none of this.
     """
@@ -135,19 +136,19 @@ class Joined:
     operators: tuple[TracedOperator, ...] = ()
 
 
-def join(events: Sequence[Event], boundaries: Mapping[int, Sequence[LogEntry]], home: int, tree: ModuleTree) -> Joined:
+def join(events: Sequence[Event], logs: Mapping[int, Sequence[LogEntry]], home: int, tree: ModuleTree) -> Joined:
     """Tie each event to the module that ran.
 
     Args:
         events: In any order.
-        boundaries: By Python's name of the thread.
-        home: Which of them is the thread that trains.
+        logs: The entries by Python's number of the thread.
+        home: The thread that trains.
         tree: The modules and their names.
     """
     begun = sorted((event.start, event.end, event.thread) for event in events if event.is_named and event.name.startswith(STEP))
     pythons = {event.thread: int(event.name.removeprefix(THREAD)) for event in events if event.is_named and event.name.startswith(THREAD)}
     trainer = begun[0][2] if begun else None
-    steps = StepIntervals([(start, end) for start, end, _ in begun])
+    steps = _StepIntervals([(start, end) for start, end, _ in begun])
     if trainer is not None:
         pythons[trainer] = home
     asked, unasked = _device_work(events)
@@ -156,11 +157,11 @@ def join(events: Sequence[Event], boundaries: Mapping[int, Sequence[LogEntry]], 
     segments = {thread: AutogradSegments(0) for thread in order}
     walk = _Walk(steps, asked)
     for number, thread in enumerate(order):
-        told = boundaries.get(pythons.get(thread, 0), ())  # no thread of Python's is called 0
-        walk.thread(by_thread[thread], Replay(tree, told, thread=number, segments=segments, own=segments[thread]))
-    unheard = sorted(boundaries.keys() - pythons.values(), key=lambda python: python != home)
-    for number, python in enumerate(unheard, len(order)):
-        walk.calls += Replay(tree, boundaries[python], thread=number, segments=segments, own=AutogradSegments(0)).finish()
+        entries = logs.get(pythons.get(thread, 0), ())  # no thread of Python has the number 0
+        walk.thread(by_thread[thread], Replay(tree, entries, thread=number, segments=segments, own=segments[thread]))
+    without_events = sorted(logs.keys() - pythons.values(), key=lambda python: python != home)
+    for number, python in enumerate(without_events, len(order)):
+        walk.calls += Replay(tree, logs[python], thread=number, segments=segments, own=AutogradSegments(0)).finish()
     for event in unasked:
         if event.start in steps:
             walk.unasked(event)
@@ -182,18 +183,46 @@ def _by_thread(events: Iterable[Event]) -> dict[int, list[Event]]:
     """The host's events, each in the order in which they begin, the outer ones first. A call of the device's library is its operator's."""
     on_host = [event for event in events if not event.is_on_device]
     threads = {event.key: event.thread for event in on_host if not event.link}
-    found: defaultdict[int, list[Event]] = defaultdict(list)
+    events_of: defaultdict[int, list[Event]] = defaultdict(list)
     for event in on_host:
-        found[threads.get(event.link, event.thread) if event.link else event.thread].append(event)
-    for each in found.values():
+        events_of[threads.get(event.link, event.thread) if event.link else event.thread].append(event)
+    for each in events_of.values():
         each.sort(key=lambda event: (event.start, -event.end))
-    return found
+    return events_of
+
+
+class _StepIntervals:
+    """The recorded steps in time. Between two of them other things may happen, as a validation.
+
+    Args:
+        steps: Beginning and end of each, in their order.
+
+    Attributes:
+        number: The number of steps.
+    """
+
+    def __init__(self, steps: Iterable[tuple[int, int]]) -> None:
+        """Keep when each begins and ends."""
+        self._changes = [moment for step in steps for moment in step]
+        self.number = len(self._changes) // 2
+
+    def __contains__(self, moment: int) -> bool:
+        return bisect.bisect_right(self._changes, moment) % 2 == 1
+
+    def index(self, moment: int) -> int:
+        """The index of the step at that moment."""
+        return bisect.bisect_right(self._changes, moment) // 2
+
+    def change(self, moment: int) -> float:
+        """The next moment at which a step begins or ends."""
+        index = bisect.bisect_right(self._changes, moment)
+        return self._changes[index] if index < len(self._changes) else inf
 
 
 class _Walk:
     """Goes through the events of one thread after the other."""
 
-    def __init__(self, steps: StepIntervals, asked: Mapping[int, int]) -> None:
+    def __init__(self, steps: _StepIntervals, asked: Mapping[int, int]) -> None:
         self.steps = steps
         self.asked = asked
         self.times: dict[str, _Times] = {}
@@ -243,7 +272,7 @@ class _Walk:
 
     def joined(self) -> Joined:
         """What all threads did."""
-        device = [{place: each for place, each in step.items() if each} for step in self.device]
+        device = [{key: each for key, each in step.items() if each} for step in self.device]
         calls = [call for call in self.calls if call.start in self.steps]
         return Joined(device=device, calls=calls, operators=_table(self.times.values()))
 

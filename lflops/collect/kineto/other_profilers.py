@@ -1,4 +1,4 @@
-"""Who else profiles in this process. torch tells only of a profiler that records, and to start beside one that gets ready is a crash."""
+"""Other profilers in this process. torch knows only of one that records; to start ours next to one that gets ready is a crash."""
 
 import gc
 from collections.abc import Sequence

@@ -102,7 +102,7 @@ class Tracer:
         self._activities = [kind for name, kind in ACTIVITIES.items() if name in activities and kind in here]
         self._device = ProfilerActivity.CUDA in self._activities
         self._options: dict[str, Any] = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_stack": with_stack}
-        self._boundaries = ModuleLog(tree)
+        self._log = ModuleLog(tree)
         self._profile: profile | None = None
         self._step: record_function | None = None
         self._ends: list[bool] = []  # of each batch, whether a step ended with it
@@ -133,7 +133,7 @@ class Tracer:
         self._recording.add(self)
         self._ends = []
         try:
-            self._hooks.enter_context(self._boundaries.hooked())
+            self._hooks.enter_context(self._log.hooked())
             if batch:
                 self.batch()
         except BaseException:
@@ -151,7 +151,7 @@ class Tracer:
         if self._profile is not None and self._step is None:
             self._step = record_function(f"{STEP}{len(self._ends)}")
             self._step.__enter__()
-            self._boundaries.step()
+            self._log.step()
 
     def step(self, *, whole: bool = True, batch: bool = True) -> None:
         """A batch is over.
@@ -168,7 +168,7 @@ class Tracer:
     def outside(self, phase: Phase) -> None:
         """Say what is outside of every module from now on, until a module is called, or backward runs."""
         if self._profile is not None:
-            self._boundaries.outside(phase)
+            self._log.outside(phase)
 
     def stop(self, folder: Path, worker: str, *, whole: bool | None = True) -> Recording | None:
         """End with the batch that is over now, and read what was recorded.
@@ -240,7 +240,7 @@ class Tracer:
 
     def _read(self, raw: Sequence[object], unfinished: Path | None, path: Path) -> Recording:
         events = read(raw, device=self._device, stack=self._options["with_stack"])
-        joined = join(events, self._boundaries.threads, self._boundaries.home, self._tree)
+        joined = join(events, self._log.threads, self._log.home, self._tree)
         idle_seconds = idle(events) if self._device else None
         return Recording(
             raw=unfinished,

@@ -24,55 +24,55 @@ WORTH_SAYING = 0.05
 """How far the hooked passes may be off the clean ones before a note says so."""
 
 
-def join(profile: Profile, passes: TimedPasses, glue: HookOverhead) -> Profile:
+def join(profile: Profile, passes: TimedPasses, overhead: HookOverhead) -> Profile:
     """The profile with the steps, and the time of its modules."""
     run = replace(profile.run, kind="measure")
     steps = tuple(replace(step, samples=run.samples_per_step, tokens=run.tokens_per_step) for step in passes.steps)
-    return divide(replace(profile, run=run, steps=steps), passes.laps, glue)
+    return divide(replace(profile, run=run, steps=steps), passes.hooked, overhead)
 
 
-def divide(profile: Profile, laps: Sequence[Mapping[str, PassTimes]], glue: HookOverhead) -> Profile:
-    """A profile with the times of its steps, and now of its modules: as laps of the hooked ones divide the clean ones.
+def divide(profile: Profile, hooked: Sequence[Mapping[str, PassTimes]], overhead: HookOverhead) -> Profile:
+    """A profile with the times of its steps, and now of its modules: the clean steps' time, divided as in the hooked ones.
 
     Args:
         profile: What was counted and timed.
-        laps: What the stamps of each hooked step, of which there is one at least, say of its parts.
-        glue: What each call's hooks cost beside what is stamped.
+        hooked: The times of each hooked step by its parts; one step at least.
+        overhead: What torch takes to call the hooks.
     """
-    return divided(profile, laps, glue)[0]
+    return divided(profile, hooked, overhead)[0]
 
 
 def divided(
-    profile: Profile, laps: Sequence[Mapping[str, PassTimes]], glue: HookOverhead
+    profile: Profile, hooked: Sequence[Mapping[str, PassTimes]], overhead: HookOverhead
 ) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
-    """The same, and of each hooked step the own seconds of its modules, which other ranks' are compared with."""
+    """The same, with the own seconds of the modules in each hooked step; ranks are compared by these."""
     clean = [step for step in profile.steps if step.is_typical]
     parts = {part: median for part in PARTS if (median := _median(_part(step, part) for step in clean)) is not None}
     ignored = frozenset(note.subject for note in profile.notes if note.code == "ignored")
-    found = scale_to_clean(laps, parts, glue, ignored)
-    timed = with_times(profile, found)
-    hooked = [step for step in profile.steps if step.kind == "hooked" and DISTURBANCES.isdisjoint(step.marks)]
-    ratio = _ratio(_median(step.seconds for step in hooked), _median(step.seconds for step in clean))
-    return replace(timed, run=replace(timed.run, observer_ratio=ratio), notes=(*timed.notes, *_scaled(found))), found.steps
+    times = scale_to_clean(hooked, parts, overhead, ignored)
+    timed = with_times(profile, times)
+    hooked_steps = [step for step in profile.steps if step.kind == "hooked" and DISTURBANCES.isdisjoint(step.marks)]
+    ratio = _ratio(_median(step.seconds for step in hooked_steps), _median(step.seconds for step in clean))
+    return replace(timed, run=replace(timed.run, observer_ratio=ratio), notes=(*timed.notes, *_scaled(times))), times.steps
 
 
-def with_times(profile: Profile, found: ScaledTimes) -> Profile:
-    """The profile with the seconds of its modules; those of a row that ran in no stamped place stay unknown."""
+def with_times(profile: Profile, times: ScaledTimes) -> Profile:
+    """The profile with the seconds of its modules; a row that ran in no stamped pass stays unknown."""
     notes = (
-        replace(note, values={**note.values, "seconds": found.ignored[note.subject]})
-        if note.code == "ignored" and note.subject in found.ignored
+        replace(note, values={**note.values, "seconds": times.ignored[note.subject]})
+        if note.code == "ignored" and note.subject in times.ignored
         else note
         for note in profile.notes
     )
-    return replace(profile, modules={name: _timed(name, module, found) for name, module in profile.modules.items()}, notes=tuple(notes))
+    return replace(profile, modules={name: _timed(name, module, times) for name, module in profile.modules.items()}, notes=tuple(notes))
 
 
-def _timed(name: str, module: ModuleProfile, found: ScaledTimes) -> ModuleProfile:
+def _timed(name: str, module: ModuleProfile, times: ScaledTimes) -> ModuleProfile:
     works: dict[str, Any] = {}
     for phase in PHASES:
-        place = ModulePhase(name, phase)
-        if place in found.inclusive:
-            works[phase] = replace(module.work(phase), seconds=found.inclusive[place], own_seconds=found.own.get(place))
+        key = ModulePhase(name, phase)
+        if key in times.inclusive:
+            works[phase] = replace(module.work(phase), seconds=times.inclusive[key], own_seconds=times.own.get(key))
     return replace(module, **works) if works else module
 
 
@@ -84,8 +84,8 @@ def _part(step: Step, part: str) -> float | None:
     return step.phases.get(part)
 
 
-def _scaled(found: ScaledTimes) -> Iterable[Note]:
-    far: Mapping[str, float] = {part: factor for part, factor in found.factors.items() if abs(factor - 1) > WORTH_SAYING}
+def _scaled(times: ScaledTimes) -> Iterable[Note]:
+    far: Mapping[str, float] = {part: factor for part, factor in times.factors.items() if abs(factor - 1) > WORTH_SAYING}
     if far:
         yield Note(code="time_scaled", subject="", values=far)
 

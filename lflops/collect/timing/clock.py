@@ -1,6 +1,6 @@
-"""What a moment is read from: this process's own clock on a CPU, the stream's events on CUDA, and in tests a clock that the test advances.
+"""Clocks: the process's own on a CPU, events of the stream on CUDA, and in tests one that the test advances.
 
-A mark is cheap and waits for nothing. How far apart two marks are is asked later, after one `settle`.
+A mark is cheap and waits for nothing. The seconds between two marks are asked later, after one `settle`.
 """
 
 import resource
@@ -17,7 +17,7 @@ __all__ = ["Clock", "HostClock", "StreamClock", "clock_of", "cpu_seconds", "cpu_
 
 
 class Clock(Protocol):
-    """Marks moments now, and tells later how far apart they are."""
+    """Marks moments, and later gives the seconds between them."""
 
     def mark(self) -> Any:
         """This moment."""
@@ -43,10 +43,10 @@ class HostClock:
 
 
 class StreamClock:
-    """Events on the current CUDA stream: what lies between two of them is the time that the stream took, however far ahead the host is."""
+    """Events on the current CUDA stream: between two of them is the stream's time, however far ahead the host is."""
 
     def mark(self) -> torch.cuda.Event:
-        """An event behind all that has been queued."""
+        """An event after everything that is queued."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event

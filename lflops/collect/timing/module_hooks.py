@@ -1,13 +1,13 @@
-"""Who runs when: stamps at the boundaries of modules, in forward and in backward.
+"""Which module runs when: stamps at the boundaries of modules, in forward and in backward.
 
-Forward: hooks before and behind every module. Backward: at each boundary the newest autograd node that the tensors crossing it lead to
-gets a hook of its own. The engine runs the nodes of a thread from the newest to the oldest, so backward is forward's row of segments
-reversed, and that hook runs where the segment's part of it begins:
+Forward: hooks before and after every module. Backward: at each boundary the newest autograd node that the tensors crossing it lead to
+gets a hook. The engine runs the nodes of a thread from the newest to the oldest. So backward runs forward's segments in reverse order,
+and the hook runs where its segment begins:
 
-    forward     root | q | root | k | root          nodes built in q, in k, and in the root behind them
+    forward     root | q | root | k | root          nodes built in q, in k, and in the root after them
     backward    root (from its newest node) | k (from k's newest) | q
 
-Nodes of a segment that no crossing tensor leads to, as those of a gate computed early and used late, are looked for when the module is
+Some nodes are reached by no crossing tensor: those of a gate that is computed early and used late. They are looked for when the module is
 left. What a checkpoint computes again within backward is stamped as recompute.
 """
 

@@ -1,10 +1,10 @@
-"""From moments to seconds: a pass is a row of stamps, each saying what runs from here on, and what lies between two is somebody's own time.
+"""From moments to seconds. A stamp says what runs from here on; the time up to the next stamp is that module's own.
 
     stamp      root   observer   q        observer   root      end
     mark       0      2          3        9          10        12          own: root 4, q 6; the observer 2
 
-What a hook does lies between stamps of its own, so it is measured, and left out where it happened. What lies outside of them, torch's part
-of calling a hook, is `Glue`: about the same for every call, and known from a trial.
+What a hook does is between two stamps, so it is measured and left out. What torch takes to call the hook is in no stamp. That is the
+`HookOverhead`: about the same for every call, and known from a trial.
 """
 
 from collections import Counter, defaultdict
@@ -21,15 +21,15 @@ __all__ = ["ENTERS", "NO_OVERHEAD", "OPERATOR", "SEGMENT", "HookOverhead", "Pass
 
 
 Stamp = tuple[Any, ModulePhase | None, str]
-"""A mark, what runs from there on, and why. Where there is no place it is the observer."""
+"""A mark, what runs from there on, and why; `None` is the observer."""
 
 ENTERS, SEGMENT, OPERATOR = "enters", "segment", "operator"
-"""Why: a module is being entered; a segment of backward begins; an operator is being counted."""
+"""Why: a module is entered; a segment of backward begins; an operator is counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HookOverhead:
-    """Seconds that being watched costs beside what is stamped.
+    """Seconds that hooks and modes take outside of our stamps.
 
     Attributes:
         inside: In a module, for each call of it.
@@ -49,7 +49,7 @@ NO_OVERHEAD = HookOverhead()
 
 @dataclass(kw_only=True)
 class PassTimes:
-    """One pass: seconds of each place itself, and how often it was called, called others, began a segment of backward, ran an operator."""
+    """One pass by module and phase: own seconds; how often it was called, called others, began a segment of backward, ran an operator."""
 
     own: defaultdict[ModulePhase, float] = field(default_factory=lambda: defaultdict(float))
     observer: float = 0.0
@@ -59,38 +59,38 @@ class PassTimes:
     operators: Counter[ModulePhase] = field(default_factory=Counter)
 
     def add(self, other: "PassTimes") -> None:
-        """Let the other's figures be part of this one's."""
+        """Add another pass to this one."""
         self.observer += other.observer
-        for place, seconds in other.own.items():
-            self.own[place] += seconds
+        for key, seconds in other.own.items():
+            self.own[key] += seconds
         for name in ("called", "calls_others", "segments", "operators"):
             getattr(self, name).update(getattr(other, name))
 
-    def overhead(self, place: ModulePhase, glue: HookOverhead) -> float:
-        """What of a place's seconds is the glue's."""
-        at_modules = glue.inside * self.called[place] + glue.outside * self.calls_others[place]
-        return at_modules + glue.segment * self.segments[place] + glue.operator * self.operators[place]
+    def overhead(self, key: ModulePhase, each: HookOverhead) -> float:
+        """The hook overhead in the seconds of a module and phase."""
+        at_modules = each.inside * self.called[key] + each.outside * self.calls_others[key]
+        return at_modules + each.segment * self.segments[key] + each.operator * self.operators[key]
 
 
 def pass_times(stamps: Sequence[Stamp], clock: Clock) -> PassTimes:
-    """What lies between settled stamps, the last of which only ends the one before."""
-    lap = PassTimes()
+    """The times between settled stamps; the last one only ends the one before."""
+    times = PassTimes()
     running: ModulePhase | None = None
     entering = False
-    for (mark, place, why), (end, _, _) in pairwise(stamps):
+    for (mark, key, why), (end, _, _) in pairwise(stamps):
         seconds = clock.seconds(mark, end)
-        if place is None:
-            lap.observer += seconds
+        if key is None:
+            times.observer += seconds
             entering = why == ENTERS
             if running is not None:
-                lap.calls_others[running] += entering
-                lap.operators[running] += why == OPERATOR
+                times.calls_others[running] += entering
+                times.operators[running] += why == OPERATOR
             continue
-        lap.own[place] += seconds
-        lap.called[place] += entering
-        lap.segments[place] += why == SEGMENT
-        running, entering = place, False
-    return lap
+        times.own[key] += seconds
+        times.called[key] += entering
+        times.segments[key] += why == SEGMENT
+        running, entering = key, False
+    return times
 
 
 def inclusive(own: Mapping[ModulePhase, float]) -> dict[ModulePhase, float]:

@@ -18,7 +18,7 @@ OTHER = "other"
 """What is in no phase."""
 
 ORDER = ("data", "transfer", "forward", "backward", "clip", "optimizer", OTHER)
-"""In which a training step's phases are told; others follow."""
+"""The order of a training step's phases; others follow."""
 
 
 PhaseMarks = tuple[list[Any], list[str], Any]
@@ -88,8 +88,8 @@ class StepPhases:
     def seconds(self, step: PhaseMarks) -> dict[str, float]:
         """How long each phase ran. Their sum is the step."""
         marks, innermost, end = step
-        found = set(innermost)
-        phases = dict.fromkeys([*(phase for phase in ORDER if phase in found), *sorted(found.difference(ORDER))], 0.0)
+        ran = set(innermost)
+        phases = dict.fromkeys([*(phase for phase in ORDER if phase in ran), *sorted(ran.difference(ORDER))], 0.0)
         for start, phase, stop in zip(marks, innermost, [*marks[1:], end], strict=True):
             phases[phase] += self._clock.seconds(start, stop)
         return phases

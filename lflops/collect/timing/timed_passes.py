@@ -15,9 +15,9 @@ __all__ = ["Pass", "TimedPasses", "time_passes"]
 
 @dataclass(frozen=True)
 class Pass:
-    """How to run one: `run` calls what it is given where the second part begins, and so on; `first` is what the first is called.
+    """How to run one pass: `run` calls its argument where each further part begins; `first` is the name of the first part.
 
-    What `prepare` does before each is in no time.
+    `prepare` runs before each pass and is not timed.
     """
 
     run: Callable[[Divide], None]
@@ -27,15 +27,15 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedPasses:
-    """What was timed: a step for each pass, and for each hooked one what its stamps say of its parts."""
+    """A step for each pass, and for each hooked pass the times of its parts."""
 
     steps: tuple[Step, ...]
-    laps: tuple[Mapping[str, PassTimes], ...]
+    hooked: tuple[Mapping[str, PassTimes], ...]
 
 
 @dataclass(frozen=True)
 class _Timed:
-    """One that is over: what its parts are called, where each began, and at the end what the process had used of the CPU."""
+    """A pass that is over: the names of its parts, the marks between them, and the CPU time that the process used."""
 
     kind: str
     parts: list[str]
@@ -45,10 +45,10 @@ class _Timed:
 
 
 def time_passes(one: Pass, timer: ModuleTimer, clock: Clock, *, warmup: int, repeats: int) -> TimedPasses:
-    """Run `warmup` passes for nothing, then `repeats` clean ones, half of them before and half behind as many hooked ones.
+    """Run `warmup` passes untimed, then `repeats` clean ones, half of them before and half after as many hooked ones.
 
-    So a machine that slows down slows both alike. A clean one comes first, so that whatever is compiled is compiled without hooks; the
-    first behind the hooked ones, which finds their caches, is thrown away. The marks are read at the end: nothing waits for a device.
+    So a machine that slows down slows both. A clean pass comes first: what is compiled is compiled without hooks. The first pass after
+    the hooked ones has their caches, so it is thrown away. The marks are read at the end: nothing waits for a device.
 
     Args:
         one: What to run.
@@ -61,12 +61,12 @@ def time_passes(one: Pass, timer: ModuleTimer, clock: Clock, *, warmup: int, rep
     before = [_clean(one, clock) for _ in range((repeats + 1) // 2)]
     hooked = [_hooked(one, timer, clock) for _ in range(repeats)]
     _thrown_away(one, min(repeats // 2, 1))
-    behind = [_clean(one, clock) for _ in range(repeats // 2)]
+    after = [_clean(one, clock) for _ in range(repeats // 2)]
     clock.settle()
-    passes = [*before, *hooked, *behind]
+    passes = [*before, *hooked, *after]
     return TimedPasses(
         steps=tuple(_step(index, each, clock) for index, each in enumerate(passes)),
-        laps=tuple(timer.pass_times(each.stamps) for each in passes if each.stamps),
+        hooked=tuple(timer.pass_times(each.stamps) for each in passes if each.stamps),
     )
 
 

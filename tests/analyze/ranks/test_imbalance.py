@@ -182,7 +182,7 @@ def test_a_planted_delay_is_found_with_its_rank_its_module_and_its_cost() -> Non
         with lflops.counting(model) as counted:
             model(torch.ones(2)).sum().backward()
         facts = run(kind="training", stage="train", window=0)
-        reports.append(divided(replace(counted.profile, run=facts, steps=passes.steps), passes.laps, NO_OVERHEAD))
+        reports.append(divided(replace(counted.profile, run=facts, steps=passes.steps), passes.hooked, NO_OVERHEAD))
     four = Topology(world_size=4, coordinates={}, sizes={})
     for rank in (3, 2, 1, 0):
         gather = Gather(store, rank, four, timeout=60.0)

@@ -36,38 +36,38 @@ def test_what_adds_up_to_the_clean_pass_is_left_as_it_is() -> None:
     assert {"forward": 1} == divided.factors
 
 
-def test_what_no_glue_explains_scales_all_places_alike() -> None:
+def test_what_no_overhead_explains_scales_all_places_alike() -> None:
     """A hooked pass of 10 s for a clean one of 5 s."""
     divided = scale_to_clean([{"forward": lap({ROOT: 4, Q: 6})}], {"forward": 5}, NO_OVERHEAD)
     assert {ROOT: 2, Q: 3} == medians(divided.own)
     assert {"forward": 0.5} == divided.factors
 
 
-def times_the_glue(clean: float) -> tuple[dict[ModulePhase, float], float]:
-    """100 s in 10 calls of q by the root, of which the trial's glue is 10 + 10 s, beside a clean pass; the seconds, and the factor."""
+def times_the_overhead(clean: float) -> tuple[dict[ModulePhase, float], float]:
+    """100 s in 10 calls of q by the root, of which the trial's overhead is 10 + 10 s, beside a clean pass; the seconds, and the factor."""
     hooked = lap({ROOT: 40, Q: 60}, called={Q: 10}, calls_others={ROOT: 10})
     divided = scale_to_clean([{"forward": hooked}], {"forward": clean}, HookOverhead(inside=1, outside=1))
     return medians(divided.own), divided.factors["forward"]
 
 
-def test_the_glue_is_as_much_as_explains_the_difference() -> None:
+def test_the_overhead_is_as_much_as_explains_the_difference() -> None:
     """Once, one and a half times, and three times the trial's: nothing is left to be scaled."""
-    assert ({ROOT: 30, Q: 50}, 1) == times_the_glue(80)
-    assert ({ROOT: 25, Q: 45}, 1) == times_the_glue(70)
-    assert ({ROOT: 10, Q: 30}, 1) == times_the_glue(40)
+    assert ({ROOT: 30, Q: 50}, 1) == times_the_overhead(80)
+    assert ({ROOT: 25, Q: 45}, 1) == times_the_overhead(70)
+    assert ({ROOT: 10, Q: 30}, 1) == times_the_overhead(40)
 
 
-def test_the_glue_is_never_more_than_three_times_the_trials() -> None:
+def test_the_overhead_is_never_more_than_three_times_the_trials() -> None:
     """Of 100 s 60 s are taken off, and the 40 s that are left are halved to 20 s."""
-    assert ({ROOT: 5, Q: 15}, 0.5) == times_the_glue(20)
+    assert ({ROOT: 5, Q: 15}, 0.5) == times_the_overhead(20)
 
 
-def test_the_glue_is_never_less_than_nothing() -> None:
+def test_the_overhead_is_never_less_than_nothing() -> None:
     """A clean pass that was slower is no reason to add to who was called often."""
-    assert ({ROOT: 80, Q: 120}, 2) == times_the_glue(200)
+    assert ({ROOT: 80, Q: 120}, 2) == times_the_overhead(200)
 
 
-def test_nobody_owes_more_glue_than_they_have() -> None:
+def test_nobody_owes_more_overhead_than_they_have() -> None:
     """Q has 1 s and is owed 10: it has none then, and the rest is scaled to the clean pass."""
     hooked = lap({ROOT: 19, Q: 1}, called={Q: 10})
     divided = scale_to_clean([{"forward": hooked}], {"forward": 10}, HookOverhead(inside=1))
@@ -92,7 +92,7 @@ def test_a_gradient_that_forward_takes_is_in_the_time_of_forward() -> None:
     assert {"forward": 1, "backward": 0.5} == divided.factors
 
 
-def test_without_a_clean_pass_the_trials_glue_is_taken_off_once() -> None:
+def test_without_a_clean_pass_the_trials_overhead_is_taken_off_once() -> None:
     """And nothing is scaled."""
     divided = scale_to_clean([{"": lap({ROOT: 40, Q: 60}, called={Q: 10})}], {}, HookOverhead(inside=1))
     assert {ROOT: 40, Q: 50} == medians(divided.own)

@@ -50,13 +50,13 @@ def test_no_stamps_are_no_time() -> None:
         assert ({}, 0) == (lap.own, lap.observer)
 
 
-def test_the_glue_of_a_place_is_that_of_all_that_it_did() -> None:
+def test_the_overhead_of_a_place_is_that_of_all_that_it_did() -> None:
     """Two calls of it, three by it, four segments, five operators; none in a place that did nothing of it."""
     lap = PassTimes()
     lap.called[Q], lap.calls_others[Q], lap.segments[Q], lap.operators[Q] = 2, 3, 4, 5
-    glue = HookOverhead(inside=1, outside=10, segment=100, operator=1000)
-    assert 2 * 1 + 3 * 10 + 4 * 100 + 5 * 1000 == lap.overhead(Q, glue)
-    assert lap.overhead(K, glue) == 0
+    overhead = HookOverhead(inside=1, outside=10, segment=100, operator=1000)
+    assert 2 * 1 + 3 * 10 + 4 * 100 + 5 * 1000 == lap.overhead(Q, overhead)
+    assert lap.overhead(K, overhead) == 0
 
 
 def test_inclusive_is_a_row_and_all_rows_below_it_in_each_phase() -> None:

@@ -67,7 +67,7 @@ def test_clean_passes_stand_around_the_hooked_ones_and_one_of_them_is_the_first(
     assert ["clean"] * warmup + [each.replace("thrown away", "clean") for each in order] == model.passes
     kept = [each for each in order if each != "thrown away"]
     assert list(enumerate(kept)) == [(step.index, step.kind) for step in passes.steps]
-    assert repeats == len(passes.laps) == kept.count("clean") == kept.count("hooked")
+    assert repeats == len(passes.hooked) == kept.count("clean") == kept.count("hooked")
 
 
 def test_passes_to_warm_up_are_in_no_figure() -> None:
@@ -81,7 +81,7 @@ def test_passes_to_warm_up_are_in_no_figure() -> None:
 
     passes = timed(model, run, warmup=2, repeats=1)
     assert [7, 6] == [step.seconds for step in passes.steps]
-    assert [6] == [sum(lap["forward"].own.values()) for lap in passes.laps]
+    assert [6] == [sum(lap["forward"].own.values()) for lap in passes.hooked]
 
 
 def test_marks_are_read_once_all_passes_are_over() -> None:
@@ -125,7 +125,7 @@ def test_a_step_says_how_long_its_parts_took() -> None:
     assert [0, 83, 166] == prepared
     assert [{"forward": 1, "backward": 2}] * 2 == [step.phases for step in passes.steps]
     assert [3, 3] == [step.seconds for step in passes.steps]
-    (lap,) = passes.laps
+    (lap,) = passes.hooked
     assert {"forward": 1, "backward": 2} == {part: sum(each.own.values()) for part, each in lap.items()}
 
 
@@ -141,7 +141,7 @@ def test_parts_are_called_what_they_are_called() -> None:
 
     passes = timed(model, run, warmup=0, repeats=1, first="prefill")
     assert [{"prefill": 1, "decode": 2}] * 2 == [step.phases for step in passes.steps]
-    assert [{"forward": 3}] == [{part: sum(each.own.values()) for part, each in lap.items()} for lap in passes.laps]
+    assert [{"forward": 3}] == [{part: sum(each.own.values()) for part, each in lap.items()} for lap in passes.hooked]
 
 
 def test_a_step_says_what_the_process_used_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
