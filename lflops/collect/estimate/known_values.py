@@ -114,8 +114,8 @@ class KnownValues(TorchDispatchMode):
 
     def _forget(self, function: OpOverload, args: Any, kwargs: Any) -> None:
         """Note that the values of the tensors that the operator writes to are no longer known."""
-        for name, place in written_arguments(function):
-            for each in tensors_of((args[place] if place < len(args) else kwargs.get(name),)):
+        for name, position in written_arguments(function):
+            for each in tensors_of((args[position] if position < len(args) else kwargs.get(name),)):
                 if type(each) is Tensor:
                     storage, key = storage_key(each)
                     self._stale[key] = weakref.ref(storage, partial(self._stale.pop, key))

@@ -38,8 +38,8 @@ def samples_and_tokens(args: Any, kwargs: Any) -> tuple[int | None, int | None]:
     tensors = list(tensors_in((args, kwargs)))
     first = [tensor.size(0) for tensor in tensors if tensor.dim()]
     samples = max(first, key=first.count) if first else None
-    whole = (tensor for tensor in tensors if tensor.dim() == 2 and not tensor.is_floating_point() and not tensor.is_complex())
-    tokens = next((tensor.numel() for tensor in whole), None)
+    integers = (tensor for tensor in tensors if tensor.dim() == 2 and not tensor.is_floating_point() and not tensor.is_complex())
+    tokens = next((tensor.numel() for tensor in integers), None)
     return samples, tokens
 
 
