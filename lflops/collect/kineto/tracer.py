@@ -23,6 +23,7 @@ from lflops.collect.kineto.events import STEP, join, read
 from lflops.collect.kineto.module_log import ModuleLog
 from lflops.collect.kineto.other_profilers import other_profiler_runs, recorded_events
 from lflops.collect.model.module_tree import ModuleTree
+from lflops.collect.timing.scale_to_clean import spreads_of
 from lflops.collect.timing.stamps import inclusive
 from lflops.profile.records import Call, ModulePhase, Phase, Spread, TracedOperator
 
@@ -289,12 +290,10 @@ def _spreads(batches: Iterable[Mapping[ModulePhase, int]], ends: Sequence[bool])
     """Seconds of each row and those below it, step by step; batches that no step ends with are left out."""
     steps: list[dict[ModulePhase, float]] = []
     step: defaultdict[ModulePhase, float] = defaultdict(float)
-    for batch, whole in zip(batches, ends, strict=False):
-        for place, nanoseconds in batch.items():
-            step[place] += nanoseconds / 1e9
-        if whole:
+    for batch, ends_step in zip(batches, ends, strict=False):
+        for key, nanoseconds in batch.items():
+            step[key] += nanoseconds / 1e9
+        if ends_step:
             steps.append(inclusive(step))
             step = defaultdict(float)
-    places = {place: None for each in steps for place in each}
-    spreads = {place: Spread.of(each.get(place, 0.0) for each in steps) for place in places}
-    return {place: spread for place, spread in spreads.items() if spread is not None}
+    return spreads_of(steps)

@@ -14,7 +14,7 @@ from typing import Self
 from lflops.collect.timing.stamps import HookOverhead, PassTimes, inclusive
 from lflops.profile.records import ModulePhase, Spread
 
-__all__ = ["ScaledTimes", "scale_to_clean"]
+__all__ = ["ScaledTimes", "scale_to_clean", "spreads_of"]
 
 MOST_OVERHEAD = 3.0
 """The largest factor of the trial's overhead."""
@@ -45,9 +45,9 @@ class ScaledTimes:
         ignored: Mapping[str, float] | None = None,
     ) -> Self:
         """The spreads over passes whose own seconds are known."""
-        own = _spreads(steps)
+        own = spreads_of(steps)
         medians = {key: spread.median for key, spread in own.items()}
-        summed = _shifted(_spreads([inclusive(each) for each in steps]), inclusive(medians))
+        summed = _shifted(spreads_of([inclusive(each) for each in steps]), inclusive(medians))
         return cls(own=own, inclusive=summed, factors=factors or {}, ignored=ignored or {}, steps=tuple(steps))
 
 
@@ -68,7 +68,7 @@ def scale_to_clean(
         passes = [each.get(part, PassTimes()) for each in hooked]
         times = _times_the_overhead(passes, clean[part], overhead) if part in clean else 1.0
         own = [{key: max(seconds - times * each.overhead(key, overhead), 0.0) for key, seconds in each.own.items()} for each in passes]
-        total = sum(spread.median for spread in _spreads(own).values())
+        total = sum(spread.median for spread in spreads_of(own).values())
         if part in clean and total > 0:
             factors[part] = clean[part] / total
         for sums, of_pass in zip(scaled, own, strict=True):
@@ -104,7 +104,7 @@ def _shifted(spreads: Mapping[ModulePhase, Spread], medians: Mapping[ModulePhase
     }
 
 
-def _spreads(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePhase, Spread]:
+def spreads_of(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePhase, Spread]:
     """Over the passes; a module that did not run in one of them took no time in it."""
     keys = dict.fromkeys(key for each in passes for key in each)
     spreads = {key: Spread.of(each.get(key, 0.0) for each in passes) for key in keys}
