@@ -3,6 +3,8 @@
 Lightning looks the strategy's methods up on the instance at each call, in automatic and in manual optimization. It reports every fetch of a
 batch, and the clipping of gradients, to its profiler, whichever that is. Callback hooks are too few. None comes after the optimizer's step.
 The first one before that step comes before forward, because the step calls forward.
+
+With several ranks the training's loop has such an attribute too: its check for SIGTERM is a broadcast, in which ranks wait for each other.
 """
 
 import copy
@@ -12,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from lflops.collect.timing.step_phases import OTHER
+from lflops.collect.timing.step_phases import OTHER, SYNC
 from lflops.lightning.stages import STAGES
 from lflops.session.inputs.phases import Listener
 
@@ -30,6 +32,12 @@ METHODS = {
     "optimizer_step": ("optimizer", "train"),
 }
 """Of the strategy: the phase that it is, and whose."""
+
+SYNCHRONIZING = ("all_gather", "barrier", "broadcast", "reduce", "reduce_boolean_decision")
+"""Of the strategy: Lightning's own collectives, in which ranks wait for each other."""
+
+SIGTERM_CHECK = "_broadcast_sigterm_tensor"
+"""Of the training's loop: a broadcast before each batch, in newer Lightnings."""
 
 FETCHES = {"train_dataloader_next": "train", "val_next": "validate", "test_next": "test", "predict_next": "predict"}
 CLIP, BEFORE_STEP = "configure_gradient_clipping", "on_before_optimizer_step"
@@ -109,6 +117,11 @@ class _PhaseHooks:
             method = getattr(strategy, name)
             self._install(strategy, name, self._around_step(method) if phase == "optimizer" else self._around(method, phase, stage))
         actions = _actions(trainer)
+        if trainer.world_size > 1:
+            synchronizing = [(strategy, name) for name in SYNCHRONIZING] + [(trainer.fit_loop.epoch_loop, SIGTERM_CHECK)]
+            for owner, name in synchronizing:
+                if hasattr(owner, name):
+                    self._install(owner, name, self._around(getattr(owner, name), SYNC, ALL))
         for name, wrapper in zip(("start", "stop"), self._with_actions(profiler.start, profiler.stop, actions), strict=True):
             self._install(profiler, name, wrapper)
         if type(profiler).__name__ == "PassThroughProfiler":

@@ -37,6 +37,7 @@ def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
         communication=_sums(
             (each for p in profiles for each in p.communication), lambda e: (e.module, e.phase, e.collective, e.group), ("calls", "bytes")
         ),
+        waits=tuple(sorted({wait for profile in profiles for wait in profile.waits})),
         memory=max(memories, key=lambda memory: memory.peak_bytes, default=None),
         notes=_notes([note for profile in profiles for note in profile.notes]),
     )

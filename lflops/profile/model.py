@@ -21,7 +21,7 @@ from lflops import units
 from lflops.hardware.chips import Hardware
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note, notes_with
-from lflops.profile.records import PHASES, ByCategory, Count, Phase, Rank, RankStat, Seconds, Spread, Step, Trace
+from lflops.profile.records import PHASES, ByCategory, Count, ModulePhase, Phase, Rank, RankStat, Seconds, Spread, Step, Trace
 
 __all__ = ["PHASES", "SCHEMA_VERSION", "Phase", "Profile", "Work"]
 
@@ -243,7 +243,11 @@ class Run(Struct, frozen=True, kw_only=True):
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """The result of one pass or one window. Saved as JSON, the file is this value."""
+    """The result of one pass or one window. Saved as JSON, the file is this value.
+
+    Attributes:
+        waits: The modules and phases in which this rank waits for others: a collective runs there, or is awaited.
+    """
 
     schema_version: str
     run: Run
@@ -251,6 +255,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     cells: tuple[Cell, ...]
     uncounted: tuple[Uncounted, ...]
     communication: tuple[Communication, ...] = ()
+    waits: tuple[ModulePhase, ...] = ()
     steps: tuple[Step, ...] = ()
     memory: Memory | None = None
     trace: Trace | None = None

@@ -15,7 +15,7 @@ from lflops.collect.counting.operators import FOREACH, Kind, Operator, first_ten
 from lflops.collect.counting.optimizer_owners import StepOwners
 from lflops.collect.counting.sharded_tensors import PartialTensors, logical_cost
 from lflops.collect.counting.totals import Totals, Transfers
-from lflops.collect.counting.traffic import bytes_moved, collective_of, size, tensors_of
+from lflops.collect.counting.traffic import bytes_moved, collective_of, is_deferred, size, tensors_of
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.profile.records import ModulePhase, Phase
 
@@ -138,6 +138,7 @@ class OperatorAccumulator:
         if kind is COLLECTIVE:
             collective, group, group_size, payload = collective_of(call.operator.name, call.args, call.kwargs, call.out)
             totals.collectives[call.row, call.phase, collective, group, group_size].add(Transfers(1, payload))
+            self.wait("" if call.phase == "backward" and is_deferred(call.operator.name, call.args, call.kwargs) else call.row, call.phase)
         elif kind is UNCOUNTED:
             _add_uncounted(totals, call)
         elif call.phase == "optimizer":
@@ -145,6 +146,13 @@ class OperatorAccumulator:
         else:
             self._step = None
             self._add(totals, call, call.row)
+
+    def wait(self, row: str, phase: Phase) -> None:
+        """Note that ranks wait for each other there. What backward begins may be awaited at its end, in the root."""
+        waits = self._totals().waits
+        waits.add(ModulePhase(row, phase))
+        if phase == "backward":
+            waits.add(ModulePhase("", phase))
 
     def _add(self, totals: Totals, call: Call, row: str) -> None:
         operator, _, phase, args, kwargs, out = call

@@ -117,6 +117,7 @@ def build_profile(collected: CountedPass, run: Run) -> Profile:
         cells=cells,
         uncounted=uncounted,
         communication=communication,
+        waits=tuple(sorted(totals.waits)),
         memory=collected.memory,
         notes=collected.notes + tuple(_notes(collected)),
     )

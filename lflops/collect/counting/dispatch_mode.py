@@ -100,6 +100,8 @@ class CountingMode(TorchDispatchMode):
 
     def _run(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
         row, phase = self._scopes.current(args)
+        if operator.waits:
+            self._counter.wait(row, phase)
         if operator.kind is FREE and not operator.makes_storage:
             if phase == "optimizer":
                 self._counter.see_view(args)

@@ -39,6 +39,8 @@ NAMESPACES_WITHOUT_WORK = frozenset({"prim", "profiler", "prims_guard", "debugpr
 LIKE_ATEN = frozenset({"aten", "prims", "quantized"})
 """Namespaces whose names mean the same as in ATen. The tables have operators of any other namespace under their full name."""
 
+AWAITED = frozenset({"wait_tensor", "barrier", "monitored_barrier_"})
+"""Of these namespaces: ranks wait for each other, and nothing is carried."""
 COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd"})
 FOREACH = "_foreach_"
 LIFTS = frozenset({"lift", "lift_fresh"})
@@ -67,10 +69,11 @@ class Operator:
         cost: The cost of a call, from its arguments and result.
         makes_storage: Whether results are new memory.
         has_nested_kernel: Whether its kernel for nested tensors calls other operators.
+        waits: Whether ranks wait for each other in it, and nothing is carried.
         written: Names and positions of the arguments that it writes to.
     """
 
-    __slots__ = ("cost", "has_nested_kernel", "kind", "known_as", "makes_storage", "name", "written")
+    __slots__ = ("cost", "has_nested_kernel", "kind", "known_as", "makes_storage", "name", "waits", "written")
 
     def __init__(self, function: Any) -> None:
         """Look the operator up in the tables, then in the convention."""
@@ -78,6 +81,7 @@ class Operator:
         namespace, _, name = qualified.rpartition("::")
         self.known_as = name if namespace in LIKE_ATEN else f"{namespace}::{name}"
         self.name = name if namespace in ("aten", "") else qualified
+        self.waits = namespace in COLLECTIVES and name in AWAITED
         self.written = written_arguments(function) if isinstance(function, OpOverload) else ()
         no_work = namespace in NAMESPACES_WITHOUT_WORK  # such as asking for the device of a fake tensor
         self.makes_storage = not no_work and (not isinstance(function, OpOverload) or self.known_as in LIFTS or makes_storage(function))
@@ -93,7 +97,7 @@ class Operator:
         elif decomposes(function):
             self.kind = Kind.DECOMPOSED
         elif namespace in COLLECTIVES:
-            self.kind = Kind.FREE if name in ("wait_tensor", "_wrap_tensor_autograd", "barrier", "monitored_barrier_") else Kind.COLLECTIVE
+            self.kind = Kind.FREE if self.waits or name == "_wrap_tensor_autograd" else Kind.COLLECTIVE
         else:
             convention = _convention(function, self.known_as)
             self.kind = Kind.UNCOUNTED if convention is None else Kind.COUNTED

@@ -70,6 +70,7 @@ class Totals:
     cells: defaultdict[CellKey, Counts] = field(default_factory=lambda: defaultdict(Counts))
     uncounted: defaultdict[UncountedKey, Transfers] = field(default_factory=lambda: defaultdict(Transfers))
     collectives: defaultdict[CollectiveKey, Transfers] = field(default_factory=lambda: defaultdict(Transfers))
+    waits: set[ModulePhase] = field(default_factory=set)
     failures: dict[str, str] = field(default_factory=dict)
     upper_bounds: Counter[str] = field(default_factory=Counter)
     logical_difference: dict[ModulePhase, int | None] = field(default_factory=dict)
@@ -117,6 +118,7 @@ class Totals:
         _merge(self.cells, other.cells)
         _merge(self.uncounted, other.uncounted)
         _merge(self.collectives, other.collectives)
+        self.waits |= other.waits
         self.failures.update(other.failures)
         self.upper_bounds.update(other.upper_bounds)
         for key, macs in other.logical_difference.items():

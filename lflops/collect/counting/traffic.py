@@ -17,7 +17,7 @@ from lflops.collect.counting.operators import Operator
 from lflops.collect.torch_private.distributed import group_named
 from lflops.collect.torch_private.tensors import sparse_parts
 
-__all__ = ["Collective", "bytes_moved", "collective_of", "size", "tensors_of"]
+__all__ = ["Collective", "bytes_moved", "collective_of", "is_deferred", "size", "tensors_of"]
 
 GATHERS_RESULT = ("embedding", "gather", "index", "index_select", "take", "_unsafe_index")
 GATHERED: dict[str, Callable[[Any], int]] = {
@@ -160,6 +160,12 @@ def collective_of(name: str, args: Any, kwargs: Any, out: Any) -> Collective:
     payload = max(sum(map(size, tensors_of((each,)))) for each in (*args, *kwargs.values(), out))
     group = next((found for found in map(_group, (*args, *kwargs.values())) if found is not None), None)
     return name.rpartition("::")[2], "" if group is None else group.group_name, None if group is None else group.size(), payload
+
+
+def is_deferred(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether a collective of backward is begun as DDP begins those of gradients: they are awaited when all nodes have run."""
+    asynchronous = kwargs.get("async_op", args[4] if len(args) > 4 else True)
+    return name.rpartition("::")[2] == "allreduce_" and asynchronous is not False
 
 
 def _group(value: Any) -> Any:

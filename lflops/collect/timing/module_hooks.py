@@ -26,7 +26,7 @@ from lflops.collect.inputs.tensors import nodes_of
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.clock import Clock
 from lflops.collect.timing.stamps import ENTERS, SEGMENT, PassTimes, Stamp, pass_times
-from lflops.collect.torch_private.autograd import NO_BACKWARD, backward_id, next_sequence_number, sequence_number
+from lflops.collect.torch_private.autograd import NO_BACKWARD, after_backward, backward_id, next_sequence_number, sequence_number
 from lflops.profile.records import ModulePhase, Phase
 
 __all__ = ["ModuleTimer"]
@@ -80,6 +80,7 @@ class ModuleTimer:
         self._stamps: list[Stamp] = []
         self._parts: dict[str, list[Stamp]] = {}
         self._paused = False
+        self._ends_backward = False  # whether the engine calls `_end_segments` after this backward
         self._forward, self._recompute = _PassStack("forward", "forward"), _PassStack("recompute", "backward")
         self._handles: list[Any] = []
 
@@ -112,6 +113,7 @@ class ModuleTimer:
         self._end_segment(self._forward, results, self._forward.frames[-1])
         self._hook_unhooked(self._forward.outside.unhooked, results)
         running = self._recompute.outside.module_phase = ModulePhase("", "backward")
+        self._ends_backward = False
         self._stamps = self._parts.setdefault("backward", [])
         self._stamps.append((self._mark(), running, ""))
 
@@ -234,6 +236,15 @@ class ModuleTimer:
         if not self._paused:
             self._recompute.outside.module_phase = module_phase
             self._stamps.append((self._mark(), module_phase, SEGMENT))
+            if not self._ends_backward:
+                self._ends_backward = True
+                after_backward(self._end_segments)
+
+    def _end_segments(self) -> None:
+        """Every node has run: what the engine calls now is the root's own, as DDP's wait for the gradients of all ranks."""
+        if not self._paused:
+            running = self._recompute.outside.module_phase = ModulePhase("", "backward")
+            self._stamps.append((self._mark(), running, ""))
 
     def _release(self) -> None:
         """Remove the hooks on nodes: a graph that the user keeps is as it was."""

@@ -12,12 +12,15 @@ from typing import Any
 
 from lflops.collect.timing.clock import Clock
 
-__all__ = ["OTHER", "PhaseMarks", "StepPhases"]
+__all__ = ["OTHER", "SYNC", "PhaseMarks", "StepPhases"]
 
 OTHER = "other"
 """What is in no phase."""
 
-ORDER = ("data", "transfer", "forward", "backward", "clip", "optimizer", OTHER)
+SYNC = "sync"
+"""Lightning's own collectives, in which ranks wait for each other."""
+
+ORDER = ("data", "transfer", "forward", "backward", "clip", "optimizer", OTHER, SYNC)
 """The order of a training step's phases; others follow."""
 
 

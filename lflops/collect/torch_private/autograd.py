@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from torch import Tensor
+from torch.autograd import Variable
 
 from lflops.collect.torch_private.known_torch import known_torch
 
@@ -14,6 +15,7 @@ with known_torch():
 __all__ = [
     "ACCUMULATES_GRADIENT",
     "NO_BACKWARD",
+    "after_backward",
     "backward_id",
     "current_node",
     "leaves",
@@ -39,6 +41,11 @@ current_node: Callable[[], Any] = _current_autograd_node
 
 profiler_is_recording: Callable[[], bool] = _profiler_enabled
 """Whether one of torch's profilers is recording."""
+
+
+def after_backward(callback: Callable[[], None]) -> None:
+    """Call the function when all nodes of the running backward pass have run, before the callbacks that are registered later."""
+    Variable._execution_engine.queue_callback(callback)
 
 
 def sequence_number(node: Any) -> int:

@@ -92,6 +92,8 @@ def _numbering() -> dict[str, bool]:
     first = x.mm(w)
     between = autograd.next_sequence_number()
     second = x.mm(w)
+    ended: list[int] = []
+    first.register_hook(lambda _: autograd.after_backward(lambda: ended.append(len(products.numbers))))
     after = autograd.next_sequence_number()
     outside = autograd.backward_id()
     dispatch_modes.push_mode(products)
@@ -103,6 +105,7 @@ def _numbering() -> dict[str, bool]:
         "autograd nodes are not numbered in the order they are built": before <= between - 1 and between <= after - 1,
         "a node's number does not survive to backward": products.numbers == [after - 1] * 2 + [between - 1] * 2,
         "backward passes are not told apart": outside == autograd.NO_BACKWARD,
+        "the end of a backward pass is not told": ended == [4],
         "operators have other names": "aten::mm" in products.names,
         "a graph's leaves are not found": {id(each) for each in autograd.leaves([(x * 1).mm(w)])} == {id(x), id(w)},
         "a recording profiler is not seen": autograd.profiler_is_recording() in (True, False),

@@ -82,6 +82,18 @@ def test_the_gradients_are_reduced_once(ranks: Ranks) -> None:
         assert float32 * elements == profile.modules[""].backward.comm_bytes
 
 
+def test_ranks_wait_where_a_collective_is_awaited(two_ranks: Ranks) -> None:
+    """Under DDP when all nodes of backward have run; a sharded layer waits where it gathers and scatters; an all-reduce where it runs."""
+    end = ("", "backward")
+    for profile in two_ranks.run(data_parallel):
+        assert (end,) == profile.waits
+    for profile in two_ranks.run(pass_of_fully_sharded):
+        assert {end} | {(each.module, each.phase) for each in profile.communication} == set(profile.waits)
+        assert {("0", "forward"), ("1", "forward"), ("2", "forward")} == {wait for wait in profile.waits if wait.phase == "forward"}
+    for profile in two_ranks.run(first_pass_of_tensor_parallel):
+        assert {("", "forward"), end, ("up", "backward")} == set(profile.waits)
+
+
 class Trainable(nn.Module):
     """As a LightningModule: its training step calls itself."""
 

@@ -508,3 +508,29 @@ def test_hooks_and_graphs_are_as_they_were_when_the_spans_are_left() -> None:
     model(x)
     outputs[0].sum().backward()
     assert before == spans._stamps
+
+
+class ReducesAtTheEnd(torch.autograd.Function):
+    """As DDP: what backward begins, the engine finishes when all nodes have run."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, clock: StillClock, seconds: float) -> Tensor:
+        ctx.clock, ctx.seconds = clock, seconds
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: ctx.clock.advance(ctx.seconds))  # type: ignore[attr-defined]
+        return gradients[0], None, None
+
+
+class Reduced(Itself):
+    def forward(self, x: Tensor) -> Tensor:
+        return ReducesAtTheEnd.apply(self.last(self.first(x)), self.clock, 32)
+
+
+def test_what_the_engine_calls_at_the_end_of_backward_is_the_roots_own() -> None:
+    """32 s, as the wait for gradients of all ranks: they are none of `first`, the module whose backward comes last."""
+    clock = StillClock()
+    model = Reduced(clock, first=Part(clock, 1, 2), last=Part(clock, 4, 8))
+    assert {"first": 2, "last": 8, "": 32} == own(pass_of(model, clock, ones(), loss=Tensor.sum))["backward"]

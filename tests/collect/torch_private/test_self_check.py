@@ -37,6 +37,7 @@ LIES: dict[str, tuple[ModuleType, str, Callable[..., Any], str]] = {
     "no node is running": (autograd, "current_node", lambda: None, "does not survive to backward"),
     "always in backward": (autograd, "backward_id", lambda: 5, "backward passes are not told apart"),
     "backward is gone": (autograd, "backward_id", gone, "no such name"),
+    "backward has no end": (autograd, "after_backward", lambda callback: None, "the end of a backward pass is not told"),
     "graphs have no leaves": (autograd, "leaves", lambda tensors: [], "leaves are not found"),
     "profilers are gone": (autograd, "profiler_is_recording", gone, "no such name"),
     "all storages are one": (tensors, "storage_key", lambda tensor: (tensor.untyped_storage(), id(tensor)), "a storage has no key"),
