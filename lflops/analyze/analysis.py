@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from lflops.analyze.memory.checkpointing import Checkpointed, checkpointed
 from lflops.analyze.memory.peak import Holder, Storages, fold_storages, holders, peak_moment
-from lflops.analyze.memory.what_if import Checkpointed, checkpointed
 from lflops.analyze.modules.operators import Operator, OperatorRow, UncountedOperator, operator_rows, operators, uncounted_operators
 from lflops.analyze.modules.repeats import identical_subtrees
 from lflops.analyze.modules.tree import Row, WorkCounts, flat, has_times, share_of, totals, tree

@@ -12,7 +12,8 @@ import typer
 from rich.console import Group
 
 from lflops.analyze.analysis import Analysis, analyze
-from lflops.analyze.memory.what_if import Sharded, sharded
+from lflops.analyze.memory.room import room_for
+from lflops.analyze.memory.sharding import Sharded, sharded
 from lflops.cli.output import UsageError, draw, name_file, save_memory, write_json
 from lflops.errors import LflopsError
 from lflops.profile.model import Profile
@@ -49,7 +50,8 @@ def estimate(
         typer.Option(metavar="BYTES", min=1, help="Round each tensor's memory up to a multiple: 512 is what CUDA's allocator gives out."),
     ] = 1,
     ranks: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Print what each of N data-parallel ranks holds under ZeRO 1 to 3 and FSDP2.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Print what each of N data-parallel ranks needs under DDP, ZeRO and FSDP2."),
     ] = None,
     depth: Annotated[int, typer.Option(metavar="N", help="How many levels of the tree below the root; -1 is all.")] = -1,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the profile, for lflops show and diff.")] = None,
@@ -58,7 +60,8 @@ def estimate(
         bool,
         typer.Option(
             "--json",
-            help="Print one JSON object: profile, fits (the chip's memory), bounds, checkpointed (by block) and sharded. Unknown is null.",
+            help="Print one JSON object: profile, fits (true or false), room (what the chip has and what is needed), bounds, checkpointed "
+            "(by block) and sharded. Unknown is null.",
         ),
     ] = False,
 ) -> None:
@@ -69,21 +72,26 @@ def estimate(
     if save is not None:
         profile.save(save)
     save_memory(profile, figure)
-    analysis, of_ranks = analyze(profile), () if ranks is None else sharded(profile, ranks)
+    analysis, of_ranks = analyze(profile), _sharded(profile, ranks)
     if as_json:
-        predicted = {"bounds": analysis.lower_bound, "checkpointed": analysis.checkpointed, "sharded": of_ranks}
-        write_json({"profile": profile, "fits": _fits(profile), **predicted})
+        _write(analysis, of_ranks)
     else:
         _draw(analysis, of_ranks, depth)
     name_file(figure, as_json=as_json)
 
 
-def _fits(profile: Profile) -> bool | None:
-    """Whether the chip's memory is enough; `None` where either is not known."""
-    chip = profile.run.hardware
-    if chip is None or chip.memory_bytes is None or profile.memory is None:
-        return None
-    return profile.memory.fits(chip.memory_bytes)
+def _write(analysis: Analysis, of_ranks: tuple[Sharded, ...]) -> None:
+    profile = analysis.profile
+    room = room_for(profile, profile.run.hardware)
+    predicted = {"room": room, "bounds": analysis.lower_bound, "checkpointed": analysis.checkpointed, "sharded": of_ranks}
+    write_json({"profile": profile, "fits": None if room is None else room.verdict == "fits", **predicted})
+
+
+def _sharded(profile: Profile, ranks: int | None) -> tuple[Sharded, ...]:
+    try:
+        return () if ranks is None else sharded(profile, ranks, profile.run.hardware)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _draw(analysis: Analysis, of_ranks: tuple[Sharded, ...], depth: int) -> None:

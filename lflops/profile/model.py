@@ -31,6 +31,10 @@ PhaseQuery = Phase | Literal["all"] | None
 Metric = Literal["macs", "executed_macs", "flops", "bytes_moved"]
 """A field of `Work` that a profile is queried for."""
 
+MARGIN = 0.1
+"""Share of a device's memory that `Memory.fits` leaves: of 80 GB about 0.5 for CUDA's context, 1.6 for NCCL, 4 for fragmentation and 1 that
+the driver keeps."""
+
 SCHEMA_VERSION = "1.0"
 """Of the file. A reader takes every minor version of its major one: unknown fields are ignored, new ones have a default."""
 
@@ -166,6 +170,7 @@ class Moment(Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         index: Its number among all operators of the step. Older files have neither it nor the categories.
+        highest_bytes: The most bytes alive from then until the next operator of the timeline. Older files do not have it.
     """
 
     operator: str
@@ -174,6 +179,7 @@ class Moment(Struct, frozen=True, array_like=True, gc=False):
     live_bytes: Count
     index: Count | None = None
     by_category: ByCategory | None = None
+    highest_bytes: Count | None = None
 
 
 class Allocation(Struct, frozen=True, array_like=True, gc=False):
@@ -192,7 +198,10 @@ class Memory(Struct, frozen=True, kw_only=True):
     Attributes:
         source: `counted` on a real pass, `fake` where nothing was allocated.
         peak_index: The operator that reached the peak, as its number among all operators of the step.
-        by_category: The peak by parameters, gradients, optimizer_state, activations, temporary, other.
+        by_category: The peak by parameters, gradients, optimizer_state, activations, temporary, other. What is alive of a category at the
+            peak may be less than it had before: `most_by_category` has that.
+        most_by_category: The most bytes alive of each category, each at its own time: activations at the end of forward. Empty in older
+            files.
         by_module: The peak by the row that made or owns the bytes, without rows below it.
         activations_by_module: The activations among them, own bytes.
         alive: The 50 largest storages at the peak.
@@ -207,10 +216,22 @@ class Memory(Struct, frozen=True, kw_only=True):
     alive: tuple[Allocation, ...]
     timeline: tuple[Moment, ...]
     activations_by_module: Mapping[str, Count] = {}
+    most_by_category: Mapping[str, Count] = {}
 
-    def fits(self, memory_bytes: float) -> bool:
-        """Whether the peak is within `memory_bytes`."""
-        return self.peak_bytes <= memory_bytes
+    def fits(self, memory_bytes: float, *, margin: float = MARGIN) -> bool:
+        """Whether the peak fits into so much memory and leaves a share of it for what no tensor holds.
+
+        Args:
+            memory_bytes: What a device has, in bytes.
+            margin: The share that is left for the driver, libraries, collectives and fragmentation. `lflops estimate --hardware NAME` has
+                these by chip.
+
+        Raises:
+            ValueError: The margin is no share.
+        """
+        if not 0 <= margin < 1:
+            raise ValueError(f"margin={margin!r}: give a share of the memory from 0 to less than 1")
+        return self.peak_bytes <= memory_bytes * (1 - margin)
 
 
 class Run(Struct, frozen=True, kw_only=True):

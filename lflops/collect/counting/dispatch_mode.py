@@ -8,6 +8,7 @@ from torch import Tensor
 from lflops.collect.counting.accumulator import Call, OperatorAccumulator
 from lflops.collect.counting.operators import Kind, Operator, known_operators
 from lflops.collect.counting.sharded_tensors import is_sharded
+from lflops.collect.counting.traffic import tensors_of
 from lflops.collect.torch_private.dispatch_modes import TorchDispatchMode, pop_mode, push_mode, route_higher_order_operators
 from lflops.collect.torch_private.operators import decompose, nested_kernel
 from lflops.collect.torch_private.tensors import PLAIN, FakeTensor
@@ -115,6 +116,8 @@ class CountingMode(TorchDispatchMode):
             self._counter.record(Call(operator, row, phase, args, kwargs, out))
         if self._memory is not None and operator.makes_storage:
             self._memory.after(operator.name, self._counter.owner(row, phase), phase, out)
+        elif self._memory is not None and operator.fills:
+            self._memory.filled(operator.name, row, phase, tensors_of((kwargs["out"],)))
         return out
 
 

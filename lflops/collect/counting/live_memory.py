@@ -3,7 +3,7 @@
 import heapq
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -63,6 +63,7 @@ class LiveMemory:
         self._highest: dict[str, int] = {}
         self._relabelled: dict[int, str] = {}
         self._fake: set[int] = set()
+        self._resized: dict[int, Any] = {}
 
     def hold(self, tensors: Iterable[Tensor], category: str, row: str) -> None:
         """Add tensors that exist before the first operator."""
@@ -71,6 +72,8 @@ class LiveMemory:
 
     def before(self, operator: str, row: str, phase: Phase) -> None:
         """Record the live bytes before an operator runs."""
+        if self._resized:
+            self._drop_emptied()
         live = self._live
         self._moments.append((operator, row, phase, live, len(self._events)))
         if live > self._highest.get(row, -1):
@@ -82,6 +85,27 @@ class LiveMemory:
             self._bear(tensor, BORN_IN[phase], operator, row, phase)
         if self._live > self._highest.get(row, -1):
             self._highest[row] = self._live
+
+    def filled(self, operator: str, row: str, phase: Phase, tensors: Iterable[Tensor]) -> None:
+        """Add storages that got their memory without an operator, and watch them until it is freed.
+
+        FSDP resizes the storages of gathered parameters to their size and back to nothing.
+        """
+        for tensor in tensors:
+            found = storage_of(tensor)
+            if found is not None:
+                self._bear(tensor, "parameters", operator, row, phase)
+                self._resized[found[1]] = weakref.ref(found[0])
+        if self._live > self._highest.get(row, -1):
+            self._highest[row] = self._live
+
+    def _drop_emptied(self) -> None:
+        """Drop the resized storages that have no memory any more."""
+        for key, reference in list(self._resized.items()):
+            storage = reference()
+            if storage is None or not storage.nbytes():
+                del self._resized[key]
+                self._die(key, reference)
 
     def add_earlier(self, tensors: Iterable[tuple[Tensor, str]], category: str) -> None:
         """Add tensors, each with its row, that are found late but have existed from the beginning."""
@@ -131,6 +155,7 @@ class LiveMemory:
             by_module[birth.row] += birth.nbytes
             if category == "activations":
                 activations[birth.row] += birth.nbytes
+        timeline, most = self._timeline()
         largest = heapq.nlargest(LARGEST, alive, key=lambda each: each[1].nbytes)
         return Memory(
             source="counted" if self._fake.isdisjoint(serial for serial, _ in at_peak) else "fake",
@@ -140,7 +165,8 @@ class LiveMemory:
             by_module=dict(by_module),
             activations_by_module=dict(activations),
             alive=tuple(Allocation(category, birth.operator, birth.row, birth.phase, birth.nbytes) for category, birth in largest),
-            timeline=tuple(self._timeline()),
+            timeline=tuple(timeline),
+            most_by_category=most,
         )
 
     def _bear(self, tensor: Tensor, category: str, operator: str, row: str, phase: Phase) -> None:
@@ -167,18 +193,35 @@ class LiveMemory:
             self._events.append(~alive[0])
             self._live -= self._births[alive[0]].nbytes
 
-    def _timeline(self) -> Iterator[Moment]:
-        """The moments that are kept, each with the live bytes by final category."""
+    def _timeline(self) -> tuple[list[Moment], dict[str, int]]:
+        """The moments that are kept, each with the live bytes by final category; and the most of each category."""
         live = dict.fromkeys(CATEGORIES, 0)
-        done = 0
-        for index in extremes([moment[3] for moment in self._moments], LONGEST_TIMELINE, [self._peak_index]):
-            operator, row, phase, total, event = self._moments[index]
-            for each in self._events[done:event]:
-                serial = each if each >= 0 else ~each
-                birth = self._births[serial]
-                live[self._relabelled.get(serial, birth.category)] += birth.nbytes if each >= 0 else -birth.nbytes
-            done = event
-            yield Moment(operator, row, phase, total, index, ByCategory(**live))
+        most = dict(live)
+        kept = extremes([moment[3] for moment in self._moments], LONGEST_TIMELINE, [self._peak_index])
+        begins = [self._moments[index][4] for index in kept]
+        ends = [*begins[1:], len(self._events)][: len(kept)]
+        self._replay(self._events[: begins[0] if begins else None], live, most)
+        timeline = []
+        for index, end in zip(kept, ends, strict=True):
+            operator, row, phase, in_all, event = self._moments[index]
+            before = ByCategory(**live)
+            highest = self._replay(self._events[event:end], live, most)
+            timeline.append(Moment(operator, row, phase, in_all, index, before, highest))
+        return timeline, most
+
+    def _replay(self, events: Iterable[int], live: dict[str, int], most: dict[str, int]) -> int:
+        """Apply allocations and frees to the live bytes. Returns the most that were alive in all."""
+        total = highest = sum(live.values())
+        for each in events:
+            serial = each if each >= 0 else ~each
+            birth = self._births[serial]
+            category = self._relabelled.get(serial, birth.category)
+            change = birth.nbytes if each >= 0 else -birth.nbytes
+            live[category] += change
+            total += change
+            highest = max(highest, total)
+            most[category] = max(most[category], live[category])
+        return highest
 
     def _alive_at_peak(self) -> list[tuple[int, Birth]]:
         alive: dict[int, Birth] = {}

@@ -43,6 +43,9 @@ AWAITED = frozenset({"wait_tensor", "barrier", "monitored_barrier_"})
 """Of these namespaces: ranks wait for each other, and nothing is carried."""
 COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd"})
 FOREACH = "_foreach_"
+GATHERS = "fsdp::split_with_sizes_copy"
+"""By this FSDP writes gathered parameters to their storages, which it resizes without an operator."""
+
 LIFTS = frozenset({"lift", "lift_fresh"})
 """Operators by which memory that no operator made arrives: from `torch.tensor`, or a loaded array."""
 
@@ -68,12 +71,13 @@ class Operator:
         kind: How a call is counted.
         cost: The cost of a call, from its arguments and result.
         makes_storage: Whether results are new memory.
+        fills: Whether it writes to storages that have got their memory without an operator.
         has_nested_kernel: Whether its kernel for nested tensors calls other operators.
         waits: Whether ranks wait for each other in it, and nothing is carried.
         written: Names and positions of the arguments that it writes to.
     """
 
-    __slots__ = ("cost", "has_nested_kernel", "kind", "known_as", "makes_storage", "name", "waits", "written")
+    __slots__ = ("cost", "fills", "has_nested_kernel", "kind", "known_as", "makes_storage", "name", "waits", "written")
 
     def __init__(self, function: Any) -> None:
         """Look the operator up in the tables, then in the convention."""
@@ -85,6 +89,7 @@ class Operator:
         self.written = written_arguments(function) if isinstance(function, OpOverload) else ()
         no_work = namespace in NAMESPACES_WITHOUT_WORK  # such as asking for the device of a fake tensor
         self.makes_storage = not no_work and (not isinstance(function, OpOverload) or self.known_as in LIFTS or makes_storage(function))
+        self.fills = qualified == GATHERS
         views = bool(getattr(function, "is_view", False))
         self.has_nested_kernel = isinstance(function, OpOverload) and not no_work and not views and has_nested_kernel(function)
         formula = formula_of(function)

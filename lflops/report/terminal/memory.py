@@ -8,14 +8,16 @@ from rich.text import Text
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
+from lflops.analyze.memory.checkpointing import Checkpointed
 from lflops.analyze.memory.peak import Holder
-from lflops.analyze.memory.what_if import Checkpointed, Sharded
-from lflops.hardware.chips import Hardware
+from lflops.analyze.memory.room import FRAGMENTATION, Room, Verdict, room_for
+from lflops.analyze.memory.sharding import Sharded
 from lflops.profile.model import Memory, Moment
 from lflops.report.terminal.tables import margin, text
 
-__all__ = ["render_checkpointed", "render_memory", "render_sharded"]
+__all__ = ["render_checkpointed", "render_memory", "render_sharded", "room_lines"]
 
+_COLOURS: Mapping[Verdict, str] = {"fits": "", "tight": "yellow", "does not fit": "red"}
 _LISTED = 10
 _BLOCKS = 5
 
@@ -27,10 +29,12 @@ def render_memory(analysis: Analysis) -> Group:
         return Group(text("memory was not counted", "dim"))
     table = margin()
     table.add_row("peak", text(", ".join([units.size(memory.peak_bytes), *_when(memory, analysis.peak_moment)])))
-    if (room := _room(memory, analysis.profile.run.hardware)) is not None:
-        table.add_row("fits", text(room, "" if room.startswith("yes") else "yellow"))
+    if (room := room_for(analysis.profile, analysis.profile.run.hardware)) is not None:
+        _add(table, "fits", (text(line, _COLOURS[room.verdict]) for line in room_lines(room)))
     categories = {category.replace("_", " "): nbytes for category, nbytes in memory.by_category.items()}
     _add(table, "by category", _listed(categories, memory.peak_bytes))
+    if (most := memory.most_by_category.get("activations", 0)) > memory.by_category.get("activations", 0):
+        table.add_row("", text(f"{units.size(most):>12}  activations at most, before the peak or after it", "dim"))
     _add(table, "by module", _listed({_name(each): each.bytes for each in analysis.holders}, memory.peak_bytes))
     largest = [
         f"{units.size(each.bytes):>12}  {each.category.replace('_', ' ')}, {each.module or 'the root'}"
@@ -48,12 +52,21 @@ def _when(memory: Memory, at: Moment | None) -> list[str]:
     return [f"reached in {at.phase} by {at.operator} of {at.module or 'the root'}, operator {memory.peak_index + 1:,}"]
 
 
-def _room(memory: Memory, chip: Hardware | None) -> str | None:
-    """Whether the chip has as much; the rest is for what no tensor holds."""
-    if chip is None or chip.memory_bytes is None:
-        return None
-    fits = "yes" if memory.fits(chip.memory_bytes) else "no"
-    return f"{fits}: {units.percent(memory.peak_bytes / chip.memory_bytes)} of {units.size(chip.memory_bytes)} ({chip.name})"
+def room_lines(room: Room) -> Iterable[str]:
+    """The verdict, and what it is made of."""
+    yield (
+        f"{room.verdict}: {units.size(room.needed_bytes)} of the {units.size(room.usable_bytes)} that a process has on {room.chip} "
+        f"({units.percent(room.needed_bytes / room.usable_bytes)})"
+    )
+    assumed = f"fragmentation ({units.percent(FRAGMENTATION, digits=0)} assumed)"
+    parts = {
+        "tensors": room.tensor_bytes,
+        "reserved besides by the allocator (simulated)" if room.fragmentation_simulated else assumed: room.fragmentation_bytes,
+        "CUDA context": room.context_bytes,
+        "cuBLAS": room.workspace_bytes,
+        "NCCL": room.collective_bytes,
+    }
+    yield ", ".join(f"{units.size(nbytes)} {name}" for name, nbytes in parts.items() if nbytes)
 
 
 def _name(holder: Holder) -> str:
@@ -87,17 +100,29 @@ def render_checkpointed(blocks: Sequence[Checkpointed]) -> Group:
 
 
 def render_sharded(strategies: Sequence[Sharded]) -> Group:
-    """A column for each part of what a rank holds."""
+    """What a rank needs under each strategy: in all, whether that fits, and a column for each part."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column()
-    for _ in range(5):
+    heads = ["in all", "parameters", "gradients", "optimizer state", "gathered", "rest"]
+    has_room = any(each.room is not None for each in strategies)
+    heads += ["needs", "verdict"] if has_room else []
+    for _ in heads:
         table.add_column(justify="right")
-    heads = ("parameters", "gradients", "optimizer state", "gathered", "the rest at the peak")
-    table.add_row(*map(text, (f"each of {strategies[0].ranks} ranks" if strategies else "", *heads)), style="bold")
+    table.add_row(*map(text, (f"peak of each of {strategies[0].ranks} ranks" if strategies else "", *heads)), style="bold")
     for each in strategies:
-        parts = (each.parameter_bytes, each.gradient_bytes, each.optimizer_state_bytes, each.gathered_bytes, each.rest_bytes)
-        table.add_row(text(each.strategy), *(text(units.size(part)) for part in parts))
-    return Group(table)
+        parts = (
+            each.total_bytes,
+            each.parameter_bytes,
+            each.gradient_bytes,
+            each.optimizer_state_bytes,
+            each.gathered_bytes,
+            each.rest_bytes,
+        )
+        cells = [text(units.size(part)) for part in parts]
+        if each.room is not None:
+            cells += [text(units.size(each.room.needed_bytes)), text(each.room.verdict, _COLOURS[each.room.verdict])]
+        table.add_row(text(each.strategy), *cells)
+    return Group(table, text("by arithmetic on this step; needs = with fragmentation, CUDA's context, cuBLAS and NCCL", "dim"))
 
 
 def _saving(saved: int, macs: int) -> str:

@@ -122,10 +122,26 @@ def test_the_timeline_says_what_each_part_turned_out_to_be() -> None:
 
 
 def test_a_peak_fits_where_there_is_room_for_it() -> None:
-    """To the byte: two tensors of a hundred."""
+    """To the byte: two tensors of a hundred. Without a margin of one's own a tenth is left for what no tensor holds."""
     with torch.no_grad():
         whole = memory(count(torch.exp, fixed(100)))
-    assert (True, False) == (whole.fits(200 * FLOAT), whole.fits(200 * FLOAT - 1))
+    assert (True, False) == (whole.fits(200 * FLOAT, margin=0), whole.fits(200 * FLOAT - 1, margin=0))
+    assert (True, False) == (whole.fits(1000), whole.fits(888)), "nine tenths of 888 are 799.2"
+    with pytest.raises(ValueError, match=r"margin=1: give a share"):
+        whole.fits(1000, margin=1)
+
+
+def test_each_category_has_its_most_at_its_own_time() -> None:
+    """Activations at the end of forward: by hand, ten exponentials. And the highest that the timeline reaches is the peak."""
+
+    def ten(x: Tensor) -> Tensor:
+        for _ in range(10):
+            x = x.exp()
+        return x
+
+    counted = memory(lflops.count(Function(ten), fixed(100).requires_grad_(), backward=True, loss=lambda out: out[0]))
+    assert 10 * 100 * FLOAT == counted.most_by_category["activations"]
+    assert counted.peak_bytes == max(moment.highest_bytes or 0 for moment in counted.timeline)
 
 
 class Uneven(nn.Module):

@@ -82,6 +82,23 @@ def test_the_work_and_the_peak_are_those_of_a_rank_that_trains(
 
 
 @needs_shapes_of_collectives
+def test_gathered_parameters_are_alive_while_their_module_runs() -> None:
+    """FSDP resizes their storages without an operator. Each rank's quarter; and both layers in turn, the second also in backward."""
+    estimated = lflops.estimate(in_shards, BATCH, backward=True, loss=lambda out: out.sum())
+    assert estimated.memory is not None
+    first, second = NARROW * WIDE + WIDE, WIDE * NARROW + NARROW
+    own = (first + second) // RANKS
+    alive = {
+        (moment.operator, moment.module, moment.phase): moment.by_category.parameters // FLOAT
+        for moment in estimated.memory.timeline
+        if moment.by_category is not None
+    }
+    assert [own + first, own + second] == [alive["addmm", row, "forward"] for row in ("0", "2")]
+    assert own + second == alive["mm", "2", "backward"]
+    assert own == alive["relu", "1", "forward"] == alive["fsdp::chunk_cat", "", "backward"]
+
+
+@needs_shapes_of_collectives
 def test_a_module_in_columns_and_rows_may_be_given_as_it_is() -> None:
     """It is left so; a rank's part of the products is a quarter, and the weights it holds."""
     model = in_columns_and_rows()
@@ -124,4 +141,4 @@ def test_the_largest_batch_of_a_rank_is_that_of_its_estimates(build: Callable[[]
     how = {"loss": loss, "optimizer": torch.optim.AdamW}
     found = lflops.largest_batch(build, lambda samples: torch.ones(samples, NARROW), memory_bytes=memory_bytes, **how)
     estimates = [lflops.estimate(build, torch.ones(samples, NARROW), backward=True, **how) for samples in (found, found + 1)]
-    assert [True, False] == [each.memory is not None and each.memory.fits(memory_bytes) for each in estimates]
+    assert [True, False] == [each.memory is not None and each.memory.fits(memory_bytes, margin=0) for each in estimates]

@@ -1,15 +1,14 @@
-"""What checkpointing and sharding would leave: a model of two blocks and a head, with round figures; and a real one."""
+"""What checkpointing would leave: a model of two blocks and a head, with round figures; and a real one."""
 
 from typing import Any
 
-import pytest
 import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lflops
-from lflops.analyze.memory.what_if import Checkpointed, Sharded, checkpointed, sharded
+from lflops.analyze.memory.checkpointing import Checkpointed, checkpointed
 from lflops.profile.model import Profile
 from tests.support.profile_builders import product, profile, small_memory, weights
 
@@ -48,31 +47,9 @@ def test_without_a_backward_nothing_is_kept_for_it() -> None:
     assert () == checkpointed(profile(ROWS, FORWARD, memory=planned().memory))
 
 
-def test_each_strategy_divides_one_thing_more() -> None:
-    """State; gradients, each as large as its parameter; parameters, where the larger block of 500 is gathered. Rounded up over 4 ranks."""
-    rest = 5000 + 60 + 7
-    assert [(4000, 4000, 2001, 0), (4000, 1000, 2001, 0), (1000, 1000, 2001, 2000)] == [
-        (each.parameter_bytes, each.gradient_bytes, each.optimizer_state_bytes, each.gathered_bytes) for each in sharded(planned(), 4)
-    ]
-    assert {(4, rest)} == {(each.ranks, each.rest_bytes) for each in sharded(planned(), 4)}
-    assert ["ZeRO-1", "ZeRO-2", "ZeRO-3, FSDP2"] == [each.strategy for each in sharded(planned(), 4)]
-
-
-def test_one_rank_holds_everything() -> None:
-    """There is nobody to share with."""
-    assert {(4000, 4000, 8002)} == {
-        (each.parameter_bytes, each.gradient_bytes, each.optimizer_state_bytes)
-        for each in sharded(planned(), 1)
-        if isinstance(each, Sharded)
-    }
-
-
-def test_without_memory_nothing_is_known_and_no_ranks_are_an_error() -> None:
+def test_without_memory_nothing_is_known() -> None:
     """Empty, which is not a saving of 0."""
-    without = profile(ROWS, CELLS)
-    assert ((), ()) == (checkpointed(without), sharded(without, 4))
-    with pytest.raises(ValueError, match="ranks=0"):
-        sharded(planned(), 0)
+    assert () == checkpointed(profile(ROWS, CELLS))
 
 
 class Deep(nn.Module):
