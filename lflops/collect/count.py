@@ -21,6 +21,7 @@ from lflops.collect.model.compile_guard import force_eager
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.ranks.unsharded import check_logical, with_logical
 from lflops.collect.torch_private.self_check import check
+from lflops.collect.torch_private.tensors import only_shapes_run
 from lflops.errors import CountError
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
@@ -128,6 +129,8 @@ class Counting:
         if self._entered:
             raise CountError("counting: this count was entered before, and counts once: make another")
         self._entered = True
+        if not self._counter.fake and only_shapes_run([*(each for each, _ in self._tree.parameters()), *tensors_in(self._batch)]):
+            raise CountError("counting: tensors are fake here, and nothing would be counted: use device='meta', or lflops.estimate")
         with contextlib.ExitStack() as undo:
             undo.enter_context(force_eager())
             self._hold()

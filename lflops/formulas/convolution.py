@@ -18,6 +18,11 @@ Mask = tuple[bool, bool, bool]
     "_slow_conv2d_forward",
     "slow_conv3d_forward",
     "_conv_depthwise2d",
+    "conv_depthwise3d",
+    "slow_conv_dilated2d",
+    "slow_conv_dilated3d",
+    "_nnpack_spatial_convolution",
+    "miopen_depthwise_convolution",
 )
 def convolution(x: Shape, weight: Shape, *, out: Shape, bias: Shape | None = None, transposed: bool = False) -> Cost:
     """A kernel's products at each position: of the output, or of the input where that is spread out (transposed)."""
@@ -38,7 +43,7 @@ def activated_convolution(x: Shape, weight: Shape, *, out: Shape, bias: Shape | 
     return plain._replace(other_flops=plain.other_flops + prod(out) * (1 if z is None else 3))
 
 
-@formula("cudnn_convolution_transpose", "miopen_convolution_transpose")
+@formula("cudnn_convolution_transpose", "miopen_convolution_transpose", "slow_conv_transpose2d", "slow_conv_transpose3d")
 def transposed_convolution(x: Shape, weight: Shape, *, out: Shape, bias: Shape | None = None) -> Cost:
     """A kernel's products at each position of the input."""
     return convolution(x, weight, out=out, bias=bias, transposed=True)

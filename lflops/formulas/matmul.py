@@ -16,6 +16,42 @@ def mm(a: Shape, b: Shape) -> int:
     return a[0] * (b.stored if isinstance(b, SparseShape) else prod(b))
 
 
+@formula("hspmm")
+def sparse_mm(a: Shape, b: Shape) -> int:
+    """The same with a sparse result."""
+    return mm(a, b)
+
+
+@formula("_sparse_mm_reduce_impl")
+def reduced_mm(a: Shape, b: Shape, reduce: str) -> Cost:
+    """A sparse matrix by a dense one, where sums may be means, or the largest or smallest products."""
+    stored, columns = a.stored if isinstance(a, SparseShape) else prod(a), b[-1]
+    if reduce in ("sum", "mean"):
+        return Cost(stored * columns, other_flops=a[0] * columns if reduce == "mean" else 0)
+    return Cost(other_flops=2 * stored * columns)
+
+
+@formula("_sparse_mm_reduce_impl_backward")
+def reduced_mm_backward(a: Shape, grad: Shape, weight: Shape, reduce: str, *, output_mask: Sequence[bool]) -> Cost:
+    """The gradients of the matrices that are asked for; of the largest or smallest products only one in each place has any."""
+    stored = a.stored if isinstance(a, SparseShape) else prod(a)
+    if reduce in ("sum", "mean"):
+        return Cost(stored * grad[-1] * sum(output_mask))
+    return Cost(other_flops=2 * prod(grad) * sum(output_mask))
+
+
+@formula("mkldnn_linear_backward_input")
+def packed_linear_backward_input(size: Shape, grad: Shape, weight: Shape) -> int:
+    """[..., m] x [m, k]."""
+    return prod(grad) * weight[-1]
+
+
+@formula("mkldnn_linear_backward_weights")
+def packed_linear_backward_weights(grad: Shape, x: Shape, weight: Shape, *, bias_defined: bool) -> Cost:
+    """[m, ...] x [..., k], and a sum for the bias."""
+    return Cost(prod(grad) * x[-1], other_flops=prod(grad) if bias_defined else 0)
+
+
 @formula("_foreach_mm")
 def foreach_mm(a: Sequence[Shape], b: Sequence[Shape]) -> int:
     """Pairs of [n, k] x [k, m]."""

@@ -84,3 +84,23 @@ def fused_gru_cell_backward(grad: Shape) -> Cost:
 def lstm_mps(x: Shape, hx: Sequence[Shape], params: Sequence[Shape], *, num_layers: int, bidirectional: bool) -> Cost:
     """All layers and directions, on Apple's GPUs."""
     return recurrent(x, params, cells=num_layers * (1 + bidirectional), mode=2, hidden=hx[1][-1])
+
+
+def _quantized(x: Shape, hidden: Shape, *, gates: int, mode: int, layers: int, directions: int) -> Cost:
+    """Packed weights hide their shapes; the hidden state has [layers x directions, batch, width]."""
+    width = hidden[-1]
+    weights = [(gates * width, inner) for layer in range(layers) for inner in (x[-1] if not layer else directions * width, width)]
+    biases = [(gates * width,)] * (2 * layers)
+    return recurrent(x, [*weights, *biases] * directions, cells=layers * directions, mode=mode, hidden=width)
+
+
+@formula("quantized_lstm")
+def quantized_lstm(x: Shape, *, hx: Sequence[Shape], num_layers: int, bidirectional: bool) -> Cost:
+    """All layers and directions, each with two biases."""
+    return _quantized(x, hx[0], gates=4, mode=2, layers=num_layers, directions=1 + bidirectional)
+
+
+@formula("quantized_gru")
+def quantized_gru(x: Shape, *, hx: Shape, num_layers: int, bidirectional: bool) -> Cost:
+    """All layers and directions, each with two biases."""
+    return _quantized(x, hx, gates=3, mode=3, layers=num_layers, directions=1 + bidirectional)

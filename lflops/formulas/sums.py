@@ -6,13 +6,21 @@ from typing import Any
 from lflops.formulas.table import Cost, Shape, formula
 
 
-@formula("max_pool2d_with_indices", "avg_pool2d", "fractional_max_pool2d")
+@formula("quantized_max_pool1d", "quantized::max_pool1d")
+def pool1d(x: Shape, kernel: Shape, *, out: Any) -> Cost:
+    """Each window once."""
+    return Cost(other_flops=_windows(out, kernel, 1))
+
+
+@formula(
+    "max_pool2d_with_indices", "avg_pool2d", "fractional_max_pool2d", "quantized_max_pool2d", "quantized::max_pool2d", "mkldnn_max_pool2d"
+)
 def pool2d(x: Shape, kernel: Shape, *, out: Any) -> Cost:
     """Each window once."""
     return Cost(other_flops=_windows(out, kernel, 2))
 
 
-@formula("max_pool3d_with_indices", "avg_pool3d", "fractional_max_pool3d")
+@formula("max_pool3d_with_indices", "avg_pool3d", "fractional_max_pool3d", "quantized_max_pool3d", "mkldnn_max_pool3d")
 def pool3d(x: Shape, kernel: Shape, *, out: Any) -> Cost:
     """Each window once."""
     return Cost(other_flops=_windows(out, kernel, 3))
@@ -46,6 +54,12 @@ def embedding_bag(weight: Shape, indices: Shape) -> Cost:
 def embedding_bag_backward(grad: Shape, indices: Shape) -> Cost:
     """One addition an element of the rows that were gathered."""
     return Cost(other_flops=prod(indices) * grad[-1])
+
+
+@formula("_embedding_bag_per_sample_weights_backward")
+def embedding_bag_weights_backward(grad: Shape, weight: Shape, indices: Shape) -> Cost:
+    """A product and an addition an element of the rows that were gathered."""
+    return Cost(other_flops=2 * prod(indices) * grad[-1])
 
 
 @formula("embedding_renorm_")

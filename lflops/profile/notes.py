@@ -16,6 +16,7 @@ NoteCode = Literal[
     "attention_on_cuda",
     "backward_assumed",
     "compiled_ran_eager",
+    "counted_inside",
     "ended_early",
     "experts",
     "few_clean_steps",
@@ -45,6 +46,7 @@ NOTE_VALUES: Mapping[NoteCode, Mapping[str, type]] = {
     # Counting.
     "ambiguous_threads": {"calls": int},  # operator calls in backward whose module is unknown; they are the root's own
     "compiled_ran_eager": {},  # subject: how many compiled modules
+    "counted_inside": {"calls": int},  # subject: a custom operator without a formula, counted by the operators that run inside it
     "formula_failed": {"error": str},  # subject: the operator
     "generated": {"prefill_macs": int, "prefill_flops": int, "decode_macs": int, "decode_flops": int, "decode_calls": int},
     "ignored": {"calls": int, "macs": int, "flops": int, "seconds": float},  # subject: the row; seconds only where it was timed

@@ -48,6 +48,7 @@ SPARSE = (
         product(stored, m),
     ),
     inference("bmm of sparse coordinates", of(torch.bmm, batches, data(batch, k, m)), product(batch, stored, m)),
+    trained("sparse.mm of rows, averaged", of(lambda a, b: torch.sparse.mm(a, b, "mean"), rows, columns), of_stored),
     trained("linear with a sparse weight", of(F.linear, leaf(batch, k), rows), product(batch, stored, gradients=1)),
 )
 

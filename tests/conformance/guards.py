@@ -39,6 +39,13 @@ GUARDS = {
         **{f"conv{each}d, quantized": f"quantized::conv{each}d" for each in (1, 2, 3)},
         **{f"conv{each}d and ReLU, quantized": f"quantized::conv{each}d_relu" for each in (1, 2, 3)},
         **{f"conv{each}d, quantized dynamically": f"quantized::conv{each}d_dynamic" for each in (1, 2, 3)},
+        **{f"conv_transpose{each}d, quantized": f"quantized::conv_transpose{each}d" for each in (1, 2, 3)},
+        **{f"conv_transpose{each}d, quantized dynamically": f"quantized::conv_transpose{each}d_dynamic" for each in (1, 2, 3)},
+        "conv2d and a sum, quantized": "quantized::conv2d_add",
+        "conv2d and a sum and ReLU, quantized": "quantized::conv2d_add_relu",
+        "LSTM, quantized dynamically": "quantized_lstm",
+        "GRU, quantized dynamically": "quantized_gru",
+        "sparse.mm of rows, averaged": "_sparse_mm_reduce_impl _sparse_mm_reduce_impl_backward",
         "conv2d": "convolution convolution_backward",
         "conv_tbc, time first": "conv_tbc",
         "_convolution": "_convolution",
@@ -111,7 +118,35 @@ ELSEWHERE = {
         "is transformers' own, where torch has no such kernel": """
             transformers::grouped_mm_fallback transformers::grouped_mm_fallback_backward
         """,
-        "computes no product, and a case is of products": "linalg_solve_triangular",
+        "computes no product, and a case is of products": """
+            linalg_solve_triangular triangular_solve linalg_cholesky_ex cholesky linalg_ldl_factor_ex linalg_lu linalg_lu_factor_ex
+            _linalg_det _linalg_slogdet linalg_inv_ex cholesky_inverse _linalg_solve_ex _cholesky_solve_helper cholesky_solve
+            linalg_lu_solve linalg_ldl_solve linalg_qr geqrf linalg_householder_product ormqr linalg_lstsq _linalg_eigh linalg_eig
+            _linalg_eigvals _linalg_svd _ctc_loss _ctc_loss_backward _cudnn_ctc_loss miopen_ctc_loss
+            multilabel_margin_loss_forward multilabel_margin_loss_backward _embedding_bag_per_sample_weights_backward
+            quantized_max_pool1d quantized_max_pool2d quantized_max_pool3d quantized::max_pool1d quantized::max_pool2d
+            mkldnn_max_pool2d mkldnn_max_pool3d quantized::embedding_bag_byte quantized::embedding_bag_4bit
+            quantized::embedding_byte quantized::embedding_4bit
+            quantized::add_relu quantized::add_scalar quantized::add_scalar_relu
+            quantized::mul_relu quantized::mul_scalar quantized::mul_scalar_relu
+            quantized::batch_norm quantized::batch_norm_relu quantized::batch_norm1d quantized::batch_norm1d_relu
+            quantized::batch_norm2d quantized::batch_norm2d_relu quantized::batch_norm3d quantized::batch_norm3d_relu
+            quantized::layer_norm quantized::group_norm quantized::instance_norm quantized::softmax quantized::prelu
+            onednn::qadd onednn::qadd_relu onednn::qmul onednn::qbatch_norm2d
+            quantized::linear_prepack quantized::conv1d_prepack quantized::conv2d_prepack quantized::conv3d_prepack
+            quantized::embedding_bag_byte_prepack quantized::embedding_bag_4bit_prepack
+            quantized::conv_transpose1d_prepack quantized::conv_transpose2d_prepack quantized::conv_transpose3d_prepack
+            onednn::qlinear_prepack onednn::qconv_prepack
+        """,
+        "is called by torch alone, in graphs that it has compiled or on machines of another kind": """
+            conv_depthwise3d slow_conv_dilated2d slow_conv_dilated3d slow_conv_transpose2d slow_conv_transpose3d
+            _nnpack_spatial_convolution miopen_depthwise_convolution hspmm _mixed_dtypes_linear _weight_int4pack_mm_with_scales_and_zeros
+            mkldnn_linear_backward_input mkldnn_linear_backward_weights
+            quantized::matmul quantized::linear_relu_dynamic_fp16 quantized::linear_leaky_relu quantized::linear_tanh
+            quantized::linear_with_input_q_dq_qweight_dq_output_fp32 quantized::linear_with_input_q_dq_qweight_dq_relu_output_fp32
+            onednn::qlinear_pointwise onednn::linear_dynamic_fp16 onednn::linear_relu_dynamic_fp16
+            onednn::qconv_pointwise onednn::qconv1d_pointwise onednn::qconv2d_pointwise onednn::qconv3d_pointwise
+        """,
     }.items()
     for operator in operators.split()
 }

@@ -13,7 +13,7 @@ from tests.conformance.pencil import NOTHING, Macs, product
 
 __all__ = ["CASES"]
 
-batch, inputs, outputs, channels, size, kernel = 3, 32, 64, 6, 7, 3
+batch, inputs, outputs, channels, size, kernel, steps = 3, 32, 64, 6, 7, 3, 5
 aten = torch.ops.aten
 quantization = torch.ao.quantization
 once = product(batch, inputs, outputs)
@@ -126,6 +126,41 @@ def dynamic_convolution(dimensions: int) -> Callable[[], nn.Module]:
     return lambda: kind(channels, outputs, kernel, groups=groups)
 
 
+def in_integers(inside: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """A quantized layer between floats."""
+    return lambda: Apart(lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8), inside(), Tensor.dequantize)
+
+
+def transposed(dimensions: int, *, dynamically: bool) -> Callable[[], nn.Module]:
+    """A transposed convolution, quantized."""
+    kinds = torch.ao.nn.quantized.dynamic if dynamically else torch.ao.nn.quantized
+    make = lambda: getattr(kinds, f"ConvTranspose{dimensions}d")(channels, outputs, kernel)  # noqa: E731
+    return make if dynamically else in_integers(make)
+
+
+class Added(nn.Module):
+    """A convolution whose kernel adds something to its result, as a residual block has it."""
+
+    def __init__(self, kernel: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.kernel = kernel
+
+    def forward(self, x: Tensor) -> Tensor:
+        engine = torch.backends.quantized.engine
+        torch.backends.quantized.engine = "onednn"
+        try:
+            weight = torch.quantize_per_tensor(torch.zeros(channels, channels, 1, 1), 0.1, 0, torch.qint8)
+            packed = torch.ops.quantized.conv2d_prepack(weight, torch.zeros(channels), [1, 1], [0, 0], [1, 1], 1)
+            return self.kernel(x, x, packed, 0.1, 0)
+        finally:
+            torch.backends.quantized.engine = engine
+
+
+def recurrent_layer(kind: type[nn.RNNBase], **options: Any) -> Callable[[], nn.Module]:
+    """Short weights, and inputs that are quantized as they come."""
+    return lambda: quantization.quantize_dynamic(nn.Sequential(kind(inputs, outputs, **options)), {kind}, dtype=torch.qint8)
+
+
 groups, smaller = 2, size - kernel + 1
 
 
@@ -153,6 +188,33 @@ QUANTIZED = (
     *(
         inference(f"conv{each}d, quantized dynamically", layer(dynamic_convolution(each), places(each)), of_places(each))
         for each in (1, 2, 3)
+    ),
+    *(
+        inference(
+            f"conv_transpose{each}d, quantized{' dynamically' if dynamically else ''}",
+            layer(transposed(each, dynamically=dynamically), places(each)),
+            product(batch, size**each, outputs, channels, kernel**each),
+        )
+        for each in (1, 2, 3)
+        for dynamically in (False, True)
+    ),
+    *(
+        inference(
+            f"conv2d and a sum{' and ReLU' if more else ''}, quantized",
+            layer(in_integers(lambda more=more: Added(getattr(torch.ops.quantized, f"conv2d_add{more}"))), places(2)),
+            product(batch, size**2, channels, channels),
+        )
+        for more in ("", "_relu")
+    ),
+    inference(
+        "LSTM, quantized dynamically",
+        layer(recurrent_layer(nn.LSTM, num_layers=2, bidirectional=True), data(steps, batch, inputs)),
+        product(steps, batch, 2 * 4 * outputs, inputs + outputs) + product(steps, batch, 2 * 4 * outputs, 2 * outputs + outputs),
+    ),
+    inference(
+        "GRU, quantized dynamically",
+        layer(recurrent_layer(nn.GRU), data(steps, batch, inputs)),
+        product(steps, batch, 3 * outputs, inputs + outputs),
     ),
     inference("linear with weights of eight bits", layer(eights, given), once),
     inference("linear with weights of four bits", layer(fours, given), once),

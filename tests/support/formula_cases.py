@@ -3,7 +3,7 @@
 from itertools import product
 from typing import Any, NamedTuple
 
-from lflops.formulas.table import Cost, Values
+from lflops.formulas.table import Cost, SparseShape, Values
 
 
 class Case(NamedTuple):
@@ -47,6 +47,33 @@ matmul = [
     case("baddbmm baddbmm_", (M,), (G, N, K), (G, K, M), beta=0, expected=Cost(G * N * K * M)),
     case("addbmm addbmm_", (N, M), (G, N, K), (G, K, M), expected=Cost(G * N * K * M, other_flops=N * M)),
     case("addbmm addbmm_", (N, M), (G, N, K), (G, K, M), beta=0, expected=Cost(G * N * K * M)),
+    case("hspmm", SparseShape((N, K), 7), (K, M), expected=7 * M),
+    case("_sparse_mm_reduce_impl", SparseShape((N, K), 7), (K, M), "sum", expected=7 * M),
+    case("_sparse_mm_reduce_impl", SparseShape((N, K), 7), (K, M), "mean", expected=Cost(7 * M, other_flops=N * M)),
+    # A product and a comparison, for which there is no multiply-accumulate.
+    case("_sparse_mm_reduce_impl", SparseShape((N, K), 7), (K, M), "amax", expected=Cost(other_flops=2 * 7 * M)),
+    *(
+        case(
+            "_sparse_mm_reduce_impl_backward",
+            SparseShape((N, K), 7),
+            (N, M),
+            (K, M),
+            reduce,
+            output_mask=(True, of_dense),
+            expected=Cost(7 * M * (1 + of_dense)) if reduce == "sum" else Cost(other_flops=2 * N * M * (1 + of_dense)),
+        )
+        for reduce, of_dense in product(("sum", "amin"), (False, True))
+    ),
+    case("mkldnn_linear_backward_input", [G, N, K], (G, N, M), (M, K), expected=G * N * M * K),
+    case("mkldnn_linear_backward_weights", (G, N, M), (G, N, K), (M, K), bias_defined=False, expected=G * N * M * K),
+    case(
+        "mkldnn_linear_backward_weights",
+        (G, N, M),
+        (G, N, K),
+        (M, K),
+        bias_defined=True,
+        expected=Cost(G * N * M * K, other_flops=G * N * M),
+    ),
     case("mv", (N, K), (K,), expected=N * K),
     case("addmv addmv_", (N,), (N, K), (K,), expected=Cost(N * K, other_flops=N)),
     case("addmv addmv_", (N,), (N, K), (K,), beta=0, expected=Cost(N * K)),
@@ -77,7 +104,8 @@ once = B * OUT_HEIGHT * OUT_WIDTH * OUT * IN * KERNEL
 
 any_convolution = (
     "convolution _convolution convolution_overrideable mkldnn_convolution miopen_convolution cudnn_convolution _slow_conv2d_forward"
-    " _conv_depthwise2d slow_conv3d_forward"
+    " _conv_depthwise2d slow_conv3d_forward conv_depthwise3d slow_conv_dilated2d slow_conv_dilated3d _nnpack_spatial_convolution"
+    " miopen_depthwise_convolution"
 )
 backwards = "convolution_backward convolution_backward_overrideable"
 added = B * OUT * OUT_HEIGHT * OUT_WIDTH
@@ -103,7 +131,7 @@ convolution = [
         expected=Cost(once, other_flops=4 * added),
     ),
     case(
-        "cudnn_convolution_transpose miopen_convolution_transpose",
+        "cudnn_convolution_transpose miopen_convolution_transpose slow_conv_transpose2d slow_conv_transpose3d",
         image,
         spread_out,
         out=smaller,
@@ -225,7 +253,10 @@ normalisation = [
 ]
 
 pooled, pooled_3d = (2, 3, 4, 5), (2, 3, 4, 5, 6)
-pools, pools_3d = (f"max_pool{d}d_with_indices avg_pool{d}d fractional_max_pool{d}d" for d in (2, 3))
+pools, pools_3d = (
+    f"max_pool{d}d_with_indices avg_pool{d}d fractional_max_pool{d}d quantized_max_pool{d}d mkldnn_max_pool{d}d" for d in (2, 3)
+)
+pools += " quantized::max_pool2d"
 CUBIC, NEAREST, LINEAR = 2, 1, 0
 places, places_3d = (2, 7, 9, 2), (2, 7, 9, 11, 3)
 sampled, sampled_3d = (2, 3, 7, 9), (2, 3, 7, 9, 11)
@@ -240,6 +271,8 @@ sums = [
     case("scatter_add scatter_add_ scatter_reduce scatter_reduce_", (9, 5), 1, (3, 2), (4, 5), expected=Cost(other_flops=3 * 2)),
     case("_embedding_bag _embedding_bag_forward_only", (100, 8), (12,), expected=Cost(other_flops=12 * 8)),
     case("_embedding_bag_backward _embedding_bag_dense_backward", (4, 8), (12,), expected=Cost(other_flops=12 * 8)),
+    case("quantized_max_pool1d quantized::max_pool1d", (2, 3, 8), [2], out=(2, 3, 4), expected=Cost(other_flops=2 * 3 * 4 * 2)),
+    case("_embedding_bag_per_sample_weights_backward", (4, 8), (100, 8), (12,), expected=Cost(other_flops=2 * 12 * 8)),
     case("embedding_renorm_", (100, 8), (12,), expected=Cost(other_flops=12 * 8 * 3)),
     case("nll_loss_forward nll_loss2d_forward", (4, 100), (4,), expected=Cost(other_flops=4)),
     case("nll_loss_backward nll_loss2d_backward", (), (4, 100), (4,), expected=Cost(other_flops=4)),
@@ -283,10 +316,4 @@ updates = [
     case(adagrad, parameters, weight_decay=0.1, expected=Cost(other_flops=7 * PARAMETERS)),
 ]
 
-triangular = [
-    # Five unknowns for each of three right-hand sides; the matrix of both batches is one.
-    case("linalg_solve_triangular", (1, 5, 5), (2, 5, 3), out=(2, 5, 3), expected=Cost(other_flops=2 * 3 * 25)),
-    case("linalg_solve_triangular", (5, 5), (3, 5), out=(3, 5), unitriangular=True, expected=Cost(other_flops=3 * 20)),
-]
-
-CASES = [*matmul, *convolution, *fused, *normalisation, *sums, *triangular, *updates]
+CASES = [*matmul, *convolution, *fused, *normalisation, *sums, *updates]

@@ -123,11 +123,37 @@ N, K, M = 3, 8, 7
 packed = (
     "quantized::linear quantized::linear_relu quantized::linear_dynamic quantized::linear_relu_dynamic quantized::linear_dynamic_fp16"
     " _weight_int8pack_mm _weight_int4pack_mm _weight_int4pack_mm_for_cpu _dyn_quant_matmul_4bit mkldnn_linear"
+    " _weight_int4pack_mm_with_scales_and_zeros _mixed_dtypes_linear quantized::linear_relu_dynamic_fp16 quantized::linear_leaky_relu"
+    " quantized::linear_tanh quantized::linear_with_input_q_dq_qweight_dq_output_fp32"
+    " quantized::linear_with_input_q_dq_qweight_dq_relu_output_fp32"
+    " onednn::qlinear_pointwise onednn::linear_dynamic_fp16 onednn::linear_relu_dynamic_fp16"
 )
 
 quantized = [
     case(packed, (N, K), out=(N, M), expected=N * K * M),
     case(packed, (B, N, K), out=(B, N, M), expected=B * N * K * M),
+    case("quantized::matmul", (B, N, K), (B, K, M), expected=B * N * K * M),
+    # 2 images of 6 by 7 places, 7 channels of 8 / 4 times a kernel of 3 by 5.
+    case(
+        "onednn::qconv_pointwise onednn::qconv1d_pointwise onednn::qconv2d_pointwise onednn::qconv3d_pointwise",
+        (2, K, 8, 11),
+        qw=(M, K // 4, 3, 5),
+        out=(2, M, 6, 7),
+        expected=2 * 6 * 7 * M * K // 4 * 3 * 5,
+    ),
+    case(
+        "quantized::add_relu quantized::add_scalar quantized::add_scalar_relu quantized::mul_relu quantized::mul_scalar"
+        " quantized::mul_scalar_relu quantized::batch_norm quantized::batch_norm_relu quantized::batch_norm1d quantized::batch_norm1d_relu"
+        " quantized::batch_norm2d quantized::batch_norm2d_relu quantized::batch_norm3d quantized::batch_norm3d_relu quantized::layer_norm"
+        " quantized::group_norm quantized::instance_norm quantized::softmax quantized::prelu onednn::qadd onednn::qadd_relu onednn::qmul"
+        " onednn::qbatch_norm2d quantized::linear_prepack quantized::conv1d_prepack quantized::conv2d_prepack quantized::conv3d_prepack"
+        " quantized::embedding_bag_byte_prepack quantized::embedding_bag_4bit_prepack quantized::conv_transpose1d_prepack"
+        " quantized::conv_transpose2d_prepack quantized::conv_transpose3d_prepack onednn::qlinear_prepack onednn::qconv_prepack",
+        (N, K),
+        expected=Cost(),
+    ),
+    case("quantized::embedding_byte quantized::embedding_4bit", None, expected=Cost()),
+    case("quantized::embedding_bag_byte quantized::embedding_bag_4bit", None, (12,), out=(4, 8), expected=Cost(other_flops=12 * 8)),
     case("_sparse_semi_structured_linear", (N, K), (M, K // 2), out=(N, M), expected=N * M * K // 2),
     case("_sparse_semi_structured_mm", (N, K // 2), (N, K // 16), (K, M), expected=N * M * K // 2),
     case(
@@ -169,4 +195,24 @@ distances = [
     ),
 ]
 
-CASES = [*recurrent, *encoder, *quantized, *spectral, *distances]
+# Two layers in both directions, four gates of each; the second layer's input is the state of both directions.
+quantized_cells = [
+    case(
+        "quantized_lstm",
+        x,
+        hx=[(4, B, HIDDEN), (4, B, HIDDEN)],
+        num_layers=2,
+        bidirectional=True,
+        expected=Cost(2 * (macs(4) + macs(4, 2 * HIDDEN)), other_flops=steps * 4 * HIDDEN * (2 * 4 + 13)),
+    ),
+    case(
+        "quantized_gru",
+        x,
+        hx=(1, B, HIDDEN),
+        num_layers=1,
+        bidirectional=False,
+        expected=Cost(macs(3), other_flops=steps * HIDDEN * (2 * 3 + 10)),
+    ),
+]
+
+CASES = [*quantized_cells, *recurrent, *encoder, *quantized, *spectral, *distances]

@@ -1,9 +1,13 @@
 """Pencil's answers for attention as its kernels take it: sequences of one length, and packed ones whose lengths may be unknown."""
 
+import contextlib
 from typing import Any
 
 from lflops.formulas.table import Cost, Values
 from tests.support.formula_cases import Case, case
+
+with contextlib.suppress(ImportError):  # which enters its operators
+    import torch.nn.attention.varlen  # noqa: F401
 
 BATCH, ROWS, COLUMNS, HEADS, WIDE, VALUE = 2, 5, 8, 3, 16, 24
 

@@ -1,6 +1,7 @@
 """Adds up what operators do, by row and phase, on all threads."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,22 +18,28 @@ from lflops.collect.counting.sharded_tensors import PartialTensors, logical_cost
 from lflops.collect.counting.totals import Totals, Transfers
 from lflops.collect.counting.traffic import bytes_moved, collective_of, is_deferred, size, tensors_of
 from lflops.collect.inputs.tensors import tensors_in
+from lflops.collect.torch_private.autograd import current_node, node_name
 from lflops.profile.records import ModulePhase, Phase
 
 __all__ = ["Call", "Extent", "OperatorAccumulator"]
 
 FUSED = "_fused_"
+WHOLLY_OPERATORS = frozenset(f"torch_nn::_linear_cross_entropy_batch_chunked{kind}" for kind in ("", "_no_reduction"))
+"""Operators that are known to compute nothing but by the operators inside of them."""
+REPEATED_IN_BACKWARD = frozenset({"torch_nn::_linear_cross_entropy_batch_chunked_no_reduction"})
+"""Operators whose backward makes forward's products again, because those are too large to be kept."""
 COLLECTIVE, UNCOUNTED = Kind.COLLECTIVE, Kind.UNCOUNTED
 """Aliases, because looking a member up on an enumeration is slow, and every operator asks."""
 
 
 class ThreadTotals(threading.local):
-    """This thread's sums, and the device type of the sharded operator that it is running, if any."""
+    """This thread's sums; the device type of the sharded operator that it is running, if any; and the products to be repeated, if any."""
 
     def __init__(self) -> None:
         """Begin a thread without sums."""
         self.totals: Totals | None = None
         self.sharded_on: str | None = None
+        self.products: Counter[Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +89,7 @@ class OperatorAccumulator:
         self._threads: list[Totals] = []
         self._step: StepOwners | None = None
         self._optimizers: dict[int, Optimizer] = {}
+        self._repeated: dict[str, Counter[Any]] = {}  # operator to products that its backward makes again
         self.partial_tensors = PartialTensors(scopes.tree)
 
     def total(self) -> Totals:
@@ -124,6 +132,38 @@ class OperatorAccumulator:
         totals.add_logical(local, ModulePhase(self.owner(row, phase), phase), logical_cost(operator, function, args, kwargs, out))
         return out
 
+    def run_inside(self, call: Call, run: Callable[[], Any]) -> Any:
+        """Run an operator without a formula whose kernel calls others: these are counted. If none of them computes, it is uncounted."""
+        totals, thread, name = self._totals(), self._local, call.operator.name
+        inside = thread.totals = Totals()
+        outer, thread.products = thread.products, Counter() if name in REPEATED_IN_BACKWARD else None
+        try:
+            out = run()
+        except BaseException:
+            totals.merge(inside)
+            raise
+        finally:
+            products, thread.products, thread.totals = thread.products, outer, totals
+        if products:
+            self._repeated.setdefault(name, Counter()).update(products)
+        if inside.uncounted or any(counts.flops for counts in inside.cells.values()):
+            totals.merge(inside)
+            totals.counted_inside[name] += name not in WHOLLY_OPERATORS
+        else:
+            _add_uncounted(totals, call._replace(out=out))
+        return out
+
+    def _is_repeated(self, operator: Operator, args: Any) -> bool:
+        """Whether a product in backward is one that forward made inside of the operator whose gradient this is."""
+        node = current_node()
+        name = "" if node is None else node_name(node)
+        products = next((products for operator, products in self._repeated.items() if operator.replace("::", "_") in name), None)
+        key = _shapes(operator, args)
+        if not products or not products[key]:
+            return False
+        products[key] -= 1
+        return True
+
     def _totals(self) -> Totals:
         totals = self._local.totals
         if totals is None:
@@ -163,6 +203,10 @@ class OperatorAccumulator:
             totals.failures[operator.name] = f"{type(error).__name__}: {error}"
             _add_uncounted(totals, call)
             return
+        if cost.macs and self._local.products is not None:
+            self._local.products[_shapes(operator, args)] += 1
+        if cost.macs and self._repeated and phase == "backward" and self._is_repeated(operator, args):
+            phase = "recompute"
         dtype = _dtype(args, out) if cost.macs else _dtype(out, args)
         totals.add((row, operator.name, phase, dtype), cost, moved)
         if cost.recompute is not None:
@@ -210,6 +254,11 @@ class OperatorAccumulator:
             self.memory.relabel(owners.gradients(), "gradients")
             self.memory.add_earlier(owners.states(), "optimizer_state")
         return owners
+
+
+def _shapes(operator: Operator, args: Any) -> tuple[Any, ...]:
+    """What two calls have in common that make the same product."""
+    return (operator.name, *(tuple(each.shape) for each in args if isinstance(each, Tensor)))
 
 
 def _add_uncounted(totals: Totals, call: Call) -> None:

@@ -1,15 +1,16 @@
 """A `Profile` from the sums of a count: rows with own and inclusive work, parameters, notes."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
-from lflops.collect.counting.totals import Counts, Totals
+from lflops.collect.counting.totals import Counts, Totals, Transfers
 from lflops.collect.inputs.tensors import dtype_name
 from lflops.collect.model.module_tree import ModuleTree, ParameterSize, parameter_sizes
+from lflops.collect.model.script_graphs import below_dispatcher
 from lflops.profile.model import (
     COUNTS,
     SCHEMA_VERSION,
@@ -83,6 +84,7 @@ class _Parameters:
 def build_profile(collected: CountedPass, run: Run) -> Profile:
     """Build the profile of one pass."""
     totals = collected.totals
+    _add_scripted(collected)
     cells = tuple(
         Cell(
             module=row,
@@ -121,6 +123,23 @@ def build_profile(collected: CountedPass, run: Run) -> Profile:
         memory=collected.memory,
         notes=collected.notes + tuple(_notes(collected)),
     )
+
+
+def _add_scripted(collected: CountedPass) -> None:
+    """List what scripted modules ran below the dispatcher as uncounted."""
+    for row, module in _scripted(collected.tree):
+        calls = collected.calls[row]
+        for operator, weights in below_dispatcher(module) if calls else ():
+            collected.totals.uncounted[row, operator, "forward"].add(Transfers(calls, calls * weights))
+
+
+def _scripted(tree: ModuleTree) -> Iterator[tuple[str, nn.Module]]:
+    """Scripted modules that are in no other."""
+    rows: set[str] = set()
+    for row, module in tree.modules.items():
+        if isinstance(module, torch.jit.ScriptModule) and rows.isdisjoint(ancestry(row)):
+            rows.add(row)
+            yield row, module
 
 
 def _modules(collected: CountedPass, communication: Iterable[Communication]) -> dict[str, ModuleProfile]:
@@ -232,12 +251,12 @@ def _notes(collected: CountedPass) -> Iterable[Note]:
             if of == row:
                 ignored.add(counts)
         yield Note(code="ignored", subject=row, values={"calls": ignored.calls, "macs": ignored.macs, "flops": ignored.flops})
-    scripted: set[str] = set()
-    for row, module in collected.tree.modules.items():
-        if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.children()) and scripted.isdisjoint(ancestry(row)):
-            scripted.add(row)
+    for row, module in _scripted(collected.tree):
+        if any(True for _ in module.children()):
             yield Note(code="scripted", subject=row, values={})
     for operator, error in collected.totals.failures.items():
         yield Note(code="formula_failed", subject=operator, values={"error": error})
     for operator, calls in collected.totals.upper_bounds.items():
         yield Note(code="upper_bound", subject=operator, values={"calls": calls})
+    for operator, calls in (+collected.totals.counted_inside).items():
+        yield Note(code="counted_inside", subject=operator, values={"calls": calls})

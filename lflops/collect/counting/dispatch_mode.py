@@ -10,12 +10,12 @@ from lflops.collect.counting.operators import Kind, Operator, known_operators
 from lflops.collect.counting.sharded_tensors import is_sharded
 from lflops.collect.counting.traffic import tensors_of
 from lflops.collect.torch_private.dispatch_modes import TorchDispatchMode, pop_mode, push_mode, route_higher_order_operators
-from lflops.collect.torch_private.operators import decompose, nested_kernel
-from lflops.collect.torch_private.tensors import PLAIN, FakeTensor
+from lflops.collect.torch_private.operators import decompose, nested_kernel, python_kernel, run_kernel
+from lflops.collect.torch_private.tensors import NEEDS_VALUES, PLAIN, FakeTensor
 
 __all__ = ["CountingMode", "OperatorCounter", "RealParameterError"]
 
-FREE, DECOMPOSED = Kind.FREE, Kind.DECOMPOSED
+FREE, DECOMPOSED, UNCOUNTED = Kind.FREE, Kind.DECOMPOSED, Kind.UNCOUNTED
 """Aliases, because looking a member up on an enumeration is slow, and every operator asks."""
 
 
@@ -109,16 +109,34 @@ class CountingMode(TorchDispatchMode):
             return function(*args, **kwargs)
         if self._memory is not None:
             self._memory.before(operator.name, row, phase)
-        out = function(*args, **kwargs)
+        kernel = python_kernel(function, args, kwargs) if operator.kind is UNCOUNTED else None
+        out = function(*args, **kwargs) if kernel is None else self._run_inside(operator, function, kernel, args, kwargs)
         if self._partial_tensors.active and not self._counter.in_sharded_operator:
             self._partial_tensors.follow(operator, row, args, kwargs, out)
-        if operator.kind is not FREE:
+        if operator.kind is not FREE and kernel is None:
             self._counter.record(Call(operator, row, phase, args, kwargs, out))
         if self._memory is not None and operator.makes_storage:
             self._memory.after(operator.name, self._counter.owner(row, phase), phase, out)
         elif self._memory is not None and operator.fills:
             self._memory.filled(operator.name, row, phase, tensors_of((kwargs["out"],)))
         return out
+
+    def _run_inside(self, operator: Operator, function: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator that is written in Python, and see the operators that it calls."""
+
+        def run() -> Any:
+            push_mode(self)
+            try:
+                return run_kernel(function, kernel, args, kwargs)
+            except NEEDS_VALUES:
+                if not self._fake:
+                    raise
+            finally:
+                pop_mode(self)
+            return function(*args, **kwargs)  # it says itself what its results look like
+
+        row, phase = self._scopes.current(args)
+        return self._counter.run_inside(Call(operator, row, phase, args, kwargs, None), run)
 
 
 def _refuse_real_parameters(args: Any) -> None:

@@ -19,6 +19,8 @@ from lflops.collect.torch_private.operators import (
 )
 from lflops.formulas import (  # noqa: F401
     convolution,
+    factorisations,
+    losses,
     matmul,
     normalisation,
     optimizer_updates,
@@ -27,7 +29,6 @@ from lflops.formulas import (  # noqa: F401
     recurrent,
     spectral,
     sums,
-    triangular_solve,
 )
 from lflops.formulas.attention import encoder, fused, packed  # noqa: F401
 from lflops.formulas.conventions import FREE, MOVES, PER_INPUT, PER_OUTPUT

@@ -63,6 +63,7 @@ class Totals:
     Attributes:
         failures: The error of each formula that failed, by operator.
         upper_bounds: Operator to calls whose cost is the most that it can be.
+        counted_inside: Operator to calls that were counted by the operators inside of it.
         logical_difference: Logical MACs less the MACs counted here; negative where several ranks compute the same. `None` where the logical
             MACs are unknown. A row and phase that is not in it has no difference.
     """
@@ -73,6 +74,7 @@ class Totals:
     waits: set[ModulePhase] = field(default_factory=set)
     failures: dict[str, str] = field(default_factory=dict)
     upper_bounds: Counter[str] = field(default_factory=Counter)
+    counted_inside: Counter[str] = field(default_factory=Counter)
     logical_difference: dict[ModulePhase, int | None] = field(default_factory=dict)
 
     def add(self, key: CellKey, cost: Cost, moved: int) -> None:
@@ -121,6 +123,7 @@ class Totals:
         self.waits |= other.waits
         self.failures.update(other.failures)
         self.upper_bounds.update(other.upper_bounds)
+        self.counted_inside.update(other.counted_inside)
         for key, macs in other.logical_difference.items():
             self._add_difference(key, macs)
 

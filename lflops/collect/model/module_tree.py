@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.collect.torch_private.distributed import flat_parts
-from lflops.collect.torch_private.modules import child_modules, is_compiled
+from lflops.collect.torch_private.modules import child_modules, is_compiled, packed_parameters
 from lflops.collect.torch_private.tensors import local_part
 
 __all__ = ["ModuleTree", "ParameterSize", "parameter_sizes"]
@@ -142,6 +143,10 @@ def parameter_sizes(tree: ModuleTree) -> Iterator[ParameterSize]:
     for parameter, row in tree.parameters():
         if id(parameter) not in flattened and not isinstance(parameter, UninitializedParameter):
             yield ParameterSize(row, parameter, *_sizes(parameter))
+    with without_modes():  # or whoever counts meanwhile would count this
+        for row, module in tree.modules.items():
+            for packed in packed_parameters(module) if row == tree.first_row(module) else ():
+                yield ParameterSize(row, packed, packed.numel(), packed.numel())
 
 
 def _sizes(parameter: Any) -> tuple[int, int]:

@@ -20,6 +20,7 @@ __all__ = [
     "current_node",
     "leaves",
     "next_sequence_number",
+    "node_name",
     "profiler_is_recording",
     "sequence_number",
 ]
@@ -51,6 +52,11 @@ def after_backward(callback: Callable[[], None]) -> None:
 def sequence_number(node: Any) -> int:
     """The number of an autograd node: its thread numbers them in the order in which it builds them."""
     return cast("int", node._sequence_nr())
+
+
+def node_name(node: Any) -> str:
+    """The name of an autograd node's class, in which a custom operator has its own."""
+    return str(node.name())
 
 
 def leaves(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -12,7 +13,7 @@ from lflops.collect.torch_private.known_torch import known_torch
 with known_torch():
     from torch.nn.modules.module import _global_forward_hooks_with_kwargs
 
-__all__ = ["buffers_of", "child_modules", "compilations", "is_compiled", "remove_hook"]
+__all__ = ["buffers_of", "child_modules", "compilations", "is_compiled", "packed_parameters", "remove_hook"]
 
 
 def child_modules(module: nn.Module) -> Iterable[tuple[str, nn.Module | None]]:
@@ -23,6 +24,25 @@ def child_modules(module: nn.Module) -> Iterable[tuple[str, nn.Module | None]]:
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
     """The module's own registry of buffers; `named_buffers` leaves out those that are still `None`."""
     return module._buffers
+
+
+def packed_parameters(module: nn.Module) -> list[Tensor]:
+    """The weights and biases of a quantized module, which are inside of objects of C++ and not among its parameters."""
+    found: list[Tensor] = []
+    for value in vars(module).values():
+        if isinstance(value, torch.ScriptObject):
+            found += _unpacked(value)
+    return found
+
+
+def _unpacked(packed: Any) -> list[Tensor]:
+    """What an object holds; a recurrent cell holds further objects."""
+    if packed._has_method("unpack"):
+        tensors = packed.unpack()
+        return [each.detach() for each in (tensors if isinstance(tensors, tuple | list) else [tensors]) if isinstance(each, Tensor)]
+    state = packed.__getstate__() if packed._has_method("__getstate__") else ()
+    inner = state[0][-1] if state and isinstance(state[0], tuple) else ()
+    return [tensor for each in inner if isinstance(each, torch.ScriptObject) for tensor in _unpacked(each)]
 
 
 def is_compiled(module: nn.Module) -> bool:

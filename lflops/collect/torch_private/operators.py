@@ -28,7 +28,9 @@ __all__ = [
     "makes_storage",
     "nested_kernel",
     "overloads_of",
+    "python_kernel",
     "qualified_name",
+    "run_kernel",
     "written_arguments",
 ]
 
@@ -73,6 +75,26 @@ def nested_kernel(operator: OpOverload, args: Any) -> Any:
         if isinstance(each, Tensor) and each.is_nested and each.layout is torch.strided:
             return next((key for key in NESTED.get(each.device.type, ()) if _has_kernel(operator, key)), None)
     return None
+
+
+def python_kernel(operator: Any, args: Any, kwargs: Any) -> Any:
+    """The dispatch key of the kernel that these arguments go to, if it is written in Python; else `None`.
+
+    Such a kernel calls other operators: what `torch.library.custom_op` or `Library.impl` registered.
+    """
+    if not isinstance(operator, OpOverload):
+        return None
+    device = next((each.device.type for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), "")
+    namespace, _, name = operator._schema.name.partition("::")
+    name = f"{name}.{operator._schema.overload_name}" if operator._schema.overload_name else name
+    written = (device.upper(), "CompositeExplicitAutograd")
+    found = next((key for key in written if f"{namespace}/{name}/{key}" in torch.library._impls), None)
+    return None if found is None else getattr(_KEY, found, None)
+
+
+def run_kernel(operator: OpOverload, key: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operator's kernel at once, without asking the dispatch modes about the operator itself."""
+    return operator._op_dk(key, *args, **kwargs)
 
 
 def has_nested_kernel(operator: OpOverload) -> bool:

@@ -107,6 +107,7 @@ def _numbering() -> dict[str, bool]:
         "backward passes are not told apart": outside == autograd.NO_BACKWARD,
         "the end of a backward pass is not told": ended == [4],
         "operators have other names": "aten::mm" in products.names,
+        "nodes have no names": "MmBackward" in autograd.node_name((x * 1).mm(w).grad_fn),
         "a graph's leaves are not found": {id(each) for each in autograd.leaves([(x * 1).mm(w)])} == {id(x), id(w)},
         "a recording profiler is not seen": autograd.profiler_is_recording() in (True, False),
     }
@@ -125,6 +126,8 @@ def _of_operators() -> dict[str, bool]:
         "an operator's overloads are not listed": matmul in operators.overloads_of(aten.mm) and operators.overloads_of("mm") == [],
         "kernels for nested tensors are not marked": operators.has_nested_kernel(aten.matmul.default),
         "a plain tensor is taken for a nested one": operators.nested_kernel(matmul, (x, x)) is None,
+        "a kernel of torch's is taken for one in Python": operators.python_kernel(matmul, (x, x), {}) is None,
+        "a kernel cannot be run at once": operators.run_kernel(matmul, torch._C.DispatchKey.CPU, (x, x.t()), {}).item() == 2,
         "attention's kernels are not listed": operators.attention_kernels().keys()
         <= {"attention_math", "flash_attention", "efficient_attention", "cudnn_attention"},
     }
@@ -154,6 +157,7 @@ def _of_modules() -> dict[str, bool]:
         "buffers are registered elsewhere": modules.buffers_of(nn.BatchNorm1d(1, device="meta")).keys()
         == {"running_mean", "running_var", "num_batches_tracked"},
         "a plain module is taken for a compiled one": not modules.is_compiled(parent),
+        "a plain module has packed parameters": modules.packed_parameters(parent) == [],
         "compilations are not numbered": modules.compilations() >= 0,
         "a hook leaves its mark": handle.id not in _global_forward_hooks_with_kwargs,
         "a plain module is taken for a sharded one": not list(distributed.flat_parts(parent)),

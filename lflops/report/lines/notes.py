@@ -44,9 +44,15 @@ def _formula_failed(note: Note) -> str:
     return f"the formula of {note.subject} failed, so its calls are not counted: {note.values.get('error', units.UNKNOWN)}"
 
 
+def _counted_inside(note: Note) -> str:
+    calls = "1 call" if note.values.get("calls") == 1 else f"{_count(note, 'calls')} calls"
+    return f"{note.subject} has no formula, so {calls} are counted by the operators inside: kernels that it launches itself are in no total"
+
+
 def _upper_bound(note: Note) -> str:
     calls = "1 call" if note.values.get("calls") == 1 else f"{_count(note, 'calls')} calls"
-    return f"{calls} of {note.subject} are counted as the most that they can cost: the lengths of the packed sequences are not known here"
+    why = "what decides it, as the lengths of packed sequences, is not known here"
+    return f"{calls} of {note.subject} are counted as the most that they can cost: {why}"
 
 
 def _compiled_ran_eager(note: Note) -> str:
@@ -206,4 +212,5 @@ SENTENCES: Mapping[NoteCode, Callable[[Note], str]] = {
     "rounded_up": _rounded_up,
     "lstm_workspace": _lstm_workspace,
     "upper_bound": _upper_bound,
+    "counted_inside": _counted_inside,
 }

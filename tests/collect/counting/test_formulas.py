@@ -13,10 +13,11 @@ from lflops.formulas.table import Cost, Formula, Shape
 from tests.support.formula_cases import CASES as CORE_CASES
 from tests.support.formula_cases import Case
 from tests.support.formula_family_cases import CASES as FAMILY_CASES
+from tests.support.linear_algebra_cases import CASES as LINEAR_ALGEBRA_CASES
 from tests.support.packed_formula_cases import CASES as PACKED_CASES
 
 FORMULAS = table.FORMULAS
-CASES = [*CORE_CASES, *FAMILY_CASES, *PACKED_CASES]
+CASES = [*CORE_CASES, *FAMILY_CASES, *LINEAR_ALGEBRA_CASES, *PACKED_CASES]
 
 
 def operators(case: Case) -> list[str]:

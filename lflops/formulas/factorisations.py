@@ -1,0 +1,171 @@
+"""Factorisations and what solves with them: FLOPs by the leading terms of the textbook, and no MACs.
+
+Each step of a factorisation needs those before it, so a matrix unit's peak is no measure of it. The terms are those of Golub and Van Loan,
+"Matrix Computations" (fourth edition), for real [m, n] matrices; where an iteration decides, as for eigenvalues, they are its usual number
+of sweeps. What LAPACK does in blocks may be a few per cent more.
+
+| operator | FLOPs a matrix, k right-hand sides |
+|---|---|
+| Cholesky; LDL | n³ / 3 |
+| LU, and the determinant by it | m n² - n³ / 3, m at least n; of a square 2 n³ / 3 |
+| inverse | 2 n³; from a Cholesky factor 2 n³ / 3 |
+| solve | 2 n³ / 3 + 2 n² k; by known factors 2 n² k; by a triangle n² k |
+| QR | R alone 2 m n² - 2 n³ / 3; Q of c columns 4 m c r - 2 (m + c) r² + 4 r³ / 3 more, r the smaller of m and n |
+| least squares, by QR | 2 m n² - 2 n³ / 3 + (4 m n - n²) k |
+| eigenvalues of a symmetric matrix | 4 n³ / 3; with vectors 9 n³ |
+| eigenvalues of any matrix | 10 n³; with vectors 25 n³ |
+| singular values | 2 m n² + 2 n³; with thin vectors 6 m n² + 20 n³; with all 4 m² n + 22 n³ |
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import prod
+
+from lflops.formulas.table import Cost, Shape, formula
+
+_THIRD = Fraction(1, 3)
+
+
+def _each(batch: Sequence[int], operations: Fraction | int) -> Cost:
+    """So many operations for each matrix of a batch, rounded down."""
+    return Cost(other_flops=prod(batch) * int(operations))
+
+
+def _tall(shape: Shape) -> tuple[int, int]:
+    """The longer side and the shorter one."""
+    return max(shape[-2:]), min(shape[-2:])
+
+
+def _sides(b: Shape, n: int) -> int:
+    """Right-hand sides of all matrices of a batch: columns of [..., n, k], or of n numbers each."""
+    return prod(b) // n if n else 0
+
+
+@formula("linalg_solve_triangular")
+def solve_triangular(a: Shape, b: Shape, *, out: Shape, unitriangular: bool = False) -> Cost:
+    """[n, n] with k right-hand sides: n (n - 1) / 2 multiplications, as many subtractions and n divisions for each of them.
+
+    Together n * n operations a side; n fewer where the diagonal is ones, which nothing is divided by.
+    """
+    return Cost(other_flops=prod(out) * (a[-1] - unitriangular))
+
+
+@formula("triangular_solve")
+def triangular_solve(b: Shape, a: Shape, *, out: Sequence[Shape], unitriangular: bool = False) -> Cost:
+    """The same by its old name."""
+    return solve_triangular(a, b, out=out[0], unitriangular=unitriangular)
+
+
+@formula("linalg_cholesky_ex", "cholesky", "linalg_ldl_factor_ex")
+def cholesky(a: Shape) -> Cost:
+    """Half of an LU."""
+    return _each(a[:-2], a[-1] ** 3 * _THIRD)
+
+
+@formula("linalg_lu", "linalg_lu_factor_ex", "_linalg_det", "_linalg_slogdet")
+def lu(a: Shape) -> Cost:
+    """[m, n]; a determinant is the product of its diagonal."""
+    m, n = _tall(a)
+    return _each(a[:-2], m * n**2 - n**3 * _THIRD)
+
+
+@formula("linalg_inv_ex")
+def inverse(a: Shape) -> Cost:
+    """An LU, and n right-hand sides."""
+    return _each(a[:-2], 2 * a[-1] ** 3)
+
+
+@formula("cholesky_inverse")
+def cholesky_inverse(a: Shape) -> Cost:
+    """From the factor."""
+    return _each(a[:-2], 2 * a[-1] ** 3 * _THIRD)
+
+
+@formula("_linalg_solve_ex")
+def solve(a: Shape, b: Shape, *, out: Sequence[Shape]) -> Cost:
+    """An LU and two triangles for each side."""
+    n = a[-1]
+    return Cost(other_flops=lu(a).other_flops + 2 * n * n * _sides(out[0], n))
+
+
+@formula("_cholesky_solve_helper", "cholesky_solve")
+def cholesky_solve(b: Shape, a: Shape, *, out: Shape) -> Cost:
+    """Two triangles for each side."""
+    return Cost(other_flops=2 * prod(out) * a[-1])
+
+
+@formula("linalg_lu_solve", "linalg_ldl_solve")
+def solve_by_factors(a: Shape, pivots: Shape, b: Shape, *, out: Shape) -> Cost:
+    """Two triangles for each side."""
+    return Cost(other_flops=2 * prod(out) * a[-1])
+
+
+def _householder(m: int, n: int) -> Fraction:
+    """R and the reflections of a tall matrix."""
+    return 2 * m * n**2 - 2 * n**3 * _THIRD
+
+
+def _product_of_reflections(m: int, columns: int, reflections: int) -> Fraction:
+    """The first columns of Q."""
+    return 4 * m * columns * reflections - 2 * (m + columns) * reflections**2 + 4 * reflections**3 * _THIRD
+
+
+@formula("linalg_qr")
+def qr(a: Shape, *, out: Sequence[Shape], mode: str = "reduced") -> Cost:
+    """Reflections, and Q where it is asked for."""
+    tall, m = _householder(*_tall(a)), a[-2]
+    return _each(a[:-2], tall if mode == "r" else tall + _product_of_reflections(m, out[0][-1], min(a[-2:])))
+
+
+@formula("geqrf")
+def reflections(a: Shape) -> Cost:
+    """QR without Q."""
+    return _each(a[:-2], _householder(*_tall(a)))
+
+
+@formula("linalg_householder_product")
+def householder_product(a: Shape, tau: Shape) -> Cost:
+    """Q of reflections."""
+    return _each(a[:-2], _product_of_reflections(a[-2], a[-1], tau[-1]))
+
+
+@formula("ormqr")
+def multiply_by_reflections(a: Shape, tau: Shape, other: Shape, *, left: bool = True) -> Cost:
+    """A matrix times Q, reflection by reflection."""
+    m, columns = other[-2:] if left else other[:-3:-1]
+    return _each(other[:-2], 4 * m * columns * tau[-1] - 2 * columns * tau[-1] ** 2)
+
+
+@formula("linalg_lstsq")
+def least_squares(a: Shape, b: Shape) -> Cost:
+    """By QR: reflections, these on the sides, and a triangle."""
+    m, n = _tall(a)
+    sides = b[-1] if len(b) == len(a) else 1
+    return _each(a[:-2], _householder(m, n) + (4 * m * n - n * n) * sides)
+
+
+@formula("_linalg_eigh")
+def symmetric_eigenvalues(a: Shape, *, compute_v: bool = True) -> Cost:
+    """Tridiagonal, then implicit QR steps."""
+    return _each(a[:-2], 9 * a[-1] ** 3 if compute_v else 4 * a[-1] ** 3 * _THIRD)
+
+
+@formula("linalg_eig")
+def eigenvectors(a: Shape) -> Cost:
+    """Hessenberg, then implicit QR steps, with the vectors."""
+    return _each(a[:-2], 25 * a[-1] ** 3)
+
+
+@formula("_linalg_eigvals")
+def eigenvalues(a: Shape) -> Cost:
+    """The same without the vectors."""
+    return _each(a[:-2], 10 * a[-1] ** 3)
+
+
+@formula("_linalg_svd")
+def singular_values(a: Shape, *, full_matrices: bool = False, compute_uv: bool = True) -> Cost:
+    """Bidiagonal, by way of R where the matrix is tall."""
+    m, n = _tall(a)
+    if not compute_uv:
+        return _each(a[:-2], 2 * m * n**2 + 2 * n**3)
+    return _each(a[:-2], 4 * m**2 * n + 22 * n**3 if full_matrices else 6 * m * n**2 + 20 * n**3)

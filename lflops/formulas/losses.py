@@ -1,0 +1,75 @@
+"""Losses in one kernel that are more than an operation an element."""
+
+from math import prod
+
+from lflops.formulas.table import Cost, Shape, Values, formula
+
+_SUM_OF_EXPONENTIALS = 4
+"""Operations an element of a logarithm of a sum of exponentials, as `logsumexp` has them."""
+
+Lengths = tuple[int, ...] | list[int]
+"""Of sequences: a list, or the numbers in a tensor."""
+
+
+def _states(inputs: Lengths, targets: Lengths) -> int:
+    """Steps times states of each sequence: its labels, and a blank around each."""
+    return sum(steps * (2 * labels + 1) for steps, labels in zip(inputs, targets, strict=True))
+
+
+def _ctc(log_probs: Shape, inputs: Lengths, targets: Lengths, operations: int, *, each: int = 0) -> Cost:
+    """So many operations a state and step; and so many an element of the input."""
+    known = all(isinstance(given, list | Values) for given in (inputs, targets))
+    if not known:
+        raise NotImplementedError("the lengths of the sequences are not known")
+    return Cost(other_flops=_states(inputs, targets) * operations + prod(log_probs) * each)
+
+
+FORWARD = 3 * _SUM_OF_EXPONENTIALS + 1
+"""A state is reached from three, and times a probability."""
+BACKWARD = FORWARD + 2 * _SUM_OF_EXPONENTIALS + 1
+"""The same from the end; the product of both, added to those of its label."""
+
+
+@formula("_ctc_loss", reads="input_lengths target_lengths")
+def ctc_loss(log_probs: Shape, targets: Shape, *, input_lengths: Lengths, target_lengths: Lengths) -> Cost:
+    """Every alignment, step by step."""
+    return _ctc(log_probs, input_lengths, target_lengths, FORWARD)
+
+
+@formula("_ctc_loss_backward", reads="input_lengths target_lengths")
+def ctc_loss_backward(grad: Shape, log_probs: Shape, targets: Shape, *, input_lengths: Lengths, target_lengths: Lengths) -> Cost:
+    """The same from the end, and a softmax's gradient."""
+    return _ctc(log_probs, input_lengths, target_lengths, BACKWARD, each=4)
+
+
+@formula("_cudnn_ctc_loss", "miopen_ctc_loss", reads="input_lengths target_lengths")
+def both_of_ctc_loss(log_probs: Shape, targets: Shape, *, input_lengths: Lengths, target_lengths: Lengths) -> Cost:
+    """These give the gradient with the loss."""
+    return _ctc(log_probs, input_lengths, target_lengths, FORWARD + BACKWARD, each=4)
+
+
+def _pairs(x: Shape, target: Values | Shape) -> tuple[int, bool]:
+    """Pairs of a label and a class that is none, over all rows; a row's labels end at the first below 0. And whether that is known."""
+    classes = x[-1] if x else 1
+    if not isinstance(target, Values):
+        return prod(x[:-1]) * (classes // 2) * (classes - classes // 2), False
+    pairs = 0
+    for begin in range(0, len(target), classes or 1):
+        row = target[begin : begin + classes]
+        labels = row[: row.index(-1)] if -1 in row else row
+        pairs += len(labels) * (classes - len(set(labels)))
+    return pairs, True
+
+
+@formula("multilabel_margin_loss_forward", reads="target")
+def multilabel_margin_loss(x: Shape, *, target: Values | Shape) -> Cost:
+    """Two subtractions and an addition a pair."""
+    pairs, known = _pairs(x, target)
+    return Cost(other_flops=3 * pairs, is_upper_bound=not known)
+
+
+@formula("multilabel_margin_loss_backward", reads="target")
+def multilabel_margin_loss_backward(grad: Shape, x: Shape, *, target: Values | Shape) -> Cost:
+    """Two subtractions to see whether the pair counts, and two additions; then each element times the gradient."""
+    pairs, known = _pairs(x, target)
+    return Cost(other_flops=4 * pairs + prod(x), is_upper_bound=not known)
