@@ -10,18 +10,22 @@ import typer
 from lflops.analyze.analysis import analyze
 from lflops.analyze.speed.ncu import Measured, command, read
 from lflops.analyze.speed.roofline import Roofline
+from lflops.analyze.trace.summary import summarise
 from lflops.cli.output import UsageError, draw, name_file, write_json
 from lflops.errors import LflopsError, ProfileError
 from lflops.hardware.chips import named
 from lflops.profile.json_file import load
 from lflops.profile.model import Profile
 from lflops.report.terminal.roofline import render_ncu, render_roofline
+from lflops.report.terminal.trace_summary import render_trace_roofline
+from lflops.traces.files import is_trace
+from lflops.traces.read_trace import read_trace
 
 __all__ = ["roofline"]
 
 
 def roofline(
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A profile's JSON file.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A profile's JSON file, or a trace.")] = None,
     *,
     figure: Annotated[Path | None, typer.Option(metavar="PATH", help="Write a figure: .svg, .png or .pdf.")] = None,
     hardware: Annotated[str | None, typer.Option(metavar="NAME", help="The chip to judge by, in place of the run's own.")] = None,
@@ -40,7 +44,7 @@ def roofline(
         typer.Option(
             "--json",
             help="Print one JSON object: ceilings, modules, operators, cells and own (points with intensity, roof, bound and share); of "
-            "--ncu total and kernels. Unknown is null.",
+            "--ncu total and kernels; of a trace hardware, utilization and operators by shapes. Unknown is null.",
         ),
     ] = False,
 ) -> None:
@@ -61,12 +65,28 @@ def roofline(
     elif ncu is not None:
         measured = _measured(ncu, gpu_time, None if file is None else load(file), hardware)
         write_json(measured) if as_json else draw(render_ncu(measured, top=top))
+    elif file is not None and is_trace(file):
+        _show_trace(file, hardware, top, figure, as_json=as_json)
     elif file is not None:
-        shown = analyze(load(file), hardware).roofline
-        if figure is not None:
-            _draw(shown, figure)
-        write_json(shown) if as_json else draw(render_roofline(shown, top=top))
-        name_file(figure, as_json=as_json)
+        _show_profile(file, hardware, top, figure, as_json=as_json)
+
+
+def _show_profile(file: Path, hardware: str | None, top: int, figure: Path | None, *, as_json: bool) -> None:
+    shown = analyze(load(file), hardware).roofline
+    if figure is not None:
+        _draw(shown, figure)
+    write_json(shown) if as_json else draw(render_roofline(shown, top=top))
+    name_file(figure, as_json=as_json)
+
+
+def _show_trace(file: Path, hardware: str | None, top: int, figure: Path | None, *, as_json: bool) -> None:
+    if figure is not None:
+        raise UsageError("--figure draws a profile's FILE, not a trace")
+    summary = summarise(read_trace(file), hardware)
+    if as_json:
+        write_json({"hardware": summary.hardware, "utilization": summary.utilization, "operators": summary.shapes})
+    else:
+        draw(render_trace_roofline(summary, top=top))
 
 
 def _measured(log: Path, gpu_time: float | None, profile: Profile | None, hardware: str | None) -> Measured:

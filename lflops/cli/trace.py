@@ -28,6 +28,7 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Has the ranks' trac
 def show(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Traces of torch.profiler, packed or not; one for each rank.")],
     *,
+    hardware: Annotated[str | None, typer.Option(metavar="NAME", help="The chip to judge by, in place of the trace's own.")] = None,
     top: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines of a table.")] = 10,
     as_json: Annotated[
         bool,
@@ -39,7 +40,7 @@ def show(
     ] = False,
 ) -> None:
     """Show what the device did: computing, communicating, copying, idle and why; steps, kernels, operators."""
-    summaries = [summarise(read_trace(file)) for file in files]
+    summaries = [summarise(read_trace(file), hardware) for file in files]
     if as_json:
         write_json({"traces": summaries})
         return

@@ -11,8 +11,10 @@ import msgspec
 
 from lflops.errors import ProfileError
 
-__all__ = ["read", "traces_in", "written_whole"]
+__all__ = ["is_trace", "read", "traces_in", "written_whole"]
 
+_BEGIN = 1 << 16
+_ANY_TRACE = re.compile(r"\btrace\.json(\.gz)?$|\.json\.gz$")
 _TRACE = re.compile(r"\.pt\.trace\.json(\.gz)?$")
 
 
@@ -30,6 +32,18 @@ def traces_in(folder: Path) -> list[Path]:
             f"{folder}: has no trace: give a folder with files as torch.profiler writes them, *.pt.trace.json or *.pt.trace.json.gz"
         )
     return found
+
+
+def is_trace(path: Path) -> bool:
+    """Whether a file is meant as a trace, rather than as a profile: by its name, or by how it begins."""
+    if _ANY_TRACE.search(path.name):
+        return True
+    try:
+        with path.open("rb") as file:
+            begin = file.read(_BEGIN)
+    except OSError:
+        return False
+    return begin[:2] == b"\x1f\x8b" or begin.lstrip()[:1] == b"[" or b'"traceEvents"' in begin
 
 
 def read(path: Path, kind: Any) -> Any:

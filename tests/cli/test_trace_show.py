@@ -135,3 +135,40 @@ def test_neither_torch_nor_lightning_is_loaded(tmp_path: Path) -> None:
     )
     run: Any = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
     assert "0 []" == run.stdout.splitlines()[-1]
+
+
+def test_products_are_shown_with_their_rate_and_the_mfu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """2 x 24 MACs in steps of 1000 ns on an H100; in all 96 FLOPs in 600 ns of the device."""
+    text = shown(capsys, small_gpu_trace().write(tmp_path / "a.json"))
+    assert "in bf16 (H100 SXM): 48.00 MFLOP/s in counted products, over 2 steps" in text
+    line = next(line for line in text.splitlines() if line.startswith("mm 2×3 3×4"))
+    assert ["600", "ns", "160.00", "M", "2"] == line.split()[3:8]
+
+
+def test_another_chip_can_be_judged_by(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its name in the table; an unknown name is refused with those that are near."""
+    path = small_gpu_trace().write(tmp_path / "a.json")
+    assert "(A100 SXM 80GB)" in shown(capsys, path, "--hardware", "A100-SXM4-80GB")
+    assert "hardware='H1000'" in refused(capsys, path, "--hardware", "H1000")
+
+
+def test_operators_that_were_not_counted_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No shapes, so no FLOPs."""
+    trace = TraceByHand()
+    trace.operator("aten::mm", 0, 100)
+    trace.kernel("gemm", 200, 350, launch=(40, 50))
+    text = shown(capsys, trace.write(tmp_path / "a.json"))
+    assert "not counted       aten::mm, 1 call, 150 ns of the device: shapes were not recorded, or do not tell" in text
+
+
+def test_the_roofline_of_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The chip's roofs, and each product below them: 2 * (6 + 12 + 8) bytes a call at 3.35 TB/s."""
+    path = small_gpu_trace().write(tmp_path / "a.pt.trace.json")
+    assert 0 == main(["roofline", str(path)])
+    text = capsys.readouterr().out
+    assert "roof              989.50 TFLOP/s in bf16, 3.35 TB/s: H100 SXM" in text
+    assert 0 == main(["roofline", str(path), "--json"])
+    (row,) = json.loads(capsys.readouterr().out)["operators"]
+    assert 2 * 52 / 3.35e12 == pytest.approx(row["roof_seconds"])
+    assert 2 == main(["roofline", str(path), "--figure", str(tmp_path / "a.svg")])
+    assert "--figure draws a profile's FILE, not a trace" in capsys.readouterr().err

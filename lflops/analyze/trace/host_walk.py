@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from lflops.analyze.trace.categories import precision_by_name
 from lflops.traces.recorded import DeviceWork, Inputs, OperatorCall, RecordedTrace, RuntimeCall, Span
 
 __all__ = ["NODE", "HostWalk", "OperatorSums", "SpanSums", "walk"]
@@ -22,7 +23,15 @@ _OperatorKey = tuple[str, Inputs | None]
 
 @dataclass(slots=True)
 class OperatorSums:
-    """All calls of an operator with one set of inputs; times in nanoseconds, inclusive and its own."""
+    """All calls of an operator with one set of inputs; times in nanoseconds, inclusive and its own.
+
+    Attributes:
+        counted_calls: Calls whose cost counts: those within an operator that is counted itself are its parts.
+        counted_device: The device's time of these, inclusive.
+        uncounted_device: Its own device time in no operator that is counted.
+        has_operators: Whether it called another operator.
+        has_tf32: Whether a kernel of its counted calls is named after TF32, which inputs of fp32 do not tell.
+    """
 
     name: str
     inputs: Inputs | None
@@ -34,6 +43,9 @@ class OperatorSums:
     kernels: int = 0
     counted_calls: int = 0
     counted_device: int = 0
+    uncounted_device: int = 0
+    has_operators: bool = False
+    has_tf32: bool = False
 
 
 @dataclass(slots=True)
@@ -51,27 +63,34 @@ class SpanSums:
 
 
 class Launch(NamedTuple):
-    """What launched some work of the device."""
+    """What launched some work of the device: the call, the innermost operator, the one that is counted, the module."""
 
     call: RuntimeCall | None
     operator: OperatorSums | None
+    counted: OperatorSums | None
     module: str | None
 
 
 @dataclass(slots=True)
 class HostWalk:
-    """What the host did, summed, and the launch of each piece of work, by the launch's number."""
+    """What the host did, summed, and the launch of each piece of work, by the launch's number.
+
+    Attributes:
+        counted: Each counted call: when it began, and the operator.
+        by_external: Operators of work whose launch was not recorded, by the number that both have.
+    """
 
     operators: dict[_OperatorKey, OperatorSums] = field(default_factory=dict)
     spans: dict[tuple[str, str, str], SpanSums] = field(default_factory=dict)
     launches: dict[int, Launch] = field(default_factory=dict)
+    counted: list[tuple[int, OperatorSums]] = field(default_factory=list)
     by_external: dict[int, OperatorSums] = field(default_factory=dict)
 
     def launch(self, work: DeviceWork) -> Launch | None:
         """What launched a piece of work; `None` where the trace does not tell."""
         found = self.launches.get(work.correlation)
         if found is None and work.external in self.by_external:
-            return Launch(None, self.by_external[work.external], None)
+            return Launch(None, self.by_external[work.external], None, None)
         return found
 
     def call(self, work: DeviceWork) -> RuntimeCall | None:
@@ -113,6 +132,9 @@ def walk(trace: RecordedTrace, work: Iterable[DeviceWork], is_counted: Callable[
         walker.thread(by_thread[thread])
     known = {call.external: call for call in trace.operators if call.external}
     for each in work:
+        launch = found.launches.get(each.correlation)
+        if launch is not None and launch.counted is not None and precision_by_name(each.name) == "tf32":
+            launch.counted.has_tf32 = True
         if each.correlation not in found.launches and each.external in known:
             walker.unlaunched(each, known[each.external])
     return found
@@ -179,7 +201,8 @@ class _Walker:
                 continue
             if stack and isinstance(item, OperatorCall):
                 above = next((each for each in reversed(stack) if each.operator is not None), None)
-                if above is not None:
+                if above is not None and above.operator is not None:
+                    above.operator.has_operators = True
                     above.children += min(-minus_end, above.end) - start
             stack.append(self._opened_span(item, stack) if isinstance(item, Span) else self._opened(item, stack))
         while stack:
@@ -190,6 +213,7 @@ class _Walker:
         sums = self._sums(call)
         sums.device += work.end - work.start
         sums.own_device += work.end - work.start
+        sums.uncounted_device += work.end - work.start
         sums.kernels += 1
         self._found.by_external[work.external] = sums
 
@@ -203,9 +227,11 @@ class _Walker:
     def _opened(self, call: OperatorCall, stack: Sequence[_Open]) -> _Open:
         sums = self._sums(call)
         sums.calls += 1
-        is_double = any(each.operator is sums for each in stack)
+        is_double = any(each.operator is not None and each.operator.name == call.name for each in stack)
         counts = not any(each.is_counted for each in stack) and self._is_counted(call)
-        sums.counted_calls += counts
+        if counts:
+            sums.counted_calls += 1
+            self._found.counted.append((call.start, sums))
         opened = _Open(call.end, call.start, operator=sums, is_counted=counts, is_double=is_double)
         if call.sequence >= 0:
             if call.name.startswith(NODE):
@@ -246,26 +272,30 @@ class _Walker:
     def _launch(self, call: RuntimeCall, stack: Sequence[_Open]) -> None:
         """Give the work of a launch to all that is open."""
         took, kernels = self._nanoseconds[call.correlation], self._kernels[call.correlation]
-        innermost: OperatorSums | None = None
+        innermost = counted = None
         inner_spans: set[str] = set()
+        names: set[str] = set()
         seen: set[int] = set()
         for each in reversed(stack):
-            if each.operator is not None and id(each.operator) not in seen:
-                seen.add(id(each.operator))
+            if each.operator is not None and each.operator.name not in names:
+                names.add(each.operator.name)
                 each.operator.device += took
                 if innermost is None:
                     innermost = each.operator
                     innermost.own_device += took
                     innermost.kernels += kernels
             if each.is_counted and each.operator is not None:
-                each.operator.counted_device += took
+                counted = each.operator
+                counted.counted_device += took
             if each.span is not None and id(each.span) not in seen:
                 seen.add(id(each.span))
                 each.span.device += took
                 if each.span.kind not in inner_spans:
                     inner_spans.add(each.span.kind)
                     each.span.own_device += took
-        self._found.launches[call.correlation] = Launch(call, innermost, _innermost(stack))
+        if innermost is not None and counted is None:
+            innermost.uncounted_device += took
+        self._found.launches[call.correlation] = Launch(call, innermost, counted, _innermost(stack))
 
 
 def _innermost(stack: Sequence[_Open]) -> str | None:

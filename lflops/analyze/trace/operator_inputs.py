@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from lflops.formulas.table import Shape
 from lflops.traces.recorded import Inputs
 
-__all__ = ["BYTES", "Argument", "arguments", "precision_of"]
+__all__ = ["BYTES", "Argument", "arguments", "is_complex", "is_floating", "precision_of"]
 
 _DTYPES = {
     "double": ("fp64", 8),
@@ -77,9 +76,11 @@ def precision_of(inputs: Inputs | None) -> str | None:
     return None
 
 
-def elements(shape: Shape) -> int:
-    """How many elements a tensor has."""
-    product = 1
-    for size in shape:
-        product *= size
-    return product
+def is_floating(kind: str) -> bool:
+    """Whether a type has floating elements."""
+    return kind in _DTYPES
+
+
+def is_complex(kind: str) -> bool:
+    """Whether a type has complex elements."""
+    return "complex" in kind.lower()

@@ -9,7 +9,11 @@ from msgspec import Struct
 from lflops.analyze.trace.host_walk import HostWalk, walk
 from lflops.analyze.trace.idle import CAUSES, Cause, LaunchDelays, QueueDepth, idle_by_cause, launch_delays, queue_depth
 from lflops.analyze.trace.kernels import CategoryTimes, KernelTimes, PrecisionTimes, by_category, by_precision, kernels
+from lflops.analyze.trace.operator_cost import cost_of
+from lflops.analyze.trace.operators import OperatorTimes, ShapeTimes, Uncounted, operators, shapes, uncounted
 from lflops.analyze.trace.timeline import DeviceTimeline, StepTimes, StreamTimes, idle_stretches, states, steps, streams, timeline, total
+from lflops.analyze.trace.utilization import TraceUtilization, utilization
+from lflops.hardware.chips import Hardware, lookup, named
 from lflops.profile.records import Spread
 from lflops.traces.recorded import DeviceWork, MemoryPeak, RecordedTrace
 
@@ -44,6 +48,8 @@ class TraceSummary(Struct, frozen=True, kw_only=True):
         device: The states of all devices together; `None` without a device.
         idle: The idle nanoseconds of all devices by what they were lost to.
         step: Median and quartiles of the steps; `None` without a step.
+        shapes: The operators whose inputs tell what they computed, by these inputs.
+        hardware: The chip that they are judged by.
         left_out: What ran before the window.
         has_stack: Whether Python's frames were recorded, which takes the host's time.
         negative: How many events had a negative length; they are taken as 0 ns long.
@@ -66,6 +72,11 @@ class TraceSummary(Struct, frozen=True, kw_only=True):
     categories: tuple[CategoryTimes, ...]
     precisions: tuple[PrecisionTimes, ...]
     kernels: tuple[KernelTimes, ...]
+    operators: tuple[OperatorTimes, ...]
+    shapes: tuple[ShapeTimes, ...]
+    uncounted: tuple[Uncounted, ...]
+    utilization: TraceUtilization | None
+    hardware: Hardware | None
     left_out: LeftOut
     has_stack: bool
     negative: int
@@ -82,12 +93,22 @@ class _Window(NamedTuple):
     left_out: LeftOut
 
 
-def summarise(trace: RecordedTrace) -> TraceSummary:
-    """Analyse one trace."""
+def summarise(trace: RecordedTrace, hardware: Hardware | str | None = None) -> TraceSummary:
+    """Analyse one trace.
+
+    Args:
+        trace: As it was read.
+        hardware: What a device can do, or its name in the table; `None` looks for the name that the trace has.
+
+    Raises:
+        HardwareError: The table does not have the name that is given.
+    """
+    chip = named(hardware) if isinstance(hardware, str) else hardware or _chip(trace)
     window = _window(trace)
-    found = walk(trace, window.work, lambda _: False)
+    found = walk(trace, window.work, lambda call: cost_of(call.name, call.inputs) is not None)
     rows = tuple(_device(trace, window, device, found) for device in window.by_device)
     step_times = steps(trace, found)
+    span = window.end - window.start or trace.last - trace.first
     begin = min((step.start for step in step_times), default=trace.first)
     return TraceSummary(
         file=trace.file,
@@ -106,6 +127,11 @@ def summarise(trace: RecordedTrace) -> TraceSummary:
         categories=by_category(window.work, found),
         precisions=by_precision(window.work, found),
         kernels=kernels(window.work, found),
+        operators=operators(found),
+        shapes=shapes(found, chip),
+        uncounted=uncounted(found),
+        utilization=utilization(found, step_times, span, len(rows), chip),
+        hardware=chip,
         left_out=window.left_out,
         has_stack=trace.has_stack,
         negative=trace.negative,
@@ -137,6 +163,13 @@ def _window(trace: RecordedTrace) -> _Window:
     before = [work for work in trace.work if work.end <= start and work.start < start]
     left_out = LeftOut(calls=len(before), device=sum(work.end - work.start for work in before))
     return _Window(start, end, by_device, inside, left_out)
+
+
+def _chip(trace: RecordedTrace) -> Hardware | None:
+    """The table's row of the devices that worked; `None` where they differ, or the table does not have them."""
+    names = {_name(trace, work.device) for work in trace.work}
+    name = names.pop() if len(names) == 1 else None
+    return lookup(name) if name else None
 
 
 def _name(trace: RecordedTrace, device: int) -> str | None:

@@ -1,16 +1,19 @@
 """A trace as sentences: the verdict first, then what a reader of the figures has to know."""
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
+from typing import Any
 
 from lflops import units
 from lflops.analyze.trace.idle import Cause
+from lflops.analyze.trace.operators import ShapeTimes
 from lflops.analyze.trace.summary import TraceSummary
 from lflops.analyze.trace.timeline import DeviceTimeline
 from lflops.report.lines.text import counted, plain
 
-__all__ = ["CAUSES", "STATES", "facts", "kernel_name", "launches", "nanoseconds", "remarks", "share", "verdict"]
+__all__ = ["CAUSES", "STATES", "facts", "kernel_name", "launches", "nanoseconds", "remarks", "shapes_text", "share", "verdict"]
 
 STATES: Mapping[str, str] = {
     "computing": "computing",
@@ -70,6 +73,19 @@ def kernel_name(name: str) -> str:
     bare = _PARAMETERS.sub("", bare).strip()
     wrapped = _WRAPPED.match(bare)
     return plain(wrapped[1] if wrapped else bare or name)
+
+
+def shapes_text(row: ShapeTimes) -> str:
+    """An operator with the shapes of its tensors, as `mm 8944×1024 1024×2816`."""
+    groups = [(shape, len(list(same))) for shape, same in itertools.groupby(row.shapes) if shape]
+    shapes = (_shape_text(shape) if number == 1 else f"{number} of {_shape_text(shape)}" for shape, number in groups)
+    return " ".join([plain(row.name.removeprefix("aten::").removeprefix("_scaled_dot_product_")), *shapes])
+
+
+def _shape_text(shape: Any) -> str:
+    if isinstance(shape[0], tuple):
+        return f"[{', '.join(map(_shape_text, shape[:2]))}{', …' if len(shape) > 2 else ''}]"
+    return "×".join(map(str, shape))
 
 
 def verdict(summary: TraceSummary) -> Iterator[str]:
@@ -137,6 +153,22 @@ def facts(summary: TraceSummary) -> Iterator[tuple[str, str]]:
         memory = each.memory
         peak = f"; allocator's peak {units.size(memory.allocated)}, reserved {units.size(memory.reserved)}" if memory else ""
         yield "device", f"{name}{peak}"
+    yield from _utilization(summary)
+
+
+def _utilization(summary: TraceSummary) -> Iterator[tuple[str, str]]:
+    """MFU and HFU where they are known, and the rate they are of."""
+    found = summary.utilization
+    if found is None:
+        return
+    over = f"over {counted(found.steps, 'step')}" if found.steps else "over the window"
+    rate = f"{units.quantity(found.flops_per_second, 'FLOP/s')} in counted products, {over}"
+    if found.mfu is None:
+        yield "rate", f"{rate}; no peak is known for an MFU: give --hardware NAME"
+        return
+    hfu = "" if found.hfu is None or abs(found.hfu - found.mfu) < _SMALL * found.mfu else f", HFU {units.percent(found.hfu)}"
+    peak = f"{units.quantity(found.peak_flops_per_second, 'FLOP/s')} in {found.precision} ({plain(found.hardware or '')})"
+    yield "MFU", f"{units.percent(found.mfu)}{hfu} of {peak}: {rate}"
 
 
 def launches(summary: TraceSummary) -> Iterator[tuple[str, str]]:
@@ -161,6 +193,12 @@ def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:
         yield (
             "left out",
             f"{counted(summary.left_out.calls, 'kernel')} of {nanoseconds(summary.left_out.device)}, launched before the recording began",
+        )
+    for each in summary.uncounted:
+        time = f", {nanoseconds(each.own_device)} of the device" if each.own_device else ""
+        yield (
+            "not counted",
+            f"{plain(each.name)}, {counted(each.calls, 'call')}{time}: shapes were not recorded, or do not tell",
         )
     if summary.has_stack:
         yield "recording", "with Python's stack, which slows the host down: without it the device is less idle"

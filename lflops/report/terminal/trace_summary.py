@@ -7,15 +7,29 @@ from rich.console import Group, RenderableType
 from lflops import units
 from lflops.analyze.trace.categories import Category
 from lflops.analyze.trace.kernels import KernelTimes
+from lflops.analyze.trace.operators import ShapeTimes
 from lflops.analyze.trace.summary import TraceSummary
 from lflops.analyze.trace.timeline import DeviceTimeline
 from lflops.report.lines.text import plain, shortened
-from lflops.report.lines.trace_summary import CAUSES, STATES, facts, kernel_name, launches, nanoseconds, remarks, share, verdict
+from lflops.report.lines.trace_summary import (
+    CAUSES,
+    STATES,
+    facts,
+    kernel_name,
+    launches,
+    nanoseconds,
+    remarks,
+    shapes_text,
+    share,
+    verdict,
+)
 from lflops.report.terminal.tables import FittedTable, margin, text
 
-__all__ = ["render_trace"]
+__all__ = ["render_trace", "render_trace_roofline"]
 
 _NAME, _OPERATOR = 28, 24
+_OVER = 1.05
+
 _NOT_COMPUTING: frozenset[Category] = frozenset({"communication", "copy", "fill"})
 
 
@@ -51,6 +65,10 @@ def _tables(summary: TraceSummary, top: int) -> Iterator[RenderableType]:
     if summary.categories:
         yield _categories(summary)
         yield _kernels(summary, top)
+    if summary.operators:
+        yield _operators(summary, top)
+    if any(row.flops for row in summary.shapes):
+        yield _shapes(summary.shapes, top)
 
 
 def _timeline(summary: TraceSummary, device: DeviceTimeline) -> RenderableType:
@@ -145,6 +163,67 @@ def _kernels(summary: TraceSummary, top: int) -> RenderableType:
     }
     names = [kernel_name(row.name) for row in rows]
     return _cut(FittedTable("kernels", names, columns, room=_room(names)), len(rows), len(summary.kernels), "kernels")
+
+
+def _operators(summary: TraceSummary, top: int) -> RenderableType:
+    """By their own time on the device, or on the host where no device worked."""
+    rows = summary.operators[:top]
+    columns: dict[str, list[str]] = {}
+    if summary.device is not None:
+        whole = sum(row.own_device for row in summary.operators)
+        columns["device, own"] = [nanoseconds(row.own_device) for row in rows]
+        columns["share"] = [share(row.own_device, whole) for row in rows]
+        columns["device"] = [nanoseconds(row.device) for row in rows]
+    columns |= {
+        "calls": [units.count(row.calls) for row in rows],
+        "host, own": [nanoseconds(row.own_host) for row in rows],
+        "host": [nanoseconds(row.host) for row in rows],
+        "category": [row.category for row in rows],
+    }
+    names = [row.name.removeprefix("aten::") for row in rows]
+    return _cut(FittedTable("operators", names, columns, room=_room(names)), len(rows), len(summary.operators), "operators")
+
+
+def _shapes(found: Sequence[ShapeTimes], top: int, *, roof: bool = False) -> RenderableType:
+    """What ran with which shapes, how fast, and how near to the roof."""
+    rows = found[:top]
+    columns: dict[str, list[str]] = {}
+    if any(row.device for row in rows):
+        columns["device"] = [nanoseconds(row.device) for row in rows]
+        columns["FLOP/s"] = [units.count(row.flops_per_second) for row in rows]
+    columns["calls"] = [units.count(row.calls) for row in rows]
+    if any(row.share is not None for row in rows) or roof:
+        columns["of the roof"] = [units.percent(row.share) for row in rows]
+        columns["bound by"] = [row.bound or units.UNKNOWN for row in rows]
+    columns["precision"] = [row.precision or units.UNKNOWN for row in rows]
+    if roof:
+        columns["FLOPs/byte"] = [units.count(row.intensity) for row in rows]
+        columns["at the roof"] = [units.duration(row.roof_seconds) for row in rows]
+    columns["FLOPs"] = [units.count(row.flops) for row in rows]
+    columns["bytes moved"] = [units.size(row.bytes_moved) for row in rows]
+    names = [shapes_text(row) for row in rows]
+    return _cut(FittedTable("operators with their shapes", names, columns, room=_room(names)), len(rows), len(found), "lines")
+
+
+def render_trace_roofline(summary: TraceSummary, *, top: int) -> RenderableType:
+    """The chip's roofs, and the operators of a trace below them, those first that would win the most time."""
+    chip = summary.hardware
+    rows = sorted(summary.shapes, key=lambda row: -(row.device / 1e9 - (row.roof_seconds or 0.0)) if row.roof_seconds is not None else 0.0)
+    table = margin()
+    for label, value in facts(summary):
+        table.add_row(label, text(value))
+    if chip is None:
+        table.add_row("roof", text("no roof is known: give --hardware NAME, one of lflops hardware", "yellow"))
+    else:
+        bandwidth = units.quantity(chip.bandwidth_bytes_per_second, "B/s")
+        for dtype in dict.fromkeys(row.precision for row in rows if row.macs and row.precision in chip.peak_flops_per_second):
+            peak = units.quantity(chip.peak_flops_per_second[dtype or ""], "FLOP/s")
+            table.add_row("roof", text(f"{peak} in {dtype}, {bandwidth}: {chip.name}"))
+    blocks: list[RenderableType] = [table, ""]
+    blocks.append(_shapes(rows, top, roof=True) if rows else text("no shapes were recorded: record with record_shapes=True", "yellow"))
+    if any((row.share or 0.0) > _OVER for row in rows):
+        blocks.append(text("over its roof: usually its data stayed in the cache", "dim"))
+    return Group(*blocks)
 
 
 def _operator(row: KernelTimes) -> str:

@@ -78,6 +78,38 @@ def test_kernels_agree(name: str) -> None:
     assert theirs == {kernel: [pytest.approx(ours[kernel][0], rel=1e-3), ours[kernel][1]] for kernel in theirs}
 
 
+def test_operators_agree(name: str) -> None:
+    """Each operator's own time on the device, with all below it, and its calls that launched something."""
+    ours = {row.name: row for row in summary(name).operators}
+    for row in answers(name, "ops_summary.csv"):
+        found = ours[row["name"]]
+        assert found.own_device / 1e6 == pytest.approx(float(row["total_direct_kernel_time_ms"]), rel=1e-3)
+        assert found.device / 1e6 == pytest.approx(float(row["total_subtree_kernel_time_ms"]), rel=1e-3)
+
+
+@pytest.mark.parametrize("table", ["GEMM.csv", "CONV_fwd.csv", "SDPA_fwd.csv"])
+def test_products_agree(name: str, table: str) -> None:
+    """Calls, the device's time, FLOPs and bytes of each product with its shapes.
+
+    TraceLens counts no bias of a convolution, no softmax, and of a causal mask half of the square without its diagonal; ours are known.
+    """
+    if not (gpu_traces() / f"{name}.tracelens" / table).exists():
+        pytest.skip(f"{name} has no such products")
+    ours = {(row.name, str([list(shape or ()) for shape in row.shapes])): row for row in summary(name).shapes}
+    for row in answers(name, table):
+        found = ours[row["name"], row["Input Dims_first"]]
+        assert (int(row["name_count"]), found.device / 1e3) == (found.calls, pytest.approx(float(row["Kernel Time (µs)_sum"]), rel=1e-3))
+        flops, moved = float(row["GFLOPS_first"]) * 1e9, float(row["Data Moved (MB)_first"]) * 2**20
+        if table == "GEMM.csv":
+            assert (flops, moved) == pytest.approx((found.flops / found.calls, (found.bytes_moved or 0) / found.calls))
+        elif table == "CONV_fwd.csv":
+            assert flops == pytest.approx(2 * found.macs / found.calls)
+            assert moved + 2 * (found.shapes[2] or (0,))[0] == pytest.approx((found.bytes_moved or 0) / found.calls)
+        else:
+            square = flops * (2 if row["param: causal"] == "True" else 1)
+            assert (square, moved) == pytest.approx((2 * found.macs / found.calls, (found.bytes_moved or 0) / found.calls))
+
+
 @pytest.mark.parametrize("name", ["hta_nccl_parser_config_nccl_data", "hta_timeline_analysis_sampled_rank-0", *COMPARED], indirect=True)
 def test_idle_time_is_divided_without_a_rest(name: str) -> None:
     """To the nanosecond."""

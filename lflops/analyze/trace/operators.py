@@ -1,0 +1,162 @@
+"""The operators of a trace: times, calls, and by the shapes of their inputs what they computed and how near to the chip's roof."""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from lflops.analyze.trace.categories import Category, category_of_operator
+from lflops.analyze.trace.host_walk import HostWalk, OperatorSums
+from lflops.analyze.trace.operator_cost import TracedCost, cost_of
+from lflops.analyze.trace.operator_inputs import arguments, precision_of
+from lflops.hardware.chips import Hardware
+
+__all__ = ["MULTIPLYING", "OperatorTimes", "ShapeTimes", "Uncounted", "operators", "precision", "shapes", "uncounted"]
+
+MULTIPLYING: frozenset[Category] = frozenset({"gemm", "convolution", "attention"})
+"""Categories of operators whose work is multiply-accumulates."""
+
+
+class OperatorTimes(Struct, frozen=True, kw_only=True):
+    """All calls of one operator; nanoseconds, inclusive and its own."""
+
+    name: str
+    category: Category
+    calls: int
+    host: int
+    own_host: int
+    device: int
+    own_device: int
+
+
+class ShapeTimes(Struct, frozen=True, kw_only=True):
+    """All counted calls of one operator with inputs of one set of shapes. `None` is unknown.
+
+    Attributes:
+        shapes: Of each input; of a list of tensors, a list; of what is no tensor, `None`.
+        types: Of the elements, by torch's names.
+        precision: As `hardware.DTYPES` call it; TF32 where a kernel's name says so.
+        calls: The number of calls; calls inside of another counted operator are that one's.
+        device: Nanoseconds of the device, with all below it.
+        macs, flops, bytes_moved: Of all calls; `flops` without what a mask leaves out.
+        flops_per_second: Of the device's time.
+        roof_seconds: What the chip needs at least for the FLOPs at its peak, or for the bytes at its bandwidth.
+        bound: Which of the two takes longer.
+        share: `roof_seconds` over the device's time; over 1 where data stayed in a cache.
+    """
+
+    name: str
+    category: Category
+    shapes: tuple[Any, ...]
+    types: tuple[str, ...]
+    precision: str | None
+    calls: int
+    device: int
+    macs: int
+    flops: int
+    bytes_moved: int | None
+    intensity: float | None
+    flops_per_second: float | None
+    roof_seconds: float | None
+    bound: Literal["compute", "memory"] | None
+    share: float | None
+
+
+class Uncounted(Struct, frozen=True, kw_only=True):
+    """An operator that multiplies and whose inputs do not tell how much, or were not recorded; nanoseconds of its own."""
+
+    name: str
+    calls: int
+    own_device: int
+
+
+def operators(walk: HostWalk) -> tuple[OperatorTimes, ...]:
+    """By name, the most of their own time first: the device's, or the host's where no device worked."""
+    named: dict[str, list[OperatorSums]] = {}
+    for sums in walk.operators.values():
+        named.setdefault(sums.name, []).append(sums)
+    rows = [
+        OperatorTimes(
+            name=name,
+            category=category_of_operator(name),
+            calls=sum(each.calls for each in found),
+            host=sum(each.host for each in found),
+            own_host=sum(each.own_host for each in found),
+            device=sum(each.device for each in found),
+            own_device=sum(each.own_device for each in found),
+        )
+        for name, found in named.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.own_device, -row.own_host, row.name)))
+
+
+def shapes(walk: HostWalk, chip: Hardware | None) -> tuple[ShapeTimes, ...]:
+    """The counted operators by their inputs, the most of the device's time first, or the most FLOPs."""
+    rows = [_shape(sums, cost, chip) for sums, cost in _counted(walk.operators.values())]
+    return tuple(sorted(rows, key=lambda row: (-row.device, -row.flops, row.name)))
+
+
+def _counted(sums: Iterable[OperatorSums]) -> Iterable[tuple[OperatorSums, TracedCost]]:
+    for each in sums:
+        cost = cost_of(each.name, each.inputs) if each.counted_calls else None
+        if cost is not None:
+            yield each, cost
+
+
+def precision(sums: OperatorSums) -> str | None:
+    """The precision that an operator multiplies in."""
+    by_inputs = precision_of(sums.inputs)
+    return "tf32" if by_inputs == "fp32" and sums.has_tf32 else by_inputs
+
+
+def _shape(sums: OperatorSums, cost: TracedCost, chip: Hardware | None) -> ShapeTimes:
+    calls, seconds = sums.counted_calls, sums.counted_device / 1e9
+    flops = cost.executed_flops * calls
+    moved = None if cost.bytes_moved is None else cost.bytes_moved * calls
+    dtype = precision(sums)
+    compute, memory = _roof(flops, moved, dtype, chip)
+    roof = None if compute is None or memory is None else max(compute, memory)
+    given = arguments(sums.inputs) if sums.inputs is not None else None
+    return ShapeTimes(
+        name=sums.name,
+        category=category_of_operator(sums.name),
+        shapes=tuple(argument.shape for argument in given or ()),
+        types=tuple(argument.type for argument in given or ()),
+        precision=dtype,
+        calls=calls,
+        device=sums.counted_device,
+        macs=cost.macs * calls,
+        flops=flops,
+        bytes_moved=moved,
+        intensity=flops / moved if moved else None,
+        flops_per_second=flops / seconds if seconds else None,
+        roof_seconds=roof,
+        bound=None if compute is None or memory is None or not roof else "compute" if compute >= memory else "memory",
+        share=roof / seconds if roof is not None and seconds else None,
+    )
+
+
+def _roof(flops: int, moved: int | None, dtype: str | None, chip: Hardware | None) -> tuple[float | None, float | None]:
+    """Seconds at the peak and at the bandwidth."""
+    if chip is None:
+        return None, None
+    peak = chip.peak_flops_per_second.get(dtype or "")
+    bandwidth = chip.bandwidth_bytes_per_second
+    compute = 0.0 if not flops else flops / peak if peak else None
+    return compute, None if moved is None or bandwidth is None else moved / bandwidth
+
+
+def uncounted(walk: HostWalk) -> tuple[Uncounted, ...]:
+    """Operators that multiply and are in no total, the most time first."""
+    has_device = any(sums.device for sums in walk.operators.values())
+    rows: dict[str, list[OperatorSums]] = {}
+    for sums in walk.operators.values():
+        is_leaf = not sums.has_operators and not sums.counted_calls
+        missing = sums.uncounted_device if has_device else is_leaf and cost_of(sums.name, sums.inputs) is None
+        if missing and category_of_operator(sums.name) in MULTIPLYING:
+            rows.setdefault(sums.name, []).append(sums)
+    found = (
+        Uncounted(name=name, calls=sum(each.calls for each in group), own_device=sum(each.uncounted_device for each in group))
+        for name, group in rows.items()
+    )
+    return tuple(sorted(found, key=lambda row: (-row.own_device, row.name)))

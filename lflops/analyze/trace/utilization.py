@@ -1,0 +1,80 @@
+"""MFU and HFU of a trace: its counted multiply-accumulates over its time and the peak of a chip."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from lflops.analyze.trace.host_walk import HostWalk
+from lflops.analyze.trace.operator_cost import cost_of
+from lflops.analyze.trace.operators import precision
+from lflops.analyze.trace.timeline import StepTimes
+from lflops.hardware.chips import Hardware
+
+__all__ = ["TraceUtilization", "utilization"]
+
+
+class TraceUtilization(Struct, frozen=True, kw_only=True):
+    """`None` is unknown.
+
+    Attributes:
+        seconds: Of all steps, or of the window where there are none; times the number of devices.
+        steps: How many steps; 0 is the window.
+        macs: Multiply-accumulates that were launched in this time.
+        mfu: 2 x MACs over `seconds` and the peak of `precision`. Work that activation checkpointing does again is in it: a trace does not
+            tell it from other work.
+        hfu: Without what masks leave out and with what fused attention does again, each precision at its own peak.
+        precision: The one that most MACs are of.
+        hardware: The chip's name.
+    """
+
+    seconds: float
+    steps: int
+    macs: int
+    flops_per_second: float | None
+    mfu: float | None
+    hfu: float | None
+    precision: str | None
+    peak_flops_per_second: float | None
+    hardware: str | None
+
+
+def utilization(walk: HostWalk, steps: Sequence[StepTimes], window: int, devices: int, chip: Hardware | None) -> TraceUtilization | None:
+    """The utilization; `None` where nothing that multiplies was counted.
+
+    Args:
+        walk: What the host did.
+        steps: The steps; without any the window counts.
+        window: Nanoseconds.
+        devices: How many devices worked.
+        chip: What each device can do.
+    """
+    macs: dict[str | None, int] = {}
+    executed: dict[str | None, int] = {}
+    for start, sums in walk.counted:
+        if steps and not any(step.start <= start < step.end for step in steps):
+            continue
+        cost = cost_of(sums.name, sums.inputs)
+        if cost is not None and cost.macs:
+            dtype = precision(sums)
+            macs[dtype] = macs.get(dtype, 0) + cost.macs
+            executed[dtype] = executed.get(dtype, 0) + cost.executed_macs
+    if not macs:
+        return None
+    seconds = (sum(step.end - step.start for step in steps) if steps else window) / 1e9 * max(devices, 1)
+    most = max(macs, key=lambda dtype: macs[dtype])
+    peaks = {dtype: chip.peak_flops_per_second.get(dtype or "") if chip else None for dtype in macs}
+    rate = 2 * sum(macs.values()) / seconds if seconds else None
+    peak = peaks[most]
+    needed = [2 * executed[dtype] / each if each else None for dtype, each in peaks.items()]
+    known = [each for each in needed if each is not None]
+    return TraceUtilization(
+        seconds=seconds,
+        steps=len(steps),
+        macs=sum(macs.values()),
+        flops_per_second=rate,
+        mfu=None if rate is None or peak is None else rate / peak,
+        hfu=sum(known) / seconds if len(known) == len(needed) and seconds else None,
+        precision=most,
+        peak_flops_per_second=peak,
+        hardware=chip.name if chip else None,
+    )
