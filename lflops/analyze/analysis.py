@@ -82,6 +82,11 @@ class Analysis:
         return identical_subtrees(self.profile, self.children)
 
     @cached_property
+    def patterns(self) -> Mapping[str, str]:
+        """Each module's name with `*` for the numbers of what repeats at one place."""
+        return self.profile.patterns(self.children)
+
+    @cached_property
     def uncalled(self) -> tuple[str, ...]:
         """The modules that were never called, nor anything below them."""
         return self.profile.uncalled
@@ -151,12 +156,12 @@ class Analysis:
     @cached_property
     def holders(self) -> tuple[Holder, ...]:
         """The modules that hold the peak's bytes."""
-        return () if self.profile.memory is None else holders(self.profile.memory.by_module)
+        return () if self.profile.memory is None else holders(self.profile.memory.by_module, self.patterns)
 
     @cached_property
     def largest_storages(self) -> tuple[Storages, ...]:
         """The largest storages at the peak, those of repeated modules together."""
-        return () if self.profile.memory is None else fold_storages(self.profile.memory.alive)
+        return () if self.profile.memory is None else fold_storages(self.profile.memory.alive, self.patterns)
 
     @cached_property
     def checkpointed(self) -> tuple[Checkpointed, ...]:
@@ -168,7 +173,7 @@ class Analysis:
     @cached_property
     def imbalance(self) -> Imbalance:
         """Stragglers, module by module."""
-        return imbalance(self.profile)
+        return imbalance(self.profile, self.patterns)
 
     @cached_property
     def slowest_ranks(self) -> tuple[int, ...]:

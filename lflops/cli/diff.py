@@ -10,16 +10,17 @@ from lflops.analyze.compare.diff import diff as diff_of
 from lflops.analyze.compare.regression_limits import limits
 from lflops.cli.output import UsageError, draw, write_json
 from lflops.profile.json_file import load
-from lflops.report.terminal.diff import headline, render_diff
+from lflops.report.lines.diff import headline
+from lflops.report.terminal.diff import render_diff
 
 __all__ = ["diff"]
 
 _BYTES = {"": 1, "B": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)}
 _BYTES |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
 _UNKNOWN = {
-    "max_regress": "cannot be told: both runs have to have the times of two clean steps at least",
-    "min_mfu": "cannot be told: the second run has no MFU, as its steps' times or the peak of its chip are unknown",
-    "max_memory": "cannot be told: the second run has no peak of memory",
+    "max_regress": "cannot be checked: each run needs two clean steps at least, and steps that vary less than by half",
+    "min_mfu": "cannot be checked: the second run has no MFU, as its steps' times or the peak of its chip are unknown",
+    "max_memory": "cannot be checked: the second run has no peak of memory",
 }
 
 
@@ -40,7 +41,7 @@ def diff(
         typer.Option(
             "--json",
             help="Print one JSON object: headline (sentences), limits, facts (what differs in the circumstances), whole (what happened to "
-            "all modules alike), step, phases, mfu, samples_per_second, tokens_per_second, peak_bytes, and modules with own and inclusive "
+            "all modules), step, phases, mfu, samples_per_second, tokens_per_second, peak_bytes, and modules with own and inclusive "
             "figures, each before and after. Unknown is null.",
         ),
     ] = False,

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from lflops.analyze.analysis import analyze
+from lflops.analyze.analysis import Analysis, analyze
 from lflops.analyze.speed.ncu import Measured, command, read
-from lflops.analyze.speed.roofline import Roofline
 from lflops.analyze.trace.summary import summarise
 from lflops.cli.output import UsageError, draw, name_file, write_json
 from lflops.errors import LflopsError, ProfileError
@@ -72,10 +71,11 @@ def roofline(
 
 
 def _show_profile(file: Path, hardware: str | None, top: int, figure: Path | None, *, as_json: bool) -> None:
-    shown = analyze(load(file), hardware).roofline
+    analysis = analyze(load(file), hardware)
+    shown = analysis.roofline
     if figure is not None:
-        _draw(shown, figure)
-    write_json(shown) if as_json else draw(render_roofline(shown, top=top))
+        _draw(analysis, figure)
+    write_json(shown) if as_json else draw(render_roofline(shown, analysis.patterns, top=top))
     name_file(figure, as_json=as_json)
 
 
@@ -99,10 +99,10 @@ def _measured(log: Path, gpu_time: float | None, profile: Profile | None, hardwa
         raise ProfileError(f"{log}: {error}") from error
 
 
-def _draw(shown: Roofline, path: Path) -> None:
+def _draw(analysis: Analysis, path: Path) -> None:
     from lflops.report.figures.roofline import save  # with matplotlib, which takes longer to load than all the rest
 
     try:
-        save(shown, path)
+        save(analysis.roofline, path, analysis.patterns)
     except ValueError as error:
         raise UsageError(f"figure={error}") from error

@@ -11,7 +11,7 @@ loading 5,000 modules takes a quarter less.
 """
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Literal, get_args
 
@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from lflops import units
 from lflops.hardware.chips import Hardware
-from lflops.profile.module_names import ancestry
+from lflops.profile.module_names import ancestry, patterns
 from lflops.profile.notes import Note, notes_with
 from lflops.profile.records import PHASES, ByCategory, Count, ModulePhase, Phase, Rank, RankStat, Seconds, Spread, Step, Trace
 
@@ -340,6 +340,18 @@ class Profile(Struct, frozen=True, kw_only=True):
             for name, module in self.modules.items()
             if name not in called and module.kind != _HOLDS_WEIGHTS and scripts.isdisjoint(ancestry(name)[1:])
         )
+
+    def patterns(self, below: Mapping[str, Sequence[str]] | None = None) -> dict[str, str]:
+        """Each module's name with `*` for the numbers of what repeats, as `layers.*.mlp.0`.
+
+        Siblings are the same where they have one class; those without any module below them also need as many parameters.
+
+        Args:
+            below: The names directly below each name, where they are already known.
+        """
+        containers = {name.rpartition(".")[0] for name in self.modules if name}
+        same = {name: (each.kind, None if name in containers else each.parameters) for name, each in self.modules.items()}
+        return patterns(same, below)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the JSON file, whole or not at all.

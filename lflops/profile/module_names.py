@@ -1,9 +1,10 @@
 """Dotted names of modules: what is above and below a name, and which names repeat, as those of 48 layers."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
-__all__ = ["ancestry", "children", "fold_repeats", "pattern"]
+__all__ = ["ancestry", "children", "fold_repeats", "patterns"]
 
 Item = TypeVar("Item")
 
@@ -25,17 +26,39 @@ def children(names: Iterable[str]) -> dict[str, list[str]]:
     return below
 
 
-def pattern(name: str) -> str:
-    """A name with `*` for its numbers, as `layers.*.mlp`: names that differ only in numbers have the same pattern."""
-    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
+def patterns(modules: Mapping[str, Hashable], below: Mapping[str, Sequence[str]] | None = None) -> dict[str, str]:
+    """Each name with `*` for the numbers of what repeats, as `layers.*.mlp.0`: names at the same place have the same pattern.
+
+    A module repeats where the sibling before or after it has a number too and is the same: the 48 blocks of a stack do, and the first and
+    the third layer of a `Sequential` do not.
+
+    Args:
+        modules: By name, what makes two siblings the same, as the class.
+        below: What `children` returns, where it is already known.
+    """
+    below = below or children(modules)
+    found = {"": ""}
+    for name in sorted(below, key=len):
+        labels = below[name]
+        numbered = {each for each in labels if each.rpartition(".")[2].isdecimal()}
+        repeated = {
+            each for pair in pairwise(labels) if numbered.issuperset(pair) and modules[pair[0]] == modules[pair[1]] for each in pair
+        }
+        for each in labels:
+            label = "*" if each in repeated else each.rpartition(".")[2]
+            found[each] = f"{found[name]}.{label}" if name else label
+    return found
 
 
-def fold_repeats(items: Iterable[Item], key: Callable[[Item], tuple[str, *tuple[Hashable, ...]]]) -> list[tuple[str, list[Item]]]:
+def fold_repeats(
+    items: Iterable[Item], key: Callable[[Item], tuple[str, *tuple[Hashable, ...]]], patterns: Mapping[str, str]
+) -> list[tuple[str, list[Item]]]:
     """Group items of repeated modules, as the 48 layers of a stack.
 
     Args:
         items: Anything that belongs to a module.
         key: The module's name, then whatever else has to be equal within a group.
+        patterns: What the function of that name returns; a name that it has not stands for itself.
 
     Returns:
         A label and the items of each group, in the order of their first items. The label is the names' pattern, or the name itself where
@@ -44,10 +67,9 @@ def fold_repeats(items: Iterable[Item], key: Callable[[Item], tuple[str, *tuple[
     groups: dict[tuple[Hashable, ...], list[tuple[str, Item]]] = {}
     for item in items:
         name, *rest = key(item)
-        groups.setdefault((pattern(name), *rest), []).append((name, item))
-    return [(_label({name for name, _ in group}), [item for _, item in group]) for group in groups.values()]
+        groups.setdefault((patterns.get(name, name), *rest), []).append((name, item))
+    return [(_label({name for name, _ in group}, pattern), [item for _, item in group]) for (pattern, *_), group in groups.items()]
 
 
-def _label(names: set[str]) -> str:
-    name = next(iter(names))
-    return name if len(names) == 1 else pattern(name)
+def _label(names: set[str], pattern: Hashable) -> str:
+    return next(iter(names)) if len(names) == 1 else str(pattern)

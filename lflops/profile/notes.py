@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-__all__ = ["NOTE_VALUES", "Note", "NoteCode", "notes_with"]
+__all__ = ["NOTE_VALUES", "Note", "NoteCode", "are_times_far_off", "notes_with"]
 
 NoteCode = Literal[
     "ambiguous_threads",
@@ -107,3 +107,13 @@ class Note(Struct, frozen=True, kw_only=True):
 def notes_with(code: NoteCode, notes: Iterable[Note]) -> Iterator[Note]:
     """The notes that have a code."""
     return (note for note in notes if note.code == code)
+
+
+_FAR = 2
+"""Beyond this factor the modules' times are no measure any more."""
+
+
+def are_times_far_off(notes: Iterable[Note]) -> bool:
+    """Whether the modules' times had to be scaled so much that they are no measure of anything."""
+    factors = [value for note in notes_with("time_scaled", notes) for value in note.values.values() if not isinstance(value, str)]
+    return any(not 1 / _FAR <= value <= _FAR for value in factors)

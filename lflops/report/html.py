@@ -54,14 +54,16 @@ def page(*analyses: Analysis, names: Sequence[str] = ()) -> str:
     """
     shown = [payload(each) for each in analyses]
     profiles = [each.profile for each in analyses]
-    windows = [""] if len(profiles) == 1 else [_window(*each) for each in zip(profiles, names, strict=True)]
+    chosen = [""] if len(profiles) == 1 else [_window(*each) for each in zip(profiles, names, strict=True)]
+    heads = [html.escape(json.encode(each.head).decode()) for each in shown]
+    windows = [f'{window} data-head="{head}"' for window, head in zip(chosen, heads, strict=True)]
     data = [_data(f"data{i or ''}", each, window) for i, (window, each) in enumerate(zip(windows, shown, strict=True))]
     data += [_data(f"comparison-{i}-{j}", comparison) for i, j, comparison in compared_pairs(profiles)]
     script = _joined("entry/offline", [])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _DOCUMENT.format(
         allowed=f"'sha256-{digest}'",  # no other script runs, whatever the data hold
-        title=html.escape(" → ".join(names) or shown[0].title),
+        title=html.escape(" → ".join(names) or ", ".join(filter(None, (shown[0].title, shown[0].head.when)))),
         style=(_PARTS / "shell" / "style.css").read_text("utf-8"),
         data="\n".join(data),
         script=script,

@@ -4,10 +4,11 @@ import json
 import math
 import re
 import zlib
+from typing import Any
 
 from lflops.report.payload.columns import VERSION
 
-__all__ = ["LARGEST", "PLUGIN", "metadata_problem", "packed", "trend", "unpacked"]
+__all__ = ["LARGEST", "PLUGIN", "head", "metadata_problem", "packed", "unpacked"]
 
 PLUGIN = "lflops"
 """The name under which TensorBoard stores our summaries."""
@@ -16,10 +17,14 @@ LARGEST = 1 << 26
 """Bytes of a payload: one of 20,000 modules has a tenth of them. What inflates to more is refused."""
 
 _FOREIGN = "is no summary of lflops"
+_DAMAGED = "is unreadable: it is not deflated, or damaged"
+_CUT = "is unreadable: its end is missing"
 _START = re.compile(rb'\{"lflops":\s*(\d{1,9})')
-_TREND = b'{"lflops":%d,"trend":' % VERSION
-_LONGEST_TREND = 4096
-"""Bytes: it has a number for each of some figures."""
+_HEAD = b'{"lflops":%d,"head":' % VERSION
+_BEGINNING = 1 << 16
+"""Bytes of a payload that are inflated for a list of windows: its head is shorter."""
+_WORDS = ("when", "kind", "device", "strategy", "dtype")
+_NUMBERS = ("step", "ranks")
 
 
 def packed(payload: bytes) -> bytes:
@@ -44,29 +49,61 @@ def unpacked(value: object) -> bytes:
     try:
         payload = inflating.decompress(value, LARGEST)
     except zlib.error:
-        raise ValueError("is unreadable: it is not deflated, or damaged") from None
+        raise ValueError(_DAMAGED) from None
     if not inflating.eof:
         more = inflating.unconsumed_tail
-        raise ValueError(f"inflates to more than {LARGEST} bytes" if more else "is unreadable: its end is missing")
+        raise ValueError(f"inflates to more than {LARGEST} bytes" if more else _CUT)
     start = _START.match(payload)
     if problem := _version_problem(start[1].decode()) if start else _FOREIGN:
         raise ValueError(problem)
     return payload
 
 
-def trend(payload: bytes) -> dict[str, float]:
-    """The figures at the beginning of a payload that are drawn over the windows; none where it has none."""
-    if not payload.startswith(_TREND):
-        return {}
+def head(value: object) -> dict[str, Any]:
+    """What a list of windows shows of a summary's value; only its beginning is inflated. Whatever is not of its type is left out.
+
+    Raises:
+        ValueError: It begins as no payload does, or is damaged there; the message says why.
+    """
+    if not isinstance(value, bytes):
+        raise ValueError(_FOREIGN)  # noqa: TRY004 - of what was written, not of an argument
+    inflating = zlib.decompressobj()
     try:
-        figures, _ = json.JSONDecoder(parse_int=float).raw_decode(
-            payload[len(_TREND) : len(_TREND) + _LONGEST_TREND].decode(errors="replace")
-        )
+        beginning = inflating.decompress(value, _BEGINNING)
+    except zlib.error:
+        raise ValueError(_DAMAGED) from None
+    if not inflating.eof and not inflating.unconsumed_tail and len(beginning) < _BEGINNING:
+        raise ValueError(_CUT)
+    start = _START.match(beginning)
+    if problem := _version_problem(start[1].decode()) if start else _FOREIGN:
+        raise ValueError(problem)
+    try:
+        given, _ = json.JSONDecoder(parse_int=float).raw_decode(beginning.removeprefix(_HEAD).decode(errors="replace"))
     except (ValueError, RecursionError):
         return {}
-    items = figures.items() if isinstance(figures, dict) else ()
-    return {label: figure for label, figure in items if isinstance(figure, float) and math.isfinite(figure)}
+    return _known(given) if beginning.startswith(_HEAD) and isinstance(given, dict) else {}
+
+
+def _known(given: dict[str, Any]) -> dict[str, Any]:
+    words = {name: given[name] for name in _WORDS if isinstance(given.get(name), str)}
+    numbers = {name: int(given[name]) for name in _NUMBERS if _is_number(given.get(name))}
+    figures, ranges = (each if isinstance(each := given.get(name), dict) else {} for name in ("figures", "ranges"))
+    return {
+        **words,
+        **numbers,
+        "partial": given.get("partial") is True,
+        "figures": {label: figure for label, figure in figures.items() if _is_number(figure)},
+        "ranges": {
+            label: ends for label, ends in ranges.items() if isinstance(ends, list) and len(ends) == 2 and all(map(_is_number, ends))
+        },
+    }
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def _version_problem(version: str) -> str:
-    return "" if version == str(VERSION) else f"is of form {version}, this lflops reads {VERSION}: another version of lflops is needed"
+    return (
+        "" if version == str(VERSION) else f"has format {version}, and this lflops reads {VERSION}: show it with the lflops that wrote it"
+    )

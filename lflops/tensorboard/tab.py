@@ -15,7 +15,7 @@ from tensorboard.backend import experiment_id  # type: ignore[import-untyped]
 from tensorboard.data.provider import RunTagFilter  # type: ignore[import-untyped]
 from tensorboard.plugins.base_plugin import FrontendMetadata, TBPlugin  # type: ignore[import-untyped]
 
-from lflops.tensorboard.payload_event import PLUGIN, metadata_problem, packed, trend, unpacked
+from lflops.tensorboard.payload_event import PLUGIN, head, metadata_problem, packed, unpacked
 from lflops.tensorboard.traces import opened
 
 __all__ = ["Tab"]
@@ -35,10 +35,10 @@ _Start = Callable[[str, list[tuple[str, str]]], object]
 
 
 class _Status(NamedTuple):
-    """Why a window cannot be shown, or empty; and its figures that are drawn over the windows."""
+    """Why a window cannot be shown, or empty; and what the list shows of it."""
 
     problem: str
-    trend: dict[str, float]
+    head: dict[str, Any]
 
 
 class Tab(TBPlugin):  # type: ignore[misc]
@@ -69,13 +69,13 @@ class Tab(TBPlugin):  # type: ignore[misc]
         return FrontendMetadata(es_module_path="/entry/tensorboard.js", tab_name="LFLOPS")
 
     def _windows(self, environ: dict[str, Any], start: _Start) -> _Answer:
-        """The windows, the latest last, and what cannot be shown, with the reason."""
+        """The windows, the latest last, and what is known not to be shown, with the reason."""
         windows, problems = [], []
-        for run, tag, datum, (problem, figures) in self._logged(environ):
+        for run, tag, datum, (problem, shown) in self._logged(environ):
             if problem:
                 problems.append(f"{_title(run, tag, datum)} {problem}")
             elif datum is not None:
-                windows.append({"run": run, "tag": tag, "step": datum.step, "wall_time": datum.wall_time, "trend": figures})
+                windows.append({"run": run, "tag": tag, "step": datum.step, "wall_time": datum.wall_time, "head": shown})
         windows.sort(key=lambda each: each["wall_time"])
         return _answer(start, "200 OK", "application/json", json.dumps({"windows": windows, "problems": problems}).encode())
 
@@ -90,7 +90,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
                     continue
                 for _, datum in self._read(environ, run, tag):
                     key = experiment, run, tag, datum.step, datum.wall_time
-                    if key not in self._statuses:  # inflating it once is enough
+                    if key not in self._statuses:  # reading it once is enough
                         self._statuses[key] = _status(datum)
                     yield run, tag, datum, self._statuses[key]
 
@@ -170,7 +170,7 @@ def _value(datum: Any) -> Any:
 
 def _status(datum: Any) -> _Status:
     try:
-        return _Status("", trend(unpacked(_value(datum))))
+        return _Status("", head(_value(datum)))
     except ValueError as error:
         return _Status(str(error), {})
 

@@ -10,7 +10,9 @@ from lflops.analyze.compare.diff import diff
 from lflops.analyze.compare.regression_limits import limits
 from lflops.cli.main import main
 from lflops.profile.model import Profile
-from lflops.report.terminal.diff import headline, render_diff
+from lflops.profile.notes import Note
+from lflops.report.lines.diff import headline
+from lflops.report.terminal.diff import render_diff
 from tests.support.profile_builders import product, profile, run, small_profile, untimed
 from tests.support.profile_pairs import clean, ran
 from tests.support.warm_python import WarmPython
@@ -43,23 +45,76 @@ def runs(tmp_path: Path) -> list[str]:
     return files(tmp_path, ran(MODULES, steps=before), ran(SLOWER, steps=after))
 
 
+def test_the_verdict_is_about_the_step() -> None:
+    """100 ms became 126.9, while each of the modules takes 18.4 % less time: the wait for data did it, 45.3 ms longer."""
+    before, after = clean(*[0.1] * 5, data=0.1, forward=0.9), clean(*[0.1269] * 5, data=0.0553 / 0.1269, forward=0.0716 / 0.1269)
+    faster = {name: 0.816 * each for name, each in MODULES.items()}
+    assert (
+        "The step is 26.9 % slower (+26.9 % to +26.9 %): 100.00 ms before, 126.90 ms after.",
+        "data is 5.5× as slow: +45.30 ms a step.",
+        "No module is slower or faster than the others, beyond the noise.",
+        "All other modules are 18.4 % faster, the median of 4 with the same work: the machine was another one, or busier or idler.",
+        "The work is the same, to the last FLOP and byte.",
+    ) == headline(diff(ran(MODULES, steps=before), ran(faster, steps=after)))
+
+
 def test_the_headline_says_what_is_slower_and_by_how_much() -> None:
     """2 of 20 ms, in a run that is as fast as it was; nothing else is said of time."""
-    sentences = headline(diff(ran(MODULES), ran(SLOWER)))
+    sentences = headline(diff(ran(MODULES, steps=clean(*[0.1] * 5)), ran(SLOWER, steps=clean(*[0.102] * 5))))
     assert (
-        "encoder.b is 10.0 % (+10.0 % to +10.0 %) slower than the rest of the run: 2.00 ms a step lost",
-        "the whole run is as fast as before, as the median of 4 modules; what one does beyond that is its own",
-        "the work is the same, to the last FLOP and byte",
+        "The step takes as long as before, as far as two runs of the same code do (+2.0 % to +2.0 %): 100.00 ms before, 102.00 ms after.",
+        "encoder.b is 10.0 % slower (+10.0 % to +10.0 %): +2.00 ms a step.",
+        "The work is the same, to the last FLOP and byte.",
     ) == sentences
 
 
-def test_the_headline_of_a_slower_machine_names_no_module() -> None:
-    """Everything takes a tenth longer."""
-    sentences = headline(diff(ran(MODULES), ran({name: 1.1 * each for name, each in MODULES.items()})))
+def test_a_layer_that_does_more_work_and_takes_longer_is_the_cause() -> None:
+    """Four times the MACs of one layer, 4 ms became 16; the first sentence after the verdict names it."""
+    layers = {f"layers.{block}.linear{layer}": 4e-3 for block in range(4) for layer in (1, 2)}
+    after = ran(layers | {"layers.2.linear1": 16e-3}, macs={"layers.2.linear1": 400}, width=0.01, steps=clean(*[0.044] * 5))
+    found = headline(diff(ran(layers, width=0.01, steps=clean(*[0.032] * 5)), after))
+    assert "The step is 37.5 % slower (+37.5 % to +37.5 %): 32.00 ms before, 44.00 ms after." == found[0]
+    assert "layers.2.linear1 does 4.0× the work: +12.00 ms a step." == found[1]
+
+
+def test_a_larger_batch_is_named_as_that() -> None:
+    """Twice the samples, twice the work of all modules, and 180 ms in place of 100: a sample takes a tenth less. No module is named."""
+    before = ran(MODULES, steps=clean(*[0.1] * 5), samples_per_step=4)
+    double = {name: 1.8 * each for name, each in MODULES.items()}
+    after = ran(double, macs=dict.fromkeys(MODULES, 200), steps=clean(*[0.18] * 5), samples_per_step=8)
     assert (
-        "no module is slower or faster than the rest of the run, beyond the noise",
-        "the whole run is 10.0 % slower, as the median of 4 modules; what one does beyond that is its own",
-    ) == sentences[:2]
+        "The step is 80.0 % slower (+80.0 % to +80.0 %): 100.00 ms before, 180.00 ms after.",
+        "The batch went from 4 to 8 samples a step, and the work with it. A sample takes 10.0 % less time.",
+        "Modules are not judged: those with times and the same work in both runs are too few.",
+    ) == headline(diff(before, after))
+
+
+def test_what_was_added_everywhere_is_one_line() -> None:
+    """Two dropouts in each of 6 layers, of 0.5 ms each: 6 ms; the modules' names are not listed."""
+    layers = {f"layers.{block}.{name}": 5e-3 for block in range(6) for name in ("attention", "mlp")}
+    dropouts = {f"layers.{block}.dropout{number}": 0.5e-3 for block in range(6) for number in (1, 2)}
+    kinds = dict.fromkeys(dropouts, "Dropout")
+    after = ran(layers | dropouts, macs=dict.fromkeys(dropouts, 0), kinds=kinds, steps=clean(*[0.066] * 5))
+    found = headline(diff(ran(layers, steps=clean(*[0.06] * 5)), after))
+    assert ["Dropout ×12 was added: +6.00 ms a step."] == [sentence for sentence in found if "added" in sentence]
+
+
+def test_module_times_that_their_profile_warns_of_are_not_judged() -> None:
+    """Scaled by 3, which is no measure of anything: nothing is said to be slower, and why."""
+    warned = replace(ran(SLOWER, steps=clean(*[0.1] * 5)), notes=(Note(code="time_scaled", subject="", values={"forward": 3.0}),))
+    found = headline(diff(ran(MODULES, steps=clean(*[0.1] * 5)), warned))
+    assert "Modules are not judged: the profile after says that its modules' times are no measure." in found
+    assert not [sentence for sentence in found if "encoder.b" in sentence]
+
+
+def test_steps_that_vary_too_much_give_no_interval() -> None:
+    """From 20 to 300 ms: an interval from nothing to a thousand times says nothing, so it is not known."""
+    wild = ran(MODULES, steps=clean(0.02, 0.05, 0.1, 0.2, 0.3))
+    found = diff(wild, ran(MODULES, steps=clean(0.03, 0.06, 0.11, 0.25, 0.3)))
+    assert (None, None, None) == (found.step.low, found.step.high, found.step.verdict)
+    assert headline(found)[0] == (
+        "Whether the step is slower or faster is not known, because its steps vary too much: 100.00 ms before, 110.00 ms after."
+    )
 
 
 def test_the_headline_of_a_count_tells_of_work_alone() -> None:
@@ -67,31 +122,33 @@ def test_the_headline_of_a_count_tells_of_work_alone() -> None:
     before = untimed(ran(MODULES))
     after = untimed(ran({"encoder.first": 0, "encoder.b": 0, "decoder": 0, "head": 0, "adapter": 0}, macs={"head": 150}))
     assert (
-        "times are not compared: one of the two has none",
-        "MACs went from 400 to 550, +37.5 %",
-        "added: adapter",
-        "renamed: encoder.a → encoder.first",
+        "Times are not compared: one of the two runs has none.",
+        "The MACs of a step went from 400 to 550, +37.5 %.",
+        "Added: adapter.",
+        "Renamed: encoder.a → encoder.first.",
     ) == headline(diff(before, after))
 
 
 def test_work_that_moved_from_one_module_to_another_is_told() -> None:
     """200 MACs in all, before and after."""
     before, after = (untimed(ran({"a": 0, "b": 0}, macs=macs)) for macs in ({"a": 150, "b": 50}, {"a": 50, "b": 150}))
-    assert "the work is the same in all, and not module by module" in headline(diff(before, after))
+    assert "The total work is the same, but not module by module." in headline(diff(before, after))
 
 
 def test_what_two_modules_tell_is_not_judged_and_said_so() -> None:
     """The step alone is compared: 2 ms became 3."""
     found = diff(ran({"a": 1e-3, "b": 1e-3}, steps=clean(2e-3, 2e-3)), ran({"a": 2e-3, "b": 1e-3}, steps=clean(3e-3, 3e-3)))
-    assert "the step is 50.0 % slower; modules are not judged: those that did the same work in both are too few" in headline(found)
+    assert "Modules are not judged: those with times and the same work in both runs are too few." in headline(found)
 
 
 def test_many_modules_are_not_all_named() -> None:
-    """Of five that are faster the three that win the most; of twelve added ones the uppermost."""
+    """Of seven that are faster the five that win the most; of twelve added ones the uppermost."""
     before = {f"m{i}": 10e-3 for i in range(20)}
-    found = headline(diff(ran(before), ran(before | {f"m{i}": 5e-3 - i * 1e-4 for i in range(5)} | {f"new.{i}": 0.0 for i in range(11)})))
-    assert ["m4", "m3", "m2", "2"] == [sentence.split()[0] for sentence in found[:4]]
-    assert "added: new, 12 modules with what is below" in found
+    faster = {f"m{i}": 5e-3 - i * 1e-4 for i in range(7)}
+    new = {f"new.{i}": 0.0 for i in range(11)}
+    found = headline(diff(ran(before, steps=clean(0.2, 0.2)), ran(before | faster | new, steps=clean(0.17, 0.17))))
+    assert ["m6", "m5", "m4", "m3", "m2", "2"] == [sentence.split()[0] for sentence in found[1:7]]
+    assert [] == [sentence for sentence in found if "new.0" in sentence]
 
 
 def test_the_table_has_the_run_and_the_modules_that_changed() -> None:
@@ -184,9 +241,9 @@ def test_a_regress_within_the_noise_breaks_nothing() -> None:
         (["--max-memory", "iB"], "--max-memory='iB': give a size"),
         (["--max-memory", "x%"], "--max-memory='x%': give a share"),
         (["--max-memory", "5%"], "--max-memory='5%': the first run has no peak of memory, give a size, as 24GiB"),
-        (["--max-memory", "5GiB"], "--max-memory: cannot be told: the second run has no peak of memory"),
-        (["--min-mfu", "0.3"], "--min-mfu: cannot be told: the second run has no MFU"),
-        (["--max-regress", "3%"], "--max-regress: cannot be told: both runs have to have the times of two clean steps at least"),
+        (["--max-memory", "5GiB"], "--max-memory: cannot be checked: the second run has no peak of memory"),
+        (["--min-mfu", "0.3"], "--min-mfu: cannot be checked: the second run has no MFU"),
+        (["--max-regress", "3%"], "--max-regress: cannot be checked: each run needs two clean steps at least"),
     ],
 )
 def test_a_wrong_call_is_status_2_in_one_line(options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,7 +271,7 @@ def test_json_has_all_of_it(runs: list[str], capsys: pytest.CaptureFixture[str])
     assert 0 == main(["diff", *runs, "--json"])
     shown = json.loads(capsys.readouterr().out)
     assert (1.0, 4, []) == (shown["whole"]["ratio"], shown["whole"]["modules"], shown["limits"])
-    assert shown["headline"][0].startswith("encoder.b is 10.0 %")
+    assert shown["headline"][1].startswith("encoder.b is 10.0 %")
     slow = next(module for module in shown["modules"] if module["after"] == "encoder.b")
     assert ("encoder.b", {"before": 100, "after": 100}, "slower") == (slow["before"], slow["own"]["macs"], slow["own"]["time"]["verdict"])
     assert {"before": None, "after": None} == shown["mfu"]

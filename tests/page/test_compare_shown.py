@@ -20,6 +20,7 @@ from lflops.analyze.compare.significance import Verdict
 from lflops.profile.model import ModuleProfile, Profile, Work, ancestry
 from lflops.profile.records import PHASES, Phase, Spread
 from lflops.report.html import page
+from lflops.report.lines.diff import headline, is_news
 from lflops.report.payload.compare import compared_windows
 from lflops.report.payload.payload import payload
 from tests.support.browser import bench
@@ -33,12 +34,12 @@ SHOWN = """async (given) => {
   const listed = { windows: [1, 2].map((step) => ({ run: "a", tag: "b", step })), problems: [] };
   const all = JSON.parse(given).map(async (comparison) => {
     const source = { compare: () => comparison };
-    const node = compare.draw({}, { state: { show: "all" }, remember() {}, source, listed, window: listed.windows[1] });
+    const node = compare.draw({}, { state: { show: "all", unfold: "true" }, remember() {}, source, listed, window: listed.windows[1] });
     await new Promise((done) => { setTimeout(done); });
     const grid = gridOf(node.querySelector(".grid"));
     for (const row of grid.content.rows) grid.content.toggle(row);
     const figures = [...node.querySelectorAll(".figure")].map((each) => [...each.children].map(({ textContent }) => textContent));
-    const sentences = [...node.querySelectorAll("li, .doubt")].map(({ textContent }) => textContent);
+    const sentences = [...node.querySelectorAll(".verdict, li")].map(({ textContent }) => textContent);
     return { rows: grid.content.rows.map(grid.content.exported.values), figures, sentences };
   });
   return JSON.stringify(await Promise.all(all));
@@ -55,13 +56,21 @@ def served(pair: Pair) -> Any:
 
 def in_file(*profiles: Profile) -> Any:
     """What a file of several profiles has of the last two."""
-    packed = re.findall(r'id="comparison-\d+-\d+">([^<]*)<', page(*map(analyze, profiles), names=[str(i) for i in range(len(profiles))]))
+    packed = re.findall(
+        r'id="comparison-(?=1-2)\d+-\d+">([^<]*)<', page(*map(analyze, profiles), names=[str(i) for i in range(len(profiles))])
+    )
     return json.decode(zlib.decompress(base64.b64decode(packed[-1])))
 
 
 def columns_of(module: ModuleDiff) -> dict[str, Any]:
     """What Python says of a module, by the names of the comparison's columns."""
-    values = {"before": module.before, "after": module.after, "kind": module.kind, "own": module.news is module.own.time}
+    values = {
+        "before": module.before,
+        "after": module.after,
+        "kind": module.kind,
+        "pattern": module.pattern,
+        "own": module.news is module.own.time,
+    }
     values |= {f"time.{name}": getattr(module.news, name) for name in TIMES}
     changes = {name: getattr(module.own, name) for name in ("macs", "flops", "bytes_moved", "parameters")} | {
         "peak_bytes": module.peak_bytes
@@ -75,6 +84,7 @@ def expected(diff: Diff) -> dict[str, Any]:
     changes |= {name: getattr(diff.modules[0].inclusive, name) for name in ("macs", "flops", "bytes_moved", "parameters")}
     parts = {name: json.decode(json.encode(getattr(diff, name))) for name in ("facts", "whole", "step", "phases")}
     figures = {name: [change.before, change.after] for name, change in changes.items()}
+    parts |= {"headline": list(headline(diff)), "is_news": is_news(diff)}
     return parts | {"figures": figures, "modules": [columns_of(module) for module in diff.modules]}
 
 
@@ -117,7 +127,9 @@ def word(module: ModuleDiff) -> str | None:
 
 
 def signed(ratio: float) -> str:
-    """What a ratio adds, with its sign."""
+    """What a ratio adds, with its sign; a large one as a multiple."""
+    if ratio >= 10:
+        return f"×{units.count(math.floor(ratio + 0.5))}"
     text = units.percent(ratio - 1)
     return f"+{text}" if ratio > 1 and text[0].isdigit() else text
 
@@ -131,7 +143,7 @@ def drawn_rows(pair: Pair, given: Any) -> list[list[Any]]:
     """The rows that the table has to show, all of them open, in the order of the modules."""
     found = []
     for module, row in zip(lflops.diff(*pair).modules, rows_of(given["modules"]), strict=True):
-        names = ["(root)" if name == "" else name for name in (module.before, module.after)] + [module.kind]
+        names = ["(root)" if name == "" else name for name in (module.before, module.after)] + [module.kind, 1]
         low, high = row["time.low"], row["time.high"]
         interval = None if low is None else f"{signed(low)} to {signed(high)}"
         times = [row["time.before"], row["time.after"], row["time.ratio"], interval, row["time.lost"]]
@@ -141,7 +153,7 @@ def drawn_rows(pair: Pair, given: Any) -> list[list[Any]]:
             if any(map(float, (each or 0 for each in (*seconds, *macs)))):
                 found.append([*names, phase, None, *seconds, ratio_of(*seconds), None, None, *macs])
         if module.news.per_mac is not None:
-            found.append([*names, "time a MAC", None, None, None, row["time.per_mac"], None, None, None, None])
+            found.append([*names, "time per MAC", None, None, None, row["time.per_mac"], None, None, None, None])
         labels = {"flops": "own FLOPs", "bytes_moved": "own bytes moved", "parameters": "own parameters", "peak_bytes": "peak memory"}
         for name, label in labels.items():
             before, after = row[f"{name}.before"], row[f"{name}.after"]
@@ -265,7 +277,7 @@ def test_the_page_shows_what_it_is_given(browser: Any) -> None:
         known = [name for name, sides in each["figures"].items() if any(side is not None for side in sides)]
         figures = [name for name in known if name not in {"flops", "bytes_moved"}]
         assert len(figures) + (each["step"]["before"] is not None or each["step"]["after"] is not None) == len(shown["figures"])
-        assert 2 <= len(shown["sentences"]) <= 3 + len(each["phases"])
+        assert each["headline"] == shown["sentences"]
 
 
 def test_what_has_no_comparison_is_refused() -> None:
@@ -274,6 +286,6 @@ def test_what_has_no_comparison_is_refused() -> None:
     wrong: list[dict[str, Any]] = [{"compare": None}, {"modules": {"name": ["a"]}}, {"modules": {"name": ["", ""]}}]
     wrong += [{"modules": {**json.decode(good)["modules"], "forward.own_macs": ["x"]}}]
     wrong += [{"modules": {**json.decode(good)["modules"], "forward.own_macs": None}}]
-    for changed in ({"lflops": 1}, *(json.decode(good) | each for each in wrong)):
+    for changed in ({"lflops": 2}, *(json.decode(good) | each for each in wrong)):
         with pytest.raises(ValueError, match=r"^lack what a comparison needs: "):
             compared_windows(good, json.encode(changed))

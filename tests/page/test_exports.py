@@ -66,9 +66,9 @@ def test_what_changed_is_exported(opening: Callable[..., Seen], tmp_path: Path) 
     seen = opening((tmp_path / "after.compare.html").as_uri())
     seen.page.get_by_role("treegrid").press("ArrowRight")
     head, module, part = table(exported(seen, seen.page, "modules that changed as CSV")[1])
-    assert ["e", "e", "Linear", "", "faster", "0.02", "0.01", "0.5"] == module[:8]
-    assert -10e-3 == float(module[head.index("lost a step")])
-    assert ["e", "e", "Linear", "forward", "", "0.02", "0.01", "0.5"] == part[:8]
+    assert ["e", "e", "Linear", "1", "", "faster", "0.02", "0.01", "0.5"] == module[:9]
+    assert -10e-3 == float(module[head.index("cost a step")])
+    assert ["e", "e", "Linear", "1", "forward", "", "0.02", "0.01", "0.5"] == part[:9]
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+cmd", "-cmd", "@SUM(A1)", "\tx"])

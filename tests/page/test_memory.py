@@ -93,7 +93,7 @@ def test_the_peak_is_taken_apart(page_of: Callable[..., Seen]) -> None:
 
 def test_a_line_of_many_modules_leads_to_all_of_them(page_of: Callable[..., Seen]) -> None:
     """`blocks.*` stands for both blocks, not for what is in them."""
-    names = ["", "blocks", "blocks.0", "blocks.0.body", "blocks.1"]
+    names = ["", "blocks", "blocks.0", "blocks.0.body", "blocks.1", "blocks.1.body"]
     memory = replace(
         small_memory(), by_module={"blocks.0": 1000, "blocks.1": 2000}, alive=(), timeline=(Moment("mm", "", "forward", 3000, 2),)
     )

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from torch.utils.tensorboard import SummaryWriter
 
 import lflops
@@ -231,19 +232,71 @@ def test_a_reload_of_tensorboard_shows_the_same_again(opening: Callable[..., See
         assert "1" == frame.get_by_label("step", exact=True).input_value()
 
 
-def test_the_tab_follows_a_training_that_goes_on(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """When TensorBoard reloads, the new window is shown, and the one before can be chosen."""
-    with SummaryWriter(tmp_path) as writer:
-        lflops.tensorboard.log(writer, small_profile(), 1)
+def test_the_tab_offers_a_new_window_and_never_switches_by_itself(opening: Callable[..., Seen], tmp_path: Path) -> None:
+    """When TensorBoard reloads: the view stays as it is, its trend grows, and the new window, of another run, is one click away."""
+    with SummaryWriter(tmp_path / "a") as writer, SummaryWriter(tmp_path / "b") as other:
+        for step in (1, 2):
+            lflops.tensorboard.log(writer, small_profile(), step)
         writer.flush()
-        with tab(opening, tmp_path, expected=1) as (seen, frame, server):
-            frame.get_by_role("tab", name="Modules").click()
-            lflops.tensorboard.log(writer, hostile_profile(), 2, tag="lflops/fit/profile")
-            writer.flush()
-            server.windows(expected=2)
+        with tab(opening, tmp_path, expected=2) as (seen, frame, server):
+            assert "2" == frame.get_by_label("step", exact=True).input_value()
+            lflops.tensorboard.log(writer, small_profile(), 3)
+            lflops.tensorboard.log(other, hostile_profile(), 7, tag="lflops/fit/profile")
+            for each in (writer, other):
+                each.flush()
+            server.windows(expected=4)
             seen.page.get_by_title("Reload").or_(seen.page.locator("app-header-reload button")).first.click()
+            news = frame.locator(".news")
+            news.get_by_text("New window at step 7 of run b").wait_for()
+            assert "Model, fit" == frame.locator("h1").inner_text()
+            assert ["1", "2", "3"] == frame.get_by_label("step", exact=True).locator("option").all_inner_texts()
+            frame.get_by_label("step over 3 windows").wait_for()
+            news.get_by_role("button", name="show").click()
             frame.locator("h1", has_text="img src").wait_for()
-            assert ["1", "2"] == frame.get_by_label("step").locator("option").all_inner_texts()
+            assert 0 == news.get_by_role("button").count()
+
+
+def test_a_window_has_one_step_wherever_it_is_named(opening: Callable[..., Seen], tmp_path: Path) -> None:
+    """Logged when the training was at steps 12 and 29, of windows at steps 8 and 25: the second number is nowhere."""
+    with SummaryWriter(tmp_path) as writer:
+        for step, logged in ((8, 12), (25, 29)):
+            given = small_profile()
+            lflops.tensorboard.log(writer, replace(given, run=replace(given.run, step=step)), logged)
+    with tab(opening, tmp_path, expected=2) as (_, frame, _):
+        assert ["8", "25"] == frame.get_by_label("step", exact=True).locator("option").all_inner_texts()
+        assert "29" not in frame.locator("body").inner_text()
+        assert "step 8" in frame.locator(".trend-chart").first.get_attribute("aria-label")
+
+
+def test_back_and_forward_go_from_view_to_view(page_of: Callable[..., Seen]) -> None:
+    """As links do; a change within a view is no step."""
+    seen = page_of(small_profile())
+    seen.modules()
+    seen.page.get_by_label("filter by name or class").fill("head")
+    seen.view("Memory")
+    for act, expected in ((seen.page.go_back, "modules"), (seen.page.go_back, "summary"), (seen.page.go_forward, "modules")):
+        act()
+        seen.page.locator(f"section.{expected}").wait_for()
+    assert ["(root)", "head"] == seen.labels()
+
+
+def test_the_tabs_are_walked_with_the_keyboard(page_of: Callable[..., Seen]) -> None:
+    """Right and left in a circle, Home and End."""
+    seen = page_of(small_profile())
+    seen.page.get_by_role("tab", name="Summary").focus()
+    for key, expected in (("End", "Compare"), ("ArrowRight", "Summary"), ("ArrowLeft", "Compare"), ("Home", "Summary")):
+        seen.page.keyboard.press(key)
+        assert expected == seen.page.evaluate("document.activeElement.textContent")
+
+
+def test_a_view_scrolls_with_the_keyboard(page_of: Callable[..., Seen]) -> None:
+    """From where the page opens, without a click in the view."""
+    seen = page_of(small_profile())
+    seen.page.set_viewport_size({"width": 1280, "height": 300})
+    seen.page.keyboard.press("End")
+    assert seen.page.evaluate("(() => { const main = document.querySelector('main'); return main.scrollTop; })()") > 100
+    seen.page.keyboard.press("Home")
+    assert 0 == seen.page.evaluate("document.querySelector('main').scrollTop")
 
 
 NUMBERS = [

@@ -118,7 +118,7 @@ def test_other_views_say_that_they_are_of_the_whole_run(page_of: Callable[..., S
     seen.page.get_by_label("rank", exact=True).select_option("1")
     assert "" == said.inner_text()
     seen.modules()
-    assert "This is of the whole run" in said.inner_text()
+    assert "This view shows the whole run" in said.inner_text()
 
 
 def test_a_column_is_the_choice_of_its_rank(page_of: Callable[..., Seen]) -> None:

@@ -43,7 +43,7 @@ def test_figures_have_their_trend_over_the_windows_of_the_run(opening: Callable[
         samples.get_by_text("the first of 3 windows").wait_for()
         frame.get_by_label("stage").select_option("other")
         figure(frame, "pass").get_by_text("9.00 s").wait_for()
-        assert 0 == frame.locator(".sparkline").count()
+        assert 0 == frame.locator(".trend-chart").count()
 
 
 def test_a_file_of_one_window_has_no_trend(page_of: Callable[..., Seen]) -> None:

@@ -22,7 +22,7 @@ PARTS = ROOT / "lflops" / "page"
 
 def held(text: str) -> object:
     """The data that a page has in it."""
-    found = re.search(r'<script type="text/plain" id="data">([^<]*)</script>', text)
+    found = re.search(r'<script type="text/plain" id="data" data-head="[^"]*">([^<]*)</script>', text)
     assert found
     return json.decode(zlib.decompress(base64.b64decode(found[1])))
 
@@ -135,7 +135,7 @@ def test_html_puts_several_profiles_into_one_page(tmp_path: Path, capsys: pytest
         place = given[-1].with_suffix(".compare.html")
         assert f"{place}\n" == capsys.readouterr().out
         found = re.findall(
-            r'<script type="text/plain" id="data1?" data-run="([^"]*)" data-tag="fit" data-step="8">', place.read_text("utf-8")
+            r'<script type="text/plain" id="data1?" data-run="([^"]*)" data-tag="fit" data-step="8" data-head=', place.read_text("utf-8")
         )
         assert names == found
     assert 0 == main(["html", str(files[0]), str(files[0]), "-o", str(tmp_path / "twice.html")])

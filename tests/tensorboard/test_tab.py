@@ -18,7 +18,7 @@ from lflops.analyze.analysis import analyze
 from lflops.profile.records import Trace
 from lflops.report.payload.compare import compared_windows
 from lflops.report.payload.payload import payload
-from lflops.tensorboard.payload_event import LARGEST, metadata_problem, packed, trend, unpacked
+from lflops.tensorboard.payload_event import LARGEST, head, metadata_problem, packed, unpacked
 from lflops.tensorboard.tab import Tab
 from lflops.tensorboard.traces import opened
 from tests.support.profile_builders import small_profile
@@ -38,13 +38,13 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lflops.tensorboard.log(writer, small_profile(), 8)
         lflops.tensorboard.log(writer, small_profile(), 9)
     with SummaryWriter(path / "bad") as writer:
-        write(writer, "future", b"?", metadata=b"2")
+        write(writer, "future", b"?", metadata=b"1")
         write(writer, "foreign", b"?", metadata=b"{}")
         write(writer, "text", b"not deflated")
         write(writer, "cut", packed(SMALL)[:-9])
         write(writer, "large", zlib.compress(bytes(LARGEST + 1)))
         write(writer, "other", zlib.compress(b'{"weights":1}'))
-        write(writer, "bare", packed(b'{"lflops":1}'))
+        write(writer, "bare", packed(b'{"lflops":2}'))
         write(writer, "newer", packed(b'{"lflops":12}'))
         write(writer, "mixed", b"not deflated", step=1)
         lflops.tensorboard.log(writer, small_profile(), 2, tag="mixed")
@@ -54,10 +54,10 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PROBLEMS = [
     "cut of run bad, step 0 is unreadable: its end is missing",
     "foreign of run bad is no summary of lflops",
-    "future of run bad is of form 2, this lflops reads 1: another version of lflops is needed",
-    f"large of run bad, step 0 inflates to more than {LARGEST} bytes",
+    "future of run bad has format 1, and this lflops reads 2: show it with the lflops that wrote it",
+    "large of run bad, step 0 is no summary of lflops",
     "mixed of run bad, step 1 is unreadable: it is not deflated, or damaged",
-    "newer of run bad, step 0 is of form 12, this lflops reads 1: another version of lflops is needed",
+    "newer of run bad, step 0 has format 12, and this lflops reads 2: show it with the lflops that wrote it",
     "other of run bad, step 0 is no summary of lflops",
     "text of run bad, step 0 is unreadable: it is not deflated, or damaged",
 ]
@@ -81,8 +81,10 @@ def test_what_can_be_shown_is_listed_and_what_cannot_is_named(server: Board) -> 
 def test_what_is_listed_has_the_figures_that_it_is_followed_by(server: Board) -> None:
     """3 ms and 4 samples a step, a peak of 3000 bytes; MFU and tokens are unknown."""
     found = server.windows(expected=4 + len(PROBLEMS))
-    figures = found["windows"][0]["trend"]
-    assert {"achieved", "samples/s", "step", "peak live memory"} == figures.keys()
+    shown = found["windows"][0]["head"]
+    figures = shown["figures"]
+    assert (8, "window 0, step 8", "fit", "ddp", 2) == tuple(shown[name] for name in ("step", "when", "kind", "strategy", "ranks"))
+    assert {"achieved", "samples/s", "step", "data", "peak live memory"} == figures.keys()
     assert (pytest.approx(4 / 3e-3), 3e-3, 3000) == tuple(figures[label] for label in ("samples/s", "step", "peak live memory"))
 
 
@@ -157,7 +159,7 @@ def test_the_tab_loads_nothing_that_it_does_not_need() -> None:
 def test_a_payload_is_read_back() -> None:
     """Up to the bound, and not beyond it."""
     assert SMALL == unpacked(packed(SMALL))
-    start = b'{"lflops":1'
+    start = b'{"lflops":2'
     whole = start + bytes(LARGEST - len(start))
     assert whole == unpacked(packed(whole))
     with pytest.raises(ValueError, match="inflates to more than"):
@@ -173,19 +175,27 @@ def test_what_is_no_payload_is_refused(value: object) -> None:
 
 @pytest.mark.parametrize(
     "written",
-    [b"[1]", b"null", b'{"step":', b'{"step":"1"}', b'{"step":NaN}', b'{"step":1' + b"0" * 400 + b"}", b'{"a":' * 600 + b"1", b"\xff"],
+    [b"[1]", b"null", b'{"figures":', b'{"figures":{"step":1' + b"0" * 400 + b"}}", b'{"a":' * 600 + b"1", b"\xff"],
 )
-def test_what_are_no_figures_are_not_followed(written: bytes) -> None:
-    """Whatever stands where they would be; nor are those of a payload that has none."""
-    assert {} == trend(b'{"lflops":1,"trend":' + written)
-    assert {} == trend(b'{"lflops":1,"title":"x"}')
-    assert {"step": 0.5, "pass": 2.0} == trend(b'{"lflops":1,"trend":{"step":0.5,"pass":2},"title":"x"}')
+def test_what_is_no_head_shows_nothing(written: bytes) -> None:
+    """Whatever stands where it would be; nor does that of a payload that has none."""
+    empty: dict[str, object] = {"partial": False, "figures": {}, "ranges": {}}
+    assert head(packed(b'{"lflops":2,"head":' + written)) in ({}, empty)
+    assert {} == head(packed(b'{"lflops":2,"title":"x"}'))
+
+
+def test_of_a_head_only_what_has_its_type_is_taken() -> None:
+    """Numbers, words and pairs of numbers; the rest is left out."""
+    written = b'{"step":7,"kind":"fit","device":3,"figures":{"step":0.5,"pass":2,"x":"1","y":NaN},"ranges":{"step":[0.4,0.6],"z":[1]}}'
+    figures, ranges = {"step": 0.5, "pass": 2.0}, {"step": [0.4, 0.6]}
+    expected = {"kind": "fit", "step": 7, "partial": False, "figures": figures, "ranges": ranges}
+    assert expected == head(packed(b'{"lflops":2,"head":' + written + b',"title":"x"}'))
 
 
 def test_versions_are_told_apart() -> None:
     """Ours fits; a number is another version, however long; anything else is not ours."""
-    assert "" == metadata_problem(b"1")
-    assert metadata_problem(b"2" * 1000).startswith("is of form 222222222, ")
+    assert "" == metadata_problem(b"2")
+    assert metadata_problem(b"3" * 1000).startswith("has format 333333333, ")
     assert "is no summary of lflops" == metadata_problem(b"") == metadata_problem(b"\xff")
 
 
@@ -216,9 +226,9 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
     with SummaryWriter(logs / "good") as writer:
         lflops.tensorboard.log(writer, replace(small_profile(), trace=Trace(files={"0": str(trace)})), 8)
     with SummaryWriter(logs / "bad") as writer:
-        write(writer, "asks", packed(json.dumps({"lflops": 1, "traces": [{"file": file} for file in REFUSED]}).encode()))
-        write(writer, "odd", packed(b'{"lflops":1,"traces":[3,{"file":3},{}]}'))
-        write(writer, "none", packed(b'{"lflops":1}'))
+        write(writer, "asks", packed(json.dumps({"lflops": 2, "traces": [{"file": file} for file in REFUSED]}).encode()))
+        write(writer, "odd", packed(b'{"lflops":2,"traces":[3,{"file":3},{}]}'))
+        write(writer, "none", packed(b'{"lflops":2}'))
         write(writer, "cut", packed(SMALL)[:-9])
     with board(logs) as running:
         running.windows(expected=5)
@@ -276,7 +286,7 @@ def test_an_absolute_name_is_held_to_the_same(tmp_path: Path) -> None:
         (folder / NAME).write_bytes(TRACE)
 
     def named(file: Path) -> bytes:
-        return json.dumps({"lflops": 1, "traces": [{"file": str(file)}]}).encode()
+        return json.dumps({"lflops": 2, "traces": [{"file": str(file)}]}).encode()
 
     with pytest.raises(ValueError, match="does not lie below the log directory"):
         opened(named(tmp_path / NAME), "0", logs / "run", logs)

@@ -9,9 +9,11 @@ from lflops.analyze.compare.significance import Measured, measured
 from lflops.analyze.speed.step_times import StepTimes, step_times
 from lflops.analyze.speed.utilization import utilization
 from lflops.profile.model import Profile
+from lflops.profile.module_names import patterns
+from lflops.profile.notes import are_times_far_off
 from lflops.profile.records import PHASES, Phase
 
-__all__ = ["TIMED", "ComparedRun", "Fact", "RunFigures", "compared_run", "peak", "run_figures", "time_columns"]
+__all__ = ["TIMED", "ComparedRun", "Fact", "RunFigures", "compared_run", "module_patterns", "peak", "run_figures", "time_columns"]
 
 TIMED: tuple[Phase, ...] = ("forward", "backward", "recompute")
 """The phases whose times are compared."""
@@ -36,6 +38,7 @@ class RunFigures(Struct, frozen=True, kw_only=True):
         mfu: A share of 1.
         samples_per_second: Of the clean steps. So is `tokens_per_second`.
         peak_bytes: The most bytes alive.
+        has_reliable_times: Whether the profile does not warn that its modules' times are no measure.
     """
 
     facts: Mapping[str, Fact]
@@ -47,6 +50,7 @@ class RunFigures(Struct, frozen=True, kw_only=True):
     samples_per_second: float | None
     tokens_per_second: float | None
     peak_bytes: int | None
+    has_reliable_times: bool = True
 
 
 class ComparedRun(NamedTuple):
@@ -94,6 +98,13 @@ class ComparedRun(NamedTuple):
         return cls(figures, names, column("kind", str), columns)
 
 
+def module_patterns(run: ComparedRun) -> dict[str, str]:
+    """Each module's name with `*` for the numbers of what repeats, as `Profile.patterns` has it."""
+    containers = {name.rpartition(".")[0] for name in run.names if name}
+    rows = zip(run.names, run.kinds, run.columns["parameters"], strict=True)
+    return patterns({name: (kind, None if name in containers else parameters) for name, kind, parameters in rows})
+
+
 def compared_run(profile: Profile) -> ComparedRun:
     """What a comparison needs of a profile."""
     modules = profile.modules.values()
@@ -120,6 +131,7 @@ def run_figures(profile: Profile, times: StepTimes, mfu: float | None) -> RunFig
         samples_per_second=times.samples_per_second,
         tokens_per_second=times.tokens_per_second,
         peak_bytes=peak(profile),
+        has_reliable_times=not are_times_far_off(profile.notes),
     )
 
 

@@ -1,18 +1,20 @@
 """Two runs of a model, module by module: what changed in their work, and in the time that the same work takes."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from lflops.analyze.compare.compared_run import ComparedRun, Fact, RunFigures, compared_run
+from lflops.analyze.compare.compared_run import ComparedRun, Fact, RunFigures, compared_run, module_patterns
 from lflops.analyze.compare.matching import ModuleNode, Pair, matched
 from lflops.analyze.compare.module_pair import Change, ModuleFigures, ModulePair, ModuleSide, SharedPhases
 from lflops.analyze.compare.significance import CHANGED, CommonFactor, Judge, Timing, Verdict, judge_of, judge_of_steps
 from lflops.profile.model import Profile
 from lflops.profile.records import PHASES, Phase
 
-__all__ = ["Comparison", "Diff", "ModuleDiff", "compare", "diff"]
+__all__ = ["Comparison", "Diff", "ModuleDiff", "Side", "compare", "diff"]
+
+Side = Literal["before", "after"]
 
 
 class ModuleDiff(Struct, frozen=True, kw_only=True):
@@ -22,6 +24,7 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
         before: Its name; `None` where it was added. A wrapper and what it wraps are one module, with the wrapper's name.
         after: Its name; `None` where it was removed.
         kind: Its class: after, where it is there.
+        pattern: Its name with `*` for the numbers of what repeats.
         own: Itself, without what is below it.
         inclusive: With all below it. Its time is judged by what no module below explains.
         peak_bytes: The most bytes alive while it ran.
@@ -30,6 +33,7 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
     before: str | None
     after: str | None
     kind: str
+    pattern: str
     own: ModuleFigures
     inclusive: ModuleFigures
     peak_bytes: Change
@@ -41,8 +45,9 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
 
     @property
     def news(self) -> Timing:
-        """Its own time where that is slower or faster, else the inclusive one."""
-        return self.own.time if self.own.time.verdict in CHANGED else self.inclusive.time
+        """Its own time where that is slower or faster, or costs more for other work; else the inclusive one."""
+        own = self.own.time
+        return own if own.verdict in CHANGED or (own.verdict is None and own.lost is not None) else self.inclusive.time
 
 
 class Diff(Struct, frozen=True, kw_only=True):
@@ -57,6 +62,7 @@ class Diff(Struct, frozen=True, kw_only=True):
         mfu: A share of 1.
         samples_per_second: Of the clean steps. So is `tokens_per_second`.
         peak_bytes: The most bytes alive.
+        unreliable: The runs whose profile says that its modules' times are no measure: then no module is judged.
         modules: Those before in their order, the root first, then what was added.
     """
 
@@ -68,6 +74,7 @@ class Diff(Struct, frozen=True, kw_only=True):
     samples_per_second: Change
     tokens_per_second: Change
     peak_bytes: Change
+    unreliable: tuple[Side, ...] = ()
     modules: tuple[ModuleDiff, ...]
 
     @property
@@ -126,7 +133,9 @@ def compare(before: ComparedRun, after: ComparedRun) -> Comparison:
     pairs = [
         ModulePair(ModuleSide(left, one.rows) if one else None, ModuleSide(right, other.rows) if other else None) for one, other in nodes
     ]
-    judge = _judge(pairs)
+    sides: tuple[tuple[Side, RunFigures], ...] = (("before", first), ("after", second))
+    unreliable: tuple[Side, ...] = tuple(side for side, run in sides if not run.has_reliable_times)
+    judge = None if unreliable else _judge(pairs)
 
     def change(figure: str) -> Change:
         return Change(before=getattr(first, figure), after=getattr(second, figure))
@@ -140,7 +149,8 @@ def compare(before: ComparedRun, after: ComparedRun) -> Comparison:
         samples_per_second=change("samples_per_second"),
         tokens_per_second=change("tokens_per_second"),
         peak_bytes=change("peak_bytes"),
-        modules=_modules(nodes, pairs, judge),
+        unreliable=unreliable,
+        modules=_modules(nodes, pairs, judge, (module_patterns(before), module_patterns(after))),
     )
     return Comparison(compared, pairs)
 
@@ -153,7 +163,9 @@ def _judge(pairs: Sequence[ModulePair]) -> Judge | None:
     return judge_of(known, step=root.seconds if root else 0.0, times=2 * len(known))
 
 
-def _modules(nodes: Sequence[Pair], pairs: Sequence[ModulePair], judge: Judge | None) -> tuple[ModuleDiff, ...]:
+def _modules(
+    nodes: Sequence[Pair], pairs: Sequence[ModulePair], judge: Judge | None, patterns: tuple[Mapping[str, str], Mapping[str, str]]
+) -> tuple[ModuleDiff, ...]:
     """From below upwards: an inclusive time is judged by what no module below explains."""
     explained: dict[ModuleNode | None, float] = {}
     modules = []
@@ -167,6 +179,7 @@ def _modules(nodes: Sequence[Pair], pairs: Sequence[ModulePair], judge: Judge | 
                 before=one.name if one else None,
                 after=other.name if other else None,
                 kind=other.kind if other else one.kind if one else "",
+                pattern=patterns[1][other.name] if other else patterns[0][one.name] if one else "",
                 own=own,
                 inclusive=inclusive,
                 peak_bytes=pair.change(ModuleSide.peak),

@@ -167,6 +167,7 @@ class ModulePair(NamedTuple):
         if judge and self.same_work(own=own):
             time = judge.timing(first, second, explained)
         else:
-            time = unjudged(first, second, self.change(lambda side: side.work(f"{prefix}timed_macs")).ratio)
+            macs = self.change(lambda side: side.work(f"{prefix}timed_macs")).ratio
+            time = judge.cost(first, second, macs) if judge and own else unjudged(first, second, macs)
         work = {field: self.change(partial(ModuleSide.work, field=prefix + field)) for field in ("macs", "flops", "bytes_moved")}
         return ModuleFigures(**work, parameters=self.change(partial(ModuleSide.parameters, own=own)), time=time)

@@ -29,6 +29,7 @@ from lflops.profile.records import Spread
 
 __all__ = [
     "CHANGED",
+    "LEAST_SHARE",
     "CommonFactor",
     "Judge",
     "Measured",
@@ -51,6 +52,8 @@ LEAST_MODULES = 3
 """With fewer modules, a slower module cannot be distinguished from a slower machine."""
 LEAST_IN_COMMON = 1 / 3
 """The least share of the modules' time in modules with the same work. A few shared layers say nothing about a run."""
+WIDEST = 2.0
+"""The widest interval that says anything: from half of the ratio to twice of it."""
 CHANCE = 0.001
 """The probability that any interval misses, in a comparison of two runs of the same code."""
 
@@ -84,8 +87,9 @@ class Timing(Struct, frozen=True, kw_only=True):
         beyond: The ratio over that of the whole run. Of a step it is the ratio itself.
         low: The lower end of the interval of `beyond`.
         high: Its upper end.
-        lost: Seconds lost beyond the whole run; a gain is negative.
-        verdict: `same` where the change is within the noise, too small to matter, or, of an inclusive time, explained by modules below.
+        lost: Seconds lost beyond the whole run; a gain is negative. Of other work it is known only where it is more than noise.
+        verdict: `same` where the change is within the noise, too small to matter, or, of an inclusive time, explained by modules below;
+            `None` also where the noise is so large that nothing can be said: then there is no interval.
     """
 
     before: float | None
@@ -147,6 +151,8 @@ class Judge(NamedTuple):
             and abs(left) * given.before >= LEAST_SHARE * self.step
             and (left <= -1 or abs(math.log1p(left)) > self.reach * error)
         )
+        if not is_changed and self.reach * error > math.log(WIDEST):
+            return replace(given, beyond=beyond)
         return replace(
             given,
             beyond=beyond,
@@ -155,6 +161,18 @@ class Judge(NamedTuple):
             lost=lost,
             verdict="same" if not is_changed else "slower" if left > 0 else "faster",
         )
+
+    def cost(self, before: Measured | None, after: Measured | None, macs: float | None) -> Timing:
+        """Two times of different work, without a verdict; `macs` is the ratio of their MACs."""
+        given = unjudged(before, after, macs)
+        if before is None or after is None or before.error is None or after.error is None:
+            return given
+        whole, of_whole = (self.whole.ratio, self.whole.error) if self.whole else (1.0, 0.0)
+        floor = self.least_error if before.seconds >= self.large else self.least_error_of_small
+        expected = before.seconds * whole
+        error = math.hypot(max(before.error * whole, floor * expected), max(after.error, floor * after.seconds), of_whole * expected)
+        lost = after.seconds - expected
+        return replace(given, lost=lost if abs(lost) > max(self.reach * error, LEAST_SHARE * self.step) else None)
 
 
 def measured(spread: Spread | None) -> Measured | None:

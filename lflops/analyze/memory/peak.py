@@ -12,7 +12,7 @@ __all__ = ["Holder", "Storages", "fold_storages", "holders", "peak_moment"]
 
 
 class Holder(Struct, frozen=True, kw_only=True):
-    """A module, or modules whose names differ only in numbers, as `layers.*.mlp`, and the bytes that they made or own."""
+    """A module, or modules that repeat at one place, as `layers.*.mlp`, and the bytes that they made or own."""
 
     name: str
     modules: int
@@ -20,7 +20,7 @@ class Holder(Struct, frozen=True, kw_only=True):
 
 
 class Storages(Struct, frozen=True, kw_only=True):
-    """Storages of the same size and origin, of one module or of modules whose names differ only in numbers."""
+    """Storages of the same size and origin, of one module or of modules that repeat at one place."""
 
     category: str
     operator: str
@@ -30,9 +30,9 @@ class Storages(Struct, frozen=True, kw_only=True):
     each_bytes: int
 
 
-def fold_storages(alive: Iterable[Allocation]) -> tuple[Storages, ...]:
+def fold_storages(alive: Iterable[Allocation], patterns: Mapping[str, str]) -> tuple[Storages, ...]:
     """Storages, those of repeated modules together, the largest first."""
-    folded = fold_repeats(alive, lambda each: (each.module, each.category, each.operator, each.phase, each.bytes))
+    folded = fold_repeats(alive, lambda each: (each.module, each.category, each.operator, each.phase, each.bytes), patterns)
     rows = [
         Storages(
             category=first.category, operator=first.operator, phase=first.phase, module=label, number=1 + len(more), each_bytes=first.bytes
@@ -42,9 +42,9 @@ def fold_storages(alive: Iterable[Allocation]) -> tuple[Storages, ...]:
     return tuple(sorted(rows, key=lambda storages: -storages.each_bytes))
 
 
-def holders(by_module: Mapping[str, int]) -> tuple[Holder, ...]:
+def holders(by_module: Mapping[str, int], patterns: Mapping[str, str]) -> tuple[Holder, ...]:
     """Modules that hold any bytes, repeated ones together, the most bytes first."""
-    folded = fold_repeats(((module, nbytes) for module, nbytes in by_module.items() if nbytes), lambda item: item[:1])
+    folded = fold_repeats(((module, nbytes) for module, nbytes in by_module.items() if nbytes), lambda item: item[:1], patterns)
     rows = [Holder(name=label, modules=len(items), bytes=sum(nbytes for _, nbytes in items)) for label, items in folded]
     return tuple(sorted(rows, key=lambda holder: -holder.bytes))
 

@@ -7,8 +7,8 @@ from itertools import groupby
 from msgspec import Struct
 
 from lflops.analyze.modules.tree import WorkCounts, share_of
-from lflops.profile.model import PHASES, Phase, Profile
-from lflops.profile.records import Trace
+from lflops.analyze.speed.traced_operators import traced_seconds
+from lflops.profile.model import PHASES, Cell, Phase, Profile
 
 __all__ = ["Operator", "OperatorRow", "UncountedOperator", "operator_rows", "operators", "uncounted_operators"]
 
@@ -72,18 +72,32 @@ def operators(profile: Profile, phase: Phase | None = "forward") -> tuple[Operat
 
 
 def operator_rows(profile: Profile) -> tuple[OperatorRow, ...]:
-    """Every operator in all phases together, then in each phase by dtype; those without a formula first, of each kind the most first."""
+    """Every operator in all phases together, then in each phase by dtype; those without a formula first, of each kind the most first.
+
+    A call that is in two phases, as a fused attention's backward with its second product in recompute, is one call of all together.
+    """
     counted = [
         (cell.operator, cell.phase, cell.dtype, cell.module, (cell.calls, cell.macs, cell.executed_macs, cell.flops, cell.bytes_moved))
         for cell in profile.cells
     ]
+    twice = _calls_in_two_phases(profile.cells)
     uncounted = [(each.operator, each.phase, "", each.module, (each.calls, 0, 0, 0, each.bytes)) for each in profile.uncounted]
-    return (*_sorted(_rows(profile, uncounted, is_counted=False)), *_sorted(_rows(profile, counted, is_counted=True)))
+    return (*_sorted(_rows(profile, uncounted, {}, is_counted=False)), *_sorted(_rows(profile, counted, twice, is_counted=True)))
+
+
+def _calls_in_two_phases(cells: Iterable[Cell]) -> dict[tuple[str, str], int]:
+    """By operator and module, the calls whose recomputed part is a cell of its own: that part moves no bytes beyond those of the call."""
+    backward = {(cell.operator, cell.module, cell.dtype): cell.calls for cell in cells if cell.phase == "backward" and cell.bytes_moved}
+    calls: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for cell in cells:
+        if cell.phase == "recompute" and not cell.bytes_moved:
+            calls[cell.operator, cell.module] += min(cell.calls, backward.get((cell.operator, cell.module, cell.dtype), 0))
+    return dict(calls)
 
 
 def uncounted_operators(profile: Profile) -> tuple[UncountedOperator, ...]:
     """The operators that ran without a formula, those that moved the most bytes first."""
-    seconds = {} if profile.trace is None else _traced_seconds(profile.trace, profile.run.accumulation or 1)
+    seconds = traced_seconds(profile, own=True)
     rows = []
     for operator, group in groupby(sorted(profile.uncounted, key=lambda entry: entry.operator), key=lambda entry: entry.operator):
         entries = list(group)
@@ -99,19 +113,11 @@ def uncounted_operators(profile: Profile) -> tuple[UncountedOperator, ...]:
     return tuple(sorted(rows, key=lambda row: -row.bytes))
 
 
-def _traced_seconds(trace: Trace, batches: int) -> dict[str, float]:
-    """Each traced operator's own seconds in so many batches."""
-    if not trace.batches:
-        return {}
-    field = "own_device_seconds" if any(each.own_device_seconds for each in trace.operators) else "own_host_seconds"
-    return {each.name: getattr(each, field) * batches / trace.batches for each in trace.operators}
-
-
 _Entry = tuple[str, Phase, str, str, tuple[int, int, int, int, int]]
 """Operator, phase, dtype, module, and the values of `WorkCounts` in their order: 200,000 structs would be slow."""
 
 
-def _rows(profile: Profile, entries: Iterable[_Entry], *, is_counted: bool) -> Iterator[OperatorRow]:
+def _rows(profile: Profile, entries: Iterable[_Entry], twice: Mapping[tuple[str, str], int], *, is_counted: bool) -> Iterator[OperatorRow]:
     sums: defaultdict[tuple[str, Phase | None, str], dict[str, list[int]]] = defaultdict(dict)
     dtypes: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for operator, phase, dtype, module, counts in entries:
@@ -125,6 +131,9 @@ def _rows(profile: Profile, entries: Iterable[_Entry], *, is_counted: bool) -> I
     totals = {phase: _total(profile, phase) for phase in keys}
     fields = WorkCounts.__struct_fields__
     for (operator, when, dtype), modules in sums.items():
+        if when is None:
+            for name, of_module in modules.items():
+                of_module[0] -= twice.get((operator, name), 0)
         by_module = {name: WorkCounts(**dict(zip(fields, counts, strict=True))) for name, counts in modules.items()}
         done = WorkCounts(**{name: sum(values) for name, values in zip(fields, zip(*modules.values(), strict=True), strict=True)})
         metric, total = totals[when]

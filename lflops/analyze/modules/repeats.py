@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from lflops.analyze.speed.roofline import Bound, Over, Point, rates
 from lflops.profile.model import COUNTS, PHASES, ModuleProfile, Profile
-from lflops.profile.module_names import fold_repeats, pattern
+from lflops.profile.module_names import fold_repeats
 from lflops.profile.series import sum_known
 
 __all__ = ["fold_points", "identical_subtrees"]
@@ -54,20 +54,26 @@ def _counts(module: ModuleProfile) -> tuple[Any, ...]:
     return (module.owner is None, *facts, *dtypes, *works)
 
 
-def fold_points(points: Iterable[Point]) -> Iterator[tuple[int, Point]]:
-    """One point for modules that did the same work and whose names differ only in numbers, with how many they are.
+def fold_points(points: Iterable[Point], patterns: Mapping[str, str]) -> Iterator[tuple[int, Point]]:
+    """One point for modules that repeat at one place and did the same work, with how many they are.
 
     The point is their sum under the names' pattern. Its bound is that of most of its time. It is above its roof if one of them is.
+
+    Args:
+        points: Of modules.
+        patterns: Each module's name with `*` for the numbers of what repeats.
     """
-    folded = fold_repeats(points, lambda point: (point.module, point.operator, point.dtype, point.phase, point.flops, point.bytes_moved))
-    return ((len(group), group[0] if len(group) == 1 else _sum_of(group)) for _, group in folded)
+    folded = fold_repeats(
+        points, lambda point: (point.module, point.operator, point.dtype, point.phase, point.flops, point.bytes_moved), patterns
+    )
+    return ((len(group), group[0] if len(group) == 1 else _sum_of(label, group)) for label, group in folded)
 
 
-def _sum_of(points: Sequence[Point]) -> Point:
+def _sum_of(label: str, points: Sequence[Point]) -> Point:
     seconds, roof = sum_known(point.seconds for point in points), sum_known(point.roof_seconds for point in points)
     return replace(
         points[0],
-        module=pattern(points[0].module),
+        module=label,
         calls=sum(point.calls for point in points),
         **rates(sum(point.flops for point in points), sum(point.bytes_moved for point in points), seconds, roof),
         bound=max(_BOUNDS, key=lambda bound: sum(point.roof_seconds or 0.0 for point in points if point.bound == bound)) if roof else None,

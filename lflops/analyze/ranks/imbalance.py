@@ -1,6 +1,6 @@
 """Stragglers: where one rank takes longer than the others for the same work, so that all of them wait for it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
@@ -52,13 +52,18 @@ class Imbalance(Struct, frozen=True, kw_only=True):
     alike: tuple[Row, ...]
 
 
-def imbalance(profile: Profile) -> Imbalance:
+def imbalance(profile: Profile, patterns: Mapping[str, str] | None = None) -> Imbalance:
     """Compare the ranks of a merged profile, module by module.
 
     Args:
         profile: Of several ranks; of one there are no rows.
+        patterns: Each module's name with `*` for the numbers of what repeats, where these are already known.
     """
-    folded = fold_repeats(profile.rank_stats, lambda stat: (stat.module, stat.phase, stat.high_rank))
+    folded = fold_repeats(
+        profile.rank_stats,
+        lambda stat: (stat.module, stat.phase, stat.high_rank),
+        profile.patterns() if patterns is None else patterns,
+    )
     return Imbalance(
         rows=_worst_first(_row(stat.module, [stat]) for stat in profile.rank_stats), alike=_worst_first(_row(*each) for each in folded)
     )

@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops.analyze.speed.peaks import chip_of, name_of_peak, peak_of
+from lflops.analyze.speed.traced_operators import traced_seconds
 from lflops.hardware.chips import Hardware, lookup
 from lflops.profile.model import Cell, Profile, Work
 from lflops.profile.module_names import ancestry
@@ -32,6 +33,7 @@ Over = Literal["cache", "compiled", "cache_unknown", "error"]
 * `error`: none of these, so a count, a time or a peak is wrong.
 """
 
+_OF_TORCH = "aten::"
 TOLERANCE = 0.05
 """A point that is above its roof by no more than this is on it: two measurements of one peak differ by as much."""
 
@@ -65,7 +67,8 @@ class Point(Struct, frozen=True, kw_only=True):
         dtype: As the cell says; `None` for a module.
         flops: A count, without what a mask left out.
         intensity: FLOPs for each byte.
-        seconds: How long it took in a step. Known of modules, not of operators.
+        phase: `all` of an operator that was traced: a trace does not separate its phases.
+        seconds: How long it took in a step. Of an operator over all modules it is known with a trace.
         flops_per_second: Achieved.
         roof_seconds: What it takes at the roof; of a module the sum over its operators.
         roof_flops_per_second: Its FLOPs over that.
@@ -77,7 +80,7 @@ class Point(Struct, frozen=True, kw_only=True):
 
     module: str
     operator: str | None
-    phase: Phase
+    phase: Phase | Literal["all"]
     dtype: str | None
     calls: int
     flops: int
@@ -99,7 +102,7 @@ class Roofline(Struct, frozen=True, kw_only=True):
     Attributes:
         ceilings: Of the chip that is judged by, then of the run's own and of its datasheet, where these are others; by dtype.
         modules: A point a module and phase, in the model's order, with all below it.
-        operators: A point an operator, phase and dtype, over all modules.
+        operators: A point an operator, phase and dtype, over all modules; with a trace of it one an operator, which has its time.
         cells: The same by module.
         own: A point a module and phase, without what is below it: together they are all that ran, once.
     """
@@ -144,16 +147,28 @@ def roofline_overview(profile: Profile, chip: Hardware | None) -> Roofline:
 
 
 def _overview(profile: Profile, chip: Hardware | None, costs: Sequence["_Cost"]) -> Roofline:
-    of_operators: defaultdict[tuple[str, Phase, str], list[_Cost]] = defaultdict(list)
-    for cost in costs:
-        of_operators[cost.cell.operator, cost.cell.phase, cost.cell.dtype].append(cost)
     return Roofline(
         ceilings=tuple(_ceilings(profile, chip)),
         modules=(),
-        operators=tuple(_point(group, "", key[1], operator=key[0], dtype=key[2]) for key, group in of_operators.items()),
+        operators=tuple(_operators(profile, costs)),
         cells=(),
         own=tuple(_own(profile, _by_row(costs, lambda cell: (cell.module,)))),
     )
+
+
+def _operators(profile: Profile, costs: Sequence["_Cost"]) -> Iterator[Point]:
+    """Traced operators with all their phases and dtypes as one, since their time is that of all."""
+    traced = {name.removeprefix(_OF_TORCH): seconds for name, seconds in traced_seconds(profile).items()}
+    groups: defaultdict[tuple[str, Phase | None, str | None], list[_Cost]] = defaultdict(list)
+    for cost in costs:
+        cell = cost.cell
+        is_traced = bool(traced.get(cell.operator.removeprefix(_OF_TORCH)))
+        groups[cell.operator, None if is_traced else cell.phase, None if is_traced else cell.dtype].append(cost)
+    for (operator, _, _), group in groups.items():
+        phases, dtypes = ({cost.cell.phase for cost in group}, list(dict.fromkeys(cost.cell.dtype for cost in group)))
+        seconds = traced.get(operator.removeprefix(_OF_TORCH)) or None
+        phase: Phase | Literal["all"] = group[0].cell.phase if len(phases) == 1 else "all"
+        yield _point(group, "", phase, operator=operator, dtype=", ".join(dtypes), seconds=seconds)
 
 
 def _by_row(costs: Iterable["_Cost"], rows: Callable[[Cell], Iterable[str]]) -> dict[tuple[str, Phase], list["_Cost"]]:
@@ -215,7 +230,7 @@ def _cost(cell: Cell, profile: Profile, chip: Hardware | None) -> _Cost:
 def _point(
     costs: Sequence[_Cost],
     module: str,
-    phase: Phase,
+    phase: Phase | Literal["all"],
     *,
     operator: str | None = None,
     dtype: str | None = None,

@@ -12,10 +12,11 @@ from lflops.profile.model import Profile
 from lflops.profile.records import Phase, Spread
 from lflops.profile.series import sum_known
 
-__all__ = ["Utilization", "utilization", "utilization_at"]
+__all__ = ["MODEL_PHASES", "Utilization", "utilization", "utilization_at"]
 
-_MODEL: tuple[Phase, ...] = ("forward", "backward")
-_HARDWARE: tuple[Phase, ...] = (*_MODEL, "recompute")
+MODEL_PHASES: tuple[Phase, ...] = ("forward", "backward")
+"""The phases whose MACs count for MFU."""
+_HARDWARE: tuple[Phase, ...] = (*MODEL_PHASES, "recompute")
 
 
 class Utilization(Struct, frozen=True, kw_only=True):
@@ -56,7 +57,7 @@ def utilization(profile: Profile, hardware: Hardware | str | None = None) -> Uti
 def utilization_at(profile: Profile, chip: Hardware | None, step: Spread | None) -> Utilization:
     """The share of a chip's peak that steps of this time reach."""
     peak = peak_of(profile.run.dtype, profile.run, chip)
-    macs = sum(profile.modules[""].work(phase).macs for phase in _MODEL)
+    macs = sum(profile.modules[""].work(phase).macs for phase in MODEL_PHASES)
     share = _share_of_a_rank(profile, macs)
     # Without a cell nothing was counted.
     rate = 2 * macs * share / step.median if step and step.median and profile.cells else None

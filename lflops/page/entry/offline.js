@@ -13,15 +13,21 @@ async function unpacked(part) {
 
 /** @type {Source} */
 const source = {
-  address: { read: () => location.hash.slice(1), write: (text) => history.replaceState(null, "", `#${text}`) },
+  address: {
+    read: () => location.hash.slice(1),
+    write: (text, isStep) => history[isStep ? "pushState" : "replaceState"](null, "", `#${text}`),
+    link: () => location.href,
+    onback: (act) => addEventListener("popstate", act),
+  },
   open: parts.length > 1 ? "compare" : undefined,
   async list() {
-    return { windows: parts.map(({ dataset: { run = null, tag = null, step = null } }, at) => ({ run, tag, step, at })), problems: [] };
+    const windows = parts.map(({ dataset: { run = null, tag = null, step = null, head = "null" } }, at) => ({ run, tag, step, at, head: JSON.parse(head) }));
+    return { windows, problems: [] };
   },
   read: ({ at = 0 }) => unpacked(parts[at]),
   async compare(before, after) {
     const part = document.getElementById(`comparison-${before.at}-${after.at}`);
-    if (part === null) throw new Error("this file compares a window with those before it: choose the later one above");
+    if (part === null) throw new Error("this file has no comparison of them");
     return unpacked(part);
   },
 };

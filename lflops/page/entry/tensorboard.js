@@ -22,15 +22,19 @@ const STATE = /&p[.]lflops[.]state=([^&]*)/;
 /** @type {Source["address"]} */
 const address = {
   read: () => decodeURIComponent(window.parent.location.hash.match(STATE)?.[1] ?? ""),
-  write: (text) => {
-    const before = window.parent.location.hash.replace(STATE, "");
-    window.parent.history.replaceState(window.parent.history.state, "", `${before}&p.lflops.state=${encodeURIComponent(text)}`);
+  write: (text, isStep) => {
+    const { history, location } = window.parent;
+    const before = location.hash.replace(STATE, "");
+    history[isStep ? "pushState" : "replaceState"](history.state, "", `${before}&p.lflops.state=${encodeURIComponent(text)}`);
   },
+  link: () => window.parent.location.href,
+  onback: (act) => window.parent.addEventListener("popstate", act),
 };
 
 /** @type {Source} */
 const source = {
   address,
+  hasTheme: true,
   list: () => request("windows"),
   async read({ run, tag, step }) {
     const payload = await request("window", { run, tag, step });

@@ -41,9 +41,10 @@ export function percent(share) {
   return Number(rounded) === 0 ? `${share > 0 ? "<" : ">-"}0.1 %` : `${rounded} %`;
 }
 
-// What a ratio adds, with its sign.
+// What a ratio adds, with its sign; a large one as a multiple.
 /** @type {(ratio: number | null) => string} */
 export function signed(ratio) {
+  if (ratio !== null && ratio >= 10) return `×${count(Math.round(ratio))}`;
   const text = percent(ratio === null ? null : ratio - 1);
   return ratio !== null && ratio > 1 && /^\d/.test(text) ? `+${text}` : text;
 }

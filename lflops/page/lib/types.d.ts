@@ -35,7 +35,7 @@ interface Ranks {
 }
 
 interface Payload {
-  lflops: number; trend: Record<string, number>; title: string; partial: boolean;
+  lflops: number; head: Head; title: string; partial: boolean;
   summary: { figures: Figure[]; phases: Part[]; budget: Part[]; why_no_budget: string; facts: Line[] };
   modules: Columns & { name: string[] }; operators: Operators | null; roofline: Roofs | null; memory: Memory | null; ranks: Ranks | null;
   traces?: Trace[];
@@ -47,20 +47,34 @@ interface Timing {
   high: number | null; lost: number | null; verdict: "slower" | "faster" | "same" | null;
 }
 interface Comparison {
-  facts: Record<string, [Value, Value]>; whole: { ratio: number; modules: number; error: number } | null; step: Timing;
+  headline: string[]; is_news: boolean; facts: Record<string, [Value, Value]>; whole: { ratio: number; modules: number; error: number } | null; step: Timing;
   phases: Record<string, Timing>; figures: Record<string, [Count, Count]>; modules: Columns;
 }
 
 /** A window that can be chosen; in a file of one profile it has no name. `at` is its position in a file. */
 interface ProfileWindow {
-  run: string | null; tag: string | null; step: number | string | null; at?: number; wall_time?: number; trend?: Record<string, number>;
+  run: string | null; tag: string | null; step: number | string | null; at?: number; wall_time?: number; head?: Head | null;
+}
+
+/** What a list of windows shows of each. */
+interface Head {
+  step: number | null; when: string; kind: string; device: string; strategy: string | null; ranks: number; dtype: string | null; partial: boolean;
+  figures: Record<string, number>; ranges: Record<string, [number, number]>;
 }
 interface Listed { windows: ProfileWindow[]; problems: string[] }
 
 /** Where the page has its data from; the latest window is the last of the list. */
 interface Source {
   /** A text that a link and a reload keep. */
-  address: { read(): string; write(text: string): void };
+  address: {
+    read(): string;
+    /** A step can be gone back from. */
+    write(text: string, isStep: boolean): void;
+    link(): string;
+    onback(act: () => void): void;
+  };
+  /** Whether what is around the page chooses light or dark. */
+  hasTheme?: boolean;
   /** The id of the view that is shown first, if it is not the first one. */
   open?: string;
   list(): Promise<Listed>;
@@ -86,6 +100,10 @@ interface Context {
   /** The one that is chosen above the views. */
   rank: number | null;
   chooseRank(rank: number | null): void;
+  /** Another window, in this view or the one with that id. */
+  showWindow(window: ProfileWindow, id?: string): void;
+  /** What is to be done when the list of windows has changed. */
+  follow(act: (windows: ProfileWindow[]) => void): void;
 }
 
 interface View {

@@ -22,7 +22,10 @@ export function nearest(windows, wanted) {
 /** @type {(windows: ProfileWindow[], window: ProfileWindow, pick: (key: WindowKey, value: string) => void, aim?: string) => HTMLElement[]} */
 export function windowChoices(windows, window, pick, aim = "") {
   /** @type {(key: WindowKey, among: ProfileWindow[]) => string[][]} */
-  const values = (key, among) => [...new Set(among.map((each) => String(each[key])))].map((value) => [value, brief(value)]);
+  const values = (key, among) => {
+    const texts = new Map(among.map((each) => [String(each[key]), key === "step" ? windowStep(each, among) : brief(String(each[key]))]));
+    return [...texts];
+  };
   const ofRun = windows.filter(({ run }) => run === window.run);
   const ofTag = ofRun.filter(({ tag }) => tag === window.tag);
   /** @type {[WindowKey, string, ProfileWindow[]][]} */
@@ -30,6 +33,15 @@ export function windowChoices(windows, window, pick, aim = "") {
   return choices.map(([key, label, among]) => (
     select(label, values(key, among), String(window[key]), (value) => pick(key, value), `${aim}${label}`)
   ));
+}
+
+// The step of a window as all of the page writes it: the training's, where the windows of its run and stage differ in that, else the one that
+// it was logged at.
+/** @type {(window: ProfileWindow, windows: ProfileWindow[]) => string} */
+export function windowStep(window, windows) {
+  const among = windows.filter(({ run, tag }) => run === window.run && tag === window.tag);
+  const steps = new Set(among.map(({ head }) => head?.step ?? null));
+  return String(steps.has(null) || steps.size < among.length ? window.step : window.head?.step);
 }
 
 /** @type {(one: ProfileWindow, other: ProfileWindow) => boolean} */

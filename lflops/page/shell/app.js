@@ -1,47 +1,71 @@
-// The page around the views: the choice of run, stage and step, of a view, and of light or dark. All but the data source is the same in the
-// tab and in the file that opens offline.
+// The page around the views: the choice of window, rank and view, links, and light or dark. All but the data source is the same in the tab
+// and in the file that opens offline.
 
 import { compare } from "../views/compare.js";
 import { element, select } from "../lib/dom.js";
 import { messageOf } from "../lib/format.js";
 import { exportMenu } from "./exports.js";
+import { gridOf } from "../table/virtual_table.js";
 import { memory } from "../views/memory.js";
 import { modules } from "../views/modules.js";
 import { operators } from "../views/operators.js";
 import { ranks } from "../views/ranks.js";
 import { roofline } from "../views/roofline.js";
 import { summary } from "../views/summary.js";
-import { nearest, windowChoices } from "../lib/windows.js";
+import { isSameWindow, nearest, windowChoices, windowStep } from "../lib/windows.js";
 
 /** @type {View[]} */
 const VIEWS = [summary, modules, operators, roofline, memory, ranks, compare];
+const SCROLLING = ["PageDown", "PageUp", " ", "Home", "End"];
 
 /** @type {(source: Source, root: HTMLElement) => Promise<{ reload: () => Promise<void> }>} */
 export async function open(source, root) {
-  const [state, ofViews] = parsed(source.address.read(), source.open);
-  const remember = () => source.address.write(written(state, ofViews));
+  let [state, ofViews] = parsed(source.address.read(), source.open);
   /** @type {Listed} */
   let listed = { windows: [], problems: [] };
-  const main = element("main", { class: "view", tabindex: -1 });
+  const main = element("main", { class: "view", tabindex: 0, role: "tabpanel" });
   const choices = element("div", { class: "choices" });
   const rankChoice = element("div", { class: "choices" });
   const wholeRunNote = element("div", { class: "of-all", role: "note" });
   const title = element("h1", {}, "lflops");
+  const when = element("span", { class: "quiet" });
   const views = element("div", { class: "views", role: "tablist", "aria-label": "views" });
+  const news = element("div", { class: "news", role: "status" });
   const problems = element("div", { class: "problems", role: "status" });
   /** @type {Payload | null} */
   let payload = null;
   /** @type {ProfileWindow | null} */
   let shown = null;
-  let asked = 0;
-  const menu = exportMenu(() => ({ payload, view: main }));
-  root.replaceChildren(element("header", {}, title, choices, rankChoice, views, menu, themeChoice(state, remember)), problems, wholeRunNote, main);
+  let requests = 0;
+  /** @type {((windows: ProfileWindow[]) => void) | null} */
+  let follower = null;
+  const tools = element("div", { class: "tools" }, copyLink(source), exportMenu(() => ({ payload, view: main })));
+  if (!source.hasTheme) tools.append(themeChoice(state, () => remember()));
+  root.replaceChildren(
+    element("header", {}, element("div", { class: "bar" }, title, when, choices, rankChoice, tools), views), problems, news, wholeRunNote, main,
+  );
+
+  // The address keeps what is shown. A step of the browser's history is a view or a window; the rest changes its last step.
+  /** @type {(isStep?: boolean) => void} */
+  function remember(isStep = false) {
+    source.address.write(written(state, ofViews), isStep);
+  }
 
   // A menu closes with Escape, or by a click outside of it.
   /** @type {(isKept: (menu: HTMLElement) => boolean) => void} */
   const close = (isKept) => { for (const each of root.querySelectorAll("details")) if (!isKept(each)) each.open = false; };
   root.addEventListener("keydown", ({ key }) => { if (key === "Escape") close(() => false); });
   root.addEventListener("click", ({ target }) => close((each) => target instanceof Node && each.contains(target)));
+  document.addEventListener("keydown", (event) => {
+    const isElsewhere = event.target === document.body || (event.target instanceof Element && views.contains(event.target));
+    if (isElsewhere && SCROLLING.includes(event.key) && !event.defaultPrevented && scrolled(main, event)) event.preventDefault();
+  });
+  source.address.onback(() => {
+    [state, ofViews] = parsed(source.address.read(), source.open);
+    const window = nearest(listed.windows, state);
+    if (window && !(shown && isSameWindow(shown, window))) show();
+    else draw();
+  });
 
   function drawViews() {
     views.replaceChildren(...VIEWS.map(({ id, label }) => element("button", {
@@ -52,10 +76,12 @@ export async function open(source, root) {
 
   /** @type {(id: string, changes?: State) => void} */
   function go(id, changes = {}) {
+    const isStep = state.view !== id;
     state.view = id;
     Object.assign(ofViews[id], changes);
-    remember();
+    remember(isStep);
     draw();
+    main.scrollTop = 0;
   }
 
   /** @type {(id: string) => void} */
@@ -67,10 +93,12 @@ export async function open(source, root) {
 
   /** @type {(event: KeyboardEvent) => void} */
   function step(event) {
-    const move = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
-    if (!move) return;
     const at = VIEWS.findIndex(({ id }) => id === state.view);
-    choose(VIEWS[(at + move + VIEWS.length) % VIEWS.length].id);
+    /** @type {Record<string, number>} */
+    const targets = { ArrowRight: at + 1, ArrowLeft: at - 1 + VIEWS.length, Home: 0, End: VIEWS.length - 1 };
+    if (!(event.key in targets)) return;
+    event.preventDefault();
+    choose(VIEWS[targets[event.key] % VIEWS.length].id);
   }
 
   function draw() {
@@ -78,7 +106,6 @@ export async function open(source, root) {
     if (payload === null || shown === null) return;
     title.textContent = payload.title;
     main.setAttribute("aria-labelledby", `tab-${state.view}`);
-    main.setAttribute("role", "tabpanel");
     const view = VIEWS.find(({ id }) => id === state.view) ?? VIEWS[0];
     /** @type {number[]} */
     const ranks = payload.ranks ? payload.ranks.ranks.rank : [];
@@ -87,8 +114,12 @@ export async function open(source, root) {
     const choose = select("rank", options, String(rank ?? ""), (value) => chooseRank(value === "" ? null : Number(value)));
     rankChoice.replaceChildren(...(ranks.length ? [choose] : []));
     const isOfAll = rank !== null && !view.ofOneRank;
-    wholeRunNote.textContent = isOfAll ? "This is of the whole run: what is known of one rank by itself is in Summary and in Ranks." : "";
-    main.replaceChildren(view.draw(payload, { state: ofViews[view.id], remember, go, source, listed, window: shown, rank, chooseRank }));
+    wholeRunNote.textContent = isOfAll ? "This view shows the whole run: Summary and Ranks have what is known of one rank." : "";
+    follower = null;
+    main.replaceChildren(view.draw(payload, {
+      state: ofViews[view.id], remember: () => remember(), go, source, listed, window: shown, rank, chooseRank, showWindow,
+      follow: (act) => { follower = act; },
+    }));
   }
 
   /** @type {(rank: number | null) => void} */
@@ -105,37 +136,69 @@ export async function open(source, root) {
     main.replaceChildren(element("p", { class: "message" }, text));
   }
 
+  // Show a window; with an id in that view.
+  /** @type {(window: ProfileWindow, id?: string) => void} */
+  function showWindow({ run, tag, step }, id = state.view) {
+    Object.assign(state, { run, tag, step: String(step), view: id });
+    remember(true);
+    show();
+  }
+
   /** @type {(key: string, value: string) => void} */
   function pick(key, value) {
     state[key] = value;
-    remember();
+    remember(true);
     show();
+  }
+
+  function drawChoices() {
+    const hasChoice = shown !== null && shown.run !== null;
+    choices.replaceChildren(...(hasChoice ? windowChoices(listed.windows, /** @type {ProfileWindow} */ (shown), pick) : []));
+    when.textContent = shown === null || hasChoice ? "" : shown.head?.when ?? "";
   }
 
   async function show() {
     const window = nearest(listed.windows, state);
     if (window === undefined) {
       choices.replaceChildren();
-      showMessage("There is no window here yet: lflops.FlopsMonitor or lflops.tensorboard.log writes one.");
+      showMessage("There is no window yet. lflops.FlopsMonitor and lflops.tensorboard.log write one.");
       return;
     }
-    if (window.run !== null) choices.replaceChildren(...windowChoices(listed.windows, window, pick));
-    if (JSON.stringify(shown) === JSON.stringify(window)) return; // what is open in it stays open
-    asked += 1;
-    const mine = asked;
+    if (shown !== null && isSameWindow(shown, window) && shown.wall_time === window.wall_time) { // what is open in it stays open
+      shown = window;
+      draw();
+      return;
+    }
+    requests += 1;
+    const mine = requests;
     if (payload === null) showMessage("Loading…");
     try {
       const next = await source.read(window);
-      if (mine !== asked) return;
+      if (mine !== requests) return;
       payload = next;
       shown = window;
+      if (window.run !== null) Object.assign(state, { run: String(window.run), tag: String(window.tag), step: String(window.step) });
+      news.replaceChildren();
+      drawChoices();
       draw();
     } catch (error) {
-      if (mine === asked) showMessage(`This window cannot be shown: ${messageOf(error)}`);
+      if (mine === requests) showMessage(`This window cannot be shown: ${messageOf(error)}`);
     }
   }
 
+  // A window that came since is offered, and never shown by itself.
+  /** @type {(window: ProfileWindow) => void} */
+  function offer(window) {
+    const of = shown?.run === window.run ? "" : ` of run ${window.run}`;
+    news.replaceChildren(
+      element("span", {}, `New window at step ${windowStep(window, listed.windows)}${of}`),
+      element("button", { type: "button", onclick: () => showWindow(window) }, "show"),
+      element("button", { type: "button", class: "plain", "aria-label": "dismiss", onclick: () => news.replaceChildren() }, "×"),
+    );
+  }
+
   async function reload() {
+    const known = listed.windows;
     try {
       listed = await source.list();
     } catch (error) {
@@ -143,13 +206,63 @@ export async function open(source, root) {
       return;
     }
     problems.replaceChildren(...listed.problems.map((text) => element("p", { class: "doubt" }, text)));
-    await show();
+    const here = shown && listed.windows.find((each) => shown !== null && isSameWindow(each, shown) && each.wall_time === shown.wall_time);
+    if (!here) {
+      await show();
+      return;
+    }
+    shown = here;
+    if (JSON.stringify(known) === JSON.stringify(listed.windows)) return;
+    drawChoices();
+    const added = listed.windows.filter((each) => !known.some((one) => isSameWindow(one, each)));
+    const latest = added.at(-1);
+    if (latest) offer(latest);
+    if (follower) follower(listed.windows);
   }
 
   drawViews();
   showMessage("Loading…");
   await reload();
   return { reload };
+}
+
+// Whether a key scrolled the view, or the table in it where only that scrolls.
+/** @type {(main: HTMLElement, event: KeyboardEvent) => boolean} */
+function scrolled(main, event) {
+  if (event.target instanceof HTMLButtonElement && ![ "PageDown", "PageUp"].includes(event.key)) return false;
+  const page = main.clientHeight - 60;
+  /** @type {Record<string, number>} */
+  const moves = { PageDown: page, PageUp: -page, " ": event.shiftKey ? -page : page, Home: -Infinity, End: Infinity };
+  if (main.scrollHeight > main.clientHeight) {
+    const move = moves[event.key];
+    if (Number.isFinite(move)) main.scrollBy(0, move);
+    else main.scrollTop = move > 0 ? main.scrollHeight : 0;
+    return true;
+  }
+  const node = main.querySelector(".grid");
+  const grid = node && gridOf(node);
+  if (grid) grid.key(event);
+  return Boolean(grid);
+}
+
+/** @type {(source: Source) => HTMLElement} */
+function copyLink(source) {
+  const label = "copy link";
+  const button = element("button", {
+    type: "button", title: "copy the address of what is shown",
+    onclick: async () => {
+      try {
+        await navigator.clipboard.writeText(source.address.link());
+        button.textContent = "copied";
+        setTimeout(() => { button.textContent = label; }, 1500);
+      } catch {
+        const field = element("input", { class: "link", readonly: true, "aria-label": "link", value: source.address.link(), onblur: () => field.replaceWith(button) });
+        button.replaceWith(field);
+        field.select();
+      }
+    },
+  }, label);
+  return button;
 }
 
 /** @type {(state: State, remember: () => void) => HTMLElement} */

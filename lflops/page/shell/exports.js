@@ -53,7 +53,7 @@ function menuItem({ label, name, make }, menu) {
 function offered({ payload, view }) {
   if (payload === null) return [];
   /** @type {(label: string, kind: string) => string} */
-  const named = (label, kind) => `${`${payload.title} ${label}`.trim().replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 120)}.${kind}`;
+  const named = (label, kind) => `${`${payload.title} ${payload.head.when} ${label}`.trim().replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 120)}.${kind}`;
   /** @type {(label: string, kind: string, make: () => Blob | Promise<Blob>) => Offer} */
   const offer = (label, kind, make) => ({ label: `${label} as ${kind.toUpperCase()}`, name: named(label, kind), make });
   /** @type {(values: Value[][]) => Blob} */

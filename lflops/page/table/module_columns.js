@@ -31,6 +31,15 @@ function ofPhase(table, phase, field) {
   return { total: reader(table, `${phase}.${field}`), own: reader(table, `${phase}.own_${field}`) };
 }
 
+// FLOPs without what a mask left out, as the roofline has them.
+/** @type {(table: Columns, phase: string) => Readers} */
+function executed(table, phase) {
+  const [flops, masked] = ["flops", "masked_flops"].map((field) => ofPhase(table, phase, field));
+  /** @type {(all: Reader, left: Reader) => Reader} */
+  const less = (all, left) => (row) => (all(row) === null ? null : Number(all(row)) - Number(left(row)));
+  return { total: less(flops.total, masked.total), own: less(flops.own, masked.own) };
+}
+
 /** @type {(above: Readers, below: Readers, factor?: number) => Readers} */
 function divided(above, below, factor = 1) {
   /** @type {(upper: Reader, lower: Reader) => Reader} */
@@ -62,7 +71,7 @@ export function columns(table, rows) {
       { id: `${phase}.seconds`, adds: true, over: meanOf, label: `${phase} time`, text: duration, ...seconds },
       { id: `${phase}.device`, adds: true, over: meanOf, label: `${phase} kernels`, text: duration, ...ofAll(table, `${phase}.device_seconds`) },
       { id: `${phase}.rate`, over: meanRate, label: `${phase} FLOP/s`, text: rate, ...divided(macs, seconds, 2) },
-      { id: `${phase}.intensity`, label: `${phase} FLOPs/byte`, text: count, ...divided(flops, bytes) },
+      { id: `${phase}.intensity`, label: `${phase} FLOPs/byte`, text: count, ...divided(executed(table, phase), bytes) },
     );
   }
   return made.map((column) => ({ over: ofOne, adds: false, ...column })).filter((column) => rows.some((row) => Number(column.total(row) ?? 0) !== 0));

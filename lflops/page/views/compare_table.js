@@ -8,11 +8,13 @@ import { Grid } from "../table/virtual_table.js";
 import { lastOf, order } from "../table/module_rows.js";
 
 /**
- * A row of the table: a module, or with `above` a part of one. `isOwn`: the time is the module's own.
+ * A row of the table: a module, several of one pattern with the same kind of change, or with `above` a part of a module. `isOwn`: the time
+ * is the module's own. `members` are the modules that the row stands for, `at` the first of them.
  * @typedef {Change & {
- *   at: number, rank: number, weight: number, isRenamed: boolean, isOwn: boolean, names: string, above?: undefined, values: Record<string, any>,
+ *   at: number, rank: number, weight: number, isRenamed: boolean, isOwn: boolean, names: string, above?: undefined, members: ModuleRow[],
+ *   level: number, pattern: string, values: Record<string, any>,
  * }} ModuleRow
- * @typedef {{ above: ModuleRow, label: string, text: Format, values: Record<string, any> }} PartRow
+ * @typedef {{ above: ModuleRow, label: string, text: Format, level: number, values: Record<string, any> }} PartRow
  */
 
 const KINDS_OF_CHANGE = ["slower", "faster", "work changed", "added", "removed", "renamed"];
@@ -26,12 +28,14 @@ const CHANGE_COLUMNS = [
   { id: "kind", label: "what changed", text: (kind) => kind ?? "–", exact: plain },
   { id: "before", label: "time before", text: duration, exact },
   { id: "after", label: "time after", text: duration, exact },
+  { id: "pair", label: "before and after", text: plain, exact: plain },
   { id: "ratio", label: "change", text: signed, exact: signed },
-  { id: "interval", label: "beyond the run, between", text: plain, exact: plain },
-  { id: "lost", label: "lost a step", text: (lost) => (lost === null ? "" : duration(lost)), exact },
+  { id: "interval", label: "beyond the run", text: plain, exact: plain },
+  { id: "lost", label: "cost a step", text: (lost) => (lost === null ? "" : duration(lost)), exact },
   { id: "macs_before", label: "own MACs before", text: count, exact },
   { id: "macs_after", label: "own MACs after", text: count, exact },
 ];
+const EXPORTED = CHANGE_COLUMNS.filter(({ id }) => id !== "pair");
 const SORTABLE_CHANGES = ["before", "after", "ratio", "lost", "macs_before", "macs_after"];
 
 /** @type {(time: { verdict?: string | null }) => boolean} */
@@ -53,9 +57,14 @@ export function differs({ before, after }) {
 /** @type {(table: Columns, context: Pick<Context, "state" | "remember">) => HTMLElement} */
 export function changes(table, { state, remember }) {
   const kinds = reader(table, "kind");
-  const rows = rowsOf(table);
-  const first = [...rows].sort((a, b) => a.rank - b.rank || b.weight - a.weight || a.at - b.at);
-  const most = rows.reduce((largest, { values }) => Math.max(largest, Math.abs(values.lost ?? 0)), 0);
+  const single = rowsOf(table);
+  const folded = foldedRows(single);
+  /** @type {(rows: ModuleRow[]) => ModuleRow[]} */
+  const byImportance = (rows) => [...rows].sort((a, b) => a.rank - b.rank || b.weight - a.weight || a.at - b.at);
+  const ordered = { folded: byImportance(folded), single: byImportance(single) };
+  const listed = () => (state.unfold ? ordered.single : ordered.folded);
+  const most = folded.reduce((largest, { values }) => Math.max(largest, Math.abs(values.lost ?? 0)), 0);
+  const longest = folded.reduce((largest, { rank, values }) => (rank < UNCHANGED ? Math.max(largest, values.before ?? 0, values.after ?? 0) : largest), 0);
   /** @type {Set<ModuleRow>} */
   const open = new Set();
   const grid = new Grid("modules that changed");
@@ -71,8 +80,8 @@ export function changes(table, { state, remember }) {
   /** @type {(list: ModuleRow[]) => ModuleRow[]} */
   function sorted(list) {
     if (!SORTABLE_CHANGES.includes(state.sort)) return list;
-    const compare = order((at) => rows[at].values[state.sort], Boolean(state.down), rows.length);
-    return compare === null ? list : [...list].sort((a, b) => compare(a.at, b.at));
+    const compare = order((at) => list[at].values[state.sort], Boolean(state.down), list.length);
+    return compare === null ? list : list.map((_, at) => at).sort(compare).map((at) => list[at]);
   }
 
   /** @type {(row: ModuleRow) => void} */
@@ -81,42 +90,50 @@ export function changes(table, { state, remember }) {
     draw();
   }
 
+  /** @type {(row: ModuleRow) => (ModuleRow | PartRow)[]} */
+  function withWhatIsOpen(row) {
+    if (!open.has(row)) return [row];
+    return [row, ...(row.members.length > 1 ? row.members.flatMap(withWhatIsOpen) : partsOf(row, table))];
+  }
+
   function draw() {
     remember();
     const wanted = (state.filter || "").toLowerCase();
     /** @type {(row: ModuleRow) => boolean} */
     const matches = ({ names, at }) => names.toLowerCase().includes(wanted) || kinds(at).toLowerCase().includes(wanted);
-    const chosen = sorted(first.filter((row) => isShown(row, state.show) && matches(row)));
-    status.textContent = `${chosen.length || "none"} of ${rows.length} modules`;
+    const chosen = sorted(listed().filter((row) => isShown(row, state.show) && matches(row)));
+    const many = chosen.reduce((sum, { members }) => sum + members.length, 0);
+    status.textContent = `${many || "none"} of ${single.length} modules`;
     grid.show({
       columns: [{ id: "name", label: "module" }, ...CHANGE_COLUMNS].map(({ id, label }) => ({
         label, onsort: () => sortBy(id), sort: state.sort !== id ? "none" : state.down ? "descending" : "ascending",
       })),
-      rows: chosen.flatMap((row) => (open.has(row) ? [row, ...partsOf(row, table)] : [row])),
-      level: (row) => (row.above ? 2 : 1),
+      rows: chosen.flatMap(withWhatIsOpen),
+      level: (row) => row.level,
       isOpen: (row) => (row.above ? null : open.has(row)),
       toggle,
       cells: (row) => [
-        row.above ? partCell(row) : changedCell(row, kinds(row.at), open.has(row), toggle), ...CHANGE_COLUMNS.map((column) => figureCell(column, row, most)),
+        row.above ? partCell(row) : changedCell(row, kinds(row.at), open.has(row), toggle), ...CHANGE_COLUMNS.map((column) => figureCell(column, row, { most, longest })),
       ],
       exported: {
-        labels: ["module before", "module after", "class", "part", ...CHANGE_COLUMNS.map(({ label }) => label)],
+        labels: ["module before", "module after", "class", "modules", "part", ...EXPORTED.map(({ label }) => label)],
         values: (row) => {
-          const { at, before, after } = row.above ?? row;
-          const names = [before, after].map((name) => (name === "" ? "(root)" : name));
-          return [...names, kinds(at), row.label ?? null, ...CHANGE_COLUMNS.map(({ id }) => row.values[id] ?? null)];
+          const { at, before, after, members, pattern } = row.above ?? row;
+          const names = members.length > 1 ? [before === null ? null : pattern, after === null ? null : pattern] : [before, after];
+          const shown = names.map((name) => (name === "" ? "(root)" : name));
+          return [...shown, kinds(at), members.length, row.label ?? null, ...EXPORTED.map(({ id }) => row.values[id] ?? null)];
         },
       },
     });
   }
 
   /** @type {(kind: string) => number} */
-  const many = (kind) => rows.filter((row) => isShown(row, kind)).length;
+  const many = (kind) => single.filter((row) => isShown(row, kind)).length;
   /** @type {string[][]} */
   const options = [
     ["", `what changed (${many("")})`],
     ...KINDS_OF_CHANGE.filter((kind) => many(kind)).map((kind) => [kind, `${kind} (${many(kind)})`]),
-    ["all", `all (${rows.length})`],
+    ["all", `all (${single.length})`],
   ];
   if (!options.some(([kind]) => kind === state.show)) state.show = "";
   const field = element("input", {
@@ -124,8 +141,12 @@ export function changes(table, { state, remember }) {
     oninput: () => { state.filter = field.value; draw(); },
   });
   const choice = select("show", options, state.show, (kind) => { state.show = kind; draw(); });
+  const fold = element("input", { type: "checkbox", checked: !state.unfold, onchange: () => { state.unfold = fold.checked ? "" : "true"; draw(); } });
   draw();
-  return element("div", { class: "changes" }, element("div", { class: "bar-of-controls" }, choice, field, status), grid.node);
+  return element(
+    "div", { class: "changes" },
+    element("div", { class: "bar-of-controls" }, choice, field, element("label", { class: "choice" }, fold, "fold repeats"), status), grid.node,
+  );
 }
 
 /** @type {(row: ModuleRow, show: string | undefined) => boolean} */
@@ -134,10 +155,37 @@ function isShown(row, show) {
   return show === "renamed" ? row.isRenamed : show ? row.values.kind === show : row.rank < UNCHANGED;
 }
 
+// Rows of one pattern and one kind of change as one row, which has their sums.
+/** @type {(rows: ModuleRow[]) => ModuleRow[]} */
+function foldedRows(rows) {
+  /** @type {Map<string, ModuleRow[]>} */
+  const groups = new Map();
+  for (const row of rows) {
+    const key = JSON.stringify([row.pattern, row.values.kind, row.isRenamed, row.isOwn]);
+    const group = groups.get(key);
+    if (group) group.push(row);
+    else groups.set(key, [row]);
+  }
+  return [...groups.values()].map((members) => {
+    const [first] = members;
+    if (members.length === 1) return first;
+    /** @type {(id: string) => number | null} */
+    const sum = (id) => members.reduce((/** @type {number | null} */ all, { values }) => (all === null || values[id] === null ? null : all + Number(values[id])), 0);
+    const totals = Object.fromEntries(["before", "after", "lost", "macs_before", "macs_after"].map((id) => [id, sum(id)]));
+    const [low, high] = [members.map(({ values }) => values.low), members.map(({ values }) => values.high)];
+    const bounds = low.includes(null) ? null : between({ low: Math.min(...low), high: Math.max(...high) });
+    return {
+      ...first, members: members.map((each) => ({ ...each, level: 2 })), weight: members.reduce((all, { weight }) => all + weight, 0),
+      names: `${first.pattern} ×${members.length}`,
+      values: { ...first.values, ...totals, ratio: ratioOf({ before: totals.before, after: totals.after }), interval: bounds },
+    };
+  });
+}
+
 // A row for each module: its names, whether its own time is shown, what changed, and how much it matters.
 /** @type {(table: Columns) => ModuleRow[]} */
 function rowsOf(table) {
-  const [before, after, isOwn] = ["before", "after", "own"].map((name) => reader(table, name));
+  const [before, after, isOwn, pattern] = ["before", "after", "own", "pattern"].map((name) => reader(table, name));
   const time = Object.fromEntries(["before", "after", "ratio", "low", "high", "lost", "verdict"].map((name) => [name, reader(table, `time.${name}`)]));
   const work = ["macs", "flops", "bytes_moved", "parameters"].map((name) => changeReader(table, name));
   return Array.from({ length: rowsIn(table) }, (_, at) => {
@@ -147,15 +195,18 @@ function rowsOf(table) {
     /** @type {Record<string, any>} */
     const shown = Object.fromEntries(Object.entries(time).map(([name, read]) => [name, read(at)]));
     const [kind, rank, weight] = whatChanged(names, shown, [macs, ...others], isRenamed);
-    return {
-      ...names, at, rank, weight, isRenamed, isOwn: isOwn(at),
+    /** @type {ModuleRow} */
+    const row = {
+      ...names, at, rank, weight, isRenamed, isOwn: isOwn(at), members: [], level: 1, pattern: pattern(at),
       names: (isRenamed ? [names.before, names.after] : [names.after ?? names.before]).map((name) => name || "(root)").join(" → "),
       values: {
         kind, before: shown.before, after: shown.after, ratio: shown.ratio,
         interval: shown.low === null ? null : between({ low: shown.low, high: shown.high }),
-        lost: shown.lost, macs_before: macs.before, macs_after: macs.after,
+        low: shown.low, high: shown.high, lost: shown.lost, macs_before: macs.before, macs_after: macs.after,
       },
     };
+    row.members = [row];
+    return row;
   });
 }
 
@@ -178,7 +229,10 @@ function whatChanged({ before, after }, time, work, isRenamed) {
   const [macs] = work;
   if (before === null || after === null) return [before === null ? "added" : "removed", 2, 0];
   if (isChanged(time)) return [time.verdict, 0, Math.abs(Number(time.lost))];
-  if (work.some(differs)) return ["work changed", 1, differs(macs) ? Math.abs(Number(macs.after) - Number(macs.before)) : 0];
+  if (work.some(differs)) {
+    const costs = time.lost !== null && time.verdict === null;
+    return ["work changed", costs ? 0 : 1, costs ? Math.abs(Number(time.lost)) : differs(macs) ? Math.abs(Number(macs.after) - Number(macs.before)) : 0];
+  }
   return isRenamed ? ["renamed", 3, 0] : [time.verdict, UNCHANGED, 0];
 }
 
@@ -194,7 +248,7 @@ function partsOf(row, table) {
   const read = (name) => changeReader(table, name)(row.at);
   /** @type {(label: string, change: Change, text: Format, more?: Record<string, any>) => PartRow} */
   const part = (label, change, text, more = {}) => (
-    { above: row, label, text, values: { before: change.before, after: change.after, ratio: ratioOf(change), ...more } }
+    { above: row, label, text, level: row.level + 1, values: { before: change.before, after: change.after, ratio: ratioOf(change), ...more } }
   );
   /** @type {(change: Change) => boolean} */
   const hasAny = (change) => Boolean(Number(change.before) || Number(change.after));
@@ -205,9 +259,22 @@ function partsOf(row, table) {
   const figures = FIGURES_OF_MODULE.map(([name, label, text]) => ({ label, change: read(name), text })).filter(({ change }) => differs(change));
   return [
     ...phases.map(({ phase, seconds, macs }) => part(phase, seconds, duration, { macs_before: macs.before, macs_after: macs.after })),
-    ...(perMac === null ? [] : [{ above: row, label: "time a MAC", text: () => "", values: { ratio: perMac } }]),
+    ...(perMac === null ? [] : [{ above: row, label: "time per MAC", text: () => "", level: row.level + 1, values: { ratio: perMac } }]),
     ...figures.map(({ label, change, text }) => part(label, change, text)),
   ];
+}
+
+// The time before above the time after, as bars.
+/** @type {(row: ModuleRow | PartRow, longest: number) => HTMLElement} */
+function pairCell(row, longest) {
+  const { before, after } = row.values;
+  if (row.above || !longest || (before === null && after === null)) return element("div", { role: "gridcell", class: "number" });
+  /** @type {(side: string, value: number | null) => HTMLElement} */
+  const bar = (side, value) => element("span", { class: `pair-${side}`, style: { width: `${Math.min((100 * Number(value ?? 0)) / longest, 100)}%` } });
+  return element(
+    "div", { role: "gridcell", class: "number", title: `${duration(before)} before, ${duration(after)} after` },
+    element("div", { class: "pair" }, bar("before", before), bar("after", after)),
+  );
 }
 
 /** @type {(row: PartRow) => HTMLElement} */
@@ -219,17 +286,18 @@ function partCell({ label }) {
 function changedCell(row, kind, isOpen, toggle) {
   const title = "the time of the module itself, without what is below it";
   return element(
-    "div", { class: "name", role: "gridcell", title: row.names },
+    "div", { class: row.level > 1 ? "name part" : "name", role: "gridcell", title: row.names },
     element("button", {
       class: "toggle", type: "button", tabindex: -1, "aria-label": `${isOpen ? "close" : "open"} ${row.names}`, onclick: () => toggle(row),
     }, isOpen ? "▾" : "▸"),
     element("span", { class: "label" }, row.names), element("span", { class: "kind" }, kind),
-    row.isOwn ? element("span", { class: "mark", title }, "own time") : null,
+    row.isOwn && row.values.kind !== "work changed" ? element("span", { class: "mark", title }, "own time") : null,
   );
 }
 
-/** @type {(column: typeof CHANGE_COLUMNS[number], row: ModuleRow | PartRow, most: number) => HTMLElement} */
-function figureCell({ id, label, text, exact: title }, row, most) {
+/** @type {(column: typeof CHANGE_COLUMNS[number], row: ModuleRow | PartRow, scale: { most: number, longest: number }) => HTMLElement} */
+function figureCell({ id, label, text, exact: title }, row, { most, longest }) {
+  if (id === "pair") return pairCell(row, longest);
   const value = row.values[id] ?? null;
   const isPart = row.above !== undefined;
   const show = isPart && (id === "before" || id === "after") ? row.text : text;

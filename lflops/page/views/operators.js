@@ -92,22 +92,16 @@ function operatorColumns(table, shown, phase) {
   /** @type {(id: string, label: string, text?: Format, hasBar?: boolean) => FlatColumn} */
   const column = (id, label, text, hasBar) => ({ id, label, text, hasBar, read: reader(table, id) });
   const shares = [...new Set(shown.map(reader(table, "share_of")))].filter(Boolean);
-  const perByte = divide(reader(table, "flops"), reader(table, "bytes_moved"));
   /** @type {Record<string, boolean>} */
   const isShown = { operator: true, phase: phase === "each", dtype: true, share: true };
   return [
     column("operator", "operator"), column("phase", "phase"), column("dtype", "dtype"),
     column("calls", "calls", count), column("macs", "MACs", count), column("flops", "FLOPs", count),
     column("share", shares.length === 1 ? `share of ${shares[0]}` : "share of its phase", percent, true),
-    column("bytes_moved", "bytes moved", size), { id: "intensity", label: "FLOPs/byte", text: count, read: perByte },
+    column("bytes_moved", "bytes moved", size), column("intensity", "FLOPs/byte", count),
     column("own_device_seconds", "own device, traced", duration, true), column("device_seconds", "device, traced", duration),
     column("own_host_seconds", "own host, traced", duration, true), column("host_seconds", "host, traced", duration),
   ].filter(({ id, read }) => isShown[id] ?? shown.some((row) => Number(read(row) ?? 0) !== 0));
-}
-
-/** @type {(upper: Reader, lower: Reader) => Reader} */
-function divide(upper, lower) {
-  return (row) => (upper(row) === null || Number(lower(row) ?? 0) === 0 ? null : Number(upper(row)) / Number(lower(row)));
 }
 
 // The modules that ran an operator, the largest share first; each is a link to its row.

@@ -9,12 +9,16 @@ import { trend } from "../charts/trend.js";
 export const summary = { id: "summary", label: "Summary", draw: drawSummary, ofOneRank: true };
 
 /** @type {(payload: Payload, context: Context) => HTMLElement} */
-function drawSummary(payload, { source, listed, window, rank }) {
+function drawSummary(payload, { source, listed, window, rank, follow }) {
   const figures = rank === null || !payload.ranks ? payload.summary.figures : figuresOfRank(payload.summary.figures, payload.ranks.ranks, rank);
+  const cards = element("div", { class: "figures" });
+  const fill = (/** @type {ProfileWindow[]} */ windows) => cards.replaceChildren(...figures.map((each) => figure(each, trend(each.label, windows, window))));
+  fill(listed.windows);
+  follow(fill);
   return element(
     "section", { class: "summary", "aria-label": "summary" },
     payload.partial ? element("p", { class: "doubt", role: "note" }, "Partial: the run was left before this window was over.") : null,
-    element("div", { class: "figures" }, ...figures.map((each) => figure(each, trend(each.label, listed.windows, window)))),
+    cards,
     rank === null ? null : element("p", { class: "remark" }, `What rank ${rank} told by itself comes first; all else here is of the whole run.`),
     block("The step", payload.summary.phases, "no clean step was timed", "phase"),
     block("Where its peak-seconds went", payload.summary.budget, payload.summary.why_no_budget, "budget"),

@@ -27,7 +27,7 @@ def pictures(analysis: Analysis) -> Iterator[Picture]:
     """The roofline, where the chip's peak is known; and live memory, where it was counted."""
     profile, roofline = analysis.profile, analysis.roofline_overview
     if roofline.ceilings:
-        yield _drawn("roofline", roofline_figure(roofline))
+        yield _drawn("roofline", roofline_figure(roofline, analysis.patterns))
     if profile.memory is not None and profile.memory.timeline:
         yield _drawn("memory", memory_figure(profile))
 

@@ -1,6 +1,6 @@
 """A roofline as a figure: intensity to the right, FLOP/s upwards, both by powers of ten."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 
 from lflops import units
 from lflops.analyze.speed.roofline import Ceiling, Roofline
-from lflops.profile.module_names import pattern
 from lflops.report.figures.memory import COLOURS
 
 __all__ = ["FORMATS", "roofline_figure", "save"]
@@ -20,7 +19,7 @@ _NAMED = 6
 _DECADE = 10.0
 
 
-def save(roofline: Roofline, path: Path) -> None:
+def save(roofline: Roofline, path: Path, patterns: Mapping[str, str]) -> None:
     """Write the figure, in the format that the name ends with.
 
     Raises:
@@ -28,10 +27,10 @@ def save(roofline: Roofline, path: Path) -> None:
     """
     if path.suffix[1:].lower() not in FORMATS:
         raise ValueError(f"{str(path)!r} ends with none of {', '.join('.' + each for each in FORMATS)}")
-    roofline_figure(roofline).savefig(path, bbox_inches="tight")
+    roofline_figure(roofline, patterns).savefig(path, bbox_inches="tight")
 
 
-def roofline_figure(roofline: Roofline) -> Figure:
+def roofline_figure(roofline: Roofline, patterns: Mapping[str, str]) -> Figure:
     """Modules without what is below them, an area for their seconds; where none was timed, operators on the roof that they could reach."""
     figure = Figure(figsize=(9, 6), layout="constrained")
     axes = figure.add_subplot()
@@ -57,7 +56,7 @@ def roofline_figure(roofline: Roofline) -> Figure:
             )
     spots = {(point.intensity, point.phase): point for point in sorted(timed, key=lambda point: point.seconds_to_win or 0.0)}
     for point in sorted(spots.values(), key=lambda point: -(point.seconds_to_win or 0.0))[:_NAMED]:
-        name = pattern(point.module)
+        name = patterns.get(point.module, point.module)
         at = point.intensity or 0.0, point.flops_per_second or 0.0
         axes.annotate(name or "all of it", at, xytext=(8, 8), textcoords="offset points", fontsize=7, parse_math=False)
     axes.set(xscale="log", yscale="log", xlabel="intensity, FLOPs per byte moved", ylabel="FLOP/s")

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from lflops import units
 from lflops.analyze.speed.budget import IN_MODULES, Budget
 from lflops.profile.model import PHASES, ModuleProfile, Profile
-from lflops.report.lines.notes import are_times_far_off
+from lflops.profile.notes import are_times_far_off
 from lflops.report.lines.text import plain
 
 __all__ = ["largest", "parts"]

@@ -31,11 +31,19 @@ def facts(profile: Profile) -> list[tuple[str, str]]:
     batch = [counted(n, unit) for n, unit in ((run.samples_per_step, "sample"), (run.tokens_per_step, "token")) if n is not None]
     return [
         ("profiled", _listed(_root(profile), _passes(profile), *when, "partial" if run.partial else None)),
-        ("device", _listed(f"{run.device_name} on {run.host}", run.dtype, run.precision, ranks)),
+        ("device", _listed(_device(profile), run.dtype, run.precision, ranks)),
         ("created", run.created.replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC")),
         ("inputs", _listed(*shapes, *batch)),
         ("parameters", _listed(*_parameters(profile))),
     ]
+
+
+def _device(profile: Profile) -> str:
+    """What the figures are of: an estimate ran on no device, and its figures are those of the chip that it was asked for."""
+    run = profile.run
+    if run.kind != "estimate":
+        return f"{run.device_name} on {run.host}"
+    return f"{run.hardware.name if run.hardware else 'no device'}, estimated on {run.host}"
 
 
 def _root(profile: Profile) -> str:
@@ -126,7 +134,7 @@ def _never_called(analysis: Analysis) -> str:
     uncalled = set(analysis.uncalled)
     top = [name for name in analysis.uncalled if not name or name.rpartition(".")[0] not in uncalled]
     labels: list[str] = []
-    for label, names in fold_repeats(top, lambda name: (name,)):
+    for label, names in fold_repeats(top, lambda name: (name,), analysis.patterns):
         is_spelled_out = len(names) == 1 or set(label) <= {"*", "."}  # a pattern without a word in it would say nothing
         kind = analysis.profile.modules[""].kind
         labels += [name or kind or "all of it" for name in names] if is_spelled_out else [f"{label} ×{len(names)}"]

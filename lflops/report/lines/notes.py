@@ -1,14 +1,11 @@
 """The sentence of each note, made from its code, subject and values."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from lflops import units
-from lflops.profile.notes import Note, NoteCode, notes_with
+from lflops.profile.notes import Note, NoteCode, are_times_far_off
 
-__all__ = ["SENTENCES", "are_times_far_off", "sentence"]
-
-_FAR = 2
-"""Beyond this factor the modules' times are no measure any more."""
+__all__ = ["SENTENCES", "sentence"]
 
 _REFUSALS = {
     "other_profiler": "another torch.profiler was running in this process, and Kineto serves one at a time",
@@ -22,12 +19,6 @@ _REFUSALS = {
 def sentence(note: Note) -> str:
     """The sentence of a note. A code that is unknown here still shows its subject and values."""
     return SENTENCES.get(note.code, _unknown)(note)
-
-
-def are_times_far_off(notes: Iterable[Note]) -> bool:
-    """Whether the modules' times had to be scaled so much that they are no measure of anything."""
-    factors = [value for note in notes_with("time_scaled", notes) for value in note.values.values() if not isinstance(value, str)]
-    return any(not 1 / _FAR <= value <= _FAR for value in factors)
 
 
 def _ignored(note: Note) -> str:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.speed.step_times import StepTimes
-from lflops.analyze.speed.utilization import Utilization
+from lflops.analyze.speed.utilization import MODEL_PHASES, Utilization
 from lflops.profile.model import Run
 from lflops.profile.records import Spread
 
@@ -38,7 +38,7 @@ def times(analysis: Analysis) -> Iterator[Line]:
     for label, rate in (("samples/s", clean.samples_per_second), ("tokens/s", clean.tokens_per_second)):
         if rate is not None:
             yield Line(label, units.count(rate), "", "")
-    yield from _reached(analysis.utilization, run)
+    yield from _reached(analysis)
     if clean.cpu_seconds is not None:
         remark = f"{_times(clean.cpu_seconds.median, clean.seconds.median)} the time of the {one}{_of_the_system(clean)}"
         yield _timed("CPU time", clean.cpu_seconds, remark)
@@ -66,9 +66,11 @@ def _phases(clean: StepTimes, one: str) -> Iterator[Line]:
         yield _timed(label, seconds, f"{share:>7} of the {one}{host}")
 
 
-def _reached(reached: Utilization, run: Run) -> Iterator[Line]:
+def _reached(analysis: Analysis) -> Iterator[Line]:
+    reached, run, root = analysis.utilization, analysis.profile.run, analysis.profile.modules[""]
     rate = units.quantity(reached.flops_per_second, "FLOP/s")
-    yield Line("achieved", rate, "", "nothing was counted" if reached.flops_per_second is None else "2 × MACs of forward and backward")
+    ran = " and ".join(phase for phase in MODEL_PHASES if root.work(phase).macs) or "forward"
+    yield Line("achieved", rate, "", "nothing was counted" if reached.flops_per_second is None else f"2 × MACs of {ran}")
     yield Line("MFU", units.percent(reached.mfu), "", _peak(reached, run))
     if units.percent(reached.hfu) != units.percent(reached.mfu):
         known = "executed MACs, recomputed ones among them, each at the peak of its dtype"

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 __all__ = ["VERSION", "Columns", "Value", "column", "exact"]
 
-VERSION = 1
-"""Of the payload's format. The payload begins with it, and the server refuses another one."""
+VERSION = 2
+"""Of the payload's format. The payload begins with it, and the server refuses another one by name."""
 
 _EXACT = 2**53
 

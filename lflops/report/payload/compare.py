@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import combinations, product
+from itertools import permutations, product
 from typing import Any
 
 from msgspec import DecodeError, Struct, json
@@ -11,8 +11,9 @@ from lflops.analyze.analysis import Analysis
 from lflops.analyze.compare.compared_run import TIMED, ComparedRun, Fact, RunFigures, compared_run, run_figures, time_columns
 from lflops.analyze.compare.diff import Comparison, compare
 from lflops.analyze.compare.module_pair import Change, ModuleSide
-from lflops.analyze.compare.significance import CHANGED, CommonFactor, Timing
+from lflops.analyze.compare.significance import CommonFactor, Timing
 from lflops.profile.model import Profile
+from lflops.report.lines.diff import headline, is_news
 from lflops.report.payload.columns import Columns, Value, column, exact
 
 __all__ = ["ComparisonShown", "RunShown", "compared_pairs", "compared_windows", "run_shown"]
@@ -36,14 +37,18 @@ class ComparisonShown(Struct, frozen=True, kw_only=True):
     """A `Diff` as the page draws it.
 
     Attributes:
+        headline: The verdict on the step, and the other sentences about what changed.
+        is_news: Whether anything changed beyond noise.
         figures: Of the run, by their names in the diff, and of the work of all of it: before and after.
-        modules: Of each module `before`, `after` and `kind`; `time.` and the fields of the time that is shown, and `own`, whether that is
-            its own; its own work, as `macs.before` and `macs.after`; `peak_bytes`; and as `forward.seconds.before` and so on the seconds
-            and MACs of each phase, its own or the inclusive ones as the time is.
+        modules: Of each module `before`, `after`, `kind` and `pattern`; `time.` and the fields of the time that is shown, and `own`,
+            whether that is its own; its own work, as `macs.before` and `macs.after`; `peak_bytes`; and as `forward.seconds.before` and so
+            on the seconds and MACs of each phase, its own or the inclusive ones as the time is.
 
-    All else as in a `Diff`.
+    The rest is as in a `Diff`.
     """
 
+    headline: tuple[str, ...]
+    is_news: bool
     facts: Mapping[str, tuple[Fact, Fact]]
     whole: CommonFactor | None
     step: Timing
@@ -68,8 +73,8 @@ def run_shown(analysis: Analysis) -> RunShown:
 
 
 def compared_pairs(profiles: Sequence[Profile]) -> Iterator[tuple[int, int, ComparisonShown]]:
-    """Each profile's position, that of each later one, and their comparison."""
-    for (i, before), (j, after) in combinations(enumerate(map(compared_run, profiles)), 2):
+    """Each profile's position, that of each other one, and their comparison, both ways."""
+    for (i, before), (j, after) in permutations(enumerate(map(compared_run, profiles)), 2):
         yield i, j, _shown(compare(before, after))
 
 
@@ -92,6 +97,8 @@ def _shown(comparison: Comparison) -> ComparisonShown:
     figures = {name: getattr(diff, name) for name in ("mfu", "samples_per_second", "tokens_per_second", "peak_bytes")}
     figures |= {name: getattr(root, name) for name in _WORK}
     return ComparisonShown(
+        headline=headline(diff),
+        is_news=is_news(diff),
         facts=diff.facts,
         whole=diff.whole,
         step=diff.step,
@@ -103,14 +110,14 @@ def _shown(comparison: Comparison) -> ComparisonShown:
 
 def _modules(comparison: Comparison) -> Columns:
     modules, pairs = comparison.diff.modules, comparison.pairs
-    is_own = [module.own.time.verdict in CHANGED for module in modules]
+    is_own = [module.news is module.own.time for module in modules]
     changes: dict[str, list[Change]] = {name: [getattr(module.own, name) for module in modules] for name in _WORK}
     changes["peak_bytes"] = [module.peak_bytes for module in modules]
     for phase, field in product(TIMED, ("seconds", "macs")):
         changes[f"{phase}.{field}"] = [
             pair.change(partial(ModuleSide.in_phase, phase=phase, field=field, own=own)) for pair, own in zip(pairs, is_own, strict=True)
         ]
-    columns: Columns = {name: column(getattr(module, name) for module in modules) for name in ("before", "after", "kind")}
+    columns: Columns = {name: column(getattr(module, name) for module in modules) for name in ("before", "after", "kind", "pattern")}
     columns |= {"own": column(is_own)} | {f"time.{name}": column(getattr(module.news, name) for module in modules) for name in _TIME}
     for name, values in changes.items():
         columns |= {f"{name}.before": column(each.before for each in values), f"{name}.after": column(each.after for each in values)}

@@ -30,6 +30,9 @@ def modules(analysis: Analysis) -> Columns:
         works = [row.work(phase) for row in rows]
         for field in _COUNTED:
             columns[f"{phase}.{field}"] = column(getattr(work, field) if counted else None for work in works)
+        for own in ("", "own_"):
+            masked = (2 * (getattr(work, f"{own}macs") - getattr(work, f"{own}executed_macs")) for work in works)
+            columns[f"{phase}.{own}masked_flops"] = column(each if counted else None for each in masked)
         for field in _TIMED:
             spread = [getattr(work, field) for work in works]
             columns[f"{phase}.{field}"] = column(None if each is None else each.median for each in spread)

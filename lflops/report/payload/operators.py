@@ -68,11 +68,19 @@ def _table(analysis: Analysis, rows: Sequence[OperatorRow], traced_only: Sequenc
         columns[field] = column([*(getattr(row.figures, field) for row in rows), *nothing])
     for field in _COUNTED:
         columns[field] = column([*(getattr(row.figures, field) if row.is_counted else None for row in rows), *nothing])
+    columns["intensity"] = column([*(_intensity(row) for row in rows), *nothing])
     of_rows = [traced.get(row.operator.removeprefix(_OF_TORCH)) if row.phase is None else None for row in rows]
     for field in _TRACED:
         times = [*of_rows, *(traced[name] for name in traced_only)]
         columns[field] = column(None if each is None or trace is None else per_batch(getattr(each, field), trace) for each in times)
     return columns
+
+
+def _intensity(row: OperatorRow) -> float | None:
+    """FLOPs for each byte, without what a mask left out: as in the roofline."""
+    figures = row.figures
+    executed = figures.flops - 2 * (figures.macs - figures.executed_macs)
+    return executed / figures.bytes_moved if row.is_counted and figures.bytes_moved else None
 
 
 def _within(profile: Profile, rows: Sequence[OperatorRow]) -> Columns:

@@ -14,7 +14,7 @@ from lflops.report.payload.modules import modules
 from lflops.report.payload.operators import Operators, operators
 from lflops.report.payload.ranks import RanksShown, ranks
 from lflops.report.payload.roofline import Roofs, roofs
-from lflops.report.payload.summary import Summary, summary, trend
+from lflops.report.payload.summary import Head, Summary, head, summary
 
 __all__ = ["Payload", "payload"]
 
@@ -31,15 +31,15 @@ class Payload(Struct, frozen=True, kw_only=True):
 
     Attributes:
         lflops: The version of this format, before everything else.
-        trend: Figures for curves over windows; second, so that a server reads them without the rest.
-        title: What was profiled and when.
+        head: What a list of windows shows; second, so that a server reads it without the rest.
+        title: What was profiled. When is in the head.
         partial: Whether the window was left before its end.
 
     A view for which there is nothing is `None`.
     """
 
     lflops: int
-    trend: dict[str, float]
+    head: Head
     title: str
     partial: bool
     summary: Summary
@@ -62,7 +62,7 @@ def payload(analysis: Analysis, folder: Path | None = None) -> Payload:
     profile = analysis.profile
     return Payload(
         lflops=VERSION,
-        trend=trend(analysis),
+        head=head(analysis),
         title=_title(profile),
         partial=profile.run.partial,
         summary=summary(analysis),
@@ -78,8 +78,7 @@ def payload(analysis: Analysis, folder: Path | None = None) -> Payload:
 
 def _title(profile: Profile) -> str:
     run = profile.run
-    when = [f"{name} {at}" for name, at in (("window", run.window), ("step", run.step)) if at is not None]
-    return ", ".join([profile.modules[""].kind or "a script", run.stage or run.kind, *when])
+    return ", ".join([profile.modules[""].kind or "a script", run.stage or run.kind])
 
 
 def _traces(profile: Profile, folder: Path | None) -> tuple[TraceFile, ...]:

@@ -8,7 +8,6 @@ from msgspec import Struct
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.repeats import fold_points
 from lflops.analyze.speed.roofline import Ceiling, Point
-from lflops.profile.module_names import pattern
 from lflops.report.lines.roofline import OVER, why_no_roof
 from lflops.report.payload.columns import Columns, column
 
@@ -81,10 +80,11 @@ def roofs(analysis: Analysis) -> Roofs | None:
     rows = {name: row for row, name in enumerate(profile.modules)}
     below = {name.rpartition(".")[0] for name in profile.modules if name}
     own = [_PointRow(point, rows[point.module], has_below=point.module in below) for point in overview.own]
-    firsts = {_work(each.point, 1): each for each in reversed(own)}
+    patterns = analysis.patterns
+    firsts = {_work(each.point, patterns[each.point.module], 1): each for each in reversed(own)}
     folded = []
-    for times, point in fold_points(overview.own):
-        first = firsts[_work(point, times)]
+    for times, point in fold_points(overview.own, patterns):
+        first = firsts[_work(point, patterns.get(point.module, point.module), times)]
         folded.append(first._replace(point=point, times=times, label=point.module if times > 1 else None))
     return Roofs(
         ceilings=overview.ceilings,
@@ -95,9 +95,9 @@ def roofs(analysis: Analysis) -> Roofs | None:
     )
 
 
-def _work(point: Point, times: int) -> tuple[object, ...]:
+def _work(point: Point, pattern: str, times: int) -> tuple[object, ...]:
     """Grouping key of repeated modules."""
-    return pattern(point.module), point.phase, point.flops // times, point.bytes_moved // times
+    return pattern, point.phase, point.flops // times, point.bytes_moved // times
 
 
 def _points(points: Sequence[_PointRow]) -> Points:

@@ -11,7 +11,7 @@ from lflops.report.lines.budget import parts
 from lflops.report.lines.facts import facts, remarks
 from lflops.report.lines.times import times
 
-__all__ = ["Figure", "Line", "Part", "Summary", "summary", "trend"]
+__all__ = ["Figure", "Head", "Line", "Part", "Summary", "head", "summary"]
 
 _WITHIN_FORWARD = frozenset({"prefill", "decode"})
 
@@ -39,6 +39,29 @@ class Line(Struct, frozen=True, kw_only=True):
     label: str
     text: str
     doubt: bool = False
+
+
+class Head(Struct, frozen=True, kw_only=True):
+    """What a list of windows shows of each.
+
+    Attributes:
+        step: The training's.
+        when: Its window and its step, as text.
+        kind: The stage, or how it was profiled.
+        figures: The large figures that change from window to window, by their labels, in SI units; unknown ones are left out.
+        ranges: The quartiles of those that have some.
+    """
+
+    step: int | None
+    when: str
+    kind: str
+    device: str
+    strategy: str | None
+    ranks: int
+    dtype: str | None
+    partial: bool
+    figures: dict[str, float]
+    ranges: dict[str, tuple[float, float]]
 
 
 class Summary(Struct, frozen=True, kw_only=True):
@@ -73,19 +96,32 @@ def summary(analysis: Analysis) -> Summary:
     )
 
 
-def trend(analysis: Analysis) -> dict[str, float]:
-    """The large figures that change from window to window, by their labels, in SI units; unknown ones are left out."""
-    clean, reached = analysis.step_times, analysis.utilization
-    one = "step" if analysis.profile.run.kind == "training" else "pass"
+def head(analysis: Analysis) -> Head:
+    """What a list of windows shows of this one."""
+    run, clean, reached = analysis.profile.run, analysis.step_times, analysis.utilization
+    one = "step" if run.kind == "training" else "pass"
+    times = {one: clean.seconds, **{name: seconds for name, seconds in clean.phases.items() if name == "data"}}
     figures = {
         "MFU": reached.mfu,
         "achieved": reached.flops_per_second,
         "samples/s": clean.samples_per_second,
         "tokens/s": clean.tokens_per_second,
-        one: None if clean.seconds is None else clean.seconds.median,
+        **{name: None if spread is None else spread.median for name, spread in times.items()},
         "peak live memory": analysis.peak_bytes,
     }
-    return {label: figure for label, figure in figures.items() if figure is not None}
+    when = [f"{name} {at}" for name, at in (("window", run.window), ("step", run.step)) if at is not None]
+    return Head(
+        step=run.step,
+        when=", ".join(when),
+        kind=run.stage or run.kind,
+        device=run.device_name if run.hardware is None or run.kind != "estimate" else run.hardware.name,
+        strategy=run.strategy,
+        ranks=run.world_size,
+        dtype=run.precision or run.dtype,
+        partial=run.partial,
+        figures={label: float(figure) for label, figure in figures.items() if figure is not None},
+        ranges={label: (spread.low, spread.high) for label, spread in times.items() if spread is not None and spread.n > 1},
+    )
 
 
 def _figures(analysis: Analysis) -> Iterator[Figure]:

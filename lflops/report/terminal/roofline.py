@@ -1,6 +1,6 @@
 """What a chip allows, on a terminal: the roofline, the lower bound of a step, and what Nsight Compute counted."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -19,25 +19,32 @@ __all__ = ["render_lower_bound", "render_ncu", "render_roofline"]
 _NAME = 26
 _KERNEL = 36
 _LISTED = 10
-_SHORT = {"forward": "fwd", "backward": "bwd", "recompute": "recomp", "optimizer": "optim", "other": "other"}
+_SHORT = {"forward": "fwd", "backward": "bwd", "recompute": "recomp", "optimizer": "optim", "other": "other", "all": "all"}
 _SIGNS: dict[Over, str] = {"cache": "c", "compiled": "t", "cache_unknown": "?", "error": "!"}
 
 
-def render_roofline(roofline: Roofline, *, top: int) -> RenderableType:
+def render_roofline(roofline: Roofline, patterns: Mapping[str, str], *, top: int) -> RenderableType:
     """The ceilings, the modules that would win the most seconds at their roof, and the operators that need the most.
 
     Args:
         roofline: What to show.
+        patterns: Each module's name with `*` for the numbers of what repeats.
         top: How many modules, and how many operators.
     """
-    modules = sorted(fold_points(roofline.modules), key=lambda row: (-(row[1].seconds_to_win or 0.0), -(row[1].roof_seconds or 0.0)))
-    operators = sorted(roofline.operators, key=lambda point: (-(point.roof_seconds or 0.0), -point.flops, -point.bytes_moved))
+    modules = sorted(
+        fold_points(roofline.modules, patterns), key=lambda row: (-(row[1].seconds_to_win or 0.0), -(row[1].roof_seconds or 0.0))
+    )
+    operators = sorted(
+        roofline.operators,
+        key=lambda point: (-(point.seconds_to_win or 0.0), -(point.roof_seconds or 0.0), -point.flops, -point.bytes_moved),
+    )
+    is_timed = any(point.seconds is not None for point in operators)
     return Group(
         _ceilings(roofline.ceilings),
         "",
         _points("module, with all below it", [(_module(number, point), point) for number, point in modules[:top]], timed=True),
         "",
-        _points("operator, in all modules", [(_operator(point), point) for point in operators[:top]], timed=False),
+        _points("operator, in all modules", [(_operator(point), point) for point in operators[:top]], timed=is_timed),
         *_roofline_remarks(roofline, len(modules) - top, len(operators) - top),
     )
 

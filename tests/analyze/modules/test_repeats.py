@@ -1,5 +1,7 @@
 """Points together whose modules differ in numbers alone, by hand."""
 
+from typing import Any
+
 from lflops.analyze.modules.repeats import fold_points
 from lflops.analyze.speed.roofline import roofline
 from lflops.hardware.chips import Hardware
@@ -15,7 +17,7 @@ def test_layers_are_one_line() -> None:
     last = cell("norm", "aten::norm", "forward", flops=500, bytes_moved=1000)
     took = {("layers.0.norm", "forward"): 12.0, ("layers.1.norm", "forward"): 15.0, ("norm", "forward"): 10.0}
     given = clocked(profile(rows, [*norms, last], run=run(kind="measure", hardware=CHIP)), took)
-    found = {point.module: (number, point) for number, point in fold_points(roofline(given).modules)}
+    found = {point.module: (number, point) for number, point in fold_points(roofline(given).modules, given.patterns())}
     assert ["", "layers", "layers.*", "layers.*.norm", "norm"] == list(found)
     number, both = found["layers.*.norm"]
     assert (2, 2, 1000, 2000, 0.5) == (number, both.calls, both.flops, both.bytes_moved, both.intensity)
@@ -35,16 +37,25 @@ def test_one_over_its_roof_is_told_of() -> None:
     norms = [cell(f"{layer}.norm", "aten::norm", "forward", flops=500, bytes_moved=1000) for layer in range(2)]
     rows = {name: {} for name in ("", "0", "0.norm", "1", "1.norm")}
     took = {("0.norm", "forward"): 5.0, ("1.norm", "forward"): 15.0}
-    (both,) = [
-        point
-        for _, point in fold_points(roofline(clocked(profile(rows, norms, run=run(kind="measure", hardware=CHIP)), took)).modules)
-        if point.module == "*.norm"
-    ]
+    given = clocked(profile(rows, norms, run=run(kind="measure", hardware=CHIP)), took)
+    (both,) = [point for _, point in fold_points(roofline(given).modules, given.patterns()) if point.module == "*.norm"]
     assert (1.0, "cache_unknown") == (both.share, both.over)
 
 
 def test_what_did_other_work_is_not_alike() -> None:
     """The layers of a Sequential differ in their numbers alone, and in what they do."""
     cells = [cell(str(layer), "aten::norm", "forward", flops=500 * (layer + 1), bytes_moved=1000) for layer in range(2)]
-    found = list(fold_points(roofline(profile({name: {} for name in ("", "0", "1")}, cells, run=run(hardware=CHIP))).modules))
+    given = profile({name: {} for name in ("", "0", "1")}, cells, run=run(hardware=CHIP))
+    found = list(fold_points(roofline(given).modules, given.patterns()))
     assert [(1, "", 1500), (1, "0", 500), (1, "1", 1000)] == [(number, point.module, point.flops) for number, point in found]
+
+
+def test_layers_at_two_places_of_a_block_are_two_lines() -> None:
+    """The first and the third layer of each MLP do the same work, and are not the same layer: 2 blocks, 2 lines of 2."""
+    layers = [f"blocks.{block}.mlp.{layer}" for block in range(2) for layer in range(3)]
+    names = ["", "blocks", *(each for block in range(2) for each in (f"blocks.{block}", f"blocks.{block}.mlp")), *layers]
+    rows: dict[str, dict[str, Any]] = {name: {"kind": "GELU" if name.endswith("1") and name in layers else "Linear"} for name in names}
+    cells = [cell(name, "aten::addmm", "forward", flops=500, bytes_moved=1000) for name in layers if not name.endswith("p.1")]
+    given = profile(rows, cells, run=run(hardware=CHIP))
+    found = {point.module: number for number, point in fold_points(roofline(given).own, given.patterns())}
+    assert {"blocks.*.mlp.0": 2, "blocks.*.mlp.2": 2} == found

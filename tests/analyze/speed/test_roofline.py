@@ -12,7 +12,7 @@ from lflops.analyze.speed.roofline import Ceiling, Point, Roofline, roofline
 from lflops.cli.main import main
 from lflops.hardware.chips import Hardware, lookup
 from lflops.profile.model import Profile
-from lflops.profile.records import PHASES, Phase
+from lflops.profile.records import PHASES, Phase, Trace, TracedOperator
 from lflops.report.figures.roofline import roofline_figure, save
 from tests.support.profile_builders import cell, clocked, product, profile, run, small_profile
 
@@ -251,13 +251,13 @@ def test_the_shell_writes_json(file: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(("ending", "begins"), [("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
 def test_a_figure_is_written_in_the_format_of_its_name(ending: str, begins: bytes, tmp_path: Path) -> None:
     """Each begins as its kind does."""
-    save(roofline(blocks(TIMED)), tmp_path / f"roof.{ending}")
+    save(roofline(blocks(TIMED)), tmp_path / f"roof.{ending}", {})
     assert (tmp_path / f"roof.{ending}").read_bytes().startswith(begins)
 
 
 def test_the_figure_shows_the_innermost_modules_below_the_roof() -> None:
     """Linear at 20 FLOPs a byte and 500 a second, the norm at 0.75 and 150; the roof turns at 10."""
-    axes = roofline_figure(roofline(blocks(TIMED))).axes[0]
+    axes = roofline_figure(roofline(blocks(TIMED)), {}).axes[0]
     (points,) = axes.collections
     assert [(20.0, 500.0), (0.75, 150.0)] == [tuple(at) for at in points.get_offsets().tolist()]
     (roof,) = axes.lines
@@ -268,13 +268,13 @@ def test_the_figure_shows_what_a_block_runs_itself() -> None:
     """100 FLOPs for 500 bytes in 8 s."""
     cells = (CELLS[0], cell("block", "aten::add", "forward", flops=100, bytes_moved=500))
     given = clocked(profile(ROWS, cells, run=run(hardware=CHIP)), TIMED | {("block", "forward"): 8.0})
-    (points,) = roofline_figure(roofline(given)).axes[0].collections
+    (points,) = roofline_figure(roofline(given), {}).axes[0].collections
     assert (0.2, 12.5) in [tuple(at) for at in points.get_offsets().tolist()]
 
 
 def test_without_times_the_figure_shows_what_operators_could_reach() -> None:
     """Each on its roof: 1000, 50 and 200 FLOP/s."""
-    (points,) = roofline_figure(roofline(blocks())).axes[0].collections
+    (points,) = roofline_figure(roofline(blocks()), {}).axes[0].collections
     assert [(20.0, 1000.0), (0.5, 50.0), (2.0, 200.0)] == [tuple(at) for at in points.get_offsets().tolist()]
 
 
@@ -282,7 +282,7 @@ def test_an_empty_profile_has_an_empty_figure() -> None:
     """And no roof."""
     empty = roofline(profile({"": {}}, []))
     assert Roofline(ceilings=(), modules=(), operators=(), cells=()) == empty
-    assert 0 == len(roofline_figure(empty).axes[0].collections)
+    assert 0 == len(roofline_figure(empty, {}).axes[0].collections)
 
 
 @pytest.mark.parametrize(
@@ -305,3 +305,23 @@ def test_what_is_wrong_is_said_in_one_line(arguments: list[str], reason: str, fi
     shown = capsys.readouterr()
     assert ("", 1) == (shown.out, len(shown.err.splitlines()))
     assert shown.err.startswith(f"lflops: {reason.format(file=file)}")
+
+
+def test_an_operator_has_its_time_from_a_trace() -> None:
+    """40 s in each of 2 traced batches, of forward and backward together: 20,000 and 20,000 FLOPs in 40 s are 1000 a second, its roof."""
+    traced = TracedOperator(
+        name="aten::addmm", calls=4, host_seconds=80.0, own_host_seconds=60.0, device_seconds=0.0, own_device_seconds=0.0
+    )
+    cells = [*CELLS, product("block.linear", "aten::addmm", "backward", macs=10_000, bytes_moved=1000)]
+    given = profile(ROWS, cells, run=run(kind="measure", hardware=CHIP), trace=Trace(files={}, batches=2, operators=(traced,)))
+    found = {point.operator: point for point in roofline(given).operators}
+    addmm = found["aten::addmm"]
+    assert ("all", 40.0, 40_000, 1000.0, 1.0, 0.0) == (
+        addmm.phase,
+        addmm.seconds,
+        addmm.flops,
+        addmm.flops_per_second,
+        addmm.share,
+        addmm.seconds_to_win,
+    )
+    assert (None, "forward") == (found["aten::mul"].seconds, found["aten::mul"].phase)

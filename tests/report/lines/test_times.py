@@ -160,3 +160,10 @@ def test_a_profile_without_times_has_no_lines_about_them() -> None:
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     """What a figure rests on goes on below it."""
     assert max(map(len, drawn(training(), width))) <= width
+
+
+def test_what_was_achieved_names_the_phases_that_ran() -> None:
+    """Of a validation there is no backward to be of."""
+    seconds = step(1.0, {"forward": 1.0})
+    assert lines_about_time(measured(seconds))["achieved"].endswith("2 × MACs of forward and backward")
+    assert lines_about_time(measured(seconds, cells=(FORWARD,)))["achieved"].endswith("2 × MACs of forward")

@@ -52,7 +52,8 @@ def test_storages_alike_are_one_line() -> None:
         Allocation("parameters", "", "1.linear", "other", 8),
         Allocation("parameters", "", "1.linear", "other", 4),
     )
-    shown = as_read(holding(replace(small_memory(), alive=alive)))
+    rows = {name: {} for name in ("", "0", "0.linear", "1", "1.linear")}
+    shown = as_read(profile(rows, [], memory=replace(small_memory(), alive=alive)))
     assert 4 == shown["largest"]
     assert ["*.linear", "0.linear", "1.linear"] == shown["alive"]["module"]
     assert ([2, 1, 1], [8, 8, 4]) == (shown["alive"]["number"], shown["alive"]["each_bytes"])

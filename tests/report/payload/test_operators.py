@@ -7,6 +7,7 @@ from msgspec import json
 from msgspec.structs import replace
 
 from lflops.analyze.analysis import analyze
+from lflops.analyze.speed.roofline import roofline
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.report.payload.operators import MODULES
@@ -109,3 +110,21 @@ def test_of_many_modules_some_are_named() -> None:
 def test_where_nothing_was_counted_or_traced_there_is_none() -> None:
     """A model that ran nothing."""
     assert shown(profile({"": {}}, [])) is None
+
+
+def test_a_fused_backward_is_one_call_and_has_the_roofline_s_intensity() -> None:
+    """Its second product is a cell of recompute without bytes: one call of 500 FLOPs. A mask leaves out half of backward's 200 MACs."""
+    backward = cell("", "sdpa_backward", "backward", macs=200, executed_macs=100, flops=400, bytes_moved=100)
+    recompute = cell("", "sdpa_backward", "recompute", macs=50, executed_macs=50, flops=100, bytes_moved=0)
+    given = profile({"": {}}, [backward, recompute])
+    found = shown(given)
+    whole = row(found, "sdpa_backward", "all")
+    assert (1, 250, 500, 3.0) == tuple(whole[name] for name in ("calls", "macs", "flops", "intensity"))
+    (point,) = [each for each in roofline(given).operators if each.phase == "backward"]
+    assert point.intensity == row(found, "sdpa_backward", "backward")["intensity"] == 2.0
+
+
+def test_what_is_run_again_is_a_call_of_its_own() -> None:
+    """A checkpointed product: its bytes move twice."""
+    cells = [product("", "mm", phase, macs=10, bytes_moved=5) for phase in ("forward", "backward", "recompute")]
+    assert 3 == row(shown(profile({"": {}}, cells)), "mm", "all")["calls"]

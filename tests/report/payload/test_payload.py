@@ -96,7 +96,7 @@ def test_the_step_is_cut_into_its_phases_and_its_budget() -> None:
     assert "50.0 %, 500.00 ms" == shown.summary.phases[1].text
     assert pytest.approx(1.0) == sum(part.share for part in shown.summary.budget)
     assert all(part.said for part in shown.summary.budget[:3])
-    assert (True, "Linear, train, window 1, step 7") == (shown.partial, shown.title)
+    assert (True, "Linear, train", "window 1, step 7") == (shown.partial, shown.title, shown.head.when)
 
 
 def test_what_is_missing_is_said() -> None:
@@ -121,7 +121,7 @@ def test_a_side_of_a_comparison_says_how_sure_its_times_are() -> None:
 
 def test_the_version_comes_first() -> None:
     """Whoever reads a part of it can tell what it is."""
-    assert json.encode(payload(analyze(small_profile()))).startswith(b'{"lflops":1,')
+    assert json.encode(payload(analyze(small_profile()))).startswith(b'{"lflops":2,"head":{')
 
 
 def test_traces_are_named_as_they_are_reached_from_a_folder() -> None:
