@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lflops.formulas.table import Cost
     from lflops.hardware.chips import Hardware
     from lflops.lightning.monitor import FlopsMonitor
+    from lflops.loops.monitor import monitor
     from lflops.merging.merge import merge
     from lflops.profile.json_file import load
     from lflops.profile.model import Profile
@@ -53,6 +54,7 @@ __all__ = [
     "load",
     "measure",
     "merge",
+    "monitor",
     "register_formula",
     "roofline",
     "scope",
@@ -77,6 +79,7 @@ _HOMES = {
     "load": "lflops.profile.json_file",
     "measure": "lflops.collect.measure",
     "merge": "lflops.merging.merge",
+    "monitor": "lflops.loops.monitor",
     "roofline": "lflops.analyze.speed.roofline",
     "scope": "lflops.collect.attribution.user_scopes",
     "utilization": "lflops.analyze.speed.utilization",

@@ -19,13 +19,11 @@ from lflops.lightning.log_dir import log_dir_of
 from lflops.lightning.training import stage_of, training_of
 from lflops.profile.model import Profile
 from lflops.schedule import Schedule
-from lflops.session.inputs.settings import Settings
+from lflops.session.inputs.settings import DEFAULT_SCHEDULE, Settings
 from lflops.session.run import MonitoredRun
 from lflops.session.session import Session
 
 __all__ = ["FlopsMonitor"]
-
-DEFAULT = Schedule()
 
 _RUNS = itertools.count()
 """Numbers the runs on several ranks, of all monitors in the process: a process group outlives them, and what they left in its store."""
@@ -85,7 +83,7 @@ class FlopsMonitor(Base):
 
     def __init__(
         self,
-        schedule: Schedule = DEFAULT,
+        schedule: Schedule = DEFAULT_SCHEDULE,
         *,
         stages: Sequence[str] = ("train",),
         count: bool | Profile = True,

@@ -18,9 +18,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from lflops.collect.model.compile_guard import uncompiled, unremarked_hooks
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.torch_private.modules import remove_hook
+from lflops.collect.torch_private.modules import compiles_its_hooks, remove_hook
 
-__all__ = ["LISTENERS", "ModuleListener", "OptimizerListener", "after_each_call", "installed_hooks"]
+__all__ = ["LISTENERS", "ModuleListener", "OptimizerListener", "after_each_call", "around_each_call", "around_each_step", "installed_hooks"]
 
 
 class ModuleListener(Protocol):
@@ -106,6 +106,28 @@ def after_each_call(module: nn.Module, action: Callable[[], None]) -> Iterator[N
         yield
     finally:
         handle.remove()
+
+
+@contextlib.contextmanager
+def around_each_call(module: nn.Module, before: Callable[[], None], after: Callable[[Any], None]) -> Iterator[None]:
+    """Run an action before each call of this one module, and one behind it with the output. A hook of its own is all that it gets.
+
+    A module that was compiled in place gets none: hooks are compiled with it, so it would be compiled anew.
+    """
+    with contextlib.ExitStack() as hooks:
+        if not compiles_its_hooks(module):
+            hooks.callback(module.register_forward_pre_hook(lambda *_: before()).remove)
+            hooks.callback(module.register_forward_hook(lambda _module, _args, output: after(output)).remove)
+        yield
+
+
+@contextlib.contextmanager
+def around_each_step(optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]) -> Iterator[None]:
+    """Run an action before each step of this one optimizer, and one behind it."""
+    with contextlib.ExitStack() as hooks:
+        hooks.callback(optimizer.register_step_pre_hook(lambda *_: before()).remove)
+        hooks.callback(optimizer.register_step_post_hook(lambda *_: after()).remove)
+        yield
 
 
 def _enter_step(steps: OptimizerListener, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:

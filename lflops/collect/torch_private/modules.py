@@ -13,7 +13,7 @@ from lflops.collect.torch_private.known_torch import known_torch
 with known_torch():
     from torch.nn.modules.module import _global_forward_hooks_with_kwargs
 
-__all__ = ["buffers_of", "child_modules", "compilations", "is_compiled", "packed_parameters", "remove_hook"]
+__all__ = ["buffers_of", "child_modules", "compilations", "compiles_its_hooks", "is_compiled", "packed_parameters", "remove_hook"]
 
 
 def child_modules(module: nn.Module) -> Iterable[tuple[str, nn.Module | None]]:
@@ -48,6 +48,11 @@ def _unpacked(packed: Any) -> list[Tensor]:
 def is_compiled(module: nn.Module) -> bool:
     """Whether calling the module runs it under torch.compile."""
     return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+
+
+def compiles_its_hooks(module: nn.Module) -> bool:
+    """Whether the module was compiled in place, so that a hook on it becomes part of what is compiled."""
+    return module._compiled_call_impl is not None
 
 
 def compilations() -> int:

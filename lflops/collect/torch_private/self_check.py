@@ -156,7 +156,7 @@ def _of_modules() -> dict[str, bool]:
         "children are registered elsewhere": list(modules.child_modules(parent)) == [("0", child)],
         "buffers are registered elsewhere": modules.buffers_of(nn.BatchNorm1d(1, device="meta")).keys()
         == {"running_mean", "running_var", "num_batches_tracked"},
-        "a plain module is taken for a compiled one": not modules.is_compiled(parent),
+        "a plain module is taken for a compiled one": not (modules.is_compiled(parent) or modules.compiles_its_hooks(parent)),
         "a plain module has packed parameters": modules.packed_parameters(parent) == [],
         "compilations are not numbered": modules.compilations() >= 0,
         "a hook leaves its mark": handle.id not in _global_forward_hooks_with_kwargs,

@@ -16,37 +16,39 @@ from lflops.profile.model import Profile
 from lflops.schedule import Schedule
 from lflops.session.inputs.training import STAGES
 
-__all__ = ["Settings"]
+__all__ = ["DEFAULT_SCHEDULE", "Settings"]
+
+DEFAULT_SCHEDULE = Schedule()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The arguments of `FlopsMonitor`, which says what they mean."""
+    """The arguments of `FlopsMonitor`, which says what they mean, with the same defaults."""
 
-    schedule: Schedule
-    stages: Collection[str]
-    count: bool | Profile
-    logical: Profile | None
-    topology: Callable[[int], Mapping[str, int]] | None
-    trace: bool
-    trace_ranks: str | Collection[int]
-    activities: Collection[Activity]
-    record_shapes: bool
-    profile_memory: bool
-    with_stack: bool
-    module_depth: int
-    top_modules: int
-    detailed: bool
-    ignore_modules: Ignored
-    output_file: str | PathLike[str] | None
-    hardware: Hardware | str | None
-    track: bool
-    html: bool
-    module_scalars: int
-    units: Callable[[Any], Any] | None
-    dirpath: str | PathLike[str] | None
-    gather_timeout: float
-    on_error: str
+    schedule: Schedule = DEFAULT_SCHEDULE
+    stages: Collection[str] = ("train",)
+    count: bool | Profile = True
+    logical: Profile | None = None
+    topology: Callable[[int], Mapping[str, int]] | None = None
+    trace: bool = True
+    trace_ranks: str | Collection[int] = "zero"
+    activities: Collection[Activity] = ("cpu", "cuda")
+    record_shapes: bool = False
+    profile_memory: bool = False
+    with_stack: bool = False
+    module_depth: int = -1
+    top_modules: int = 3
+    detailed: bool = True
+    ignore_modules: Ignored = ()
+    output_file: str | PathLike[str] | None = None
+    hardware: Hardware | str | None = "auto"
+    track: bool = True
+    html: bool = True
+    module_scalars: int = 20
+    units: Callable[[Any], Any] | None = None
+    dirpath: str | PathLike[str] | None = None
+    gather_timeout: float = 30.0
+    on_error: str = "warn"
 
     def __post_init__(self) -> None:
         """See that the schedule can be.

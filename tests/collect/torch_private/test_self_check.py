@@ -156,6 +156,7 @@ PUBLIC = [
     "load",
     "measure",
     "merge",
+    "monitor",
     "register_formula",
     "roofline",
     "scope",

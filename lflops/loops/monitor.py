@@ -1,0 +1,296 @@
+"""`lflops.monitor`: a training loop of one's own, watched as a Trainer is."""
+
+import contextlib
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from os import PathLike
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from torch import Tensor, distributed, nn
+from torch.optim import Optimizer
+
+from lflops.collect.inputs.arguments import describe
+from lflops.collect.inputs.tensors import device_of
+from lflops.collect.ranks.store import meet
+from lflops.errors import CountError
+from lflops.loops.phases import LoopPhases
+from lflops.profile.model import Profile
+from lflops.session.inputs.settings import Settings
+from lflops.session.inputs.training import STAGES, Stage, Training
+from lflops.session.outlets.writer import logger_of
+from lflops.session.run import MonitoredRun
+
+__all__ = ["LoopMonitor", "monitor"]
+
+Item = TypeVar("Item")
+
+_RUNS = itertools.count()
+"""Numbers the runs on several ranks in this process: a process group outlives them, and what they left in its store."""
+
+
+def monitor(
+    model: nn.Module | Mapping[str, nn.Module],
+    optimizer: Optimizer | Sequence[Optimizer] = (),
+    *,
+    logger: Any = None,
+    accumulation: int = 1,
+    log_every: int = 50,
+    steps: int | None = None,
+    log: Callable[[str], None] = print,
+    **settings: Any,
+) -> "LoopMonitor":
+    """Watch a training loop of your own, as `FlopsMonitor` watches a Trainer.
+
+    Args:
+        model: What is trained; several by their names.
+        optimizer: What steps; one, or several.
+        logger: A `SummaryWriter`, or an object with `log_metrics(values, step=...)`; one, or several in a list.
+        accumulation: Batches over which gradients are accumulated.
+        log_every: Steps from one point of the curves to the next; 0 for no curves.
+        steps: How many steps the run has, if you know: the schedule is made to fit.
+        log: Is called with the summary of each window, on the main process.
+        settings: The arguments of `FlopsMonitor`, as `schedule`, `trace` or `dirpath`.
+
+    Raises:
+        CountError: An argument is wrong; the message names it, its value and what is taken.
+
+    Example::
+
+        with lflops.monitor(model, optimizer, logger=SummaryWriter()) as monitor:
+            for batch in monitor.data(loader):
+                with monitor.step(batch):
+                    loss = model(**batch).loss
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+    """
+    models = _models(model)
+    optimizers = _optimizers(optimizer)
+    numbers: tuple[tuple[str, Any, int], ...] = (("accumulation", accumulation, 1), ("log_every", log_every, 0), ("steps", steps, 1))
+    for name, value, least in numbers:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise CountError(f"{name}={describe(value)}: give a whole number, {least} or more")
+    if unknown := settings.keys() - Settings.__dataclass_fields__.keys():
+        raise CountError(f"{min(unknown)!r} is no argument of lflops.monitor; these are: {', '.join(Settings.__dataclass_fields__)}")
+    asked = Settings(**settings)
+    asked.check()
+    given = logger if isinstance(logger, list | tuple) else [] if logger is None else [logger]
+    loggers = [logger_of(each) for each in given]
+    return LoopMonitor(models, optimizers, asked, loggers, accumulation=accumulation, log_every=log_every, steps=steps, log=log)
+
+
+class LoopMonitor:
+    """A loop that is watched inside of a `with`. `lflops.monitor` makes one.
+
+    Attributes:
+        profiles: A profile for each window that is closed, on the main process.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        optimizers: Sequence[Optimizer],
+        settings: Settings,
+        loggers: Sequence[Any],
+        *,
+        accumulation: int,
+        log_every: int,
+        steps: int | None,
+        log: Callable[[str], None],
+    ) -> None:
+        """Touch nothing yet."""
+        self.profiles: list[Profile] = []
+        self._models = models
+        self._root = models[""] if "" in models else nn.ModuleDict(models)
+        self._optimizers = optimizers
+        self._settings = settings
+        self._loggers = loggers
+        self._accumulation = accumulation
+        self._log_every = log_every
+        self._steps = steps
+        self._log = log
+        self._phases = LoopPhases([*models.values()], optimizers)
+        self._stage = "train"
+        self._batches = 0
+        self._steps_done = 0
+        self._run: MonitoredRun | None = None
+
+    def __enter__(self) -> Self:
+        """Begin to watch."""
+        rank, world_size = _rank_and_world_size()
+        store = None if world_size == 1 else meet(f"lflops/loop/{next(_RUNS)}", rank, timeout=self._settings.gather_timeout)
+        self._run = MonitoredRun(self._settings, self._log_dir(), store)
+        self.profiles = self._run.profiles
+        self._begin("train")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close what is open. An exception of the loop goes on."""
+        run, self._run = self._run, None
+        if run is not None:
+            run.close(error)
+
+    def data(self, loader: Iterable[Item]) -> Iterator[Item]:
+        """Go through a loader's batches. The time until each of them is there is the phase `data`."""
+        iterator = iter(loader)
+        while True:
+            with self._phases.named("data"):
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    return
+            yield batch
+
+    def step(self, batch: Any = None) -> "_Batch":
+        """One batch: a step, or with accumulation a part of one.
+
+        Args:
+            batch: What the model is given. Samples and tokens per second come from its tensors' shapes.
+        """
+        return _Batch(self, batch)
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """A phase that you name: "forward", "backward", "optimizer", "clip", "transfer", or a name of your own."""
+        return self._phases.named(name)
+
+    def backward(self, loss: Tensor, **named: Any) -> None:
+        """Call `loss.backward(**named)`, as the phase `backward`: exactly that, the loss's own gradient with it."""
+        with self._phases.named("backward", loss):
+            loss.backward(**named)
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Another stage: "validate", "test" or "predict". It is watched if `stages=` names it, and is part of no training step.
+
+        Raises:
+            CountError: The stage is not known.
+        """
+        if name not in STAGES[1:]:
+            raise CountError(f"stage={name!r}: give one of {', '.join(map(repr, STAGES[1:]))}")
+        run, before = self._run, self._stage
+        if run is None:
+            yield
+            return
+        run.guarded("train", lambda session: session.mark("validation"))
+        self._stage = name
+        try:
+            with self._phases.stage(name):
+                self._begin(name)
+                yield
+        finally:
+            self._stage = before
+            run.guarded(name, lambda session: session.pause())
+
+    def _begin(self, name: str) -> None:
+        if self._run is not None:
+            self._run.begin(name, self._training, partial(self._stage_of, name))
+
+    def _batch_begins(self, batch: Any) -> None:
+        session = None if self._run is None else self._run.sessions.get(self._stage)
+        if session is not None:
+            session.batch_begins(batch)
+        self._phases.begin_step()
+
+    def _batch_ends(self, batch: Any) -> None:
+        self._phases.end_step()
+        ends_step = self._ends_step()
+        session = None if self._run is None else self._run.sessions.get(self._stage)
+        if session is not None:
+            session.batch_ends(batch)
+        if self._stage == "train":
+            self._batches += 1
+            self._steps_done += ends_step
+
+    def _ends_step(self) -> bool:
+        return not (self._batches + 1) % self._accumulation
+
+    def _log_dir(self) -> str | None:
+        """Where the first logger keeps its files. Without one there are no files, unless `dirpath` asks for them."""
+        directories = (getattr(each, "log_dir", None) for each in self._loggers)
+        return next((str(each) for each in directories if isinstance(each, str | PathLike)), None)
+
+    def _training(self) -> Training:
+        rank, world_size = _rank_and_world_size()
+        wrapper = next((type(each).__name__ for each in self._models.values() if type(each).__name__.endswith("DataParallel")), None)
+        spreads_batches = wrapper == "DistributedDataParallel"
+        return Training(
+            loop=self,
+            model=self._root,
+            root=self._root,
+            device=device_of([*self._root.parameters(), *self._root.buffers()]),
+            rank=rank,
+            world_size=world_size,
+            node=_node(),
+            is_main=rank == 0,
+            strategy=wrapper,
+            sampler={"num_replicas": world_size, "rank": rank} if spreads_batches else None,
+            loggers=self._loggers,
+            log_every=self._log_every,
+            logged_step=partial(getattr, self, "_steps_done"),
+            say=self._say if rank == 0 else _say_nothing,
+        )
+
+    def _stage_of(self, name: str) -> Stage:
+        learns = name == "train"
+        return Stage(
+            name=name,
+            learns=learns,
+            listen=partial(self._phases.listen, name),
+            accumulation=partial(int, self._accumulation if learns else 1),
+            ends_step=self._ends_step if learns else partial(bool, 1),
+            batches_left=self._accumulation * self._steps if learns and self._steps is not None else math.inf,
+            updates=frozenset({"optimizer"}) if learns and self._optimizers else frozenset(),
+        )
+
+    def _say(self, message: str) -> None:
+        self._log(message)
+
+
+class _Batch:
+    """The `with` of one batch."""
+
+    def __init__(self, monitor: LoopMonitor, batch: Any) -> None:
+        self._monitor = monitor
+        self._batch = batch
+
+    def __enter__(self) -> None:
+        self._monitor._batch_begins(self._batch)  # noqa: SLF001 - the two are one
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self._monitor._batch_ends(self._batch)  # noqa: SLF001
+        else:
+            self._monitor._phases.drop_step()  # noqa: SLF001
+
+
+def _models(model: Any) -> dict[str, nn.Module]:
+    models: dict[str, Any] = {"": model} if isinstance(model, nn.Module) else dict(model) if isinstance(model, Mapping) else {}
+    if not models or not all(isinstance(each, nn.Module) for each in models.values()):
+        raise CountError(f"model={describe(model)}: give an nn.Module, or several by their names, as {{'generator': g, 'critic': c}}")
+    return models
+
+
+def _optimizers(optimizer: Any) -> list[Optimizer]:
+    optimizers = [*optimizer] if isinstance(optimizer, list | tuple) else [optimizer]
+    for each in optimizers:
+        if not isinstance(each, Optimizer):
+            raise CountError(f"optimizer={describe(each)}: give a torch.optim.Optimizer, or several in a list")
+    return optimizers
+
+
+def _rank_and_world_size() -> tuple[int, int]:
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def _node() -> str:
+    return os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0"))
+
+
+def _say_nothing(_message: str) -> None:
+    """Only the main process logs."""

@@ -1,0 +1,45 @@
+"""A `SummaryWriter` of torch as a logger, for loops that have no other."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lflops.collect.inputs.arguments import describe
+from lflops.errors import CountError
+
+__all__ = ["WriterLogger", "is_tensorboard", "logger_of"]
+
+
+class WriterLogger:
+    """Logs to a `SummaryWriter`, which stays its owner's to close.
+
+    Args:
+        writer: A `torch.utils.tensorboard.SummaryWriter`.
+    """
+
+    def __init__(self, writer: Any) -> None:
+        """Write nothing yet."""
+        self.experiment = writer
+        self.log_dir: str = writer.log_dir
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Write a point of each curve."""
+        for name, value in metrics.items():
+            self.experiment.add_scalar(name, value, step)
+
+
+def logger_of(given: Any) -> Any:
+    """A logger as it is, or one that logs to the writer that was given.
+
+    Raises:
+        CountError: It can do neither.
+    """
+    if callable(getattr(given, "log_metrics", None)):
+        return given
+    if callable(getattr(given, "add_scalar", None)):
+        return WriterLogger(given)
+    raise CountError(f"logger={describe(given)}: give a SummaryWriter, or an object with log_metrics(values, step=...)")
+
+
+def is_tensorboard(logger: Any) -> bool:
+    """Whether what it calls its experiment is a `SummaryWriter`: Lightning's logger, one made of it, or ours."""
+    return any(base.__name__ in {"TensorBoardLogger", "WriterLogger"} for base in type(logger).__mro__)

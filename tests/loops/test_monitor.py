@@ -1,0 +1,299 @@
+"""`lflops.monitor`: a loop of one's own is profiled as a Trainer is, and is the same loop."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.tensorboard import SummaryWriter
+
+import lflops
+from lflops import CountError, Profile, Schedule
+from lflops.analyze.analysis import analyze
+from lflops.lightning.monitor import FlopsMonitor
+from lflops.loops.monitor import LoopMonitor
+from lflops.session.inputs.settings import Settings
+from tests.support.process_state import bits
+from tests.support.processes import Ranks
+
+WIDTH, HIDDEN, CLASSES, BATCH = 16, 32, 4, 8
+FORWARD = BATCH * (WIDTH * HIDDEN + HIDDEN * CLASSES)
+"""MACs of the model below, by hand: two products."""
+BACKWARD = 2 * FORWARD - BATCH * WIDTH * HIDDEN
+"""Each product twice, but for the gradient of the data, which nobody wants."""
+
+SHORT = Schedule(wait=1, warmup=1, active=2, repeat=1)
+
+
+def model() -> nn.Sequential:
+    """Two products with an activation between them."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES))
+
+
+def batches(number: int) -> list[tuple[Tensor, Tensor]]:
+    """The same ones each time."""
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(BATCH, WIDTH, generator=generator), torch.randint(CLASSES, (BATCH,), generator=generator)) for _ in range(number)]
+
+
+def quiet(_message: str) -> None:
+    """Log nothing."""
+
+
+def train(watched: nn.Module, number: int = 20, *, seen: list[object] | None = None, each: int = 1, **options: Any) -> LoopMonitor:
+    """Train with the monitor on; gradients are accumulated over `each` batches."""
+    optimizer = torch.optim.AdamW(watched.parameters(), lr=0.01)
+    settings = {"schedule": SHORT, "log": quiet, "on_error": "raise", "hardware": None} | options
+    with lflops.monitor(watched, optimizer, accumulation=each, **settings) as monitor:
+        for index, batch in enumerate(monitor.data(batches(number))):
+            with monitor.step(batch):
+                loss = F.cross_entropy(watched(batch[0]), batch[1])
+                loss.backward()
+                if not (index + 1) % each:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            if seen is not None:
+                seen.append(bits(loss))
+    return monitor
+
+
+def macs(profile: Profile) -> tuple[int, int]:
+    """Of forward and backward."""
+    root = profile.modules[""]
+    return root.forward.macs, root.backward.macs
+
+
+@pytest.mark.parametrize("trace", [True, False])
+def test_a_loop_is_counted_and_timed(trace: bool, tmp_path: Path) -> None:
+    """Its phases are those that hooks see; its modules are timed."""
+    (profile,) = train(model(), trace=trace, dirpath=tmp_path).profiles
+    assert (FORWARD, BACKWARD) == macs(profile)
+    assert ("train", BATCH, False) == (profile.run.stage, profile.run.samples_per_step, profile.run.partial)
+    found = analyze(profile).step_times
+    assert {"data", "forward", "backward", "optimizer", "other"} == set(found.phases)
+    assert all(profile.modules[name].forward.seconds is not None for name in ("", "0", "1", "2"))
+    assert trace == bool(list(tmp_path.glob("lflops_traces/*/*.pt.trace.json.gz")))
+
+
+def test_training_is_the_same_to_the_bit() -> None:
+    """Over clean, counted, traced and hooked steps of three windows."""
+
+    def plain(watched: nn.Module, seen: list[object]) -> None:
+        optimizer = torch.optim.AdamW(watched.parameters(), lr=0.01)
+        for x, y in batches(50):
+            loss = F.cross_entropy(watched(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(bits(loss))
+
+    expected: list[object] = []
+    actual: list[object] = []
+    first, second = model(), model()
+    plain(first, expected)
+    train(second, 50, seen=actual, schedule=Schedule(wait=2, warmup=2, active=3, repeat=3))
+    assert expected == actual
+    assert [bits(each) for each in first.parameters()] == [bits(each) for each in second.parameters()]
+
+
+def hooks(watched: nn.Module) -> int:
+    """How many are on the modules."""
+    return sum(len(each._forward_hooks) + len(each._forward_pre_hooks) + len(each._backward_hooks) for each in watched.modules())
+
+
+@pytest.mark.parametrize("at", range(2, 9))
+@pytest.mark.parametrize("how", ["break", "exception", "interrupt"])
+def test_however_a_loop_ends_nothing_is_left(at: int, how: str) -> None:
+    """In a clean, a counted, a traced and a hooked step. What was counted by then is a profile."""
+    watched = model()
+    optimizer = torch.optim.SGD(watched.parameters(), lr=0.1)
+    error = {"exception": ZeroDivisionError, "interrupt": KeyboardInterrupt}.get(how)
+    monitor = lflops.monitor(watched, optimizer, schedule=SHORT, log=quiet, on_error="raise")
+
+    def loop() -> None:
+        with monitor:
+            for index, (x, y) in enumerate(monitor.data(batches(20))):
+                with monitor.step(x):
+                    loss = F.cross_entropy(watched(x), y)
+                    if index == at and error is not None:
+                        raise error
+                    loss.backward()
+                    optimizer.step()
+                if index == at:
+                    break
+
+    if error is None:
+        loop()
+    else:
+        with pytest.raises(error):
+            loop()
+    assert 0 == hooks(watched)
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+    assert all(not each._backward_hooks for each in watched.parameters())
+    x = torch.ones(1, WIDTH)
+    torch.testing.assert_close(watched(x), watched(x))
+
+
+def test_gradients_are_accumulated_over_several_batches() -> None:
+    """A step is all of them."""
+    (profile,) = train(model(), 24, each=3).profiles
+    assert (3 * FORWARD, 3 * BACKWARD) == macs(profile)
+    assert (3, 3 * BATCH) == (profile.run.accumulation, profile.run.samples_per_step)
+
+
+def test_several_models_have_their_names() -> None:
+    """Both are trained in a step, by optimizers of their own."""
+    first, second = model(), model()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (first, second)]
+    with lflops.monitor({"first": first, "second": second}, optimizers, schedule=SHORT, log=quiet, on_error="raise") as monitor:
+        for x, y in monitor.data(batches(20)):
+            with monitor.step(x):
+                for each, optimizer in zip((first, second), optimizers, strict=True):
+                    F.cross_entropy(each(x), y).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+    (profile,) = monitor.profiles
+    assert (2 * FORWARD, 2 * BACKWARD) == macs(profile)
+    assert FORWARD == profile.modules["first"].forward.macs == profile.modules["second"].forward.macs
+
+
+def test_validation_is_a_stage_of_its_own() -> None:
+    """It has a profile of its own, without backward."""
+    watched = model()
+    optimizer = torch.optim.SGD(watched.parameters(), lr=0.1)
+    with lflops.monitor(
+        watched, optimizer, schedule=SHORT, stages=("train", "validate"), log=quiet, on_error="raise", trace=False
+    ) as monitor:
+        for index, (x, y) in enumerate(monitor.data(batches(20))):
+            with monitor.step(x):
+                F.cross_entropy(watched(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            if index % 8 == 7:
+                with monitor.stage("validate"), torch.no_grad():
+                    for batch in monitor.data(batches(5)):
+                        with monitor.step(batch):
+                            watched(batch[0])
+    by_stage = {profile.run.stage: profile for profile in monitor.profiles}
+    assert (FORWARD, BACKWARD) == macs(by_stage["train"])
+    assert (FORWARD, 0) == macs(by_stage["validate"])
+
+
+def test_the_loss_that_backward_is_given_is_in_its_phase() -> None:
+    """`monitor.backward(loss)` is `loss.backward()`."""
+    watched = model()
+    with lflops.monitor(watched, schedule=SHORT, log=quiet, on_error="raise") as monitor:
+        for x, y in monitor.data(batches(12)):
+            with monitor.step(x):
+                monitor.backward(F.cross_entropy(watched(x), y))
+    (profile,) = monitor.profiles
+    assert (FORWARD, BACKWARD) == macs(profile)
+    assert {"forward", "backward"} <= set(analyze(profile).step_times.phases)
+
+
+def test_a_writer_has_curves_text_and_files(tmp_path: Path) -> None:
+    """Files go where the writer keeps its own."""
+    with SummaryWriter(str(tmp_path)) as writer:
+        train(model(), logger=writer, log_every=5, trace=False)
+    names = {path.name for path in (tmp_path / "lflops").iterdir()}
+    (saved,) = [name for name in names if name.endswith(".profile.json")]
+    assert FORWARD == json.loads((tmp_path / "lflops" / saved).read_text())["modules"][""]["forward"]["macs"]
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert {9, 14, 19} <= {point.step for point in events.Scalars("lflops/train/step_ms")}
+    assert "lflops/train/summary/text_summary" in events.Tags()["tensors"]
+
+
+def test_without_a_logger_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The summary goes to `log`."""
+    monkeypatch.chdir(tmp_path)
+    logged: list[str] = []
+    (profile,) = train(model(), log=logged.append).profiles
+    assert FORWARD == macs(profile)[0]
+    assert [] == list(tmp_path.iterdir())
+    assert any("window 0 closed" in each for each in logged)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": 3}, r"model=3: give an nn.Module"),
+        ({"model": {}}, r"model=\{\}: give an nn.Module"),
+        ({"optimizer": "adam"}, r"optimizer='adam': give a torch.optim.Optimizer"),
+        ({"accumulation": 0}, r"accumulation=0: give a whole number, 1 or more"),
+        ({"steps": 1.5}, r"steps=1.5: give a whole number, 1 or more"),
+        ({"log_every": -1}, r"log_every=-1: give a whole number, 0 or more"),
+        ({"logger": 7}, r"logger=7: give a SummaryWriter"),
+        ({"scheduel": 7}, r"'scheduel' is no argument of lflops.monitor"),
+        ({"trace": 7}, r"trace=7: give True or False"),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments: dict[str, Any], message: str) -> None:
+    """With its value and what is taken."""
+    with pytest.raises(CountError, match=message):
+        lflops.monitor(**({"model": model()} | arguments))
+
+
+def test_a_stage_that_is_not_known_is_named() -> None:
+    """With those that are."""
+    with (
+        lflops.monitor(model(), log=quiet) as monitor,
+        pytest.raises(CountError, match="stage='training': give one of 'validate'"),
+        monitor.stage("training"),
+    ):
+        pass
+
+
+def test_defaults_are_those_of_the_callback() -> None:
+    """They are written twice, as a callback's signature is read by people and by Lightning's CLI."""
+    defaults = FlopsMonitor.__init__.__kwdefaults__
+    given = Settings()
+    assert defaults == {name: getattr(given, name) for name in defaults}
+
+
+def of_rank(rank: int) -> tuple[int, tuple[int, int] | None, list[str], float | None]:
+    """Train under DDP: the first rank returns what its profile says of both."""
+    watched = DistributedDataParallel(model())
+    profiles = train(watched, 30).profiles
+    if not profiles:
+        return rank, None, [], None
+    (profile,) = profiles
+    return rank, macs(profile), [each.status for each in profile.ranks], profile.run.data_parallel_size
+
+
+def on_this_rank() -> Any:
+    """Where a process group is."""
+    return of_rank(distributed.get_rank())
+
+
+def test_ranks_meet_as_those_of_a_trainer_do(tmp_path: Path) -> None:
+    """The first has the profile of both."""
+    with Ranks(2, tmp_path) as ranks:
+        first, second = ranks.run(on_this_rank)
+    assert (0, (FORWARD, BACKWARD), ["ok", "ok"], 2) == first
+    assert (1, None, [], None) == second
+
+
+def test_the_curves_have_a_point_every_so_many_steps() -> None:
+    """And one where the window is closed, behind the last step."""
+
+    class Logger:
+        def __init__(self) -> None:
+            self.points: list[tuple[int, dict[str, float]]] = []
+
+        def log_metrics(self, values: dict[str, float], step: int) -> None:
+            self.points.append((step, values))
+
+    logger = Logger()
+    train(model(), 40, logger=logger, log_every=10, schedule=Schedule(wait=1000))
+    steps = [step for step, values in logger.points if "lflops/train/step_ms" in values]
+    assert [9, 19, 29, 39, 40] == steps
+    assert all(math.isfinite(value) and value > 0 for _, values in logger.points for value in values.values())

@@ -1,0 +1,201 @@
+"""Which phases a loop of one's own is seen to have, by torch's hooks and by name."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lflops.loops.phases import LoopPhases
+from tests.support.compilers import Backend
+
+
+class Events:
+    """A listener that writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self._running: list[str] = []
+
+    @property
+    def innermost(self) -> str:
+        return self._running[-1] if self._running else "other"
+
+    def enter(self, phase: str, *given: Any) -> None:
+        self._running.append(phase)
+        self.heard.append(f"+{phase}")
+
+    def leave(self) -> None:
+        self.heard.append(f"-{self._running.pop()}")
+
+    def drop(self) -> None:
+        self.heard.append(f"!{self._running.pop()}")
+
+
+class Loop:
+    """A model, its optimizer and what was heard of them."""
+
+    def __init__(self) -> None:
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.phases = LoopPhases([self.model], [self.optimizer])
+        self.events = Events()
+        self.undo = self.phases.listen("train", self.events)
+
+    def loss(self) -> Tensor:
+        return F.mse_loss(self.model(torch.ones(2, 4)), torch.zeros(2, 1))
+
+    @property
+    def heard(self) -> str:
+        return " ".join(self.events.heard)
+
+    @property
+    def hooks(self) -> int:
+        model, optimizer = self.model, self.optimizer
+        return sum(
+            map(
+                len,
+                (
+                    model._forward_hooks,
+                    model._forward_pre_hooks,
+                    optimizer._optimizer_step_pre_hooks,
+                    optimizer._optimizer_step_post_hooks,
+                ),
+            )
+        )
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    """Listened to, and left without a hook."""
+    loop = Loop()
+    yield loop
+    loop.undo()
+    assert 0 == loop.hooks
+
+
+def test_a_step_is_forward_backward_and_optimizer(loop: Loop) -> None:
+    """Without a word from the loop."""
+    loop.phases.begin_step()
+    loop.loss().backward()
+    loop.optimizer.step()
+    loop.phases.end_step()
+    assert "+forward -forward +backward -backward +optimizer -optimizer" == loop.heard
+
+
+def test_what_runs_outside_of_steps_has_no_phase(loop: Loop) -> None:
+    """Nothing is heard of it."""
+    loop.loss().backward()
+    loop.optimizer.step()
+    assert not loop.heard
+
+
+def test_two_backward_passes_and_two_forward_passes_are_four_phases(loop: Loop) -> None:
+    """As where a generator and a critic are trained."""
+    loop.phases.begin_step()
+    for _ in range(2):
+        loop.loss().backward()
+    loop.phases.end_step()
+    assert "+forward -forward +backward -backward " * 2 == f"{loop.heard} "
+
+
+def test_a_step_without_backward_is_forward_to_its_end(loop: Loop) -> None:
+    """A validation has no other phase."""
+    loop.phases.begin_step()
+    with torch.no_grad():
+        loop.loss()
+    loop.phases.end_step()
+    assert "+forward -forward" == loop.heard
+
+
+def test_a_closure_runs_within_its_optimizer() -> None:
+    """L-BFGS calls the model again and again within one step."""
+    loop = Loop()
+    loop.optimizer = torch.optim.LBFGS(loop.model.parameters(), max_iter=2, line_search_fn=None)  # type: ignore[assignment]
+    loop.undo()
+    loop.phases = LoopPhases([loop.model], [loop.optimizer])
+    loop.undo = loop.phases.listen("train", loop.events)
+
+    def closure() -> Tensor:
+        loop.optimizer.zero_grad()
+        loss = loop.loss()
+        loss.backward()
+        return loss
+
+    loop.phases.begin_step()
+    loop.optimizer.step(closure)  # type: ignore[arg-type]
+    loop.phases.end_step()
+    loop.undo()
+    inner = "+forward -forward +backward -backward"
+    assert f"+optimizer {inner} {inner} -optimizer" == loop.heard
+
+
+def test_named_phases_are_exact(loop: Loop) -> None:
+    """The loss's own gradient is within backward then; what is named twice is entered once."""
+    loop.phases.begin_step()
+    loss = loop.loss()
+    with loop.phases.named("backward", loss):
+        loss.backward()
+    with loop.phases.named("clip"):
+        nn.utils.clip_grad_norm_(loop.model.parameters(), 1)
+    loop.phases.end_step()
+    assert "+forward -forward +backward -backward +clip -clip" == loop.heard
+
+
+def test_an_exception_leaves_no_phase_open(loop: Loop) -> None:
+    """It is dropped, not ended."""
+    loop.phases.begin_step()
+    loop.loss()
+    with pytest.raises(ZeroDivisionError), loop.phases.named("clip"):
+        raise ZeroDivisionError
+    loop.phases.drop_step()
+    assert ("+forward -forward +clip !clip", "other") == (loop.heard, loop.events.innermost)
+
+
+def test_another_stage_is_no_part_of_a_training_step(loop: Loop) -> None:
+    """Who listens to training hears nothing of it."""
+    other = Events()
+    undo = loop.phases.listen("validate", other)
+    with loop.phases.stage("validate"):
+        loop.phases.begin_step()
+        loop.loss()
+        loop.phases.end_step()
+    undo()
+    assert ("", ["+forward", "-forward"]) == (loop.heard, other.heard)
+
+
+def test_hooks_go_with_the_last_listener() -> None:
+    """Not before."""
+    loop = Loop()
+    other = Events()
+    second = loop.phases.listen("validate", other)
+    assert 4 == loop.hooks
+    loop.undo()
+    assert 4 == loop.hooks
+    second()
+    assert 0 == loop.hooks
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_compiled_model_is_compiled_once(in_place: bool) -> None:
+    """Hooks on a model that was compiled in place would be compiled with it."""
+    backend = Backend()
+    model: Any = nn.Linear(4, 1)
+    if in_place:
+        model.compile(backend=backend)
+    else:
+        model = torch.compile(model, backend=backend)
+    model(torch.ones(2, 4)).sum().backward()
+    before = backend.compilations
+    events = Events()
+    phases = LoopPhases([model], [])
+    undo = phases.listen("train", events)
+    phases.begin_step()
+    model(torch.ones(2, 4)).sum().backward()
+    phases.end_step()
+    undo()
+    model(torch.ones(2, 4)).sum().backward()
+    assert before == backend.compilations
+    assert ([] if in_place else ["+forward", "-forward", "+backward", "-backward"]) == events.heard
