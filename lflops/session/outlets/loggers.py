@@ -12,6 +12,7 @@ from lflops.session.inputs.training import Training
 from lflops.session.outlets.failures import Failures
 from lflops.session.outlets.paths import open_text
 from lflops.session.outlets.tensorboard_logger import LONGEST_TEXT, TensorBoardOutput
+from lflops.session.outlets.writer import is_tensorboard
 
 __all__ = ["Outlets", "busiest", "module_scalars", "scalars"]
 
@@ -80,9 +81,7 @@ class Outlets:
         self._loggers = training.loggers
         self._settings = settings
         self._root = "lflops" if monitor == 1 else f"lflops_{monitor}"
-        self._boards = [
-            TensorBoardOutput(logger, self._root) for logger in training.loggers if type(logger).__name__ == "TensorBoardLogger"
-        ]
+        self._boards = [TensorBoardOutput(logger, self._root) for logger in training.loggers if is_tensorboard(logger)]
         self._busiest: dict[str, tuple[str, ...]] = {}
 
     def scalars(self, values: Mapping[str, float], stage: str, step: int) -> None:
