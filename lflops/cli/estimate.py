@@ -5,15 +5,14 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Group
 
 from lflops.analyze.analysis import Analysis, analyze
 from lflops.analyze.memory.room import room_for
 from lflops.analyze.memory.sharding import Sharded, sharded
+from lflops.cli import estimate_options as options
 from lflops.cli.output import UsageError, draw, name_file, save_memory, write_json
 from lflops.errors import LflopsError
 from lflops.profile.model import Profile
@@ -25,48 +24,29 @@ __all__ = ["estimate"]
 
 
 def estimate(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="PACKAGE.MODULE:BUILD",
-            help="A function that is called with the number of samples and returns (model, batch) or (model, batch, loss). The batch is a "
-            "tuple of the model's arguments, one tensor, or a mapping of keyword arguments; the loss a function from its output to a "
-            "scalar. The module is looked for here first.",
-        ),
-    ],
+    target: options.Target,
     *,
-    batch: Annotated[int, typer.Option(metavar="N", min=1, help="The number of samples.")] = 1,
-    backward: Annotated[bool, typer.Option("--backward", help="Go backward as well, from the loss or the sum of the outputs.")] = False,
-    optimizer: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Of torch.optim, as adamw, in its own settings. Two steps are run; implies --backward."),
-    ] = None,
-    hardware: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A chip that `lflops hardware` lists: whether it fits, and how short a step can be.")
-    ] = None,
-    grad_scaler: Annotated[bool, typer.Option("--grad-scaler", help="Scale the function's loss, and the gradients back.")] = False,
-    round_to: Annotated[
-        int,
-        typer.Option(metavar="BYTES", min=1, help="Round each tensor's memory up to a multiple: 512 is what CUDA's allocator gives out."),
-    ] = 1,
-    ranks: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Print what each of N data-parallel ranks needs under DDP, ZeRO and FSDP2."),
-    ] = None,
-    depth: Annotated[int, typer.Option(metavar="N", help="How many levels of the tree below the root; -1 is all.")] = -1,
-    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the profile, for lflops show and diff.")] = None,
-    figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw live memory over the step, as .png, .svg or .pdf.")] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print one JSON object: profile, fits (true or false), room (what the chip has and what is needed), bounds, checkpointed "
-            "(by block) and sharded. Unknown is null.",
-        ),
-    ] = False,
+    batch: options.Samples = 1,
+    backward: options.Backward = False,
+    optimizer: options.Optimizer = None,
+    hardware: options.Hardware = None,
+    grad_scaler: options.GradScaler = False,
+    round_to: options.RoundTo = 1,
+    allocator: options.Allocator = None,
+    ranks: options.Ranks = None,
+    depth: options.Depth = -1,
+    save: options.Save = None,
+    figure: options.Figure = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Estimate a step before the run: its work, its memory, and the least time on a chip. Nothing is allocated and nothing is computed."""
-    how = {"backward": backward or optimizer is not None, "hardware": hardware, "grad_scaler": grad_scaler, "round_to": round_to}
+    how = {
+        "backward": backward or optimizer is not None,
+        "hardware": hardware,
+        "grad_scaler": grad_scaler,
+        "round_to": round_to,
+        "allocator": allocator,
+    }
     with _modules_of_this_folder():
         profile = _estimated(target, batch, optimizer, how)
     if save is not None:

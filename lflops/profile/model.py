@@ -192,6 +192,24 @@ class Allocation(Struct, frozen=True, array_like=True, gc=False):
     bytes: Count
 
 
+class Reserved(Struct, frozen=True, kw_only=True):
+    """What torch's allocator for CUDA does with the allocations of a step, simulated. Peaks, each at its own time, in bytes.
+
+    Attributes:
+        settings: As in `PYTORCH_ALLOC_CONF`; empty is the default.
+        requested_bytes: Asked for by tensors.
+        allocated_bytes: In blocks that are handed out, as `torch.cuda.max_memory_allocated()`.
+        reserved_bytes: In segments, as `torch.cuda.max_memory_reserved()`.
+        unused_bytes: Reserved and not allocated when the most is reserved: cached blocks and fragments.
+    """
+
+    settings: str
+    requested_bytes: Count
+    allocated_bytes: Count
+    reserved_bytes: Count
+    unused_bytes: Count
+
+
 class Memory(Struct, frozen=True, kw_only=True):
     """Bytes alive from operator to operator: of tensors, without the allocator's rounding (an estimate may have it) and workspaces.
 
@@ -206,6 +224,7 @@ class Memory(Struct, frozen=True, kw_only=True):
         activations_by_module: The activations among them, own bytes.
         alive: The 50 largest storages at the peak.
         timeline: In the order of execution; above 20,000 operators the extremes of equal buckets, and the peak.
+        reserved: What torch's allocator for CUDA reserves; `None` where it was not simulated.
     """
 
     source: Literal["counted", "fake"]
@@ -217,6 +236,7 @@ class Memory(Struct, frozen=True, kw_only=True):
     timeline: tuple[Moment, ...]
     activations_by_module: Mapping[str, Count] = {}
     most_by_category: Mapping[str, Count] = {}
+    reserved: Reserved | None = None
 
     def fits(self, memory_bytes: float, *, margin: float = MARGIN) -> bool:
         """Whether the peak fits into so much memory and leaves a share of it for what no tensor holds.

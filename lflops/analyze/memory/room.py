@@ -101,4 +101,5 @@ def room_for(profile: Profile, chip: Hardware | None) -> Room | None:
     memory: Memory | None = profile.memory
     if memory is None:
         return None
-    return room(memory.peak_bytes, chip, ranks=profile.run.world_size)
+    reserved = memory.reserved.reserved_bytes if memory.reserved is not None else None
+    return room(memory.peak_bytes, chip, ranks=profile.run.world_size, reserved_bytes=reserved)

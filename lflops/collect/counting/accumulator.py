@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lflops.collect.attribution.module_tracker import ModuleTracker
+from lflops.collect.counting.allocation_log import AllocationLog
 from lflops.collect.counting.live_memory import LiveMemory
 from lflops.collect.counting.operators import FOREACH, Kind, Operator, first_tensor
 from lflops.collect.counting.optimizer_owners import StepOwners
@@ -49,12 +50,14 @@ class Extent:
     Attributes:
         fake: Whether the counted operators run on fake tensors. If not, fake tensors are someone's shape inference, and not counted.
         round_to: The size of each tensor is rounded up to a multiple of so many bytes.
+        log: Where allocations and frees are written in their order.
     """
 
     traffic: bool = True
     memory: bool = True
     fake: bool = False
     round_to: int = 1
+    log: AllocationLog | None = None
 
 
 class Call(NamedTuple):
@@ -82,7 +85,7 @@ class OperatorAccumulator:
     def __init__(self, scopes: ModuleTracker, extent: Extent) -> None:
         """Begin without sums."""
         self.scopes = scopes
-        self.memory = LiveMemory(extent.round_to) if extent.memory else None
+        self.memory = LiveMemory(extent.round_to, extent.log) if extent.memory else None
         self.fake = extent.fake
         self._traffic = extent.traffic
         self._local = ThreadTotals()

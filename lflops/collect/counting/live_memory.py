@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from lflops.collect.counting.allocation_log import AllocationLog
 from lflops.collect.counting.traffic import tensors_of
 from lflops.collect.torch_private.tensors import FakeTensor, local_part, storage_key
 from lflops.profile.model import Allocation, Memory, Moment
@@ -49,7 +50,7 @@ class LiveMemory:
         round_to: The size of each storage is rounded up to a multiple of so many bytes.
     """
 
-    def __init__(self, round_to: int = 1) -> None:
+    def __init__(self, round_to: int = 1, log: AllocationLog | None = None) -> None:
         """Begin without live storages."""
         self._round_to = round_to
         self._births: list[Birth] = []
@@ -64,6 +65,7 @@ class LiveMemory:
         self._relabelled: dict[int, str] = {}
         self._fake: set[int] = set()
         self._resized: dict[int, Any] = {}
+        self._log = log
 
     def hold(self, tensors: Iterable[Tensor], category: str, row: str) -> None:
         """Add tensors that exist before the first operator."""
@@ -106,6 +108,8 @@ class LiveMemory:
             if storage is None or not storage.nbytes():
                 del self._resized[key]
                 self._die(key, reference)
+                if self._log is not None:
+                    self._log.freed(key)
 
     def add_earlier(self, tensors: Iterable[tuple[Tensor, str]], category: str) -> None:
         """Add tensors, each with its row, that are found late but have existed from the beginning."""
@@ -177,6 +181,8 @@ class LiveMemory:
         nbytes = -(-storage.nbytes() // self._round_to) * self._round_to
         if key in self._alive or not nbytes:
             return
+        if self._log is not None:
+            self._log.allocated(storage, key, storage.nbytes())
         serial = len(self._births)
         self._births.append(Birth(nbytes, category, operator, row, phase))
         self._alive[key] = (serial, weakref.ref(storage, partial(self._die, key)))

@@ -9,8 +9,11 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
+from lflops.allocator.settings import settings_of
+from lflops.allocator.simulation import simulate
 from lflops.collect.count import Counting
 from lflops.collect.counting.accumulator import Extent
+from lflops.collect.counting.allocation_log import AllocationLog
 from lflops.collect.estimate.cpu_kernels import LSTM_LAYER
 from lflops.collect.estimate.cuda_attention import attention_on
 from lflops.collect.estimate.fake_errors import values_refused
@@ -25,7 +28,7 @@ from lflops.collect.torch_private.self_check import check_fake_tensors
 from lflops.collect.torch_private.tensors import local_part, only_shapes_run
 from lflops.errors import CountError
 from lflops.hardware.chips import Hardware, lookup, named
-from lflops.profile.model import Profile
+from lflops.profile.model import Profile, Reserved
 from lflops.profile.notes import Note
 
 __all__ = ["Estimator", "Model", "Subject", "batch_of", "built", "estimate", "subject_of"]
@@ -45,6 +48,7 @@ def estimate(
     grad_scaler: bool = False,
     hardware: Hardware | str | None = None,
     round_to: int = 1,
+    allocator: str | None = None,
     progress: bool | Progress = False,
 ) -> Profile:
     """Estimate the work and the peak memory of a step. Nothing is allocated and nothing is computed.
@@ -60,11 +64,12 @@ def estimate(
             freed, except for what the loss needs of it.
         optimizer: Makes an optimizer from a list of parameters, as `torch.optim.AdamW` does. Two steps run, so that the peak includes its
             state. The work is that of the second step.
-        grad_scaler: Whether a `torch.amp.GradScaler` scales the loss and unscales the gradients. All gradients count as finite, so that no
-            step is skipped.
+        grad_scaler: Whether a `torch.amp.GradScaler` scales the loss and unscales the gradients, which all count as finite.
         hardware: The chip to estimate for: a name in the table, or a `Hardware` with your own figures. For a chip of the table, attention
             uses the kernel that torch takes on it. There optimizers also default to their `foreach` implementation.
         round_to: The size of each tensor is rounded up to a multiple of so many bytes; CUDA's allocator uses 512.
+        allocator: The settings of torch's allocator for CUDA, as the text of `PYTORCH_ALLOC_CONF`: it is simulated over the allocations of
+            both steps, and `memory.reserved` has the result. For a chip of the table the default is simulated where nothing is given.
         progress: Whether to write the progress to stderr; or a function of the finished operators and their total, `None` while unknown.
 
     Raises:
@@ -82,6 +87,7 @@ def estimate(
         grad_scaler=grad_scaler,
         hardware=hardware,
         round_to=round_to,
+        allocator=allocator,
         progress=progress,
     )
     held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
@@ -152,6 +158,7 @@ class Estimator:
     hardware: Hardware | str | None = None
     grad_scaler: bool = False
     round_to: int = 1
+    allocator: str | None = None
     progress: bool | Progress = False
 
     def run(self, make: Callable[[], Subject], *, held: Iterable[Tensor] = ()) -> Profile:
@@ -211,6 +218,8 @@ class Estimator:
         if self.grad_scaler and self.optimizer is None:
             raise CountError(f"{self.asker}: grad_scaler=True, but there is no optimizer whose gradients it would scale: give optimizer=")
         check_whole(self.asker, "round_to", self.round_to, least=1)
+        if self.allocator is not None:
+            settings_of(self.allocator)
         if not isinstance(self.hardware, Hardware | str | None):
             raise CountError(f"{self.asker}: hardware={describe(self.hardware)}: give a chip's name or a lflops.Hardware")
         return named(self.hardware) if isinstance(self.hardware, str) else self.hardware
@@ -228,17 +237,20 @@ class Estimator:
         if any(local_part(each) is not each for each in model.parameters()):
             self._step(call, stepper, chip, Meter(progress=False))  # torch infers the placements of results once, with tensors of its own
             model.zero_grad()
+        log = AllocationLog() if self.allocator is not None or _is_listed(chip) else None
         with Meter(self.progress) as meter:
-            first = self._step(call, stepper, chip, meter)
-            if stepper is None:
-                return first
-            meter.expect(2)
-            second = self._step(call, stepper, chip, meter)
-        return _with_the_higher_peak(replace(second, notes=second.notes + stepper.notes), first)
+            step = self._step(call, stepper, chip, meter, log)
+            if stepper is not None:
+                meter.expect(2)
+                second = self._step(call, stepper, chip, meter, log)
+                step = _with_the_higher_peak(replace(second, notes=second.notes + stepper.notes), step)
+        return step if log is None else _with_reserved(step, log, self.allocator or "")
 
-    def _step(self, call: ModelCall, stepper: Stepper | None, chip: Hardware | None, meter: Meter) -> Profile:
+    def _step(
+        self, call: ModelCall, stepper: Stepper | None, chip: Hardware | None, meter: Meter, log: AllocationLog | None = None
+    ) -> Profile:
         call.prepare()
-        extent = Extent(fake=True, round_to=self.round_to)
+        extent = Extent(fake=True, round_to=self.round_to, log=log)
         counting = Counting({"": call.model}, phase="forward", batch=(call.args, call.kwargs), extent=extent, counter=meter.counter)
         with attention_on(chip) as notes, counting:
             call.run()
@@ -252,6 +264,22 @@ class Estimator:
                 Note(code="lstm_workspace", subject=chip.name if chip is not None and _is_listed(chip) else "", values={"calls": calls})
             )
         return replace(counting.profile, notes=counting.profile.notes + tuple(notes))
+
+
+def _with_reserved(step: Profile, log: AllocationLog, settings: str) -> Profile:
+    """The step with what the allocator reserves for the logged requests."""
+    log.stop()
+    if step.memory is None:
+        return step
+    simulated = simulate(log.requests, settings_of(settings))
+    reserved = Reserved(
+        settings=settings,
+        requested_bytes=simulated.peak.requested,
+        allocated_bytes=simulated.peak.allocated,
+        reserved_bytes=simulated.peak.reserved,
+        unused_bytes=simulated.at_reserved_peak.reserved - simulated.at_reserved_peak.allocated,
+    )
+    return replace(step, memory=replace(step.memory, reserved=reserved))
 
 
 def _is_listed(chip: Hardware | None) -> bool:

@@ -12,7 +12,7 @@ from lflops.analyze.memory.checkpointing import Checkpointed
 from lflops.analyze.memory.peak import Holder
 from lflops.analyze.memory.room import FRAGMENTATION, Room, Verdict, room_for
 from lflops.analyze.memory.sharding import Sharded
-from lflops.profile.model import Memory, Moment
+from lflops.profile.model import Memory, Moment, Reserved
 from lflops.report.terminal.tables import margin, text
 
 __all__ = ["render_checkpointed", "render_memory", "render_sharded", "room_lines"]
@@ -31,6 +31,8 @@ def render_memory(analysis: Analysis) -> Group:
     table.add_row("peak", text(", ".join([units.size(memory.peak_bytes), *_when(memory, analysis.peak_moment)])))
     if (room := room_for(analysis.profile, analysis.profile.run.hardware)) is not None:
         _add(table, "fits", (text(line, _COLOURS[room.verdict]) for line in room_lines(room)))
+    if (reserved := memory.reserved) is not None:
+        table.add_row("reserved", text(_reserved(reserved)))
     categories = {category.replace("_", " "): nbytes for category, nbytes in memory.by_category.items()}
     _add(table, "by category", _listed(categories, memory.peak_bytes))
     if (most := memory.most_by_category.get("activations", 0)) > memory.by_category.get("activations", 0):
@@ -50,6 +52,16 @@ def _when(memory: Memory, at: Moment | None) -> list[str]:
     if at is None:
         return []
     return [f"reached in {at.phase} by {at.operator} of {at.module or 'the root'}, operator {memory.peak_index + 1:,}"]
+
+
+def _reserved(reserved: Reserved) -> str:
+    """What the simulated allocator came to."""
+    unused = units.percent(reserved.unused_bytes / reserved.reserved_bytes) if reserved.reserved_bytes else units.UNKNOWN
+    settings = f"with {reserved.settings}" if reserved.settings else "with its default settings"
+    return (
+        f"{units.size(reserved.reserved_bytes)} by torch's allocator {settings}, simulated; {unused} of it unused, "
+        f"at most {units.size(reserved.allocated_bytes)} allocated"
+    )
 
 
 def room_lines(room: Room) -> Iterable[str]:

@@ -1,0 +1,355 @@
+"""The allocator itself: requests come in, segments are reserved, blocks are split, handed out, and joined again.
+
+The rules are those of torch's `c10/cuda/CUDACachingAllocator.cpp`; `tests/allocator/` works each of them out by hand.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from lflops.allocator.blocks import Block, Pool
+from lflops.allocator.settings import DEFAULT, AllocatorSettings
+
+__all__ = ["Allocator", "Request", "Simulated", "Usage", "simulate"]
+
+MIB = 2**20
+LEAST_BLOCK = 512
+SMALL_REQUEST, SMALL_SEGMENT = MIB, 2 * MIB
+"""Requests of up to 1 MiB are packed into segments of 2 MiB."""
+
+LARGE_REQUEST, LARGE_SEGMENT, LARGE_MULTIPLE = 10 * MIB, 20 * MIB, 2 * MIB
+"""Requests of up to 10 MiB share segments of 20 MiB; larger ones get their own, in multiples of 2 MiB."""
+
+ENDLESS = LARGE_SEGMENT << 36
+"""Addresses of an expandable segment: a whole number of its pages."""
+
+
+class Request(NamedTuple):
+    """One allocation, or one free.
+
+    Attributes:
+        key: The allocation's name: a free has that of what it frees.
+        bytes: What is asked for; `None` frees.
+        stream: On which memory is used first, and reused.
+    """
+
+    key: int
+    bytes: int | None
+    stream: int = 0
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    """Bytes at one moment.
+
+    Attributes:
+        requested: Asked for.
+        allocated: In blocks that are handed out; `torch.cuda.memory_allocated()`.
+        reserved: In segments; `torch.cuda.memory_reserved()`.
+    """
+
+    requested: int
+    allocated: int
+    reserved: int
+
+
+class Simulated(Struct, frozen=True, kw_only=True):
+    """What a sequence of requests came to.
+
+    Attributes:
+        peak: The most of each, each at its own time.
+        at_reserved_peak: When the most is reserved and, of these moments, the most is allocated. The difference is the allocator's.
+        end: After the last request.
+        retries: How often the device had no memory left until cached segments were released.
+        failed: The place of the request that could not be served, and the bytes it asked the device for; `None` if all were.
+    """
+
+    peak: Usage
+    at_reserved_peak: Usage
+    end: Usage
+    retries: int
+    failed: tuple[int, int] | None = None
+
+
+class OutOfMemoryError(Exception):
+    """A request that the device has no memory for."""
+
+
+class Allocator:
+    """One device's allocator.
+
+    Args:
+        settings: As in `PYTORCH_ALLOC_CONF`.
+        limit_bytes: What the device has for the allocator; `None` is no limit.
+    """
+
+    def __init__(self, settings: AllocatorSettings = DEFAULT, limit_bytes: int | None = None) -> None:
+        """Begin with nothing reserved."""
+        self._settings = settings
+        self._limit = ENDLESS if limit_bytes is None else limit_bytes
+        fraction = settings.memory_fraction
+        self._allowed = self._limit if fraction is None else int(fraction * self._limit)
+        self._collects = fraction is not None and settings.garbage_collection_threshold > 0
+        self._unsplit = ENDLESS if settings.max_split_size is None else settings.max_split_size
+        self._small, self._large = Pool(small=True), Pool(small=False)
+        self._next_address = ENDLESS
+        self.requested = self.allocated = self.reserved = self.retries = 0
+
+    @property
+    def usage(self) -> Usage:
+        """Bytes now."""
+        return Usage(requested=self.requested, allocated=self.allocated, reserved=self.reserved)
+
+    def allocate(self, nbytes: int, stream: int = 0) -> Block:
+        """Hand out a block.
+
+        Raises:
+            OutOfMemoryError: The device has no memory for it; the message is the size of the segment.
+        """
+        size = self.rounded(nbytes)
+        pool = self._small if size <= SMALL_REQUEST else self._large
+        block = self._cached(pool, size, stream)
+        if block is None:
+            if self._collects:
+                self._collect()
+            block = self._reserve(pool, size, stream)
+        if block is None and self._release_unsplit(pool, size, stream):
+            block = self._reserve(pool, size, stream)
+        if block is None:
+            self._release_all()
+            self.retries += 1
+            block = self._reserve(pool, size, stream)
+        if block is None:
+            raise OutOfMemoryError(str(_segment_size(size)))
+        if self._splits(block, size):
+            pool.add(block.cut(size, mapped=True))
+        block.allocated, block.requested = True, nbytes
+        self.requested += nbytes
+        self.allocated += block.size
+        return block
+
+    def free(self, block: Block) -> None:
+        """Take a block back, and join it with its free neighbours."""
+        self.requested -= block.requested
+        self.allocated -= block.size
+        block.allocated, block.requested = False, 0
+        block.absorb(block.previous)
+        block.absorb(block.next)
+        block.pool.add(block)
+
+    def empty_cache(self) -> None:
+        """Release all segments that are free as a whole, as `torch.cuda.empty_cache()` does."""
+        self._release_all()
+
+    def rounded(self, nbytes: int) -> int:
+        """The size of the block for a request."""
+        if nbytes < LEAST_BLOCK:
+            return LEAST_BLOCK
+        power = nbytes.bit_length() - 1
+        parts = self._settings.divisions[min(max(power - 20, 0), len(self._settings.divisions) - 1)]
+        if parts > 1 and nbytes > LEAST_BLOCK * parts:
+            return _up(nbytes, max((1 << power) // parts, 1))
+        return _up(nbytes, LEAST_BLOCK)
+
+    def _cached(self, pool: Pool, size: int, stream: int) -> Block | None:
+        """A free block that is large enough."""
+        if self._collects:
+            pool.searches += 1
+        block = None
+        for each in pool.best(stream, size):
+            # Of expandable segments the one that can grow the least is taken.
+            if block is not None and _growable(each) >= _growable(block):
+                break
+            block = each
+            if not block.expandable:
+                break
+        if block is None:
+            return None
+        is_unsplit = size >= self._unsplit
+        if (block.size >= size + self._settings.max_non_split_rounding) if is_unsplit else (block.size >= self._unsplit):
+            return None
+        pool.remove(block)
+        return block
+
+    def _splits(self, block: Block, size: int) -> bool:
+        rest = block.size - size
+        if block.pool.small or self._settings.expandable_segments:
+            return rest >= LEAST_BLOCK
+        return size < self._unsplit and rest > SMALL_REQUEST
+
+    def _reserve(self, pool: Pool, size: int, stream: int) -> Block | None:
+        """New memory from the device; `None` where it has none."""
+        segment = _segment_size(size)
+        if self._settings.memory_fraction is not None and self.reserved + segment > self._allowed:
+            return None
+        if self._settings.expandable_segments:
+            return self._expand(pool, size, stream)
+        if self.reserved + segment > self._limit:
+            return None
+        self.reserved += segment
+        self._next_address += segment
+        return Block(pool, stream, self._next_address - segment, segment)
+
+    def _expand(self, pool: Pool, size: int, stream: int) -> Block | None:
+        """Map pages behind the lowest addresses at which there is room."""
+        block = self._expandable(pool, size, stream)
+        if not block.mapped and not self._map(block, min(block.size, size)):
+            return None
+        while block.size < size and (rest := block.next) is not None:
+            if not self._map(rest, min(size - block.size, rest.size)):
+                return None
+            block = rest  # which has absorbed the free block before it
+        pool.remove(block)
+        return block
+
+    def _expandable(self, pool: Pool, size: int, stream: int) -> Block:
+        for each in pool.unmapped(stream):
+            first = each.previous if each.previous is not None and not each.previous.allocated else each
+            room = 0
+            at: Block | None = first
+            while room < size and at is not None and not at.allocated:
+                room += at.size
+                at = at.next
+            if room >= size:
+                return first
+        self._next_address += ENDLESS
+        segment = Block(pool, stream, self._next_address - ENDLESS, ENDLESS, mapped=False, expandable=True)
+        pool.add(segment)
+        return segment
+
+    def _map(self, block: Block, nbytes: int) -> bool:
+        """Put pages behind the beginning of a block, and join it with free neighbours that have some."""
+        nbytes = _up(nbytes, _page(block.pool))
+        if self.reserved + nbytes > self._limit:
+            return False
+        pool = block.pool
+        pool.remove(block)
+        if nbytes < block.size:
+            pool.add(block.cut(nbytes, mapped=False))
+        block.mapped = True
+        block.absorb(block.previous)
+        block.absorb(block.next)
+        pool.add(block)
+        self.reserved += nbytes
+        return True
+
+    def _collect(self) -> None:
+        """Release free segments that are older than the mean, until what is reserved is below the threshold."""
+        threshold = int(self._settings.garbage_collection_threshold * self._allowed)
+        target, reclaimed = self.reserved - threshold, 0
+        ages = {block.address: (self._large.searches - block.inserted, block) for block in self._large if not block.is_split}
+        released = True
+        while target > reclaimed and released and ages:
+            mean, released = sum(age for age, _ in ages.values()) / len(ages), False
+            for address, (age, block) in list(ages.items()):
+                if age >= mean:
+                    released = True
+                    reclaimed += block.size
+                    del ages[address]
+                    self._release(block)
+
+    def _release_unsplit(self, pool: Pool, size: int, stream: int) -> bool:
+        """Where blocks have a largest size to be split: release those above it that are enough for a request."""
+        if self._settings.max_split_size is None:
+            return False
+        wanted = max(size, self._unsplit)
+        enough = next(pool.best(stream, wanted), None)
+        if enough is not None:
+            if enough.is_split or enough.expandable:
+                return False
+            self._release(enough)
+            return True
+        released = 0
+        for block in pool.smaller(stream, wanted):
+            if released >= wanted or block.size < self._unsplit:
+                break
+            released += block.size
+            self._release(block)
+        return released >= wanted
+
+    def _release_all(self) -> None:
+        """Return every free segment, and every free page of expandable ones, to the device."""
+        for pool in (self._large, self._small):
+            for block in pool:
+                if block.expandable:
+                    self._unmap(block)
+                elif not block.is_split:
+                    self._release(block)
+
+    def _release(self, block: Block) -> None:
+        block.pool.remove(block)
+        self.reserved -= block.size
+
+    def _unmap(self, block: Block) -> None:
+        """Take whole pages away from a free block."""
+        page, pool = _page(block.pool), block.pool
+        begin, end = _up(block.address, page), (block.address + block.size) // page * page
+        if begin >= end:
+            return
+        pool.remove(block)
+        if begin > block.address:
+            before, block = block, block.cut(begin - block.address, mapped=True)
+            pool.add(before)
+        if end < block.address + block.size:
+            pool.add(block.cut(end - block.address, mapped=True))
+        block.mapped = False
+        self.reserved -= block.size
+        block.absorb(block.previous)
+        block.absorb(block.next)
+        pool.add(block)
+
+
+def simulate(requests: Iterable[Request], settings: AllocatorSettings = DEFAULT, *, limit_bytes: int | None = None) -> Simulated:
+    """Run a sequence of allocations and frees, up to the first that cannot be served.
+
+    Args:
+        requests: In their order. A free of a key that is not allocated is left out.
+        settings: Of the allocator.
+        limit_bytes: What the device has for it; `None` is no limit.
+    """
+    allocator = Allocator(settings, limit_bytes)
+    blocks: dict[int, Block] = {}
+    requested = allocated = 0
+    at_peak = allocator.usage
+    failed = None
+    for place, (key, nbytes, stream) in enumerate(requests):
+        if nbytes is None:
+            if key in blocks:
+                allocator.free(blocks.pop(key))
+            continue
+        try:
+            blocks[key] = allocator.allocate(nbytes, stream)
+        except OutOfMemoryError as error:
+            failed = (place, int(str(error)))
+            break
+        requested, allocated = max(requested, allocator.requested), max(allocated, allocator.allocated)
+        if (allocator.reserved, allocator.allocated) > (at_peak.reserved, at_peak.allocated):
+            at_peak = allocator.usage
+    return Simulated(
+        peak=Usage(requested=requested, allocated=allocated, reserved=at_peak.reserved),
+        at_reserved_peak=at_peak,
+        end=allocator.usage,
+        retries=allocator.retries,
+        failed=failed,
+    )
+
+
+def _segment_size(size: int) -> int:
+    """Bytes that are asked of the device for a block."""
+    if size <= SMALL_REQUEST:
+        return SMALL_SEGMENT
+    return LARGE_SEGMENT if size < LARGE_REQUEST else _up(size, LARGE_MULTIPLE)
+
+
+def _page(pool: Pool) -> int:
+    return SMALL_SEGMENT if pool.small else LARGE_SEGMENT
+
+
+def _growable(block: Block) -> int:
+    """Bytes that a free block of an expandable segment could have."""
+    rest = block.next
+    return block.size + (rest.size if rest is not None and not rest.mapped else 0)
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

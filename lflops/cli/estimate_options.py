@@ -1,0 +1,70 @@
+"""The arguments and options of `lflops estimate`, each as the type of its parameter."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = [
+    "Allocator",
+    "AsJson",
+    "Backward",
+    "Depth",
+    "Figure",
+    "GradScaler",
+    "Hardware",
+    "Optimizer",
+    "Ranks",
+    "RoundTo",
+    "Samples",
+    "Save",
+    "Target",
+]
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="PACKAGE.MODULE:BUILD",
+        help="A function that is called with the number of samples and returns (model, batch) or (model, batch, loss). The batch is a "
+        "tuple of the model's arguments, one tensor, or a mapping of keyword arguments; the loss a function from its output to a "
+        "scalar. The module is looked for here first.",
+    ),
+]
+Samples = Annotated[int, typer.Option("--batch", metavar="N", min=1, help="The number of samples.")]
+Backward = Annotated[bool, typer.Option("--backward", help="Go backward as well, from the loss or the sum of the outputs.")]
+Optimizer = Annotated[
+    str | None,
+    typer.Option("--optimizer", metavar="NAME", help="Of torch.optim, as adamw, with its defaults. Two steps are run; implies --backward."),
+]
+Hardware = Annotated[
+    str | None,
+    typer.Option("--hardware", metavar="NAME", help="A chip that `lflops hardware` lists: whether it fits, and how short a step can be."),
+]
+GradScaler = Annotated[bool, typer.Option("--grad-scaler", help="Scale the function's loss, and the gradients back.")]
+RoundTo = Annotated[
+    int,
+    typer.Option("--round-to", metavar="BYTES", min=1, help="Round each tensor's memory up to a multiple: 512 as CUDA's allocator does."),
+]
+Allocator = Annotated[
+    str | None,
+    typer.Option(
+        "--allocator",
+        metavar="SETTINGS",
+        help="Settings of torch's allocator for CUDA, as in PYTORCH_ALLOC_CONF: expandable_segments:True. It is simulated, for a listed "
+        "chip also without this option.",
+    ),
+]
+Ranks = Annotated[
+    int | None, typer.Option("--ranks", metavar="N", min=1, help="What each of N data-parallel ranks needs under DDP, ZeRO and FSDP2.")
+]
+Depth = Annotated[int, typer.Option("--depth", metavar="N", help="How many levels of the tree below the root; -1 is all.")]
+Save = Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write the profile, for lflops show and diff.")]
+Figure = Annotated[Path | None, typer.Option("--figure", metavar="FILE", help="Draw live memory over the step, as .png, .svg or .pdf.")]
+AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print one JSON object: profile, fits (true or false), room (what the chip has and what is needed), bounds, checkpointed "
+        "(by block) and sharded. Unknown is null.",
+    ),
+]
