@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from lflops.analyze.trace.summary import summarise
+from lflops.analyze.trace.summary import summarise_all
 from lflops.cli.output import draw, write_json
-from lflops.report.terminal.trace_summary import render_trace
+from lflops.report.terminal.trace_summary import render_ranks, render_trace
 from lflops.traces.convert import compat as copy_of
 from lflops.traces.files import traces_in
 from lflops.traces.merge import MERGED
@@ -34,19 +34,21 @@ def show(
         bool,
         typer.Option(
             "--json",
-            help="Print one JSON object: traces, a list, each with device, idle, steps, categories, kernels and more. Times are "
-            "integers of nanoseconds; unknown is null.",
+            help="Print one JSON object: traces, a list, each with device, idle, steps, categories, kernels, operators and more, and "
+            "ranks. Times are integers of nanoseconds; unknown is null.",
         ),
     ] = False,
 ) -> None:
     """Show what the device did: computing, communicating, copying, idle and why; steps, kernels, operators."""
-    summaries = [summarise(read_trace(file), hardware) for file in files]
+    found = summarise_all((read_trace(file) for file in files), hardware)
     if as_json:
-        write_json({"traces": summaries})
+        write_json(found)
         return
-    for index, summary in enumerate(summaries):
-        if index:
-            typer.echo()
+    if found.ranks is not None:
+        draw(render_ranks(found.ranks, top=top))
+    for index, summary in enumerate(found.traces):
+        if index or found.ranks is not None:
+            draw("")
         draw(render_trace(summary, top=top))
 
 

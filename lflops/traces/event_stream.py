@@ -41,6 +41,7 @@ _Event = TypeVar("_Event")
 class _Distributed(Struct, frozen=True):
     rank: int | None = None
     world_size: int | None = None
+    groups: int | None = msgspec.field(default=None, name="pg_count")
 
 
 class _Device(Struct, frozen=True):

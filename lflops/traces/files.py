@@ -11,9 +11,10 @@ import msgspec
 
 from lflops.errors import ProfileError
 
-__all__ = ["is_trace", "read", "traces_in", "written_whole"]
+__all__ = ["is_trace", "rank_in_name", "read", "traces_in", "written_whole"]
 
 _BEGIN = 1 << 16
+_RANK = re.compile(r"_(\d+)\.(?:.*\.)?pt\.trace\.json(\.gz)?$")
 _ANY_TRACE = re.compile(r"\btrace\.json(\.gz)?$|\.json\.gz$")
 _TRACE = re.compile(r"\.pt\.trace\.json(\.gz)?$")
 
@@ -32,6 +33,12 @@ def traces_in(folder: Path) -> list[Path]:
             f"{folder}: has no trace: give a folder with files as torch.profiler writes them, *.pt.trace.json or *.pt.trace.json.gz"
         )
     return found
+
+
+def rank_in_name(path: Path) -> int | None:
+    """The rank in a trace's name, as in `host_3.1234.pt.trace.json`; `None` where it has none."""
+    named = _RANK.search(path.name)
+    return int(named[1]) if named else None
 
 
 def is_trace(path: Path) -> bool:

@@ -4,7 +4,6 @@ One trace is held at a time, and of that only the text and where its events are;
 """
 
 import itertools
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,15 +12,13 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from lflops.errors import ProfileError
-from lflops.traces.files import read, traces_in, written_whole
+from lflops.traces.files import rank_in_name, read, traces_in, written_whole
 from lflops.traces.timestamps import ZERO, microseconds, span
 
 __all__ = ["MERGED", "MergedTraces", "merge"]
 
 MERGED = "merged.trace.json.gz"
 """Its name is none that readers of single traces look for."""
-
-_RANK = re.compile(r"_(\d+)\.(?:.*\.)?pt\.trace\.json(\.gz)?$")
 
 
 class MergedTraces(Struct, frozen=True, kw_only=True):
@@ -95,8 +92,7 @@ def _sources(folder: Path) -> Iterator[_Source]:
     """Each trace with what its header says."""
     for path in traces_in(folder):
         header = read(path, _Header)
-        named = _RANK.search(path.name)
-        rank = int(named[1]) if header.distributed.rank is None and named else header.distributed.rank
+        rank = rank_in_name(path) if header.distributed.rank is None else header.distributed.rank
         yield _Source(path, rank, header.base)
 
 

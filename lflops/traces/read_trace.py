@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from msgspec import Raw, Struct, field
 
 from lflops.errors import ProfileError
 from lflops.traces.annotate import MODULE
-from lflops.traces.event_stream import TraceStream
+from lflops.traces.event_stream import Header, TraceStream
+from lflops.traces.files import rank_in_name
 from lflops.traces.recorded import Collective, DeviceWork, Inputs, MemoryPeak, OperatorCall, RecordedTrace, RuntimeCall, Span
 from lflops.traces.timestamps import ZERO, span
 
@@ -18,6 +20,7 @@ __all__ = ["read_trace"]
 
 _STEP = "ProfilerStep#"
 _FRAME = "nn.Module: "
+_COLLECTIVE = "nccl:"
 _NOTHING = Raw(b"{}")
 _ABSENT = Raw(b"")
 _EMPTY = Raw(b"[]")
@@ -113,6 +116,20 @@ class _SliceArgs(Struct, gc=False):
     phase: str = "forward"
 
 
+def _described(name: str, args: _OperatorArgs) -> Collective | None:
+    """The message of a collective by the inputs of its scope, which are all that older torch tells."""
+    if args.shapes is _ABSENT:
+        return None
+    try:
+        shapes = msgspec.json.decode(args.shapes, type=list[list[int]])
+        types = msgspec.json.decode(args.types, type=list[str])
+    except msgspec.MsgspecError:
+        return None
+    if not shapes or len(set(types)) != 1:
+        return None
+    return Collective(name.removeprefix(_COLLECTIVE), sum(map(prod, shapes)), None, types[0], None, "", "")
+
+
 def read_trace(path: Path) -> RecordedTrace:
     """Read one file, packed or not.
 
@@ -133,8 +150,9 @@ def read_trace(path: Path) -> RecordedTrace:
     return RecordedTrace(
         file=str(path),
         base=header.base,
-        rank=header.distributed.rank if header.distributed else None,
+        rank=_rank(path, header),
         world_size=header.distributed.world_size if header.distributed else None,
+        groups=header.distributed.groups if header.distributed else None,
         devices=names,
         work=tuple(reader.work),
         runtime=tuple(reader.runtime),
@@ -149,6 +167,12 @@ def read_trace(path: Path) -> RecordedTrace:
         first=reader.first or 0,
         last=reader.last or 0,
     )
+
+
+def _rank(path: Path, header: Header) -> int | None:
+    """From the header, or else from the file's name."""
+    told = header.distributed.rank if header.distributed else None
+    return rank_in_name(path) if told is None else told
 
 
 class _Reader:
@@ -258,7 +282,10 @@ class _Reader:
     def _annotation(self, event: _Event) -> None:
         start, end = self._on_host(event)
         name = self._name(event)
-        self.spans.append(Span("step" if name.startswith(_STEP) else "scope", name, self._thread(event), start, end))
+        named = Span("step" if name.startswith(_STEP) else "scope", name, self._thread(event), start, end)
+        if name.startswith(_COLLECTIVE):
+            named.collective = _described(name, self._operator_args.decode(event.args))
+        self.spans.append(named)
 
     def _frame(self, event: _Event) -> None:
         """A frame of the Python stack; only those of modules are kept."""

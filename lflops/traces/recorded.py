@@ -87,6 +87,7 @@ class Span(Struct, gc=False):
     Attributes:
         kind: A step of the profiler, a scope of `record_function`, a module frame of `with_stack`, or a module slice of lflops.
         phase: Of a slice of lflops.
+        collective: Of the scope of a collective, where it tells its message.
     """
 
     kind: Literal["step", "scope", "module", "slice"]
@@ -95,6 +96,7 @@ class Span(Struct, gc=False):
     start: int
     end: int
     phase: str = "forward"
+    collective: Collective | None = None
 
 
 class MemoryPeak(Struct, frozen=True):
@@ -110,6 +112,7 @@ class RecordedTrace(Struct, frozen=True, kw_only=True):
     Attributes:
         base: Nanoseconds since 1970 to which all times are relative.
         rank: From the file; `None` where it does not tell.
+        groups: How many process groups there are; `None` where it does not tell.
         devices: The names by the devices' numbers.
         has_stack: Whether Python's frames were recorded.
         negative: How many events had a negative length; they are taken as 0 ns long.
@@ -121,6 +124,7 @@ class RecordedTrace(Struct, frozen=True, kw_only=True):
     base: int
     rank: int | None
     world_size: int | None
+    groups: int | None
     devices: Mapping[int, str]
     work: tuple[DeviceWork, ...]
     runtime: tuple[RuntimeCall, ...]

@@ -172,3 +172,27 @@ def test_the_roofline_of_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert 2 * 52 / 3.35e12 == pytest.approx(row["roof_seconds"])
     assert 2 == main(["roofline", str(path), "--figure", str(tmp_path / "a.svg")])
     assert "--figure draws a profile's FILE, not a trace" in capsys.readouterr().err
+
+
+def test_traces_of_several_ranks_begin_with_who_comes_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second rank's all-reduce takes 50 ns, the first's 200: it waited 150."""
+    files = []
+    for rank, length in enumerate((200, 50)):
+        trace = TraceByHand(distributedInfo={"rank": rank, "world_size": 2})
+        trace.kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 0, length)
+        files.append(trace.write(tmp_path / f"{rank}.json"))
+    text = shown(capsys, *files)
+    first = "Rank 1 comes last to 1 of 1 collective; rank 0 waits the longest, 150 ns, and the transfers take 50 ns."
+    assert first == text.splitlines()[0]
+    assert {"0": 150, "1": 0} == json.loads(shown(capsys, *files, "--json"))["ranks"]["waiting"]
+
+
+def test_collectives_and_modules_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A bandwidth, and a module frame."""
+    trace = small_gpu_trace()
+    trace.event("python_function", "nn.Module: Linear_0", 45, 155)
+    about = {"Collective name": "allreduce", "In msg nelems": 500, "Out msg nelems": 500, "Group size": 4, "dtype": "Half"}
+    trace.kernel("ncclDevKernel_AllReduce_Sum_f16", 2000, 2500, launch=(1900, 1910), **about)
+    lines = [line.split() for line in shown(capsys, trace.write(tmp_path / "a.json")).splitlines()]
+    assert ["Linear_0", "300", "ns", "300", "ns", "1", "110", "ns"] in lines
+    assert ["all_reduce", "500", "ns", "100.0", "%", "1", "1000", "B", "3.00", "GB/s", "2.00", "GB/s", "4", "–"] in lines

@@ -101,7 +101,7 @@ _PARTS: tuple[tuple[re.Pattern[str], Category], ...] = (
     (re.compile("conv(?!ert)"), "convolution"),
     (re.compile(r"^(_foreach_|_fused_(adam|sgd|adagrad)|Optimizer\.step)"), "optimizer"),
     (re.compile(r"pool\dd"), "reduction"),
-    (re.compile("^(c10d::|_c10d_functional::|nccl:)"), "communication"),
+    (re.compile("^(c10d::|_c10d_functional::|nccl:|record_param_comms)"), "communication"),
 )
 """What the names of families of operators have in them; the first that is found decides."""
 

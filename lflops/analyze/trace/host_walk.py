@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lflops.analyze.trace.categories import precision_by_name
-from lflops.traces.recorded import DeviceWork, Inputs, OperatorCall, RecordedTrace, RuntimeCall, Span
+from lflops.traces.recorded import Collective, DeviceWork, Inputs, OperatorCall, RecordedTrace, RuntimeCall, Span
 
 __all__ = ["NODE", "HostWalk", "OperatorSums", "SpanSums", "walk"]
 
@@ -63,12 +63,13 @@ class SpanSums:
 
 
 class Launch(NamedTuple):
-    """What launched some work of the device: the call, the innermost operator, the one that is counted, the module."""
+    """What launched some work of the device: the call, the innermost operator, the one that is counted, the module, the collective."""
 
     call: RuntimeCall | None
     operator: OperatorSums | None
     counted: OperatorSums | None
     module: str | None
+    collective: Collective | None
 
 
 @dataclass(slots=True)
@@ -90,7 +91,7 @@ class HostWalk:
         """What launched a piece of work; `None` where the trace does not tell."""
         found = self.launches.get(work.correlation)
         if found is None and work.external in self.by_external:
-            return Launch(None, self.by_external[work.external], None, None)
+            return Launch(None, self.by_external[work.external], None, None, None)
         return found
 
     def call(self, work: DeviceWork) -> RuntimeCall | None:
@@ -109,6 +110,7 @@ class _Open:
     is_double: bool = False
     children: int = 0
     backward_of: str | None = None
+    collective: Collective | None = None
 
 
 def walk(trace: RecordedTrace, work: Iterable[DeviceWork], is_counted: Callable[[OperatorCall], bool]) -> HostWalk:
@@ -232,7 +234,7 @@ class _Walker:
         if counts:
             sums.counted_calls += 1
             self._found.counted.append((call.start, sums))
-        opened = _Open(call.end, call.start, operator=sums, is_counted=counts, is_double=is_double)
+        opened = _Open(call.end, call.start, operator=sums, is_counted=counts, is_double=is_double, collective=call.collective)
         if call.sequence >= 0:
             if call.name.startswith(NODE):
                 opened.backward_of = self._module_of.get(call.sequence)
@@ -251,7 +253,7 @@ class _Walker:
         parent = next((each.span.name for each in reversed(stack) if each.span is not None and each.span.kind == kind), "")
         sums = self._span(kind, name, span.phase, parent)
         sums.calls += 1
-        return _Open(span.end, span.start, span=sums, is_double=any(each.span is sums for each in stack))
+        return _Open(span.end, span.start, span=sums, is_double=any(each.span is sums for each in stack), collective=span.collective)
 
     def _span(self, kind: str, name: str, phase: str, parent: str) -> SpanSums:
         key = kind, name, phase
@@ -295,7 +297,9 @@ class _Walker:
                     each.span.own_device += took
         if innermost is not None and counted is None:
             innermost.uncounted_device += took
-        self._found.launches[call.correlation] = Launch(call, innermost, counted, _innermost(stack))
+        about = [each.collective for each in stack if each.collective is not None]
+        about.sort(key=lambda each: each.group_size is None)
+        self._found.launches[call.correlation] = Launch(call, innermost, counted, _innermost(stack), about[0] if about else None)
 
 
 def _innermost(stack: Sequence[_Open]) -> str | None:

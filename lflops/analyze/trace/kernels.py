@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
-from lflops.analyze.trace.categories import CATEGORIES, Category, category_of_kernel, precision_by_name, tensor_cores_by_name
+from lflops.analyze.trace.categories import CATEGORIES, Category, category_of_kernel, communicates, precision_by_name, tensor_cores_by_name
 from lflops.analyze.trace.host_walk import HostWalk
 from lflops.analyze.trace.operator_inputs import precision_of
 from lflops.traces.recorded import DeviceWork
@@ -95,12 +95,12 @@ def _kernel(name: str, found: Sequence[DeviceWork], walk: HostWalk) -> KernelTim
             by_operator[operator] += took
         by_category[_category(walk, each)] += took
         by_precision[_precision(walk, each)] += took
-    is_kernel = found[0].kind == "kernel"
+    computes = found[0].kind == "kernel" and not communicates(found[0])
     return KernelTimes(
         name=name,
         category=max(by_category, key=lambda category: by_category[category]),
-        precision=max(by_precision, key=lambda precision: by_precision[precision]) if is_kernel else None,
-        tensor_cores=tensor_cores_by_name(name) if is_kernel else None,
+        precision=max(by_precision, key=lambda precision: by_precision[precision]) if computes else None,
+        tensor_cores=tensor_cores_by_name(name) if computes else None,
         calls=len(found),
         device=sum(times),
         median=round(statistics.median(times)),

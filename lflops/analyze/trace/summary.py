@@ -1,23 +1,28 @@
 """All that is known of one trace, as one value."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
 
+from lflops.analyze.trace.categories import communicates
+from lflops.analyze.trace.collectives import CollectiveTimes, Occurrence, collectives, occurrences
 from lflops.analyze.trace.host_walk import HostWalk, walk
 from lflops.analyze.trace.idle import CAUSES, Cause, LaunchDelays, QueueDepth, idle_by_cause, launch_delays, queue_depth
 from lflops.analyze.trace.kernels import CategoryTimes, KernelTimes, PrecisionTimes, by_category, by_precision, kernels
+from lflops.analyze.trace.modules import SpanTimes, modules, scopes
 from lflops.analyze.trace.operator_cost import cost_of
 from lflops.analyze.trace.operators import OperatorTimes, ShapeTimes, Uncounted, operators, shapes, uncounted
+from lflops.analyze.trace.rank_skew import RankSkew, rank_skew
+from lflops.analyze.trace.stretches import joined
 from lflops.analyze.trace.timeline import DeviceTimeline, StepTimes, StreamTimes, idle_stretches, states, steps, streams, timeline, total
 from lflops.analyze.trace.utilization import TraceUtilization, utilization
 from lflops.hardware.chips import Hardware, lookup, named
 from lflops.profile.records import Spread
 from lflops.traces.recorded import DeviceWork, MemoryPeak, RecordedTrace
 
-__all__ = ["DeviceSummary", "LeftOut", "TraceSummary", "summarise"]
+__all__ = ["DeviceSummary", "LeftOut", "TraceSummaries", "TraceSummary", "summarise", "summarise_all"]
 
 
 class LeftOut(Struct, frozen=True, kw_only=True):
@@ -77,6 +82,9 @@ class TraceSummary(Struct, frozen=True, kw_only=True):
     uncounted: tuple[Uncounted, ...]
     utilization: TraceUtilization | None
     hardware: Hardware | None
+    collectives: tuple[CollectiveTimes, ...]
+    modules: tuple[SpanTimes, ...]
+    scopes: tuple[SpanTimes, ...]
     left_out: LeftOut
     has_stack: bool
     negative: int
@@ -93,6 +101,29 @@ class _Window(NamedTuple):
     left_out: LeftOut
 
 
+class TraceSummaries(Struct, frozen=True, kw_only=True):
+    """Several traces.
+
+    Attributes:
+        ranks: How ranks wait for each other; `None` where the traces are not of different ranks.
+    """
+
+    traces: tuple[TraceSummary, ...]
+    ranks: RankSkew | None
+
+
+def summarise_all(traces: Iterable[RecordedTrace], hardware: Hardware | str | None = None) -> TraceSummaries:
+    """Analyse traces one after the other, and together where they are of different ranks.
+
+    Raises:
+        HardwareError: The table does not have the name that is given.
+    """
+    analysed = [_analysed(trace, hardware) for trace in traces]
+    by_rank = {summary.rank: found for summary, found in analysed if summary.rank is not None}
+    skew = rank_skew(by_rank) if len(by_rank) == len(analysed) else None
+    return TraceSummaries(traces=tuple(summary for summary, _ in analysed), ranks=skew)
+
+
 def summarise(trace: RecordedTrace, hardware: Hardware | str | None = None) -> TraceSummary:
     """Analyse one trace.
 
@@ -103,14 +134,21 @@ def summarise(trace: RecordedTrace, hardware: Hardware | str | None = None) -> T
     Raises:
         HardwareError: The table does not have the name that is given.
     """
+    return _analysed(trace, hardware)[0]
+
+
+def _analysed(trace: RecordedTrace, hardware: Hardware | str | None) -> tuple[TraceSummary, tuple[Occurrence, ...]]:
+    """The summary, and each collective."""
     chip = named(hardware) if isinstance(hardware, str) else hardware or _chip(trace)
     window = _window(trace)
     found = walk(trace, window.work, lambda call: cost_of(call.name, call.inputs) is not None)
     rows = tuple(_device(trace, window, device, found) for device in window.by_device)
     step_times = steps(trace, found)
     span = window.end - window.start or trace.last - trace.first
+    found_collectives = occurrences(window.work, found, trace)
+    computing = joined((work.start, work.end) for work in window.work if work.kind != "copy" and not communicates(work))
     begin = min((step.start for step in step_times), default=trace.first)
-    return TraceSummary(
+    summary = TraceSummary(
         file=trace.file,
         rank=trace.rank,
         world_size=trace.world_size,
@@ -132,11 +170,15 @@ def summarise(trace: RecordedTrace, hardware: Hardware | str | None = None) -> T
         uncounted=uncounted(found),
         utilization=utilization(found, step_times, span, len(rows), chip),
         hardware=chip,
+        collectives=collectives(found_collectives, computing),
+        modules=modules(found),
+        scopes=scopes(found),
         left_out=window.left_out,
         has_stack=trace.has_stack,
         negative=trace.negative,
         unread=trace.unread,
     )
+    return summary, found_collectives
 
 
 def _device(trace: RecordedTrace, window: _Window, device: int, found: HostWalk) -> DeviceSummary:

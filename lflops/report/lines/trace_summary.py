@@ -9,11 +9,24 @@ from typing import Any
 from lflops import units
 from lflops.analyze.trace.idle import Cause
 from lflops.analyze.trace.operators import ShapeTimes
+from lflops.analyze.trace.rank_skew import RankSkew
 from lflops.analyze.trace.summary import TraceSummary
 from lflops.analyze.trace.timeline import DeviceTimeline
 from lflops.report.lines.text import counted, plain
 
-__all__ = ["CAUSES", "STATES", "facts", "kernel_name", "launches", "nanoseconds", "remarks", "shapes_text", "share", "verdict"]
+__all__ = [
+    "CAUSES",
+    "STATES",
+    "facts",
+    "kernel_name",
+    "launches",
+    "nanoseconds",
+    "ranks_verdict",
+    "remarks",
+    "shapes_text",
+    "share",
+    "verdict",
+]
 
 STATES: Mapping[str, str] = {
     "computing": "computing",
@@ -185,6 +198,19 @@ def launches(summary: TraceSummary) -> Iterator[tuple[str, str]]:
             device = f" of device {each.device}" if len(summary.devices) > 1 else ""
             empty = share(each.queue.empty, each.timeline.window)
             yield f"queue{device}", f"{each.queue.mean:.1f} deep in the mean, {each.queue.largest} at most; empty {empty} of the window"
+
+
+def ranks_verdict(skew: RankSkew) -> str:
+    """Who comes last to the collectives of several ranks."""
+    calls = sum(row.calls for row in skew.collectives)
+    if not calls:
+        return f"The traces of {len(skew.ranks)} ranks have no collective in common."
+    rank = max(skew.last, key=lambda each: skew.last[each])
+    waited = max(skew.waiting, key=lambda each: skew.waiting[each])
+    return (
+        f"Rank {rank} comes last to {skew.last[rank]} of {counted(calls, 'collective')}; rank {waited} waits the longest, "
+        f"{nanoseconds(skew.waiting[waited])}, and the transfers take {nanoseconds(skew.transfer)}."
+    )
 
 
 def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:

@@ -6,8 +6,11 @@ from rich.console import Group, RenderableType
 
 from lflops import units
 from lflops.analyze.trace.categories import Category
+from lflops.analyze.trace.collectives import CollectiveTimes
 from lflops.analyze.trace.kernels import KernelTimes
+from lflops.analyze.trace.modules import SpanTimes
 from lflops.analyze.trace.operators import ShapeTimes
+from lflops.analyze.trace.rank_skew import RankSkew
 from lflops.analyze.trace.summary import TraceSummary
 from lflops.analyze.trace.timeline import DeviceTimeline
 from lflops.report.lines.text import plain, shortened
@@ -18,6 +21,7 @@ from lflops.report.lines.trace_summary import (
     kernel_name,
     launches,
     nanoseconds,
+    ranks_verdict,
     remarks,
     shapes_text,
     share,
@@ -25,7 +29,7 @@ from lflops.report.lines.trace_summary import (
 )
 from lflops.report.terminal.tables import FittedTable, margin, text
 
-__all__ = ["render_trace", "render_trace_roofline"]
+__all__ = ["render_ranks", "render_trace", "render_trace_roofline"]
 
 _NAME, _OPERATOR = 28, 24
 _OVER = 1.05
@@ -65,10 +69,21 @@ def _tables(summary: TraceSummary, top: int) -> Iterator[RenderableType]:
     if summary.categories:
         yield _categories(summary)
         yield _kernels(summary, top)
+    yield from _of_host(summary, top)
+
+
+def _of_host(summary: TraceSummary, top: int) -> Iterator[RenderableType]:
+    """What launched the work: operators, modules, scopes, collectives."""
+    has_device = summary.device is not None
     if summary.operators:
         yield _operators(summary, top)
     if any(row.flops for row in summary.shapes):
         yield _shapes(summary.shapes, top)
+    for heading, rows in (("modules", summary.modules), ("scopes", summary.scopes)):
+        if rows:
+            yield _spans(heading, rows, top, has_device=has_device)
+    if summary.collectives:
+        yield _collectives(summary.collectives, top)
 
 
 def _timeline(summary: TraceSummary, device: DeviceTimeline) -> RenderableType:
@@ -203,6 +218,67 @@ def _shapes(found: Sequence[ShapeTimes], top: int, *, roof: bool = False) -> Ren
     columns["bytes moved"] = [units.size(row.bytes_moved) for row in rows]
     names = [shapes_text(row) for row in rows]
     return _cut(FittedTable("operators with their shapes", names, columns, room=_room(names)), len(rows), len(found), "lines")
+
+
+def _spans(heading: str, found: Sequence[SpanTimes], top: int, *, has_device: bool) -> RenderableType:
+    """Modules or scopes, with all below them and without."""
+    rows = found[:top]
+    columns: dict[str, list[str]] = {}
+    if has_device:
+        columns["device"] = [nanoseconds(row.device) for row in rows]
+        columns["device, own"] = [nanoseconds(row.own_device) for row in rows]
+    columns["calls"] = [units.count(row.calls) for row in rows]
+    if any(row.phase != "forward" for row in found):
+        columns["phase"] = [row.phase for row in rows]
+    columns["host"] = [nanoseconds(row.host) for row in rows]
+    names = [f"{row.name} ×{row.instances}" if row.instances > 1 else row.name for row in rows]
+    return _cut(FittedTable(heading, names, columns, room=_room(names)), len(rows), len(found), heading)
+
+
+def _collectives(found: Sequence[CollectiveTimes], top: int) -> RenderableType:
+    rows = found[:top]
+    columns = {
+        "time": [nanoseconds(row.device) for row in rows],
+        "exposed": [share(row.exposed, row.device) for row in rows],
+        "calls": [units.count(row.calls) for row in rows],
+        "bytes": [units.size(row.bytes) for row in rows],
+        "bus": [units.quantity(row.bus_bytes_per_second, "B/s") for row in rows],
+        "algorithm": [units.quantity(row.algorithmic_bytes_per_second, "B/s") for row in rows],
+        "ranks": [units.UNKNOWN if row.group_size is None else str(row.group_size) for row in rows],
+        "group": [shortened(plain(row.group), _OPERATOR) or units.UNKNOWN for row in rows],
+    }
+    names = [row.kind for row in rows]
+    return _cut(FittedTable("collectives", names, columns, room=_room(names)), len(rows), len(found), "collectives")
+
+
+def render_ranks(skew: RankSkew, *, top: int) -> RenderableType:
+    """How several ranks wait for each other."""
+    ranks = sorted(skew.ranks, key=lambda rank: -skew.last[rank])[:top]
+    calls = sum(row.calls for row in skew.collectives)
+    blocks: list[RenderableType] = [text(ranks_verdict(skew), "bold")]
+    if calls:
+        columns = {
+            "comes last": [share(skew.last[rank], calls) for rank in ranks],
+            "waits": [nanoseconds(skew.waiting[rank]) for rank in ranks],
+        }
+        blocks += [
+            "",
+            _cut(FittedTable("ranks", [f"rank {rank}" for rank in ranks], columns, room=_NAME), len(ranks), len(skew.ranks), "ranks"),
+        ]
+        rows = skew.collectives[:top]
+        columns = {
+            "calls": [units.count(row.calls) for row in rows],
+            "transfer": [nanoseconds(row.transfer) for row in rows],
+            "waited": [nanoseconds(sum(row.waiting.values())) for row in rows],
+            "skew": [nanoseconds(row.skew_median) for row in rows],
+            "at most": [nanoseconds(row.skew_longest) for row in rows],
+            "group": [shortened(plain(row.group), _OPERATOR) or units.UNKNOWN for row in rows],
+        }
+        table = FittedTable("collectives of all ranks", [row.kind for row in rows], columns, room=_NAME)
+        blocks += ["", _cut(table, len(rows), len(skew.collectives), "collectives")]
+    if skew.unmatched:
+        blocks.append(text(f"{skew.unmatched} collectives are in the trace of one rank alone", "dim"))
+    return Group(*blocks)
 
 
 def render_trace_roofline(summary: TraceSummary, *, top: int) -> RenderableType:

@@ -1,0 +1,173 @@
+"""Collectives by kind and group: calls, bytes, time, and the bandwidth that they reached.
+
+Algorithmic bandwidth is the message over the time. Bus bandwidth is that times what the kind has to move for each byte of the message, so
+that it can be held against a link, as in NVIDIA's nccl-tests: all-reduce 2 (n - 1) / n, all-gather, reduce-scatter and all-to-all
+(n - 1) / n, all others 1, with n ranks.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from lflops.analyze.trace.categories import communicates
+from lflops.analyze.trace.host_walk import HostWalk
+from lflops.analyze.trace.operator_inputs import BYTES
+from lflops.analyze.trace.stretches import Stretches, joined, length, outside
+from lflops.traces.recorded import Collective, DeviceWork, RecordedTrace
+
+__all__ = ["CollectiveTimes", "Occurrence", "collectives", "occurrences"]
+
+_SIZES = {
+    "double": 8,
+    "float": 4,
+    "half": 2,
+    "bfloat16": 2,
+    "long": 8,
+    "int": 4,
+    "short": 2,
+    "char": 1,
+    "byte": 1,
+    "bool": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+"""Bytes of an element, by the names that collectives have for types."""
+
+_KINDS = (
+    ("reducescatter", "reduce_scatter"),
+    ("allreduce", "all_reduce"),
+    ("allgather", "all_gather"),
+    ("alltoall", "all_to_all"),
+    ("broadcast", "broadcast"),
+    ("barrier", "barrier"),
+    ("sendrecv", "send_recv"),
+    ("reduce", "reduce"),
+    ("gather", "gather"),
+    ("scatter", "scatter"),
+    ("send", "send"),
+    ("recv", "recv"),
+)
+_OF_RESULT = frozenset({"all_gather", "gather"})
+_SHARE = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
+
+
+class Occurrence(NamedTuple):
+    """One call of a collective, as one rank ran it.
+
+    Attributes:
+        step: The step that launched it; empty where there is none.
+        bytes: Of the message: of the larger of input and result, over all ranks; `None` is unknown.
+    """
+
+    kind: str
+    group: str
+    group_size: int | None
+    step: str
+    start: int
+    end: int
+    bytes: int | None
+
+
+class CollectiveTimes(Struct, frozen=True, kw_only=True):
+    """All calls of one kind in one group; nanoseconds. `None` is unknown.
+
+    Attributes:
+        group: The ranks, or else the group's name; empty where the trace does not tell.
+        exposed: Time in which nothing was computed. What runs at the same time as another collective is in both rows.
+        bytes: Of all messages.
+        algorithmic_bytes_per_second: `bytes` over the time.
+        bus_bytes_per_second: What a link carried for that.
+    """
+
+    kind: str
+    group: str
+    group_size: int | None
+    calls: int
+    device: int
+    exposed: int
+    bytes: int | None
+    algorithmic_bytes_per_second: float | None
+    bus_bytes_per_second: float | None
+
+
+def occurrences(work: Iterable[DeviceWork], walk: HostWalk, trace: RecordedTrace) -> tuple[Occurrence, ...]:
+    """Every collective, in the order of their beginnings."""
+    steps = sorted((span.start, span.end, span.name) for span in trace.spans if span.kind == "step")
+    of_all = trace.world_size if trace.groups == 1 else None
+    found = [_occurrence(each, walk, steps, of_all) for each in work if communicates(each)]
+    return tuple(sorted(found, key=lambda each: each.start))
+
+
+def _occurrence(work: DeviceWork, walk: HostWalk, steps: Sequence[tuple[int, int, str]], of_all: int | None) -> Occurrence:
+    launch = walk.launch(work)
+    about = work.collective or (launch.collective if launch is not None else None)
+    call = launch.call if launch is not None else None
+    kind = _kind(about.name if about is not None and about.name else work.name)
+    size = about.group_size if about is not None else None
+    return Occurrence(
+        kind=kind,
+        group=(about.ranks or about.group) if about is not None else "",
+        group_size=of_all if size is None else size,
+        step=next((name for start, end, name in steps if call is not None and start <= call.start < end), ""),
+        start=work.start,
+        end=work.end,
+        bytes=_bytes(kind, about),
+    )
+
+
+def _kind(name: str) -> str:
+    """The kind by the name of a collective or of a kernel."""
+    plain = re.sub(r"[^a-z]", "", name.lower())
+    return next((kind for part, kind in _KINDS if part in plain), "other")
+
+
+def _bytes(kind: str, about: Collective | None) -> int | None:
+    """The message's bytes."""
+    if about is None:
+        return None
+    size = _SIZES.get(about.dtype.lower(), BYTES.get(about.dtype))
+    known = [each for each in (about.in_elements, about.out_elements) if each is not None]
+    if size is None or not known:
+        return None
+    if kind in _OF_RESULT and about.out_elements is None:
+        return None
+    return max(known) * size
+
+
+def collectives(found: Sequence[Occurrence], computing: Stretches) -> tuple[CollectiveTimes, ...]:
+    """By kind and group, the most time first."""
+    groups: dict[tuple[str, str, int | None], list[Occurrence]] = {}
+    for each in found:
+        groups.setdefault((each.kind, each.group, each.group_size), []).append(each)
+    rows = []
+    for (kind, group, size), calls in groups.items():
+        device = sum(each.end - each.start for each in calls)
+        known = [each.bytes for each in calls if each.bytes is not None]
+        moved = sum(known) if len(known) == len(calls) else None
+        rate = moved / (device / 1e9) if moved is not None and device else None
+        factor = _factor(kind, size)
+        rows.append(
+            CollectiveTimes(
+                kind=kind,
+                group=group,
+                group_size=size,
+                calls=len(calls),
+                device=device,
+                exposed=length(outside(joined((each.start, each.end) for each in calls), computing)),
+                bytes=moved,
+                algorithmic_bytes_per_second=rate,
+                bus_bytes_per_second=None if rate is None or factor is None else rate * factor,
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: (-row.device, row.kind, row.group)))
+
+
+def _factor(kind: str, size: int | None) -> float | None:
+    """Bytes that a rank sends for each byte of the message."""
+    if kind not in _SHARE and kind != "all_reduce":
+        return 1.0
+    if not size:
+        return None
+    return (size - 1) / size * (2 if kind == "all_reduce" else 1)

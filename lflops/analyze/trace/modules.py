@@ -1,0 +1,69 @@
+"""The modules and scopes of a trace: slices of lflops, frames of Python's stack, scopes of `record_function`.
+
+A frame has the class and a number, as `Linear_3`; a slice of lflops has the module's name. Backward is in the module whose forward made the
+node, where the trace has the numbers that tell. All times are of launches inside, so a module's time is its kernels'.
+"""
+
+import re
+from typing import Literal
+
+from msgspec import Struct
+
+from lflops.analyze.trace.host_walk import HostWalk, SpanSums
+
+__all__ = ["SpanTimes", "modules", "scopes"]
+
+_NUMBER = re.compile(r"(?<![A-Za-z])\d+")
+
+
+class SpanTimes(Struct, frozen=True, kw_only=True):
+    """Modules or scopes of one name but for its numbers; nanoseconds.
+
+    Attributes:
+        name: With a star in place of each number, where there are several.
+        phase: As lflops names it; forward also stands for what has none.
+        instances: How many different names it stands for.
+        device: Of the kernels that were launched inside, with all below it.
+        own_device: The same without what is below it.
+        host: Inclusive.
+    """
+
+    kind: Literal["module", "scope"]
+    name: str
+    phase: str
+    instances: int
+    calls: int
+    device: int
+    own_device: int
+    host: int
+
+
+def modules(walk: HostWalk) -> tuple[SpanTimes, ...]:
+    """The modules, the most of the device's time first, or of the host's."""
+    return _rows(walk, "module")
+
+
+def scopes(walk: HostWalk) -> tuple[SpanTimes, ...]:
+    """The scopes, in the same order."""
+    return _rows(walk, "scope")
+
+
+def _rows(walk: HostWalk, kind: Literal["module", "scope"]) -> tuple[SpanTimes, ...]:
+    groups: dict[tuple[str, str], list[SpanSums]] = {}
+    for sums in walk.spans.values():
+        if sums.kind == kind:
+            groups.setdefault((_NUMBER.sub("*", sums.name), sums.phase), []).append(sums)
+    rows = (
+        SpanTimes(
+            kind=kind,
+            name=pattern if len(found) > 1 else found[0].name,
+            phase=phase,
+            instances=len(found),
+            calls=sum(each.calls for each in found),
+            device=sum(each.device for each in found),
+            own_device=sum(each.own_device for each in found),
+            host=sum(each.host for each in found),
+        )
+        for (pattern, phase), found in groups.items()
+    )
+    return tuple(sorted(rows, key=lambda row: (-row.device, -row.host, row.name)))
