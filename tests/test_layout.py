@@ -81,7 +81,7 @@ MAY_IMPORT |= {
     # `collect` within a function only: the last tests hold that importing the shell loads no torch.
     "cli": VALUE | ANALYSES | COLLECT | REPORT | {"analyze.trace", "traces", "pypi:typer", "pypi:rich"},
     "session.inputs": VALUE | COLLECT | {"pypi:torch"},
-    "session.window": VALUE | ANALYSES | COLLECT | {"pypi:torch", "merging", "session.inputs", "report.lines", "traces"},
+    "session.window": VALUE | ANALYSES | COLLECT | {"pypi:torch", "formulas", "merging", "session.inputs", "report.lines", "traces"},
     "session.outlets": VALUE | ANALYSES | REPORT | {"collect.inputs", "pypi:torch", "session.inputs", "tensorboard"},
     "session": VALUE | COLLECT | {"analyze", "pypi:torch", "merging", "session.inputs", "session.window", "session.outlets"},
     "loops": VALUE | COLLECT | SESSION | {"pypi:torch", "session.outlets"},

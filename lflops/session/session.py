@@ -15,6 +15,7 @@ from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Stage, Training
 from lflops.session.planning import planned
 from lflops.session.results import Results
+from lflops.session.window.batch_work import NO_LENGTHS
 from lflops.session.window.counted_steps import CountedSteps
 from lflops.session.window.hooked_step import HookedStep
 from lflops.session.window.live_metrics import LiveMetrics
@@ -84,6 +85,8 @@ class Session:
         self._live_metrics = LiveMetrics(self._step_clock.seconds, results.topology.sizes.get("data")) if tracked else None
         self._updates = register_optimizer_step_post_hook(self._step_clock.update) if scaled else None
         self._listening = contextlib.ExitStack()
+        self._transfers = contextlib.ExitStack()  # outlasts the windows where the curves need it
+        self._counts_step = False
         self._times_phases = True
         self._is_annotating = False  # whether a trace of ours is being annotated
         try:
@@ -95,6 +98,10 @@ class Session:
 
     def resume(self) -> None:
         """The stage begins, or begins again: what was in between belongs to no step, and the first one is no measure of the others."""
+        transfers = None if self._live_metrics is None else self._live_metrics.transfers
+        if transfers is not None:
+            self._transfers.close()
+            self._transfers.callback(self._stage.listen(transfers))
         if self._times_phases:
             for each in self._listeners:
                 self._listening.callback(self._stage.listen(each))
@@ -124,6 +131,8 @@ class Session:
         try:
             self._in_batch = False
             clock = self._step_clock
+            if self._live_metrics is not None:
+                self._live_metrics.see(clock.ordinal, batch)
             if clock.ordinal < self._quiet_until and self._stage.accumulation() == 1:
                 self._logged_step = self._read_logged_step()
                 if clock.end_plain(batch, self._logged_step):
@@ -136,24 +145,29 @@ class Session:
 
     def _begin_batch(self, batch: Any) -> None:
         phase, begins_step = self._position.phase, not self._step_clock.shapes
-        if phase == "count":
+        live = self._live_metrics
+        if begins_step:
+            is_sample = phase == "warmup" and self._settings.count is True and live is not None and live.is_sample(batch)
+            self._counts_step = phase == "count" or is_sample
+        if self._counts_step:
             if begins_step and self._settings.count is True:
-                self._window.counted = self._counted_steps.begin_step(batch)
+                self._window.counted = self._counted_steps.begin_step(batch, NO_LENGTHS if live is None else live.lengths(batch))
             self._counted_steps.begin_batch(batch)
         elif phase == "hooked" and begins_step:
             self._hooked = HookedStep(self._stage, self._tree, self._clock)
 
     def _end_batch(self, batch: Any) -> None:
-        is_counted = self._position.phase == "count"
+        is_counted, live = self._counts_step, self._live_metrics
         profile = self._counted_steps.end_batch() if is_counted else None
         shapes = self._step_clock.batch(batch)
-        if profile is not None and self._live_metrics is not None:
-            self._live_metrics.set_work(shapes, profile)
+        if profile is not None and live is not None:
+            live.set_work(shapes, self._step_clock.tokens_of(shapes), live.lengths_of(self._step_clock.ordinal), profile)
         if not self._stage.ends_step():
             if self._tracing is not None:
                 self._tracing.batch()
             return
-        counted = self._counted_steps.end_step(self._step_clock.shapes[0]) if is_counted else None
+        counted = self._counted_steps.end_step() if is_counted else None
+        self._counts_step = False
         if counted is not None:
             self._window.counted = counted
         if self._is_annotating or self._results.pending:
@@ -184,8 +198,10 @@ class Session:
         finally:
             self.leave_annotations()
 
-    def detach(self) -> None:
-        """Take off whatever is on."""
+    def detach(self, *, keep_transfers: bool = False) -> None:
+        """Take off whatever is on; but perhaps what listens to transfers."""
+        if not keep_transfers:
+            self._transfers.close()
         self._end_trace(failed=True)
         self._counted_steps.abandon()
         self._end_hooked_step()
@@ -234,6 +250,9 @@ class Session:
         """The last batch was left before it was over, and the fit goes on: count another step."""
         self._counted_steps.abandon()
         self._end_hooked_step()
+        if self._live_metrics is not None:
+            self._live_metrics.drop(self._step_clock.ordinal)
+        self._counts_step = False
         self._step_clock.drop_batches()
 
     def _advance(self) -> None:
@@ -249,7 +268,7 @@ class Session:
             self._closing.remove(window)
             self._report(window, failed=False)
         if self._times_phases and self._window.complete and not self._closing:
-            self.detach()
+            self.detach(keep_transfers=self._live_metrics is not None and self._live_metrics.transfers is not None)
             self.over = self._live_metrics is None and not self._is_annotating and not self._results.pending
         if log:
             self._log_point()

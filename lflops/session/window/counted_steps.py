@@ -20,6 +20,7 @@ from lflops.profile.notes import Note
 from lflops.session.inputs.phases import OutsideModules
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Stage, Training
+from lflops.session.window.batch_work import Lengths
 from lflops.session.window.step_clock import signature
 
 __all__ = ["CountedBatch", "CountedSteps"]
@@ -46,14 +47,16 @@ class CountedSteps:
         Counting({"": self._root}, ignore=settings.ignore_modules)
         if isinstance(settings.count, Profile):
             _check_same_model(settings.count, training)
-        self._counted_by_shapes: dict[Hashable, Profile] = {}
+        self._counted: dict[Hashable, Profile] = {}  # by the first batch's shapes, and its lengths where they decide its work
+        self._key: Hashable = None
         self._nothing: Profile | None = None
         self._step: list[Profile] | None = None
         self._batch: CountedBatch | None = None
 
-    def begin_step(self, batch: Any) -> Profile | None:
+    def begin_step(self, batch: Any, lengths: Lengths) -> Profile | None:
         """Count the step that begins with this batch, unless one like it was counted: then return that one."""
-        known = None if self._stage.fetches_itself else self._counted_by_shapes.get(signature(batch))
+        self._key = (signature(batch), frozenset(lengths.items()))
+        known = None if self._stage.fetches_itself else self._counted.get(self._key)
         self._step = [] if known is None else None
         return known
 
@@ -71,12 +74,12 @@ class CountedSteps:
         self._step.append(profile)
         return self.with_facts(profile)
 
-    def end_step(self, shapes: Hashable) -> Profile | None:
-        """Returns what was counted of the step, whose first batch has these shapes."""
+    def end_step(self) -> Profile | None:
+        """Returns what was counted of the step."""
         batches, self._step = self._step, None
         if not batches:
             return None
-        counted = self._counted_by_shapes[shapes] = self.with_facts(sum_of_batches(batches))
+        counted = self._counted[self._key] = self.with_facts(sum_of_batches(batches))
         return counted
 
     def abandon(self) -> None:

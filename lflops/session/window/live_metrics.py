@@ -1,11 +1,13 @@
 """Step time, MFU and throughput over the whole run: a point for each that the loggers take."""
 
 from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lflops.analyze.speed.peaks import peak_of
 from lflops.profile.model import Profile
-from lflops.session.window.step_clock import TimedStep
+from lflops.profile.series import sum_known
+from lflops.session.window.batch_work import NO_LENGTHS, BatchWork, HostBatch, Lengths
+from lflops.session.window.step_clock import KEPT, TimedStep
 
 __all__ = ["LiveMetrics"]
 
@@ -16,7 +18,7 @@ class _StepSample(NamedTuple):
     seconds: float
     samples: int | None
     tokens: int | None
-    shapes: tuple[Hashable, ...]
+    batches: tuple[tuple[Hashable, int | None, Lengths], ...]
 
 
 class LiveMetrics:
@@ -31,23 +33,56 @@ class LiveMetrics:
         """Begin the first point."""
         self._seconds = seconds
         self._replicas = replicas
-        self._macs: dict[Hashable, int] = {}
+        self._work = BatchWork()
+        self._host = HostBatch()
+        self._lengths: dict[int, list[Lengths]] = {}  # of steps that were not read yet, by their number
         self._peak: float | None = None
         self._steps: list[_StepSample] = []
 
-    def set_work(self, shapes: Hashable, counted: Profile) -> None:
-        """Keep what a batch of these shapes takes, forward and backward, and the peak that it is held against."""
-        root = counted.modules[""]
-        self._macs[shapes] = root.forward.macs + root.backward.macs
+    @property
+    def transfers(self) -> HostBatch | None:
+        """What has to listen to transfers; `None` where the work of batches does not depend on what is in them."""
+        return self._host if self._work.needs_lengths else None
+
+    def lengths(self, batch: Any) -> Lengths:
+        """The lengths of the sequences of the batch that is running, where they may decide its work."""
+        return self._host.of(batch) if self._work.needs_lengths else NO_LENGTHS
+
+    def lengths_of(self, step: int) -> Lengths:
+        """Those of the last batch of a step that is over."""
+        return self._lengths.get(step, [NO_LENGTHS])[-1]
+
+    def is_sample(self, batch: Any) -> bool:
+        """Whether to count this batch would tell what others cost."""
+        return bool(self._work.needs_lengths and (self._work.packed is None or self._work.needs_samples) and self.lengths(batch))
+
+    def see(self, step: int, batch: Any) -> None:
+        """A batch of a step is over."""
+        if self._work.needs_lengths:
+            self._lengths.setdefault(step, []).append(self._host.of(batch))
+            self._host.forget()
+            self._lengths.pop(step - KEPT, None)
+
+    def drop(self, step: int) -> None:
+        """The batches of a step are left, and it begins anew."""
+        self._lengths.pop(step, None)
+
+    def set_work(self, shapes: Hashable, tokens: int | None, lengths: Lengths, counted: Profile) -> None:
+        """Keep what such a batch takes, forward and backward, and the peak that it is held against."""
+        self._work.add(shapes, tokens, lengths, counted)
         self._peak = peak_of(counted.run.dtype, counted.run, counted.run.hardware)
 
     def add(self, step: TimedStep) -> None:
         """Add a step, if it is a clean one."""
+        lengths = self._lengths.pop(step.ordinal, [])
         if step.clean and (seconds := self._seconds(step)):
-            self._steps.append(_StepSample(seconds, step.samples, step.tokens, step.shapes))
+            tokens = step.tokens if len(step.shapes) == 1 else None
+            each = lengths if len(lengths) == len(step.shapes) else [NO_LENGTHS] * len(step.shapes)
+            batches = tuple((shapes, tokens, of_batch) for shapes, of_batch in zip(step.shapes, each, strict=True))
+            self._steps.append(_StepSample(seconds, step.samples, step.tokens, batches))
 
     def point(self) -> dict[str, float]:
-        """The figures since the last point; what is unknown is left out. FLOP/s rest on the steps alone whose shapes were counted."""
+        """The figures since the last point; what is unknown is left out. FLOP/s rest on the steps alone whose work is known."""
         steps, self._steps = self._steps, []
         if not steps:
             return {}
@@ -60,10 +95,10 @@ class LiveMetrics:
         return point | self._utilization(steps)
 
     def _utilization(self, steps: list[_StepSample]) -> dict[str, float]:
-        counted = [step for step in steps if all(shapes in self._macs for shapes in step.shapes)]
+        works = [(step, sum_known([self._work.of(*batch) for batch in step.batches])) for step in steps]
+        counted = [(step, macs) for step, macs in works if macs is not None]
         if not counted:
             return {}
-        macs = sum(self._macs[shapes] for step in counted for shapes in step.shapes)
-        rate = 2 * macs / sum(step.seconds for step in counted)
+        rate = 2 * sum(macs for _, macs in counted) / sum(step.seconds for step, _ in counted)
         point = {"tflops_per_device": rate / 1e12, "counted_share": len(counted) / len(steps)}
         return point if self._peak is None else point | {"mfu": rate / self._peak}

@@ -23,6 +23,9 @@ __all__ = ["StepClock", "TimedStep", "signature"]
 COLD = 2
 """So many steps at the beginning of a run are no measure of the others."""
 
+MANY_SHAPES = 16
+"""From so many on a new shape is what this training is like, and disturbs no step more than the others."""
+
 KEPT = 200
 """Steps that nobody has asked for yet; of more, the first are forgotten."""
 
@@ -137,13 +140,18 @@ class StepClock:
         units = self._units_of.get(shapes)
         if units is None:
             units = self._units_of[shapes] = samples_and_tokens((batch,), {})
-            self.mark("new_shapes")
+            if len(self._units_of) <= MANY_SHAPES:
+                self.mark("new_shapes")
         if self._units is not None:
             given = units_of("FlopsMonitor", self._units, (batch,), {})
             units = given.get("samples_per_step", units[0]), given.get("tokens_per_step", units[1])
         self.shapes.append(shapes)
         self._units_of_batches.append(units)
         return shapes
+
+    def tokens_of(self, shapes: Hashable) -> int | None:
+        """Tokens of a batch of this signature."""
+        return self._units_of.get(shapes, (None, None))[1]
 
     def end_plain(self, batch: Any, logged_step: int) -> bool:
         """End a step of one batch in which nothing else happened: as `batch` and `end`, with as little as possible on the way.
