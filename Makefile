@@ -36,6 +36,7 @@ bench: $(READY) $(PEERS_READY)
 	@$(BIN)/python benchmarks/attribution.py
 	@$(BIN)/python benchmarks/phases.py
 	@$(BIN)/python benchmarks/traces.py
+	@$(BIN)/python benchmarks/trace_reader.py
 	@$(BIN)/python benchmarks/diff.py
 	@$(BIN)/python benchmarks/gather.py
 	@$(BIN)/python benchmarks/ranks.py

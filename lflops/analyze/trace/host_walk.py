@@ -55,7 +55,6 @@ class SpanSums:
     kind: str
     name: str
     phase: str
-    parent: str
     calls: int = 0
     host: int = 0
     device: int = 0
@@ -102,15 +101,27 @@ class HostWalk:
 
 @dataclass(slots=True)
 class _Open:
+    """What has begun and not ended.
+
+    Attributes:
+        around: The innermost operator, this one included.
+        is_double: Whether one of the same name is around it.
+        children: Nanoseconds of the operators directly within.
+        module: The innermost module; in backward the one whose forward made the node.
+    """
+
     end: int
     start: int
     operator: OperatorSums | None = None
     span: SpanSums | None = None
-    is_counted: bool = False
-    is_double: bool = False
-    children: int = 0
-    backward_of: str | None = None
     collective: Collective | None = None
+    around: "_Open | None" = None
+    is_counted: bool = False
+    is_within_counted: bool = False
+    is_double: bool = False
+    is_backward: bool = False
+    children: int = 0
+    module: str | None = None
 
 
 def walk(trace: RecordedTrace, work: Iterable[DeviceWork], is_counted: Callable[[OperatorCall], bool]) -> HostWalk:
@@ -191,6 +202,7 @@ class _Walker:
         self._kernels = kernels
         self._is_counted = is_counted
         self._module_of: dict[int, str] = {}
+        self._open_names: Counter[str] = Counter()
 
     def thread(self, items: Sequence[_Item]) -> None:
         """Go through what one thread did; the items are sorted."""
@@ -200,13 +212,14 @@ class _Walker:
                 self._close(stack.pop())
             if isinstance(item, RuntimeCall):
                 self._launch(item, stack)
-                continue
-            if stack and isinstance(item, OperatorCall):
-                above = next((each for each in reversed(stack) if each.operator is not None), None)
+            elif isinstance(item, Span):
+                stack.append(self._opened_span(item, stack))
+            else:
+                above = stack[-1].around if stack else None
                 if above is not None and above.operator is not None:
                     above.operator.has_operators = True
                     above.children += min(-minus_end, above.end) - start
-            stack.append(self._opened_span(item, stack) if isinstance(item, Span) else self._opened(item, stack))
+                stack.append(self._opened(item, stack))
         while stack:
             self._close(stack.pop())
 
@@ -229,43 +242,56 @@ class _Walker:
     def _opened(self, call: OperatorCall, stack: Sequence[_Open]) -> _Open:
         sums = self._sums(call)
         sums.calls += 1
-        is_double = any(each.operator is not None and each.operator.name == call.name for each in stack)
-        counts = not any(each.is_counted for each in stack) and self._is_counted(call)
-        if counts:
+        above = stack[-1] if stack else None
+        opened = _Open(call.end, call.start, operator=sums, collective=call.collective)
+        opened.around = opened
+        opened.is_double = call.name in self._open_names
+        self._open_names[call.name] += 1
+        opened.is_counted = (above is None or not above.is_within_counted) and self._is_counted(call)
+        opened.is_within_counted = opened.is_counted or (above is not None and above.is_within_counted)
+        opened.module = above.module if above is not None else None
+        if opened.is_counted:
             sums.counted_calls += 1
             self._found.counted.append((call.start, sums))
-        opened = _Open(call.end, call.start, operator=sums, is_counted=counts, is_double=is_double, collective=call.collective)
         if call.sequence >= 0:
             if call.name.startswith(NODE):
-                opened.backward_of = self._module_of.get(call.sequence)
-            elif not any(each.backward_of for each in stack):
-                module = _innermost(stack)
-                if module is not None:
-                    self._module_of[call.sequence] = module
-        if opened.backward_of is not None:
-            opened.span = self._span("module", opened.backward_of, "backward", "")
-            opened.span.calls += 1
+                backward_of = self._module_of.get(call.sequence)
+                if backward_of is not None:
+                    opened.span = self._span("module", backward_of, "backward")
+                    opened.span.calls += 1
+                    opened.module, opened.is_backward = backward_of, True
+            elif opened.module is not None and not (above is not None and above.is_backward):
+                self._module_of[call.sequence] = opened.module
+        opened.is_backward = opened.is_backward or (above is not None and above.is_backward)
         return opened
 
     def _opened_span(self, span: Span, stack: Sequence[_Open]) -> _Open:
         kind = "module" if span.kind == "slice" else span.kind
         name = span.name.removeprefix("nn.Module: ") if span.kind == "module" else span.name or "(root)"
-        parent = next((each.span.name for each in reversed(stack) if each.span is not None and each.span.kind == kind), "")
-        sums = self._span(kind, name, span.phase, parent)
+        sums = self._span(kind, name, span.phase)
         sums.calls += 1
-        return _Open(span.end, span.start, span=sums, is_double=any(each.span is sums for each in stack), collective=span.collective)
+        above = stack[-1] if stack else None
+        opened = _Open(span.end, span.start, span=sums, is_double=any(each.span is sums for each in stack), collective=span.collective)
+        if above is not None:
+            opened.around, opened.is_within_counted = above.around, above.is_within_counted
+            opened.module, opened.is_backward = above.module, above.is_backward
+        if kind == "module":
+            opened.module = name
+        return opened
 
-    def _span(self, kind: str, name: str, phase: str, parent: str) -> SpanSums:
+    def _span(self, kind: str, name: str, phase: str) -> SpanSums:
         key = kind, name, phase
         sums = self._found.spans.get(key)
         if sums is None:
-            sums = self._found.spans[key] = SpanSums(kind, name, phase, parent)
+            sums = self._found.spans[key] = SpanSums(kind, name, phase)
         return sums
 
-    @staticmethod
-    def _close(opened: _Open) -> None:
+    def _close(self, opened: _Open) -> None:
         took = opened.end - opened.start
         if opened.operator is not None:
+            self._open_names[opened.operator.name] -= 1
+            if not self._open_names[opened.operator.name]:
+                del self._open_names[opened.operator.name]
             opened.operator.host += 0 if opened.is_double else took
             opened.operator.own_host += max(took - opened.children, 0)
         elif opened.span is not None and not opened.is_double:
@@ -297,11 +323,6 @@ class _Walker:
                     each.span.own_device += took
         if innermost is not None and counted is None:
             innermost.uncounted_device += took
-        about = [each.collective for each in stack if each.collective is not None]
-        about.sort(key=lambda each: each.group_size is None)
-        self._found.launches[call.correlation] = Launch(call, innermost, counted, _innermost(stack), about[0] if about else None)
-
-
-def _innermost(stack: Sequence[_Open]) -> str | None:
-    """The module that is running."""
-    return next((each.span.name for each in reversed(stack) if each.span is not None and each.span.kind == "module"), None)
+        about = sorted((each.collective for each in stack if each.collective is not None), key=lambda each: each.group_size is None)
+        module = stack[-1].module if stack else None
+        self._found.launches[call.correlation] = Launch(call, innermost, counted, module, about[0] if about else None)

@@ -7,6 +7,7 @@ Each idle stretch ends with a piece of work. The thread that launched that work 
     lost to              │ python │ operators│ launching   │ launch_latency (from the call's end to the kernel's start)
 """
 
+import functools
 import statistics
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -135,12 +136,14 @@ def _activities(trace: RecordedTrace, threads: Iterable[int]) -> Mapping[int, li
     return {thread: [(cause, joined(found[cause][thread])) for cause in order] for thread in wanted}
 
 
+@functools.lru_cache(1 << 12)
 def _cause(call: str) -> Cause:
     if call in _BLOCKING_COPIES or any(part in call for part in _SYNCHRONISING):
         return "synchronising"
     return "allocating" if any(part in call for part in _ALLOCATING) else "launching"
 
 
+@functools.lru_cache(1 << 16)
 def _loads(name: str) -> bool:
     return name.startswith(_LOADERS)
 
