@@ -85,6 +85,7 @@ MAY_IMPORT |= {
     "session.outlets": VALUE | ANALYSES | REPORT | {"collect.inputs", "pypi:torch", "session.inputs", "tensorboard"},
     "session": VALUE | COLLECT | {"analyze", "pypi:torch", "merging", "session.inputs", "session.window", "session.outlets"},
     "loops": VALUE | COLLECT | SESSION | {"pypi:torch", "session.outlets"},
+    "huggingface": {"errors", "profile", "loops", "session.inputs", "pypi:transformers", "pypi:torch"},
     "lightning": VALUE | COLLECT | SESSION | {"pypi:torch", "pypi:lightning", "pypi:pytorch_lightning", "deepspeed"},
     "lightning.injection": {"errors", "schedule", "lightning"},
     "__main__": {"cli"},

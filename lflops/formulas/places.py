@@ -23,6 +23,9 @@ def _places(text: str) -> dict[str, dict[str, int]]:
 
 PLACES = _places(
     """
+    torch_attn::_varlen_attn: cu_seq_q=3 cu_seq_k=4 max_q=5 max_k=6 is_causal=7 window_size=9 seqused_k=11 block_table=12
+    torch_attn::_varlen_attn_backward: cu_seq_q=6 cu_seq_k=7 max_q=8 max_k=9 is_causal=10 window_size=13
+    torch_attn::_varlen_attn_out: cu_seq_q=4 cu_seq_k=5 max_q=6 max_k=7 is_causal=8 window_size=10 seqused_k=12 block_table=13
     _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention: is_causal=4
     _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention: is_causal=6
     _scaled_dot_product_fused_attention_overrideable _scaled_dot_product_attention_math_for_mps: is_causal=5

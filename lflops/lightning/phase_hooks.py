@@ -7,16 +7,15 @@ The first one before that step comes before forward, because the step calls forw
 With several ranks the training's loop has such an attribute too: its check for SIGTERM is a broadcast, in which ranks wait for each other.
 """
 
-import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from lflops.collect.timing.step_phases import OTHER, SYNC
 from lflops.lightning.stages import STAGES
 from lflops.session.inputs.phases import Listener
+from lflops.session.inputs.wrappers import Wrappers
 
 __all__ = ["listen"]
 
@@ -46,8 +45,6 @@ CLIP, BEFORE_STEP = "configure_gradient_clipping", "on_before_optimizer_step"
 DEFAULT_HOOKS = (".core.hooks", ".core.module", ".callbacks.callback")
 """Where Lightning keeps the hooks that do nothing unless somebody gives them something to do."""
 
-_ABSENT = object()
-
 
 _ActionCallback = Callable[[str], None]
 _PhaseOfStage = tuple[str, str]
@@ -71,30 +68,9 @@ def listen(trainer: Any, stage: str, listener: Listener) -> Callable[[], None]:
             listeners[each] = tuple(other for other in listeners[each] if other is not listener)
         if not listeners[ALL] and _HOOKS.get(trainer) is hooks:
             del _HOOKS[trainer]
-            hooks.uninstall()
+            hooks.wrappers.uninstall()
 
     return undo
-
-
-class _Wrapper(partial[Any]):
-    """What is set on an owner. Copying and pickling give what was there before, which for a method is that of the owner's copy."""
-
-    before: Any = None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return copy.deepcopy(self.before, memo)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return copy.copy, (self.before,)
-
-
-class _Wrap(NamedTuple):
-    """An attribute that was set, and what was there before it."""
-
-    owner: Any
-    name: str
-    wrapper: Any
-    before: Any
 
 
 class _PhaseHooks:
@@ -103,45 +79,29 @@ class _PhaseHooks:
     def __init__(self, trainer: Any) -> None:
         """Put them on."""
         self.listeners: dict[str, tuple[Listener, ...]] = dict.fromkeys((*STAGES, ALL), ())
-        self._replaced: list[_Wrap] = []
+        self.wrappers = Wrappers()
         self._running = trainer.state  # not the Trainer: what is kept as long as it lives must not keep it
         try:
             self._install_all(trainer)
         except BaseException:
-            self.uninstall()
+            self.wrappers.uninstall()
             raise
 
     def _install_all(self, trainer: Any) -> None:
         strategy, profiler = trainer.strategy, trainer.profiler
         for name, (phase, stage) in METHODS.items():
             method = getattr(strategy, name)
-            self._install(strategy, name, self._around_step(method) if phase == "optimizer" else self._around(method, phase, stage))
+            self.wrappers.install(strategy, name, self._around_step(method) if phase == "optimizer" else self._around(method, phase, stage))
         actions = _actions(trainer)
         if trainer.world_size > 1:
             synchronizing = [(strategy, name) for name in SYNCHRONIZING] + [(trainer.fit_loop.epoch_loop, SIGTERM_CHECK)]
             for owner, name in synchronizing:
                 if hasattr(owner, name):
-                    self._install(owner, name, self._around(getattr(owner, name), SYNC, ALL))
+                    self.wrappers.install(owner, name, self._around(getattr(owner, name), SYNC, ALL))
         for name, wrapper in zip(("start", "stop"), self._with_actions(profiler.start, profiler.stop, actions), strict=True):
-            self._install(profiler, name, wrapper)
+            self.wrappers.install(profiler, name, wrapper)
         if type(profiler).__name__ == "PassThroughProfiler":
-            self._install(profiler, "profile", self._replacement_of_profile(actions))
-
-    def uninstall(self) -> None:
-        """Put back what was there; a wrap that somebody else has wrapped since stays below theirs, and does nothing any more."""
-        for owner, name, wrapper, before in reversed(self._replaced):
-            if vars(owner).get(name) is wrapper:
-                if before is _ABSENT:
-                    delattr(owner, name)
-                else:
-                    setattr(owner, name, before)
-        self._replaced.clear()
-
-    def _install(self, owner: Any, name: str, wrapped: Callable[..., Any]) -> None:
-        wrapper = _Wrapper(wrapped)
-        wrapper.before = getattr(owner, name)
-        self._replaced.append(_Wrap(owner, name, wrapper, vars(owner).get(name, _ABSENT)))
-        setattr(owner, name, wrapper)
+            self.wrappers.install(profiler, "profile", self._replacement_of_profile(actions))
 
     def _around(self, call: Callable[..., Any], phase: str, stage: str) -> Callable[..., Any]:
         listeners_of, running = self.listeners, self._running

@@ -5,6 +5,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from types import TracebackType
@@ -21,12 +22,18 @@ from lflops.loops.phases import LoopPhases
 from lflops.profile.model import Profile
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import STAGES, Stage, Training
-from lflops.session.outlets.writer import logger_of
+from lflops.session.outlets.writer import loggers_of
 from lflops.session.run import MonitoredRun
 
 __all__ = ["LoopMonitor", "monitor"]
 
 Item = TypeVar("Item")
+
+WRAPPERS = {"DistributedDataParallel": "module", "FullyShardedDataParallel": "module", "DataParallel": "module", "_FabricModule": "module"}
+"""Modules that are around a user's own, and the attribute that has it."""
+
+DATA_PARALLEL = {"DistributedDataParallel", "FullyShardedDataParallel"}
+"""Those whose ranks have batches of their own."""
 
 _RUNS = itertools.count()
 """Numbers the runs on several ranks in this process: a process group outlives them, and what they left in its store."""
@@ -36,6 +43,7 @@ def monitor(
     model: nn.Module | Mapping[str, nn.Module],
     optimizer: Optimizer | Sequence[Optimizer] = (),
     *,
+    engine: Any = None,
     logger: Any = None,
     accumulation: int = 1,
     log_every: int = 50,
@@ -48,6 +56,7 @@ def monitor(
     Args:
         model: What is trained; several by their names.
         optimizer: What steps; one, or several.
+        engine: The `Fabric` or `Accelerator` that the loop uses, if it uses one.
         logger: A `SummaryWriter`, or an object with `log_metrics(values, step=...)`; one, or several in a list.
         accumulation: Batches over which gradients are accumulated.
         log_every: Steps from one point of the curves to the next; 0 for no curves.
@@ -68,52 +77,47 @@ def monitor(
                     optimizer.step()
                     optimizer.zero_grad()
     """
-    models = _models(model)
-    optimizers = _optimizers(optimizer)
-    numbers: tuple[tuple[str, Any, int], ...] = (("accumulation", accumulation, 1), ("log_every", log_every, 0), ("steps", steps, 1))
-    for name, value, least in numbers:
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise CountError(f"{name}={describe(value)}: give a whole number, {least} or more")
+    _check_numbers(accumulation=accumulation, log_every=log_every, steps=steps)
     if unknown := settings.keys() - Settings.__dataclass_fields__.keys():
         raise CountError(f"{min(unknown)!r} is no argument of lflops.monitor; these are: {', '.join(Settings.__dataclass_fields__)}")
     asked = Settings(**settings)
     asked.check()
-    given = logger if isinstance(logger, list | tuple) else [] if logger is None else [logger]
-    loggers = [logger_of(each) for each in given]
-    return LoopMonitor(models, optimizers, asked, loggers, accumulation=accumulation, log_every=log_every, steps=steps, log=log)
+    models, optimizers, loggers = _models(model), _optimizers(optimizer), loggers_of(logger)
+    loop = Loop(models, optimizers, engine, loggers, accumulation, log_every, steps, log)
+    return LoopMonitor(loop, asked)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What a user says of a loop; the arguments of `monitor` have the meanings."""
+
+    models: Mapping[str, nn.Module]
+    optimizers: Sequence[Optimizer]
+    engine: Any
+    loggers: Sequence[Any]
+    accumulation: int
+    log_every: int
+    steps: int | None
+    log: Callable[[str], None]
 
 
 class LoopMonitor:
     """A loop that is watched inside of a `with`. `lflops.monitor` makes one.
 
+    Args:
+        loop: The loop.
+        settings: What is asked for.
+
     Attributes:
         profiles: A profile for each window that is closed, on the main process.
     """
 
-    def __init__(
-        self,
-        models: Mapping[str, nn.Module],
-        optimizers: Sequence[Optimizer],
-        settings: Settings,
-        loggers: Sequence[Any],
-        *,
-        accumulation: int,
-        log_every: int,
-        steps: int | None,
-        log: Callable[[str], None],
-    ) -> None:
+    def __init__(self, loop: Loop, settings: Settings) -> None:
         """Touch nothing yet."""
         self.profiles: list[Profile] = []
-        self._models = models
-        self._root = models[""] if "" in models else nn.ModuleDict(models)
-        self._optimizers = optimizers
+        self._loop = loop
         self._settings = settings
-        self._loggers = loggers
-        self._accumulation = accumulation
-        self._log_every = log_every
-        self._steps = steps
-        self._log = log
-        self._phases = LoopPhases([*models.values()], optimizers)
+        self._phases = LoopPhases([*loop.models.values()], loop.optimizers, loop.engine)
         self._stage = "train"
         self._batches = 0
         self._steps_done = 0
@@ -185,6 +189,11 @@ class LoopMonitor:
             self._stage = before
             run.guarded(name, lambda session: session.pause())
 
+    def mark(self, what: str) -> None:
+        """Note that something else happens in this step, as "checkpoint": it is no measure of the others."""
+        if self._run is not None:
+            self._run.guarded("train", lambda session: session.mark(what))
+
     def _begin(self, name: str) -> None:
         if self._run is not None:
             self._run.begin(name, self._training, partial(self._stage_of, name))
@@ -206,48 +215,51 @@ class LoopMonitor:
             self._steps_done += ends_step
 
     def _ends_step(self) -> bool:
-        return not (self._batches + 1) % self._accumulation
+        return not (self._batches + 1) % self._loop.accumulation
 
     def _log_dir(self) -> str | None:
         """Where the first logger keeps its files. Without one there are no files, unless `dirpath` asks for them."""
-        directories = (getattr(each, "log_dir", None) for each in self._loggers)
+        directories = (getattr(each, "log_dir", None) for each in self._loop.loggers)
         return next((str(each) for each in directories if isinstance(each, str | PathLike)), None)
 
     def _training(self) -> Training:
-        rank, world_size = _rank_and_world_size()
-        wrapper = next((type(each).__name__ for each in self._models.values() if type(each).__name__.endswith("DataParallel")), None)
-        spreads_batches = wrapper == "DistributedDataParallel"
+        loop, (rank, world_size) = self._loop, _rank_and_world_size()
+        models = {name: _unwrapped(each) for name, each in loop.models.items()}
+        wrappers = {type(each).__name__ for each in loop.models.values()} & WRAPPERS.keys()
+        # What torch's first FSDP keeps of the parameters is in its wrapper.
+        keeps_parameters = "FullyShardedDataParallel" in wrappers
         return Training(
             loop=self,
-            model=self._root,
-            root=self._root,
-            device=device_of([*self._root.parameters(), *self._root.buffers()]),
+            model=_one(models),
+            root=_one(loop.models if keeps_parameters else models),
+            device=device_of([tensor for each in models.values() for tensor in (*each.parameters(), *each.buffers())]),
             rank=rank,
             world_size=world_size,
-            node=_node(),
+            node=os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0")),
             is_main=rank == 0,
-            strategy=wrapper,
-            sampler={"num_replicas": world_size, "rank": rank} if spreads_batches else None,
-            loggers=self._loggers,
-            log_every=self._log_every,
+            strategy=next(iter(sorted(wrappers)), None) or (None if loop.engine is None else type(loop.engine).__name__),
+            sampler={"num_replicas": world_size, "rank": rank}
+            if wrappers & {"DistributedDataParallel", "FullyShardedDataParallel"}
+            else None,
+            precision=getattr(loop.engine, "mixed_precision", None),
+            scales_gradients=getattr(loop.engine, "scaler", None) is not None,
+            loggers=loop.loggers,
+            log_every=loop.log_every,
             logged_step=partial(getattr, self, "_steps_done"),
-            say=self._say if rank == 0 else _say_nothing,
+            say=loop.log if rank == 0 else _say_nothing,
         )
 
     def _stage_of(self, name: str) -> Stage:
-        learns = name == "train"
+        loop, learns = self._loop, name == "train"
         return Stage(
             name=name,
             learns=learns,
             listen=partial(self._phases.listen, name),
-            accumulation=partial(int, self._accumulation if learns else 1),
+            accumulation=partial(int, loop.accumulation if learns else 1),
             ends_step=self._ends_step if learns else partial(bool, 1),
-            batches_left=self._accumulation * self._steps if learns and self._steps is not None else math.inf,
-            updates=frozenset({"optimizer"}) if learns and self._optimizers else frozenset(),
+            batches_left=loop.accumulation * loop.steps if learns and loop.steps is not None else math.inf,
+            updates=frozenset({"optimizer"}) if learns and loop.optimizers else frozenset(),
         )
-
-    def _say(self, message: str) -> None:
-        self._log(message)
 
 
 class _Batch:
@@ -274,12 +286,19 @@ def _models(model: Any) -> dict[str, nn.Module]:
     return models
 
 
+def _check_numbers(**given: Any) -> None:
+    for (name, value), least in zip(given.items(), (1, 0, 1), strict=True):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise CountError(f"{name}={describe(value)}: give a whole number, {least} or more")
+
+
 def _optimizers(optimizer: Any) -> list[Optimizer]:
     optimizers = [*optimizer] if isinstance(optimizer, list | tuple) else [optimizer]
     for each in optimizers:
         if not isinstance(each, Optimizer):
             raise CountError(f"optimizer={describe(each)}: give a torch.optim.Optimizer, or several in a list")
-    return optimizers
+    # Accelerate's optimizer has another one inside of it, and no hooks of its own.
+    return [getattr(each, "optimizer", each) if type(each).__name__ == "AcceleratedOptimizer" else each for each in optimizers]
 
 
 def _rank_and_world_size() -> tuple[int, int]:
@@ -288,8 +307,16 @@ def _rank_and_world_size() -> tuple[int, int]:
     return distributed.get_rank(), distributed.get_world_size()
 
 
-def _node() -> str:
-    return os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0"))
+def _one(models: Mapping[str, nn.Module]) -> nn.Module:
+    """The model; a module that has all of them, where there are several."""
+    return models[""] if "" in models else nn.ModuleDict(models)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The user's own module, whose names people know."""
+    while (attribute := WRAPPERS.get(type(model).__name__)) is not None:
+        model = getattr(model, attribute)
+    return model
 
 
 def _say_nothing(_message: str) -> None:

@@ -20,8 +20,12 @@ from lflops.collect.attribution.hooks import around_each_call, around_each_step
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.collect.torch_private.autograd import after_backward
 from lflops.session.inputs.phases import Listener
+from lflops.session.inputs.wrappers import Wrappers
 
 __all__ = ["LoopPhases"]
+
+ENGINE_PHASES = {"backward": "backward", "clip_grad_norm_": "clip", "clip_grad_value_": "clip", "clip_gradients": "clip"}
+"""Methods of a `Fabric` or an `Accelerator`, and the phase that each of them is."""
 
 
 class LoopPhases:
@@ -30,10 +34,12 @@ class LoopPhases:
     Args:
         models: The modules that the loop calls.
         optimizers: Those that it steps.
+        engine: A `Fabric` or an `Accelerator`, whose `backward` and clipping are phases.
     """
 
-    def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+    def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], engine: Any = None) -> None:
         """Touch nothing yet."""
+        self._engine = engine
         self._models = models
         self._optimizers = optimizers
         self._listeners: dict[str, tuple[Listener, ...]] = {}
@@ -126,7 +132,19 @@ class LoopPhases:
                 hooks.enter_context(around_each_call(model, self._model_is_called, self._model_returns))
             for optimizer in self._optimizers:
                 hooks.enter_context(around_each_step(optimizer, self._optimizer_begins, self._optimizer_ends))
+            wrappers = Wrappers()
+            hooks.callback(wrappers.uninstall)
+            for name, phase in ENGINE_PHASES.items():
+                if hasattr(self._engine, name):
+                    wrappers.install(self._engine, name, self._within(phase, getattr(self._engine, name)))
             self._hooks = hooks.pop_all()
+
+    def _within(self, phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with self.named(phase, *args[:1]):
+                return call(*args, **kwargs)
+
+        return wrapped
 
     def _model_is_called(self) -> None:
         if self._in_step and (not self._running or self._running[-1] == "optimizer"):

@@ -1,5 +1,7 @@
 """Where formulas find their arguments in a trace, against torch's own schemas."""
 
+import contextlib
+import importlib
 import inspect
 import subprocess
 import sys
@@ -13,6 +15,8 @@ from lflops.formulas.places import GEOMETRY, PLACES
 from lflops.formulas.table import FORMULAS
 
 assert operators, "importing them registers every formula"
+with contextlib.suppress(ModuleNotFoundError):
+    importlib.import_module("torch.nn.attention.varlen")  # which registers its operators when it is loaded; not every torch has it
 
 
 def schema(operator: str) -> list[str] | None:

@@ -6,7 +6,7 @@ from typing import Any
 from lflops.collect.inputs.arguments import describe
 from lflops.errors import CountError
 
-__all__ = ["WriterLogger", "is_tensorboard", "logger_of"]
+__all__ = ["WriterLogger", "is_tensorboard", "loggers_of"]
 
 
 class WriterLogger:
@@ -27,12 +27,16 @@ class WriterLogger:
             self.experiment.add_scalar(name, value, step)
 
 
-def logger_of(given: Any) -> Any:
-    """A logger as it is, or one that logs to the writer that was given.
+def loggers_of(given: Any) -> list[Any]:
+    """Loggers as they are, or such as log to the writers that were given: one, several in a list, or none.
 
     Raises:
-        CountError: It can do neither.
+        CountError: One of them can do neither.
     """
+    return [_logger_of(each) for each in (given if isinstance(given, list | tuple) else [] if given is None else [given])]
+
+
+def _logger_of(given: Any) -> Any:
     if callable(getattr(given, "log_metrics", None)):
         return given
     if callable(getattr(given, "add_scalar", None)):
