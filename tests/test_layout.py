@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "analyze.ranks": VALUE,
     "analyze.modules": VALUE | {"analyze.speed"},
     "analyze.compare": VALUE | {"analyze.speed"},
-    "analyze.trace": VALUE | FORMULAS | {"traces"},
+    "analyze.trace": VALUE | FORMULAS | {"traces", "analyze.compare"},
     "analyze": VALUE | ANALYSES - {"analyze"},
     "collect.torch_private": {"errors", "pypi:torch"},
     "collect.inputs": VALUE | {"pypi:torch", "collect.torch_private"},

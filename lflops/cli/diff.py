@@ -1,17 +1,24 @@
 """`lflops diff`: two runs compared, and limits that a build can hold the second one to."""
 
 import re
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lflops.analyze.compare.diff import diff as diff_of
-from lflops.analyze.compare.regression_limits import limits
+from lflops.analyze.compare.regression_limits import Limit, limits
+from lflops.analyze.trace.compare import compare, trace_limits
+from lflops.analyze.trace.summary import summarise
 from lflops.cli.output import UsageError, draw, write_json
 from lflops.profile.json_file import load
 from lflops.report.lines.diff import headline
 from lflops.report.terminal.diff import render_diff
+from lflops.report.terminal.trace_diff import render_trace_diff, trace_headline
+from lflops.traces.files import is_trace
+from lflops.traces.read_trace import read_trace
 
 __all__ = ["diff"]
 
@@ -23,10 +30,17 @@ _UNKNOWN = {
     "max_memory": "cannot be checked: the second run has no peak of memory",
 }
 
+_UNKNOWN_OF_TRACES = {
+    "max_regress": "cannot be checked: each trace needs two steps at least",
+    "min_mfu": "cannot be checked: the second trace has no MFU, as its shapes or the peak of its chip are unknown",
+    "max_memory": "cannot be checked: the second trace has no peak of memory; record with profile_memory=True",
+}
+_LISTED = 10
+
 
 def diff(
-    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="A profile's JSON file.")],
-    after: Annotated[Path, typer.Argument(metavar="AFTER", help="Another one, which is held to the limits.")],
+    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="A profile's JSON file, or a trace.")],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help="Another one of the same kind, which is held to the limits.")],
     *,
     max_regress: Annotated[
         str | None, typer.Option(metavar="SHARE", help="How much longer a step may take, as 3%. What is within the noise breaks nothing.")
@@ -42,24 +56,44 @@ def diff(
             "--json",
             help="Print one JSON object: headline (sentences), limits, facts (what differs in the circumstances), whole (what happened to "
             "all modules), step, phases, mfu, samples_per_second, tokens_per_second, peak_bytes, and modules with own and inclusive "
-            "figures, each before and after. Unknown is null.",
+            "figures, each before and after. Unknown is null. Of traces: window, step, mfu, states, idle, categories, operators, kernels.",
         ),
     ] = False,
 ) -> int:
     """Compare two runs, module by module. Exit status 1: a limit that was set is broken."""
     regress, mfu = _share("--max-regress", max_regress), _share("--min-mfu", min_mfu)
     _memory(max_memory, 0)  # an invalid size is reported before files are read
+    if is_trace(before) and is_trace(after):
+        return _of_traces(before, after, regress, mfu, max_memory, everything=everything, as_json=as_json)
     compared = diff_of(load(before), load(after))
     checked = limits(compared, max_regress=regress, min_mfu=mfu, max_memory=_memory(max_memory, compared.peak_bytes.before))
-    for limit in checked:
-        if limit.broken is None:
-            raise UsageError(f"--{limit.name.replace('_', '-')}: {_UNKNOWN[limit.name]}")
+    _refuse_unknown(checked, _UNKNOWN)
     if as_json:
         fields = {field: getattr(compared, field) for field in compared.__struct_fields__}
         write_json({"headline": headline(compared), "limits": checked} | fields)
     else:
         draw(render_diff(compared, checked, everything=everything))
     return int(any(limit.broken for limit in checked))
+
+
+def _of_traces(
+    before: Path, after: Path, regress: float | None, mfu: float | None, memory: str | None, *, everything: bool, as_json: bool
+) -> int:
+    compared = compare(summarise(read_trace(before)), summarise(read_trace(after)))
+    checked = trace_limits(compared, max_regress=regress, min_mfu=mfu, max_memory=_memory(memory, compared.allocated_bytes[0]))
+    _refuse_unknown(checked, _UNKNOWN_OF_TRACES)
+    if as_json:
+        fields = {field: getattr(compared, field) for field in compared.__struct_fields__}
+        write_json({"headline": list(trace_headline(compared)), "limits": checked} | fields)
+    else:
+        draw(render_trace_diff(compared, checked, top=sys.maxsize if everything else _LISTED))
+    return int(any(limit.broken for limit in checked))
+
+
+def _refuse_unknown(checked: Iterable[Limit], reasons: Mapping[str, str]) -> None:
+    for limit in checked:
+        if limit.broken is None:
+            raise UsageError(f"--{limit.name.replace('_', '-')}: {reasons[limit.name]}")
 
 
 def _share(option: str, given: str | None) -> float | None:

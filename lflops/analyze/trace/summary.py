@@ -190,8 +190,14 @@ def _device(trace: RecordedTrace, window: _Window, device: int, found: HostWalk)
         timeline=timeline(between),
         idle=idle_by_cause(idle_stretches(between), work, found.call, trace),
         queue=queue_depth(work, found.call, window.start, window.end),
-        memory=trace.memory.get(device),
+        memory=_memory(trace, device, len(window.by_device)),
     )
+
+
+def _memory(trace: RecordedTrace, device: int, devices: int) -> MemoryPeak | None:
+    """The device's peak. Where one device worked and the allocator knows one, by another number, it is that one."""
+    only = next(iter(trace.memory.values())) if devices == len(trace.memory) == 1 else None
+    return trace.memory.get(device, only)
 
 
 def _window(trace: RecordedTrace) -> _Window:
