@@ -7,7 +7,9 @@ from typing import Literal
 
 from lflops.analyze.memory.checkpointing import Checkpointed, checkpointed
 from lflops.analyze.memory.peak import Holder, Storages, fold_storages, holders, peak_moment
+from lflops.analyze.memory.room import Room, room_for
 from lflops.analyze.modules.operators import Operator, OperatorRow, UncountedOperator, operator_rows, operators, uncounted_operators
+from lflops.analyze.modules.outliers import Outlier, outliers
 from lflops.analyze.modules.repeats import identical_subtrees
 from lflops.analyze.modules.tree import Row, WorkCounts, flat, has_times, share_of, totals, tree
 from lflops.analyze.ranks.imbalance import Imbalance, imbalance, slowest_first
@@ -87,6 +89,11 @@ class Analysis:
         return self.profile.patterns(self.children)
 
     @cached_property
+    def outliers(self) -> tuple[Outlier, ...]:
+        """Modules that take much longer than the others at their place."""
+        return outliers(self.profile, self.patterns, self.identical_subtrees, self.children)
+
+    @cached_property
     def uncalled(self) -> tuple[str, ...]:
         """The modules that were never called, nor anything below them."""
         return self.profile.uncalled
@@ -147,6 +154,11 @@ class Analysis:
     def peak_bytes(self) -> int | None:
         """The most bytes alive."""
         return self.profile.memory.peak_bytes if self.profile.memory else self.profile.modules[""].peak_bytes
+
+    @cached_property
+    def room(self) -> Room | None:
+        """Whether the step fits on the chip."""
+        return room_for(self.profile, self.chip)
 
     @cached_property
     def peak_moment(self) -> Moment | None:

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { brief, isSameWindow, nearest } from "../../lflops/page/lib/windows.js";
-import { folded, greatestOf, meanOf, meanRate, runLabel } from "../../lflops/page/table/fold.js";
+import { folded, greatestOf, meanOf, meanRate, runLabel, sumOf } from "../../lflops/page/table/fold.js";
 import { columns, reader } from "../../lflops/page/table/module_columns.js";
 import { ancestors, byName, children, depth, lastOf, matcher, openAtFirst, order, visible } from "../../lflops/page/table/module_rows.js";
 import { differs, isChanged, ratioOf } from "../../lflops/page/views/compare_table.js";
@@ -71,8 +71,9 @@ test("a column of one value is that of all rows", () => {
   assert.deepEqual([0, 1].map(reader(table, "calls")), [1, 1]);
   assert.equal(reader(table, "missing")(0), null);
   const shown = columns(table, [0, 1]);
-  assert.deepEqual(shown.map(({ id }) => id), ["calls", "parameters", "forward.macs", "forward.seconds", "forward.rate"]);
-  assert.deepEqual([0, 1].map(shown[4].total), [4, null]);
+  assert.deepEqual(shown.map(({ id }) => id), ["time", "calls", "parameters", "forward.macs", "forward.seconds", "forward.rate"]);
+  assert.deepEqual([0, 1].map(shown[5].total), [4, null]);
+  assert.deepEqual([sumOf(reader(table, "parameters"), [0, 1]), sumOf(shown[0].total, [0, 1])], ["9007199254740995", null]);
 });
 
 test("a window is found as far as there is one", () => {

@@ -127,7 +127,7 @@ def styles(node: ET.Element) -> Mapping[str, str]:
 def test_a_chart_of_boxes_is_exported_as_it_looks(page_of: Callable[..., Seen]) -> None:
     """Phases of 0.2, 1 and 1.5 ms; in the picture the forward's colour is where the forward is. All that under the page's own policy."""
     seen = page_of(small_profile(), color_scheme="light")
-    drawing = ET.fromstring(exported(seen, seen.page, "The step as SVG")[1])  # noqa: S314 - our own
+    drawing = ET.fromstring(exported(seen, seen.page, "The step by phase as SVG")[1])  # noqa: S314 - our own
     parts = drawing.findall(f"{SVG}svg/{SVG}svg")
     widths = {
         part.findtext(f"{SVG}title", "").split(":")[0]: float(part.get("width", ""))
@@ -139,7 +139,7 @@ def test_a_chart_of_boxes_is_exported_as_it_looks(page_of: Callable[..., Seen]) 
         widths["backward"] / widths["forward"],
     )
     assert "var(" not in ET.tostring(drawing, "unicode")
-    picture = imread(BytesIO(exported(seen, seen.page, "The step as PNG")[1]))
+    picture = imread(BytesIO(exported(seen, seen.page, "The step by phase as PNG")[1]))
     high, long = picture.shape[:2]
     assert (2 * float(drawing.get("width", "")), 2 * float(drawing.get("height", ""))) == (pytest.approx(long, abs=1), high)
     assert [0x6A, 0xA9, 0xE9] == [round(255 * float(each)) for each in picture[high // 8, int(long * 0.3)][:3]]
@@ -175,7 +175,7 @@ def test_the_menu_is_reached_with_the_keyboard(page_of: Callable[..., Seen]) -> 
     page.keyboard.press("Enter")
     page.locator(".menu button").first.wait_for()
     page.keyboard.press("Tab")
-    assert "The step as SVG" == page.evaluate("document.activeElement.textContent")
+    assert "The step by phase as SVG" == page.evaluate("document.activeElement.textContent")
     page.keyboard.press("Escape")
     assert not page.locator(".menu").is_visible()
     assert "export" == page.evaluate("document.activeElement.textContent")

@@ -28,6 +28,13 @@ def repeated(*blocks: float, odd: int | None = None) -> Profile:
     return clocked(profile({name: row | weights(0) for name, row in rows.items()}, cells), own)
 
 
+def columns(seen: Seen, *more: str) -> None:
+    """Show these columns as well."""
+    seen.page.locator(".chooser summary").click()
+    for each in more:
+        seen.page.locator(f".chooser input[value='{each}']").check()
+
+
 def walked(rows: tuple[Row, ...]) -> Iterator[Row]:
     """All rows, from top to bottom."""
     for row in rows:
@@ -39,6 +46,9 @@ def test_what_repeats_is_one_row_with_the_mean_of_the_times(page_of: Callable[..
     """4 blocks with an `fc` of 1, 2, 3 and 6 ms: 3 ms in the mean, and 4 with the norm's; the work is that of one."""
     seen = page_of(repeated(1, 2, 3, 6))
     seen.modules()
+    assert {"blocks": "440", "blocks.0": "440", "blocks.0.fc": "400"}.items() <= seen.shown("forward MACs").items()
+    seen.page.get_by_label("mean of one").check()
+    columns(seen, "forward.rate")
     assert ["(root)", "blocks", "0…3", "fc", "norm", "head"] == seen.labels()
     times = {name: float(text) for name, text in seen.shown("forward time").items()}
     assert (pytest.approx(4e-3), pytest.approx(3e-3)) == (times["blocks.0"], times["blocks.0.fc"])
@@ -53,6 +63,8 @@ def test_the_rows_are_those_of_the_terminal(page_of: Callable[..., Seen]) -> Non
     given = repeated(1, 2, 3, 4, 5, 6, odd=2)
     seen = page_of(given)
     seen.modules()
+    seen.page.get_by_label("mean of one").check()
+    seen.page.get_by_role("button", name="module", exact=True).click()
     rows = list(walked(tree(given)))
     labels = seen.page.locator(f"{ROW} .name").evaluate_all(
         "names => names.map((name) => [...name.querySelectorAll('.label, .mark')].map((part) => part.textContent).join(' '))"
@@ -82,7 +94,7 @@ def test_a_run_is_unfolded_by_a_click_and_folded_again(page_of: Callable[..., Se
     seen.page.get_by_role("button", name="show 3 modules one by one").click()
     times = {name: float(text) for name, text in seen.shown("forward time").items()}
     assert [pytest.approx(2e-3), pytest.approx(3e-3), pytest.approx(7e-3)] == [times[f"blocks.{i}"] for i in range(3)]
-    seen.page.get_by_role("button", name="show 3 modules that are alike as one").press("Enter")
+    seen.page.get_by_role("button", name="show 3 identical modules as one").press("Enter")
     assert "0…2" in seen.labels()
     seen.page.get_by_label("fold repeats").uncheck()
     assert {"0", "1", "2"} < {*seen.labels()}
@@ -103,9 +115,10 @@ def test_a_filter_and_a_flat_list_show_each_module(page_of: Callable[..., Seen])
 
 
 def test_the_chart_leads_to_a_module_within_a_run(page_of: Callable[..., Seen]) -> None:
-    """The run is unfolded, as its second block was clicked on."""
+    """With repeats unfolded each block has its bar, and a click chooses its row."""
     seen = page_of(repeated(1, 1, 1))
     seen.modules()
+    seen.page.get_by_label("fold repeats").uncheck()
     seen.page.get_by_label("chart").select_option("forward.macs")
     seen.page.locator(".icicle .block").filter(has_text="fc").nth(1).click()
     assert "blocks.1.fc" == seen.page.locator(f"{ROW}.chosen .name").get_attribute("title")

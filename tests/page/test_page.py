@@ -10,11 +10,14 @@ from torch.utils.tensorboard import SummaryWriter
 import lflops
 from lflops import units
 from lflops.analyze.analysis import analyze
-from lflops.profile.model import PHASES
+from lflops.hardware.chips import Hardware
+from lflops.profile.model import PHASES, Profile
+from lflops.profile.records import Phase, Step
 from lflops.report.html import save
+from lflops.report.lines.verdict import verdict
 from tests.support.browser import GRID, ROW, Seen, tab
 from tests.support.malicious_names import IMAGE, SCRIPT, hostile_profile
-from tests.support.profile_builders import product, profile, profile_of, small_profile, untimed
+from tests.support.profile_builders import clocked, product, profile, profile_of, run, small_profile, untimed
 from tests.support.tensorboard_server import write
 
 
@@ -54,14 +57,15 @@ def test_rows_are_sorted_among_their_siblings(page_of: Callable[..., Seen]) -> N
     seen = page_of(small_profile())
     seen.modules()
     order = seen.labels()
-    head = seen.page.get_by_role("button", name="backward MACs")
+    head = seen.page.get_by_role("button", name="parameters")
     head.click()
     assert ["(root)", "encoder", "0", "1", "head"] == order == seen.labels()
     head.click()
     assert ["(root)", "head", "encoder", "1", "0"] == seen.labels()
-    assert "ascending" == seen.page.get_by_role("columnheader", name="backward MACs").get_attribute("aria-sort")
+    assert "ascending" == seen.page.get_by_role("columnheader", name="parameters").get_attribute("aria-sort")
     head.click()
     assert order == seen.labels()
+    assert "descending" == seen.page.get_by_role("columnheader", name="total time").get_attribute("aria-sort")
     seen.page.get_by_label("flat").check()
     seen.page.get_by_role("button", name="module", exact=True).click()
     assert ["(root)", "encoder", "encoder.0", "encoder.1", "head"] == seen.labels()
@@ -85,23 +89,80 @@ def test_rows_are_filtered_by_name_class_and_pattern(page_of: Callable[..., Seen
     assert [] == seen.labels()
 
 
-def test_the_chart_has_the_shares_and_leads_to_the_rows(page_of: Callable[..., Seen]) -> None:
-    """Of 640 MACs the encoder has 512, four fifths; its activation none. A click shows a block whole, and its row; another goes up."""
-    seen = page_of(small_profile())
+def timed_blocks(*milliseconds: float) -> Profile:
+    """Blocks that do the same work, each with an `fc` of so many milliseconds forward and twice as many backward; a head of 4 and 8."""
+    names = ["", "blocks", *(f"blocks.{i}{part}" for i in range(len(milliseconds)) for part in ("", ".fc")), "head"]
+    leaves = [name for name in names if name.endswith("fc") or name == "head"]
+    cells = [product(name, "aten::mm", phase, macs=100, bytes_moved=100) for name in leaves for phase in ("forward", "backward")]
+    seconds = {f"blocks.{i}.fc": each for i, each in enumerate(milliseconds)} | {"head": 4.0}
+    own: dict[tuple[str, Phase], float] = {(name, "forward"): each * 1e-3 for name, each in seconds.items()}
+    own |= {(name, "backward"): 2 * each * 1e-3 for name, each in seconds.items()}
+    step = Step(index=0, kind="clean", seconds=0.1, phases={"forward": 0.03, "backward": 0.06})
+    kinds = {name: {"kind": "Linear" if name in leaves else "Block"} for name in names}
+    return clocked(profile(kinds, cells, run=run(kind="training", stage="train"), steps=(step,)), own)
+
+
+def test_what_takes_the_time_comes_first(page_of: Callable[..., Seen]) -> None:
+    """Blocks of 3, 6, 9 and 12 ms: 30 of 100 ms together in one row, and 7.5 in the mean of one; the head's 12 come after."""
+    seen = page_of(timed_blocks(1, 2, 3, 4))
     seen.modules()
-    seen.page.get_by_role("button", name="close all").click()
-    assert 0 == seen.page.locator(".icicle").count()
-    seen.page.get_by_label("chart").select_option("forward.macs")
-    blocks = seen.page.locator(".icicle .block")
-    assert ["(root)", "encoder", "0", "head"] == blocks.all_inner_texts()
-    widths = blocks.evaluate_all("blocks => blocks.map((block) => parseFloat(block.style.width))")
-    assert pytest.approx([100, 80, 80, 20]) == widths
-    blocks.get_by_text("encoder").click()
-    assert ["encoder", "0"] == blocks.all_inner_texts()
-    assert ["(root)", "encoder", "0", "1", "head"] == seen.labels()
-    assert "encoder" == seen.page.locator(f"{ROW}.chosen .name").get_attribute("title")
-    blocks.get_by_text("encoder").click()
-    assert 4 == blocks.count()
+    assert ["(root)", "blocks", "0…3", "fc", "head"] == seen.labels()
+    expected = {"": 0.042, "blocks": 0.03, "blocks.0": 0.03, "blocks.0.fc": 0.03, "head": 0.012}
+    assert {name: pytest.approx(each) for name, each in expected.items()} == {
+        name: float(text) for name, text in seen.shown("total time").items()
+    }
+    assert pytest.approx(0.3) == float(seen.shown("share of the step")["blocks"])
+    seen.page.get_by_label("mean of one").check()
+    assert pytest.approx(0.0075) == float(seen.shown("total time")["blocks.0"])
+
+
+def test_an_unknown_time_says_why(page_of: Callable[..., Seen]) -> None:
+    """Of a module that also ran in backward, where it has no time."""
+    cells = [product(name, "mm", phase, macs=1, bytes_moved=1) for name in "ab" for phase in ("forward", "backward")]
+    own: dict[tuple[str, Phase], float] = {("a", "forward"): 1.0, ("b", "forward"): 1.0, ("b", "backward"): 1.0}
+    seen = page_of(clocked(profile({"": {}, "a": {}, "b": {}}, cells), own))
+    seen.modules()
+    title = seen.page.locator(ROW, has_text="a").locator('.number[title^="total time"]').last.get_attribute("title")
+    assert "total time: unknown\nit ran in a phase in which its hooks saw no time of it" == title
+
+
+def test_the_icicle_has_the_shares_and_zooms(page_of: Callable[..., Seen]) -> None:
+    """Of 42 ms the blocks have 30, in one bar, and the head 12. Enter chooses the row; a space zooms in, and a crumb goes back."""
+    seen = page_of(timed_blocks(1, 2, 3, 4))
+    seen.modules()
+    bars = seen.page.locator(".icicle .block")
+    assert ["(root)", "blocks", "0…3", "fc", "head"] == bars.all_inner_texts()
+    widths = bars.evaluate_all("bars => bars.map((bar) => parseFloat(bar.style.width))")
+    assert pytest.approx([100, 500 / 7, 500 / 7, 500 / 7, 200 / 7], rel=1e-4) == widths
+    chart, caption = seen.page.locator(".icicle"), seen.page.locator(".icicle-caption")
+    chart.focus()
+    for key in ("ArrowDown", "ArrowRight"):
+        chart.press(key)
+    assert "head Linear: total time 12.00 ms · own 12.00 ms · 12.0 % of the step" == caption.inner_text()
+    chart.press("Enter")
+    assert "head" == seen.page.locator(f"{ROW}.chosen .name").get_attribute("title")
+    for key in ("Home", "ArrowDown", " "):
+        chart.press(key)
+    assert ["blocks", "0…3", "fc"] == bars.all_inner_texts()
+    seen.page.get_by_role("navigation", name="zoomed to").get_by_role("button", name="(root)").click()
+    assert 5 == bars.count()
+
+
+def test_the_icicle_zooms_with_the_wheel_and_shows_what_is_searched(page_of: Callable[..., Seen]) -> None:
+    """Into the branch below the pointer and out again; what matches stays bright. The address keeps the zoom."""
+    seen = page_of(timed_blocks(1, 2, 3, 4))
+    seen.modules()
+    bars = seen.page.locator(".icicle .block")
+    bars.get_by_text("blocks", exact=True).hover()
+    seen.page.mouse.wheel(0, -100)
+    seen.page.locator(".crumbs b", has_text="blocks").wait_for()
+    seen.page.reload()
+    seen.page.locator(".crumbs b", has_text="blocks").wait_for()
+    bars.first.hover()
+    seen.page.mouse.wheel(0, 100)
+    seen.page.locator(".crumbs b", has_text="(root)").wait_for()
+    seen.page.get_by_label("filter by name or class").fill("head")
+    assert ["head"] == seen.page.locator(".icicle .found").all_inner_texts()
 
 
 def test_the_tree_is_walked_with_the_keyboard(page_of: Callable[..., Seen]) -> None:
@@ -120,21 +181,21 @@ def test_the_tree_is_walked_with_the_keyboard(page_of: Callable[..., Seen]) -> N
     for key in ("End", "ArrowLeft"):
         grid.press(key)
     assert "row-0" == grid.get_attribute("aria-activedescendant")
-    seen.page.get_by_role("button", name="backward MACs").press("Enter")
+    seen.page.get_by_role("button", name="parameters").press("Enter")
     assert ["(root)", "encoder", "0", "1", "head"] == seen.labels()
-    assert "descending" == seen.page.get_by_role("columnheader", name="backward MACs").get_attribute("aria-sort")
+    assert "descending" == seen.page.get_by_role("columnheader", name="parameters").get_attribute("aria-sort")
 
 
 def test_the_address_keeps_what_is_looked_at(page_of: Callable[..., Seen]) -> None:
     """Whoever opens it again sees the same view, filter and order."""
     seen = page_of(small_profile())
     seen.modules()
-    seen.page.get_by_role("button", name="backward MACs").click()
+    seen.page.get_by_role("button", name="parameters").click()
     seen.page.get_by_label("filter by name or class").fill("head")
     seen.page.reload()
     seen.page.locator(ROW).first.wait_for()
     assert ["(root)", "head"] == seen.labels()
-    assert "descending" == seen.page.get_by_role("columnheader", name="backward MACs").get_attribute("aria-sort")
+    assert "descending" == seen.page.get_by_role("columnheader", name="parameters").get_attribute("aria-sort")
 
 
 def test_names_are_text(page_of: Callable[..., Seen]) -> None:
@@ -334,10 +395,20 @@ def test_numbers_read_as_in_the_report(opening: Callable[..., Seen], tmp_path: P
             assert [getattr(units, function)(value) for value in [*values, None]] == seen.page.evaluate(code, [function, [*given, None]])
 
 
-def test_phases_that_are_not_the_whole_step_say_so(page_of: Callable[..., Seen]) -> None:
-    """0.2 ms of data, 1 of forward and 1.5 of backward are 2.7 of 3 ms."""
-    told = page_of(small_profile()).page.get_by_text("Each is a median over the steps")
-    assert ["Each is a median over the steps: together they are 90.0 % of the median step."] == told.all_inner_texts()
+def test_the_step_s_bar_leaves_nothing_unnamed(page_of: Callable[..., Seen]) -> None:
+    """0.2 ms of data, 1 of forward and 1.5 of backward are 2.7 of 3 ms: the rest is named too."""
+    parts = page_of(small_profile()).page.locator(".parts-of-phase li")
+    assert "unaccounted 10.0 %, 300.00 µs" in parts.last.inner_text()
+
+
+def test_the_summary_is_a_verdict(page_of: Callable[..., Seen]) -> None:
+    """The sentences of the report, the budget below them; a part leads to its modules."""
+    given = replace(timed_blocks(1, 2, 3, 4), run=run(kind="training", stage="train", hardware=Hardware("abacus", {"fp32": 1e6}, 1e9)))
+    seen = page_of(given)
+    assert " ".join(verdict(analyze(given))) == seen.page.locator(".verdict").inner_text()
+    seen.page.locator(".parts-of-budget .leading").first.click()
+    seen.page.locator(ROW).first.wait_for()
+    assert "blocks" in seen.labels()
 
 
 def test_a_menu_closes_with_escape_or_by_a_click_beside_it(page_of: Callable[..., Seen]) -> None:

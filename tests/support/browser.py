@@ -49,7 +49,7 @@ class Seen(NamedTuple):
         found = {}
         for row in self.page.locator(ROW).all():
             cell = row.locator(f'.number[title^="{column}: "]')
-            found[row.locator(".name").get_attribute("title")] = cell.get_attribute("title").removeprefix(f"{column}: ")
+            found[row.locator(".name").get_attribute("title")] = cell.get_attribute("title").removeprefix(f"{column}: ").split("\n")[0]
         return found
 
     def view(self, name: str) -> None:

@@ -1,48 +1,149 @@
-// The tree of modules as bars below bars, each as wide as its share of one column; the table has the same in numbers.
+// The tree of modules as bars below bars, each as wide as its share of the one above. It zooms by click, wheel and keyboard; the table below
+// has the same in numbers.
 
 import { element } from "../lib/dom.js";
 
-const LEVEL = 20;
-const LEVELS = 8;
-const NARROWEST = 0.002;
+const LEVEL = 22;
+const LEVELS = 9;
+const NARROWEST = 0.0025;
+const CLASSES = 8;
+const WHEEL = 60; // how far a wheel turns for one level
 
-// From `top` downwards; `read` gives a row's value, `choose` is called with the row that is clicked on.
 /**
+ * `below` has the rows below each row, `label` a row's short name, `full` its whole one, `read` its value, `describe` a line about it, `top` the
+ * row that is drawn widest, and `above` those above that one. `colour` of a row is a colour. `isFound` tells what a search found, or null.
+ * `zoom` is called with the row that shall be the top, `choose` with the row that is clicked on or entered.
  * @typedef {{
- *   names: string[], below: number[][], kinds: Reader<string>, read: Reader, text: Format, top: number, choose: (row: number) => void,
+ *   below: number[][], label: Reader<string>, full: Reader<string>, read: Reader, describe: Reader<string>, top: number, above: number[],
+ *   colour: Reader<string>, isFound: Reader<boolean> | null, zoom: (row: number) => void, choose: (row: number) => void, legend: HTMLElement, title: string,
  * }} IcicleData
+ * @typedef {{ row: number, node: HTMLElement, above: Bar | null, below: Bar[] }} Bar
  */
 /** @type {(data: IcicleData) => HTMLElement} */
-export function icicle({ names, below, kinds, read, text, top, choose }) {
-  const node = element("div", { class: "icicle", role: "img", "aria-label": `shares of ${names[top] || "the root"}; the table has them in numbers` });
+export function icicle({ below, label, full, read, describe, top, above, colour, isFound, zoom, choose, legend, title }) {
+  const caption = element("p", { class: "icicle-caption", "aria-live": "off" });
+  const chart = element("div", {
+    class: "icicle", role: "tree", tabindex: 0, "data-chart": title, "aria-label": `${title}; the table has them in numbers`,
+    onkeydown: onKey, onwheel: onWheel, onpointerleave: () => point(bars[0] ?? null),
+  });
+  /** @type {Bar[]} */
+  const bars = [];
+  let active = 0;
   let deepest = 0;
-  /** @type {(row: number, left: number, width: number, level: number) => void} */
-  function drawBar(row, left, width, level) {
+  let turned = 0;
+
+  /** @type {(row: number, left: number, width: number, level: number, parent: Bar | null) => void} */
+  function drawBar(row, left, width, level, parent) {
     deepest = Math.max(deepest, level);
-    const label = names[row] === "" ? "(root)" : names[row].slice(names[row].lastIndexOf(".") + 1);
-    node.append(element("div", {
-      class: "block", title: `${names[row] || "(root)"} ${kinds(row)}: ${text(read(row))}`, onclick: () => choose(row),
-      style: { left: `${100 * left}%`, width: `${100 * width}%`, top: `${level * LEVEL}px`, background: `hsl(${hue(kinds(row))} 55% 62%)` },
-    }, label));
+    const found = isFound === null ? "" : isFound(row) ? " found" : " dimmed";
+    /** @type {Bar} */
+    const bar = { row, above: parent, below: [], node: element("div", {
+      class: `block${found}`, role: "treeitem", "aria-level": level + 1, "aria-selected": "false", id: `bar-${bars.length}`, "aria-label": describe(row),
+      onclick: () => { point(bar); choose(row); }, onpointerenter: () => point(bar),
+      style: { left: `${100 * left}%`, width: `${100 * width}%`, top: `${level * LEVEL}px`, background: colour(row) },
+    }, width > 0.02 ? label(row) : "") };
+    bars.push(bar);
+    parent?.below.push(bar);
+    chart.append(bar.node);
     if (level + 1 === LEVELS) return;
     const values = below[row].map((child) => Number(read(child) ?? 0));
     const total = Math.max(Number(read(row)), values.reduce((sum, value) => sum + value, 0));
     let start = left;
-    below[row].forEach((child, index) => {
-      const share = (width * values[index]) / total;
-      if (share >= NARROWEST) drawBar(child, start, share, level + 1);
-      start += share;
-    });
+    const order = below[row].map((_, at) => at).sort((a, b) => values[b] - values[a]);
+    let [small, hidden] = [0, 0];
+    for (const at of order) {
+      const share = total ? (width * values[at]) / total : 0;
+      if (share >= NARROWEST) {
+        drawBar(below[row][at], start, share, level + 1, bar);
+        start += share;
+      } else if (share > 0) {
+        small += share;
+        hidden += 1;
+      }
+    }
+    if (small >= NARROWEST) {
+      deepest = Math.max(deepest, level + 1);
+      chart.append(element("div", {
+        class: "block rest", title: `${hidden} smaller ones`, "aria-hidden": "true",
+        style: { left: `${100 * start}%`, width: `${100 * small}%`, top: `${(level + 1) * LEVEL}px` },
+      }));
+    }
   }
-  if (Number(read(top) ?? 0) > 0) drawBar(top, 0, 1, 0);
-  node.style.height = `${(deepest + 1) * LEVEL}px`;
-  return node;
+
+  /** @type {(bar: Bar | null) => void} */
+  function point(bar) {
+    if (bar === null) return;
+    bars[active]?.node.setAttribute("aria-selected", "false");
+    active = bars.indexOf(bar);
+    bar.node.setAttribute("aria-selected", "true");
+    chart.setAttribute("aria-activedescendant", bar.node.id);
+    caption.textContent = describe(bar.row);
+  }
+
+  /** @type {(event: KeyboardEvent) => void} */
+  function onKey(event) {
+    const bar = bars[active];
+    if (!bar) return;
+    const siblings = bar.above ? bar.above.below : [bar];
+    const at = siblings.indexOf(bar);
+    /** @type {Record<string, Bar | null | undefined>} */
+    const moves = {
+      ArrowDown: bar.below[0], ArrowUp: bar.above, ArrowRight: siblings[at + 1], ArrowLeft: siblings[at - 1], Home: bars[0], End: siblings.at(-1),
+    };
+    if (event.key in moves) point(moves[event.key] ?? null);
+    else if (event.key === "Enter") choose(bar.row);
+    else if (event.key === "+" || event.key === " ") zoom(bar.row);
+    else if ((event.key === "-" || event.key === "Backspace") && above.length) zoom(above[above.length - 1]);
+    else return;
+    event.preventDefault();
+  }
+
+  // Up goes one level towards the bar below the pointer, down one level back.
+  /** @type {(event: WheelEvent) => void} */
+  function onWheel(event) {
+    if (event.shiftKey || Math.abs(event.deltaY) < Math.abs(event.deltaX)) return;
+    const isIn = event.deltaY < 0;
+    let bar = bars.find(({ node }) => node === event.target) ?? null;
+    while (bar && bar.above && bar.above !== bars[0]) bar = bar.above;
+    const next = isIn ? (bar && bar.row !== top ? bar.row : null) : above.at(-1) ?? null;
+    if (next === null) return;
+    event.preventDefault();
+    turned += Math.abs(event.deltaY);
+    if (turned >= WHEEL) zoom(next);
+  }
+
+  if (Number(read(top) ?? 0) > 0) drawBar(top, 0, 1, 0, null);
+  chart.style.height = `${(deepest + 1) * LEVEL}px`;
+  point(bars[0] ?? null);
+  const path = element("nav", { class: "crumbs", "aria-label": "zoomed to" }, ...above.flatMap((row) => [
+    element("button", { type: "button", class: "leading", onclick: () => zoom(row) }, label(row)), " › ",
+  ]), element("b", {}, above.length ? label(top) : full(top)));
+  return element("div", { class: "icicle-frame" }, element("div", { class: "icicle-head" }, path, caption, legend), chart);
 }
 
 // The same class has the same colour, here and in every other run.
-/** @type {(kind: string) => number} */
-function hue(kind) {
+/** @type {(kind: string) => string} */
+export function colourOfClass(kind) {
   let sum = 0;
   for (const letter of kind) sum = (sum * 31 + (letter.codePointAt(0) ?? 0)) % 360;
-  return sum;
+  return `hsl(${sum} 55% 72%)`;
+}
+
+// From the model's share of the peak: low is warm, high is green, unknown is grey.
+/** @type {(share: number | null) => string} */
+export function colourOfShare(share) {
+  if (share === null) return "var(--rest)";
+  return `color-mix(in oklab, var(--efficient) ${Math.round(100 * Math.min(share / 0.6, 1))}%, var(--inefficient))`;
+}
+
+/** @type {(kinds: string[]) => HTMLElement} */
+export function legendOfClasses(kinds) {
+  return element("ul", { class: "legend" }, ...kinds.slice(0, CLASSES).map((kind) => element(
+    "li", {}, element("span", { class: "key", style: { background: colourOfClass(kind) } }), kind,
+  )));
+}
+
+/** @type {() => HTMLElement} */
+export function legendOfShares() {
+  return element("div", { class: "legend scale" }, "MFU 0 %", element("span", { class: "share-scale", "aria-hidden": "true" }), "60 % and more");
 }

@@ -12,7 +12,7 @@ type Columns = Record<string, Value[] | Value>;
 type Lists = Record<string, any[]>;
 
 interface Figure { label: string; text: string; remark: string }
-interface Part { name: string; share: number; text: string; said: string }
+interface Part { name: string; share: number; text: string; advice: string; modules: [string, number][] }
 interface Line { label: string; text: string; doubt: boolean }
 interface Trace { rank: string; file: string; address?: string }
 
@@ -35,8 +35,8 @@ interface Ranks {
 }
 
 interface Payload {
-  lflops: number; head: Head; title: string; partial: boolean;
-  summary: { figures: Figure[]; phases: Part[]; budget: Part[]; why_no_budget: string; facts: Line[] };
+  lflops: number; head: Head; title: string; partial: boolean; peak_flops_per_second: number | null;
+  summary: { verdict: string[]; doubts: number; figures: Figure[]; phases: Part[]; budget: Part[]; why_no_budget: string; facts: Line[] };
   modules: Columns & { name: string[] }; operators: Operators | null; roofline: Roofs | null; memory: Memory | null; ranks: Ranks | null;
   traces?: Trace[];
 }
@@ -135,7 +135,7 @@ interface GridContent<Row = any> {
 
 /** A column of a flat table; one without `text` is of words. */
 interface FlatColumn { id: string; label: string; text?: Format; hasBar?: boolean; read: Reader }
-interface NumberColumn { label: string; text: Format; read: Reader; most: number }
+interface NumberColumn { label: string; text: Format; read: Reader; most: number; reason?: Reader<string> }
 
 /** A column of modules: how it reads, of the module itself and of all below it; the value of several rows; whether these are added up. */
 interface ModuleColumn {

@@ -62,8 +62,8 @@ function offered({ payload, view }) {
   const table = (node, values) => offer(node.getAttribute("aria-label") ?? "table", "csv", () => csv(values()));
   const grids = [...view.querySelectorAll(".grid")].map((node) => table(node, () => valuesOfGrid(/** @type {import("../table/virtual_table.js").Grid} */ (gridOf(node)).content)));
   const tables = [...view.querySelectorAll("table")].map((node) => table(node, () => valuesOfTable(node)));
-  const charts = [...view.querySelectorAll("[role=img]")].filter((node) => node.getBoundingClientRect().width).flatMap((node) => {
-    const label = (node.getAttribute("aria-label") ?? "").split(/[,;:.]/)[0];
+  const charts = [...view.querySelectorAll("[role=img], [data-chart]")].filter((node) => node.getBoundingClientRect().width).flatMap((node) => {
+    const label = (node.getAttribute("data-chart") ?? node.getAttribute("aria-label") ?? "").split(/[,;:.]/)[0];
     return [offer(label, "svg", () => new Blob([standalone(node)], { type: "image/svg+xml" })), offer(label, "png", () => pngOf(node))];
   });
   const json = () => new Blob([JSON.stringify(payload)], { type: "application/json" });

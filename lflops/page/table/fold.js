@@ -50,13 +50,26 @@ export function ofOne(read, rows) {
   return read(rows[0]);
 }
 
+// All together, exactly where they are counts; null where one is unknown.
+/** @type {(read: Reader, rows: number[]) => Count} */
+export function sumOf(read, rows) {
+  let sum = 0;
+  for (const row of rows) {
+    const value = read(row);
+    if (value === null) return null;
+    if (typeof value === "string") return String(rows.reduce((all, each) => all + BigInt(read(each)), 0n));
+    sum += value;
+  }
+  return Number.isInteger(sum) && !Number.isSafeInteger(sum) ? String(rows.reduce((all, each) => all + BigInt(read(each)), 0n)) : sum;
+}
+
 // The mean of a time; null where one is unknown.
 /** @type {(read: Reader, rows: number[]) => number | null} */
 export function meanOf(read, rows) {
   let sum = 0;
   for (const row of rows) {
     if (read(row) === null) return null;
-    sum += read(row);
+    sum += Number(read(row));
   }
   return sum / rows.length;
 }
@@ -64,6 +77,7 @@ export function meanOf(read, rows) {
 // The mean of a rate: the same work in the mean time.
 /** @type {(read: Reader, rows: number[]) => number | null} */
 export function meanRate(read, rows) {
+  if (rows.every((row) => read(row) === 0)) return 0;
   const slowness = meanOf((row) => (read(row) === null ? null : 1 / read(row)), rows);
   return slowness === null ? null : 1 / slowness;
 }

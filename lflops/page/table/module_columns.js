@@ -1,11 +1,12 @@
 // The columns that a table of modules can show: each reads a value of a row, of the module itself or with all below it.
 
-import { greatestOf, meanOf, meanRate, ofOne } from "./fold.js";
+import { greatestOf, meanOf, meanRate, ofOne, sumOf } from "./fold.js";
 import { count, duration, percent, rate, size } from "../lib/format.js";
 
 /** @typedef {{ total: Reader, own: Reader }} Readers */
 
 export const PHASES = ["forward", "backward", "recompute", "optimizer", "other"];
+const TIMED = ["forward", "backward", "recompute"]; // the phases of a module's total time
 
 // A column of the payload is a list, or the one value that all modules have.
 /** @type {(table: Columns, name: string) => Reader} */
@@ -40,6 +41,32 @@ function executed(table, phase) {
   return { total: less(flops.total, masked.total), own: less(flops.own, masked.own) };
 }
 
+// The time of forward, backward and recompute together; unknown where one of them moved bytes and has no time.
+/** @type {(table: Columns) => Readers} */
+function allTime(table) {
+  /** @type {(own: string) => Reader} */
+  const made = (own) => {
+    const parts = TIMED.map((phase) => [reader(table, `${phase}.${own}seconds`), reader(table, `${phase}.${own}bytes_moved`)]);
+    return (row) => {
+      let [sum, isKnown] = [0, false];
+      for (const [seconds, bytes] of parts) {
+        const time = seconds(row);
+        if (time === null && Number(bytes(row) ?? 0) > 0) return null;
+        if (time !== null) [sum, isKnown] = [sum + time, true];
+      }
+      return isKnown ? sum : null;
+    };
+  };
+  return { total: made(""), own: made("own_") };
+}
+
+/** @type {(readers: Readers, change: (value: number, row: number, own: boolean) => number | null) => Readers} */
+function changed({ total, own }, change) {
+  /** @type {(read: Reader, isOwn: boolean) => Reader} */
+  const by = (read, isOwn) => (row) => { const value = read(row); return value === null ? null : change(Number(value), row, isOwn); };
+  return { total: by(total, false), own: by(own, true) };
+}
+
 /** @type {(above: Readers, below: Readers, factor?: number) => Readers} */
 function divided(above, below, factor = 1) {
   /** @type {(upper: Reader, lower: Reader) => Reader} */
@@ -50,11 +77,19 @@ function divided(above, below, factor = 1) {
   return { total: by(above.total, below.total), own: by(above.own, below.own) };
 }
 
-// All columns in which any module has a value that is not 0.
-/** @type {(table: Columns, rows: number[]) => ModuleColumn[]} */
-export function columns(table, rows) {
+// All columns in which any module has a value that is not 0. `step` is the seconds of a step, `peak` the chip's FLOP/s for the training's dtype.
+/** @type {(table: Columns, rows: number[], run?: { step: number | null, peak: number | null }) => ModuleColumn[]} */
+export function columns(table, rows, { step, peak } = { step: null, peak: null }) {
+  const time = allTime(table);
+  const macs = Object.fromEntries(["forward", "backward"].map((phase) => [phase, ofPhase(table, phase, "macs")]));
+  /** @type {(own: boolean) => Reader} */
+  const modelMacs = (own) => (row) => Number(macs.forward[own ? "own" : "total"](row) ?? 0) + Number(macs.backward[own ? "own" : "total"](row) ?? 0);
+  const mfu = changed(time, (seconds, row, own) => (seconds && peak ? (2 * modelMacs(own)(row)) / seconds / peak : null));
   /** @type {(Partial<ModuleColumn> & Pick<ModuleColumn, "id" | "label" | "text" | "own" | "total">)[]} */
   const made = [
+    { id: "time", adds: true, label: "total time", text: duration, ...time },
+    { id: "share", adds: true, label: "share of the step", text: percent, ...changed(time, (seconds) => (step ? seconds / step : null)) },
+    { id: "mfu", over: meanRate, label: "MFU", text: percent, ...mfu },
     { id: "calls", adds: true, label: "calls", text: count, ...plain(table, "calls") },
     { id: "parameters", adds: true, label: "parameters", text: count, total: reader(table, "parameters"), own: reader(table, "own_parameters") },
     { id: "trainable", adds: true, label: "trainable", text: count, ...ofAll(table, "trainable_parameters") },
@@ -68,15 +103,25 @@ export function columns(table, rows) {
       { id: `${phase}.flops`, adds: true, label: `${phase} FLOPs`, text: count, ...flops },
       { id: `${phase}.bytes`, adds: true, label: `${phase} bytes`, text: size, ...bytes },
       { id: `${phase}.comm`, adds: true, label: `${phase} communicated`, text: size, ...ofPhase(table, phase, "comm_bytes") },
-      { id: `${phase}.seconds`, adds: true, over: meanOf, label: `${phase} time`, text: duration, ...seconds },
-      { id: `${phase}.device`, adds: true, over: meanOf, label: `${phase} kernels`, text: duration, ...ofAll(table, `${phase}.device_seconds`) },
+      { id: `${phase}.seconds`, adds: true, label: `${phase} time`, text: duration, ...seconds },
+      { id: `${phase}.device`, adds: true, label: `${phase} kernels`, text: duration, ...ofAll(table, `${phase}.device_seconds`) },
       { id: `${phase}.rate`, over: meanRate, label: `${phase} FLOP/s`, text: rate, ...divided(macs, seconds, 2) },
       { id: `${phase}.intensity`, label: `${phase} FLOPs/byte`, text: count, ...divided(executed(table, phase), bytes) },
     );
   }
-  return made.map((column) => ({ over: ofOne, adds: false, ...column })).filter((column) => rows.some((row) => Number(column.total(row) ?? 0) !== 0));
+  return made.map((column) => ({ adds: false, over: column.adds ? sumOf : ofOne, ...column }))
+    .filter((column) => rows.some((row) => Number(column.total(row) ?? 0) !== 0));
+}
+
+// The value of a row that stands for several modules: all of them together, or the mean of one.
+/** @type {(column: ModuleColumn, read: Reader, members: number[], isOfOne: boolean) => any} */
+export function valueOf(column, read, members, isOfOne) {
+  if (members.length === 1) return read(members[0]);
+  if (!column.adds || !isOfOne) return column.over(read, members);
+  const first = read(members[0]);
+  return members.every((each) => read(each) === first) ? first : meanOf(read, members);
 }
 
 export const USUAL = [
-  "parameters", "forward.macs", "forward.seconds", "forward.rate", "backward.macs", "backward.seconds", "optimizer.seconds", "peak_bytes",
+  "time", "share", "mfu", "forward.seconds", "backward.seconds", "forward.macs", "parameters", "peak_bytes",
 ];

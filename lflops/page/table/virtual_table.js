@@ -2,6 +2,7 @@
 // screen readers: arrows move, Home and End go to the ends, Enter acts on a row; in a tree left and right close and open a row.
 
 import { element } from "../lib/dom.js";
+import { explanation } from "../lib/explanations.js";
 import { exact } from "../lib/format.js";
 
 const ROW = 26;
@@ -48,7 +49,9 @@ export class Grid {
     const focused = [...this.header.children].findIndex((cell) => cell.contains(document.activeElement));
     this.header.replaceChildren(...content.columns.map((column) => element(
       "div", { role: "columnheader", class: column.kind || null, "aria-sort": column.sort },
-      element("button", { type: "button", onclick: column.onsort, title: `sort by ${column.label}` }, column.label),
+      element("button", {
+        type: "button", onclick: column.onsort, title: [`sort by ${column.label}`, explanation(column.label)].filter(Boolean).join("\n"),
+      }, column.label),
     )));
     this.header.children[focused]?.querySelector("button")?.focus();
     this.draw();
@@ -133,9 +136,10 @@ export class Grid {
 /** @type {(column: NumberColumn, row: number) => HTMLElement} */
 export function numberCell(column, row) {
   const value = column.read(row);
+  const why = value === null && column.reason ? `\n${column.reason(row)}` : "";
   const share = value === null || !column.most ? 0 : Math.min(Number(value) / column.most, 1);
   return element(
-    "div", { class: value === null || Number(value) === 0 ? "number nothing" : "number", role: "gridcell", title: `${column.label}: ${exact(value)}` },
+    "div", { class: value === null || Number(value) === 0 ? "number nothing" : "number", role: "gridcell", title: `${column.label}: ${exact(value)}${why}` },
     element("span", { class: "bar", style: { width: `${100 * share}%` } }), element("span", { class: "digits" }, column.text(value)),
   );
 }

@@ -3,6 +3,7 @@
 import { memoryTimeline } from "../charts/memory_timeline.js";
 import { element } from "../lib/dom.js";
 import { exact, percent, size } from "../lib/format.js";
+import { stateOfModules } from "../lib/module_link.js";
 import { figure } from "./summary.js";
 
 /** @type {View} */
@@ -30,9 +31,7 @@ function drawMemory(payload, context) {
   const data = payload.memory;
   // Modules whose names differ only in numbers are one line, which opens all of them.
   /** @type {(name: string) => void} */
-  const openModule = (name) => context.go("modules", name.split(".").includes("*")
-    ? { row: "", filter: `^${name.split(".").map((part) => (part === "*" ? "\\d+" : part.replace(/[^\w]/g, "\\$&"))).join("[.]")}$`, regex: "true" }
-    : { row: name, filter: "", flat: "" });
+  const openModule = (name) => context.go("modules", stateOfModules(name));
   if (!data) {
     return element(
       "section", { class: "memory", "aria-label": "memory" },

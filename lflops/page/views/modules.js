@@ -1,74 +1,74 @@
-// The view Modules: a tree or a flat list, filtered and sorted, with the columns that the user chose.
+// The view Modules: an icicle of where the time goes, and a tree or a flat list, filtered and sorted, with the columns that the user chose.
 
-import { columns, reader, USUAL } from "../table/module_columns.js";
+import { colourOfClass, colourOfShare, icicle, legendOfClasses, legendOfShares } from "../charts/icicle.js";
+import { columns, reader, USUAL, valueOf } from "../table/module_columns.js";
 import { element, select } from "../lib/dom.js";
-import { messageOf } from "../lib/format.js";
+import { messageOf, percent, size } from "../lib/format.js";
 import { folded, runLabel } from "../table/fold.js";
 import { Grid, numberCell } from "../table/virtual_table.js";
-import { icicle } from "../charts/icicle.js";
 import { ancestors, byName, children, depth, lastOf, matcher, openAtFirst, order, visible } from "../table/module_rows.js";
 
 /** @type {View} */
 export const modules = { id: "modules", label: "Modules", draw: drawModules };
 
-// Its state: sort, down, flat, own, unfold, filter, regex, columns, chart, and row, the name of a module that another view opened.
+const REMEMBERED = 60; // rows that are opened or closed, and kept in the address
+
+// Its state: sort, down, flat, own, unfold, one, filter, regex, columns, chart, colour, top, toggled, and row, the name of the chosen module.
 /** @type {(payload: Payload, context: Context) => HTMLElement} */
 function drawModules(payload, { state, remember }) {
   const table = payload.modules;
   const names = table.name;
+  const root = names.indexOf("");
   const all = names.map((_, row) => row);
-  const [kinds, compiled, owner, identity] = ["kind", "compiled", "owner", "alike"].map((name) => reader(table, name));
+  const [kinds, compiled, owner, identity] = ["kind", "compiled", "owner", "identical"].map((name) => reader(table, name));
   const below = children(names);
-  const known = columns(table, all);
+  const { figures } = payload.head;
+  const known = columns(table, all, { step: figures.step ?? figures.pass ?? null, peak: payload.peak_flops_per_second });
+  const usual = ["time", "forward.macs"].find((id) => known.some((column) => column.id === id)) ?? "";
   const unfolded = new Set();
-  let fold = folded(names.indexOf(""), below, identity, unfolded);
-  const open = new Set(openAtFirst(names, fold.below));
+  let fold = folded(root, below, identity, unfolded);
+  const first = new Set(openAtFirst(names, fold.below));
+  const open = new Set(first);
+  for (const name of state.toggled ? state.toggled.split(",") : []) if (names.includes(name)) flip(open, names.indexOf(name));
   const grid = new Grid("modules");
   const chart = element("div", { class: "chart" });
-  let top = names.indexOf("");
   const status = element("span", { class: "quiet", role: "status" });
 
   const chosen = () => known.filter((column) => (state.columns ? state.columns.split(",") : USUAL).includes(column.id));
   /** @type {(column: ModuleColumn) => Reader} */
   const value = (column) => (state.own ? column.own : column.total);
-
-  // Rows that share one are sorted by their sum.
-  /** @type {(column: ModuleColumn) => Reader} */
-  function sorting(column) {
-    return (row) => {
-      const group = fold.groups.get(row);
-      const [run, members] = isFolded() ? [group?.run ?? [], group?.members ?? []] : [[row], [row]];
-      const one = members.length ? column.over(value(column), members) : null;
-      return one === null || !column.adds ? one : Number(one) * run.length;
-    };
-  }
-
-  /** @type {() => Order} */
-  function comparison() {
-    if (!state.sort) return null;
-    if (state.sort === "name") return byName(names, state.down);
-    const column = known.find((each) => each.id === state.sort);
-    return column ? order(sorting(column), Boolean(state.down), names.length) : null;
-  }
-
-  /** @type {(id: string) => void} */
-  function sortBy(id) {
-    const firstDown = id !== "name";
-    if (state.sort !== id) Object.assign(state, { sort: id, down: firstDown });
-    else if (Boolean(state.down) === firstDown) state.down = !firstDown;
-    else Object.assign(state, { sort: "", down: false });
-    draw();
-  }
+  const topRow = () => Math.max(names.indexOf(state.top || ""), 0);
 
   // A flat list, and modules that match a filter, are not folded.
   const isFolded = () => !(state.flat || state.filter || state.unfold);
   /** @type {(row: number) => FoldedRow} */
   const standsFor = (row) => (isFolded() && fold.groups.get(row)) || { run: [row], members: [row], first: 0 };
+  /** @type {(column: ModuleColumn) => Reader} */
+  const shownValue = (column) => (row) => valueOf(column, value(column), standsFor(row).members, Boolean(state.one));
+
+  // Rows that share one are sorted by their sum, whatever is shown.
+  /** @type {() => Order} */
+  function comparison() {
+    const by = state.sort || usual;
+    if (by === "name") return state.down || state.flat ? byName(names, Boolean(state.down)) : null;
+    const column = known.find((each) => each.id === by);
+    return column ? order((row) => valueOf(column, value(column), standsFor(row).members, false), state.sort ? Boolean(state.down) : true, names.length) : null;
+  }
+
+  // The largest first, then the smallest, then by time again. By name it is the model's order at first.
+  /** @type {(id: string) => void} */
+  function sortBy(id) {
+    const firstDown = id !== "name";
+    if (state.sort !== id && !(id === usual && !state.sort)) Object.assign(state, { sort: id, down: firstDown });
+    else if (!state.sort || Boolean(state.down) === firstDown) Object.assign(state, { sort: id, down: !firstDown });
+    else Object.assign(state, { sort: "", down: false });
+    draw();
+  }
 
   /** @type {(row: number) => void} */
   function turn(row) {
-    if (!unfolded.delete(row)) unfolded.add(row);
-    fold = folded(names.indexOf(""), below, identity, unfolded);
+    flip(unfolded, row);
+    fold = folded(root, below, identity, unfolded);
   }
 
   // Unfold the groups that a row is hidden in, from above.
@@ -84,61 +84,142 @@ function drawModules(payload, { state, remember }) {
   // Open all above a row.
   /** @type {(row: number) => void} */
   function show(row) {
-    for (const each of ancestors(names, row)) open.add(each);
-    unfold(row);
+    for (const each of ancestors(names, row)) if (each !== row) open.add(each);
+    if (isFolded()) unfold(row);
+  }
+
+  function rememberOpen() {
+    const toggled = all.filter((row) => open.has(row) !== first.has(row)).map((row) => names[row]);
+    state.toggled = toggled.length > REMEMBERED ? "" : toggled.join(",") || (toggled.length ? "," : "");
   }
 
   /** @type {(row: number) => void} */
   function toggle(row) {
-    if (!open.delete(row)) open.add(row);
+    flip(open, row);
+    rememberOpen();
     draw();
   }
 
-  // The module that is clicked on becomes the chart's top, and the table scrolls to it; a click on the top goes up again.
   /** @type {(row: number) => void} */
   function zoom(row) {
-    const above = ancestors(names, row);
-    top = row === top && above.length > 1 ? above[above.length - 2] : row;
-    show(top);
+    state.top = names[row];
     draw();
-    grid.go(top);
+    /** @type {HTMLElement | null} */ (chart.querySelector(".icicle"))?.focus();
+  }
+
+  // The module that is clicked on in the chart is chosen in the table.
+  /** @type {(row: number) => void} */
+  function choose(row) {
+    show(row);
+    open.add(row);
+    rememberOpen();
+    drawTable();
+    grid.go(row);
+  }
+
+  /** @type {(row: number) => string} */
+  function shortName(row) {
+    return names[row] === "" ? "(root)" : runLabel(standsFor(row).run.map((each) => lastOf(names[each])));
+  }
+
+  /** @type {(column: ModuleColumn) => Reader<string>} */
+  function describer(column) {
+    const find = (/** @type {string} */ id) => known.find((each) => each.id === id);
+    const [share, mfu, peak] = [find("share"), find("mfu"), find("peak_bytes")];
+    return (row) => {
+      const { members } = standsFor(row);
+      /** @type {(of: ModuleColumn | undefined, read: "own" | "total", text: Format, what: string) => string | null} */
+      const part = (of, read, text, what) => {
+        const figure = of ? valueOf(of, of[read], members, false) : null;
+        return figure === null ? null : what.replace("*", text(figure));
+      };
+      const many = members.length > 1 ? ` ×${members.length}` : "";
+      return [
+        `${names[row] || "(root)"}${many} ${kinds(row)}: ${column.label} ${column.text(valueOf(column, column.total, members, false))}`,
+        part(column, "own", column.text, "own *"), part(share, "total", percent, "* of the step"), part(mfu, "total", percent, "* MFU"),
+        part(peak, "total", size, "peak *"),
+      ].filter(Boolean).join(" · ");
+    };
   }
 
   function drawChart() {
-    const column = known.find(({ id }) => id === state.chart);
-    chart.replaceChildren(...(column ? [icicle({ names, below, kinds, read: column.total, text: column.text, top, choose: zoom })] : []));
+    const column = known.find(({ id }) => id === (state.chart || usual));
+    if (!column || state.chart === "none") {
+      chart.replaceChildren();
+      return;
+    }
+    const top = topRow();
+    const mfu = known.find(({ id }) => id === "mfu");
+    const isByShare = state.colour === "mfu" && mfu;
+    const matches = found();
+    const parts = state.unfold ? below : fold.below;
+    const standing = state.unfold ? (/** @type {number} */ row) => [row] : (/** @type {number} */ row) => fold.groups.get(row)?.members ?? [row];
+    /** @type {Set<string>} */
+    const shownKinds = new Set([kinds(top)]);
+    for (const waiting = [top]; waiting.length && shownKinds.size < 24;) {
+      for (const row of parts[waiting.shift() ?? 0]) { shownKinds.add(kinds(row)); waiting.push(row); }
+    }
+    chart.replaceChildren(icicle({
+      below: parts, label: shortName, full: (row) => `${names[row] || "(root)"} ${kinds(row)}`, describe: describer(column), top,
+      above: ancestors(names, top).slice(0, -1), zoom, choose, title: `shares of ${names[top] || "the model"} in ${column.label}`,
+      read: (row) => valueOf(column, column.total, standing(row), false),
+      colour: (row) => (isByShare ? colourOfShare(valueOf(mfu, mfu.total, standing(row), false)) : colourOfClass(kinds(row))),
+      isFound: matches && ((row) => standing(row).some(matches)),
+      legend: isByShare ? legendOfShares() : legendOfClasses([...shownKinds].filter(Boolean)),
+    }));
+  }
+
+  /** @type {() => Reader<boolean> | null} */
+  function found() {
+    try {
+      return matcher(state.filter || "", Boolean(state.regex), names, kinds);
+    } catch {
+      return null;
+    }
   }
 
   /** @type {(row: number) => HTMLElement} */
   function nameCell(row) {
     const isFlat = Boolean(state.flat);
-    const { run, first } = standsFor(row);
+    const { run, first: firstOfRun } = standsFor(row);
     const label = names[row] === "" ? "(root)" : isFlat ? names[row] : runLabel(run.map((each) => lastOf(names[each])));
     const marks = [compiled(row) ? "compiled" : null, owner(row) === null ? null : `parameters of ${owner(row) || "the root"}`];
     const hasMore = !isFlat && below[row].length > 0;
     return element(
-      "div", { class: "name", role: "gridcell", title: names[row], style: { paddingLeft: `${isFlat ? 8 : 8 + 14 * depth(names[row])}px` } },
+      "div", { class: "name", role: "rowheader", title: names[row], style: { paddingLeft: `${isFlat ? 8 : 8 + 14 * depth(names[row])}px` } },
       hasMore
         ? element("button", {
           class: "toggle", type: "button", tabindex: -1, "aria-label": `${open.has(row) ? "close" : "open"} ${label}`, onclick: () => toggle(row),
         }, open.has(row) ? "▾" : "▸")
         : element("span", { class: "toggle" }),
-      element("span", { class: "label" }, label), foldButton(row, run.length, first), element("span", { class: "kind" }, kinds(row)),
+      element("span", { class: "label" }, label), foldButton(row, run.length, firstOfRun), element("span", { class: "kind" }, kinds(row)),
       ...marks.filter(Boolean).map((mark) => element("span", { class: "mark" }, mark)),
     );
   }
 
-  /** @type {(row: number, many: number, first: number) => HTMLElement | null} */
-  function foldButton(row, many, first) {
-    if (many === 1 && !first) return null;
-    const [text, spoken] = first
-      ? [`fold ×${first}`, `show ${first} modules that are alike as one`]
+  /** @type {(row: number, many: number, firstOfRun: number) => HTMLElement | null} */
+  function foldButton(row, many, firstOfRun) {
+    if (many === 1 && !firstOfRun) return null;
+    const [text, spoken] = firstOfRun
+      ? [`fold ×${firstOfRun}`, `show ${firstOfRun} identical modules as one`]
       : [`×${many}`, `show ${many} modules one by one`];
-    const title = `${spoken}. They are alike: counts are those of one of them, times the mean over all of them.`;
-    return element("button", { class: "mark", type: "button", "aria-label": spoken, title, onclick: () => { turn(row); draw(); } }, text);
+    const title = `${spoken}. They are identical in all counts; the row has ${state.one ? "the mean of one" : "the sum"}.`;
+    return element("button", { class: "mark", type: "button", tabindex: -1, "aria-label": spoken, title, onclick: () => { turn(row); draw(); } }, text);
   }
 
-  function draw() {
+  // Why a time is unknown.
+  /** @type {(column: ModuleColumn) => Reader<string>} */
+  function reason(column) {
+    const isTime = /time|share|mfu|seconds|rate|device/.test(column.id);
+    if (state.own && column.own(root) === null && column.total(root) !== null && !isTime) return () => "it is known only with all modules below";
+    return (row) => {
+      if (!isTime) return "this profile does not have it";
+      if (compiled(row)) return "it runs inside a compiled module, which has one time";
+      return "it ran in a phase in which its hooks saw no time of it";
+    };
+  }
+
+  function drawTable() {
     remember();
     /** @type {Reader<boolean> | null} */
     let matches = null;
@@ -150,20 +231,22 @@ function drawModules(payload, { state, remember }) {
     }
     const rows = visible({ below: isFolded() ? fold.below : below, names, open, matches, compare: comparison(), isFlat: Boolean(state.flat) });
     if (matches && !status.textContent) status.textContent = `${all.filter(matches).length} of ${names.length} match`;
-    /** @type {(column: ModuleColumn) => Reader} */
-    const read = (column) => (row) => column.over(value(column), standsFor(row).members);
-    const shown = chosen().map((column) => ({ ...column, read: read(column), most: greatest(value(column), names.length) }));
+    const shown = chosen().map((column) => {
+      const read = shownValue(column);
+      return { ...column, read, most: greatest(read, rows), reason: reason(column) };
+    });
     /** @type {GridContent["columns"]} */
     const head = [{ id: "name", label: "module" }, ...shown].map(({ id, label }) => ({
-      label, onsort: () => sortBy(id), sort: state.sort !== id ? "none" : state.down ? "descending" : "ascending",
+      label, onsort: () => sortBy(id),
+      sort: (state.sort || usual) !== id ? "none" : (state.sort ? state.down : true) ? "descending" : "ascending",
     }));
-    drawChart();
     grid.show({
       columns: head,
       rows,
       level: (row) => (state.flat ? 1 : depth(names[row]) + 1),
       isOpen: (row) => (state.flat || matches || !below[row].length ? null : open.has(row)),
       toggle,
+      onchoose: (row) => { if (state.row !== names[row]) { state.row = names[row]; remember(); } },
       cells: (row) => [nameCell(row), ...shown.map((column) => numberCell(column, row))],
       exported: {
         labels: ["module", "class", "modules", ...shown.map(({ label }) => label)],
@@ -172,33 +255,43 @@ function drawModules(payload, { state, remember }) {
     });
   }
 
+  function draw() {
+    drawTable();
+    drawChart();
+  }
+
   const field = element("input", {
     type: "search", placeholder: "name or class", "aria-label": "filter by name or class", value: state.filter || "",
     oninput: () => { state.filter = field.value; draw(); },
   });
   const bar = element(
     "div", { class: "bar-of-controls" }, field,
-    box("regex", "regex"), box("flat", "flat"), box("own", "own only"), box("unfold", "fold repeats", true),
+    box("regex", "regex"), box("flat", "flat"), box("own", "own only"), box("unfold", "fold repeats", true), box("one", "mean of one"),
     button("open all", () => all.forEach((row) => open.add(row))), button("close all", () => open.clear()),
-    chooser(), chartChoice(), status,
+    chooser(), chartChoice(), colourChoice(), status,
   );
 
   // The state of a box that is usually checked is true where it is not checked.
   /** @type {(key: string, label: string, isUsual?: boolean) => HTMLElement} */
   function box(key, label, isUsual = false) {
-    const change = () => { state[key] = input.checked !== isUsual; draw(); };
+    const change = () => { state[key] = input.checked !== isUsual ? "true" : ""; draw(); };
     const input = element("input", { type: "checkbox", checked: Boolean(state[key]) !== isUsual, onchange: change });
     return element("label", { class: "choice" }, input, label);
   }
 
   /** @type {(label: string, act: () => void) => HTMLElement} */
   function button(label, act) {
-    return element("button", { type: "button", onclick: () => { act(); draw(); } }, label);
+    return element("button", { type: "button", onclick: () => { act(); rememberOpen(); draw(); } }, label);
   }
 
   function chartChoice() {
-    const parts = known.filter(({ id }) => /[.](macs|flops|bytes|seconds)$/.test(id)).map(({ id, label }) => [id, label]);
-    return select("chart", [["", "none"], ...parts], state.chart || "", (id) => { state.chart = id; draw(); });
+    const parts = known.filter(({ id }) => id === "time" || /[.](macs|flops|bytes|seconds)$/.test(id)).map(({ id, label }) => [id, label]);
+    return select("chart", [["none", "none"], ...parts], state.chart || usual || "none", (id) => { state.chart = id; draw(); });
+  }
+
+  function colourChoice() {
+    if (!known.some(({ id }) => id === "mfu")) return null;
+    return select("colour", [["", "class"], ["mfu", "MFU"]], state.colour || "", (colour) => { state.colour = colour; draw(); });
   }
 
   function chooser() {
@@ -225,9 +318,14 @@ function drawModules(payload, { state, remember }) {
   return element("section", { class: "modules", "aria-label": "modules" }, bar, chart, grid.node);
 }
 
-/** @type {(read: Reader, size: number) => number} */
-function greatest(read, size) {
+/** @type {(rows: Set<number>, row: number) => void} */
+function flip(rows, row) {
+  if (!rows.delete(row)) rows.add(row);
+}
+
+/** @type {(read: Reader, rows: number[]) => number} */
+function greatest(read, rows) {
   let most = 0;
-  for (let row = 0; row < size; row += 1) most = Math.max(most, Number(read(row) ?? 0));
+  for (const row of rows) most = Math.max(most, Number(read(row) ?? 0));
   return most;
 }

@@ -8,7 +8,7 @@ from lflops.profile.model import PHASES, ModuleProfile, Profile
 from lflops.profile.notes import are_times_far_off
 from lflops.report.lines.text import plain
 
-__all__ = ["largest", "parts"]
+__all__ = ["advice", "largest", "parts", "what_it_is"]
 
 _LARGEST = 3
 _KINDS, _COVERED = 3, 2 / 3
@@ -48,14 +48,8 @@ def _sorted(budget: Budget) -> list[tuple[str, float]]:
 
 
 def _sentence(profile: Profile, budget: Budget, name: str, share: float) -> str:
-    what, helps = _ADVICE.get(name, (f"is {plain(name)}", "look into it with a scope of your own"))
+    what, helps = what_it_is(profile, budget, name), advice(name)
     kinds = _kinds(profile, budget, name) if name in IN_MODULES else {}
-    if (
-        name == "memory_bound"
-        and kinds
-        and not any(_multiplies(profile.modules[module]) for of_kind in kinds.values() for module in of_kind)
-    ):
-        what = "is memory-bound pointwise work"
     named = [f"{len(modules)} × {kind}" if len(modules) > 1 else kind for kind, modules in kinds.items()]
     where = f" in {plain(' + '.join(named))}" if named else ""
     if name == "idle" and budget.idle:
@@ -66,6 +60,19 @@ def _sentence(profile: Profile, budget: Budget, name: str, share: float) -> str:
     if name in IN_MODULES and are_times_far_off(profile.notes):
         return f"{units.percent(share)} {what}, as far as it can be told: the modules' times are far off here"
     return f"{units.percent(share)} {what}{where}{within}: {helps}"
+
+
+def what_it_is(profile: Profile, budget: Budget, name: str) -> str:
+    """What a part of the step is, as the rest of a sentence: "is below the roof"."""
+    kinds = _kinds(profile, budget, name) if name == "memory_bound" else {}
+    if kinds and not any(_multiplies(profile.modules[module]) for of_kind in kinds.values() for module in of_kind):
+        return "is memory-bound pointwise work"
+    return _ADVICE[name][0] if name in _ADVICE else f"is {plain(name)}"
+
+
+def advice(name: str) -> str:
+    """What usually shortens a part."""
+    return _ADVICE[name][1] if name in _ADVICE else "look into it with a scope of your own"
 
 
 def _kinds(profile: Profile, budget: Budget, part: str) -> dict[str, list[str]]:

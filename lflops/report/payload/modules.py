@@ -14,7 +14,7 @@ _TIMED = ("seconds", "own_seconds", "device_seconds")
 def modules(analysis: Analysis) -> Columns:
     """Columns of each module, then of its work in each phase, inclusive and `own_`. The names are always a list.
 
-    `alike` is a number: modules that have the same are identical in all counts, all the way down.
+    `identical` is a number: modules that have the same are identical in all counts, all the way down.
     """
     spreads: dict[str, float] = {}
     for row in analysis.imbalance.rows:
@@ -25,7 +25,7 @@ def modules(analysis: Analysis) -> Columns:
     columns: Columns = {"name": list(profile.modules)}
     columns |= {field: column(getattr(row, field) for row in rows) for field in _OF_MODULES}
     columns["rank_spread"] = column(spreads.get(name) for name in profile.modules)
-    columns["alike"] = column(analysis.identical_subtrees[name] for name in profile.modules)
+    columns["identical"] = column(analysis.identical_subtrees[name] for name in profile.modules)
     for phase in PHASES:
         works = [row.work(phase) for row in rows]
         for field in _COUNTED:

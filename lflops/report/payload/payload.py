@@ -34,6 +34,7 @@ class Payload(Struct, frozen=True, kw_only=True):
         head: What a list of windows shows; second, so that a server reads it without the rest.
         title: What was profiled. When is in the head.
         partial: Whether the window was left before its end.
+        peak_flops_per_second: The chip's, for the training's dtype: what MFU is a share of.
 
     A view for which there is nothing is `None`.
     """
@@ -42,6 +43,7 @@ class Payload(Struct, frozen=True, kw_only=True):
     head: Head
     title: str
     partial: bool
+    peak_flops_per_second: float | None
     summary: Summary
     modules: Columns
     operators: Operators | None
@@ -65,6 +67,7 @@ def payload(analysis: Analysis, folder: Path | None = None) -> Payload:
         head=head(analysis),
         title=_title(profile),
         partial=profile.run.partial,
+        peak_flops_per_second=analysis.utilization.peak_flops_per_second,
         summary=summary(analysis),
         modules=modules(analysis),
         operators=operators(analysis),

@@ -7,13 +7,17 @@ from msgspec import Struct
 from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.profile.model import PHASES
-from lflops.report.lines.budget import parts
+from lflops.report.lines.budget import advice
 from lflops.report.lines.facts import facts, remarks
 from lflops.report.lines.times import times
+from lflops.report.lines.verdict import modules_of_part, verdict
 
 __all__ = ["Figure", "Head", "Line", "Part", "Summary", "head", "summary"]
 
 _WITHIN_FORWARD = frozenset({"prefill", "decode"})
+_LEAST_REST = 0.001
+LARGE = ("step", "pass", "least time", "MFU", "samples/s", "tokens/s", "peak live memory", "memory needed")
+"""The figures that are shown large, in this order."""
 
 
 class Figure(Struct, frozen=True, kw_only=True):
@@ -25,12 +29,21 @@ class Figure(Struct, frozen=True, kw_only=True):
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """A part of the step: its share of it, for the width of its bar, and that with its seconds as text."""
+    """A part of the step.
+
+    Attributes:
+        name: What it is.
+        share: Of the step, for the width of its bar.
+        text: That with its seconds.
+        advice: What usually shortens it.
+        modules: The modules that have the most of it, repeated ones as their pattern, with their shares of the step.
+    """
 
     name: str
     share: float
     text: str
-    said: str = ""
+    advice: str = ""
+    modules: tuple[tuple[str, float], ...] = ()
 
 
 class Line(Struct, frozen=True, kw_only=True):
@@ -68,13 +81,17 @@ class Summary(Struct, frozen=True, kw_only=True):
     """A profile at a glance.
 
     Attributes:
+        verdict: What the step reached, and where most of the rest went, in sentences.
+        doubts: How many of the facts make the figures less reliable.
         figures: The large ones.
-        phases: The step cut into its phases; empty where no clean step was timed.
-        budget: The step's peak-seconds, the largest part first, the three largest with what usually helps; empty where the peak is unknown.
+        phases: The step's phases, and `unaccounted` for the rest of it; empty where no clean step was timed.
+        budget: The step's peak-seconds, the largest part first; empty where the peak is unknown.
         why_no_budget: Why it is.
-        facts: What was profiled, on what, and all that is in no figure.
+        facts: The other figures, what was profiled, on what, and all that is in no figure.
     """
 
+    verdict: tuple[str, ...]
+    doubts: int
     figures: tuple[Figure, ...]
     phases: tuple[Part, ...]
     budget: tuple[Part, ...]
@@ -84,16 +101,29 @@ class Summary(Struct, frozen=True, kw_only=True):
 
 def summary(analysis: Analysis) -> Summary:
     """The first view of a profile."""
-    profile, spent = analysis.profile, analysis.budget
-    budget = [] if spent is None else [_part(name, share, spent.seconds, said) for name, share, said in parts(profile, spent)]
+    budget = tuple(_budget(analysis))
+    figures = list(_figures(analysis))
+    large = [each for label in LARGE for each in figures if each.label == label]
+    others = [Line(label=each.label, text=", ".join(filter(None, (each.text, each.remark)))) for each in figures if each not in large]
     lines = [Line(label=label, text=text, doubt=doubt) for label, text, doubt in remarks(analysis)]
     return Summary(
-        figures=tuple(_figures(analysis)),
+        verdict=verdict(analysis),
+        doubts=sum(line.doubt for line in lines),
+        figures=tuple(large),
         phases=tuple(_phases(analysis)),
-        budget=tuple(budget),
+        budget=budget,
         why_no_budget="" if budget else _why_no_budget(analysis),
-        facts=(*(Line(label=label, text=text) for label, text in facts(profile)), *lines),
+        facts=(*others, *(Line(label=label, text=text) for label, text in facts(analysis.profile)), *lines),
     )
+
+
+def _budget(analysis: Analysis) -> Iterator[Part]:
+    """The largest part first."""
+    budget = analysis.budget
+    for name, share in sorted(budget.parts.items(), key=lambda part: -part[1]) if budget else ():
+        modules = tuple(modules_of_part(analysis, budget, name)) if budget else ()
+        seconds = budget.seconds if budget else 0.0
+        yield _part(name.replace("_", " "), share, seconds, advice(name), modules)
 
 
 def head(analysis: Analysis) -> Head:
@@ -129,8 +159,18 @@ def _figures(analysis: Analysis) -> Iterator[Figure]:
     root = analysis.profile.modules[""]
     lines = {line.label: line for line in times(analysis) if not line.label.startswith(" ")}
     first = [label for label in ("MFU", "achieved", "samples/s", "tokens/s") if label in lines]
+    if (bound := analysis.lower_bound) is not None and analysis.step_times.seconds is None:
+        yield Figure(label="least time", text=units.duration(bound.seconds), remark=f"a step can take on {bound.hardware}")
+    if (room := analysis.room) is not None and analysis.profile.run.kind == "estimate":
+        yield Figure(
+            label="memory needed",
+            text=units.size(room.needed_bytes),
+            remark=f"{room.verdict}: {room.chip} has {units.size(room.usable_bytes)}",
+        )
     for label in [*first, *(label for label in lines if label not in first)]:
         line = lines[label]
+        if line.value == units.UNKNOWN and analysis.step_times.seconds is None:
+            continue
         yield Figure(label=label, text=line.value, remark=", ".join(filter(None, (line.spread, line.remark))))
     yield Figure(label="peak live memory", text=units.size(analysis.peak_bytes))
     yield Figure(label="parameters", text=units.count(root.parameters), remark=units.size(root.parameter_bytes))
@@ -143,9 +183,13 @@ def _figures(analysis: Analysis) -> Iterator[Figure]:
 def _phases(analysis: Analysis) -> Iterator[Part]:
     clean = analysis.step_times
     step = clean.seconds.median if clean.seconds else 0.0
+    left = 1.0
     for name, seconds in clean.phases.items():
         if step and not (name in _WITHIN_FORWARD and "forward" in clean.phases):
+            left -= seconds.median / step
             yield _part(name, seconds.median / step, step)
+    if clean.phases and step and left >= _LEAST_REST:
+        yield _part("unaccounted", left, step, "each phase is a median of its own, so that together they may be less than the median step")
 
 
 def _why_no_budget(analysis: Analysis) -> str:
@@ -159,5 +203,6 @@ def _why_no_budget(analysis: Analysis) -> str:
     )
 
 
-def _part(name: str, share: float, seconds: float, said: str = "") -> Part:
-    return Part(name=name, share=share, text=f"{units.percent(share)}, {units.duration(share * seconds)}", said=said)
+def _part(name: str, share: float, seconds: float, advice: str = "", modules: tuple[tuple[str, float], ...] = ()) -> Part:
+    text = f"{units.percent(share)}, {units.duration(share * seconds)}"
+    return Part(name=name, share=share, text=text, advice=advice, modules=modules)
