@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "formulas.attention": {"formulas"},
     "traces": VALUE | {"formulas"},
     "allocator": {"errors", "pypi:msgspec"},
+    "snapshots": VALUE,
     "analyze.speed": VALUE,
     "analyze.memory": VALUE,
     "analyze.ranks": VALUE,
@@ -63,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "collect": INSIDE
     | {"collect.counting", "collect.operator_costs", "formulas", "collect.timing", "collect.ranks", "collect.calibration"},
     "collect.estimate": INSIDE | {"allocator", "collect", "collect.counting", "collect.operator_costs", "formulas"},
-    "report.lines": VALUE | ANALYSES | {"analyze.trace"},
+    "report.lines": VALUE | ANALYSES | {"analyze.trace", "snapshots"},
     "report.terminal": VALUE | ANALYSES | {"analyze.trace", "report.lines", "pypi:rich"},
     "report.deepspeed_text": VALUE | ANALYSES | {"report.lines"},
     "report.figures": VALUE | ANALYSES | {"report.lines", "pypi:matplotlib"},
@@ -79,7 +80,7 @@ SESSION = {"session", "session.inputs"}
 REPORT = {row for row in MAY_IMPORT if row.partition(".")[0] == "report"}
 MAY_IMPORT |= {
     # `collect` within a function only: the last tests hold that importing the shell loads no torch.
-    "cli": VALUE | ANALYSES | COLLECT | REPORT | {"analyze.trace", "traces", "pypi:typer", "pypi:rich"},
+    "cli": VALUE | ANALYSES | COLLECT | REPORT | {"analyze.trace", "snapshots", "traces", "pypi:typer", "pypi:rich"},
     "session.inputs": VALUE | COLLECT | {"pypi:torch"},
     "session.window": VALUE | ANALYSES | COLLECT | {"pypi:torch", "formulas", "merging", "session.inputs", "report.lines", "traces"},
     "session.outlets": VALUE | ANALYSES | REPORT | {"collect.inputs", "pypi:torch", "session.inputs", "tensorboard"},

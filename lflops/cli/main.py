@@ -12,6 +12,7 @@ from lflops.cli.diff import diff
 from lflops.cli.estimate import estimate
 from lflops.cli.hardware import hardware
 from lflops.cli.html import html
+from lflops.cli.memory import memory
 from lflops.cli.output import UsageError
 from lflops.cli.roofline import roofline
 from lflops.cli.show import show
@@ -21,7 +22,7 @@ from lflops.errors import LflopsError
 __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-for command in (show, diff, html, estimate, roofline, hardware):
+for command in (show, diff, html, estimate, memory, roofline, hardware):
     app.command()(command)
 app.add_typer(trace, name="trace")
 

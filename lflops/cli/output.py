@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterable
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from rich.console import Console, RenderableType
 
 from lflops.profile.model import Profile
 
-__all__ = ["UsageError", "draw", "name_file", "save_memory", "write_json"]
+__all__ = ["UsageError", "draw", "name_file", "save_memory", "write_json", "write_lines"]
 
 WIDTH = 120
 """Of what is not a terminal, unless COLUMNS says another."""
@@ -48,6 +49,11 @@ def name_file(path: Path | None, *, as_json: bool) -> None:
     """Say which file was written, if one was; on stderr where stdout is JSON."""
     if path is not None:
         typer.echo(path, err=as_json)
+
+
+def write_lines(lines: Iterable[str]) -> None:
+    """Plain lines, as they are."""
+    _write("".join(f"{line}\n" for line in lines).encode(sys.stdout.encoding or "utf-8", "replace"))
 
 
 def write_json(value: object) -> None:

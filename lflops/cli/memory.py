@@ -1,0 +1,34 @@
+"""`lflops memory`: why a device ran out of memory, from torch's snapshot."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lflops.cli.output import write_json, write_lines
+from lflops.hardware.chips import named
+from lflops.report.lines.explained_memory import explained_lines
+from lflops.snapshots.explain import explain
+from lflops.snapshots.read import read_snapshot
+
+__all__ = ["memory"]
+
+
+def memory(
+    file: Annotated[Path, typer.Argument(metavar="SNAPSHOT", help="A file of torch.cuda.memory._dump_snapshot.")],
+    *,
+    device: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="The device; without it the one that ran out, else the fullest.")
+    ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The chip, as `lflops hardware` lists it: tells other processes' memory.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: causes, by_category, holders and totals.")] = False,
+) -> None:
+    """Say why a device ran out of memory, and who held what, from a snapshot of torch's allocator. The pickle runs no code."""
+    chip = None if hardware is None else named(hardware)
+    explained = explain(read_snapshot(file, device), chip)
+    if as_json:
+        write_json(explained)
+    else:
+        write_lines(explained_lines(explained))

@@ -1,0 +1,1 @@
+"""Torch's snapshots of CUDA memory: read safely, brought back to the moment of the peak, and explained. No torch."""

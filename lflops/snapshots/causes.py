@@ -1,0 +1,206 @@
+"""Why memory ran out: each known cause with the bytes that it explains, the one that explains the failure first."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+
+from lflops.snapshots.holders import Category, category_of, line_of
+from lflops.snapshots.peak import Alive, Peak
+
+__all__ = ["Cause", "CauseCode", "causes_of"]
+
+CauseCode = Literal[
+    "other_process",
+    "fragmentation",
+    "kept_graphs",
+    "retained_graph",
+    "kept_results",
+    "validation_graph",
+    "kept_gradients",
+    "model_copy",
+    "huge_tensor",
+    "optimizer_state",
+    "activations",
+    "parameters",
+    "gradients",
+    "temporary",
+    "unknown",
+]
+
+EVALUATION = ("validation_step", "test_step", "validate", "evaluate", "evaluation", "evaluation_step", "eval_step", "valid_step")
+LEAST_SHARE = 0.1
+"""Of what is alive: less does not name the cause."""
+
+HUGE_SHARE = 0.2
+MANY = 3
+"""Forward passes whose results are still there: two may be pipelining, or a graph that was kept by accident."""
+
+
+class Cause(Struct, frozen=True, kw_only=True):
+    """One cause.
+
+    Attributes:
+        bytes: What it explains: that much would be free without it.
+        count: How many passes, tensors or pieces it is about.
+        line: The line of code that made most of it; empty where unknown.
+    """
+
+    code: CauseCode
+    bytes: int
+    count: int = 0
+    line: str = ""
+
+
+class _Case(NamedTuple):
+    """What the rules look at.
+
+    Attributes:
+        failed: Bytes that were asked for in vain, 0 where memory did not run out.
+        unused: Reserved bytes that no tensor has.
+        total: Bytes of the device that the process could have; `None` is unknown.
+    """
+
+    peak: Peak
+    categories: Mapping[int, Category]
+    failed: int
+    unused: int
+    total: int | None
+
+    def of(self, category: Category) -> list[Alive]:
+        """What is alive of a category."""
+        return [each for place, each in enumerate(self.peak.alive) if self.categories[place] == category]
+
+
+def causes_of(peak: Peak, parameter_sizes: frozenset[int], total: int | None = None) -> tuple[Cause, ...]:
+    """The causes, the one to look at first first.
+
+    A particular one, a leak for instance, goes before the largest category where it explains a tenth of the memory and the failed request.
+
+    Args:
+        peak: The moment.
+        parameter_sizes: Bytes of the parameters.
+        total: The device's memory that a process sees.
+    """
+    categories = {place: category_of(each, parameter_sizes) for place, each in enumerate(peak.alive)}
+    failed = peak.ran_out.size if peak.ran_out is not None else 0
+    case = _Case(peak, categories, failed, max(peak.reserved - peak.bytes, 0), total)
+    particular = [cause for rule in _RULES if (cause := rule(case)) is not None]
+    least = max(LEAST_SHARE * (peak.bytes + failed), min(failed, peak.bytes))
+    ruling = sorted((each for each in particular if each.bytes >= least), key=lambda each: -each.bytes)
+    general = sorted(_general(case), key=lambda each: -each.bytes)
+    return (*ruling, *general, *(each for each in particular if each not in ruling))
+
+
+def _general(case: _Case) -> Iterator[Cause]:
+    """The largest categories."""
+    codes: Mapping[Category, CauseCode] = {
+        "parameters": "parameters",
+        "gradients": "gradients",
+        "optimizer_state": "optimizer_state",
+        "activations": "activations",
+        "temporary": "temporary",
+        "other": "kept_results",
+        "unknown": "unknown",
+    }
+    for category, code in codes.items():
+        held = case.of(category)
+        if held:
+            yield Cause(code=code, bytes=sum(each.bytes for each in held), count=len(held), line=_main_line(held))
+
+
+def _other_process(case: _Case) -> Cause | None:
+    """The device has less free than this process leaves it."""
+    if case.total is None or case.peak.ran_out is None or case.peak.ran_out.device_free is None:
+        return None
+    elsewhere = case.total - case.peak.ran_out.device_free - case.peak.reserved
+    # What the process itself has besides the allocator: CUDA's context and libraries.
+    return Cause(code="other_process", bytes=elsewhere) if elsewhere > OUTSIDE_ALLOCATOR else None
+
+
+OUTSIDE_ALLOCATOR = 3 * 2**30
+"""Bytes that a process may have besides the allocator: CUDA's context, NCCL's buffers, libraries."""
+
+
+def _fragmentation(case: _Case) -> Cause | None:
+    """What was asked for is free, but not in one piece."""
+    if case.failed and case.unused >= case.failed and case.unused >= LEAST_SHARE * case.peak.reserved:
+        return Cause(code="fragmentation", bytes=case.unused)
+    return None
+
+
+def _kept_passes(case: _Case) -> Cause | None:
+    """Activations of forward passes that are over."""
+    old = [each for each in case.of("activations") if each.passes_ago and not _is_evaluation(each)]
+    passes = len({each.passes_ago for each in old})
+    if not old:
+        return None
+    nbytes = sum(each.bytes for each in old)
+    if passes < MANY:
+        return Cause(code="retained_graph", bytes=nbytes, count=passes, line=_main_line(old))
+    stacks = Counter(each.stack for each in old)
+    now = {each.stack for each in case.of("activations") if not each.passes_ago}
+    # Of a whole graph most of what one pass makes is kept; of results kept in a list only one line's.
+    whole = len(stacks) > 2 or 1 < len(stacks) >= len(now)
+    return Cause(code="kept_graphs" if whole else "kept_results", bytes=nbytes, count=passes, line=_main_line(old))
+
+
+def _validation_graph(case: _Case) -> Cause | None:
+    """Activations that a validation keeps for a backward that never comes."""
+    held = [each for each in case.of("activations") if _is_evaluation(each)]
+    if not held:
+        return None
+    return Cause(
+        code="validation_graph",
+        bytes=sum(each.bytes for each in held),
+        count=len({each.passes_ago for each in held}),
+        line=_main_line(held),
+    )
+
+
+def _is_evaluation(alive: Alive) -> bool:
+    return any(frame.function in EVALUATION for frame in alive.stack)
+
+
+def _kept_gradients(case: _Case) -> Cause | None:
+    """Gradients that have outlived an optimizer's step."""
+    held = [each for each in case.of("gradients") if each.steps_ago]
+    return Cause(code="kept_gradients", bytes=sum(each.bytes for each in held), count=len(held)) if held else None
+
+
+def _model_copy(case: _Case) -> Cause | None:
+    """A second model: an EMA, a reference, a deep copy."""
+    held = case.of("copy")
+    return Cause(code="model_copy", bytes=sum(each.bytes for each in held), count=len(held), line=_main_line(held)) if held else None
+
+
+def _huge_tensor(case: _Case) -> Cause | None:
+    """One tensor that is a fifth of all: the one that failed, or the largest."""
+    total = case.peak.bytes + case.failed
+    largest = max(case.peak.alive, key=lambda each: each.bytes, default=None)
+    if case.peak.ran_out is not None and case.failed >= HUGE_SHARE * total and (largest is None or case.failed >= largest.bytes):
+        return Cause(code="huge_tensor", bytes=case.failed, count=1, line=line_of(case.peak.ran_out.stack))
+    if largest is not None and largest.bytes >= HUGE_SHARE * total and category_of(largest) == "activations":
+        alike = [each for each in case.peak.alive if each.bytes == largest.bytes]
+        return Cause(code="huge_tensor", bytes=largest.bytes, count=len(alike), line=line_of(largest.stack))
+    return None
+
+
+def _main_line(held: list[Alive]) -> str:
+    """The line with the most bytes."""
+    lines: Counter[str] = Counter()
+    for each in held:
+        lines[line_of(each.stack)] += each.bytes
+    return lines.most_common(1)[0][0] if lines else ""
+
+
+_RULES: tuple[Callable[[_Case], Cause | None], ...] = (
+    _other_process,
+    _fragmentation,
+    _kept_passes,
+    _validation_graph,
+    _kept_gradients,
+    _model_copy,
+    _huge_tensor,
+)

@@ -1,0 +1,225 @@
+"""From the containers of a snapshot to values: segments, their blocks, and the trace of what the allocator did."""
+
+from collections.abc import Iterable, Mapping
+from os import PathLike
+from typing import Any, NamedTuple
+
+from lflops.errors import ProfileError
+from lflops.snapshots.unpickle import load_plain
+
+__all__ = ["Block", "Entry", "Frame", "Segment", "Snapshot", "read_snapshot", "snapshot_of"]
+
+MOST_PARTS = 50_000_000
+"""Blocks, entries and frames of one file: a small pickle can name one list a billion times."""
+
+
+class Frame(NamedTuple):
+    """A line of code."""
+
+    file: str
+    line: int
+    function: str
+
+
+Stack = tuple[Frame, ...]
+
+
+class Block(NamedTuple):
+    """A part of a segment.
+
+    Attributes:
+        requested: Bytes that were asked for.
+        state: `active_allocated`, `active_awaiting_free` or `inactive`.
+        stack: The code that allocated it, the innermost line first; empty where it is unknown.
+    """
+
+    address: int
+    size: int
+    requested: int
+    state: str
+    stack: Stack
+
+
+class Segment(NamedTuple):
+    """Memory that the allocator got from the device."""
+
+    address: int
+    size: int
+    stream: int
+    expandable: bool
+    blocks: tuple[Block, ...]
+
+
+class Entry(NamedTuple):
+    """Something that the allocator did.
+
+    Attributes:
+        action: Torch's word: `alloc`, `free_requested`, `free_completed`, `segment_alloc`, `segment_free`, `oom`, …
+        device_free: Of an `oom`, the bytes that the device had left.
+    """
+
+    action: str
+    address: int
+    size: int
+    stream: int
+    stack: Stack
+    device_free: int | None
+
+
+class Snapshot(NamedTuple):
+    """The memory of one device."""
+
+    device: int
+    segments: tuple[Segment, ...]
+    trace: tuple[Entry, ...]
+    settings: str
+
+
+def read_snapshot(path: str | PathLike[str], device: int | None = None) -> Snapshot:
+    """The snapshot in a file.
+
+    Args:
+        path: A file that `torch.cuda.memory._dump_snapshot` wrote.
+        device: Of which device; `None` is the one that ran out of memory, else the one with the most reserved.
+
+    Raises:
+        ProfileError: The file cannot be read, is no snapshot, or has anything in it that is not plain.
+    """
+    content = load_plain(path)
+    try:
+        return snapshot_of(content, device)
+    except ProfileError as error:
+        raise ProfileError(f"{path}: {error}") from None
+
+
+def snapshot_of(content: Any, device: int | None = None) -> Snapshot:
+    """The snapshot in torch's containers.
+
+    Raises:
+        ProfileError: They are no snapshot; the message names the place.
+    """
+    reader = _Reader()
+    if isinstance(content, list):  # older: segments alone
+        content = {"segments": content}
+    if not isinstance(content, Mapping) or not isinstance(content.get("segments"), list):
+        raise ProfileError("is no snapshot of torch's: it has no list of segments")
+    traces = reader.listed(content.get("device_traces", []), "device_traces")
+    segments = [reader.mapping(each, f"segments[{place}]") for place, each in enumerate(content["segments"])]
+    if device is None:
+        device = _fullest(segments, traces)
+    settings = content.get("allocator_settings")
+    return Snapshot(
+        device=device,
+        segments=tuple(
+            reader.segment(each, f"segments[{place}]") for place, each in enumerate(segments) if each.get("device", 0) == device
+        ),
+        trace=tuple(reader.entries(traces[device], f"device_traces[{device}]")) if device < len(traces) else (),
+        settings=_settings(settings) if isinstance(settings, Mapping) else "",
+    )
+
+
+def _fullest(segments: Iterable[Mapping[str, Any]], traces: list[Any]) -> int:
+    """The device that ran out of memory, else the one with the most reserved."""
+    for device, trace in enumerate(traces):
+        if isinstance(trace, list) and any(isinstance(each, Mapping) and each.get("action") == "oom" for each in trace):
+            return device
+    reserved: dict[int, int] = {}
+    for each in segments:
+        device, size = each.get("device", 0), each.get("total_size", 0)
+        if type(device) is int and type(size) is int:
+            reserved[device] = reserved.get(device, 0) + size
+    return max(reserved, key=lambda each: reserved[each], default=0)
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    text = settings.get("PYTORCH_ALLOC_CONF", settings.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+    return text if isinstance(text, str) else ""
+
+
+class _Reader:
+    """Checks each value, and counts the parts."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._parts = 0
+        self._stacks: dict[int, tuple[Any, Stack]] = {}  # torch's pickles share them
+
+    def mapping(self, value: Any, place: str) -> Mapping[str, Any]:
+        """A dictionary."""
+        self._parts += 1
+        if self._parts > MOST_PARTS:
+            raise ProfileError(f"{place}: has more than {MOST_PARTS:,} parts")
+        if not isinstance(value, Mapping):
+            raise ProfileError(f"{place} is {_described(value)}: a dictionary is taken")
+        return value
+
+    def listed(self, value: Any, place: str) -> list[Any]:
+        """A list."""
+        if not isinstance(value, list | tuple):
+            raise ProfileError(f"{place} is {_described(value)}: a list is taken")
+        return list(value)
+
+    def segment(self, value: Mapping[str, Any], place: str) -> Segment:
+        """One segment and its blocks."""
+        blocks, address = [], _number(value, "address", place)
+        at = address
+        for index, each in enumerate(self.listed(value.get("blocks", []), f"{place}.blocks")):
+            block = self.block(self.mapping(each, f"{place}.blocks[{index}]"), at, f"{place}.blocks[{index}]")
+            blocks.append(block)
+            at = block.address + block.size
+        size = _number(value, "total_size", place)
+        return Segment(address, size, _number(value, "stream", place, 0), value.get("is_expandable") is True, tuple(blocks))
+
+    def block(self, value: Mapping[str, Any], at: int, place: str) -> Block:
+        """One block; older snapshots leave its address to be added up."""
+        size, state = _number(value, "size", place), value.get("state", "inactive")
+        if not isinstance(state, str):
+            raise ProfileError(f"{place}.state is {_described(state)}: a text is taken")
+        history = value.get("history")
+        latest = history[0] if isinstance(history, list) and history and isinstance(history[0], Mapping) else {}
+        requested = _number(value, "requested_size", place, _number(latest, "real_size", place, size))
+        frames = value.get("frames", latest.get("frames", ()))
+        return Block(_number(value, "address", place, at), size, requested, state, self.stack(frames, f"{place}.frames"))
+
+    def entries(self, trace: Any, place: str) -> Iterable[Entry]:
+        """The trace of one device."""
+        for index, each in enumerate(self.listed(trace, place)):
+            at = f"{place}[{index}]"
+            entry = self.mapping(each, at)
+            action = entry.get("action")
+            if not isinstance(action, str):
+                raise ProfileError(f"{at}.action is {_described(action)}: a text is taken")
+            yield Entry(
+                action,
+                _number(entry, "addr", at, 0),
+                _number(entry, "size", at, 0),
+                _number(entry, "stream", at, 0),
+                self.stack(entry.get("frames", ()), f"{at}.frames"),
+                _number(entry, "device_free", at) if "device_free" in entry else None,
+            )
+
+    def stack(self, frames: Any, place: str) -> Stack:
+        """The lines of code."""
+        known = self._stacks.get(id(frames))
+        if known is not None and known[0] is frames:
+            return known[1]
+        lines = []
+        for index, each in enumerate(self.listed(frames, place)):
+            at = f"{place}[{index}]"
+            frame = self.mapping(each, at)
+            lines.append(Frame(str(frame.get("filename", "")), _number(frame, "line", at, 0), str(frame.get("name", ""))))
+        stack = tuple(lines)
+        self._stacks[id(frames)] = (frames, stack)
+        return stack
+
+
+def _number(value: Mapping[str, Any], name: str, place: str, missing: int | None = None) -> int:
+    number = value.get(name, missing)
+    if type(number) is not int or number < 0:
+        what = "is missing" if number is None else f"is {_described(number)}"
+        raise ProfileError(f"{place}.{name} {what}: a whole number is taken")
+    return number
+
+
+def _described(value: Any) -> str:
+    return f"{value!r:.60}" if isinstance(value, str | int | float | bool | None) else f"a {type(value).__name__}"
