@@ -83,7 +83,10 @@ MAY_IMPORT |= {
     "cli": VALUE | ANALYSES | COLLECT | REPORT | {"analyze.trace", "snapshots", "traces", "pypi:typer", "pypi:rich"},
     "session.inputs": VALUE | COLLECT | {"pypi:torch"},
     "session.window": VALUE | ANALYSES | COLLECT | {"pypi:torch", "formulas", "merging", "session.inputs", "report.lines", "traces"},
-    "session.outlets": VALUE | ANALYSES | REPORT | {"collect.inputs", "pypi:torch", "session.inputs", "tensorboard"},
+    "session.outlets": VALUE
+    | ANALYSES
+    | REPORT
+    | {"collect.inputs", "collect.torch_private", "pypi:torch", "session.inputs", "snapshots", "tensorboard"},
     "session": VALUE | COLLECT | {"analyze", "pypi:torch", "merging", "session.inputs", "session.window", "session.outlets"},
     "loops": VALUE | COLLECT | SESSION | {"pypi:torch", "session.outlets"},
     "huggingface": {"errors", "profile", "loops", "session.inputs", "pypi:transformers", "pypi:torch"},

@@ -67,6 +67,8 @@ class FlopsMonitor(Base):
         module_scalars: Of how many modules every logger gets the times: those with the most of their own in the first window.
         dirpath: Where profiles are saved, instead of below `trainer.log_dir`; traces in its folder lflops_traces.
         on_error: What an error of lflops' own does: `"warn"`, or `"raise"`.
+        on_oom: Whether a report is written beside the profiles when the training runs out of memory. On CUDA torch's allocator then records
+            its last 100,000 allocations with their stacks.
 
     Raises:
         ScheduleError: The schedule leaves no step to count in.
@@ -108,6 +110,7 @@ class FlopsMonitor(Base):
         gather_timeout: float = 30.0,
         dirpath: str | PathLike[str] | None = None,
         on_error: str = "warn",
+        on_oom: bool = False,
     ) -> None:
         given = locals()  # a setting for each argument, of the same name
         self._settings = Settings(**{setting.name: given[setting.name] for setting in fields(Settings)})

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from lflops.errors import LflopsError
@@ -10,6 +11,8 @@ from lflops.profile.model import Profile
 from lflops.session.inputs.messages import warn
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Stage, Training
+from lflops.session.outlets.out_of_memory import MemoryHistory, ran_out_of_memory, write_report
+from lflops.session.outlets.paths import OutputPaths
 from lflops.session.results import Results
 from lflops.session.session import Session
 
@@ -38,6 +41,8 @@ class MonitoredRun:
         self._store = store
         self._training: Training | None = None
         self._results: Results | None = None
+        self._history: MemoryHistory | None = None
+        self._monitor = 1
         self._failed = False
 
     def begin(self, name: str, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int = 1) -> None:
@@ -66,7 +71,8 @@ class MonitoredRun:
 
     def _session(self, name: str, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int) -> Session:
         if self._training is None:
-            self._training = training()
+            self._training, self._monitor = training(), monitor
+            self._history = MemoryHistory(self._training.device) if self._settings.on_oom else None
         if self._results is None:
             self._results = Results.of(self._training, self._settings, self._log_dir, monitor=monitor, store=self._store)
             self._results.profiles = self.profiles
@@ -87,6 +93,7 @@ class MonitoredRun:
 
     def close(self, error: BaseException | None = None) -> None:
         """The run is over, or left by an error: tell what there is to tell."""
+        training = self._training
         for name in tuple(self.sessions):
             self.guarded(name, lambda session: session.close(error))
         results, self._results, self._training = self._results, None, None
@@ -95,6 +102,22 @@ class MonitoredRun:
                 results.finish(failed=error is not None)
             except Exception as mistake:  # noqa: BLE001 - whatever it is, it is not to end the user's training
                 self.fail(mistake)
+        if self._history is not None:
+            self._end_history(error, training)
+
+    def _end_history(self, error: BaseException | None, training: Training | None) -> None:
+        """Stop recording memory, and report what an error says of it."""
+        history, self._history = self._history, None
+        try:
+            paths = OutputPaths.of(self._log_dir, None if self._settings.dirpath is None else Path(self._settings.dirpath), self._monitor)
+            if error is not None and ran_out_of_memory(error) and training is not None and paths is not None:
+                last = self.profiles[-1] if self.profiles else None
+                training.say(f"FlopsMonitor: out of memory, explained in {write_report(error, training, last, paths.profiles)}")
+        except Exception as mistake:  # noqa: BLE001 - the training's own error is what its user has to see
+            warn(f"FlopsMonitor: the report on memory failed: {type(mistake).__name__}: {mistake}")
+        finally:
+            if history is not None:
+                history.stop()
 
     def fail(self, error: Exception) -> None:
         """End the watching, not the training: take everything off, and warn once."""

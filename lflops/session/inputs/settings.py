@@ -49,6 +49,7 @@ class Settings:
     dirpath: str | PathLike[str] | None = None
     gather_timeout: float = 30.0
     on_error: str = "warn"
+    on_oom: bool = False
 
     def __post_init__(self) -> None:
         """See that the schedule can be.
@@ -68,7 +69,7 @@ class Settings:
             CountError: One of them cannot; the message names it, its value and what is taken.
             HardwareError: The chip is not known.
         """
-        for name in ("trace", "record_shapes", "profile_memory", "with_stack", "detailed", "track", "html"):
+        for name in ("trace", "record_shapes", "profile_memory", "with_stack", "detailed", "track", "html", "on_oom"):
             if not isinstance(getattr(self, name), bool):
                 raise CountError(f"{name}={describe(getattr(self, name))}: give True or False")
         self._check_choices()

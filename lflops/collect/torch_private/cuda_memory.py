@@ -1,0 +1,28 @@
+"""The history that CUDA's allocator keeps, and its snapshot."""
+
+from typing import Any
+
+import torch
+
+__all__ = ["is_recording_memory", "memory_snapshot", "record_memory", "stop_recording_memory"]
+
+
+def is_recording_memory() -> bool:
+    """Whether the allocator records its history already; a build without CUDA never does."""
+    enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+    return enabled is not None and bool(enabled())
+
+
+def record_memory(most: int) -> None:
+    """Let the allocator record allocations and frees with their Python stacks, the last `most` of them."""
+    torch.cuda.memory._record_memory_history(enabled="all", stacks="python", max_entries=most)
+
+
+def stop_recording_memory() -> None:
+    """End that."""
+    torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def memory_snapshot() -> Any:
+    """What the allocator holds and has recorded, in plain containers."""
+    return torch.cuda.memory._snapshot()

@@ -1,0 +1,147 @@
+"""The report when memory runs out: where the training was, the memory of its last counted step, and the allocator's snapshot explained."""
+
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import torch
+from msgspec import Struct, json
+from torch import nn
+
+from lflops import units
+from lflops.collect.torch_private.cuda_memory import is_recording_memory, memory_snapshot, record_memory, stop_recording_memory
+from lflops.profile.model import Profile
+from lflops.report.lines.explained_memory import explained_lines
+from lflops.session.inputs.training import Training
+from lflops.snapshots.explain import ExplainedMemory, explain
+from lflops.snapshots.read import snapshot_of
+
+__all__ = ["MemoryHistory", "OutOfMemory", "ran_out_of_memory", "report_lines", "write_report"]
+
+RECORDED = 100_000
+"""Allocations and frees that are remembered: a few steps of a large model."""
+
+MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")
+LISTED = 10
+
+
+class OutOfMemory(Struct, frozen=True, kw_only=True):
+    """A training's end.
+
+    Attributes:
+        error: The message.
+        module: The innermost module that was running; `None` where none was, as in an optimizer's step.
+        phase: `None` where the code does not say.
+        counted: Bytes by category at the peak of the last counted step.
+        counted_modules: The modules that held the most then.
+        explained: From the allocator's snapshot; `None` without CUDA.
+    """
+
+    error: str
+    step: int
+    module: str | None
+    phase: Literal["forward", "backward", "optimizer"] | None
+    counted: Mapping[str, int]
+    counted_modules: Mapping[str, int]
+    explained: ExplainedMemory | None
+
+
+class MemoryHistory:
+    """The allocator's history, recorded for one run; a recording of the user's is left alone."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Begin, where the device is CUDA's."""
+        self._is_ours = device.type == "cuda" and not is_recording_memory()
+        if self._is_ours:
+            record_memory(RECORDED)
+
+    def stop(self) -> None:
+        """End it, if it is ours."""
+        if self._is_ours:
+            self._is_ours = False
+            stop_recording_memory()
+
+
+def ran_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error says that there was no memory."""
+    is_kind = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return is_kind or (isinstance(error, RuntimeError) and any(each in str(error) for each in MESSAGES))
+
+
+def write_report(error: BaseException, training: Training, profile: Profile | None, folder: Path) -> Path:
+    """Write the report as text and JSON; returns the text's path.
+
+    Args:
+        error: The training's.
+        training: What ran.
+        profile: Of its last counted step.
+        folder: Where profiles are.
+    """
+    report = _report(error, training, profile)
+    path = folder / f"oom-{report.step}-rank{training.rank}"
+    folder.mkdir(parents=True, exist_ok=True)
+    text = path.with_suffix(".txt")
+    text.write_text("".join(f"{line}\n" for line in report_lines(report)), encoding="utf-8")
+    path.with_suffix(".json").write_bytes(json.format(json.encode(report)) + b"\n")
+    return text
+
+
+def _report(error: BaseException, training: Training, profile: Profile | None) -> OutOfMemory:
+    module, phase = _place(error.__traceback__, training.model)
+    memory = profile.memory if profile is not None else None
+    held = sorted(memory.by_module.items(), key=lambda item: -item[1])[:LISTED] if memory is not None else ()
+    explained = None
+    if training.device.type == "cuda":
+        total = torch.cuda.mem_get_info(training.device)[1]
+        index: int | None = training.device.index
+        explained = explain(snapshot_of(memory_snapshot(), index), total=total)
+    return OutOfMemory(
+        error=str(error) or type(error).__name__,
+        step=training.logged_step(),
+        module=module,
+        phase=phase,
+        counted=memory.by_category if memory is not None else {},
+        counted_modules=dict(held),
+        explained=explained,
+    )
+
+
+def _place(at: TracebackType | None, model: nn.Module) -> tuple[str | None, Literal["forward", "backward", "optimizer"] | None]:
+    """The innermost module of the model in a traceback, and the phase that its functions tell."""
+    names = {id(module): name for name, module in model.named_modules()}
+    module: str | None = None
+    phase: Literal["forward", "backward", "optimizer"] | None = None
+    for frame, _ in traceback.walk_tb(at):
+        code = frame.f_code
+        own = frame.f_locals.get("self")
+        module = names.get(id(own), module)
+        if "torch/optim/" in code.co_filename.replace("\\", "/"):
+            phase, module = "optimizer", None
+        elif code.co_name == "backward":
+            phase = "backward"
+        elif code.co_name == "forward":
+            phase = "forward"
+    return module, phase
+
+
+def report_lines(report: OutOfMemory) -> Iterator[str]:
+    """The cause, where the training was, and who held what."""
+    if report.explained is not None:
+        yield from explained_lines(report.explained)
+        yield ""
+    yield report.error.splitlines()[0]
+    where = f"module {report.module or 'the root'}" if report.module is not None else "no module of the model was running"
+    yield f"step {report.step}, {report.phase or 'phase unknown'}, {where}"
+    yield ""
+    if not report.counted:
+        yield "no step was counted before, so that its memory is not known"
+        return
+    total = sum(report.counted.values())
+    yield f"the last counted step had {units.size(total)} alive at its peak"
+    for title, parts in (("by category", report.counted), ("by module", report.counted_modules)):
+        yield title
+        for name, nbytes in sorted(parts.items(), key=lambda item: -item[1]):
+            if nbytes:
+                yield f"  {units.size(nbytes):>12}  {units.percent(nbytes / total):>6}  {name.replace('_', ' ') or 'the root'}"

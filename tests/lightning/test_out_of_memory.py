@@ -1,0 +1,87 @@
+"""A training that runs out of memory leaves a report, and its own error as it was."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec import json
+from torch import Tensor, nn
+
+from lflops.schedule import Schedule
+from lflops.session.outlets.out_of_memory import OutOfMemory, ran_out_of_memory, report_lines
+from lflops.snapshots.explain import explain
+from lflops.snapshots.read import snapshot_of
+from tests.snapshots.test_causes import logits
+from tests.support.lightning_runs import CLASSES, LIGHTNINGS_WARNINGS, WIDTH, Classifier, fit, watching
+
+pytestmark = LIGHTNINGS_WARNINGS
+LATE = 12
+OUT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+class Head(nn.Linear):
+    """Fails in a late batch."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(WIDTH, CLASSES)
+        self.error, self.calls = error, 0
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - its name in torch
+        self.calls += 1
+        if self.calls > LATE:
+            raise self.error
+        return super().forward(input)
+
+
+def failing(error: Exception, folder: Path, **options: Any) -> list[str]:
+    """Train until the error, which has to be what comes out; returns the names of the reports."""
+    model = Classifier()
+    model.head = Head(error)
+    monitor = watching(schedule=Schedule(wait=1, warmup=1, active=2), dirpath=folder, **options)
+    with pytest.raises(type(error)) as raised:
+        fit(model, monitor)
+    assert raised.value is error
+    return sorted(path.name for path in folder.glob("oom-*"))
+
+
+def test_a_report_says_where_it_was_and_who_held_what(tmp_path: Path) -> None:
+    """The head's forward in the thirteenth step; the counted step has the parameters of two layers, (8 + 1) * (8 + 3) floats."""
+    assert ["oom-12-rank0.json", "oom-12-rank0.txt"] == failing(OUT, tmp_path, on_oom=True)
+    report = json.decode((tmp_path / "oom-12-rank0.json").read_bytes(), type=OutOfMemory)
+    assert ("head", "forward", 12, str(OUT)) == (report.module, report.phase, report.step, report.error)
+    assert (WIDTH + 1) * (WIDTH + CLASSES) * 4 == report.counted["parameters"]
+    assert report.explained is None
+    text = (tmp_path / "oom-12-rank0.txt").read_text().splitlines()
+    assert [str(OUT), "step 12, forward, module head"] == text[:2]
+    assert {"by category", "by module"} <= set(text)
+
+
+def test_without_being_asked_or_with_another_error_there_is_none(tmp_path: Path) -> None:
+    """The twins."""
+    assert [] == failing(OUT, tmp_path)
+    assert [] == failing(ValueError("a wrong value"), tmp_path, on_oom=True)
+
+
+def test_errors_of_memory_are_known() -> None:
+    """Torch's on CUDA and on a CPU, and Python's; not any error of a run."""
+    cpu = RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes.")
+    assert [True, True, True, False, False] == [ran_out_of_memory(each) for each in (OUT, cpu, MemoryError(), RuntimeError("shapes"), None)]
+
+
+def test_with_a_snapshot_the_cause_is_the_first_line() -> None:
+    """As `lflops memory` says it."""
+    report = OutOfMemory(
+        error="CUDA out of memory.\nmore",
+        step=3,
+        module=None,
+        phase=None,
+        counted={},
+        counted_modules={},
+        explained=explain(snapshot_of(logits().snapshot())),
+    )
+    lines = list(report_lines(report))
+    assert lines[0].startswith("One tensor takes 8.00 GiB")
+    assert "CUDA out of memory." in lines
+    assert "step 3, phase unknown, no module of the model was running" in lines
+    assert lines[-1].startswith("no step was counted before")
