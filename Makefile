@@ -3,7 +3,7 @@ READY := .venv/ready
 PEERS := .venv-peers/bin
 PEERS_READY := .venv-peers/ready
 
-.PHONY: demo test lint lint-page coverage bench clean
+.PHONY: demo test lint lint-page coverage bench gpu clean
 
 demo: $(READY)
 	@$(BIN)/python examples/train_gpt.py
@@ -48,6 +48,11 @@ bench: $(READY) $(PEERS_READY)
 	@$(PEERS)/python benchmarks/latency.py
 	@$(BIN)/python benchmarks/own_time.py
 	@$(PEERS)/python benchmarks/callback.py
+
+# All that only a GPU can tell, within ten minutes. Where torch is already installed, as on a lent machine: make gpu GPU_PYTHON=python3
+GPU_PYTHON ?= $(BIN)/python
+gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(READY))
+	@PYTHONPATH=$(CURDIR) $(GPU_PYTHON) benchmarks/gpu.py
 
 clean:
 	@rm -rf .venv .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage node_modules dist runs gpt gpt.profile.json

@@ -1,0 +1,382 @@
+"""Everything that only a GPU can tell, in ten minutes: `make gpu`. Each part is a process with a time limit, and a line of RESULTS.md.
+
+Without a CUDA device every part says that it did not run. `--device cpu` tries the code of the parts there, and writes nothing.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import logging
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from results import record
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import DataLoader, TensorDataset
+
+import lflops
+from lflops import Profile, Schedule, units
+from lflops.analyze.trace.summary import TraceSummary, summarise
+from lflops.report.lines.trace_summary import verdict
+from lflops.traces.read_trace import read_trace
+
+TOTAL = 600
+"""Seconds for all parts together."""
+
+STEPS = 24
+LAYERS = 4
+TB_PROFILER = """
+import json, sys, tempfile
+from torch_tb_profiler.profiler.data import RunProfileData
+data = RunProfileData.parse("host_0", 1, sys.argv[1], tempfile.mkdtemp())
+print(len(data.op_list_groupby_name), len(data.kernel_list_groupby_name_op))
+"""
+
+
+class Layers(nn.Module):
+    """Transformer layers that learn to give back what they are given; wide on a GPU."""
+
+    def __init__(self, device: str) -> None:
+        """Build them on the CPU."""
+        super().__init__()
+        self.wide = device == "cuda"
+        self.width = 1024 if self.wide else 32
+        heads = 8 if self.wide else 2
+        blocks = (nn.TransformerEncoderLayer(self.width, heads, 4 * self.width, 0.0, batch_first=True) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One after the other."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def loss(self, x: Tensor) -> Tensor:
+        """How far from what was given."""
+        return F.mse_loss(self(x), x)
+
+    def batch(self, samples: int = 8) -> Tensor:
+        """One batch, the same each time."""
+        return torch.randn(samples, 512 if self.wide else 8, self.width, generator=torch.Generator().manual_seed(1))
+
+
+def fit(device: str, folder: str, *callbacks: Any, steps: int = STEPS) -> tuple[Layers, float]:
+    """Train with the callbacks; the layers, and the seconds."""
+    from lightning.pytorch import LightningModule, Trainer, seed_everything  # not every machine with a GPU has it: only its parts fail
+
+    class Training(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Layers(device)
+
+        def training_step(self, batch: list[Tensor], _: int) -> Tensor:
+            return self.model.loss(batch[0])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=1e-4)
+
+    seed_everything(0, verbose=False)
+    module = Training()
+    batches = DataLoader(TensorDataset(module.model.batch(8).repeat(steps, 1, 1)), batch_size=8)
+    trainer = Trainer(
+        max_steps=steps,
+        accelerator="gpu" if device == "cuda" else "cpu",
+        devices=1,
+        callbacks=list(callbacks),
+        default_root_dir=folder,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    synchronise(device)
+    start = time.perf_counter()
+    trainer.fit(module, batches)
+    synchronise(device)
+    return module.model, time.perf_counter() - start
+
+
+def synchronise(device: str) -> None:
+    """Wait for the device."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def monitored(device: str, folder: str) -> Profile:
+    """A window of a training."""
+    monitor = lflops.FlopsMonitor(Schedule(wait=8, warmup=3, active=3), dirpath=folder, html=False, trace=True, on_error="raise")
+    fit(device, folder, monitor)
+    (found,) = monitor.profiles
+    return found
+
+
+def seconds_of(device: str, run: Callable[[], Any], times: int = 10) -> float:
+    """The median time, with the device waited for before and after."""
+    taken = []
+    for _ in range(times + 2):
+        synchronise(device)
+        start = time.perf_counter()
+        run()
+        synchronise(device)
+        taken.append(time.perf_counter() - start)
+    return median(taken[2:])
+
+
+def tests(_: str) -> Iterator[str]:
+    """The tests that need a GPU."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-m", "gpu", "-p", "no:cacheprovider", "tests"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=Path(__file__).parents[1])  # noqa: S603 - our own tests
+    lines = [line for line in done.stdout.splitlines() if re.search(r"\d+ (passed|failed|skipped|error)", line)]
+    yield lines[-1].strip("= ") if lines else f"pytest ended with {done.returncode}"
+
+
+def phases(device: str) -> Iterator[str]:
+    """The phases of a step, the modules of forward, and what the monitor costs, each beside a synchronised truth."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = monitored(device, folder)
+    module = Layers(device).to(device)
+    x, optimizer = module.batch().to(device), torch.optim.AdamW(module.parameters(), lr=1e-4)
+
+    def forward() -> Tensor:
+        return module.loss(x)
+
+    def both() -> None:
+        forward().backward()
+
+    truth = {"forward": seconds_of(device, forward)}
+    truth["backward"] = seconds_of(device, both) - truth["forward"]
+    truth["optimizer"] = seconds_of(device, optimizer.step)
+    clean = [step for step in found.steps if step.is_typical]
+    for name, seconds in truth.items():
+        told = median(step.phases.get(name, 0.0) for step in clean)
+        yield f"{name}: monitored {units.duration(told)}, synchronised {units.duration(seconds)}"
+    times = [found.modules[f"model.layers.{index}"].forward.seconds for index in range(LAYERS)]
+    alone = [seconds_of(device, lambda layer=layer: layer(x)) for layer in module.layers]  # type: ignore[misc]
+    off = [each.median / one - 1 for each, one in zip(times, alone, strict=True) if each is not None]
+    yield f"forward of {len(off)} layers: {', '.join(f'{share:+.1%}' for share in off)} from each alone, synchronised"
+
+
+def overhead(device: str) -> Iterator[str]:
+    """Fits with the monitor and without, in turn; its window is outside of the steps."""
+    ratios = []
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(3):
+            _, plain = fit(device, folder, steps=3 * STEPS)
+            watching = lflops.FlopsMonitor(Schedule(wait=10**6, warmup=1, active=1), dirpath=folder, html=False)
+            ratios.append(fit(device, folder, watching, steps=3 * STEPS)[1] / plain)
+    yield f"a fit with the step clock alone takes {median(ratios):.3f} of one without"
+
+
+def calibrate(device: str) -> Iterator[str]:
+    """The peaks twice, beside the table's."""
+    first, second = (lflops.calibrate(device, fresh=True) for _ in range(2))
+    known = lflops.hardware.lookup(torch.cuda.get_device_name()) if device == "cuda" else None
+    for dtype, peak in first.peak_flops_per_second.items():
+        table = known.peak_flops_per_second.get(dtype) if known is not None else None
+        again = second.peak_flops_per_second.get(dtype)
+        share = "" if table is None else f", {units.percent(peak / table)} of the table's"
+        yield f"{dtype}: {units.quantity(peak, 'FLOP/s')} and {units.quantity(again, 'FLOP/s')}{share}"
+    bandwidth = known.bandwidth_bytes_per_second if known is not None else None
+    told = first.bandwidth_bytes_per_second
+    share = "" if bandwidth is None or told is None else f", {units.percent(told / bandwidth)} of the table's"
+    yield f"bandwidth: {units.quantity(told, 'B/s')} and {units.quantity(second.bandwidth_bytes_per_second, 'B/s')}{share}"
+
+
+def memory(device: str) -> Iterator[str]:
+    """An estimate beside what torch's allocator says of the same two steps."""
+    hardware = torch.cuda.get_device_name() if device == "cuda" else None
+    x = Layers(device).batch()
+    found = lflops.estimate(lambda: Layers(device), (x,), backward=True, optimizer=torch.optim.AdamW, hardware=hardware).memory
+    if found is None:
+        raise RuntimeError("the estimate has no memory")
+    reserved = units.size(found.reserved.reserved_bytes) if found.reserved else units.UNKNOWN
+    if device != "cuda":
+        yield f"estimated {units.size(found.peak_bytes)}, reserved {reserved}; allocated: needs CUDA"
+        return
+    torch.cuda.reset_peak_memory_stats()
+    module = Layers(device).to(device)
+    optimizer, batch = torch.optim.AdamW(module.parameters()), x.to(device)
+    for _ in range(2):
+        optimizer.zero_grad()
+        module(batch).sum().backward()
+        optimizer.step()
+    torch.cuda.synchronize()
+    yield f"alive: estimated {units.size(found.peak_bytes)}, allocated {units.size(torch.cuda.max_memory_allocated())}"
+    yield f"reserved: estimated {reserved}, reserved {units.size(torch.cuda.max_memory_reserved())}"
+
+
+ATTENTION: dict[str, tuple[tuple[int, ...], torch.dtype, dict[str, Any]]] = {
+    "bf16, causal": ((2, 8, 256, 64), torch.bfloat16, {"is_causal": True}),
+    "fp32": ((2, 8, 256, 64), torch.float32, {}),
+    "fp16, width 256": ((2, 8, 256, 256), torch.float16, {}),
+    "bf16, odd width": ((2, 8, 256, 61), torch.bfloat16, {}),
+    "fp32, dropout": ((2, 8, 256, 64), torch.float32, {"dropout_p": 0.1}),
+}
+
+
+class Attention(nn.Module):
+    """One call, with its options."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        """Keep them."""
+        super().__init__()
+        self.options = options
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of the tensor with itself."""
+        return F.scaled_dot_product_attention(x, x, x, **self.options)
+
+
+def attention(device: str) -> Iterator[str]:
+    """The kernel that an estimate predicts, and the one that torch takes."""
+    hardware = torch.cuda.get_device_name() if device == "cuda" else None
+    for title, (shape, dtype, options) in ATTENTION.items():
+        x = torch.randn(shape, dtype=dtype)
+        predicted = lflops.estimate(Attention(options), (x,), hardware=hardware).by_operator()
+        with profile(activities=[ProfilerActivity.CPU]) as recorder:
+            Attention(options)(x.to(device))
+        taken = {event.key.removeprefix("aten::") for event in recorder.key_averages()}
+        names = [name.removeprefix("aten::") for name in predicted]
+        kernel = next((name for name in names if "attention" in name), "math")
+        fused = sorted(name for name in taken if name.startswith("_scaled_dot_product") and "math" not in name)
+        right = kernel in taken or (kernel == "math" and not fused)
+        yield f"{title}: predicted {kernel}, {'taken' if right else 'NOT taken: ' + ', '.join(fused)}"
+
+
+def trace(device: str) -> Iterator[str]:
+    """A traced window of the monitor by our reader and by torch-tb-profiler."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = monitored(device, folder)
+        (path,) = (each for each in Path(folder).rglob("*.pt.trace.json.gz") if not each.parent.name.startswith("compat-"))
+        summary = summarise(read_trace(path))
+        yield " ".join(verdict(summary))
+        told = found.trace
+        if summary.device is not None and told is not None and told.device_compute_seconds is not None:
+            yield (
+                f"computing: the file says {units.duration(summary.device.computing / 1e9)}, the profile "
+                f"{units.duration(told.device_compute_seconds)}; idle {units.duration(summary.device.idle / 1e9)} and "
+                f"{units.duration(told.device_idle_seconds)}"
+            )
+        if importlib.util.find_spec("torch_tb_profiler") is None:
+            yield "torch-tb-profiler is not installed"
+            return
+        command = [sys.executable, "-W", "ignore", "-c", TB_PROFILER, str(path)]
+        read = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()  # noqa: S603 - our own program
+        ours = f"ours {len(summary.operators)} and {len(summary.kernels)}"
+        yield f"torch-tb-profiler reads {read[-2]} operators and {read[-1]} kernels; {ours}"
+
+
+def recorded(device: str, run: Callable[[], Any]) -> TraceSummary:
+    """Five steps by torch.profiler, with shapes, read by our own reader."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
+    with profile(activities=activities, record_shapes=True) as recorder:
+        for _ in range(5):
+            run()
+        synchronise(device)
+    with tempfile.TemporaryDirectory() as folder:
+        recorder.export_chrome_trace(f"{folder}/a.json")
+        return summarise(read_trace(Path(folder) / "a.json"))
+
+
+def graphs(device: str) -> Iterator[str]:
+    """The same forward eager, compiled, and captured in a CUDA graph."""
+    module = Layers(device).to(device).eval()
+    x = module.batch().to(device)
+    options: dict[str, dict[str, Any]] = {"eager": {}, "compiled": {}, "CUDA graphs": {"mode": "reduce-overhead"}}
+    for title, how in options.items():
+        if device != "cuda" and title == "CUDA graphs":
+            yield "CUDA graphs: need CUDA"
+            continue
+        run = module if title == "eager" else torch.compile(module, **how)
+        with torch.no_grad():
+            for _ in range(3):
+                run(x)
+            summary = recorded(device, lambda run=run: run(x))  # type: ignore[misc]
+        macs = units.count(summary.utilization.macs) if summary.utilization else units.UNKNOWN
+        launches = summary.launches.calls if summary.launches else 0
+        kernels = sum(row.calls for row in summary.kernels)
+        yield f"{title}: {kernels} kernels by {launches} launches, {macs} MACs by shapes, {len(summary.uncounted)} operators not counted"
+
+
+def bits(device: str) -> Iterator[str]:
+    """A fit with the monitor ends with the same weights as one without, to the bit."""
+    with tempfile.TemporaryDirectory() as folder:
+        window = Schedule(wait=4, warmup=2, active=2)
+        plain, _ = fit(device, folder)
+        watched, _ = fit(device, folder, lflops.FlopsMonitor(window, dirpath=folder, html=False, on_error="raise"))
+    pairs = zip(plain.state_dict().values(), watched.state_dict().values(), strict=True)
+    differ = sum(not torch.equal(one, other) for one, other in pairs)
+    yield "the same weights to the bit" if not differ else f"{differ} tensors DIFFER"
+
+
+PARTS: dict[str, tuple[Callable[[str], Iterator[str]], int]] = {
+    "tests": (tests, 150),
+    "phases and attribution": (phases, 60),
+    "overhead": (overhead, 60),
+    "calibrate": (calibrate, 90),
+    "memory": (memory, 60),
+    "attention": (attention, 60),
+    "trace": (trace, 60),
+    "compiled and graphs": (graphs, 120),
+    "to the bit": (bits, 60),
+}
+"""In this order, with the seconds that each may take."""
+
+
+def outcome(name: str, device: str, seconds: float) -> str:
+    """A part's lines, from a process of its own, or why there are none."""
+    command = [sys.executable, "-W", "ignore", __file__, "--device", device, "--part", name]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=seconds)  # noqa: S603 - this file
+    except subprocess.TimeoutExpired:
+        return f"**stopped after {seconds:.0f} s**"
+    if done.returncode:
+        return f"**failed**: {(done.stderr.strip().splitlines() or ['no reason'])[-1]}"
+    lines: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return "; ".join(lines)
+
+
+def main() -> None:
+    """Run the parts and write the section."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--part", choices=list(PARTS), help="run one part in this process, and print its lines as JSON")
+    options = parser.parse_args()
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    if options.device == "cpu":
+        torch.set_num_threads(1)
+    if options.part:
+        with contextlib.redirect_stdout(sys.stderr):
+            lines = list(PARTS[options.part][0](options.device))
+        print(json.dumps(lines))
+        return
+    rows, begin = [], time.monotonic()
+    for name, (_, limit) in PARTS.items():
+        left = TOTAL - (time.monotonic() - begin)
+        start = time.monotonic()
+        if options.device == "cuda" and not torch.cuda.is_available():
+            result = "not run on CUDA"
+        else:
+            result = outcome(name, options.device, min(limit, left)) if left > 1 else "**no time left**"
+        rows.append(f"| {name} | {time.monotonic() - start:.0f} s | {result} |")
+        print(rows[-1], flush=True)
+    on = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device here"
+    if options.device == "cuda":
+        record("gpu.py", "On a GPU", [f"{on}.", "", "| part | took | result |", "|---|--:|---|", *rows])
+
+
+if __name__ == "__main__":
+    main()
