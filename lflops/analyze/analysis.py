@@ -184,13 +184,13 @@ class Analysis:
 
     @cached_property
     def imbalance(self) -> Imbalance:
-        """Stragglers, module by module."""
-        return imbalance(self.profile, self.patterns)
+        """Which ranks make the others wait, and what for."""
+        return imbalance(self.profile)
 
     @cached_property
     def slowest_ranks(self) -> tuple[int, ...]:
         """The ranks, the slowest first."""
-        return slowest_first(self.profile)
+        return slowest_first(self.profile, self.imbalance)
 
 
 def analyze(profile: Profile, hardware: Hardware | str | None = None) -> Analysis:

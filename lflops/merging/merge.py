@@ -1,26 +1,27 @@
 """Many ranks, one profile: what the run did, from what each of its ranks counted or measured."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops.errors import ProfileError
-from lflops.merging.rank_stats import rank_stats
+from lflops.merging.rank_comparison import OwnWork, compare_ranks, times_last
+from lflops.merging.rank_stats import begins_in, known_waits, quartiles_in, rank_stats, waiting_in, waits_in
+from lflops.merging.rank_table import Place, RankTable, table_of
 from lflops.merging.rows import MergedRows, ranges
-from lflops.merging.steps import MergedSteps
-from lflops.profile.model import SCHEMA_VERSION, Memory, Profile, Run
+from lflops.merging.steps import MergedSteps, RankSteps
+from lflops.profile.model import SCHEMA_VERSION, Memory, ModuleProfile, Profile, Run
 from lflops.profile.notes import Note
-from lflops.profile.records import PHASES, Count, Rank, RankStat, Spread, Step, Trace
+from lflops.profile.records import PHASES, Count, Rank, Step, Trace
 
 __all__ = ["Brief", "brief_of", "merge", "merged"]
 
 LARGEST_WORLD = 1 << 20
 _SIZES = tuple(f"{of}_parallel_size" for of in ("data", "tensor", "pipeline", "expert"))
 _OF_THE_RUN = ("kind", "stage", "window", "strategy", "accumulation", *_SIZES)
-
-Stats = Callable[[Mapping[str, int]], Iterable[RankStat]]
 
 
 class Brief(Struct, frozen=True, kw_only=True):
@@ -57,13 +58,16 @@ def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
     the first: where all ranks have the same modules, all counts are its own. A module that it does not have, as another pipeline stage, is
     taken whole from the rank that leads among those that have it, and added to the rows above it. These then hold the work of several
     ranks, which no clock saw together: their seconds are `None`. Modules of one name are taken to be one module. The facts of the run are
-    the leading rank's too, samples and tokens among them: which ranks share a batch is not known here. Beside that:
+    the leading rank's too, samples and tokens of its batch among them. Beside that:
 
-    * `ranks`: each rank's MACs of forward and backward, its peak, the seconds of its clean steps, in how many of those it was the slowest.
-      One that was left by an exception has failed, and leads only failed ones; one that is not there is missing; both make the run partial.
+    * `ranks`: each rank's MACs of forward and backward, its peak, the seconds of its clean steps. One that was left by an exception has
+      failed, and leads only failed ones; one that is not there is missing; both make the run partial.
     * `rank_stats`: the medians of a module's own seconds from rank to rank, where two at least know them, without what of them is known to
-      be waiting inside of collectives. In how many steps which rank was slow a profile does not tell of modules.
-    * `steps`: each as the rank saw it that took longest, with the marks of all.
+      be waiting inside of collectives.
+    * `rank_comparison`: which rank is late and what it takes longer for. Profiles have no single steps of modules, so quartiles are
+      compared.
+    * `steps`: of each interval between two collectives the phases of the rank that waited least at its end, with the marks of all ranks.
+      Samples and tokens are the sum over the ranks, where `data_parallel_size` says which of them have a batch of their own.
     * `memory` is that of the rank with the largest peak; peaks of rows are the largest of any rank.
     * `uncounted` has whatever any rank ran without a formula. A note is taken once. Two are new: which ranks are missing, and that ranks
       differ in their work.
@@ -77,7 +81,16 @@ def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
     given = _by_rank(profiles)
 
     briefs = (brief_of(rank, profile) for rank, profile in given.items())
-    return merged(briefs, given.__getitem__, lambda rank: given[rank].memory, lambda rows: rank_stats(given, rows))
+    waits = {place for profile in given.values() for place in waits_in(profile)}
+    return merged(briefs, given.__getitem__, lambda rank: given[rank].memory, partial(_quartiles, given, waits), waits)
+
+
+def _quartiles(given: Mapping[int, Profile], waits: Iterable[Place], patterns: Mapping[str, str]) -> RankTable | None:
+    """The ranks' seconds by place, their quartiles in place of steps."""
+    times = {rank: quartiles for rank, profile in given.items() if (quartiles := quartiles_in(profile))}
+    begins = {place for profile in given.values() for place in begins_in(profile)}
+    waiting = {rank: {Place(*key): seconds for key, seconds in waiting_in(given[rank]).items()} for rank in times}
+    return table_of(times, set(waits), begins, known_waits(waiting), patterns=patterns, are_quartiles=True) if len(times) > 1 else None
 
 
 def brief_of(
@@ -108,7 +121,8 @@ def merged(
     briefs: Iterable[Brief],
     rows_of: Callable[[int], Profile],
     memory_of: Callable[[int], Memory | None],
-    stats: Stats,
+    rank_table: Callable[[Mapping[str, str]], RankTable | None],
+    waits: Iterable[Place],
     *,
     absent: Mapping[int, Rank] | None = None,
 ) -> Profile:
@@ -118,43 +132,74 @@ def merged(
         briefs: In the order of the ranks.
         rows_of: Of a rank a profile that has its rows, cells, ledger and collectives; asked once for each distinct table.
         memory_of: Asked of the rank with the largest peak.
-        stats: How the ranks' times of modules compare, when it is known which rank each row is of.
+        rank_table: The ranks' times by place, given each module's name with `*` for the numbers of what repeats.
+        waits: The places where ranks wait for each other.
         absent: What is known of ranks that gave nothing; of the others of these they are missing.
 
     Raises:
         ProfileError: The ranks are not of one run.
     """
-    told, steps = {}, MergedSteps()
+    told, steps = {}, MergedSteps({_step_phase(place.phase) for place in waits})
     for brief in briefs:
-        told[brief.rank] = replace(brief, steps=()), steps.add(brief.rank, brief.steps)
+        told[brief.rank] = replace(brief, steps=()), steps.add(brief.rank, brief.steps, brief.run, brief.coordinates)
     kept = {rank: brief for rank, (brief, _) in told.items()}
     _check_one_run({rank: brief.run for rank, brief in kept.items()})
     order = sorted(kept, key=lambda rank: (kept[rank].run.partial, -kept[rank].flops))
-    lowest: dict[str, int] = {}
-    for rank, brief in kept.items():
-        lowest.setdefault(brief.table, rank)
+    lowest = {brief.table: rank for rank, brief in reversed(kept.items())}
     rows, taken = MergedRows(), set()
     for rank in order:
         if (table := kept[rank].table) not in taken:
             taken.add(table)
             rows.add(rank, rows_of(rank), lowest[table])
-    ranks = tuple(_ranks(told, steps.slowest(), absent or {}))
     remembering = [brief for brief in kept.values() if brief.memory_bytes is not None]
     largest = max(remembering, key=lambda brief: brief.memory_bytes or 0, default=None)
-    return Profile(
+    world = _world(kept.values())
+    whole = Profile(
         schema_version=SCHEMA_VERSION,
-        run=_run(kept, order[0], len(ranks)),
+        run=_run(kept, order[0], world),
         modules=rows.modules(),
         cells=tuple(rows.cells()),
         uncounted=tuple(rows.uncounted()),
         communication=tuple(rows.communication()),
-        steps=steps.longest(),
+        waits=tuple(rows.waits()),
+        steps=tuple(steps.merged()),
         memory=None if largest is None else memory_of(largest.rank),
         trace=_trace(kept, order),
-        ranks=ranks,
-        rank_stats=tuple(stats(rows.sources)),
-        notes=tuple(_notes(kept, order, rows, ranks)),
     )
+    times = rank_table(whole.patterns())
+    ranks = tuple(_ranks(told, world, None if times is None else times_last(times), absent or {}))
+    return _compared(replace(whole, ranks=ranks, notes=tuple(_notes(kept, order, rows, ranks))), times)
+
+
+def _world(briefs: Iterable[Brief]) -> int:
+    """The number of ranks, those without a profile among them."""
+    return max(max(brief.rank + 1, brief.run.world_size) for brief in briefs)
+
+
+def _compared(profile: Profile, table: RankTable | None) -> Profile:
+    """The profile with what the ranks' times say of each other."""
+    if table is None:
+        return profile
+    return replace(
+        profile,
+        rank_stats=tuple(rank_stats(table, profile.modules)),
+        rank_comparison=compare_ranks(table, _own_work(profile.modules)),
+    )
+
+
+def _step_phase(phase: str) -> str:
+    """The phase of a step that a phase of the count runs in."""
+    return "backward" if phase == "recompute" else phase
+
+
+def _own_work(modules: Mapping[str, ModuleProfile]) -> dict[Place, OwnWork]:
+    """What each module itself does in each phase."""
+    return {
+        Place(row, phase): OwnWork(work.own_flops, work.own_bytes_moved)
+        for row, module in modules.items()
+        for phase in PHASES
+        if (work := module.work(phase)).own_calls
+    }
 
 
 def _by_rank(profiles: Any) -> dict[int, Profile]:
@@ -218,14 +263,13 @@ def _trace(briefs: Mapping[int, Brief], order: Iterable[int]) -> Trace | None:
 
 
 def _ranks(
-    told: Mapping[int, tuple[Brief, tuple[Spread | None, ...]]], slowest: Mapping[int, int] | None, absent: Mapping[int, Rank]
+    told: Mapping[int, tuple[Brief, RankSteps]], world: int, slowest: Mapping[int, int] | None, absent: Mapping[int, Rank]
 ) -> Iterator[Rank]:
-    world = max(max(told) + 1, *(brief.run.world_size for brief, _ in told.values()))
     for rank in range(world):
         if rank not in told:
             yield absent.get(rank) or Rank(rank=rank, node=None, host=None, device=None, coordinates={}, status="missing")
             continue
-        brief, (step, data, cpu) = told[rank]
+        brief, took = told[rank]
         yield Rank(
             rank=rank,
             node=brief.node,
@@ -233,9 +277,9 @@ def _ranks(
             device=brief.run.device_name,
             coordinates=brief.coordinates,
             status="failed" if brief.failed else "ok",
-            step=step,
-            data=data,
-            cpu=cpu,
+            step=took.step,
+            data=took.data,
+            cpu=took.cpu,
             macs=brief.model_macs,
             peak_bytes=brief.peak_bytes,
             slowest=None if slowest is None else slowest.get(rank, 0),

@@ -1,81 +1,109 @@
-"""How long ranks take for the same: of each module and phase the least, the middle and the most, and of the worst every rank's."""
+"""How long ranks take for the same: of each place the least, the middle and the most, and of those that differ most every rank's."""
 
 import heapq
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
+from lflops.merging.rank_table import OUTSIDE, Place, RankTable
 from lflops.profile.model import Profile
-from lflops.profile.records import PHASES, Phase, RankStat
+from lflops.profile.records import PHASES, ModulePhase, RankStat, Spread
 
-__all__ = ["rank_stats", "waiting_in", "worst"]
+__all__ = ["begins_in", "known_waits", "quartiles_in", "rank_stats", "waiting_in", "waits_in"]
 
-_TOLD_BY_RANK = 32
+WITH_ALL_RANKS = 32
+"""Places that every rank's time is kept of."""
 
-Waiting = Mapping[tuple[str, Phase], float | None]
-
-
-def rank_stats(given: Mapping[int, Profile], rows: Iterable[str]) -> list[RankStat]:
-    """Of each row and phase that several ranks have times of."""
-    found = list(_stats(given, rows))
-    told = worst(found)
-    return [stat if place in told else replace(stat, by_rank=None) for place, stat in enumerate(found)]
+_PHASES = (*PHASES, *OUTSIDE)
 
 
-def waiting_in(profile: Profile) -> Waiting:
-    """Seconds a step that each module itself spends inside of collectives in each phase where it runs any; `None` where unknown.
+def rank_stats(table: RankTable, rows: Iterable[str]) -> list[RankStat]:
+    """Of each place that several ranks have times of, in the order of the rows.
 
-    What is begun in a module and not awaited there is awaited where the phase ends, as DDP does with gradients: so the root's own is
-    unknown too, wherever another is.
+    Of equal ranks the first is the slow one; of two in the middle the faster one is the median.
     """
-    found: dict[tuple[str, Phase], float | None] = {}
+    order = {row: number for number, row in enumerate(rows)}
+    stats = []
+    for place, series in table.seconds.items():
+        medians = {rank: statistics.median(seconds) for rank, seconds in series.items()}
+        if len(medians) > 1 and place.row in order:
+            slow = max(medians, key=medians.__getitem__)
+            low, median, high = min(medians.values()), statistics.median_low(medians.values()), medians[slow]
+            waits = place in table.waits
+            stats.append(
+                RankStat(
+                    module=place.row, phase=place.phase, low=low, median=median, high=high, high_rank=slow, waits=waits, by_rank=medians
+                )
+            )
+    stats.sort(key=lambda stat: (order[stat.module], _PHASES.index(stat.phase)))
+    kept = set(heapq.nsmallest(WITH_ALL_RANKS, range(len(stats)), key=lambda number: (stats[number].waits, -stats[number].spread)))
+    return [stat if number in kept else replace(stat, by_rank=None) for number, stat in enumerate(stats)]
+
+
+def waits_in(profile: Profile) -> set[Place]:
+    """The places where this rank waits for others; older files have only their collectives.
+
+    Of a step that was not counted it is unknown where they run: under DDP at the end of backward, else it can be anywhere in the model.
+    """
+    if not profile.is_counted and profile.run.world_size > 1:
+        of_ddp = "ddp" in (profile.run.strategy or "").lower()
+        rows = ("",) if of_ddp else profile.modules
+        return {Place(row, phase) for row in rows for phase in (("backward",) if of_ddp else PHASES)} | {Place("", "sync")}
+    waits: Iterable[tuple[str, str]] = profile.waits or {
+        wait for each in profile.communication for wait in ((each.module, each.phase), ("", each.phase))
+    }
+    found = {Place("", phase) if phase in OUTSIDE else Place(row, phase) for row, phase in waits}
+    if Place("", "other") in found:  # the count does not separate clipping from what else is outside of modules
+        found.add(Place("", "clip"))
+    return found | ({Place("", "sync")} if profile.run.kind == "training" else set())
+
+
+def begins_in(profile: Profile) -> set[Place]:
+    """The places where collectives begin that are awaited elsewhere."""
+    return {Place(each.module, each.phase) for each in profile.communication} - waits_in(profile)
+
+
+def waiting_in(profile: Profile) -> dict[ModulePhase, float | None]:
+    """Seconds a step that each module itself spends inside of collectives in each phase where it runs any; `None` where unknown."""
+    found: dict[ModulePhase, float | None] = {}
     for each in profile.communication:
-        if each.seconds is None:
-            found["", each.phase] = None
-        known = found.get((each.module, each.phase), 0.0)
-        found[each.module, each.phase] = None if known is None or each.seconds is None else known + each.seconds
+        key = ModulePhase(each.module, each.phase)
+        known = found.get(key, 0.0)
+        found[key] = None if known is None or each.seconds is None else known + each.seconds
     return found
 
 
-def worst(stats: Sequence[RankStat]) -> frozenset[int]:
-    """The places of those that every rank's time is kept of: what loses the most, and what may be waiting for others last."""
+def known_waits(waiting: Mapping[int, Mapping[Place, float | None]]) -> dict[Place, dict[int, float]]:
+    """Seconds inside of collectives in the places where all ranks know them, by rank.
 
-    def most(place: int) -> tuple[bool, float]:
-        return stats[place].waiting == "unknown", -stats[place].seconds_lost
-
-    return frozenset(heapq.nsmallest(_TOLD_BY_RANK, range(len(stats)), key=most))
-
-
-def _stats(given: Mapping[int, Profile], rows: Iterable[str]) -> Iterator[RankStat]:
-    waits = {rank: waiting_in(profile) for rank, profile in given.items()}
-    for row in rows:
-        having = {rank: profile.modules[row] for rank, profile in given.items() if row in profile.modules}
-        for phase in PHASES:
-            spreads = {rank: module.work(phase).own_seconds for rank, module in having.items()}
-            medians = {rank: spread.median for rank, spread in spreads.items() if spread is not None}
-            if len(medians) < 2:
-                continue
-            waited = {rank: waits[rank].get((row, phase), 0.0) for rank in medians}
-            known = {rank: seconds for rank, seconds in waited.items() if seconds is not None}
-            if len(known) < len(waited):
-                yield _median_stat(row, phase, medians, "unknown")
-            elif any((row, phase) in waits[rank] for rank in medians):
-                yield _median_stat(row, phase, {rank: max(medians[rank] - known[rank], 0.0) for rank in medians}, "left_out")
-            else:
-                yield _median_stat(row, phase, medians, "none")
+    What backward begins in one module may be awaited at its end, so its root is known only where all of backward is.
+    """
+    by_place: dict[Place, dict[int, float | None]] = defaultdict(dict)
+    for rank, places in waiting.items():
+        for place, seconds in places.items():
+            by_place[place][rank] = seconds
+    unknown = {place.phase for place, seconds in by_place.items() if None in seconds.values()}
+    return {
+        place: {rank: known for rank, known in seconds.items() if known is not None}
+        for place, seconds in by_place.items()
+        if None not in seconds.values() and not (place.row == "" and place.phase in unknown)
+    }
 
 
-def _median_stat(
-    module: str,
-    phase: Phase,
-    medians: Mapping[int, float],
-    waiting: Literal["none", "left_out", "unknown"],
-) -> RankStat:
-    """How the ranks' medians compare. Of equal ones the first rank is the slow one; of two in the middle the faster one is the median."""
-    slow = max(medians, key=medians.__getitem__)
-    low, median = min(medians.values()), statistics.median_low(medians.values())
-    return RankStat(
-        module=module, phase=phase, low=low, median=median, high=medians[slow], high_rank=slow, waiting=waiting, by_rank=medians
-    )
+def quartiles_in(profile: Profile) -> list[dict[Place, float]]:
+    """The first quartile, the median and the third of each place's seconds, where single steps are unknown."""
+    spreads: dict[Place, Spread] = {
+        Place(row, phase): spread
+        for row, module in profile.modules.items()
+        for phase in PHASES
+        if (spread := module.work(phase).own_seconds) is not None
+    }
+    typical = [step.phases for step in profile.steps if step.is_typical]
+    for phase in OUTSIDE:
+        if spread := Spread.of(phases[phase] for phases in typical if phase in phases):
+            spreads[Place("", phase)] = spread
+    if not any(place.row or place.phase not in OUTSIDE for place in spreads):
+        return []
+    return [{place: getattr(spread, name) for place, spread in spreads.items()} for name in ("low", "median", "high")]

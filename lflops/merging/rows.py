@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from lflops.profile.model import COUNTS, Cell, Communication, DtypeShare, ModuleProfile, Profile, Uncounted, Work
 from lflops.profile.module_names import ancestry
-from lflops.profile.records import PHASES
+from lflops.profile.records import PHASES, ModulePhase
 from lflops.profile.series import sum_known
 
 __all__ = ["MergedRows", "ranges"]
@@ -46,6 +46,7 @@ class MergedRows:
         self._added: list[int] = []
         self._peaks: dict[str, int] = {}
         self._cells: dict[int, list[Cell]] = {}
+        self._waits: set[ModulePhase] = set()
         self._communication: dict[int, list[Communication]] = {}
         self._ledger: dict[tuple[str, str, str], Uncounted] = {}
 
@@ -69,6 +70,7 @@ class MergedRows:
             self._places[row] = min(self._places.get(row, (lowest, index)), (lowest, index))
             if module.peak_bytes is not None:
                 self._peaks[row] = max(module.peak_bytes, self._peaks.get(row, 0))
+        self._waits.update(profile.waits)
         self._cells[rank] = [cell for cell in profile.cells if self.sources[cell.module] == rank]
         self._communication[rank] = [each for each in profile.communication if self.sources[each.module] == rank]
         for each in profile.uncounted:  # a total that leaves something out on one rank only is not whole either
@@ -104,6 +106,10 @@ class MergedRows:
     def uncounted(self) -> Iterable[Uncounted]:
         """The ledger of every rank."""
         return self._ledger.values()
+
+    def waits(self) -> list[ModulePhase]:
+        """Where any rank waits for others."""
+        return sorted(self._waits)
 
     def communication(self) -> Iterator[Communication]:
         """That of each row's source."""

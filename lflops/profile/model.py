@@ -21,7 +21,20 @@ from lflops import units
 from lflops.hardware.chips import Hardware
 from lflops.profile.module_names import ancestry, patterns
 from lflops.profile.notes import Note, notes_with
-from lflops.profile.records import PHASES, ByCategory, Count, ModulePhase, Phase, Rank, RankStat, Seconds, Spread, Step, Trace
+from lflops.profile.records import (
+    PHASES,
+    ByCategory,
+    Count,
+    ModulePhase,
+    Phase,
+    Rank,
+    RankComparison,
+    RankStat,
+    Seconds,
+    Spread,
+    Step,
+    Trace,
+)
 
 __all__ = ["PHASES", "SCHEMA_VERSION", "Phase", "Profile", "Work"]
 
@@ -302,6 +315,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     trace: Trace | None = None
     ranks: tuple[Rank, ...] = ()
     rank_stats: tuple[RankStat, ...] = ()
+    rank_comparison: RankComparison | None = None
     notes: tuple[Note, ...] = ()
 
     def __repr__(self) -> str:

@@ -15,7 +15,10 @@ __all__ = [
     "ModulePhase",
     "Phase",
     "Rank",
+    "RankComparison",
+    "RankExcess",
     "RankStat",
+    "RankWait",
     "Seconds",
     "Spread",
     "Step",
@@ -164,7 +167,13 @@ class Trace(Struct, frozen=True, kw_only=True):
 
 
 class Rank(Struct, frozen=True, kw_only=True):
-    """One rank of the run, also one that did not report."""
+    """One rank of the run, also one that did not report.
+
+    Attributes:
+        step: A clean step's time. Ranks that wait for each other take equally long.
+        data: Its wait for data.
+        slowest: In how many of the compared steps it was busy the longest, waiting left out.
+    """
 
     rank: Count
     node: str | None
@@ -180,32 +189,103 @@ class Rank(Struct, frozen=True, kw_only=True):
     slowest: Count | None = None
 
 
-class RankStat(Struct, frozen=True, kw_only=True, gc=False):
-    """A module's own time in one phase over the ranks: the median of each rank, without time known to be waiting for other ranks.
+class RankExcess(Struct, frozen=True, kw_only=True, gc=False):
+    """What one rank took for something beyond the other ranks, step by step.
 
     Attributes:
-        median: The seconds of the median rank; of an even number of ranks, the lower median.
-        high_rank: The slowest rank.
-        slowest_steps: In how many of `steps`, those that all ranks recorded, it was the slowest.
-        lost_seconds: The mean over these steps of the slowest rank's time less the median rank's.
-        waiting: Time spent waiting inside collectives: `none`, because none ran; `left_out` of the times; or `unknown`.
-        by_rank: The seconds of each rank that reported them, for the 32 entries that lose the most; `None` for all others, so that a
+        module: `""` is the root, and what is in no module; `layers.*.mlp` is several modules together.
+        phase: One of `PHASES`, `data`, `transfer`, `clip`; `all` is everything that the rank's device does.
+        modules: The number of modules.
+        intervals: Between which collectives it is, by number.
+        seconds: The rank's median.
+        usual: The others'.
+        excess: The rank's seconds beyond the median of the other ranks, in each compared step; negative where it was faster.
+        late: How late the rank came to the next collective in each of these steps, in seconds beyond the median of the others.
+        noise: The standard deviation of the others' medians from rank to rank; `None` where they are too few.
+        largest_of_others: The largest excesses of other ranks in any step, in falling order.
+        begins_collective: Whether a collective begins in it that is awaited elsewhere, as those of DDP.
+    """
+
+    module: str
+    phase: str
+    rank: Count
+    seconds: Seconds
+    usual: Seconds
+    excess: tuple[float, ...]
+    late: tuple[float, ...]
+    intervals: tuple[Count, ...] = ()
+    modules: Count = 1
+    noise: Seconds | None = None
+    largest_of_others: tuple[float, ...] = ()
+    begins_collective: bool = False
+
+
+class RankWait(Struct, frozen=True, kw_only=True, gc=False):
+    """Waiting for another rank where a collective is awaited.
+
+    Attributes:
+        for_rank: The rank that is waited for most.
+        ranks: How many others there are.
+        seconds: The median one's waiting, the mean over the steps.
+        longest: That of the rank that waits longest.
+    """
+
+    module: str
+    phase: str
+    for_rank: Count
+    ranks: Count
+    seconds: Seconds
+    longest: Seconds
+    longest_rank: Count
+
+
+class RankComparison(Struct, frozen=True, kw_only=True):
+    """What ranks took in the same hooked steps, as far as one of them was late.
+
+    Attributes:
+        steps: The number of steps.
+        seconds: The median step's.
+        lost_seconds: What a step would be shorter by if the last rank came to each collective with the median one; `None` is unknown.
+        jolts: How often any rank took longer anywhere than the others by 1, 1/√2, 1/2, … of a step: what happens by chance.
+        jolted_seconds: The time of all ranks in all steps in which these were counted.
+        places: The number of places in which they were.
+        from_quartiles: Whether single steps are unknown: then the three "steps" are the quartiles.
+    """
+
+    steps: Count
+    seconds: Seconds
+    lost_seconds: Seconds | None
+    excesses: tuple[RankExcess, ...]
+    waits: tuple[RankWait, ...]
+    jolts: tuple[Count, ...] = ()
+    jolted_seconds: Seconds = 0.0
+    places: Count = 0
+    from_quartiles: bool = False
+
+
+class RankStat(Struct, frozen=True, kw_only=True, gc=False):
+    """The time of a module, or of a phase outside of modules, over the ranks: the median of each rank.
+
+    Attributes:
+        module: `""` is the root, and what is in no module.
+        phase: One of `PHASES`, `data`, `transfer`, `clip`, `sync`.
+        median: The median rank's; of an even number of ranks the lower median.
+        high_rank: The rank with the longest time. It may wait for others in it, see `waits`.
+        waits: Whether ranks wait for each other in it, nobody knows how long. Waiting that a trace tells is left out of the times.
+        by_rank: The seconds of each rank that reported them, for the 32 entries that differ most; `None` for all others, so that a
             profile does not grow with modules x ranks.
     """
 
     module: str
-    phase: Phase
+    phase: str
     low: Seconds
     median: Seconds
     high: Seconds
     high_rank: Count
-    slowest_steps: Count | None = None
-    steps: Count | None = None
-    lost_seconds: Seconds | None = None
-    waiting: Literal["none", "left_out", "unknown"] = "unknown"
+    waits: bool = False
     by_rank: Mapping[Count, Seconds] | None = None
 
     @property
-    def seconds_lost(self) -> float:
-        """Seconds a step that the slowest rank costs; from the medians where single steps are not known."""
-        return self.high - self.median if self.lost_seconds is None else self.lost_seconds
+    def spread(self) -> float:
+        """Seconds from the median rank to the slowest one."""
+        return self.high - self.median

@@ -17,7 +17,8 @@ from lflops.analyze.speed import step_times
 from lflops.errors import ProfileError
 from lflops.hardware.chips import Hardware
 from lflops.merging.merge import merge
-from lflops.merging.rank_stats import worst
+from lflops.merging.rank_stats import rank_stats
+from lflops.merging.rank_table import Place, table_of
 from lflops.merging.rows import ranges
 from lflops.profile.json_file import _checked
 from lflops.profile.model import Communication, DtypeShare, Profile, Uncounted
@@ -258,29 +259,27 @@ def timed(given: Profile, medians: Mapping[str, float], phase: Phase = "forward"
 def test_a_module_is_compared_from_rank_to_rank() -> None:
     """3 and 1 and 2 ms forward: the median is 2, the first is slow. Of four the faster one in the middle is the median: still 2.
 
-    From medians alone nobody knows in how many steps it was the slowest. Where one rank alone knows a time, nothing is compared.
+    Where one rank alone knows a time, nothing is compared.
     """
     ranks = [timed(replica(), {"head": median}) for median in (3e-3, 1e-3, 2e-3)]
     each = {0: 3e-3, 1: 1e-3, 2: 2e-3}
-    slow = RankStat(module="head", phase="forward", low=1e-3, median=2e-3, high=3e-3, high_rank=0, waiting="none", by_rank=each)
+    slow = RankStat(module="head", phase="forward", low=1e-3, median=2e-3, high=3e-3, high_rank=0, by_rank=each)
     assert (slow,) == merged(*ranks, timed(replica(), {"body": 5e-3})).rank_stats
     assert (replace(slow, high=8e-3, high_rank=3, by_rank={**each, 3: 8e-3}),) == merged(
         *ranks, timed(replica(), {"head": 8e-3})
     ).rank_stats
 
 
-def test_what_may_be_waiting_keeps_each_rank_s_time_last() -> None:
-    """32 places lose 1 s, and one, in which ranks wait for each other, loses 9: its times are the ones that are not kept."""
-    lost = [
-        RankStat(module=str(number), phase="forward", low=0.0, median=1.0, high=2.0, high_rank=1, waiting="none") for number in range(32)
-    ]
-    waiting = replace(lost[0], module="summed", high=10.0, waiting="unknown")
-    assert set(range(1, 33)) == worst([waiting, *lost])
-    assert {0, 1} == worst([waiting, *lost[:1]])
+def test_where_ranks_wait_each_rank_s_time_is_kept_last() -> None:
+    """In 32 modules ranks differ by 1 s, in one, in which they wait for each other, by 9: its times are the ones that are not kept."""
+    places = [Place(str(number), "forward") for number in range(33)]
+    times = {rank: [dict.fromkeys(places[1:], 1.0 + rank) | {places[0]: 1.0 + 9 * rank}] for rank in range(2)}
+    stats = rank_stats(table_of(times, {places[0]}), [place.row for place in places])
+    assert [(True, True)] == [(stat.waits, stat.by_rank is None) for stat in stats if stat.waits or stat.by_rank is None]
 
 
-def test_where_ranks_wait_for_each_other_is_told_apart() -> None:
-    """A sum that begins in the body backward is waited for there or at the root; what is known of it, 1 ms, is none of the time."""
+def test_where_ranks_wait_for_each_other_is_marked() -> None:
+    """A sum that begins in the body backward is awaited there or at the root; what is known of it, 1 ms, is none of the time."""
 
     def summed(seconds: float | None, took: float) -> Profile:
         once = Communication(
@@ -290,9 +289,24 @@ def test_where_ranks_wait_for_each_other_is_told_apart() -> None:
         return timed(replica(communication=(once,)), rows, "backward")
 
     stats = merge([summed(None, 2e-3), summed(1e-3, 3e-3)]).rank_stats
-    assert {"": "unknown", "body": "unknown", "head": "none"} == {each.module: each.waiting for each in stats}
+    assert {"": True, "body": True, "head": False} == {each.module: each.waits for each in stats}
     stats = merge([summed(1e-3, 2e-3), summed(1e-3, 3e-3)]).rank_stats
-    assert [("", 3e-3), ("body", 2e-3), ("head", 3e-3)] == [(each.module, each.high) for each in stats]
+    assert [("", 3e-3, True), ("body", 2e-3, False), ("head", 3e-3, False)] == [(each.module, each.high, each.waits) for each in stats]
+
+
+def test_of_profiles_the_quartiles_are_compared() -> None:
+    """The second rank's are all 2 ms above the first one's in the head: steady, in steps of which none is known."""
+    rows = {rank: replica().modules["head"].forward for rank in range(2)}
+
+    def one(rank: int) -> Profile:
+        own = Spread(median=(2 + 2 * rank) * 1e-3, low=(1.9 + 2 * rank) * 1e-3, high=(2.1 + 2 * rank) * 1e-3, n=9)
+        given = replica()
+        return replace(
+            given, modules={**given.modules, "head": replace(given.modules["head"], forward=replace(rows[rank], own_seconds=own))}
+        )
+
+    (row,) = lflops.imbalance(merged(one(0), one(1))).rows
+    assert ("head", "forward", 1, None, pytest.approx(2e-3)) == (row.module, row.phase, row.slow_rank, row.steps, row.seconds_lost)
 
 
 def test_seconds_are_those_of_the_rank_that_the_work_is_of() -> None:
@@ -337,9 +351,9 @@ def stepped(*steps: Step) -> Profile:
     return replica(steps=steps)
 
 
-def test_a_step_lasts_as_long_as_its_slowest_rank() -> None:
+def test_without_collectives_a_step_lasts_as_long_as_its_slowest_rank() -> None:
     """Step 0 is the second rank's 5 s with its phases and CPU time, step 1 the first rank's 7 s; the active step is one of its own."""
-    slow = step(0, 5.0, phases={"data": 1.0, "forward": 4.0}, cpu_user=3.0, samples=4)
+    slow = step(0, 5.0, phases={"data": 1.0, "forward": 4.0}, cpu_user=3.0)
     first = stepped(step(0, 2.0, phases={"data": 0.5, "forward": 1.5}), step(1, 7.0), step(1, 6.0, kind="hooked"))
     second = stepped(slow, step(1, 3.0), step(1, 8.0, kind="hooked"))
     assert (slow, step(1, 7.0), step(1, 8.0, kind="hooked")) == merged(first, second).steps
@@ -381,14 +395,6 @@ def test_a_rank_has_the_pace_that_its_own_profile_has() -> None:
     for mark in ("cold", "recompiled", "new_shapes", "validation", "checkpoint", "no_update"):
         alone = stepped(step(0, 2.0), step(1, 8.0, marks=(mark,)))
         assert step_times.step_times(alone).seconds == merged(alone).ranks[0].step
-
-
-def test_the_slowest_is_counted_over_the_steps_that_all_ranks_have() -> None:
-    """The second rank in steps 0 and 1, the first in step 2; step 3 the first alone has; where two are equal, the first of them."""
-    first = stepped(step(0, 1.0), step(1, 2.0), step(2, 3.0), step(3, 9.0), step(4, 1.0))
-    second = stepped(step(0, 2.0), step(1, 3.0), step(2, 1.0), step(4, 1.0))
-    assert [2, 2] == [rank.slowest for rank in merged(first, second).ranks]
-    assert [None, None] == [rank.slowest for rank in merged(first, stepped()).ranks]
 
 
 def test_the_largest_peak_is_the_runs() -> None:
@@ -674,15 +680,16 @@ def measured() -> Profile:
 
 
 def test_two_processes_that_measure(two_ranks: Ranks, tmp_path: Path) -> None:
-    """Of each of the four passes the longer one; each module that ran is compared, in both phases; both ranks agree on the work."""
+    """Each of the four passes is that of the rank that waits less in backward; each module that ran is compared, in both phases."""
     ranks = two_ranks.run(partial(saved, tmp_path, measured))
     whole = in_file_and_memory(from_files(tmp_path))
     in_pairs = list(zip(*(rank.steps for rank in ranks), strict=True))
-    assert [max(float(step.seconds or 0) for step in pair) for pair in in_pairs] == [step.seconds for step in whole.steps]
+    late = [min(pair, key=lambda step: step.phases.get("backward", 0.0)) for pair in in_pairs]
+    assert [step.phases for step in late] == [step.phases for step in whole.steps]
     assert ["clean", "hooked", "hooked", "clean"] == [step.kind for step in whole.steps]
-    assert 2 == sum(rank.slowest or 0 for rank in whole.ranks)
     assert [2, 2] == [rank.step.n for rank in whole.ranks if rank.step]
     assert {"module.0", "module.1.up", "module.1.down", "module.2"} <= {
         each.module for each in whole.rank_stats if each.phase == "backward"
     }
+    assert (("", "backward"),) == whole.waits
     assert ([], "measure") == (noted(whole, "ranks_differ"), whole.run.kind)

@@ -69,7 +69,7 @@ def test_every_rank_is_listed_with_what_became_of_it(page_of: Callable[..., Seen
     """The slowest first; sorted by what is clicked on, what is unknown last."""
     seen = shown(page_of, four_ranks())
     assert ["2", "0", "1", "3"] == numbers(seen)
-    assert "missing: nothing came of it" == seen.page.locator(ROW).nth(3).locator(".doubt").get_attribute("title")
+    assert "missing: no report arrived" == seen.page.locator(ROW).nth(3).locator(".doubt").get_attribute("title")
     assert "failed" not in seen.page.locator(".ranks").inner_text()
     assert "missing: 3 (data 3)" in seen.page.locator(".ranks .facts").inner_text()
     seen.page.get_by_role("button", name="peak memory").click()

@@ -1,114 +1,178 @@
-"""Stragglers: where one rank takes longer than the others for the same work, so that all of them wait for it."""
+"""Stragglers: which rank makes the others wait, in what, and what that costs a step."""
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from lflops.analyze.ranks.evidence import Verdict, costs, judge
 from lflops.profile.model import Profile
-from lflops.profile.module_names import fold_repeats
-from lflops.profile.records import Phase, Rank, RankStat
+from lflops.profile.records import Rank, RankComparison, RankExcess, RankWait
 
-__all__ = ["Imbalance", "Row", "imbalance", "slowest_first"]
+__all__ = ["Imbalance", "Row", "culprits", "imbalance", "slowest_first"]
+
+WORTH_SAYING = 0.01
+"""Of the step: what costs less is dropped."""
+
+MOST_OF = 0.6
+"""Of what several modules cost: one that costs so much is named alone."""
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """A module's own time in one phase, or that of modules whose names differ only in numbers, as `layers.*.mlp`.
+    """A culprit: one rank, and what it takes longer for than the other ranks.
 
     Attributes:
-        modules: How many modules it stands for.
-        slow_rank: The rank whose median is the longest.
-        spread: How much longer that is than the median rank's, as a share of it; `None` where the median rank takes none.
-        always: Whether the slow rank was the slowest in every step; `None` where single steps are not known.
-        slowest_steps: In how many it was.
-        steps: Of how many: those of all the modules, one by one.
-        seconds_lost: What it costs a step: the slowest rank's time less the median one's, the mean over the steps; where single steps are
-            not known, that of the medians.
-        seconds: The median rank's.
-        waiting: Whether any of the time is waiting inside of collectives for other ranks: `none`, `left_out`, or `unknown`.
+        module: `""` is the root, and what is in no module; `layers.*.mlp` is several modules together.
+        phase: One of `PHASES`, `data`, `transfer`, `clip`; `all` is everything that the rank's device does.
+        modules: The number of modules.
+        slow_rank: The rank.
+        seconds_lost: What it costs a step, the mean over the steps.
+        pattern: `steady` is in nearly every step, `burst` in some of them.
+        slow_steps: In how many steps it is there.
+        steps: Of how many; `None` where single steps are unknown.
+        seconds: The slow rank's median.
+        usual: The other ranks' median.
     """
 
     module: str
-    phase: Phase
+    phase: str
     modules: int
     slow_rank: int
-    spread: float | None
-    always: bool | None
-    slowest_steps: int | None
-    steps: int | None
     seconds_lost: float
+    pattern: Literal["steady", "burst"]
+    slow_steps: int | None
+    steps: int | None
     seconds: float
-    waiting: str
+    usual: float
+
+    @property
+    def ratio(self) -> float | None:
+        """The slow rank's time to the others'; `None` where they take none, or where it comes in bursts."""
+        return self.seconds / self.usual if self.usual and self.pattern == "steady" else None
 
 
 class Imbalance(Struct, frozen=True, kw_only=True):
-    """Seconds that ranks lose by waiting for the slowest of them, the worst first.
+    """What a run loses because its ranks are not equally fast.
 
     Attributes:
-        rows: A module and a phase each.
-        alike: The same with repeated modules folded where the same rank is slow.
+        rows: The culprits, the one that costs most first.
+        waits: Where ranks wait for another, the longest first.
+        lost_share: The share that a step would be shorter by with all ranks as fast as the median one; `None` is unknown.
+        compared: Whether ranks were compared at all.
     """
 
-    rows: tuple[Row, ...]
-    alike: tuple[Row, ...]
+    rows: tuple[Row, ...] = ()
+    waits: tuple[RankWait, ...] = ()
+    lost_share: float | None = None
+    compared: bool = False
 
 
-def imbalance(profile: Profile, patterns: Mapping[str, str] | None = None) -> Imbalance:
-    """Compare the ranks of a merged profile, module by module.
+def imbalance(profile: Profile) -> Imbalance:
+    """Find who makes the ranks of a merged profile wait.
 
     Args:
         profile: Of several ranks; of one there are no rows.
-        patterns: Each module's name with `*` for the numbers of what repeats, where these are already known.
     """
-    folded = fold_repeats(
-        profile.rank_stats,
-        lambda stat: (stat.module, stat.phase, stat.high_rank),
-        profile.patterns() if patterns is None else patterns,
-    )
+    compared = profile.rank_comparison
+    if compared is None:
+        return Imbalance()
+    lost = compared.lost_seconds
     return Imbalance(
-        rows=_worst_first(_row(stat.module, [stat]) for stat in profile.rank_stats), alike=_worst_first(_row(*each) for each in folded)
+        rows=culprits(compared, len(profile.ranks)),
+        waits=tuple(wait for wait in compared.waits if wait.seconds >= WORTH_SAYING * compared.seconds),
+        lost_share=None if lost is None or not compared.seconds else min(lost / compared.seconds, 1.0),
+        compared=True,
     )
 
 
-def slowest_first(profile: Profile) -> tuple[int, ...]:
-    """The ranks by their seconds beyond the median rank's, where each rank's time is recorded; equal ones by their step.
+def culprits(compared: RankComparison, ranks: int) -> tuple[Row, ...]:
+    """The excesses that are more than noise and cost more than a hundredth of the step, the worst first.
 
-    Time that may be waiting for other ranks does not count, unless all of it may be. Ranks that did not report come last.
+    One after the other: what the worst one explains of a rank's lateness is not explained once more by another.
     """
-    recorded = [stat for stat in profile.rank_stats if stat.by_rank is not None]
-    late: dict[int, float] = {}
-    for stat in [stat for stat in recorded if stat.waiting != "unknown"] or recorded:
-        for rank, seconds in (stat.by_rank or {}).items():
-            late[rank] = late.get(rank, 0.0) + seconds - stat.median
+    by_rank: dict[int, list[RankExcess]] = {}
+    for each in compared.excesses:
+        by_rank.setdefault(each.rank, []).append(each)
+    rows = [row for excesses in by_rank.values() for row in _of_rank(excesses, compared, ranks)]
+    return tuple(sorted(rows, key=lambda row: -row.seconds_lost))
 
-    def order(rank: Rank) -> tuple[bool, float, float, int]:
-        return (
-            rank.status != "ok" and rank.rank not in late,
-            -late.get(rank.rank, 0.0),
-            -(rank.step.median if rank.step else 0.0),
-            rank.rank,
-        )
+
+def _of_rank(excesses: Sequence[RankExcess], compared: RankComparison, ranks: int) -> Iterator[Row]:
+    left, least = list(excesses), WORTH_SAYING * compared.seconds
+    while left:
+        judged = [(each, verdict) for each in left if (verdict := judge(each, compared, ranks)) is not None and verdict.seconds >= least]
+        if not judged:
+            return
+        worst = max(judged, key=_seconds)
+        alone = [each for each in judged if _seconds(each) >= MOST_OF * _seconds(worst) and _stands_out(each[0], worst[0])]
+        found, verdict = max(alone, key=_seconds, default=worst)
+        yield _row(found, verdict, compared)
+        explained = [max(each, 0.0) for each in costs(found)]
+        left = [_less(each, explained, found) if set(each.intervals) & set(found.intervals) else each for each in left if each is not found]
+
+
+def _stands_out(each: RankExcess, of: RankExcess) -> bool:
+    """Whether a single module or phase is slower than all of those that it is one of."""
+    if each.modules > 1 or each.phase == "all":
+        return False
+    ratio = of.seconds / of.usual if of.phase == "all" and of.usual else 1.0
+    return ratio == 1.0 or each.seconds - ratio * each.usual >= (each.seconds - each.usual) / 2
+
+
+def _seconds(judged: tuple[RankExcess, Verdict]) -> float:
+    return judged[1].seconds
+
+
+def _less(each: RankExcess, explained: Sequence[float], found: RankExcess) -> RankExcess:
+    """The excess, of a rank that is late by so much less; of several modules without the one that explains it."""
+    late = tuple(late - known for late, known in zip(each.late, explained, strict=True))
+    if not _is_one_of(found, each):
+        return replace(each, late=late)
+    rest = tuple(seconds - one for seconds, one in zip(each.excess, found.excess, strict=True))
+    return replace(each, late=late, excess=rest, seconds=each.seconds - found.seconds, usual=each.usual - found.usual)
+
+
+def _is_one_of(each: RankExcess, several: RankExcess) -> bool:
+    names, pattern = each.module.split("."), several.module.split(".")
+    alike = len(names) == len(pattern) and all(part in {name, "*"} for name, part in zip(names, pattern, strict=True))
+    return alike and several.modules > each.modules and each.phase == several.phase
+
+
+def _row(each: RankExcess, verdict: Verdict, compared: RankComparison) -> Row:
+    return Row(
+        module=each.module,
+        phase=each.phase,
+        modules=each.modules,
+        slow_rank=each.rank,
+        seconds_lost=verdict.seconds,
+        pattern=verdict.pattern,
+        slow_steps=None if compared.from_quartiles else verdict.steps,
+        steps=None if compared.from_quartiles else compared.steps,
+        seconds=each.seconds,
+        usual=each.usual,
+    )
+
+
+def slowest_first(profile: Profile, found: Imbalance) -> tuple[int, ...]:
+    """The ranks by their cost as culprits; then by how long others waited for them; then by their time beyond the median rank's.
+
+    Ranks without a report come last.
+    """
+    cost, waited, beyond = (defaultdict[int, float](float) for _ in range(3))
+    for row in found.rows:
+        cost[row.slow_rank] += row.seconds_lost
+    for wait in found.waits:
+        waited[wait.for_rank] += wait.seconds
+    for stat in profile.rank_stats:
+        if not stat.waits:
+            for number, seconds in (stat.by_rank or {}).items():
+                beyond[number] += seconds - stat.median
+
+    def order(rank: Rank) -> tuple[float, ...]:
+        step = rank.step.median if rank.step else 0.0
+        reported = rank.status in {"ok", "late"} or rank.rank in beyond
+        return not reported, -cost[rank.rank], -waited[rank.rank], -beyond[rank.rank], -step, rank.rank
 
     return tuple(rank.rank for rank in sorted(profile.ranks, key=order))
-
-
-def _row(name: str, stats: list[RankStat]) -> Row:
-    median, high = sum(stat.median for stat in stats), sum(stat.high for stat in stats)
-    known = [(stat.slowest_steps, stat.steps) for stat in stats if stat.slowest_steps is not None and stat.steps]
-    slowest, steps = (sum(each) for each in zip(*known, strict=True)) if len(known) == len(stats) else (None, None)
-    return Row(
-        module=name,
-        phase=stats[0].phase,
-        modules=len(stats),
-        slow_rank=stats[0].high_rank,
-        spread=high / median - 1 if median else None,
-        always=None if slowest is None else slowest == steps,
-        slowest_steps=slowest,
-        steps=steps,
-        seconds_lost=sum(stat.seconds_lost for stat in stats),
-        seconds=median,
-        waiting=next((state for state in ("unknown", "left_out") if any(stat.waiting == state for stat in stats)), "none"),
-    )
-
-
-def _worst_first(rows: Iterable[Row]) -> tuple[Row, ...]:
-    return tuple(sorted(rows, key=lambda row: -row.seconds_lost))

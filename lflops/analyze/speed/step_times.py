@@ -19,7 +19,7 @@ class StepTimes(Struct, frozen=True, kw_only=True):
         seconds: Of a step.
         phases: Seconds of each recorded phase, in the order of the steps.
         host_phases: Of each, the seconds that the host was in it, where `phases` are the device's.
-        samples_per_second: Samples of the average step in the time of the median one.
+        samples_per_second: Samples of the average step in the time of the median one; of several ranks, of all of them together.
         tokens_per_second: The same for tokens.
         cpu_seconds: CPU time of a step, user and system together, over all threads of the process.
         system_seconds: The system's part of that.
@@ -41,14 +41,15 @@ def step_times(profile: Profile) -> StepTimes:
     Steps that were cold, recompiled, had new shapes, or waited for a validation or a checkpoint are left out.
     """
     steps = [step for step in profile.steps if step.is_typical and step.seconds is not None]
+    alone = len(profile.ranks) < 2  # with several ranks the steps have the samples of all, the run those of one
     cpu = [step.cpu_user + step.cpu_system for step in steps if step.cpu_user is not None and step.cpu_system is not None]
     return StepTimes(
         steps=len(steps),
         seconds=Spread.of([step.seconds for step in steps if step.seconds is not None]),
         phases=_spreads(step.phases for step in steps),
         host_phases=_spreads(step.host_phases for step in steps),
-        samples_per_second=_rate(steps, [step.samples for step in steps], profile.run.samples_per_step),
-        tokens_per_second=_rate(steps, [step.tokens for step in steps], profile.run.tokens_per_step),
+        samples_per_second=_rate(steps, [step.samples for step in steps], profile.run.samples_per_step if alone else None),
+        tokens_per_second=_rate(steps, [step.tokens for step in steps], profile.run.tokens_per_step if alone else None),
         cpu_seconds=Spread.of(cpu),
         system_seconds=Spread.of(step.cpu_system for step in steps if step.cpu_system is not None),
     )

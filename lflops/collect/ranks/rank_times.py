@@ -1,164 +1,220 @@
-"""The times of modules from rank to rank: exact low, median and high of each, which rank is slow, and what that costs a step."""
+"""The times of all ranks as one table. Of a large model only the places that can tell who is slow leave torch; the others are summed."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
-from lflops.collect.ranks.report import Head
-from lflops.merging.rank_stats import worst
-from lflops.profile.records import PHASES, ModulePhase, RankStat
+from lflops.collect.ranks.report import Head, PlacesOfTable
+from lflops.merging.rank_comparison import CANDIDATES
+from lflops.merging.rank_stats import known_waits
+from lflops.merging.rank_table import Place, RankTable, Repeated, Series, intervals_of, median_step, repeated_places
 
 __all__ = ["RankTimes"]
 
 AT_ONCE = 1 << 18
-"""Values that are looked at together."""
+"""Values that are compared together."""
 
-Waiting = Literal["none", "left_out", "unknown"]
+MOST_VALUES = 400_000
+"""Of all ranks, steps and places together: places beyond that are summed."""
+
+FEWEST_PLACES = 64
+
+MOST_INTERVALS = 64
 
 
 @dataclass(kw_only=True)
 class _Group:
-    """The ranks that have the same places and steps. Their times are ranks x steps x places."""
+    """The ranks that have the same places and steps. Their times are ranks x (steps and one row more) x places."""
 
     at: tuple[int, ...]
-    places: Sequence[ModulePhase]
+    places: PlacesOfTable
     ranks: list[int]
     times: Tensor
-    columns: dict[ModulePhase, int] = field(init=False)
+    columns: dict[Place, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.columns = {place: column for column, place in enumerate(self.places)}
+        self.columns = {place: column for column, place in enumerate(self.places.places)}
 
 
 class RankTimes:
-    """Takes each rank's times once, and compares them.
+    """Takes each rank's times once.
 
     Args:
-        heads: What the ranks have told beside, in the order of the ranks.
-        places: Of each table the places that have times.
+        heads: What else the ranks reported, in the order of the ranks.
+        tables: The places of each table.
+
+    Attributes:
+        groups: The ranks by the places and steps that they have.
+        waits: The places where ranks wait for each other.
+        begins: Those where collectives begin that are awaited elsewhere.
+        known: Seconds inside of collectives, by rank, in the places where they are known.
     """
 
-    def __init__(self, heads: Sequence[Head], places: Mapping[str, Sequence[ModulePhase]]) -> None:
+    def __init__(self, heads: Sequence[Head], tables: Mapping[str, PlacesOfTable]) -> None:
         """Make room for all of them."""
-        self._waiting: dict[ModulePhase, dict[int, float | None]] = defaultdict(dict)
         members: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
         for head in heads:
             if head.at:
                 members[head.brief.table, head.at].append(head.brief.rank)
-            for number, seconds in head.waiting.items():
-                self._waiting[places[head.brief.table][number]][head.brief.rank] = seconds
-        self._groups = [
-            _Group(at=at, places=places[table], ranks=ranks, times=torch.empty(len(ranks), len(at), len(places[table])))
+        self.groups = [
+            _Group(at=at, places=tables[table], ranks=ranks, times=torch.zeros(len(ranks), len(at) + 1, len(tables[table].places)))
             for (table, at), ranks in members.items()
         ]
-        self._homes = {rank: (group, row) for group in self._groups for row, rank in enumerate(group.ranks)}
-        self._common = set.intersection(*(set(group.at) for group in self._groups)) if self._groups else set()
+        self._homes = {rank: (group, row) for group in self.groups for row, rank in enumerate(group.ranks)}
+        self.waits = {wait for places in tables.values() for wait in places.waits}
+        self.begins = {begun for places in tables.values() for begun in places.begins}
+        self.known = known_waits(
+            {
+                head.brief.rank: {tables[head.brief.table].places[number]: seconds for number, seconds in head.waiting.items()}
+                for head in heads
+            }
+        )
 
     def add(self, rank: int, times: bytes) -> None:
         """Take a rank's, as they were packed."""
         if rank in self._homes and times:
             group, row = self._homes[rank]
-            group.times[row] = torch.frombuffer(bytearray(times), dtype=torch.float32).view(len(group.at), -1)
+            group.times[row] = torch.frombuffer(bytearray(times), dtype=torch.float32).view(len(group.at) + 1, -1)
 
     def of(self, rank: int) -> list[list[float]]:
-        """The times of one rank: of each step, in each place."""
+        """The times of one rank, as its profile has them: of each step, in each place."""
         if rank not in self._homes:
             return []
         group, row = self._homes[rank]
-        times: list[list[float]] = group.times[row].tolist()
+        times: list[list[float]] = (group.times[row, :-1].double() * group.times[row, -1].double()).tolist()
         return times
 
-    def stats(self, rows: Mapping[str, object]) -> list[RankStat]:
-        """Of each place that two ranks at least have, in the order of the rows."""
-        shared: dict[tuple[int, ...], list[ModulePhase]] = defaultdict(list)
-        having: dict[ModulePhase, tuple[int, ...]] = {}
+    def table(self, patterns: Mapping[str, str]) -> RankTable | None:
+        """All ranks in the steps that they have in common; `None` where there are none.
+
+        Args:
+            patterns: Each module's name with `*` for the numbers of what repeats.
+        """
+        common = set.intersection(*(set(group.at) for group in self.groups)) if self.groups else set()
+        if not common or len(self._homes) < 2:
+            return None
+        steps = [group.times[:, [index for index, at in enumerate(group.at) if at in common]] for group in self.groups]
+        for group, times in zip(self.groups, steps, strict=True):
+            for place, seconds in self.known.items():
+                if place in group.columns:
+                    times[:, :, group.columns[place]] -= torch.tensor([seconds.get(rank, 0.0) for rank in group.ranks])[:, None]
+            times.clamp_(min=0.0)
+        return _Selection(self, steps, patterns).table()
+
+
+class _Selection:
+    """Makes the table of those places that can tell who is slow."""
+
+    def __init__(self, times: RankTimes, steps: Sequence[Tensor], patterns: Mapping[str, str]) -> None:
+        self._groups, self._known, self._begins = times.groups, times.known, times.begins
+        self._steps, self._patterns = steps, patterns
+        self._waits = times.waits - times.known.keys()
+        self._ranks = sorted(rank for group in self._groups for rank in group.ranks)
+        self._having: dict[Place, tuple[int, ...]] = {}
         for index, group in enumerate(self._groups):
-            for place in group.places:
-                having[place] = (*having.get(place, ()), index)
-        for place, groups in having.items():
-            shared[groups].append(place)
-        found = [stat for groups, places in shared.items() for stat in self._compared([self._groups[each] for each in groups], places)]
-        order = {row: number for number, row in enumerate(rows)}
-        found.sort(key=lambda stat: (order[stat.module], PHASES.index(stat.phase)))
-        for number in worst(found):
-            stat = found[number]
-            place = ModulePhase(stat.module, stat.phase)
-            found[number] = replace(stat, by_rank=self._by_rank([self._groups[each] for each in having[place]], place))
+            for place in group.columns:
+                self._having[place] = (*self._having.get(place, ()), index)
+        self._intervals = _few(intervals_of(self._having, self._waits))
+
+    def table(self) -> RankTable:
+        number = max(self._intervals.values(), default=0) + 1
+        sums = [self._summed(group, times, number) for group, times in zip(self._groups, self._steps, strict=True)]
+        busy = torch.cat(sums)[:, :, :number]
+        late = (busy - busy.median(0).values).clamp(min=0).mean(1).sum(1)
+        slowest = set(late.topk(min(CANDIDATES, len(late))).indices.tolist())
+        ranks = [rank for group in self._groups for rank in group.ranks]
+        candidates = {ranks[row] for row in slowest}
+        chosen = self._chosen(candidates)
+        waiting = self._series(torch.cat(sums)[:, :, number:], ranks)
+        of_intervals = {interval: self._series(busy[:, :, interval : interval + 1], ranks) for interval in range(number)}
+        staged = any(
+            place.row and sum(len(self._groups[index].ranks) for index in having) < len(ranks) for place, having in self._having.items()
+        )
+        for seconds in self._known.values():
+            waiting = {rank: [each + seconds.get(rank, 0.0) for each in series] for rank, series in waiting.items()}
+        return RankTable(
+            seconds={place: self._of(place) for place in self._having if place in chosen},
+            repeated=self._repeated(candidates),
+            busy=of_intervals,
+            waiting=waiting,
+            intervals=self._intervals,
+            waits=frozenset(self._waits),
+            begins=frozenset(self._begins - self._waits),
+            step_seconds=median_step([waiting, *of_intervals.values()]),
+            staged=staged,
+            known_waits=self._known,
+            patterns=self._patterns,
+        )
+
+    def _summed(self, group: _Group, times: Tensor, intervals: int) -> Tensor:
+        """Ranks x steps x intervals, and all waiting after the last interval."""
+        columns = torch.tensor([self._intervals.get(place, intervals) for place in group.columns])
+        return torch.zeros(*times.shape[:2], intervals + 1, dtype=torch.float64).index_add_(2, columns, times.double())
+
+    def _series(self, sums: Tensor, ranks: Sequence[int]) -> Series:
+        by_rank = dict(zip(ranks, sums[:, :, 0].tolist(), strict=True))
+        return {rank: by_rank[rank] for rank in self._ranks}
+
+    def _of(self, place: Place) -> Series:
+        found: dict[int, list[float]] = {}
+        for index in self._having[place]:
+            group = self._groups[index]
+            found |= zip(group.ranks, self._steps[index][:, :, group.columns[place]].double().tolist(), strict=True)
+        return {rank: found[rank] for rank in sorted(found)}
+
+    def _chosen(self, candidates: set[int]) -> set[Place]:
+        """The places in which a candidate takes longest beyond the others, and those that take longest, as many as there is room for."""
+        steps = self._steps[0].shape[1]
+        room = max(MOST_VALUES // (len(self._ranks) * steps), FEWEST_PLACES)
+        if len(self._having) <= room:
+            return set(self._having)
+        beyond: dict[Place, float] = {}
+        longest: dict[Place, float] = {}
+        shared: dict[tuple[int, ...], list[Place]] = defaultdict(list)
+        for place, having in self._having.items():
+            shared[having].append(place)
+        for having, places in shared.items():
+            number = sum(len(self._groups[index].ranks) for index in having)
+            width = max(AT_ONCE // (number * steps), 1)
+            for start in range(0, len(places), width):
+                some = places[start : start + width]
+                excess, usual = self._excess(having, some, candidates)
+                beyond |= zip(some, excess, strict=True)
+                longest |= zip(some, usual, strict=True)
+        by_excess = sorted(beyond, key=beyond.__getitem__, reverse=True)[: room // 2]
+        return {*by_excess, *sorted(longest, key=longest.__getitem__, reverse=True)[: room // 2]}
+
+    def _excess(self, having: tuple[int, ...], places: Sequence[Place], candidates: set[int]) -> tuple[list[float], list[float]]:
+        """Of each place the largest mean excess of a candidate, and the median rank's mean time."""
+        groups = [self._groups[index] for index in having]
+        times = torch.cat(
+            [self._steps[index][:, :, [group.columns[place] for place in places]] for index, group in zip(having, groups, strict=True)]
+        )
+        rows = [row for row, rank in enumerate(rank for group in groups for rank in group.ranks) if rank in candidates]
+        usual = times.median(0).values
+        excess = (times[rows] - usual).clamp(min=0).mean(1).amax(0) if rows else torch.zeros(len(places))
+        return excess.tolist(), usual.mean(0).tolist()
+
+    def _repeated(self, candidates: set[int]) -> dict[Place, Repeated]:
+        """Modules that repeat, each kind summed: those kinds in which a candidate takes longest beyond the others."""
+        found: dict[Place, Repeated] = {}
+        for pattern, members in repeated_places(self._intervals, self._patterns).items():
+            having = set.intersection(*(set(self._having[member]) for member in members))
+            sums: dict[int, list[float]] = {}
+            for index in having:
+                group = self._groups[index]
+                columns = [group.columns[member] for member in members]
+                sums |= zip(group.ranks, self._steps[index][:, :, columns].double().sum(2).tolist(), strict=True)
+            if len(sums) > 1 and (candidates & sums.keys()):
+                intervals = tuple({self._intervals[member] for member in members})
+                found[pattern] = Repeated(len(members), intervals, {rank: sums[rank] for rank in sorted(sums)})
         return found
 
-    def _compared(self, groups: Sequence[_Group], places: Sequence[ModulePhase]) -> Iterator[RankStat]:
-        """Places that the same groups have, as many at once as there is room for."""
-        number = sum(len(group.ranks) for group in groups)
-        if number < 2:
-            return
-        width = max(AT_ONCE // (number * max(len(group.at) for group in groups)), 1)
-        for start in range(0, len(places), width):
-            some = places[start : start + width]
-            yield from _stats(some, [self._state(place) for place in some], *self._told(groups, some))
 
-    def _by_rank(self, groups: Sequence[_Group], place: ModulePhase) -> dict[int, float]:
-        ranks, medians, _ = self._told(groups, [place])
-        return dict(zip(ranks.tolist(), medians[:, 0].tolist(), strict=True))
-
-    def _told(self, groups: Sequence[_Group], places: Sequence[ModulePhase]) -> tuple[Tensor, Tensor, Tensor]:
-        """The ranks in their order, ranks x places, and ranks x steps x places, without what is known to be waiting."""
-        ranks = torch.tensor([rank for group in groups for rank in group.ranks])
-        medians, by_step = [], []
-        for group in groups:
-            times = group.times[:, :, [group.columns[place] for place in places]]
-            medians.append(_median(times))
-            by_step.append(times[:, [step for step, index in enumerate(group.at) if index in self._common]])
-        whole, steps = torch.cat(medians), torch.cat(by_step)
-        waits = self._waits(ranks.tolist(), places)
-        if waits is not None:
-            whole, steps = (whole - waits).clamp(min=0), (steps - waits[:, None]).clamp(min=0)
-        in_order = ranks.argsort()
-        return ranks[in_order], whole[in_order], steps[in_order]
-
-    def _waits(self, ranks: list[int], places: Sequence[ModulePhase]) -> Tensor | None:
-        """Seconds to leave out of each rank's time in each place, if any."""
-        left_out = [(column, self._waiting[place]) for column, place in enumerate(places) if self._state(place) == "left_out"]
-        if not left_out:
-            return None
-        waits = torch.zeros(len(ranks), len(places), dtype=torch.float64)
-        for column, told in left_out:
-            waits[:, column] = torch.tensor([told.get(rank, 0.0) or 0.0 for rank in ranks], dtype=torch.float64)
-        return waits
-
-    def _state(self, place: ModulePhase) -> Waiting:
-        if place not in self._waiting:
-            return "none"
-        return "unknown" if None in self._waiting[place].values() else "left_out"
-
-
-def _stats(places: Sequence[ModulePhase], states: Sequence[Waiting], ranks: Tensor, medians: Tensor, steps: Tensor) -> Iterator[RankStat]:
-    """Of ranks x places, and ranks x steps x places. Of equal times the first rank's is the slow one."""
-    high, slow = medians.max(0)
-    number = steps.shape[1]
-    figures = [medians.amin(0), _middle(medians), high, ranks[slow]]
-    if number:
-        slowest, slow_in_step = steps.max(0)
-        figures += [(slow_in_step == slow).sum(0), (slowest - _middle(steps)).mean(0)]
-    for (row, phase), state, low, median, most, rank, *of_steps in zip(places, states, *(each.tolist() for each in figures), strict=True):
-        known = {"slowest_steps": of_steps[0], "steps": number, "lost_seconds": of_steps[1]} if of_steps else {}
-        yield RankStat(module=row, phase=phase, low=low, median=median, high=most, high_rank=rank, waiting=state, **known)
-
-
-def _median(times: Tensor) -> Tensor:
-    """Over the steps; of an even number the middle between the two in the middle, which torch's own is not."""
-    along = times.movedim(1, -1).contiguous()
-    number = along.shape[-1]
-    if number % 2:
-        return along.median(-1).values.double()
-    upper_half = along.topk(number // 2 + 1, sorted=False).values
-    return upper_half.topk(2, largest=False).values.double().mean(-1)
-
-
-def _middle(times: Tensor) -> Tensor:
-    """Over the ranks; of an even number the faster of the two in the middle, so that of two ranks one is held against the other."""
-    return times.movedim(0, -1).contiguous().median(-1).values.double()
+def _few(intervals: Mapping[Place, int]) -> dict[Place, int]:
+    """The same, neighbours together where there are too many."""
+    number = max(intervals.values(), default=0) + 1
+    return {place: interval * MOST_INTERVALS // number if number > MOST_INTERVALS else interval for place, interval in intervals.items()}

@@ -5,10 +5,11 @@ hands it in for all. What is left of each rank is its steps, and the times of it
 """
 
 import hashlib
+import statistics
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from msgspec import Struct, msgpack
 from msgspec.structs import replace
@@ -16,11 +17,25 @@ from msgspec.structs import replace
 from lflops.collect.timing.attach_times import with_times
 from lflops.collect.timing.scale_to_clean import ScaledTimes
 from lflops.merging.merge import Brief, brief_of
-from lflops.merging.rank_stats import waiting_in
+from lflops.merging.rank_stats import begins_in, waiting_in, waits_in
+from lflops.merging.rank_table import OUTSIDE, Place
 from lflops.profile.model import SCHEMA_VERSION, Cell, Communication, Memory, ModuleProfile, Profile, Uncounted, Work
-from lflops.profile.records import PHASES, Count, ModulePhase, Seconds
+from lflops.profile.records import PHASES, Count, ModulePhase, Phase, Seconds, Step
 
-__all__ = ["Head", "Packed", "RankReport", "Table", "head_in", "memory_in", "pack", "places_in", "rows_in", "squeezed", "table_in"]
+__all__ = [
+    "Head",
+    "Packed",
+    "PlacesOfTable",
+    "RankReport",
+    "Table",
+    "head_in",
+    "memory_in",
+    "pack",
+    "places_in",
+    "rows_in",
+    "squeezed",
+    "table_in",
+]
 
 _FAST = 1
 """Of zlib: names repeat so much that more effort gains little."""
@@ -30,7 +45,7 @@ class RankReport(NamedTuple):
     """What a rank has to tell of a window.
 
     Attributes:
-        steps: Of each hooked step, in the order of the profile's, the own seconds of its modules.
+        steps: Of each hooked step, in the order of the profile's, the own seconds of its modules, neither corrected nor scaled.
         node: Where the rank runs, as far as that has a name.
         coordinates: Of the rank, by kind of parallelism.
     """
@@ -43,19 +58,31 @@ class RankReport(NamedTuple):
 
 
 class Table(Struct, frozen=True, kw_only=True):
-    """What ranks that did the same have in common: all but times, and the groups' names. `places` are those that have times."""
+    """What ranks that did the same have in common: all but times, and the groups' names.
+
+    Attributes:
+        places: Those that have times.
+        waits: Those where ranks wait for each other.
+        begins: Those where collectives begin that are awaited elsewhere.
+        counted_waits: The profile's own `waits`.
+    """
 
     modules: Mapping[str, ModuleProfile]
     cells: tuple[Cell, ...]
     uncounted: tuple[Uncounted, ...]
     communication: tuple[Communication, ...]
-    places: tuple[ModulePhase, ...]
+    places: tuple[Place, ...]
+    waits: tuple[Place, ...]
+    begins: tuple[Place, ...]
+    counted_waits: tuple[ModulePhase, ...]
 
 
-class _Places(Struct, frozen=True, kw_only=True):
-    """A part of a table."""
+class PlacesOfTable(Struct, frozen=True, kw_only=True):
+    """The part of a table that says what its times are of."""
 
-    places: tuple[ModulePhase, ...]
+    places: tuple[Place, ...]
+    waits: tuple[Place, ...] = ()
+    begins: tuple[Place, ...] = ()
 
 
 class Head(Struct, frozen=True, kw_only=True):
@@ -91,9 +118,10 @@ def pack(report: RankReport) -> Packed:
         ValueError: There are other steps with times than hooked ones in the profile.
     """
     profile = report.profile
-    places = tuple(_in_order(profile, {place for step in report.steps for place in step}))
-    hooked = [step.index for step in profile.steps if step.kind == "hooked"]
-    at = tuple(index for index, _ in zip(hooked, report.steps, strict=True)) if report.steps else ()
+    hooked = [step for step in profile.steps if step.kind == "hooked"]
+    steps = [_with_phases(step, own) for step, own in zip(hooked, report.steps, strict=True)] if report.steps else []
+    places = tuple(_in_order(profile, {place for step in steps for place in step}))
+    at = tuple(step.index for step, _ in zip(hooked, steps, strict=False))
     groups = tuple(dict.fromkeys(each.group for each in profile.communication))
     table = Table(
         modules={row: _timeless(module) for row, module in profile.modules.items()},
@@ -103,6 +131,9 @@ def pack(report: RankReport) -> Packed:
             replace(each, group=str(groups.index(each.group)), seconds=None, exposed_seconds=None) for each in profile.communication
         ),
         places=places,
+        waits=tuple(sorted(waits_in(profile))),
+        begins=tuple(sorted(begins_in(profile))),
+        counted_waits=profile.waits,
     )
     name, blob = _named(table)
     remembered = None if profile.memory is None else _named(profile.memory)
@@ -113,9 +144,9 @@ def pack(report: RankReport) -> Packed:
         memory=None if remembered is None else remembered[0],
         groups=groups,
         communication_seconds=tuple((each.seconds, each.exposed_seconds) for each in profile.communication),
-        waiting={number[place]: seconds for place, seconds in waiting_in(profile).items() if place in number},
+        waiting={number[place]: seconds for key, seconds in waiting_in(profile).items() if (place := Place(*key)) in number},
     )
-    times = array("f", (step.get(place, 0.0) for step in report.steps for place in places))
+    times = array("f", (step.get(place, 0.0) for step in (*steps, _scales(profile, steps)) for place in places) if steps else ())
     return Packed(squeezed(head), {name: blob} | ({} if remembered is None else {remembered[0]: remembered[1]}), times.tobytes())
 
 
@@ -129,9 +160,9 @@ def table_in(blob: bytes) -> Table:
     return msgpack.decode(zlib.decompress(blob), type=Table)
 
 
-def places_in(blob: bytes) -> tuple[ModulePhase, ...]:
+def places_in(blob: bytes) -> PlacesOfTable:
     """Those of what was packed as a table, of which the rest is passed over."""
-    return msgpack.decode(zlib.decompress(blob), type=_Places).places
+    return msgpack.decode(zlib.decompress(blob), type=PlacesOfTable)
 
 
 def memory_in(blob: bytes) -> Memory:
@@ -152,14 +183,41 @@ def rows_in(table: Table, head: Head, times: Sequence[Sequence[float]]) -> Profi
             replace(each, group=head.groups[int(each.group)], seconds=seconds, exposed_seconds=exposed)
             for each, (seconds, exposed) in communication
         ),
+        waits=table.counted_waits,
     )
-    steps = [dict(zip(table.places, row, strict=True)) for row in times]
+    steps = [
+        {ModulePhase(row, phase): each for (row, phase), each in zip(table.places, step, strict=True) if _is_timed_in(phase)}
+        for step in times
+    ]
     return with_times(profile, ScaledTimes.of_steps(steps)) if steps else profile
 
 
-def _in_order(profile: Profile, places: set[ModulePhase]) -> Iterator[ModulePhase]:
+def _with_phases(step: Step, own: Mapping[ModulePhase, float]) -> dict[Place, float]:
+    """The seconds of a step's modules, and of its phases outside of modules."""
+    outside = {Place("", phase): seconds for phase, seconds in step.phases.items() if phase in OUTSIDE}
+    return outside | {Place(*key): seconds for key, seconds in own.items()}
+
+
+def _in_order(profile: Profile, places: set[Place]) -> Iterator[Place]:
     """As the profile has its rows; a place in none of these is no row's time."""
-    return (place for row in profile.modules for phase in PHASES if (place := ModulePhase(row, phase)) in places)
+    yield from (place for phase in OUTSIDE if (place := Place("", phase)) in places)
+    yield from (place for row in profile.modules for phase in PHASES if _is_timed_in(phase) and (place := Place(row, phase)) in places)
+
+
+def _is_timed_in(phase: str) -> TypeGuard[Phase]:
+    """Whether modules have times of their own in it."""
+    return phase in PHASES and phase not in OUTSIDE
+
+
+def _scales(profile: Profile, steps: Sequence[Mapping[Place, float]]) -> dict[Place, float]:
+    """Of each place the factor from the median of its steps to the one in the profile, which hook overhead is taken off of."""
+    scales = dict.fromkeys((place for step in steps for place in step), 1.0)
+    for row, phase in scales:
+        module = profile.modules.get(row)
+        if module is not None and _is_timed_in(phase) and (own := module.work(phase).own_seconds) is not None:
+            median = statistics.median(step.get(Place(row, phase), 0.0) for step in steps)
+            scales[Place(row, phase)] = own.median / median if median else 1.0
+    return scales
 
 
 def _timeless(module: ModuleProfile) -> ModuleProfile:

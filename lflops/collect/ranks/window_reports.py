@@ -75,7 +75,9 @@ class RankWindow:
             return packed.shared.get(name) or self._store.get(self._key("shared", name))
 
         heads = self._heads(head_in(packed.head), packed.shared.keys())
-        times = RankTimes(list(heads.values()), {name: places_in(blob(name)) for name in {each.brief.table for each in heads.values()}})
+        tables = {name: places_in(blob(name)) for name in {each.brief.table for each in heads.values()}}
+        times = RankTimes(list(heads.values()), tables)
+        waits = {place for places in tables.values() for place in places.waits}
         for rank in heads:
             times.add(rank, self._store.take(self._key("times", rank)) if rank else packed.times)
 
@@ -88,7 +90,7 @@ class RankWindow:
 
         absent = {rank: self._absent(rank) for rank in range(self._topology.world_size) if rank not in heads}
         briefs = (head_in(self._store.take(self._key("head", rank)) if rank else packed.head).brief for rank in heads)
-        profile = merged(briefs, rows_of, memory_of, times.stats, absent=absent)
+        profile = merged(briefs, rows_of, memory_of, times.table, waits, absent=absent)
         self._close(heads, packed.shared.keys())
         return profile
 

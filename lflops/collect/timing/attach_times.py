@@ -1,6 +1,7 @@
 """A counted profile and timed passes of the same call, as one profile."""
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -45,7 +46,10 @@ def divide(profile: Profile, hooked: Sequence[Mapping[str, PassTimes]], overhead
 def divided(
     profile: Profile, hooked: Sequence[Mapping[str, PassTimes]], overhead: HookOverhead
 ) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
-    """The same, with the own seconds of the modules in each hooked step; ranks are compared by these."""
+    """The same, with the own seconds of the modules in each hooked step, as stamped: ranks are compared by these.
+
+    Their hooks cost all ranks the same; a factor of each rank's own would be taken for a slow rank.
+    """
     clean = [step for step in profile.steps if step.is_typical]
     parts = {part: median for part in PARTS if (median := _median(_part(step, part) for step in clean)) is not None}
     ignored = frozenset(note.subject for note in profile.notes if note.code == "ignored")
@@ -53,7 +57,18 @@ def divided(
     timed = with_times(profile, times)
     hooked_steps = [step for step in profile.steps if step.kind == "hooked" and DISTURBANCES.isdisjoint(step.marks)]
     ratio = _ratio(_median(step.seconds for step in hooked_steps), _median(step.seconds for step in clean))
-    return replace(timed, run=replace(timed.run, observer_ratio=ratio), notes=(*timed.notes, *_scaled(times))), times.steps
+    return replace(timed, run=replace(timed.run, observer_ratio=ratio), notes=(*timed.notes, *_scaled(times))), tuple(
+        map(_own_seconds, hooked)
+    )
+
+
+def _own_seconds(parts: Mapping[str, PassTimes]) -> dict[ModulePhase, float]:
+    """The own seconds of a hooked step's modules over all its parts."""
+    own: defaultdict[ModulePhase, float] = defaultdict(float)
+    for part in parts.values():
+        for key, seconds in part.own.items():
+            own[key] += seconds
+    return dict(own)
 
 
 def with_times(profile: Profile, times: ScaledTimes) -> Profile:

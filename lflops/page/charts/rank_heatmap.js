@@ -7,14 +7,14 @@ const COLUMNS_OF_SLOWEST = 32;
 const COLUMNS = 64;
 const WRITTEN = 16;
 const BINNED = "A column of several ranks has the slowest of them in each place, so it looks slower than each of them is.";
-const WAITING = "* Ranks wait for each other in these, nobody knows how long: there the one that is waited for looks fast.";
+const WAITING = "* Ranks wait for each other here. The rank that takes longest waits; the one that the others wait for looks fast.";
 const LIMITS = [0.05, 0.1, 0.2, 0.5, 1];
 
 // `order` has the ranks in the order of the columns; `openModule` is called with a row's module.
 /** @typedef {{ rank: number | null, chooseRank: (rank: number | null) => void, openModule: (name: string) => void }} HeatmapContext */
 /** @type {(data: Ranks & { sortedBySlowness: boolean }, order: number[], context: HeatmapContext) => HTMLElement} */
 export function rankHeatmap(data, order, { rank, chooseRank, openModule }) {
-  const { module, phase, median, waiting, seconds_lost: lost } = data.places;
+  const { module, phase, median, waits, spread } = data.places;
   /** @type {Map<number, number>} */
   const numbers = new Map(data.ranks.rank.map((each, position) => [each, position]));
   const columns = binned(order, Boolean(data.sortedBySlowness));
@@ -55,7 +55,7 @@ export function rankHeatmap(data, order, { rank, chooseRank, openModule }) {
       "th", { scope: "row", title: `${module[row] || "(root)"} ${phase[row]}` },
       element("button", { type: "button", class: "leading", onclick: () => openModule(module[row]) }, module[row] || "(root)"), ` ${phase[row]}`,
     ),
-    element("td", { class: "amount", title: `${exact(lost[row])} s`, "data-value": lost[row] }, `${duration(lost[row])}${waiting[row] === "unknown" ? " *" : ""}`),
+    element("td", { class: "amount", title: `${exact(spread[row])} s`, "data-value": spread[row] }, `${duration(spread[row])}${waits[row] ? " *" : ""}`),
     ...cells.map((each, at) => cell(columns[at], row, each)),
   ));
   return element(
@@ -63,11 +63,11 @@ export function rankHeatmap(data, order, { rank, chooseRank, openModule }) {
     legendOf(limit),
     element("div", { class: "heat-frame" }, element(
       "table", { class: columns.length > WRITTEN ? "heat narrow" : "heat", "aria-label": "ranks and modules" },
-      element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "module and phase"), element("th", { scope: "col" }, "lost a step"), ...head)),
+      element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "module and phase"), element("th", { scope: "col" }, "slowest − median"), ...head)),
       element("tbody", {}, ...body),
     )),
     order.length > columns.length ? remark(BINNED) : null,
-    waiting.includes("unknown") ? remark(WAITING) : null,
+    waits.includes(true) ? remark(WAITING) : null,
   );
 }
 

@@ -11,18 +11,18 @@ export const ranks = { id: "ranks", label: "Ranks", draw: drawRanks, ofOneRank: 
 
 /** @type {Record<string, string[]>} */
 const STATUSES = {
-  ok: ["answered", "it told all that it had"],
-  late: ["late", "it had begun to tell, and was not done in time"],
-  missing: ["missing", "nothing came of it"],
-  failed: ["failed", "it was left by an exception"],
+  ok: ["reported", "its report arrived"],
+  late: ["late", "it began to send its report, and was not done in time"],
+  missing: ["missing", "no report arrived"],
+  failed: ["failed", "its training ended with an exception"],
 };
 const ALONE_HERE = "There is one rank here. FlopsMonitor compares those of a distributed training by itself; "
   + "of profiles that each rank saved, lflops.merge makes one.";
 const OLDER = "Unknown: this profile keeps no rank's own times. It was written by an earlier lflops: profile again.";
 const UNTIMED = "Unknown: no module's time is known of two ranks. "
-  + "FlopsMonitor takes them in the steps behind the active ones, lflops.measure with its other passes.";
-const COMPARED = "A module's own time in a phase, the median over the steps; what of it is known to be waiting for other ranks is left out. "
-  + "Shown are the places that cost a step the most, hatched where a rank told no time.";
+  + "FlopsMonitor takes them in the steps after the active ones, lflops.measure with its other passes.";
+const COMPARED = "Each rank's own time in a module, or in a phase outside of modules: the median over the steps. Waiting for other ranks is left out "
+  + "where a trace knows it. The rows in which ranks differ most are shown, hatched where a rank reported no time.";
 const HIGHEST = 460;
 
 /** @type {Format} */
@@ -39,7 +39,7 @@ const COLUMNS_OF_RANKS = [
   { id: "cpu", label: "CPU time", text: duration },
   { id: "macs", label: "MACs", text: count },
   { id: "peak_bytes", label: "peak memory", text: size },
-  { id: "slowest", label: "steps slowest", text: count },
+  { id: "slowest", label: "steps last", text: count },
 ];
 const WORDED = new Set(["rank", "status", "place", "host", "device"]);
 

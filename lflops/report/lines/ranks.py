@@ -1,19 +1,29 @@
 """The ranks of a run as lines: which reported, which are slow and in which modules, and which wait for data."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.ranks.imbalance import Row
-from lflops.profile.records import Rank, Spread
+from lflops.profile.records import Rank, RankWait, Spread
 from lflops.report.lines.text import plain
 
 __all__ = ["ranks"]
 
 _WORST = 3
 _LISTED = 12
-_WORTH_SAYING = 0.01
-"""Of the step: what costs less is noise."""
+_FACTOR = 10.0
+"""From so many times as slow on a factor is said, no share."""
+
+_OUTSIDE = {
+    "data": "data loading",
+    "transfer": "transfer",
+    "clip": "clipping",
+    "optimizer": "the optimizer",
+    "other": "what is outside of modules",
+    "sync": "Lightning's own collectives",
+}
+"""The phases of a step that are in no module."""
 
 
 def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
@@ -26,15 +36,14 @@ def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
     if any(macs):
         uneven = f", {units.count(min(macs))} to {units.count(max(macs))} on each" if min(macs) != max(macs) else ""
         yield "all ranks", f"{units.count(sum(macs))} MACs forward and backward{uneven}"
-    for index, sentence in enumerate(_slow(analysis)):
-        yield "" if index else "slow ranks", sentence
+    yield from _imbalance(analysis)
     yield from _by_rank(listed, {"data wait by rank": lambda rank: rank.data, "CPU time by rank": lambda rank: rank.cpu})
 
 
 def _statuses(each: Sequence[Rank]) -> Iterator[str]:
     """How many ranks reported, and the numbers of the others."""
     fine = sum(rank.status == "ok" for rank in each)
-    yield f"all {len(each)} answered" if fine == len(each) else f"{fine} of {len(each)} answered in full"
+    yield f"{fine} of {len(each)} reported"
     for status in ("failed", "late", "missing"):
         named = [f"{rank.rank}{_position(rank)}" for rank in each if rank.status == status]
         if named:
@@ -49,30 +58,56 @@ def _position(rank: Rank) -> str:
     return f" ({plain(', '.join(where))})" if where else ""
 
 
-def _slow(analysis: Analysis) -> Iterator[str]:
-    """The worst stragglers, a sentence each. Time that may be waiting for other ranks does not make a straggler."""
+def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
+    """The culprits, a sentence each; who waits for whom; and what all of it costs."""
+    found = analysis.imbalance
+    if not found.compared:
+        return
+    culprits = [_sentence(row) for row in found.rows[:_WORST]]
+    if len(found.rows) > _WORST:
+        culprits.append(f"{len(found.rows) - _WORST} more")
+    yield from _labelled("slow ranks", culprits or ["none: no rank is slower than the others by more than noise and 1 % of the step"])
+    yield from _labelled("waiting", map(_waiting, found.waits[:_WORST]))
     step = analysis.step_times.seconds
-    least = _WORTH_SAYING * step.median if step else 0.0
-    rows = [row for row in analysis.imbalance.alike if row.seconds_lost > least]
-    yield from map(_sentence, [row for row in rows if row.waiting != "unknown"][:_WORST])
-    names = dict.fromkeys(f"{_name(row)} {row.phase}" for row in rows if row.waiting == "unknown")
-    if names:
-        yield f"not told: {plain(', '.join(list(names)[:_WORST]))}, in which ranks wait for each other, nobody knows how long"
-    if analysis.profile.rank_stats and not rows:
-        share = f" {units.percent(_WORTH_SAYING)} of the step" if step else " nothing"
-        yield f"none costs more than{share}"
+    if found.lost_share is not None:
+        shorter = f"{units.percent(found.lost_share)} shorter"
+        length = f", {units.duration(step.median * (1 - found.lost_share))}" if step else ""
+        yield "imbalance", f"with all ranks as fast as the median one, a step would be {shorter}{length}"
+
+
+def _labelled(label: str, sentences: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for index, sentence in enumerate(sentences):
+        yield "" if index else label, sentence
 
 
 def _sentence(row: Row) -> str:
-    more = "slower" if row.spread is None else f"{units.percent(row.spread)} slower"
-    often = "" if row.always is None else ", every step" if row.always else f", in {row.slowest_steps} of {row.steps} cases"
+    """As `rank 3 is 12.0 % slower than the other ranks in layers.0.mlp forward, in 10 of 10 steps: costs 4.00 ms a step`."""
+    often = "" if row.steps is None else f", in {row.slow_steps} of {row.steps} steps"
+    where = "everything" if row.phase == "all" else _where(row.module, row.phase)
     number = f" ({row.modules} modules)" if row.modules > 1 else ""
-    where = f"{plain(_name(row))} {row.phase}{number}"
-    return f"rank {row.slow_rank} is {more} than the median in {where}{often}: {units.duration(row.seconds_lost)} a step"
+    costs = f"costs {units.duration(row.seconds_lost)} a step"
+    return f"rank {row.slow_rank} is {_slower(row.ratio)} than the other ranks in {where}{number}{often}: {costs}"
 
 
-def _name(row: Row) -> str:
-    return row.module or "the root's own"
+def _slower(ratio: float | None) -> str:
+    """A share up to ten times as slow, beyond that a factor."""
+    if ratio is None or ratio <= 1:
+        return "slower"
+    return f"{units.percent(ratio - 1)} slower" if ratio < _FACTOR else f"×{ratio:.0f} slower"
+
+
+def _waiting(wait: RankWait) -> str:
+    """As `7 ranks wait 50.00 ms a step for rank 1 in the root's own backward`."""
+    who = f"rank {wait.longest_rank} waits" if wait.ranks == 1 else f"{wait.ranks} ranks wait"
+    return f"{who} {units.duration(wait.seconds)} a step for rank {wait.for_rank} in {_where(wait.module, wait.phase)}"
+
+
+def _where(module: str, phase: str) -> str:
+    """A module and a phase as text; a phase that is outside of modules has a name of its own."""
+    if not module and phase in _OUTSIDE:
+        return _OUTSIDE[phase]
+    own = module or "the root's own"
+    return plain(f"{own} {phase}")
 
 
 def _by_rank(each: Sequence[Rank], lines: Mapping[str, Callable[[Rank], Spread | None]]) -> Iterator[tuple[str, str]]:

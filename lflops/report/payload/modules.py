@@ -6,6 +6,7 @@ from lflops.report.payload.columns import Columns, column
 
 __all__ = ["modules"]
 
+IN_MODULES = ("forward", "backward", "recompute")
 _OF_MODULES = ("kind", "calls", "compiled", "owner", "parameters", "own_parameters", "trainable_parameters", "peak_bytes")
 _COUNTED = tuple(prefix + field for field in ("macs", "flops", "bytes_moved", "comm_bytes") for prefix in ("", "own_"))
 _TIMED = ("seconds", "own_seconds", "device_seconds")
@@ -17,9 +18,9 @@ def modules(analysis: Analysis) -> Columns:
     `identical` is a number: modules that have the same are identical in all counts, all the way down.
     """
     spreads: dict[str, float] = {}
-    for row in analysis.imbalance.rows:
-        if row.spread is not None:
-            spreads[row.module] = max(row.spread, spreads.get(row.module, row.spread))
+    for stat in analysis.profile.rank_stats:
+        if stat.median and not stat.waits and stat.phase in IN_MODULES:
+            spreads[stat.module] = max(stat.spread / stat.median, spreads.get(stat.module, 0.0))
     profile = analysis.profile
     rows, counted = profile.modules.values(), profile.is_counted
     columns: Columns = {"name": list(profile.modules)}

@@ -18,7 +18,8 @@ class RanksShown(Struct, frozen=True, kw_only=True):
         ranks: In their order, with the medians of what they took; a status is one of `ok`, `late`, `missing` and `failed`.
         slowest_first: The ranks by their time beyond the median rank's.
         compared: Whether any module has times of two ranks.
-        places: Modules and phases with every rank's time, those that lose the most first; the median rank's seconds.
+        places: Modules and phases with every rank's time, those in which ranks differ most first: the median rank's seconds, how much
+            longer the slowest one takes, and whether ranks wait for each other in it.
         seconds: Of each of these the seconds of each rank.
     """
 
@@ -35,7 +36,7 @@ def ranks(analysis: Analysis) -> RanksShown | None:
     profile = analysis.profile
     if len(profile.ranks) < 2:
         return None
-    known = sorted((stat for stat in profile.rank_stats if stat.by_rank is not None), key=lambda stat: -stat.seconds_lost)
+    known = sorted((stat for stat in profile.rank_stats if stat.by_rank is not None), key=lambda stat: (stat.waits, -stat.spread))
     plain = {field: [exact(getattr(rank, field)) for rank in profile.ranks] for field in ("rank", "status", "host", "device", "macs")}
     timed: Columns = {field: [_median(getattr(rank, field)) for rank in profile.ranks] for field in ("step", "data", "cpu")}
     positions = [", ".join(f"{kind} {coordinate}" for kind, coordinate in rank.coordinates.items()) for rank in profile.ranks]
@@ -50,9 +51,7 @@ def ranks(analysis: Analysis) -> RanksShown | None:
         },
         slowest_first=analysis.slowest_ranks,
         compared=bool(profile.rank_stats),
-        places={
-            field: [exact(getattr(stat, field)) for stat in known] for field in ("module", "phase", "median", "seconds_lost", "waiting")
-        },
+        places={field: [exact(getattr(stat, field)) for stat in known] for field in ("module", "phase", "median", "spread", "waits")},
         seconds=[[(stat.by_rank or {}).get(rank.rank) for rank in profile.ranks] for stat in known],
     )
 

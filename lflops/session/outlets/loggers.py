@@ -28,15 +28,11 @@ def scalars(analysis: Analysis) -> dict[str, float]:
     found = {f"{name}_ms": None if spread is None else spread.median * 1e3 for name, spread in times.items()}
     found |= {"mfu": used.mfu, "hfu": used.hfu}
     found["tflops_per_device"] = None if used.flops_per_second is None else used.flops_per_second / 1e12
-    found["samples_per_second"] = _of_all_ranks(paced.samples_per_second, run.data_parallel_size)
-    found["tokens_per_second"] = _of_all_ranks(paced.tokens_per_second, run.data_parallel_size)
+    found["samples_per_second"] = paced.samples_per_second
+    found["tokens_per_second"] = paced.tokens_per_second
     found["peak_memory_gib"] = None if profile.memory is None else profile.memory.peak_bytes / 2**30
     found["observer_overhead"] = None if run.observer_ratio is None else run.observer_ratio - 1
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _of_all_ranks(rate: float | None, ranks: int | None) -> float | None:
-    return None if rate is None or ranks is None else rate * ranks
 
 
 def busiest(profile: Profile, number: int) -> tuple[str, ...]:

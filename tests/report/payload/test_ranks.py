@@ -7,10 +7,9 @@ from msgspec import json
 from msgspec.structs import replace
 
 from lflops.analyze.analysis import analyze
-from lflops.analyze.ranks.imbalance import slowest_first
 from lflops.profile.model import Profile
 from lflops.report.payload.payload import payload
-from tests.support.profile_builders import small_profile, spread
+from tests.support.profile_builders import small_profile
 from tests.support.rank_profiles import answered, four_ranks, stat
 
 
@@ -33,22 +32,20 @@ def test_places_are_those_that_lose_the_most() -> None:
     """The head 1 ms, the encoder's layer 0.1 ms; each with the ranks' times in their order, and without a place that kept none."""
     shown = as_read(four_ranks())
     assert ["head", "encoder.0"] == shown["places"]["module"]
-    assert pytest.approx([1e-3, 1e-4]) == shown["places"]["seconds_lost"]
+    assert pytest.approx([1e-3, 1e-4]) == shown["places"]["spread"]
     assert [[1e-3, 1e-3, 2e-3, None], [1.1e-3, 0.9e-3, 1e-3, None]] == shown["seconds"]
 
 
-def test_ranks_are_ordered_by_what_they_cost() -> None:
+def test_ranks_are_ordered_by_what_they_take_longer() -> None:
     """The third is 1 ms late in all, the first 0.1 ms, the second 0.1 ms early; who told nothing comes last."""
-    assert (2, 0, 1, 3) == slowest_first(four_ranks())
+    assert (2, 0, 1, 3) == analyze(four_ranks()).slowest_ranks
 
 
-def test_what_may_be_waiting_makes_nobody_slow() -> None:
-    """The second waits longest, which is no fault of its own; where nothing else is known it is all there is."""
-    ranks = (answered(0), answered(1, step=spread(1.0)))
-    waited, worked = stat("", {0: 1.0, 1: 9.0}, waiting="unknown"), stat("head", {0: 2.0, 1: 1.0})
-    assert (0, 1) == slowest_first(replace(small_profile(), ranks=ranks, rank_stats=(waited, worked)))
-    assert (1, 0) == slowest_first(replace(small_profile(), ranks=ranks, rank_stats=(waited,)))
-    assert (1, 0) == slowest_first(replace(small_profile(), ranks=ranks, rank_stats=()))
+def test_a_culprit_comes_first_and_who_waits_does_not() -> None:
+    """The first waits longest; the second, which it waits for, is 0.2 ms late in the head."""
+    ranks, waited = (answered(0), answered(1)), stat("", {0: 9.0, 1: 1.0}, waits=True)
+    assert (1, 0) == analyze(replace(small_profile(), ranks=ranks, rank_stats=(waited,))).slowest_ranks
+    assert (0, 1) == analyze(replace(small_profile(), ranks=ranks, rank_stats=(waited,), rank_comparison=None)).slowest_ranks
 
 
 def test_what_is_unknown_is_told_apart() -> None:

@@ -1,0 +1,71 @@
+"""Hundreds of simulated ranks with the noise of a cluster: the slow one is named, and nobody where there is none."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from lflops.analyze.ranks.imbalance import culprits
+from lflops.merging.rank_comparison import compare_ranks
+from lflops.merging.rank_table import Place, table_of
+from tests.support.simulated_ranks import DATA, OPTIMIZER, Plant, Simulation, ddp, fsdp, patterns, staged, tensor_parallel
+
+Found = list[tuple[str, str, int]]
+FORWARD, BACKWARD = Place("layers.3.mlp", "forward"), Place("layers.5.attention", "backward")
+
+
+def named(simulation: Simulation, ranks: int, plants: Sequence[Plant], *, seed: int = 0, steps: int = 10) -> Found:
+    """Module, phase and rank of each row."""
+    compared = compare_ranks(table_of(simulation.run(ranks, steps, seed, plants), simulation.waits, patterns=patterns()))
+    assert compared is not None
+    return [(row.module, row.phase, row.slow_rank) for row in culprits(compared, ranks)]
+
+
+PLANTED: dict[str, tuple[Plant, tuple[str, str]]] = {
+    "forward": (Plant(rank=77, place=FORWARD, seconds=5e-3), FORWARD),
+    "backward": (Plant(rank=0, place=BACKWARD, seconds=5e-3), BACKWARD),
+    "data": (Plant(rank=255, place=DATA, seconds=10e-3), DATA),
+    "optimizer": (Plant(rank=128, place=OPTIMIZER, seconds=5e-3), OPTIMIZER),
+    "every third step": (Plant(rank=3, place=FORWARD, seconds=20e-3, every=3), FORWARD),
+    "everything": (Plant(rank=200, factor=1.1), ("", "all")),
+}
+
+
+@pytest.mark.parametrize("simulation", [ddp(), fsdp(), tensor_parallel()], ids=["ddp", "fsdp", "tensor parallel"])
+@pytest.mark.parametrize(("plant", "place"), PLANTED.values(), ids=PLANTED)
+def test_one_slow_rank_of_256_is_named_and_nobody_else(simulation: Simulation, plant: Plant, place: tuple[str, str]) -> None:
+    """Steps of about 100 ms; places jitter by 2 %, ranks drift by as much, and one place in 500 is hit by a millisecond or more."""
+    assert [(*place, plant.rank)] == named(simulation, 256, [plant])
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("simulation", [ddp(), fsdp()], ids=["ddp", "fsdp"])
+def test_of_256_equal_ranks_nobody_is_accused(simulation: Simulation, seed: int) -> None:
+    """The slowest of them is late by several per cent in some steps, and it is another one in the next."""
+    assert [] == named(simulation, 256, [], seed=seed)
+
+
+def test_one_slow_rank_in_a_thousand_is_named() -> None:
+    """5 ms of 100, on rank 700 of 1,024."""
+    assert [(*FORWARD, 700)] == named(ddp(), 1024, [Plant(rank=700, place=FORWARD, seconds=5e-3)])
+    assert [] == named(ddp(), 1024, [], seed=1)
+
+
+def test_two_slow_ranks_are_both_named_the_worse_one_first() -> None:
+    """Each in its interval."""
+    plants = [Plant(rank=9, place=FORWARD, seconds=5e-3), Plant(rank=30, place=OPTIMIZER, seconds=10e-3)]
+    assert [(*OPTIMIZER, 30), (*FORWARD, 9)] == named(ddp(), 64, plants)
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8])
+def test_the_slow_module_of_a_pipeline_is_named_with_its_stage(stages: int) -> None:
+    """Ten ms in one layer's backward; without it, nobody."""
+    slow = Place("layers.5", "backward")
+    stage = 5 * stages // 8
+
+    def found(plants: Sequence[Plant]) -> Found:
+        compared = compare_ranks(table_of(staged(stages, 10, 0, plants), {Place("", "forward")}, patterns=patterns()))
+        assert compared is not None
+        return [(row.module, row.phase, row.slow_rank) for row in culprits(compared, stages)]
+
+    assert [(*slow, stage)] == found([Plant(rank=stage, place=slow, seconds=10e-3)])
+    assert [] == found([])
