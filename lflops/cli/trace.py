@@ -5,9 +5,11 @@ from typing import Annotated
 
 import typer
 
-from lflops.analyze.trace.summary import summarise_all
-from lflops.cli.output import draw, write_json
+from lflops.analyze.trace.summary import TraceSummaries, summarise_all
+from lflops.cli.output import UsageError, draw, write_json
+from lflops.report.html import write
 from lflops.report.terminal.trace_summary import render_ranks, render_trace
+from lflops.report.trace_page import trace_page
 from lflops.traces.convert import compat as copy_of
 from lflops.traces.files import traces_in
 from lflops.traces.merge import MERGED
@@ -30,6 +32,7 @@ def show(
     *,
     hardware: Annotated[str | None, typer.Option(metavar="NAME", help="The chip to judge by, in place of the trace's own.")] = None,
     top: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines of a table.")] = 10,
+    html: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a page that opens offline, and print its path.")] = None,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -40,10 +43,22 @@ def show(
     ] = False,
 ) -> None:
     """Show what the device did: computing, communicating, copying, idle and why; steps, kernels, operators."""
+    if html is not None and as_json:
+        raise UsageError(f"html={str(html)!r}: --json prints, --html writes; give one of the two")
+    if html is not None and html.resolve() in {file.resolve() for file in files}:
+        raise UsageError(f"html={str(html)!r} is a trace itself: give another path")
     found = summarise_all((read_trace(file) for file in files), hardware)
     if as_json:
         write_json(found)
-        return
+    elif html is not None:
+        write(trace_page(found), html)
+        typer.echo(html)
+    else:
+        _print(found, top)
+
+
+def _print(found: TraceSummaries, top: int) -> None:
+    """What the ranks wait for, then each trace."""
     if found.ranks is not None:
         draw(render_ranks(found.ranks, top=top))
     for index, summary in enumerate(found.traces):

@@ -184,20 +184,20 @@ def _utilization(summary: TraceSummary) -> Iterator[tuple[str, str]]:
     yield "MFU", f"{units.percent(found.mfu)}{hfu} of {peak}: {rate}"
 
 
-def launches(summary: TraceSummary) -> Iterator[tuple[str, str]]:
-    """Label and value of each line about launches and the queue."""
+def launches(summary: TraceSummary) -> Iterator[str]:
+    """Lines about launches and the queue."""
     found = summary.launches
     if found is not None:
-        yield "launches", f"{units.count(found.calls)}; a call takes {nanoseconds(found.call_median)} (median)"
         high, longest = nanoseconds(found.high), nanoseconds(found.longest)
-        yield "", f"from a call to its work {nanoseconds(found.median)} (median), a tenth over {high}, at most {longest}"
+        yield f"launches: {units.count(found.calls)}, each call {nanoseconds(found.call_median)} (median)"
+        yield f"from a call to its work: {nanoseconds(found.median)} (median), a tenth over {high}, at most {longest}"
         if found.shorter_than_launch:
-            yield "", f"{counted(found.shorter_than_launch, 'kernel')} shorter than the call that launched it"
+            yield f"shorter than the call that launched it: {counted(found.shorter_than_launch, 'kernel')}"
     for each in summary.devices:
         if each.queue is not None:
             device = f" of device {each.device}" if len(summary.devices) > 1 else ""
             empty = share(each.queue.empty, each.timeline.window)
-            yield f"queue{device}", f"{each.queue.mean:.1f} deep in the mean, {each.queue.largest} at most; empty {empty} of the window"
+            yield f"queue{device}: {each.queue.mean:.1f} deep in the mean, {each.queue.largest} at most, empty {empty} of the window"
 
 
 def ranks_verdict(skew: RankSkew) -> str:
@@ -214,18 +214,16 @@ def ranks_verdict(skew: RankSkew) -> str:
 
 
 def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:
-    """Label and sentence of each remark."""
+    """Label and sentence of each remark; one without a label goes on with the one above."""
     if summary.left_out.calls:
         yield (
             "left out",
             f"{counted(summary.left_out.calls, 'kernel')} of {nanoseconds(summary.left_out.device)}, launched before the recording began",
         )
-    for each in summary.uncounted:
+    for index, each in enumerate(summary.uncounted):
         time = f", {nanoseconds(each.own_device)} of the device" if each.own_device else ""
-        yield (
-            "not counted",
-            f"{plain(each.name)}, {counted(each.calls, 'call')}{time}: shapes were not recorded, or do not tell",
-        )
+        label = "" if index else "not counted"
+        yield label, f"{plain(each.name)}, {counted(each.calls, 'call')}{time}: shapes were not recorded, or do not tell"
     if summary.has_stack:
         yield "recording", "with Python's stack, which slows the host down: without it the device is less idle"
     if summary.negative:
