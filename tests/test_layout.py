@@ -86,7 +86,7 @@ MAY_IMPORT |= {
     "session.outlets": VALUE
     | ANALYSES
     | REPORT
-    | {"collect.inputs", "collect.torch_private", "pypi:torch", "session.inputs", "snapshots", "tensorboard"},
+    | {"collect.inputs", "collect.torch_private", "pypi:torch", "pypi:wandb", "pypi:PIL", "session.inputs", "snapshots", "tensorboard"},
     "session": VALUE | COLLECT | {"analyze", "pypi:torch", "merging", "session.inputs", "session.window", "session.outlets"},
     "loops": VALUE | COLLECT | SESSION | {"pypi:torch", "session.outlets"},
     "huggingface": {"errors", "profile", "loops", "session.inputs", "pypi:transformers", "pypi:torch"},

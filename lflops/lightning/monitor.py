@@ -64,7 +64,7 @@ class FlopsMonitor(Base):
         logical: As `lflops.count` takes it: of the whole model on a rank's batch, where tensor parallelism hides what it does.
         gather_timeout: Seconds that the end of a run waits, at most, for what other ranks have to tell; nothing else waits.
         html: Whether a page that opens offline is written beside each profile.
-        module_scalars: Of how many modules every logger gets the times: those with the most of their own in the first window.
+        module_scalars: How many modules have curves: those with the most time of their own in the first window. Three windows make a curve.
         dirpath: Where profiles are saved, instead of below `trainer.log_dir`; traces in its folder lflops_traces.
         on_error: What an error of lflops' own does: `"warn"`, or `"raise"`.
         on_oom: Whether a report is written beside the profiles when the training runs out of memory. On CUDA torch's allocator then records
@@ -106,7 +106,7 @@ class FlopsMonitor(Base):
         topology: Callable[[int], Mapping[str, int]] | None = None,
         logical: Profile | None = None,
         html: bool = True,
-        module_scalars: int = 20,
+        module_scalars: int = 5,
         gather_timeout: float = 30.0,
         dirpath: str | PathLike[str] | None = None,
         on_error: str = "warn",

@@ -176,4 +176,4 @@ class Results:
         ended = " before its end" if run.partial else ""
         self._training.say(f"lflops: {run.stage} window {run.window} closed at step {run.step}{ended}{written}\n{text}")
         self.outlets.scalars(scalars(analysis), run.stage or "", step)
-        self.outlets.module_scalars(profile, step)
+        self.outlets.module_scalars(analysis, step)

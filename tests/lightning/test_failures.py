@@ -87,7 +87,7 @@ def test_tensorboard_has_the_curves_where_it_takes_no_text(tmp_path: Path, monke
     monkeypatch.setattr(logger.experiment, "add_text", Mock(side_effect=RuntimeError("no text is taken")))
     with pytest.warns(UserWarning, match="FlopsMonitor") as warned:
         fit(Classifier(), monitor, logger=logger)
-    assert ["TensorBoard's text, tab and figures"] == of_ours(warned)
+    assert ["what TensorBoard is shown of a window"] == of_ours(warned)
     events = EventAccumulator(logger.log_dir)
     events.Reload()
     assert 2 == len(events.Scalars("lflops/train/step_ms"))

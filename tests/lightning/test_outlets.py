@@ -28,7 +28,7 @@ from lflops.report.html import page
 from lflops.report.payload.payload import payload
 from lflops.schedule import Schedule
 from lflops.session import session
-from lflops.session.outlets.loggers import busiest, module_scalars
+from lflops.session.outlets.module_curves import busiest, module_scalars
 from lflops.session.outlets.tensorboard_logger import LONGEST_TEXT
 from lflops.tensorboard.payload_event import unpacked
 from tests.lightning.test_endings import Ending, raises
@@ -252,27 +252,40 @@ def test_a_trial_run_writes_nothing(tmp_path: Path) -> None:
     assert ["clean", "counted", "hooked"] == [step.kind for step in monitor.profiles[0].steps]
 
 
+def drawn_by_layout(events: EventAccumulator) -> Counter[str]:
+    """On how many charts of the layout each curve is."""
+    (layout,) = events.Tensors("custom_scalars__config__")
+    charts = [chart for each in layout_pb2.Layout.FromString(layout.tensor_proto.string_val[0]).category for chart in each.chart]
+    drawn: Counter[str] = Counter()
+    for tag in (tag for tag in events.Tags()["scalars"] if tag.startswith("lflops")):
+        drawn[tag] += sum(bool(re.search(pattern, tag)) for chart in charts for pattern in chart.multiline.tag)
+    return drawn
+
+
 def test_tensorboard_gets_curves_the_summary_and_a_layout(tmp_path: Path) -> None:
     """Its charts are of all curves but those that are no rate and no time."""
-    monitor, logger = watching(module_scalars=1), TensorBoardLogger(tmp_path)
+    monitor, logger = watching(), TensorBoardLogger(tmp_path)
     fit(Classifier(), monitor, logger=logger, log_every_n_steps=5)
     events = told(logger)
     assert [4, 9, 10, 14, 19, 24, 29] == [event.step for event in events.Scalars("lflops/train/step_ms")]
     (text,) = events.Tensors("lflops/train/summary/text_summary")
     fenced = text.tensor_proto.string_val[0].decode()
     assert f"```\n{summary(analyze(monitor.profiles[0]), top_modules=3)}\n```" == fenced
-    (layout,) = events.Tensors("custom_scalars__config__")
-    charts = [chart for each in layout_pb2.Layout.FromString(layout.tensor_proto.string_val[0]).category for chart in each.chart]
-    drawn: Counter[str] = Counter()
-    for tag in (tag for tag in events.Tags()["scalars"] if tag.startswith("lflops")):
-        drawn[tag] += sum(bool(re.search(pattern, tag)) for chart in charts for pattern in chart.multiline.tag)
+    drawn = drawn_by_layout(events)
     assert {f"lflops/train/{name}" for name in ("peak_memory_gib", "counted_share", "observer_overhead")} == {
         tag for tag, number in drawn.items() if not number and not tag.startswith("lflops_totals/")
     }
     assert 1 == max(drawn.values())
-    (name,) = busiest(monitor.profiles[0], 1)
+
+
+def test_curves_of_modules_are_on_charts_of_their_own(tmp_path: Path) -> None:
+    """From the third window on."""
+    monitor, logger = watching(module_scalars=1, schedule=Schedule(wait=1, warmup=1, active=1, repeat=3)), TensorBoardLogger(tmp_path)
+    fit(Classifier(), monitor, logger=logger)
+    first = monitor.profiles[0]
+    (name,) = busiest(first, analyze(first).patterns, 1)
     assert {f"lflops_modules/train/{figure}/{name or 'root'}": 1 for figure in ("forward_ms", "backward_ms", "tflops")} == {
-        tag: number for tag, number in drawn.items() if tag.startswith("lflops_modules/")
+        tag: number for tag, number in drawn_by_layout(told(logger)).items() if tag.startswith("lflops_modules/")
     }
 
 
@@ -353,7 +366,7 @@ def test_a_run_ends_as_a_row_of_the_table_of_hyperparameters(tmp_path: Path) -> 
     """With those of the logger, what a step totals, and all curves; also where there are none."""
     for name, module in ("tuned", Tuned()), ("plain", Classifier()):
         logger = TensorBoardLogger(tmp_path, name=name, version="", default_hp_metric=False)
-        fit(module, watching(), logger=logger)
+        fit(module, monitor := watching(), logger=logger)
         events = told(logger)
         assert [sum(each.numel() for each in Classifier().parameters())] == [
             event.value for event in events.Scalars("lflops_totals/train/parameters")
@@ -368,7 +381,15 @@ def test_a_run_ends_as_a_row_of_the_table_of_hyperparameters(tmp_path: Path) -> 
         assert {"lflops_totals/train/parameters", "lflops/train/step_ms"} <= {column["name"]["tag"] for column in columns}
         asked = {"allowedStatuses": ["STATUS_SUCCESS"], "colParams": [], "startIndex": 0, "sliceSize": 9}
         rows = table.json("session_groups", request=json.dumps(asked))["sessionGroups"]
-        assert {"tuned": {"lr": 0.5, "sizes": "(2, 3)"}, "plain": {}} == {row["name"]: row["hparams"] for row in rows}
+        (profile,) = monitor.profiles
+        ours = {
+            "precision": "32-true",
+            "batch_size": ROWS,
+            "world_size": 1,
+            "strategy": "SingleDeviceStrategy",
+            "device": profile.run.device_name,
+        }
+        assert {"tuned": ours | {"lr": 0.5, "sizes": "(2, 3)"}, "plain": ours} == {row["name"]: row["hparams"] for row in rows}
 
 
 def test_the_table_s_columns_stay_the_user_s(tmp_path: Path) -> None:
@@ -386,29 +407,42 @@ def test_the_table_s_columns_stay_the_user_s(tmp_path: Path) -> None:
 def test_the_busiest_modules_have_the_most_time_of_their_own() -> None:
     """Of the small profile's rows three took 100 µs forward and as much backward; the containers themselves nothing."""
     given = small_profile()
-    assert ("encoder.0", "encoder.1", "head") == busiest(given, 20)
-    assert ("encoder.0", "encoder.1") == busiest(given, 2)
-    assert () == busiest(given, 0) == busiest(untimed(given), 20)
+    names = {name: name for name in given.modules}
+    assert ("encoder.0", "encoder.1", "head") == busiest(given, names, 20)
+    assert ("encoder.0", "encoder.1") == busiest(given, names, 2)
+    assert () == busiest(given, names, 0) == busiest(untimed(given), names, 20)
+
+
+def test_modules_that_repeat_are_one_curve() -> None:
+    """Their times and their work are added up."""
+    given = small_profile()
+    names = {name: name for name in given.modules} | {"encoder.0": "encoder.*", "encoder.1": "encoder.*"}
+    assert ("encoder.*", "head") == busiest(given, names, 20)
+    expected = {("forward_ms", "encoder.*"): 0.2, ("backward_ms", "encoder.*"): 0.2, ("tflops", "encoder.*"): 2 * 1024 / 4e-4 / 1e12}
+    assert pytest.approx(expected) == module_scalars(given, names, ["encoder.*"])
 
 
 def test_a_module_s_figures_are_its_own() -> None:
     """1024 MACs of the encoder's in 200 µs, 384 of the head's; the activation has none, and the root ran nothing."""
     expected = {(f"{phase}_ms", name): 0.1 for phase in ("forward", "backward") for name in ("encoder.0", "encoder.1", "head")}
     expected |= {("tflops", "encoder.0"): 2 * 1024 / 2e-4 / 1e12, ("tflops", "encoder.1"): 0.0, ("tflops", "head"): 2 * 384 / 2e-4 / 1e12}
-    assert pytest.approx(expected) == module_scalars(small_profile(), ["encoder.0", "encoder.1", "head", "", "gone"])
+    given = small_profile()
+    assert pytest.approx(expected) == module_scalars(
+        given, {name: name for name in given.modules} | {"gone": "gone"}, ["encoder.0", "encoder.1", "head", "", "gone"]
+    )
 
 
 def test_every_logger_gets_the_busiest_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the second window those of the first; none where none are asked for."""
+    """In all windows those of the first, and none before there are three; none where none are asked for."""
     clock, logger = TickingClock(), Recorder()
     monkeypatch.setattr(session, "HostClock", lambda: clock)
-    monitor = watching(module_scalars=2, schedule=Schedule(wait=3, warmup=1, active=2, repeat=2), track=False)
+    monitor = watching(module_scalars=2, schedule=Schedule(wait=3, warmup=1, active=2, repeat=3), track=False)
     fit(Classifier(), monitor, logger=logger)
-    first = busiest(monitor.profiles[0], 2)
+    first = busiest(monitor.profiles[0], analyze(monitor.profiles[0]).patterns, 2)
     assert 2 == len(first)
     windows = [{name for name in given if name.startswith("lflops_modules")} for given in logger.given.values() if given]
     names = {f"lflops_modules·train·{metric}·{name or 'root'}" for metric in ("forward_ms", "backward_ms", "tflops") for name in first}
-    assert [names - {"lflops_modules·train·backward_ms·body"}] * 2 == windows  # a Sequential has no node of its own in backward
+    assert [names - {"lflops_modules·train·backward_ms·body"}] * 3 == windows  # a Sequential has no node of its own in backward
     fit(Classifier(), watching(module_scalars=0), logger=(without := Recorder()))
     assert not [name for given in without.given.values() for name in given if name.startswith("lflops_modules")]
 

@@ -44,7 +44,7 @@ class Settings:
     hardware: Hardware | str | None = "auto"
     track: bool = True
     html: bool = True
-    module_scalars: int = 20
+    module_scalars: int = 5
     units: Callable[[Any], Any] | None = None
     dirpath: str | PathLike[str] | None = None
     gather_timeout: float = 30.0

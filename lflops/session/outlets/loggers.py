@@ -1,23 +1,46 @@
 """What a window leaves in the Trainer's loggers and in its log directory."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 from lflops.analyze.analysis import Analysis
-from lflops.profile.model import Phase, Profile, Work
+from lflops.profile.model import Profile
 from lflops.report import html as page
 from lflops.report.deepspeed_text.summary import summary
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Training
 from lflops.session.outlets.failures import Failures
+from lflops.session.outlets.mlflow_logger import MLflowOutput
+from lflops.session.outlets.module_curves import ModuleCurves
 from lflops.session.outlets.paths import open_text
 from lflops.session.outlets.tensorboard_logger import LONGEST_TEXT, TensorBoardOutput
-from lflops.session.outlets.writer import is_tensorboard
+from lflops.session.outlets.wandb_logger import WandbOutput
 
-__all__ = ["Outlets", "busiest", "module_scalars", "scalars"]
+__all__ = ["Outlets", "scalars"]
 
 PHASES = ("data", "forward", "backward", "optimizer")
-LEARNING: tuple[Phase, ...] = ("forward", "backward")
+
+
+class Output(Protocol):
+    """What a kind of logger is given besides curves."""
+
+    name: str
+
+    def window(self, analysis: Analysis, text: str, step: int, files: Sequence[Path]) -> None:
+        """A window is closed, and these files of it were written."""
+
+    def end(self, profiles: Iterable[Profile], step: int, traces: Sequence[Path]) -> None:
+        """The run is over, with these windows and traces."""
+
+
+OUTPUTS: dict[str, Callable[[Any, str], Output]] = {
+    "TensorBoardLogger": TensorBoardOutput,
+    "WriterLogger": TensorBoardOutput,
+    "WandbLogger": WandbOutput,
+    "MLFlowLogger": MLflowOutput,
+}
+"""By the name of a logger's class, or of one that it is derived from."""
 
 
 def scalars(analysis: Analysis) -> dict[str, float]:
@@ -35,29 +58,8 @@ def scalars(analysis: Analysis) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def busiest(profile: Profile, number: int) -> tuple[str, ...]:
-    """So many modules at most, of those that were timed: the ones with the most forward and backward of their own."""
-    spent = {name: sum(_own(row.work(phase)) or 0 for phase in LEARNING) for name, row in profile.modules.items()}
-    return tuple(sorted((name for name in spent if spent[name]), key=lambda name: -spent[name])[:number])
-
-
-def module_scalars(profile: Profile, names: Iterable[str]) -> dict[tuple[str, str], float]:
-    """Times and FLOP/s of modules themselves, by figure and module; the unknown ones are left out."""
-    found: dict[tuple[str, str], float] = {}
-    for name in names:
-        if name not in profile.modules:
-            continue
-        row, label = profile.modules[name], name or "root"
-        seconds = {phase: _own(row.work(phase)) for phase in LEARNING}
-        found |= {(f"{phase}_ms", label): each * 1e3 for phase, each in seconds.items() if each is not None}
-        spent = sum(each or 0 for each in seconds.values())
-        if spent and profile.is_counted:
-            found["tflops", label] = 2 * sum(row.work(phase).own_macs for phase in LEARNING) / spent / 1e12
-    return found
-
-
-def _own(work: Work) -> float | None:
-    return None if work.own_seconds is None else work.own_seconds.median
+def _output_of(logger: Any) -> Callable[[Any, str], Output] | None:
+    return next((OUTPUTS[base.__name__] for base in type(logger).__mro__ if base.__name__ in OUTPUTS), None)
 
 
 class Outlets:
@@ -77,20 +79,19 @@ class Outlets:
         self._loggers = training.loggers
         self._settings = settings
         self._root = "lflops" if monitor == 1 else f"lflops_{monitor}"
-        self._boards = [TensorBoardOutput(logger, self._root) for logger in training.loggers if is_tensorboard(logger)]
-        self._busiest: dict[str, tuple[str, ...]] = {}
+        self._outputs = [output(logger, self._root) for logger in training.loggers if (output := _output_of(logger)) is not None]
+        self._curves: dict[str, ModuleCurves] = {}
 
     def scalars(self, values: Mapping[str, float], stage: str, step: int) -> None:
         """Log them to every logger, under the stage's name."""
         self._log({(self._root, stage, name): value for name, value in values.items()}, step)
 
-    def module_scalars(self, profile: Profile, step: int) -> None:
-        """Log to every logger what the busiest modules took: in all windows of a stage those that were so in the first."""
-        stage = profile.run.stage or ""
-        if not self._busiest.get(stage):
-            self._busiest[stage] = busiest(profile, self._settings.module_scalars)
-        found = module_scalars(profile, self._busiest[stage])
-        self._log({(f"{self._root}_modules", stage, *names): value for names, value in found.items()}, step)
+    def module_scalars(self, analysis: Analysis, step: int) -> None:
+        """Log to every logger what the busiest modules took, from the third window on: in all windows those that were so in the first."""
+        stage = analysis.profile.run.stage or ""
+        curves = self._curves.setdefault(stage, ModuleCurves(self._settings.module_scalars))
+        for values, at in curves.points(analysis, step):
+            self._log({(f"{self._root}_modules", stage, *names): value for names, value in values.items()}, at)
 
     def _log(self, values: Mapping[tuple[str, ...], float], step: int) -> None:
         if not values:
@@ -127,17 +128,20 @@ class Outlets:
                 with open_text(output, self._loop) as file:
                     file.write(f"{text}\n")
                 files.append(output)
-        for board in self._boards:
-            with self._failures.contained("TensorBoard's text, tab and figures"):
+        written = [file for file in (path, *files) if file is not None and file.exists()]
+        for logger in self._outputs:
+            with self._failures.contained(f"what {logger.name} is shown of a window"):
                 brief = text if len(text.splitlines()) <= LONGEST_TEXT else self._text(analysis, detailed=False)
-                board.window(analysis, brief, step)
+                logger.window(analysis, brief, step, written)
         return text, files
 
-    def end(self, profiles: Iterable[Profile], step: int) -> None:
+    def end(self, profiles: Sequence[Profile], step: int) -> None:
         """The run is over, with these windows."""
-        for board in self._boards:
-            with self._failures.contained("TensorBoard's table of runs"):
-                board.end(profiles, step)
+        files = (Path(path) for each in profiles if each.trace is not None for path in each.trace.files.values())
+        traces = [path for path in files if path.exists()]
+        for logger in self._outputs:
+            with self._failures.contained(f"what {logger.name} is shown of the run"):
+                logger.end(profiles, step, traces)
 
     def _text(self, analysis: Analysis, *, detailed: bool) -> str:
         asked = self._settings

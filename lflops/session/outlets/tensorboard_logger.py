@@ -1,15 +1,17 @@
 """What a window leaves in a TensorBoardLogger, all of it through the logger's own writer: TensorBoard reads but one file of a folder."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch.utils.tensorboard.summary import hparams
 
 from lflops.analyze.analysis import Analysis
-from lflops.profile.model import PHASES, Profile
+from lflops.profile.model import Profile
+from lflops.session.outlets.table import totals
 from lflops.tensorboard.events import log_analysis
 
-__all__ = ["LONGEST_TEXT", "TensorBoardOutput", "totals"]
+__all__ = ["LONGEST_TEXT", "TensorBoardOutput"]
 
 LONGEST_TEXT = 100
 """Lines: TensorBoard renders every text that it keeps anew on each request."""
@@ -19,7 +21,8 @@ LAYOUT = {
         "step": ["Multiline", [r"^lflops\S*/(?:step|data|forward|backward|optimizer)_ms$"]],
         "utilization": ["Multiline", [r"^lflops\S*/(?:mfu|hfu)$"]],
         "TFLOP/s per device": ["Multiline", [r"^lflops\S*/tflops_per_device$"]],
-        "samples and tokens per second": ["Multiline", [r"^lflops\S*/(?:samples|tokens)_per_second$"]],
+        "samples per second": ["Multiline", [r"^lflops\S*/samples_per_second$"]],
+        "tokens per second": ["Multiline", [r"^lflops\S*/tokens_per_second$"]],
     },
     "lflops modules": {
         "forward, ms": ["Multiline", [r"^lflops\S*_modules/[^/]+/forward_ms/"]],
@@ -30,22 +33,28 @@ LAYOUT = {
 """The same in every run: TensorBoard merges the layouts of all of them, and drops only what is equal to the letter."""
 
 
-def totals(profile: Profile) -> dict[str, float]:
-    """What a step is, for a table of runs: what it takes is there as curves. Nothing where nothing was counted."""
-    if not profile.is_counted:
-        return {}
-    root = profile.modules[""]
-    macs = {phase: root.work(phase).macs for phase in PHASES}
-    return {"parameters": root.parameters} | {f"{phase}_gmacs": count / 1e9 for phase, count in macs.items() if count}
+def hyperparameters(profile: Profile) -> dict[str, bool | int | float | str]:
+    """What a run is told from others by."""
+    run = profile.run
+    known = {
+        "precision": run.precision,
+        "batch_size": run.samples_per_step,
+        "world_size": run.world_size,
+        "device": run.device_name,
+        "strategy": run.strategy,
+    }
+    return {name: value for name, value in known.items() if value is not None}
 
 
 class TensorBoardOutput:
     """One logger's.
 
     Args:
-        logger: A TensorBoardLogger.
+        logger: One whose experiment is a SummaryWriter.
         root: The first part of the tags.
     """
+
+    name = "TensorBoard"
 
     def __init__(self, logger: Any, root: str) -> None:
         """Write nothing yet."""
@@ -53,7 +62,7 @@ class TensorBoardOutput:
         self._root = root
         self._laid_out = False
 
-    def window(self, analysis: Analysis, text: str, step: int) -> None:
+    def window(self, analysis: Analysis, text: str, step: int, files: Sequence[Path]) -> None:  # noqa: ARG002 - it keeps none
         """Write the text, what the tab draws and the figures; with the first window also a layout for the custom scalars."""
         writer, root = self._logger.experiment, f"{self._root}/{analysis.profile.run.stage}"
         lines = text.splitlines()
@@ -65,8 +74,8 @@ class TensorBoardOutput:
             writer.add_custom_scalars(LAYOUT)
             self._laid_out = True
 
-    def end(self, profiles: Iterable[Profile], step: int) -> None:
-        """Write what the last window of each stage totals, and that the run is one for the table of hyperparameters, with the logger's own.
+    def end(self, profiles: Iterable[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002 - the same
+        """Write what the last window of each stage totals, and the run's row in the table of hyperparameters, with the logger's own.
 
         What the table's columns are is left open: TensorBoard takes the first list of them that it finds for that of all runs, and without
         one all curves.
@@ -80,6 +89,7 @@ class TensorBoardOutput:
                 writer.add_scalar(f"{self._root}_totals/{stage}/{name}", value, step)
         told = getattr(self._logger, "hparams", {})
         given = {str(name): value if isinstance(value, int | float | str) else str(value) for name, value in told.items()}
+        given = hyperparameters(next(iter(last.values()))) | given
         _, begun, ended = hparams(given, {})
         for summary in (begun, ended):
             writer.file_writer.add_summary(summary, step)

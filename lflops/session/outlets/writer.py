@@ -6,7 +6,7 @@ from typing import Any
 from lflops.collect.inputs.arguments import describe
 from lflops.errors import CountError
 
-__all__ = ["WriterLogger", "is_tensorboard", "loggers_of"]
+__all__ = ["WriterLogger", "loggers_of"]
 
 
 class WriterLogger:
@@ -42,8 +42,3 @@ def _logger_of(given: Any) -> Any:
     if callable(getattr(given, "add_scalar", None)):
         return WriterLogger(given)
     raise CountError(f"logger={describe(given)}: give a SummaryWriter, or an object with log_metrics(values, step=...)")
-
-
-def is_tensorboard(logger: Any) -> bool:
-    """Whether what it calls its experiment is a `SummaryWriter`: Lightning's logger, one made of it, or ours."""
-    return any(base.__name__ in {"TensorBoardLogger", "WriterLogger"} for base in type(logger).__mro__)

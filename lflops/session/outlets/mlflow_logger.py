@@ -1,0 +1,55 @@
+"""What a window leaves in MLflow: pictures, the table of modules, the page, the profile and traces as artifacts of the run."""
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lflops.analyze.analysis import Analysis
+from lflops.profile.model import Profile
+from lflops.session.outlets.table import COLUMNS, module_table, totals
+
+__all__ = ["MLflowOutput"]
+
+
+class MLflowOutput:
+    """One run's.
+
+    Args:
+        logger: A logger whose experiment is a client of MLflow, and that has a `run_id`.
+        root: The first part of the names, and the folder of the artifacts.
+    """
+
+    name = "MLflow"
+
+    def __init__(self, logger: Any, root: str) -> None:
+        """Write nothing yet."""
+        self._logger = logger
+        self._root = root
+
+    def window(self, analysis: Analysis, text: str, step: int, files: Sequence[Path]) -> None:  # noqa: ARG002 - not on an axis
+        """Keep what can be seen of a window, and its files."""
+        from lflops.report.figures.pictures import pictures  # loads matplotlib
+
+        client, run = self._logger.experiment, self._logger.run_id
+        folder = f"{self._root}/{analysis.profile.run.stage}-{analysis.profile.run.window}"
+        client.log_text(run, text, f"{folder}/summary.txt")
+        rows = module_table(analysis)
+        client.log_table(run, {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)}, f"{folder}/modules.json")
+        with tempfile.TemporaryDirectory() as temporary:
+            for each in pictures(analysis):
+                path = Path(temporary, f"{each.name}.png")
+                path.write_bytes(each.png)
+                client.log_artifact(run, str(path), folder)
+        for path in files:
+            client.log_artifact(run, str(path), folder)
+
+    def end(self, profiles: Iterable[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002 - not on an axis
+        """Keep the totals as parameters of the run, and the traces."""
+        client, run = self._logger.experiment, self._logger.run_id
+        last = {profile.run.stage: profile for profile in profiles}
+        for stage, profile in last.items():
+            for name, value in totals(profile).items():
+                client.log_param(run, f"{self._root}.{stage}.{name}", value)
+        for path in traces:
+            client.log_artifact(run, str(path), f"{self._root}/traces/{path.parent.name}")

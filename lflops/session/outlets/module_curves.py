@@ -1,0 +1,72 @@
+"""Curves of single modules: of the busiest few, once there are windows enough to draw a line through."""
+
+from collections.abc import Iterable, Mapping
+
+from lflops.analyze.analysis import Analysis
+from lflops.profile.model import Phase, Profile, Work
+
+__all__ = ["FEWEST_WINDOWS", "ModuleCurves", "busiest", "module_scalars"]
+
+FEWEST_WINDOWS = 3
+"""Two points are no curve."""
+
+LEARNING: tuple[Phase, ...] = ("forward", "backward")
+
+Point = tuple[dict[tuple[str, str], float], int]
+"""Values by figure and modules, and the step that they are logged at."""
+
+
+class ModuleCurves:
+    """The curves of one stage.
+
+    Args:
+        number: Of how many modules; those that repeat are one.
+    """
+
+    def __init__(self, number: int) -> None:
+        """There are no windows yet."""
+        self._number = number
+        self._windows = 0
+        self._names: tuple[str, ...] = ()
+        self._held_back: list[Point] = []
+
+    def points(self, analysis: Analysis, step: int) -> list[Point]:
+        """The points to log now: nothing before the third window, and then those of the first two as well."""
+        if not self._names:
+            self._names = busiest(analysis.profile, analysis.patterns, self._number)
+        self._windows += 1
+        self._held_back.append((module_scalars(analysis.profile, analysis.patterns, self._names), step))
+        if self._windows < FEWEST_WINDOWS:
+            return []
+        points, self._held_back = self._held_back, []
+        return points
+
+
+def busiest(profile: Profile, patterns: Mapping[str, str], number: int) -> tuple[str, ...]:
+    """The patterns with the most forward and backward time of their own, of modules that were timed; so many at most."""
+    seconds: dict[str, float] = {}
+    for name, row in profile.modules.items():
+        spent = sum(_own_seconds(row.work(phase)) or 0 for phase in LEARNING)
+        seconds[patterns[name]] = seconds.get(patterns[name], 0) + spent
+    return tuple(sorted((name for name in seconds if seconds[name]), key=lambda name: -seconds[name])[:number])
+
+
+def module_scalars(profile: Profile, patterns: Mapping[str, str], names: Iterable[str]) -> dict[tuple[str, str], float]:
+    """Times and TFLOP/s of modules themselves, by figure and pattern; modules of one pattern are added up. What is unknown is left out."""
+    scalars: dict[tuple[str, str], float] = {}
+    for pattern in names:
+        rows = [row for name, row in profile.modules.items() if patterns[name] == pattern]
+        label, total = pattern or "root", 0.0
+        for phase in LEARNING:
+            seconds = [each for row in rows if (each := _own_seconds(row.work(phase))) is not None]
+            if seconds:
+                scalars[f"{phase}_ms", label] = sum(seconds) * 1e3
+                total += sum(seconds)
+        if total and profile.is_counted:
+            macs = sum(row.work(phase).own_macs for row in rows for phase in LEARNING)
+            scalars["tflops", label] = 2 * macs / total / 1e12
+    return scalars
+
+
+def _own_seconds(work: Work) -> float | None:
+    return None if work.own_seconds is None else work.own_seconds.median

@@ -1,0 +1,66 @@
+"""What a window leaves in Weights & Biases: pictures, the table of modules, the page, the profile and traces as an artifact."""
+
+from collections.abc import Iterable, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from lflops.analyze.analysis import Analysis
+from lflops.profile.model import Profile
+from lflops.session.outlets.table import COLUMNS, module_table, totals
+
+__all__ = ["WandbOutput"]
+
+
+class WandbOutput:
+    """One run's.
+
+    Args:
+        logger: A logger whose experiment is a run of wandb.
+        root: The first part of the names.
+    """
+
+    name = "Weights & Biases"
+
+    def __init__(self, logger: Any, root: str) -> None:
+        """Write nothing yet."""
+        self._logger = logger
+        self._root = root
+
+    def window(self, analysis: Analysis, text: str, step: int, files: Sequence[Path]) -> None:  # noqa: ARG002 - not on an axis
+        """Log what can be seen of a window, and keep its files."""
+        import wandb
+        from PIL import Image
+
+        from lflops.report.figures.pictures import pictures  # loads matplotlib
+
+        run, stage = self._logger.experiment, f"{self._root}/{analysis.profile.run.stage}"
+        seen: dict[str, Any] = {f"{stage}/modules": wandb.Table(columns=list(COLUMNS), data=module_table(analysis))}
+        seen |= {f"{stage}/{each.name}": wandb.Image(Image.open(BytesIO(each.png))) for each in pictures(analysis)}
+        seen[f"{stage}/summary"] = wandb.Html(f"<pre>{_escaped(text)}</pre>", inject=False)
+        for page in (path for path in files if path.suffix == ".html"):
+            seen[f"{stage}/page"] = wandb.Html(page.read_text("utf-8"), inject=False)
+        run.log(seen)
+        kept = [path for path in files if path.name.endswith(".profile.json")]
+        if kept:
+            artifact = wandb.Artifact(f"{self._root}-{analysis.profile.run.stage}-{run.id}", type="profile")
+            for path in kept:
+                artifact.add_file(str(path))
+            run.log_artifact(artifact)
+
+    def end(self, profiles: Iterable[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002 - not on an axis
+        """Put the totals into the run's summary, and keep the traces."""
+        import wandb
+
+        run = self._logger.experiment
+        for profile in profiles:
+            run.summary.update({f"{self._root}/{profile.run.stage}/{name}": value for name, value in totals(profile).items()})
+        if traces:
+            artifact = wandb.Artifact(f"{self._root}-traces-{run.id}", type="trace")
+            for path in traces:
+                artifact.add_file(str(path), name=f"{path.parent.name}/{path.name}")
+            run.log_artifact(artifact)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -1,0 +1,75 @@
+"""What Weights & Biases and MLflow are given, read back by their own means."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
+
+from lflops.schedule import Schedule
+from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, ROWS, Classifier, fit, watching
+
+pytestmark = [*LIGHTNINGS_WARNINGS, pytest.mark.filterwarnings("ignore")]
+
+SHORT = Schedule(wait=1, warmup=1, active=2, repeat=1)
+FORWARD = ROWS * (8 * 8 + 8 * 3)
+"""MACs by hand: 8 to 8, then 8 to 3."""
+
+
+@pytest.fixture
+def wandb_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A run that never leaves this machine."""
+    wandb = pytest.importorskip("wandb")
+    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    run = wandb.init(project="lflops", dir=str(tmp_path))
+    yield run
+    run.finish()
+
+
+def test_wandb_has_a_table_pictures_the_page_and_totals(wandb_run: Any, tmp_path: Path) -> None:
+    """The profile and the trace are in artifacts."""
+    kept: dict[str, list[str]] = {}
+    log_artifact = wandb_run.log_artifact
+
+    def keep(artifact: Any) -> Any:
+        kept[artifact.type] = sorted(artifact.manifest.entries)
+        return log_artifact(artifact)
+
+    wandb_run.log_artifact = keep
+    monitor = watching(schedule=SHORT, trace=True, html=True, dirpath=tmp_path / "profiles")
+    fit(Classifier(), monitor, logger=WandbLogger(experiment=wandb_run))
+    media = Path(wandb_run.dir) / "media"
+    (table,) = media.rglob("modules*.table.json")
+    rows = {row[0]: dict(zip(json.loads(table.read_text())["columns"], row, strict=True)) for row in json.loads(table.read_text())["data"]}
+    assert FORWARD == rows["(model)"]["forward MACs"]
+    assert 8 * 8 + 8 == rows["body.0"]["parameters"]
+    assert list(media.rglob("memory*.png"))
+    pages = [path.read_text() for path in media.rglob("*.html")]
+    assert any("Profile Summary" in page for page in pages)
+    assert any("<script" in page for page in pages)
+    assert 99 == wandb_run.summary["lflops/train/parameters"]
+    assert {"profile", "trace"} <= kept.keys()  # and its own kind for the table
+    assert [name for name in kept["profile"] if name.endswith(".profile.json")]
+    assert [name for name in kept["trace"] if name.endswith(".pt.trace.json.gz")]
+
+
+def test_mlflow_has_artifacts_and_totals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a local store, read back by MLflow's client. Its folder has no folder of ours in it that it would take for an experiment."""
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    logger = MLFlowLogger("lflops", save_dir=str(tmp_path / "store"))
+    fit(Classifier(), watching(schedule=SHORT, trace=True, html=True), logger=logger)
+    client, run = logger.experiment, logger.run_id
+    folder = "lflops/train-0"
+    names = {Path(each.path).name for each in client.list_artifacts(run, folder)}
+    assert {"summary.txt", "modules.json", "memory.png"} <= names
+    assert {"html", "json"} == {name.rpartition(".")[2] for name in names if name.startswith("train-0-")}
+    table = json.loads(Path(client.download_artifacts(run, f"{folder}/modules.json", str(tmp_path))).read_text())
+    rows = {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["data"]}
+    assert FORWARD == rows["(model)"]["forward MACs"]
+    assert "99" == client.get_run(run).data.params["lflops.train.parameters"].removesuffix(".0")
+    assert client.list_artifacts(run, "lflops/traces")
+    assert client.get_metric_history(run, "lflops/train/step_ms")
