@@ -8,6 +8,7 @@ from typing import Literal
 from lflops.analyze.memory.checkpointing import Checkpointed, checkpointed
 from lflops.analyze.memory.peak import Holder, Storages, fold_storages, holders, peak_moment
 from lflops.analyze.memory.room import Room, room_for
+from lflops.analyze.memory.savings import Saving, savings
 from lflops.analyze.modules.operators import Operator, OperatorRow, UncountedOperator, operator_rows, operators, uncounted_operators
 from lflops.analyze.modules.outliers import Outlier, outliers
 from lflops.analyze.modules.repeats import identical_subtrees
@@ -179,6 +180,11 @@ class Analysis:
     def checkpointed(self) -> tuple[Checkpointed, ...]:
         """What activation checkpointing of each block saves."""
         return checkpointed(self.profile)
+
+    @cached_property
+    def savings(self) -> tuple[Saving, ...]:
+        """What would lower the peak."""
+        return savings(self.profile.memory, self.peak_moment, self.checkpointed, self.patterns)
 
     # Ranks.
 

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Allocation, Moment, Profile
 from tests.support.browser import ROW, Seen
 from tests.support.malicious_names import IMAGE, hostile_profile
-from tests.support.profile_builders import profile, run, small_memory, small_profile
+from tests.support.profile_builders import product, profile, run, small_memory, small_profile
 
 
 def shown(page_of: Callable[..., Seen], given: Profile) -> Seen:
@@ -139,3 +140,37 @@ def test_names_in_memory_are_text(page_of: Callable[..., Seen]) -> None:
     seen = shown(page_of, replace(hostile_profile(), memory=memory))
     assert said(seen).startswith(f"2.93 KiB at the peak, in {IMAGE} of {IMAGE}")
     assert 0 == seen.page.locator("img").count()
+
+
+def test_the_peak_is_a_treemap_down_to_the_storages(page_of: Callable[..., Seen]) -> None:
+    """Of 3000 bytes 2288 are one activation, 136 the head's parameters, and 576 smaller parameters; by module the rest is elsewhere."""
+    seen = shown(page_of, small_profile())
+    tiles = seen.page.locator(".treemap .tile")
+    areas = {
+        tile.get_attribute("title").split(":")[0]: tile.evaluate("node => (node.clientWidth + 2) * (node.clientHeight + 2)")
+        for tile in tiles.all()
+    }
+    assert {"activations of encoder.0", "parameters of head", "smaller storages of parameters"} == areas.keys()
+    assert pytest.approx(2288 / 576, rel=0.15) == areas["activations of encoder.0"] / areas["smaller storages of parameters"]
+    seen.page.get_by_label("group the treemap by").select_option("module")
+    assert ["encoder.0 2.77 KiB", "head 168 B"] == [head.inner_text() for head in seen.page.locator(".treemap-head").all()][:2]
+    seen.page.locator(".treemap").focus()
+    seen.page.locator(".treemap").press("Home")
+    seen.page.locator(".treemap").press("Enter")
+    seen.page.locator(f"{ROW}.chosen .name[title='encoder.0']").wait_for()
+
+
+def test_what_would_lower_the_peak_is_listed(page_of: Callable[..., Seen]) -> None:
+    """Two blocks of 1000 and 900 bytes of activations: together without the larger, 900 of 3000; gradients that wait through forward."""
+    memory = replace(
+        small_memory(), activations_by_module={"blocks.0": 1000, "blocks.1": 900}, by_category={"activations": 1900, "gradients": 500}
+    )
+    names = ["", "blocks", "blocks.0", "blocks.1"]
+    cells = [product(name, "mm", phase, macs=10, bytes_moved=1) for name in names[2:] for phase in ("forward", "backward")]
+    seen = shown(page_of, profile({name: {} for name in names}, cells, memory=memory))
+    rows = seen.page.get_by_role("table", name="what would lower the peak").locator("tbody tr").all()
+    assert [["checkpoint blocks.* ×2", "900 B", "30.0 %", "20 MACs more, 50.0 % of the step's"]] == [
+        row.locator("td").all_inner_texts() for row in rows[:1]
+    ]
+    assert "free the gradients before forward" in rows[1].inner_text()
+    assert "500 B" in rows[1].inner_text()

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile
-from lflops.profile.records import Phase
+from lflops.profile.records import Phase, Trace, TracedOperator
 from tests.support.browser import ROW, Seen
 from tests.support.malicious_names import IMAGE, SCRIPT, hostile_profile
 from tests.support.profile_builders import cell, clocked, product, profile, profile_of, run, untimed
@@ -49,10 +49,10 @@ def order(seen: Seen) -> list[str]:
 
 
 def test_points_stand_below_a_roof(roofline_of: Callable[..., Seen]) -> None:
-    """Three of four: what computes nothing has no place. The untimed one is hollow; the roof says its peak and its slope."""
+    """Three of four: what computes nothing has no place. The untimed one is a mark on the axis; the roof says its peak and its slope."""
     seen = roofline_of(blocks())
-    assert (2, 1, 1) == tuple(seen.page.locator(f".picture {kind}").count() for kind in (".timed", ".reachable", ".ring"))
-    assert "1 have no place in the chart" in seen.page.locator(".side-by-side").inner_text()
+    assert (2, 1, 1) == tuple(seen.page.locator(f".picture {kind}").count() for kind in (".timed", ".rug", ".ring"))
+    assert "1 compute nothing and have no place in the chart" in seen.page.locator(".side-by-side").inner_text()
     labels = seen.page.locator(".picture .roof-label").all_text_contents()
     assert ["fp32 1.00 kFLOP/s", "100 B/s"] == [label.removesuffix("chip: 1,000 FLOP/s") for label in labels]
     assert "chip: fp32 1.00 kFLOP/s, 100 B/s a pencil" in seen.page.locator(".roofs").inner_text()
@@ -97,10 +97,12 @@ def test_a_point_says_its_figures(roofline_of: Callable[..., Seen]) -> None:
 
 @pytest.mark.parametrize("way", ["point", "row", "key"])
 def test_a_point_leads_to_its_module(way: str, roofline_of: Callable[..., Seen]) -> None:
-    """By a click on it or on its row's name, or by Enter: the row is chosen, and what is above it is open."""
+    """A click on it chooses its row; from there by the name, or by Enter: the module is chosen, and what is above it is open."""
     seen = roofline_of(blocks())
     if way == "point":
         seen.page.locator(".picture .timed").first.click()
+        assert "blocks.0.fc" in seen.page.locator(f"{SHEET}.chosen").inner_text()
+        seen.page.locator("[role=grid]").press("Enter")
     elif way == "row":
         seen.page.get_by_role("button", name="blocks.0.fc", exact=True).click()
     else:
@@ -124,10 +126,10 @@ def test_operators_and_what_repeats_are_points_too(roofline_of: Callable[..., Se
     """Four operators by phase, none of which has a time; of 10 layers in each block one point by phase."""
     seen = roofline_of(blocks())
     seen.page.get_by_label("points", exact=True).select_option("operators")
-    assert (0, 3) == tuple(seen.page.locator(f".picture {kind}").count() for kind in (".timed", ".reachable"))
+    assert (0, 3) == tuple(seen.page.locator(f".picture {kind}").count() for kind in (".timed", ".rug"))
+    assert "3 without a time are marks on the axis" in seen.page.locator(".side-by-side").inner_text()
     assert "mm float32" in seen.page.locator(SHEET).first.inner_text()
     seen = roofline_of(profile_of(50))
-    seen.page.get_by_label("points", exact=True).select_option("repeats")
     assert "blocks.*.layers.*" in order(seen)
 
 
@@ -137,7 +139,7 @@ def test_without_a_chip_there_are_points_and_a_reason(roofline_of: Callable[...,
     assert "what abacus can do is not known" in seen.page.locator(".doubt").inner_text()
     assert (2, 0) == tuple(seen.page.locator(f".picture {kind}").count() for kind in ("circle", ".roof"))
     seen = roofline_of(untimed(blocks(hardware=None)))
-    assert 0 == seen.page.locator(".picture svg").count()
+    assert 0 == seen.page.locator(".picture circle").count()
     assert 4 == len(order(seen))
 
 
@@ -169,6 +171,32 @@ def test_names_in_the_chart_are_text(roofline_of: Callable[..., Seen]) -> None:
 def test_of_many_modules_those_with_the_most_time_are_drawn(roofline_of: Callable[..., Seen]) -> None:
     """2,000 points of 600 modules in 4 phases; and rows as many as fit the screen."""
     seen = roofline_of(replace(profile_of(600), run=run(hardware=CHIP)))
+    seen.page.get_by_label("points", exact=True).select_option("modules")
     assert "400 more with less time are left out" in seen.page.locator(".side-by-side").inner_text()
     assert 2000 == seen.page.locator(".picture .point").count()
     assert seen.page.locator(SHEET).count() < 60
+
+
+def test_a_traced_operator_is_a_point_of_its_own_height(roofline_of: Callable[..., Seen]) -> None:
+    """Both products are one operator of 40 s in the trace: one timed point, and marks for what was not traced."""
+    mm = TracedOperator(name="mm", calls=1, host_seconds=40.0, own_host_seconds=40.0, device_seconds=0.0, own_device_seconds=0.0)
+    seen = roofline_of(replace(blocks(), trace=Trace(files={}, batches=1, operators=(mm,))))
+    seen.page.get_by_label("points", exact=True).select_option("operators")
+    assert (1, 1) == tuple(seen.page.locator(f".picture {kind}").count() for kind in (".timed", ".rug"))
+    assert "40.00 s" in seen.page.locator(SHEET).filter(has_text="mm float32").inner_text()
+
+
+def test_a_drag_zooms_and_the_table_follows(roofline_of: Callable[..., Seen]) -> None:
+    """Around the slower product: it alone is left in the chart and the table, until the zoom is reset; the address keeps it."""
+    seen = roofline_of(blocks())
+    box = seen.page.locator(".picture .timed").first.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    seen.page.mouse.move(x - 50, y - 20)
+    seen.page.mouse.down()
+    seen.page.mouse.move(x + 50, y + 20)
+    seen.page.mouse.up()
+    seen.page.get_by_role("button", name="reset zoom").wait_for()
+    assert ["blocks.0.fc"] == order(seen)
+    seen.page.reload()
+    seen.page.get_by_role("button", name="reset zoom").click()
+    assert 4 == len(order(seen))

@@ -26,6 +26,7 @@ class Storages(Struct, frozen=True, kw_only=True):
     operator: str
     phase: Phase
     module: str
+    pattern: str
     number: int
     each_bytes: int
 
@@ -35,7 +36,13 @@ def fold_storages(alive: Iterable[Allocation], patterns: Mapping[str, str]) -> t
     folded = fold_repeats(alive, lambda each: (each.module, each.category, each.operator, each.phase, each.bytes), patterns)
     rows = [
         Storages(
-            category=first.category, operator=first.operator, phase=first.phase, module=label, number=1 + len(more), each_bytes=first.bytes
+            pattern=patterns.get(first.module, first.module),
+            category=first.category,
+            operator=first.operator,
+            phase=first.phase,
+            module=label,
+            number=1 + len(more),
+            each_bytes=first.bytes,
         )
         for label, (first, *more) in folded
     ]

@@ -1,9 +1,9 @@
 // The memory timeline: live bytes over the operators of a step. It has an area for each category, the phases above, and a cursor.
 
-import { element, svg } from "../lib/dom.js";
+import { chartWidth, element, svg } from "../lib/dom.js";
 import { exact, percent, size } from "../lib/format.js";
 
-const [WIDTH, HEIGHT] = [1220, 380];
+const HEIGHT = 340;
 const [LEFT, RIGHT, TOP, BOTTOM] = [76, 14, 34, 40];
 /** @typedef {{ name: string, from: number, to: number }} Band */
 /** @typedef {(value: number) => number} Project */
@@ -15,6 +15,7 @@ const FARTHEST_ROOF = 2;
 /** @type {(memory: Memory, context: { state: State, remember: () => void, openModule: (name: string) => void }) => HTMLElement} */
 export function memoryTimeline(memory, { state, remember, openModule }) {
   const { points } = memory;
+  const WIDTH = chartWidth();
   const count = points.at.length;
   const [first, last] = [points.at[0], Math.max(points.at[count - 1], points.at[0] + 1)];
   /** @type {Project} */
@@ -42,8 +43,8 @@ export function memoryTimeline(memory, { state, remember, openModule }) {
     ...bands(points).flatMap((band) => phase(band, across)),
     ...ticksAcross(first, last).map((at) => label(across(at), HEIGHT - BOTTOM + 16, exact(at + 1))),
     label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, "operator, in the order of execution"),
-    ...(roof ? horizontalRule(up(roof), `${size(roof)}: all that ${memory.chip} has`, "roof") : []),
-    ...(memory.peak === null ? [] : peakMark(across(points.at[memory.peak]), up(Number(memory.peak_bytes)), size(memory.peak_bytes))),
+    ...(roof ? horizontalRule(up(roof), WIDTH, `${size(roof)}: all that ${memory.chip} has`, "roof") : []),
+    ...(memory.peak === null ? [] : peakMark(across(points.at[memory.peak]), up(Number(memory.peak_bytes)), WIDTH, size(memory.peak_bytes))),
     line, dot,
   );
   const caption = element("p", { class: "timeline-caption" });
@@ -166,18 +167,18 @@ function label(x, y, text) {
   return svg("text", { class: "tick-label", x, y, "text-anchor": "middle" }, text);
 }
 
-/** @type {(y: number, text: string, kind: string) => SVGElement[]} */
-function horizontalRule(y, text, kind) {
+/** @type {(y: number, width: number, text: string, kind: string) => SVGElement[]} */
+function horizontalRule(y, width, text, kind) {
   return [
-    svg("line", { class: kind, x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y }),
+    svg("line", { class: kind, x1: LEFT, x2: width - RIGHT, y1: y, y2: y }),
     svg("text", { class: "mark-label", x: LEFT + 8, y: y - 5 }, text),
   ];
 }
 
 // The mark of the peak; its label is on the side where there is room.
-/** @type {(x: number, y: number, text: string) => SVGElement[]} */
-function peakMark(x, y, text) {
-  const isLate = x > WIDTH / 2;
+/** @type {(x: number, y: number, width: number, text: string) => SVGElement[]} */
+function peakMark(x, y, width, text) {
+  const isLate = x > width / 2;
   return [
     svg("circle", { class: "peak", cx: x, cy: y, r: 4 }),
     svg("text", { class: "mark-label", x: x + (isLate ? -9 : 9), y: y - 6, "text-anchor": isLate ? "end" : "start" }, `peak ${text}`),

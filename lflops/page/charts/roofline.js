@@ -3,46 +3,94 @@
 import { svg } from "../lib/dom.js";
 import { bandwidth, decade, exact, rate } from "../lib/format.js";
 
-const [WIDTH, HEIGHT] = [1240, 420];
-const [LEFT, RIGHT, TOP, BOTTOM] = [92, 1090, 14, 372];
+const HEIGHT = 440;
+const [LEFT, TOP, BOTTOM] = [92, 14, 380];
+const RUG = 9; // pixels of a mark on the axis, of a point whose height is unknown
+const ROOM_FOR_PEAKS = 150;
 const [LARGEST, SMALLEST] = [20, 3];
-const [NAMED, LETTER, LINE] = [6, 6.2, 14];
+const [NAMED, LETTER, LINE] = [8, 6.6, 15];
 const TICKS = 10;
 
-// `pointed` is called with the point that the pointer is on, or null, and `chosen` with the one that is clicked on. Returns the node, and the
-// circles by point.
+// `pointed` is called with the point that the pointer is on, or null, `chosen` with the one that is clicked on, and `zoomed` with the corners
+// that a drag of the pointer chose. A point without a height is a mark on the axis. Returns the node, and what is drawn of each point.
 /**
+ * @typedef {{ x: [number, number], y: [number, number] }} Zoom
  * @typedef {{
- *   points: RooflinePoint[], ceilings: Ceiling[], label: string, pointed: (point: RooflinePoint | null) => void,
- *   chosen: (point: RooflinePoint) => void,
+ *   points: RooflinePoint[], ceilings: Ceiling[], label: string, width: number, zoom: Zoom | null, pointed: (point: RooflinePoint | null) => void,
+ *   chosen: (point: RooflinePoint) => void, zoomed: (zoom: Zoom) => void,
  * }} RooflineData
  */
 /** @type {(data: RooflineData) => { node: SVGElement, circles: Map<RooflinePoint, SVGElement> }} */
-export function drawRoofline({ points, ceilings, label, pointed, chosen }) {
+export function drawRoofline({ points: all, ceilings, label, width: WIDTH, zoom, pointed, chosen, zoomed }) {
+  const RIGHT = WIDTH - ROOM_FOR_PEAKS;
+  const points = all.filter(({ height }) => height > 0);
   const judging = ceilings.filter((ceiling) => ceiling.is_judged_by);
   const turning = ceilings.filter((each) => each.bandwidth_bytes_per_second);
   const ridges = turning.map((each) => each.flops_per_second / Number(each.bandwidth_bytes_per_second));
-  const x = logScale([...points.map(({ intensity }) => intensity), ...ridges], LEFT, RIGHT);
-  const y = logScale([...points.map(({ height }) => height), ...ceilings.map((each) => each.flops_per_second)], BOTTOM, TOP);
+  const x = zoom ? scaleOver(zoom.x, LEFT, RIGHT) : logScale([...all.map(({ intensity }) => intensity), ...ridges], LEFT, RIGHT);
+  const y = zoom ? scaleOver(zoom.y, BOTTOM, TOP) : logScale([...points.map(({ height }) => height), ...ceilings.map((each) => each.flops_per_second)], BOTTOM, TOP);
   const longest = Math.max(...points.map(({ weight }) => weight), 0);
   const circles = new Map();
   const drawn = [...points].sort((a, b) => b.weight - a.weight).map((point) => {
     const [cx, cy, r] = [x.at(point.intensity), y.at(point.height), radius(point.weight, longest)];
     const circle = svg("circle", {
-      class: point.isTimed ? "point timed" : "point reachable", cx, cy, r, style: { color: `var(--phase-${point.phase})` },
+      class: "point timed", cx, cy, r, style: { color: `var(--phase-${point.phase})` },
       onpointerenter: () => pointed(point), onpointerleave: () => pointed(null), onclick: () => chosen(point),
     });
     circles.set(point, circle);
     return point.over ? [svg("circle", { class: "ring", cx, cy, r: r + 4 }), circle] : [circle];
   });
+  const marks = all.filter(({ height }) => !(height > 0)).map((point) => {
+    const at = x.at(point.intensity);
+    const mark = svg("line", {
+      class: "point rug", x1: at, x2: at, y1: BOTTOM - RUG, y2: BOTTOM, style: { color: `var(--phase-${point.phase})` },
+      onpointerenter: () => pointed(point), onpointerleave: () => pointed(null), onclick: () => chosen(point),
+    });
+    circles.set(point, mark);
+    return mark;
+  });
+  const brush = svg("rect", { class: "brush", visibility: "hidden" });
   const node = svg(
-    "svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label },
+    "svg", {
+      viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: WIDTH, height: HEIGHT, role: "img", "aria-label": label,
+      onpointerdown: (/** @type {PointerEvent} */ event) => drag(event, node, brush, { x, y, RIGHT }, zoomed),
+    },
     svg("clipPath", { id: "below-the-roofs" }, svg("rect", { x: LEFT, y: TOP, width: RIGHT - LEFT, height: BOTTOM - TOP })),
-    ...axes(x, y),
+    ...axes(x, y, RIGHT),
     svg("g", { "clip-path": "url(#below-the-roofs)" }, ...ceilings.map((ceiling) => roofLine(ceiling, x, y)).reverse()),
-    ...peakLabels(ceilings, y), ...drawn.flat(), ...slopeLabels(judging, x, y), ...pointLabels(points, x, y, longest),
+    ...peakLabels(ceilings, y, RIGHT), svg("g", { "clip-path": "url(#below-the-roofs)" }, ...drawn.flat(), ...marks),
+    ...slopeLabels(judging, x, y), ...pointLabels(points, x, y, longest, RIGHT), brush,
   );
   return { node, circles };
+}
+
+// A rectangle that the pointer draws, and the values at its corners when it lets go.
+/** @type {(event: PointerEvent, node: SVGElement, brush: SVGElement, scales: { x: Scale, y: Scale, RIGHT: number }, zoomed: (zoom: Zoom) => void) => void} */
+function drag(event, node, brush, { x, y, RIGHT }, zoomed) {
+  const box = node.getBoundingClientRect();
+  /** @type {(each: PointerEvent) => [number, number]} */
+  const place = (each) => [
+    Math.min(Math.max(each.clientX - box.left, LEFT), RIGHT), Math.min(Math.max(each.clientY - box.top, TOP), BOTTOM),
+  ];
+  const [startX, startY] = place(event);
+  let [endX, endY] = [startX, startY];
+  /** @type {(each: PointerEvent) => void} */
+  const move = (each) => {
+    [endX, endY] = place(each);
+    const attributes = { x: Math.min(startX, endX), y: Math.min(startY, endY), width: Math.abs(endX - startX), height: Math.abs(endY - startY) };
+    for (const [name, value] of Object.entries(attributes)) brush.setAttribute(name, String(value));
+    brush.setAttribute("visibility", "visible");
+  };
+  const end = () => {
+    window.removeEventListener("pointermove", move);
+    brush.setAttribute("visibility", "hidden");
+    if (Math.abs(endX - startX) < 12 || Math.abs(endY - startY) < 12) return;
+    zoomed({
+      x: [x.value(Math.min(startX, endX)), x.value(Math.max(startX, endX))], y: [y.value(Math.max(startY, endY)), y.value(Math.min(startY, endY))],
+    });
+  };
+  window.addEventListener("pointermove", move);
+  window.addEventListener("pointerup", end, { once: true });
 }
 
 // A scale over all values, with room at both ends, and at least two decades.
@@ -51,14 +99,21 @@ function logScale(values, start, end) {
   const logs = values.map((value) => Math.log10(value));
   let [low, high] = logs.length ? [Math.min(...logs) - 0.3, Math.max(...logs) + 0.3] : [-1, 3];
   const missing = Math.max(2 - (high - low), 0) / 2;
-  [low, high] = [low - missing, high + missing];
+  return scaleOver([10 ** (low - missing), 10 ** (high + missing)], start, end);
+}
+
+/** @type {(ends: [number, number], start: number, end: number) => Scale} */
+function scaleOver(ends, start, end) {
+  const [low, high] = ends.map((value) => Math.log10(value));
   const each = Math.max(Math.ceil((high - low) / TICKS), 1);
   /** @type {number[]} */
   const powers = [];
   for (let power = Math.ceil(low / each) * each; power <= high; power += each) powers.push(power);
   /** @type {(value: number) => number} */
   const at = (value) => start + ((Math.log10(value) - low) / (high - low)) * (end - start);
-  return { at, powers, low: 10 ** low, high: 10 ** high };
+  /** @type {(place: number) => number} */
+  const value = (place) => 10 ** (low + ((place - start) / (end - start)) * (high - low));
+  return { at, value, powers, low: 10 ** low, high: 10 ** high };
 }
 
 /** @type {(weight: number, longest: number) => number} */
@@ -66,8 +121,8 @@ function radius(weight, longest) {
   return longest ? Math.max(LARGEST * Math.sqrt(weight / longest), SMALLEST) : SMALLEST;
 }
 
-/** @type {(x: Scale, y: Scale) => SVGElement[]} */
-function axes(x, y) {
+/** @type {(x: Scale, y: Scale, RIGHT: number) => SVGElement[]} */
+function axes(x, y, RIGHT) {
   /** @type {(x1: number, y1: number, x2: number, y2: number) => SVGElement} */
   const line = (x1, y1, x2, y2) => svg("line", { class: "grid-line", x1, y1, x2, y2 });
   /** @type {(attributes: Record<string, any>, content: string) => SVGElement} */
@@ -93,10 +148,10 @@ function roofLine({ hardware, source, dtype, flops_per_second: peak, bandwidth_b
 }
 
 // The peaks to the right of the roofs, moved where they are too close.
-/** @type {(ceilings: Ceiling[], y: Scale) => SVGElement[]} */
-function peakLabels(ceilings, y) {
+/** @type {(ceilings: Ceiling[], y: Scale, RIGHT: number) => SVGElement[]} */
+function peakLabels(ceilings, y, RIGHT) {
   let last = -Infinity;
-  return [...ceilings].sort((a, b) => b.flops_per_second - a.flops_per_second).flatMap((ceiling) => {
+  return ceilings.filter((ceiling) => ceiling.flops_per_second > y.low && ceiling.flops_per_second < y.high).sort((a, b) => b.flops_per_second - a.flops_per_second).flatMap((ceiling) => {
     const roof = y.at(ceiling.flops_per_second);
     last = Math.max(last + LINE, roof);
     return [
@@ -128,8 +183,8 @@ function slopeLabels(judging, x, y) {
 }
 
 // The names of the points with the most to win, or the most time, as long as the labels do not overlap.
-/** @type {(points: RooflinePoint[], x: Scale, y: Scale, longest: number) => SVGElement[]} */
-function pointLabels(points, x, y, longest) {
+/** @type {(points: RooflinePoint[], x: Scale, y: Scale, longest: number, RIGHT: number) => SVGElement[]} */
+function pointLabels(points, x, y, longest, RIGHT) {
   /** @type {[number, number, number][]} */
   const taken = [];
   /** @type {SVGElement[]} */
@@ -141,6 +196,7 @@ function pointLabels(points, x, y, longest) {
     const [width, right] = [point.label.length * LETTER, x.at(point.intensity) + radius(point.weight, longest) + 4];
     const isBefore = right + width > RIGHT;
     const left = isBefore ? x.at(point.intensity) - radius(point.weight, longest) - 4 - width : right;
+    if (point.intensity < x.low || point.intensity > x.high || point.height < y.low || point.height > y.high) continue;
     const top = y.at(point.height) - LINE / 2;
     if (left < LEFT || taken.some(([l, r, t]) => left < r && left + width > l && Math.abs(top - t) < LINE)) continue;
     taken.push([left, left + width, top]);

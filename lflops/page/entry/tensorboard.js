@@ -35,6 +35,14 @@ const address = {
 const source = {
   address,
   hasTheme: true,
+  runFilter() {
+    const text = new URLSearchParams(window.parent.location.search).get("runFilter");
+    try {
+      return text ? new RegExp(text) : null;
+    } catch {
+      return null;
+    }
+  },
   list: () => request("windows"),
   async read({ run, tag, step }) {
     const payload = await request("window", { run, tag, step });

@@ -38,6 +38,12 @@ function fill(made, attributes, children) {
   made.append(...children.filter((child) => child !== null).map((child) => (child instanceof Node ? child : String(child))));
 }
 
+// The width of a chart: that of the view without its margins.
+/** @type {() => number} */
+export function chartWidth() {
+  return Math.min(Math.max((document.querySelector("main")?.clientWidth || 1256) - 36, 560), 2600);
+}
+
 /**
  * A choice of one of several values; `spoken` is its label for a screen reader.
  * @type {(label: string, options: string[][], chosen: string, onchange: (value: string) => void, spoken?: string) => HTMLLabelElement}

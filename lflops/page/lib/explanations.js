@@ -61,8 +61,8 @@ const EXPLANATIONS = {
   change: "What the time after adds to the time before.",
   "beyond the run": "The interval of the change without what all modules have in common; noise alone is outside once in a thousand comparisons.",
   "cost a step": "Seconds lost in a step beyond what all modules have in common; a gain is negative.",
-  "own MACs before": "Multiply-accumulates of the module itself in the first run.",
-  "own MACs after": "Multiply-accumulates of the module itself in the second run.",
+  "MACs before": "Multiply-accumulates of the module itself in the first run.",
+  "MACs after": "Multiply-accumulates of the module itself in the second run.",
 };
 
 const PHASES = /^(forward|backward|recompute|optimizer|other) /;

@@ -27,7 +27,7 @@ interface Operators { table: Columns & { operator: string[]; phase: string[] }; 
 interface Memory {
   source: string; rank: number | null; operators: number | null; peak_bytes: Count; peak: number | null; chip: string | null;
   capacity_bytes: number | null; allocator_peak_bytes: Count; reserved_bytes: Count; points: Lists; categories: string[];
-  by_category: [string, Count][]; modules: Lists; more: [number, Count]; largest: number; alive: Lists;
+  by_category: [string, Count][]; modules: Lists; more: [number, Count]; largest: number; alive: Lists; savings: [string, Count, string][];
 }
 
 interface Ranks {
@@ -73,6 +73,8 @@ interface Source {
     link(): string;
     onback(act: () => void): void;
   };
+  /** What the runs' names have to match, where what is around the page filters runs. */
+  runFilter?(): RegExp | null;
   /** Whether what is around the page chooses light or dark. */
   hasTheme?: boolean;
   /** The id of the view that is shown first, if it is not the first one. */
@@ -109,13 +111,15 @@ interface Context {
 interface View {
   id: string;
   label: string;
+  /** Whether its charts depend on the width of the page. */
+  isSized?: boolean;
   /** Whether the view shows one rank by itself. */
   ofOneRank?: boolean;
   draw(payload: Payload, context: Context): HTMLElement;
 }
 
 type Reader<T = any> = (row: number) => T;
-type Format = (value: any) => string;
+type Format = (value: any, row?: number) => string;
 type Order = ((one: number, other: number) => number) | null;
 type Sort = "none" | "ascending" | "descending";
 
@@ -149,4 +153,4 @@ interface RooflinePoint {
   row: number; name: string; label: string; module: number | null; times: number; has_below: boolean; phase: string; intensity: number; height: number;
   weight: number; isTimed: boolean; toWin: number; over: string | null; [field: string]: any;
 }
-interface Scale { at(value: number): number; powers: number[]; low: number; high: number }
+interface Scale { at(value: number): number; value(place: number): number; powers: number[]; low: number; high: number }

@@ -11,11 +11,12 @@ import { modules } from "../views/modules.js";
 import { operators } from "../views/operators.js";
 import { ranks } from "../views/ranks.js";
 import { roofline } from "../views/roofline.js";
+import { runs } from "../views/runs.js";
 import { summary } from "../views/summary.js";
 import { isSameWindow, nearest, windowChoices, windowStep } from "../lib/windows.js";
 
 /** @type {View[]} */
-const VIEWS = [summary, modules, operators, roofline, memory, ranks, compare];
+const VIEWS = [summary, modules, operators, roofline, memory, ranks, runs, compare];
 const SCROLLING = ["PageDown", "PageUp", " ", "Home", "End"];
 
 /** @type {(source: Source, root: HTMLElement) => Promise<{ reload: () => Promise<void> }>} */
@@ -23,7 +24,8 @@ export async function open(source, root) {
   let [state, ofViews] = parsed(source.address.read(), source.open);
   /** @type {Listed} */
   let listed = { windows: [], problems: [] };
-  const main = element("main", { class: "view", tabindex: 0, role: "tabpanel" });
+  const panel = element("div", { class: "panel", role: "tabpanel" });
+  const main = element("main", { class: "view", tabindex: 0, "aria-label": "view" }, panel);
   const choices = element("div", { class: "choices" });
   const rankChoice = element("div", { class: "choices" });
   const wholeRunNote = element("div", { class: "of-all", role: "note" });
@@ -105,7 +107,7 @@ export async function open(source, root) {
     drawViews();
     if (payload === null || shown === null) return;
     title.textContent = payload.title;
-    main.setAttribute("aria-labelledby", `tab-${state.view}`);
+    panel.setAttribute("aria-labelledby", `tab-${state.view}`);
     const view = VIEWS.find(({ id }) => id === state.view) ?? VIEWS[0];
     /** @type {number[]} */
     const ranks = payload.ranks ? payload.ranks.ranks.rank : [];
@@ -116,7 +118,7 @@ export async function open(source, root) {
     const isOfAll = rank !== null && !view.ofOneRank;
     wholeRunNote.textContent = isOfAll ? "This view shows the whole run: Summary and Ranks have what is known of one rank." : "";
     follower = null;
-    main.replaceChildren(view.draw(payload, {
+    panel.replaceChildren(view.draw(payload, {
       state: ofViews[view.id], remember: () => remember(), go, source, listed, window: shown, rank, chooseRank, showWindow,
       follow: (act) => { follower = act; },
     }));
@@ -133,7 +135,7 @@ export async function open(source, root) {
   function showMessage(text) {
     payload = null;
     shown = null;
-    main.replaceChildren(element("p", { class: "message" }, text));
+    panel.replaceChildren(element("p", { class: "message" }, text));
   }
 
   // Show a window; with an id in that view.
@@ -219,6 +221,13 @@ export async function open(source, root) {
     if (latest) offer(latest);
     if (follower) follower(listed.windows);
   }
+
+  let width = 0;
+  new ResizeObserver(() => {
+    const isOther = width && Math.abs(width - main.clientWidth) > 4;
+    width = main.clientWidth;
+    if (isOther && VIEWS.find(({ id }) => id === state.view)?.isSized) draw();
+  }).observe(main);
 
   drawViews();
   showMessage("Loading…");

@@ -13,7 +13,7 @@ import { byName, order } from "./module_rows.js";
  *   onchoose?: (row: number) => void, onenter?: (row: number) => void,
  * }} Options
  */
-/** @type {(label: string, options: Options) => { node: HTMLElement, show(rows: number[], columns: FlatColumn[]): void }} */
+/** @type {(label: string, options: Options) => { node: HTMLElement, show(rows: number[], columns: FlatColumn[], size?: number): void, go(row: number): void }} */
 export function sortedTable(label, { size, usual, first, state, changed, pinned = () => false, ...listeners }) {
   const grid = new Grid(label, "grid");
   /** @type {number[]} */
@@ -59,7 +59,7 @@ export function sortedTable(label, { size, usual, first, state, changed, pinned 
     });
   }
 
-  return { node: grid.node, show: (...given) => { [rows, columns] = given; draw(); } };
+  return { node: grid.node, show: (given, shown, many = size) => { [rows, columns, size] = [given, shown, many]; draw(); }, go: (row) => grid.go(row) };
 }
 
 /** @type {(column: FlatColumn, rows: number[]) => number} */

@@ -140,6 +140,6 @@ export function numberCell(column, row) {
   const share = value === null || !column.most ? 0 : Math.min(Number(value) / column.most, 1);
   return element(
     "div", { class: value === null || Number(value) === 0 ? "number nothing" : "number", role: "gridcell", title: `${column.label}: ${exact(value)}${why}` },
-    element("span", { class: "bar", style: { width: `${100 * share}%` } }), element("span", { class: "digits" }, column.text(value)),
+    element("span", { class: "bar", style: { width: `${100 * share}%` } }), element("span", { class: "digits" }, column.text(value, row)),
   );
 }

@@ -32,8 +32,8 @@ const CHANGE_COLUMNS = [
   { id: "ratio", label: "change", text: signed, exact: signed },
   { id: "interval", label: "beyond the run", text: plain, exact: plain },
   { id: "lost", label: "cost a step", text: (lost) => (lost === null ? "" : duration(lost)), exact },
-  { id: "macs_before", label: "own MACs before", text: count, exact },
-  { id: "macs_after", label: "own MACs after", text: count, exact },
+  { id: "macs_before", label: "MACs before", text: count, exact },
+  { id: "macs_after", label: "MACs after", text: count, exact },
 ];
 const EXPORTED = CHANGE_COLUMNS.filter(({ id }) => id !== "pair");
 const SORTABLE_CHANGES = ["before", "after", "ratio", "lost", "macs_before", "macs_after"];
@@ -69,6 +69,7 @@ export function changes(table, { state, remember }) {
   const open = new Set();
   const grid = new Grid("modules that changed");
   const status = element("span", { class: "quiet", role: "status" });
+  const nothing = element("p", { class: "message" }, "No module to list: none changed beyond noise, or none matches.");
 
   /** @type {(id: string) => void} */
   function sortBy(id) {
@@ -104,6 +105,8 @@ export function changes(table, { state, remember }) {
     const chosen = sorted(listed().filter((row) => isShown(row, state.show) && matches(row)));
     const many = chosen.reduce((sum, { members }) => sum + members.length, 0);
     status.textContent = `${many || "none"} of ${single.length} modules`;
+    nothing.hidden = chosen.length > 0;
+    grid.node.hidden = !chosen.length;
     grid.show({
       columns: [{ id: "name", label: "module" }, ...CHANGE_COLUMNS].map(({ id, label }) => ({
         label, onsort: () => sortBy(id), sort: state.sort !== id ? "none" : state.down ? "descending" : "ascending",
@@ -145,7 +148,7 @@ export function changes(table, { state, remember }) {
   draw();
   return element(
     "div", { class: "changes" },
-    element("div", { class: "bar-of-controls" }, choice, field, element("label", { class: "choice" }, fold, "fold repeats"), status), grid.node,
+    element("div", { class: "bar-of-controls" }, choice, field, element("label", { class: "choice" }, fold, "fold repeats"), status), nothing, grid.node,
   );
 }
 

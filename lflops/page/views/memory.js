@@ -1,13 +1,14 @@
 // The view Memory: a step's live memory as a timeline, and tables of what is alive at the peak.
 
 import { memoryTimeline } from "../charts/memory_timeline.js";
-import { element } from "../lib/dom.js";
+import { treemap } from "../charts/treemap.js";
+import { chartWidth, element, select } from "../lib/dom.js";
 import { exact, percent, size } from "../lib/format.js";
 import { stateOfModules } from "../lib/module_link.js";
 import { figure } from "./summary.js";
 
 /** @type {View} */
-export const memory = { id: "memory", label: "Memory", draw: drawMemory };
+export const memory = { id: "memory", label: "Memory", draw: drawMemory, isSized: true };
 
 // Tooltips of the categories; two of them are known only after the step.
 /** @type {Record<string, string>} */
@@ -44,11 +45,57 @@ function drawMemory(payload, context) {
     element("h2", {}, "Alive through the step"),
     memoryTimeline(data, { ...context, openModule }),
     element("p", { class: "remark" }, remarks(data).join(" ")),
+    ...whatLowersIt(data),
     element("h2", {}, "Alive at the peak"),
-    element("div", { class: "side-by-side" }, categories(data), holders(data, openModule)),
+    peakMap(data, context, openModule),
+    element("div", { class: "two-columns" }, categories(data), holders(data, openModule)),
     element("h2", {}, `The ${data.largest} largest storages at the peak`),
     largest(data, openModule),
   );
+}
+
+/** @type {(data: Memory) => HTMLElement[]} */
+function whatLowersIt({ savings, peak_bytes: peak }) {
+  if (!savings.length) return [];
+  return [
+    element("h2", {}, "What would lower the peak"),
+    plainTable("what would lower the peak", ["what", "saves at most", "of the peak", "cost"], savings.map(([what, bytes, cost]) => [
+      what, amount(bytes), percent(Number(bytes) / Number(peak)), cost,
+    ])),
+  ];
+}
+
+// All bytes of the peak as a treemap, down to the largest storages; the smaller ones of a group are one tile.
+/** @type {(data: Memory, context: Context, openModule: (name: string) => void) => HTMLElement} */
+function peakMap(data, { state, remember }, openModule) {
+  const { category, operator, module, pattern, number, each_bytes: each } = data.alive;
+  const container = element("div", {});
+  /** @type {(key: string[], groups: [string, number][]) => import("../charts/treemap.js").Group[]} */
+  const grouped = (key, groups) => groups.map(([name, total]) => {
+    const rows = key.map((_, row) => row).filter((row) => key[row] === name || (key === pattern && module[row] === name));
+    const tiles = rows.map((row) => ({
+      label: state.map === "module" ? words(category[row]) : module[row] || "(root)", value: number[row] * Number(each[row]),
+      colour: `var(--memory-${CSS.escape(category[row])}, var(--rest))`,
+      title: `${words(category[row])} of ${module[row] || "(root)"}: ${size(number[row] * Number(each[row]))}${number[row] > 1 ? `, ${number[row]} × ${size(each[row])}` : ""}${operator[row] ? `, made by ${operator[row]}` : ""}`,
+      act: () => openModule(module[row]),
+    }));
+    const rest = total - tiles.reduce((sum, { value }) => sum + value, 0);
+    if (rest > 0) tiles.push({ label: "smaller ones", value: rest, colour: state.map === "module" ? "var(--rest)" : `color-mix(in oklab, var(--memory-${CSS.escape(name)}, var(--rest)) 45%, var(--rest))`, title: `smaller storages of ${name || "(root)"}: ${size(rest)}`, act: () => {} });
+    return { label: `${words(name) || "(root)"} ${size(total)}`, value: total, tiles };
+  });
+  function draw() {
+    remember();
+    const width = chartWidth();
+    const [more, rest] = data.more;
+    const groups = state.map === "module"
+      ? grouped(pattern, data.modules.name.map((name, row) => [name, Number(data.modules.bytes[row])]))
+      : grouped(category, data.by_category.map(([name, bytes]) => [name, Number(bytes)]));
+    if (state.map === "module" && Number(rest)) groups.push({ label: `${more} more`, value: Number(rest), tiles: [{ label: "", value: Number(rest), colour: "var(--rest)", title: `${more} more modules: ${size(rest)}` }] });
+    container.replaceChildren(treemap(groups, width, 320, "alive at the peak"));
+  }
+  const choice = select("by", [["", "category"], ["module", "module"]], state.map || "", (map) => { state.map = map; draw(); }, "group the treemap by");
+  draw();
+  return element("div", {}, choice, container);
 }
 
 /** @type {(data: Memory) => Figure[]} */
@@ -111,7 +158,7 @@ function largest(data, openModule) {
 // Numbers stand on the right.
 /** @type {(label: string, head: string[], rows: (HTMLElement | string)[][]) => HTMLElement} */
 function plainTable(label, head, rows) {
-  const texts = new Set(["category", "module", "made by", "made or owned by"]);
+  const texts = new Set(["category", "module", "made by", "made or owned by", "what", "cost"]);
   /** @type {(tag: "th" | "td") => (content: HTMLElement | string, at: number) => HTMLElement} */
   const cell = (tag) => (content, at) => element(
     tag, { class: texts.has(head[at]) ? null : "amount", "data-value": (content instanceof HTMLElement && content.dataset.value) || null }, content,

@@ -1,35 +1,40 @@
 // The view Roofline: a chart of points below the chip's roofs, and a table of how much time each could win.
 
 import { PHASES, reader } from "../table/module_columns.js";
-import { element, select } from "../lib/dom.js";
+import { chartWidth, element, select } from "../lib/dom.js";
 import { bandwidth, count, duration, exact, percent, rate, size } from "../lib/format.js";
 import { nothingCounted } from "./operators.js";
 import { drawRoofline } from "../charts/roofline.js";
 import { sortedTable } from "../table/sorted_table.js";
 
 /** @type {View} */
-export const roofline = { id: "roofline", label: "Roofline", draw: drawView };
+export const roofline = { id: "roofline", label: "Roofline", draw: drawView, isSized: true };
 
-const POINTS = { modules: "modules", repeats: "modules, repeats as one", operators: "operators" };
+const POINTS = { repeats: "modules, repeats as one", modules: "modules", operators: "operators" };
+const SHORT = { forward: "fwd", backward: "bwd", recompute: "recomp", optimizer: "optim", other: "other", all: "" };
 const FIELDS = [
   "module", "label", "times", "has_below", "phase", "flops", "bytes_moved", "intensity", "seconds", "achieved", "roof_seconds", "reachable",
   "share", "to_win", "bound", "over",
 ];
 const LONG = 26;
 
-// Its state: points, one of POINTS; off, the phases that are not shown; sort and down of the table.
+// Its state: points, one of POINTS; off, the phases that are not shown; zoom, the corners; sort and down of the table.
 /** @type {(payload: Payload, context: Context) => HTMLElement} */
 function drawView(payload, { state, remember, go }) {
   const data = payload.roofline;
   if (data === null) return nothingCounted();
-  const kind = /** @type {keyof typeof POINTS} */ (Object.hasOwn(POINTS, state.points || "") ? state.points : "modules");
+  const kind = /** @type {keyof typeof POINTS} */ (Object.hasOwn(POINTS, state.points || "") ? state.points : "repeats");
   const [{ ceilings }, { table, left_out: leftOut }] = [data, data[kind]];
   const names = payload.modules.name;
   const all = pointsOf(table, names);
-  const phases = PHASES.filter((each) => all.some(({ phase }) => phase === each));
+  const phases = [...PHASES, "all"].filter((each) => all.some(({ phase }) => phase === each));
   /** @type {(phase: string) => boolean} */
   const isOff = (phase) => (state.off || "").split(",").includes(phase);
-  const picture = element("div", { class: "picture" });
+  const picture = element("div", {
+    class: "picture", role: "group", tabindex: 0, "aria-label": "points: arrow keys go from one to the next, Enter opens its module",
+    onkeydown: (/** @type {KeyboardEvent} */ event) => walk(event),
+  });
+  const unzoom = element("button", { type: "button", onclick: () => { state.zoom = ""; draw(); } }, "reset zoom");
   const card = element("div", { class: "card", role: "status", hidden: true });
   const remark = element("p", { class: "remark" });
   const columns = pointColumns(all, kind);
@@ -42,6 +47,29 @@ function drawView(payload, { state, remember, go }) {
     size: all.length, usual: "to_win", first: (row) => nameOf(all[row], enter), state, changed: remember,
     onchoose: (row) => point(all[row]), onenter: (row) => enter(all[row]),
   });
+  /** @type {RooflinePoint[]} */
+  let inOrder = [];
+  let current = -1;
+
+  // From point to point, those with the most to win first.
+  /** @type {(event: KeyboardEvent) => void} */
+  function walk(event) {
+    /** @type {Record<string, number>} */
+    const moves = { ArrowRight: current + 1, ArrowDown: current + 1, ArrowLeft: current - 1, ArrowUp: current - 1, Home: 0, End: inOrder.length - 1 };
+    if (event.key === "Enter" && inOrder[current]) enter(inOrder[current]);
+    else if (event.key === "Escape" && state.zoom) { state.zoom = ""; draw(); } else if (event.key in moves && inOrder.length) {
+      current = Math.max(Math.min(moves[event.key], inOrder.length - 1), 0);
+      choose(inOrder[current]);
+    } else return;
+    event.preventDefault();
+  }
+
+  // A point is chosen in the table too.
+  /** @type {(given: RooflinePoint) => void} */
+  function choose(given) {
+    rows.go(given.row);
+    point(given);
+  }
 
   // Show a point's card next to it, if it is in the chart; without a point hide the card.
   /** @type {(given: RooflinePoint | null) => void} */
@@ -62,16 +90,24 @@ function drawView(payload, { state, remember, go }) {
   function draw() {
     remember();
     const shown = all.filter(({ phase }) => !isOff(phase));
-    const placed = shown.filter(({ intensity, height }) => intensity > 0 && height > 0);
+    const zoom = zoomOf(state.zoom);
+    /** @type {(value: number, ends: [number, number]) => boolean} */
+    const isWithin = (value, [low, high]) => value >= low && value <= high;
+    const inView = shown.filter(({ intensity, height }) => !zoom || (isWithin(intensity, zoom.x) && isWithin(height, zoom.y)));
+    const placed = inView.filter(({ intensity }) => intensity > 0);
+    const timed = placed.filter(({ isTimed }) => isTimed).length;
     const chart = drawRoofline({
-      points: placed, ceilings: ceilings, pointed: point, chosen: enter,
-      label: `${exact(placed.length)} points and ${ceilings.length} roofs, intensity against FLOP/s; the table has them in numbers`,
+      points: placed, ceilings, pointed: point, chosen: choose, width: chartWidth(), zoom, zoomed: ({ x, y }) => { state.zoom = [...x, ...y].map((each) => each.toPrecision(5)).join(","); draw(); },
+      label: `${exact(timed)} points and ${ceilings.length} roofs, intensity against FLOP/s; the table has them in numbers`,
     });
+    inOrder = [...placed].sort((a, b) => b.toWin - a.toWin || b.weight - a.weight);
+    current = -1;
+    unzoom.hidden = !zoom;
     circles = chart.circles;
     card.hidden = true;
     picture.replaceChildren(...(placed.length || ceilings.length ? [chart.node] : []), card);
-    remark.textContent = remarks(shown.length - placed.length, leftOut);
-    rows.show(shown.map(({ row }) => row), columns);
+    remark.textContent = remarks(inView.length - placed.length, placed.length - timed, leftOut);
+    rows.show(inView.map(({ row }) => row), columns);
   }
 
   /** @type {(phase: string) => HTMLElement} */
@@ -87,13 +123,13 @@ function drawView(payload, { state, remember, go }) {
     return button;
   }
 
-  const choice = select("points", Object.entries(POINTS), kind, (points) => go("roofline", { points, sort: "", down: false }));
+  const choice = select("points", Object.entries(POINTS), kind, (points) => go("roofline", { points, sort: "", down: false, zoom: "" }));
   draw();
   return element(
     "section", { class: "roofline", "aria-label": "roofline" },
     element(
       "div", { class: "bar-of-controls" }, choice,
-      element("div", { class: "phases", role: "group", "aria-label": "phases" }, ...phases.map(toggle)), signs(),
+      element("div", { class: "phases", role: "group", "aria-label": "phases" }, ...phases.map(toggle)), unzoom, signs(),
     ),
     data.why_unknown ? element("p", { class: "doubt", role: "note" }, `Unknown roof: ${data.why_unknown}.`) : null,
     picture, element("div", { class: "side-by-side" }, remark, roofList(ceilings)), rows.node,
@@ -110,8 +146,8 @@ function pointsOf(table, names) {
     const each = Object.fromEntries(read.map(([name, value]) => [name, value(row)]));
     const name = each.label ?? (names[each.module] || "(root)");
     return /** @type {RooflinePoint} */ ({
-      ...each, row, name, label: name.length > LONG ? `…${name.slice(-LONG)}` : name, toWin: each.to_win ?? 0,
-      isTimed: each.achieved !== null, height: each.achieved ?? each.reachable, weight: each.seconds ?? each.roof_seconds ?? 0,
+      ...each, row, name, label: `${name.length > LONG ? `…${name.slice(-LONG)}` : name} ${SHORT[/** @type {keyof typeof SHORT} */ (each.phase)]}`.trim(),
+      toWin: each.to_win ?? 0, isTimed: each.achieved !== null, height: each.achieved, weight: each.seconds ?? each.roof_seconds ?? 0,
     });
   });
 }
@@ -144,7 +180,7 @@ function nameOf(point, enter) {
 
 /** @type {(point: RooflinePoint) => HTMLElement[]} */
 function cardOf(point) {
-  const of = [point.phase, point.times > 1 ? `${point.times} alike, together` : null, point.has_below ? "what it runs itself" : null];
+  const of = [point.phase, point.times > 1 ? `${point.times} together` : null, point.has_below ? "what it runs itself" : null];
   /** @type {[string, string, Format][]} */
   const rows = [
     ["intensity", "intensity", (value) => `${count(value)} FLOPs/byte`], ["achieved", "achieved", rate], ["its roof", "reachable", rate],
@@ -162,17 +198,25 @@ function cardOf(point) {
 function signs() {
   /** @type {(look: string, text: string) => HTMLElement} */
   const sign = (look, text) => element("span", { class: "sign" }, element("span", { class: `dot ${look}` }), text);
-  const each = [sign("timed", "timed"), sign("reachable", "not timed: at its roof"), sign("ringed", "over its roof")];
+  const each = [sign("timed", "timed"), sign("rug", "not timed: intensity alone"), sign("ringed", "over its roof")];
   return element("div", { class: "signs" }, ...each, "area: time");
 }
 
-/** @type {(nowhere: number, leftOut: number) => string} */
-function remarks(nowhere, leftOut) {
+/** @type {(text: string | undefined) => import("../charts/roofline.js").Zoom | null} */
+function zoomOf(text) {
+  const [left, right, low, high] = (text || "").split(",").map(Number);
+  return left > 0 && right > left && low > 0 && high > low ? { x: [left, right], y: [low, high] } : null;
+}
+
+/** @type {(nowhere: number, untimed: number, leftOut: number) => string} */
+function remarks(nowhere, untimed, leftOut) {
   const parts = [
     leftOut ? `${exact(leftOut)} more with less time are left out` : "",
-    nowhere ? `${exact(nowhere)} have no place in the chart, as they compute nothing or have neither a time nor a roof` : "",
+    untimed ? `${exact(untimed)} without a time are marks on the axis` : "",
+    nowhere ? `${exact(nowhere)} compute nothing and have no place in the chart` : "",
+    "drag over the chart to zoom",
   ].filter(Boolean);
-  return parts.length ? `${parts.join("; ")}.` : "";
+  return `${parts.join("; ")}.`;
 }
 
 // A line for each chip.

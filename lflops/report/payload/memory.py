@@ -8,6 +8,7 @@ from lflops.analyze.analysis import Analysis
 from lflops.profile.model import Memory, Moment, Profile
 from lflops.profile.records import ByCategory, Phase
 from lflops.profile.series import extremes
+from lflops.report.lines.savings import savings
 from lflops.report.payload.columns import Columns, Value, exact
 
 __all__ = ["MemoryShown", "memory"]
@@ -31,7 +32,8 @@ class MemoryShown(Struct, frozen=True, kw_only=True):
         modules: The modules that hold the peak, the most bytes first; repeated ones together.
         more: How many modules are left out, and their bytes.
         largest: How many of the largest storages at the peak are listed.
-        alive: The largest storages, those of repeated modules together.
+        alive: The largest storages, those of repeated modules together; `pattern` is the module's name with `*` for repeats.
+        savings: What would lower the peak: what to do, the most bytes that it saves, and its cost.
     """
 
     source: str
@@ -48,6 +50,7 @@ class MemoryShown(Struct, frozen=True, kw_only=True):
     more: tuple[int, Value]
     largest: int
     alive: Columns
+    savings: list[tuple[str, Value, str]]
 
 
 class _Point(Struct, frozen=True):
@@ -82,7 +85,8 @@ def memory(analysis: Analysis) -> MemoryShown | None:
         modules=_columns(analysis.holders[:_HOLDERS], ("name", "modules", "bytes")),
         more=(len(analysis.holders[_HOLDERS:]), exact(sum(each.bytes for each in analysis.holders[_HOLDERS:]))),
         largest=len(counted.alive),
-        alive=_columns(analysis.largest_storages, ("category", "operator", "module", "phase", "number", "each_bytes")),
+        alive=_columns(analysis.largest_storages, ("category", "operator", "module", "pattern", "phase", "number", "each_bytes")),
+        savings=[(what, exact(nbytes), cost) for what, nbytes, cost in savings(analysis)],
     )
 
 
