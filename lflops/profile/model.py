@@ -165,7 +165,12 @@ class Uncounted(Struct, frozen=True, kw_only=True):
 
 
 class Communication(Struct, frozen=True, kw_only=True):
-    """One collective on one group. `bytes` is the larger of what a rank sends and receives."""
+    """One collective on one group. `bytes` is the larger of what a rank sends and receives.
+
+    Attributes:
+        seconds: Of its kernels on the device, a step; `None` where none was traced, or where others of its kind ran in the same place.
+        exposed_seconds: Of these, in which nothing was computed.
+    """
 
     module: str
     phase: Phase

@@ -7,6 +7,7 @@ import functools
 import re
 from typing import Literal
 
+from lflops.profile.collective_names import is_collective_kernel
 from lflops.traces.recorded import DeviceWork
 
 __all__ = [
@@ -49,8 +50,6 @@ CATEGORIES: tuple[Category, ...] = (
     "fill",
     "other",
 )
-
-_COMMUNICATION = re.compile(r"nccl|rccl|msccl|mscclpp|oneccl|deepep|nvshmem|all_?reduce_?kernel|cross_device_reduce", re.IGNORECASE)
 
 
 def _table(rows: dict[Category, str]) -> dict[str, Category]:
@@ -147,12 +146,7 @@ _PRECISIONS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 def communicates(work: DeviceWork) -> bool:
     """Whether a kernel is one of a collective library."""
-    return work.kind == "kernel" and (work.collective is not None or _is_communication(work.name))
-
-
-@functools.lru_cache(1 << 16)
-def _is_communication(name: str) -> bool:
-    return _COMMUNICATION.search(name) is not None
+    return work.kind == "kernel" and (work.collective is not None or is_collective_kernel(work.name))
 
 
 @functools.lru_cache(1 << 16)

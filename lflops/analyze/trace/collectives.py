@@ -5,7 +5,6 @@ that it can be held against a link, as in NVIDIA's nccl-tests: all-reduce 2 (n -
 (n - 1) / n, all others 1, with n ranks.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -14,7 +13,8 @@ from msgspec import Struct
 from lflops.analyze.trace.categories import communicates
 from lflops.analyze.trace.host_walk import HostWalk
 from lflops.analyze.trace.operator_inputs import BYTES
-from lflops.analyze.trace.stretches import Stretches, joined, length, outside
+from lflops.profile.collective_names import collective_kind
+from lflops.stretches import Stretches, joined, length, outside
 from lflops.traces.recorded import Collective, DeviceWork, RecordedTrace
 
 __all__ = ["CollectiveTimes", "Occurrence", "collectives", "occurrences"]
@@ -35,20 +35,6 @@ _SIZES = {
 }
 """Bytes of an element, by the names that collectives have for types."""
 
-_KINDS = (
-    ("reducescatter", "reduce_scatter"),
-    ("allreduce", "all_reduce"),
-    ("allgather", "all_gather"),
-    ("alltoall", "all_to_all"),
-    ("broadcast", "broadcast"),
-    ("barrier", "barrier"),
-    ("sendrecv", "send_recv"),
-    ("reduce", "reduce"),
-    ("gather", "gather"),
-    ("scatter", "scatter"),
-    ("send", "send"),
-    ("recv", "recv"),
-)
 _OF_RESULT = frozenset({"all_gather", "gather"})
 _SHARE = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
 
@@ -104,7 +90,7 @@ def _occurrence(work: DeviceWork, walk: HostWalk, steps: Sequence[tuple[int, int
     launch = walk.launch(work)
     about = work.collective or (launch.collective if launch is not None else None)
     call = launch.call if launch is not None else None
-    kind = _kind(about.name if about is not None and about.name else work.name)
+    kind = collective_kind(about.name if about is not None and about.name else work.name)
     size = about.group_size if about is not None else None
     return Occurrence(
         kind=kind,
@@ -115,12 +101,6 @@ def _occurrence(work: DeviceWork, walk: HostWalk, steps: Sequence[tuple[int, int
         end=work.end,
         bytes=_bytes(kind, about),
     )
-
-
-def _kind(name: str) -> str:
-    """The kind by the name of a collective or of a kernel."""
-    plain = re.sub(r"[^a-z]", "", name.lower())
-    return next((kind for part, kind in _KINDS if part in plain), "other")
 
 
 def _bytes(kind: str, about: Collective | None) -> int | None:

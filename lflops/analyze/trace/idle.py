@@ -16,7 +16,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from lflops.analyze.trace.stretches import Stretches, joined, length, outside
+from lflops.stretches import Stretches, joined, length, outside
 from lflops.traces.recorded import DeviceWork, RecordedTrace, RuntimeCall
 
 __all__ = ["CAUSES", "Cause", "LaunchDelays", "QueueDepth", "idle_by_cause", "launch_delays", "queue_depth"]

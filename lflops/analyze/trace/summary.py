@@ -15,11 +15,11 @@ from lflops.analyze.trace.modules import SpanTimes, modules, scopes
 from lflops.analyze.trace.operator_cost import cost_of
 from lflops.analyze.trace.operators import OperatorTimes, ShapeTimes, Uncounted, operators, shapes, uncounted
 from lflops.analyze.trace.rank_skew import RankSkew, rank_skew
-from lflops.analyze.trace.stretches import joined
 from lflops.analyze.trace.timeline import DeviceTimeline, StepTimes, StreamTimes, idle_stretches, states, steps, streams, timeline, total
 from lflops.analyze.trace.utilization import TraceUtilization, utilization
 from lflops.hardware.chips import Hardware, lookup, named
 from lflops.profile.records import Spread
+from lflops.stretches import joined
 from lflops.traces.recorded import DeviceWork, MemoryPeak, RecordedTrace
 
 __all__ = ["DeviceSummary", "LeftOut", "TraceSummaries", "TraceSummary", "summarise", "summarise_all"]

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from lflops.analyze.trace.categories import communicates
 from lflops.analyze.trace.host_walk import HostWalk
-from lflops.analyze.trace.stretches import Stretches, clipped, joined, length, outside
+from lflops.stretches import Stretches, clipped, joined, length, outside
 from lflops.traces.recorded import DeviceWork, RecordedTrace
 
 __all__ = [

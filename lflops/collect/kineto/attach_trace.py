@@ -1,12 +1,14 @@
 """A profile and what was recorded of its traced steps, as one profile."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
 from lflops.collect.kineto.tracer import Recording
-from lflops.profile.model import ModuleProfile, Profile
+from lflops.profile.collective_names import collective_kind
+from lflops.profile.model import Communication, ModuleProfile, Profile
 from lflops.profile.records import PHASES, ModulePhase, Spread, Trace
 
 __all__ = ["with_trace"]
@@ -32,7 +34,25 @@ def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str])
     )
     seconds = recording.device_seconds or {}
     modules = {name: _on_device(name, module, seconds) for name, module in profile.modules.items()}
-    return replace(profile, modules=modules, trace=trace)
+    return replace(profile, modules=modules, communication=_timed(profile.communication, recording.communication), trace=trace)
+
+
+def _timed(rows: Sequence[Communication], seconds: Mapping[tuple[ModulePhase, str], tuple[float, float]]) -> tuple[Communication, ...]:
+    """The collectives with the time of their kernels. Two of one kind in one place share kernels that nothing tells apart: unknown."""
+    places = [{(ModulePhase(row.module, row.phase), kind) for kind in _kernels_of(row.collective)} for row in rows]
+    number = Counter(place for each in places for place in each)
+    timed = []
+    for row, each in zip(rows, places, strict=True):
+        known = [seconds[place] for place in each if place in seconds and number[place] == 1]
+        whole, exposed = (sum(part) for part in zip(*known, strict=True)) if known else (None, None)
+        timed.append(replace(row, seconds=whole, exposed_seconds=exposed))
+    return tuple(timed)
+
+
+def _kernels_of(collective: str) -> set[str]:
+    """The kinds of kernels that a collective is made of."""
+    kind = collective_kind(collective)
+    return {kind, "send_recv"} if kind in {"all_to_all", "send", "recv", "gather", "scatter"} else {kind}
 
 
 def _on_device(name: str, module: ModuleProfile, seconds: Mapping[ModulePhase, Spread]) -> ModuleProfile:

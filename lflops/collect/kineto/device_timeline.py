@@ -1,33 +1,23 @@
 """How a device spent the recorded time: computing, only communicating or copying, or waiting."""
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
-from lflops.collect.kineto.events import Event
+from lflops.collect.kineto.events import Communicated, Event
+from lflops.profile.collective_names import collective_kind, is_collective_kernel
 from lflops.profile.records import Call, Phase
+from lflops.stretches import Stretches, joined, length, outside
 
-__all__ = ["computing", "exposed_communication", "exposed_copies", "idle", "idle_by_phase"]
-
-_Stretches = list[tuple[int, int]]
+__all__ = ["communication", "computing", "exposed_communication", "exposed_copies", "idle", "idle_by_phase"]
 
 HOST_PHASES: tuple[Phase, ...] = ("forward", "recompute", "backward", "optimizer")
 """The inner ones first: an optimizer's closure runs forward and backward."""
 
 
-def _busy(events: Iterable[Event]) -> _Stretches:
+def _busy(events: Iterable[Event]) -> Stretches:
     """When the device did something, without gaps and overlaps."""
-    return _joined((event.start, event.end) for event in events if event.is_on_device and not event.is_named)
-
-
-def _joined(spans: Iterable[tuple[int, int]]) -> _Stretches:
-    """In their order, without overlaps."""
-    stretches: _Stretches = []
-    for start, end in sorted(spans):
-        if stretches and start <= stretches[-1][1]:
-            stretches[-1] = stretches[-1][0], max(end, stretches[-1][1])
-        else:
-            stretches.append((start, end))
-    return stretches
+    return joined((event.start, event.end) for event in events if event.is_on_device and not event.is_named)
 
 
 def idle(events: Iterable[Event]) -> float | None:
@@ -35,7 +25,7 @@ def idle(events: Iterable[Event]) -> float | None:
     stretches = _busy(events)
     if not stretches:
         return None
-    return (stretches[-1][1] - stretches[0][0] - _length(stretches)) / 1e9
+    return (stretches[-1][1] - stretches[0][0] - length(stretches)) / 1e9
 
 
 def idle_by_phase(events: Iterable[Event], calls: Iterable[Call]) -> dict[str, float] | None:
@@ -46,23 +36,9 @@ def idle_by_phase(events: Iterable[Event], calls: Iterable[Call]) -> dict[str, f
     gaps = [(end, start) for (_, end), (start, _) in pairwise(busy)]
     phases: dict[str, float] = {}
     for phase in HOST_PHASES:
-        left = _outside(gaps, _joined((call.start, call.end) for call in calls if call.phase == phase))
-        phases[phase], gaps = (_length(gaps) - _length(left)) / 1e9, left
-    return {phase: seconds for phase, seconds in (phases | {"other": _length(gaps) / 1e9}).items() if seconds}
-
-
-def _outside(gaps: Iterable[tuple[int, int]], stretches: _Stretches) -> _Stretches:
-    """What of the gaps lies in none of the stretches; both are in their order."""
-    left, first = [], 0
-    for start, end in gaps:
-        while first < len(stretches) and stretches[first][1] <= start:
-            first += 1
-        at, index = start, first
-        while index < len(stretches) and stretches[index][0] < end:
-            left.append((at, stretches[index][0]))
-            at, index = stretches[index][1], index + 1
-        left.append((at, end))
-    return [(start, end) for start, end in left if start < end]
+        left = outside(gaps, joined((call.start, call.end) for call in calls if call.phase == phase))
+        phases[phase], gaps = (length(gaps) - length(left)) / 1e9, left
+    return {phase: seconds for phase, seconds in (phases | {"other": length(gaps) / 1e9}).items() if seconds}
 
 
 def computing(events: Iterable[Event]) -> float | None:
@@ -85,17 +61,25 @@ def _alone(events: Iterable[Event], wanted: Callable[[Event], bool], before: Cal
     ran = [event for event in events if event.is_on_device and not event.is_named]
     if not ran:
         return None
-    first = _length(_busy(event for event in ran if before(event)))
-    return (_length(_busy(event for event in ran if before(event) or wanted(event))) - first) / 1e9
+    first = length(_busy(event for event in ran if before(event)))
+    return (length(_busy(event for event in ran if before(event) or wanted(event))) - first) / 1e9
+
+
+def communication(events: Sequence[Event]) -> dict[int, list[Communicated]]:
+    """The kernels of collectives by the key of what launched them."""
+    communicating = [event for event in events if event.is_on_device and not event.is_named and _communicates(event)]
+    computed = _busy(event for event in events if _computes(event)) if communicating else []
+    found: defaultdict[int, list[Communicated]] = defaultdict(list)
+    for event in communicating:
+        exposed = length(outside([(event.start, event.end)], computed))
+        found[event.link].append(Communicated(collective_kind(event.name), event.end - event.start, exposed))
+    return dict(found)
 
 
 def _communicates(event: Event) -> bool:
-    return "nccl" in event.name.lower()
+    return is_collective_kernel(event.name)
 
 
 def _computes(event: Event) -> bool:
-    return not _communicates(event) and not event.name.startswith(("Memcpy", "Memset"))
-
-
-def _length(stretches: Iterable[tuple[int, int]]) -> int:
-    return sum(end - start for start, end in stretches)
+    """A fill is computing: it takes the device as a kernel does."""
+    return not _communicates(event) and not event.name.startswith("Memcpy")

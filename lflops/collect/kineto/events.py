@@ -23,7 +23,7 @@ from lflops.collect.kineto.module_log import THREAD, LogEntry, Replay
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.profile.records import Call, ModulePhase, TracedOperator
 
-__all__ = ["STEP", "Event", "Joined", "join", "read"]
+__all__ = ["STEP", "Communicated", "Event", "Joined", "join", "read"]
 
 STEP = "ProfilerStep#"
 """Begins the names of the events that are the steps."""
@@ -97,6 +97,14 @@ def read(raw: Sequence[Any], *, device: bool, stack: bool) -> list[Event]:
     return [*compress(events, map(not_, map(kind.is_hidden_event, raw)))] if stack and hasattr(kind, "is_hidden_event") else events
 
 
+class Communicated(NamedTuple):
+    """A kernel of a collective: its kind, how long it ran, and for how much of that nothing was computed, in nanoseconds."""
+
+    kind: str
+    nanoseconds: int
+    exposed: int
+
+
 @dataclass(slots=True)
 class _Times:
     name: str
@@ -129,14 +137,23 @@ class Joined:
         device: Nanoseconds of the device, by step, and by module and phase of the operator that launched it; other work is the root's.
         calls: Of modules and named parts, on all threads, in steps.
         operators: The table, over all steps. What is between them, as a validation, is in none of this.
+        communication: Nanoseconds of collectives' kernels and of these the exposed ones, by module and phase of what launched them, and by
+            kind; over all steps.
     """
 
     device: list[dict[ModulePhase, int]]
     calls: list[Call] = field(default_factory=list)
     operators: tuple[TracedOperator, ...] = ()
+    communication: dict[tuple[ModulePhase, str], tuple[int, int]] = field(default_factory=dict)
 
 
-def join(events: Sequence[Event], logs: Mapping[int, Sequence[LogEntry]], home: int, tree: ModuleTree) -> Joined:
+def join(
+    events: Sequence[Event],
+    logs: Mapping[int, Sequence[LogEntry]],
+    home: int,
+    tree: ModuleTree,
+    communicated: Mapping[int, Sequence[Communicated]] | None = None,
+) -> Joined:
     """Tie each event to the module that ran.
 
     Args:
@@ -144,6 +161,7 @@ def join(events: Sequence[Event], logs: Mapping[int, Sequence[LogEntry]], home: 
         logs: The entries by Python's number of the thread.
         home: The thread that trains.
         tree: The modules and their names.
+        communicated: The kernels of collectives by the key of what launched them.
     """
     begun = sorted((event.start, event.end, event.thread) for event in events if event.is_named and event.name.startswith(STEP))
     pythons = {event.thread: int(event.name.removeprefix(THREAD)) for event in events if event.is_named and event.name.startswith(THREAD)}
@@ -155,7 +173,7 @@ def join(events: Sequence[Event], logs: Mapping[int, Sequence[LogEntry]], home: 
     by_thread = _by_thread(event for event in events if event.start in steps)
     order = sorted(by_thread, key=lambda thread: (thread != trainer, thread))
     segments = {thread: AutogradSegments(0) for thread in order}
-    walk = _Walk(steps, asked)
+    walk = _Walk(steps, asked, communicated or {})
     for number, thread in enumerate(order):
         entries = logs.get(pythons.get(thread, 0), ())  # no thread of Python has the number 0
         walk.thread(by_thread[thread], Replay(tree, entries, thread=number, segments=segments, own=segments[thread]))
@@ -222,9 +240,11 @@ class _StepIntervals:
 class _Walk:
     """Goes through the events of one thread after the other."""
 
-    def __init__(self, steps: _StepIntervals, asked: Mapping[int, int]) -> None:
+    def __init__(self, steps: _StepIntervals, asked: Mapping[int, int], communicated: Mapping[int, Sequence[Communicated]]) -> None:
         self.steps = steps
         self.asked = asked
+        self.communicated = communicated
+        self.communication: defaultdict[tuple[ModulePhase, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
         self.times: dict[str, _Times] = {}
         self.named: dict[str, _Times] = {}
         self.device: list[defaultdict[ModulePhase, int]] = [defaultdict(int) for _ in range(steps.number)]
@@ -260,11 +280,18 @@ class _Walk:
             opened.append(event)
             if not link and key in self.asked:
                 self.device[step][running] += self.asked[key]
+                self._communicate(running, key)
                 replay.on_device(self.asked[key])
                 _on_device(opened, self.asked[key])
         for event in reversed(opened):
             _close(event)
         self.calls += replay.finish()
+
+    def _communicate(self, running: ModulePhase, key: int) -> None:
+        """Add the kernels of collectives that an operator launched."""
+        for kind, nanoseconds, exposed in self.communicated.get(key, ()):
+            whole, alone = self.communication[running, kind]
+            self.communication[running, kind] = whole + nanoseconds, alone + exposed
 
     def unasked(self, event: Event) -> None:
         """Add work of the device that nothing asked for."""
@@ -274,7 +301,7 @@ class _Walk:
         """What all threads did."""
         device = [{key: each for key, each in step.items() if each} for step in self.device]
         calls = [call for call in self.calls if call.start in self.steps]
-        return Joined(device=device, calls=calls, operators=_table(self.times.values()))
+        return Joined(device=device, calls=calls, operators=_table(self.times.values()), communication=dict(self.communication))
 
     def _new(self, name: str, *, is_named: bool) -> _Times:
         times = _Times(name, name in NO_OPERATORS, name.startswith(NODE))

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
-from lflops.collect.kineto.device_timeline import computing, exposed_communication, exposed_copies, idle, idle_by_phase
+from lflops.collect.kineto.device_timeline import communication, computing, exposed_communication, exposed_copies, idle, idle_by_phase
 from lflops.collect.kineto.events import STEP, join, read
 from lflops.collect.kineto.module_log import ModuleLog
 from lflops.collect.kineto.other_profilers import other_profiler_runs, recorded_events
@@ -54,6 +54,8 @@ class Recording:
         device_compute_seconds: In which it computed, over all batches; `None` as above.
         exposed_comm_seconds: In which it communicated and computed nothing, over all batches; `None` as above.
         exposed_copy_seconds: In which it only copied, over all batches; `None` as above.
+        communication: Seconds of collectives' kernels a step and of these the exposed ones, by module and phase of what launched them, and
+            by kind; empty where the recording ends within a step.
         calls: Of modules and named parts, for the annotation.
     """
 
@@ -68,6 +70,7 @@ class Recording:
     device_compute_seconds: float | None
     exposed_comm_seconds: float | None
     exposed_copy_seconds: float | None
+    communication: Mapping[tuple[ModulePhase, str], tuple[float, float]]
     calls: tuple[Call, ...]
 
 
@@ -241,7 +244,9 @@ class Tracer:
 
     def _read(self, raw: Sequence[object], unfinished: Path | None, path: Path) -> Recording:
         events = read(raw, device=self._device, stack=self._options["with_stack"])
-        joined = join(events, self._log.threads, self._log.home, self._tree)
+        communicated = communication(events) if self._device else {}
+        joined = join(events, self._log.threads, self._log.home, self._tree, communicated)
+        steps = sum(self._ends) if self._ends and self._ends[-1] else 0
         idle_seconds = idle(events) if self._device else None
         return Recording(
             raw=unfinished,
@@ -255,8 +260,18 @@ class Tracer:
             device_compute_seconds=computing(events) if self._device else None,
             exposed_comm_seconds=exposed_communication(events) if self._device else None,
             exposed_copy_seconds=exposed_copies(events) if self._device else None,
+            communication={
+                place: (each / steps / 1e9, alone / steps / 1e9) for place, (each, alone) in joined.communication.items() if steps
+            },
             calls=tuple(joined.calls),
         )
+
+
+def _a_step(
+    communication: Mapping[tuple[ModulePhase, str], tuple[int, int]], steps: int
+) -> dict[tuple[ModulePhase, str], tuple[float, float]]:
+    """Seconds a step, of nanoseconds over so many steps; none where the recording ends within a step."""
+    return {place: (whole / steps / 1e9, alone / steps / 1e9) for place, (whole, alone) in communication.items()} if steps else {}
 
 
 def _export(recorder: profile, into: Path) -> str | None:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lflops.analyze.trace.stretches import joined, length, outside, within
 from lflops.analyze.trace.summary import summarise
 from lflops.analyze.trace.timeline import DeviceTimeline, states, timeline
+from lflops.stretches import joined, length, outside, within
 from lflops.traces.recorded import DeviceWork
 from tests.support.traces_by_hand import BACKWARD, TraceByHand, small_gpu_trace
 

@@ -1,0 +1,37 @@
+"""Which collective a name means: an operator's of torch, a kernel's of NCCL or RCCL, or what a trace calls one."""
+
+import functools
+import re
+
+__all__ = ["collective_kind", "is_collective_kernel"]
+
+_KERNEL = re.compile(r"nccl|rccl|msccl|mscclpp|oneccl|deepep|nvshmem|all_?reduce_?kernel|cross_device_reduce", re.IGNORECASE)
+
+_KINDS = (
+    ("reducescatter", "reduce_scatter"),
+    ("allreduce", "all_reduce"),
+    ("allgather", "all_gather"),
+    ("alltoall", "all_to_all"),
+    ("broadcast", "broadcast"),
+    ("barrier", "barrier"),
+    ("sendrecv", "send_recv"),
+    ("reduce", "reduce"),
+    ("gather", "gather"),
+    ("scatter", "scatter"),
+    ("send", "send"),
+    ("recv", "recv"),
+)
+"""What a name has in it, without all that is no letter; the first that is found decides."""
+
+
+@functools.lru_cache(1 << 12)
+def is_collective_kernel(name: str) -> bool:
+    """Whether a kernel is one of a collective library."""
+    return _KERNEL.search(name) is not None
+
+
+@functools.lru_cache(1 << 12)
+def collective_kind(name: str) -> str:
+    """The kind, as `all_reduce`; `send_recv` is a kernel of NCCL's, of which all-to-all is made too."""
+    plain = re.sub(r"[^a-z]", "", name.lower())
+    return next((kind for part, kind in _KINDS if part in plain), "other")
