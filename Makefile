@@ -47,6 +47,7 @@ bench: $(READY) $(PEERS_READY)
 	@$(PEERS)/python benchmarks/accuracy.py
 	@$(PEERS)/python benchmarks/latency.py
 	@$(BIN)/python benchmarks/own_time.py
+	@$(BIN)/python benchmarks/drivers.py
 	@$(PEERS)/python benchmarks/callback.py
 
 # All that only a GPU can tell, within ten minutes. Where torch is already installed, as on a lent machine: make gpu GPU_PYTHON=python3
