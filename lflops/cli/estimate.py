@@ -34,6 +34,9 @@ def estimate(
     round_to: options.RoundTo = 1,
     allocator: options.Allocator = None,
     ranks: options.Ranks = None,
+    fsdp: options.Fsdp = None,
+    hsdp: options.Hsdp = None,
+    tp: options.Tp = None,
     depth: options.Depth = -1,
     save: options.Save = None,
     figure: options.Figure = None,
@@ -46,6 +49,7 @@ def estimate(
         "grad_scaler": grad_scaler,
         "round_to": round_to,
         "allocator": allocator,
+        "mesh": _mesh(fsdp, hsdp, tp),
     }
     with _modules_of_this_folder():
         profile = _estimated(target, batch, optimizer, how)
@@ -58,6 +62,19 @@ def estimate(
     else:
         _draw(analysis, of_ranks, depth)
     name_file(figure, as_json=as_json)
+
+
+def _mesh(fsdp: int | None, hsdp: str | None, tp: int | None) -> dict[str, int]:
+    """Ranks by dimension."""
+    mesh = {} if fsdp is None else {"data": fsdp}
+    if hsdp is not None:
+        replicas, _, shards = hsdp.partition("x")
+        if fsdp is not None:
+            raise UsageError("--hsdp shards as --fsdp does: give one of the two")
+        if not (replicas.isdecimal() and shards.isdecimal() and int(replicas) and int(shards)):
+            raise UsageError(f"--hsdp {hsdp}: give replicas x shards, as 2x8")
+        mesh = {"replica": int(replicas), "data": int(shards)}
+    return mesh if tp is None else {**mesh, "tensor": tp}
 
 
 def _write(analysis: Analysis, of_ranks: tuple[Sharded, ...]) -> None:

@@ -11,14 +11,17 @@ __all__ = [
     "Backward",
     "Depth",
     "Figure",
+    "Fsdp",
     "GradScaler",
     "Hardware",
+    "Hsdp",
     "Optimizer",
     "Ranks",
     "RoundTo",
     "Samples",
     "Save",
     "Target",
+    "Tp",
 ]
 
 Target = Annotated[
@@ -57,6 +60,13 @@ Allocator = Annotated[
 Ranks = Annotated[
     int | None, typer.Option("--ranks", metavar="N", min=1, help="What each of N data-parallel ranks needs under DDP, ZeRO and FSDP2.")
 ]
+Fsdp = Annotated[
+    int | None, typer.Option("--fsdp", metavar="N", min=1, help="As one of N ranks on which FSDP2 shards each block and the rest.")
+]
+Hsdp = Annotated[
+    str | None, typer.Option("--hsdp", metavar="RxN", help="As one rank of R replicas, each of which FSDP2 shards over N ranks: 2x8.")
+]
+Tp = Annotated[int | None, typer.Option("--tp", metavar="N", min=1, help="As one of N ranks of tensor parallelism by the model's tp_plan.")]
 Depth = Annotated[int, typer.Option("--depth", metavar="N", help="How many levels of the tree below the root; -1 is all.")]
 Save = Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write the profile, for lflops show and diff.")]
 Figure = Annotated[Path | None, typer.Option("--figure", metavar="FILE", help="Draw live memory over the step, as .png, .svg or .pdf.")]

@@ -47,6 +47,9 @@ FOREACH = "_foreach_"
 GATHERS = "fsdp::split_with_sizes_copy"
 """By this FSDP writes gathered parameters to their storages, which it resizes without an operator."""
 
+WRAPS = "_wrap_tensor_autograd"
+"""By this a collective's result is wrapped until it is waited for. The wrapper's storage has no memory."""
+
 LIFTS = frozenset({"lift", "lift_fresh"})
 """Operators by which memory that no operator made arrives: from `torch.tensor`, or a loaded array."""
 
@@ -89,7 +92,8 @@ class Operator:
         self.waits = namespace in COLLECTIVES and name in AWAITED
         self.written = written_arguments(function) if isinstance(function, OpOverload) else ()
         no_work = namespace in NAMESPACES_WITHOUT_WORK  # such as asking for the device of a fake tensor
-        self.makes_storage = not no_work and (not isinstance(function, OpOverload) or self.known_as in LIFTS or makes_storage(function))
+        makes = not isinstance(function, OpOverload) or self.known_as in LIFTS or makes_storage(function)
+        self.makes_storage = makes and not no_work and name != WRAPS
         self.fills = qualified == GATHERS
         views = bool(getattr(function, "is_view", False))
         self.has_nested_kernel = isinstance(function, OpOverload) and not no_work and not views and has_nested_kernel(function)

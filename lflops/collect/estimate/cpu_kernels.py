@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lflops.collect.torch_private.distributed import wait_operator
 from lflops.collect.torch_private.operators import OpOverload
 
 __all__ = ["LSTM_LAYER", "corrected"]
@@ -201,6 +202,10 @@ CORRECTIONS = (
 """All corrections. Not corrected: Fourier transforms of one expanded element, and a few bytes of `_embedding_bag`."""
 
 
+WAIT = Correction("wait_tensor", (0,), lambda _, args: args[0], "a collective's result is what was waited for; the fake one is a copy")
+"""Of collectives, and no operator of ATen's."""
+
+
 def _table() -> dict[Any, Correction]:
     found: dict[Any, Correction] = {}
     for correction in CORRECTIONS:
@@ -209,7 +214,7 @@ def _table() -> dict[Any, Correction]:
             operator = getattr(getattr(torch.ops.aten, name, None), overload or "default", None)
             if operator is not None:
                 found[operator] = correction
-    return found
+    return found | {wait_operator(): WAIT}
 
 
 _TABLE = _table()

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from lflops.collect.estimate.cpu_kernels import LSTM_LAYER
 from lflops.collect.estimate.cuda_attention import attention_on
 from lflops.collect.estimate.fake_errors import values_refused
 from lflops.collect.estimate.fake_tensors import Fakes
+from lflops.collect.estimate.mesh import checked_mesh, mesh_group, parallelize, with_mesh
 from lflops.collect.estimate.optimizer_step import MakesOptimizer, Stepper
 from lflops.collect.estimate.progress import Meter, Progress
 from lflops.collect.inputs.arguments import check_arguments, check_module, check_pass, check_whole, describe
@@ -49,6 +50,7 @@ def estimate(
     hardware: Hardware | str | None = None,
     round_to: int = 1,
     allocator: str | None = None,
+    mesh: Mapping[str, int] | None = None,
     progress: bool | Progress = False,
 ) -> Profile:
     """Estimate the work and the peak memory of a step. Nothing is allocated and nothing is computed.
@@ -60,16 +62,16 @@ def estimate(
         args: Its positional arguments, real or on `meta`; a lone tensor stands for itself.
         kwargs: Its keyword arguments.
         backward: Whether to go backward from `loss(output)`.
-        loss: From the output to a scalar; without it, the sum of the floating outputs, which is not counted. Before backward the output is
-            freed, except for what the loss needs of it.
-        optimizer: Makes an optimizer from a list of parameters, as `torch.optim.AdamW` does. Two steps run, so that the peak includes its
-            state. The work is that of the second step.
+        loss: From the output, which is freed before backward, to a scalar; without it, the sum of the floating outputs, not counted.
+        optimizer: Makes one from a list of parameters, as `torch.optim.AdamW`. Two steps run: the peak has its state, the work is of one.
         grad_scaler: Whether a `torch.amp.GradScaler` scales the loss and unscales the gradients, which all count as finite.
         hardware: The chip to estimate for: a name in the table, or a `Hardware` with your own figures. For a chip of the table, attention
             uses the kernel that torch takes on it. There optimizers also default to their `foreach` implementation.
         round_to: The size of each tensor is rounded up to a multiple of so many bytes; CUDA's allocator uses 512.
         allocator: The settings of torch's allocator for CUDA, as the text of `PYTORCH_ALLOC_CONF`: it is simulated over the allocations of
             both steps, and `memory.reserved` has the result. For a chip of the table the default is simulated where nothing is given.
+        mesh: Ranks by dimension, as `{"data": 8, "tensor": 4}`: the built model is divided as one of them has it. FSDP2 shards each block
+            over `data`, in `replica` replicas; `tensor` follows the model's `tp_plan`. The batch is one rank's.
         progress: Whether to write the progress to stderr; or a function of the finished operators and their total, `None` while unknown.
 
     Raises:
@@ -77,9 +79,7 @@ def estimate(
         HardwareError: The chip is unknown.
     """
     args = (args,) if isinstance(args, Tensor) else args
-    _check(model, args, kwargs, loss, backward=backward)
-    if optimizer is not None and not backward:
-        raise CountError("estimate: optimizer is given, but backward=False: give backward=True as well")
+    _check(model, args, kwargs, loss, mesh, backward=backward, stepped=optimizer is not None)
     estimator = Estimator(
         asker="estimate",
         backward=backward,
@@ -88,18 +88,23 @@ def estimate(
         hardware=hardware,
         round_to=round_to,
         allocator=allocator,
+        mesh=checked_mesh("estimate", mesh),
         progress=progress,
     )
     held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
     return estimator.run(lambda: Subject(built(model), args, dict(kwargs or {}), loss), held=(*held, *tensors_in((args, kwargs))))
 
 
-def _check(model: Any, args: Any, kwargs: Any, loss: Any, *, backward: Any) -> None:
+def _check(model: Any, args: Any, kwargs: Any, loss: Any, mesh: Any, *, backward: Any, stepped: bool) -> None:
     if isinstance(model, nn.Module):
         check_arguments("estimate", model, args, kwargs, loss, backward=backward)
     elif isinstance(model, type) or not callable(model):
         check_module("estimate", model, may_build=True)
     check_pass("estimate", args, kwargs, loss, backward=backward)
+    if stepped and not backward:
+        raise CountError("estimate: optimizer is given, but backward=False: give backward=True as well")
+    if mesh and isinstance(model, nn.Module):
+        raise CountError(f"estimate: mesh={describe(mesh)} divides the model: give a function that builds it")
 
 
 def built(model: Model) -> nn.Module:
@@ -159,6 +164,7 @@ class Estimator:
     grad_scaler: bool = False
     round_to: int = 1
     allocator: str | None = None
+    mesh: Mapping[str, int] = field(default_factory=dict)
     progress: bool | Progress = False
 
     def run(self, make: Callable[[], Subject], *, held: Iterable[Tensor] = ()) -> Profile:
@@ -194,15 +200,17 @@ class Estimator:
             with same_random_numbers(held):
                 with torch.inference_mode(mode=False):  # otherwise its parameters take no gradient
                     subject = make()
-                check_module(self.asker, subject.model)
+                    check_module(self.asker, subject.model)
+                    if self.mesh:
+                        parallelize(self.asker, subject.model, self.mesh)
                 with fakes.swapped_into(subject.model):
                     profile = self._run(subject, fakes, chip)
                     for parameter in subject.model.parameters():
                         parameter.grad = None
             fakes.forget()
-            return replace(profile, run=replace(profile.run, kind="estimate", hardware=chip))
+            return with_mesh(replace(profile, run=replace(profile.run, kind="estimate", hardware=chip)), self.mesh)
 
-        with same_random_numbers(held), fakes.running(), values_refused(self.asker):
+        with mesh_group(self.asker, self.mesh), same_random_numbers(held), fakes.running(), values_refused(self.asker):
             yield run
 
     def _checked(self) -> Hardware | None:

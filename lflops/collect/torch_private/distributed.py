@@ -1,13 +1,13 @@
 """Process groups, their store, and the flat parameters of the first FSDP."""
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["FlatPart", "flat_parts", "group_named", "group_store"]
+__all__ = ["FlatPart", "fake_group", "flat_parts", "group_named", "group_store", "wait_operator"]
 
 
 class FlatPart(NamedTuple):
@@ -43,8 +43,25 @@ def group_named(name: str) -> Any:
     return None
 
 
+def wait_operator() -> Any:
+    """The operator that waits for a collective's result, and returns it."""
+    return torch.ops._c10d_functional.wait_tensor.default
+
+
 def group_store() -> Any:
     """The store of the default process group; `None` without a group or a store."""
     with contextlib.suppress(AttributeError, RuntimeError, ValueError, AssertionError):
         return torch.distributed.distributed_c10d._get_default_store()
     return None
+
+
+@contextlib.contextmanager
+def fake_group(world_size: int) -> Iterator[None]:
+    """A process group of rank 0 and others that do not exist: collectives return at once, with results of the right shape."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()

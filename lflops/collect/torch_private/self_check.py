@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from lflops.collect.torch_private import autograd, dispatch_modes, distributed, modules, operators, tensors
 from lflops.collect.torch_private.known_torch import differs, known_torch
 
-__all__ = ["check", "check_fake_tensors"]
+__all__ = ["check", "check_fake_group", "check_fake_tensors"]
 
 aten = torch.ops.aten
 
@@ -53,6 +53,26 @@ def check_fake_tensors() -> None:
             "a fake mode makes no fake tensors": type(fake) is tensors.FakeTensor,
             "modes cannot be listed": only_shapes,
             "fake tensors have values": not has_values,
+        }
+    )
+
+
+@functools.cache
+def check_fake_group() -> None:
+    """Check the process group of ranks that do not exist, where there is no other: estimates of a mesh need it.
+
+    Raises:
+        CountError: It does not do what lflops takes it to do.
+    """
+    with known_torch(), dispatch_modes.without_modes(), distributed.fake_group(2):
+        ranks = torch.distributed.get_world_size()
+        gathered = [torch.zeros(3, device="cpu") for _ in range(2)]
+        torch.distributed.all_gather(gathered, torch.ones(3, device="cpu"))
+    _raise_if_wrong(
+        {
+            "a fake group has other ranks": ranks == 2,
+            "collectives are not waited for": distributed.wait_operator().name().endswith("wait_tensor"),
+            "a fake group stays open": not torch.distributed.is_initialized(),
         }
     )
 

@@ -1,0 +1,127 @@
+"""A model parallelized as one rank of a mesh has it, by torch's own wrappers, in a group whose other ranks do not exist."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+from lflops.collect.inputs.arguments import describe
+from lflops.collect.torch_private.distributed import fake_group
+from lflops.collect.torch_private.self_check import check_fake_group
+from lflops.errors import CountError
+from lflops.profile.model import Profile
+
+__all__ = ["DIMENSIONS", "checked_mesh", "mesh_group", "parallelize", "with_mesh"]
+
+DIMENSIONS = ("replica", "data", "tensor")
+"""In the order of the mesh: replicas of what FSDP2 shards over `data`, each part of which `tensor` divides."""
+
+STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel,
+    "rowwise": RowwiseParallel,
+    "colwise_rep": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
+    "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate()),
+}
+"""From the words of a transformers `tp_plan` to torch's styles."""
+
+
+def checked_mesh(asker: str, mesh: Any) -> dict[str, int]:
+    """The mesh, in its order; empty where it is one rank.
+
+    Raises:
+        CountError: It is no mesh.
+    """
+    if mesh is None:
+        return {}
+    taken = f"give ranks by {', '.join(map(repr, DIMENSIONS))}, as {{'data': 8, 'tensor': 4}}"
+    if not isinstance(mesh, Mapping) or not mesh or any(name not in DIMENSIONS for name in mesh):
+        raise CountError(f"{asker}: mesh={describe(mesh)}: {taken}")
+    for name, ranks in mesh.items():
+        if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+            raise CountError(f"{asker}: mesh[{name!r}]={describe(ranks)}: give a whole number of ranks, 1 or more")
+    if "replica" in mesh and "data" not in mesh:
+        raise CountError(f"{asker}: mesh has 'replica' without 'data': replicas are of what 'data' shards")
+    return {name: mesh[name] for name in DIMENSIONS if name in mesh}
+
+
+@contextlib.contextmanager
+def mesh_group(asker: str, mesh: Mapping[str, int]) -> Iterator[None]:
+    """The process group of a mesh; none for an empty one.
+
+    Raises:
+        CountError: A process group is open already.
+    """
+    if not mesh:
+        yield
+        return
+    if torch.distributed.is_initialized():
+        raise CountError(
+            f"{asker}: mesh={dict(mesh)}, but a process group is open already: leave mesh out, and shard the model in the function"
+        )
+    check_fake_group()
+    with fake_group(prod(mesh.values())):
+        yield
+
+
+def parallelize(asker: str, model: nn.Module, mesh: Mapping[str, int]) -> None:
+    """Divide a model over a mesh: tensor parallelism by its own plan, then FSDP2 of each block and of the rest.
+
+    Raises:
+        CountError: The model has no plan, or one that is unknown.
+    """
+    devices = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+    if "tensor" in mesh:
+        parallelize_module(model, devices["tensor"], _plan(asker, model))
+    sharded = tuple(name for name in ("replica", "data") if name in mesh)
+    if sharded:
+        for part in (*_blocks(model), model):
+            fully_shard(part, mesh=devices[sharded])
+
+
+def _plan(asker: str, model: nn.Module) -> dict[str, ParallelStyle]:
+    """Of the model's modules that are there, what its plan says."""
+    plan: Any = getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
+    if not isinstance(plan, Mapping) or not plan:
+        kind = type(model).__name__
+        raise CountError(f"{asker}: {kind} has no tp_plan: apply parallelize_module in the function that builds it, and leave 'tensor' out")
+    unknown = {style for style in plan.values() if style not in STYLES}
+    if unknown:
+        raise CountError(f"{asker}: the model's tp_plan has {min(map(str, unknown))!r}: of these {', '.join(STYLES)} are known")
+    return {name: STYLES[style]() for name, style in plan.items()}
+
+
+def _blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """Modules that their container numbers, outside of any other."""
+    inside: list[str] = []
+    for name, module in model.named_modules():
+        if any(name.startswith(f"{block}.") for block in inside) or not name.rpartition(".")[2].isdecimal():
+            continue
+        if next(module.parameters(), None) is not None:
+            inside.append(name)
+            yield module
+
+
+def with_mesh(profile: Profile, mesh: Mapping[str, int]) -> Profile:
+    """The profile of one of a mesh's ranks."""
+    if not mesh:
+        return profile
+    strategy = {"replica": "hsdp", "data": "fsdp2", "tensor": "tensor parallel"}
+    names = [strategy[name] for name in mesh if not (name == "data" and "replica" in mesh)]
+    run = replace(
+        profile.run,
+        world_size=prod(mesh.values()),
+        strategy=", ".join(names),
+        data_parallel_size=mesh.get("data", 1) * mesh.get("replica", 1),
+        tensor_parallel_size=mesh.get("tensor", 1),
+    )
+    return replace(profile, run=run)

@@ -1,0 +1,175 @@
+"""An estimate of one rank of a mesh is what torch's own wrappers do: by hand here, and in real processes."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import lflops
+from lflops.profile.model import Memory, Profile
+from tests.support.processes import Ranks
+
+WIDTH, WIDE, SAMPLES, BLOCKS, FLOAT = 64, 256, 32, 3, 4
+BATCH = torch.zeros(SAMPLES, WIDTH)
+SUM = 4
+"""Bytes of the number that backward starts from, which a loop's count sees as well."""
+
+pytestmark = pytest.mark.skipif(
+    not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::scatter_", "Meta"),
+    reason="collectives do not say what their results look like, and an estimate says so",
+)
+
+
+class Blocks(nn.Module):
+    """Blocks of two layers, a head, and a plan for tensor parallelism in transformers' words."""
+
+    tp_plan = {"blocks.*.0": "colwise", "blocks.*.2": "rowwise", "head": "colwise_rep"}  # noqa: RUF012 - as transformers has it
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = lambda: nn.Sequential(nn.Linear(WIDTH, WIDE), nn.GELU(), nn.Linear(WIDE, WIDTH))  # noqa: E731
+        self.blocks = nn.ModuleList(layers() for _ in range(BLOCKS))
+        self.head = nn.Linear(WIDTH, WIDE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def whole() -> nn.Module:
+    """On one rank."""
+    return Blocks()
+
+
+def in_shards(*sizes: int) -> nn.Module:
+    """By `fully_shard`, block by block."""
+    names = ("replica", "data")[-len(sizes) :]
+    mesh, model = init_device_mesh("cpu", sizes, mesh_dim_names=names), Blocks()
+    for part in (*model.blocks, model):
+        fully_shard(part, mesh=mesh)
+    return model
+
+
+def in_columns_and_rows(ranks: int) -> nn.Module:
+    """By `parallelize_module`."""
+    from torch.distributed.tensor import Replicate
+
+    plan = {"blocks.*.0": ColwiseParallel(), "blocks.*.2": RowwiseParallel(), "head": ColwiseParallel(output_layouts=Replicate())}
+    return parallelize_module(Blocks(), init_device_mesh("cpu", (ranks,)), plan)  # type: ignore[arg-type]
+
+
+def estimated(build: Callable[[], nn.Module] = whole, **how: Any) -> Profile:
+    """A step with AdamW."""
+    return lflops.estimate(build, BATCH, backward=True, loss=lambda out: out.sum(), optimizer=torch.optim.AdamW, **how)
+
+
+def memory(profile: Profile) -> Memory:
+    """That was counted."""
+    assert profile.memory is not None
+    return profile.memory
+
+
+def trained(build: Callable[[], nn.Module]) -> Profile:
+    """The third step of a real training."""
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        with lflops.counting(model) as counted:
+            model(BATCH).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return counted.profile
+
+
+MESHES: dict[str, tuple[dict[str, int], Callable[[], nn.Module]]] = {
+    "FSDP2": ({"data": 4}, partial(in_shards, 4)),
+    "HSDP": ({"replica": 2, "data": 2}, partial(in_shards, 2, 2)),
+    "tensor parallel": ({"tensor": 4}, partial(in_columns_and_rows, 4)),
+}
+
+
+@pytest.mark.parametrize(("mesh", "by_hand"), MESHES.values(), ids=MESHES)
+def test_a_mesh_is_the_wrapper_applied_by_hand(mesh: dict[str, int], by_hand: Callable[[], nn.Module]) -> None:
+    """To the byte and the MAC, at every operator; and no process group is left open."""
+    found = estimated(mesh=mesh)
+    assert not distributed.is_initialized()
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        expected = estimated(by_hand)
+    finally:
+        distributed.destroy_process_group()
+    assert (expected.cells, expected.communication) == (found.cells, found.communication)
+    assert memory(expected).timeline == memory(found).timeline
+    assert memory(expected).peak_bytes == memory(found).peak_bytes
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_real_processes_hold_what_was_estimated(world: int, tmp_path: Path) -> None:
+    """Live bytes of gloo's ranks at the peak, under FSDP2 and tensor parallelism: the same but for the sum; the estimate has the batch."""
+    builds: dict[str, Callable[[], nn.Module]] = {"data": partial(in_shards, world), "tensor": partial(in_columns_and_rows, world)}
+    with Ranks(world, tmp_path) as ranks:
+        real = {name: ranks.run(partial(trained, build)) for name, build in builds.items()}
+    for name, profiles in real.items():
+        found = memory(estimated(mesh={name: world})).peak_bytes - BATCH.nbytes
+        assert all(abs(memory(each).peak_bytes - found) <= SUM for each in profiles)
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # torch's, of what a block of local parts returns
+def test_a_rank_is_named_in_the_run() -> None:
+    """By hand: a rank of tensor parallelism multiplies a half of each product; FSDP2 all of its batch."""
+    macs = SAMPLES * (BLOCKS * 2 * WIDTH * WIDE + WIDTH * WIDE)
+    both, tensor, alone = (estimated(mesh=mesh) for mesh in ({"data": 2, "tensor": 2}, {"tensor": 2}, None))
+    assert [macs // 2, macs // 2, macs] == [each.total() for each in (both, tensor, alone)]
+    assert [("fsdp2, tensor parallel", 4, 2, 2), ("tensor parallel", 2, 1, 2)] == [
+        (each.run.strategy, each.run.world_size, each.run.data_parallel_size, each.run.tensor_parallel_size) for each in (both, tensor)
+    ]
+
+
+class Planless(nn.Linear):
+    """Has no plan."""
+
+
+WRONG: dict[str, tuple[Any, Any, str]] = {
+    "no mesh": (whole, 8, "mesh=8: give ranks by 'replica', 'data', 'tensor'"),
+    "an unknown dimension": (whole, {"pipeline": 2}, "give ranks by 'replica', 'data', 'tensor'"),
+    "no ranks": (whole, {"data": 0}, r"mesh\['data'\]=0: give a whole number of ranks"),
+    "half a rank": (whole, {"data": 1.5}, r"mesh\['data'\]=1.5"),
+    "replicas of nothing": (whole, {"replica": 2}, "'replica' without 'data'"),
+    "a module": (Blocks(), {"data": 2}, "divides the model: give a function that builds it"),
+    "no plan": (lambda: Planless(WIDTH, 2), {"tensor": 2}, "Planless has no tp_plan: apply parallelize_module"),
+}
+
+
+@pytest.mark.parametrize(("model", "mesh", "said"), WRONG.values(), ids=WRONG)
+def test_a_wrong_mesh_is_named(model: Any, mesh: Any, said: str) -> None:
+    """With what is taken; nothing is left open."""
+    with pytest.raises(lflops.CountError, match=said):
+        estimated(model, mesh=mesh)
+    assert not distributed.is_initialized()
+
+
+def test_an_unknown_style_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that a later transformers has."""
+    monkeypatch.setattr(Blocks, "tp_plan", {"head": "diagonal"})
+    with pytest.raises(lflops.CountError, match="tp_plan has 'diagonal'"):
+        estimated(mesh={"tensor": 2})
+
+
+def test_within_a_group_of_the_users_there_is_no_mesh() -> None:
+    """It is not closed."""
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with pytest.raises(lflops.CountError, match="a process group is open"):
+            estimated(mesh={"data": 2})
+        assert distributed.is_initialized()
+    finally:
+        distributed.destroy_process_group()
