@@ -1,100 +1,473 @@
-"""Is a slow rank found, with its module, and is its cost right? One rank of a DDP training sleeps in one module's forward in each step."""
+"""Is the right rank named? Trainings over gloo with a delay planted on one rank, and without one; then simulated runs of many ranks.
 
+All processes share this machine's cores, so delays, and most of the model's work, are sleep: ranks do not get in each other's way more than
+the machine's load makes them. With `--busy`, another process keeps a core busy meanwhile.
+
+python benchmarks/ranks.py [--busy] [--ranks 2 4] [--repeat 1] [--sizes 2 5 20 50] [--simulate]
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
 import logging
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
 import tempfile
 import time
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from results import record
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.data import DataLoader, Dataset
 
 import lflops
+from lflops.analyze.ranks.imbalance import culprits
 from lflops.lightning.monitor import FlopsMonitor
+from lflops.merging.rank_comparison import compare_ranks
+from lflops.merging.rank_table import Place, table_of
 from lflops.schedule import Schedule
+from tests.support.ports import free_port
+from tests.support.simulated_ranks import DATA, OPTIMIZER, Plant, ddp, fsdp, patterns, tensor_parallel
 
-WIDTH, ROWS, LAYERS, SLOW_LAYER, STEPS = 128, 32, 6, 3, 40
-CASES = [(ranks, seconds) for ranks in (2, 3) for seconds in (2e-3, 5e-3, 20e-3)]
+WIDTH, ROWS, BLOCKS, SLOW_BLOCK = 64, 16, 4, 2
+WAIT, HOOKED, AFTER = 5, 15, 14
+BASE = 2e-3
+"""Seconds that a block's forward sleeps; its backward sleeps twice as long."""
+
+STRATEGIES = ("ddp", "fsdp", "tensor parallel", "pipeline")
+WORK = f"blocks.{SLOW_BLOCK}.work"
+KINDS: dict[str, tuple[str, str] | None] = {
+    "forward": (WORK, "forward"),
+    "backward": (WORK, "backward"),
+    "data": ("", "data"),
+    "optimizer": ("", "optimizer"),
+    "every third step": (WORK, "forward"),
+    "10 % everywhere": ("", "all"),
+    "none": None,
+}
+"""What is planted, and the module and the phase that have to be named."""
+
+SECONDS = 300
+"""That a run may take."""
 
 
-class Layer(nn.Module):
-    """A product, and a nap."""
+class Case(NamedTuple):
+    """One training."""
 
-    def __init__(self) -> None:
-        """Wake."""
-        super().__init__()
-        self.product = nn.Linear(WIDTH, WIDTH)
-        self.delay = 0.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        until = time.perf_counter() + self.delay
-        while (left := until - time.perf_counter()) > 0:
-            time.sleep(left)
-        return torch.relu(self.product(x))
+    strategy: str
+    kind: str
+    seconds: float
+    ranks: int
+    slow_rank: int
 
 
-class Delayed(LightningModule):
-    """Several layers, of which one is slow on the last rank."""
+class Outcome(NamedTuple):
+    """The first row, if there is one, and the merged step's wait for data."""
+
+    named: tuple[str, str, int] | None
+    data: float
+
+
+def nap(seconds: float) -> None:
+    """Sleep, and not less."""
+    until = time.perf_counter() + seconds
+    while (left := until - time.perf_counter()) > 0:
+        time.sleep(left)
+
+
+class NapsBackward(torch.autograd.Function):
+    """Passes a tensor on; its backward takes its time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, work: "Work") -> Tensor:
+        ctx.work = work
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        nap(ctx.work.backward_seconds)
+        return gradients[0], None
+
+
+class Work(nn.Module):
+    """A product, and a nap forward and backward."""
 
     def __init__(self, seconds: float) -> None:
-        """Say by how much."""
+        """Be as fast as on the other ranks."""
         super().__init__()
-        self.layers = nn.Sequential(*(Layer() for _ in range(LAYERS)))
-        self.seconds = seconds
+        self.product = nn.Linear(WIDTH, 2 * WIDTH)
+        self.usual = self.forward_seconds = seconds
+        self.backward_seconds = 2 * seconds
 
-    def on_fit_start(self) -> None:
-        if self.trainer.global_rank == self.trainer.world_size - 1:
-            self.layers[SLOW_LAYER].delay = self.seconds
+    def forward(self, x: Tensor) -> Tensor:
+        nap(self.forward_seconds)
+        return NapsBackward.apply(self.product(x), self)
 
-    def training_step(self, batch: Tensor, _: int) -> Tensor:
-        return self.layers(batch).square().mean()
+
+class Block(nn.Module):
+    """Work, and a product that is not."""
+
+    def __init__(self, seconds: float) -> None:
+        """Of which the forward sleeps so long."""
+        super().__init__()
+        self.work = Work(seconds)
+        self.mix = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mix(torch.relu(self.work(x)))
+
+
+class Batches(Dataset[Tensor]):
+    """Rows, with a call at the first of each batch."""
+
+    def __init__(self, rows: int, begin: Callable[[], None]) -> None:
+        """Draw them."""
+        self.x = torch.randn(rows, WIDTH)
+        self.begin = begin
+        self.fetched = 0
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> Tensor:
+        if not self.fetched % ROWS:
+            self.begin()
+        self.fetched += 1
+        return self.x[index]
+
+
+def rank() -> int:
+    """Which this process is."""
+    return int(os.environ["LOCAL_RANK"])
+
+
+class Model(LightningModule):
+    """Four blocks and a head, with the delay on one rank."""
+
+    def __init__(self, case: Case) -> None:
+        """Plant it."""
+        super().__init__()
+        everywhere = case.kind == "10 % everywhere"
+        self.case, self.is_slow, self.is_spread, self.steps = case, rank() == case.slow_rank, False, 0
+        self.blocks = nn.ModuleDict({str(n): Block(case.seconds * 10 / (3 * BLOCKS) if everywhere else BASE) for n in range(BLOCKS)})
+        self.head = nn.Linear(WIDTH, 8)
+        if self.is_slow:
+            slow = self.work(SLOW_BLOCK)
+            slow.forward_seconds += case.seconds * (case.kind == "forward")
+            slow.backward_seconds += case.seconds * (case.kind == "backward")
+            for n in range(BLOCKS if everywhere else 0):
+                self.work(n).forward_seconds *= 1.1
+                self.work(n).backward_seconds *= 1.1
+
+    def work(self, number: int) -> Work:
+        """That of a block."""
+        work = self.blocks[str(number)].work
+        assert isinstance(work, Work)  # noqa: S101
+        return work
+
+    def begin_batch(self) -> None:
+        """The data set is asked for the first row."""
+        if self.is_slow and self.case.kind == "data":
+            nap(self.case.seconds)
+
+    def configure_model(self) -> None:
+        if self.device_mesh is None or self.is_spread:
+            return
+        self.is_spread = True
+        data, tensor = self.device_mesh["data_parallel"], self.device_mesh["tensor_parallel"]
+        for block in self.blocks.values():
+            if tensor.size() > 1:
+                parallelize_module(block, tensor, {"work.product": ColwiseParallel(), "mix": RowwiseParallel()})
+            if data.size() > 1:
+                fully_shard(block, mesh=data)
+        if data.size() > 1:
+            fully_shard(self.head, mesh=data)
+
+    def begin_step(self) -> None:
+        """In every third step one block is slow."""
+        self.steps += 1
+        if self.is_slow and self.case.kind == "every third step" and str(SLOW_BLOCK) in self.blocks:
+            slow = self.work(SLOW_BLOCK)
+            slow.forward_seconds = slow.usual + (0.0 if self.steps % 3 else self.case.seconds)
+
+    def training_step(self, batch: Tensor, _: int) -> Tensor | None:
+        self.begin_step()
+        x = batch
+        for block in self.blocks.values():
+            x = block(x)
+        return self.head(x).square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters())
+        optimizer = torch.optim.SGD(self.parameters(), lr=1e-3)
+        if self.is_slow and self.case.kind == "optimizer":
+            optimizer.register_step_pre_hook(lambda *_: nap(self.case.seconds))
+        return optimizer
 
 
-def found(ranks: int, seconds: float) -> str:
-    """A line of the table."""
-    torch.set_num_threads(1)
-    rows: Any = torch.randn(STEPS * ROWS * ranks, WIDTH)
+class Stages(DDPStrategy):
+    """Starts the ranks as for a replicated model, and wraps nothing."""
+
+    def configure_ddp(self) -> None:
+        pass
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": 1, "rank": 0}
+
+
+class Stage(Model):
+    """The blocks of one stage of a pipeline, which works while the others wait."""
+
+    def __init__(self, case: Case) -> None:
+        """Keep the rank's own blocks."""
+        super().__init__(case)
+        self.automatic_optimization = False
+        own = BLOCKS // case.ranks
+        self.blocks = nn.ModuleDict({name: block for name, block in self.blocks.items() if int(name) // own == rank()})
+        self.is_last = rank() == case.ranks - 1
+        if not self.is_last:
+            del self.head
+
+    def training_step(self, batch: Tensor, _: int) -> None:
+        self.begin_step()
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        x = batch
+        if rank():
+            x = torch.empty(ROWS, WIDTH)
+            distributed.recv(x, rank() - 1)
+            x.requires_grad_()
+        y = x
+        for block in self.blocks.values():
+            y = block(y)
+        if self.is_last:
+            self.manual_backward(self.head(y).square().mean())
+        else:
+            distributed.send(y.detach(), rank() + 1)
+            gradient = torch.empty_like(y)
+            distributed.recv(gradient, rank() + 1)
+            self.manual_backward(y, gradient=gradient)
+        if rank() and x.grad is not None:
+            distributed.send(x.grad, rank() - 1)
+        optimizer.step()
+
+
+def stages(each: int) -> dict[str, int]:
+    """The topology of a pipeline."""
+    return {"data": 0, "pipeline": each}
+
+
+def strategy_of(case: Case) -> Any:
+    """Lightning's."""
+    if case.strategy in {"ddp", "pipeline"}:
+        return DDPStrategy() if case.strategy == "ddp" else Stages()
+    data, tensor = (case.ranks, 1) if case.strategy == "fsdp" else (1, case.ranks)
+    return ModelParallelStrategy(data_parallel_size=data, tensor_parallel_size=tensor)
+
+
+def train(case: Case) -> Outcome | None:
+    """What rank 0 says of it; nothing on the others."""
+    torch.manual_seed(0)
+    pipeline = case.strategy == "pipeline"
+    module = (Stage if pipeline else Model)(case)
+    rows = (WAIT + 1 + HOOKED + AFTER) * ROWS * (case.ranks if case.strategy in {"ddp", "fsdp"} else 1)
+    monitor = FlopsMonitor(
+        Schedule(wait=WAIT, warmup=1, active=HOOKED),
+        trace=False,
+        html=False,
+        module_scalars=0,
+        on_error="raise",
+        topology=stages if pipeline else None,
+    )
     with tempfile.TemporaryDirectory() as directory:
         trainer = Trainer(
             max_epochs=1,
-            callbacks=[FlopsMonitor(Schedule(wait=5, warmup=1, active=10), trace=False, dirpath=directory)],
+            callbacks=[monitor],
             accelerator="cpu",
-            strategy="ddp_fork",
-            devices=ranks,
+            strategy=strategy_of(case),
+            devices=case.ranks,
             logger=False,
             enable_progress_bar=False,
             enable_model_summary=False,
             enable_checkpointing=False,
             default_root_dir=directory,
         )
-        trainer.fit(Delayed(seconds), DataLoader(rows, batch_size=ROWS))
-        (path,) = Path(directory).glob("*.profile.json")
-        profile = lflops.load(path)
-    worst = next(row for row in lflops.imbalance(profile).rows if row.waiting != "unknown")
-    lost = worst.seconds_lost
-    named = f"rank {worst.slow_rank} | {worst.module} {worst.phase} | {worst.slowest_steps} of {worst.steps}"
-    return f"| {ranks} | {1e3 * seconds:.0f} ms | {named} | {1e3 * lost:.2f} ms | {lost / seconds - 1:+.1%} |"
+        trainer.fit(module, DataLoader(Batches(rows, module.begin_batch), batch_size=ROWS))
+    for profile in monitor.profiles:
+        found = lflops.imbalance(profile).rows
+        data = [step.phases["data"] for step in profile.steps if step.is_typical]
+        first = (found[0].module, found[0].phase, found[0].slow_rank) if found else None
+        return Outcome(first, sorted(data)[len(data) // 2])
+    return None
+
+
+class Ranks:
+    """Processes that stay a group from training to training."""
+
+    def __init__(self, world: int) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["__main__"])
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
+        self._ranks = [
+            ProcessPoolExecutor(1, mp_context=context, initializer=stand, initargs=(place | {"LOCAL_RANK": str(each)},))
+            for each in range(world)
+        ]
+
+    def train(self, case: Case) -> Outcome:
+        """What rank 0 says."""
+        running = [each.submit(train, case) for each in self._ranks]
+        outcomes = [each.result(SECONDS) for each in running]
+        assert outcomes[0] is not None  # noqa: S101
+        return outcomes[0]
+
+    def end(self) -> None:
+        """Kill them: a group has nothing to say at its end."""
+        for each in self._ranks:
+            for process in list(each._processes.values()):  # noqa: SLF001 - there is no other way to end one
+                process.kill()
+            each.shutdown()
+
+
+def stand(place: dict[str, str]) -> None:
+    """Be the rank that a launcher would make of this process."""
+    os.environ.update(place)
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    for name in ("lightning.pytorch", "lightning.fabric", "torch.distributed"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def grid(ranks: int, sizes: Sequence[float], repeat: int) -> Iterator[Case]:
+    """Every kind in every size under every strategy; what plants nothing six times as often."""
+    draw = random.Random(ranks)  # noqa: S311 - nothing is secret
+    for _, strategy, kind in itertools.product(range(repeat), STRATEGIES, KINDS):
+        for seconds in sizes if kind != "none" else [BASE] * 6:
+            in_block = strategy == "pipeline" and KINDS[kind] in {(WORK, "forward"), (WORK, "backward")}
+            yield Case(strategy, kind, seconds, ranks, SLOW_BLOCK * ranks // BLOCKS if in_block else draw.randrange(ranks))
+
+
+def is_right(case: Case, outcome: Outcome) -> bool:
+    """Whether the first row names rank, phase and module; where nothing was planted, whether there is none."""
+    place = KINDS[case.kind]
+    return outcome.named == (None if place is None else (*place, case.slow_rank))
+
+
+def run_grid(ranks: int, sizes: Sequence[float], repeat: int, log: Path) -> list[tuple[Case, Outcome]]:
+    """Train all of them, with a line in the log for each. A run that fails is reported, and left out."""
+    found, group = [], Ranks(ranks)
+    try:
+        with log.open("a") as file:
+            for case in grid(ranks, sizes, repeat):
+                try:
+                    outcome = group.train(case)
+                except Exception as error:  # noqa: BLE001 - of a process that ended, or of the training
+                    print(f"failed: {case}: {type(error).__name__}: {error}", flush=True)
+                    group.end()
+                    group = Ranks(ranks)
+                    continue
+                found.append((case, outcome))
+                file.write(json.dumps([case, outcome, is_right(case, outcome)]) + "\n")
+                file.flush()
+    finally:
+        group.end()
+    return found
+
+
+@contextlib.contextmanager
+def busy_core(*, busy: bool) -> Iterator[None]:
+    """Another process that never sleeps."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if busy else None
+    try:
+        yield
+    finally:
+        if process is not None:
+            process.kill()
+            process.wait()
+
+
+def table(results: Sequence[tuple[Case, Outcome]]) -> Iterator[str]:
+    """Right runs of all, by strategy and size."""
+    sizes = sorted({case.seconds for case, _ in results if case.kind != "none"})
+    right: dict[tuple[str, object], Counter[bool]] = defaultdict(Counter)
+    for case, outcome in results:
+        column = "none" if case.kind == "none" else case.seconds
+        for row in (case.strategy, case.kind, "all"):
+            right[row, column][is_right(case, outcome)] += 1
+
+    def cell(row: str, column: object) -> str:
+        counts = right[row, column]
+        return f"{counts[True]} of {counts.total()}" if counts else ""
+
+    yield f"| | {' | '.join(f'{1e3 * size:.0f} ms' for size in sizes)} | nothing planted |"
+    yield f"|---|{'--:|' * (len(sizes) + 1)}"
+    for row in (*STRATEGIES, *(kind for kind in KINDS if kind != "none"), "all"):
+        yield f"| {row} | {' | '.join(cell(row, column) for column in (*sizes, 'none'))} |"
+
+
+def simulated(ranks: int, seeds: int) -> Iterator[str]:
+    """A line for each strategy: planted culprits that come first, and runs without one in which nobody is accused."""
+    plants = {
+        (place.row, place.phase): Plant(rank=ranks // 3, place=place, seconds=5e-3)
+        for place in (Place("layers.3.mlp", "forward"), Place("layers.5.attention", "backward"), DATA, OPTIMIZER)
+    } | {("", "all"): Plant(rank=ranks // 3, factor=1.1)}
+    for name, simulation in {"ddp": ddp(), "fsdp": fsdp(), "tensor parallel": tensor_parallel()}.items():
+        named, clean = Counter[bool](), Counter[bool]()
+        for seed in range(seeds):
+            for place, plant in [*plants.items(), (None, None)]:
+                times = simulation.run(ranks, 10, seed, [] if plant is None else [plant])
+                compared = compare_ranks(table_of(times, simulation.waits, patterns=patterns()))
+                rows = [] if compared is None else [((row.module, row.phase), row.slow_rank) for row in culprits(compared, ranks)]
+                if plant is None:
+                    clean[not rows] += 1
+                else:
+                    named[rows[:1] == [(place, plant.rank)]] += 1
+        yield f"| {ranks:,} | {name} | {named[True]} of {named.total()} | {clean[True]} of {clean.total()} |"
 
 
 def main() -> None:
-    """Measure, and write the table."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
+    """Train, simulate, and write the tables."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--busy", action="store_true", help="beside a process that keeps a core busy")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--sizes", type=float, nargs="+", default=[2, 5, 20, 50], help="milliseconds")
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--simulate", type=int, nargs="*", default=[256, 1024], help="numbers of ranks")
+    parser.add_argument("--log", type=Path, default=Path(tempfile.gettempdir()) / "lflops-ranks.jsonl")
+    given = parser.parse_args()
     lines = [
-        f"A DDP training over gloo of {LAYERS} layers, all processes on this machine; in each step the last rank sleeps in",
-        f"`layers.{SLOW_LAYER}` forward. The row that costs most of those in which nobody waits for others:",
+        "DDP, FSDP2, tensor parallel and pipeline trainings over gloo, all processes on this machine, whose cores other programs used too.",
+        f"The model has {BLOCKS} blocks of {3e3 * BASE:.0f} ms, most of it sleep; one rank sleeps longer. {HOOKED} steps are hooked. A run is",
+        "right if its first row names rank, phase and module, and where nothing is planted, if there is no row.",
         "",
-        "| ranks | planted | slow rank | module | in steps | cost a step | off by |",
-        "|--:|--:|--:|---|--:|--:|--:|",
-        *(found(*case) for case in CASES),
     ]
-    record("ranks.py", "A slow rank", lines)
+    with busy_core(busy=given.busy):
+        for ranks in given.ranks:
+            results = run_grid(ranks, [each / 1e3 for each in given.sizes], given.repeat, given.log)
+            lines += [f"{ranks} ranks{', beside a process that keeps a core busy' if given.busy else ''}:", "", *table(results), ""]
+    if given.simulate:
+        lines += [
+            "Simulated: steps of about 100 ms that jitter by 2 %, ranks that drift, heavy tails; 5 ms planted, or 10 % everywhere.",
+            "",
+        ]
+        lines += ["| ranks | strategy | the culprit comes first | nobody is accused without one |", "|--:|---|--:|--:|"]
+        lines += [line for ranks in given.simulate for line in simulated(ranks, seeds=2)]
+    record("ranks.py", f"A slow rank{', on a busy machine' if given.busy else ''}", lines)
 
 
 if __name__ == "__main__":
