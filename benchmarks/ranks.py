@@ -452,8 +452,8 @@ def main() -> None:
     given = parser.parse_args()
     lines = [
         "DDP, FSDP2, tensor parallel and pipeline trainings over gloo, all processes on this machine, whose cores other programs used too.",
-        f"The model has {BLOCKS} blocks of {3e3 * BASE:.0f} ms, most of it sleep; one rank sleeps longer. {HOOKED} steps are hooked. A run is",
-        "right if its first row names rank, phase and module, and where nothing is planted, if there is no row.",
+        f"The model has {BLOCKS} blocks of {3e3 * BASE:.0f} ms, most of it sleep; one rank sleeps longer. {HOOKED} steps are hooked.",
+        "A run is right if its first row names rank, phase and module, and where nothing is planted, if there is no row.",
         "",
     ]
     with busy_core(busy=given.busy):

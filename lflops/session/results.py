@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from msgspec.structs import replace
 
@@ -11,6 +11,7 @@ from lflops.collect.ranks.gather import Gather
 from lflops.collect.ranks.topology import Topology, topology_of
 from lflops.merging.merge import merge
 from lflops.profile.model import Profile
+from lflops.profile.notes import notes_with
 from lflops.profile.records import ModulePhase
 from lflops.session.inputs.messages import warn
 from lflops.session.inputs.settings import Settings
@@ -20,6 +21,46 @@ from lflops.session.outlets.loggers import Outlets, scalars
 from lflops.session.outlets.paths import OutputPaths
 
 __all__ = ["Results"]
+
+UNITS = ("samples", "tokens")
+
+
+class _OwnWindow(NamedTuple):
+    """What is kept of this rank's window until those of all ranks are merged.
+
+    Attributes:
+        partial: Whether it was cut short.
+        units: Samples and tokens of its steps, by their index and kind.
+    """
+
+    partial: bool
+    units: Mapping[tuple[int, str], Mapping[str, Any]] = {}
+
+    @classmethod
+    def of(cls, profile: Profile) -> Self:
+        """That of a rank's profile."""
+        units: dict[tuple[int, str], dict[str, Any]] = {
+            (step.index, step.kind): {name: getattr(step, name) for name in UNITS} for step in profile.steps
+        }
+        return cls(profile.run.partial, units)
+
+    def shares(self, merged: Profile) -> dict[str, float]:
+        """Of all ranks' samples and tokens, to those of this rank; what is unknown is left out."""
+        shares = {}
+        for name in UNITS:
+            pairs = [(getattr(step, name), self.units.get((step.index, step.kind), {}).get(name)) for step in merged.steps]
+            known = [(everywhere, here) for everywhere, here in pairs if everywhere is not None and here]
+            if known:
+                shares[name] = sum(everywhere for everywhere, _ in known) / sum(here for _, here in known)
+        return shares
+
+
+def _ended(profile: Profile, *, cut_short: bool) -> str:
+    """How the window's end was not the planned one. That a rank's report is missing does not cut it short."""
+    missing = ", ".join(note.subject for note in notes_with("ranks_missing", profile.notes))
+    failed = any(rank.status == "failed" for rank in profile.ranks)
+    early = " before its end" if cut_short or failed or (profile.run.partial and not missing) else ""
+    return early + (f" without the reports of ranks {missing}" if missing else "")
 
 
 class Results:
@@ -35,6 +76,7 @@ class Results:
 
     Attributes:
         profiles: The windows, those of all ranks together, on the main process.
+        shares: By stage, how many times the samples and the tokens of this rank all ranks have together, as the last window had them.
     """
 
     def __init__(
@@ -49,6 +91,7 @@ class Results:
     ) -> None:
         """None is closed yet."""
         self.profiles: list[Profile] = []
+        self.shares: dict[str, Mapping[str, float]] = {}
         self.topology = topology
         self.outlets = outlets
         self.paths = paths
@@ -56,6 +99,7 @@ class Results:
         self._training = training
         self._gather = gather
         self._saved: tuple[Profile, Path] | None = None  # the last that was
+        self._own: dict[tuple[str | None, int | None], _OwnWindow] = {}
 
     @classmethod
     def of(cls, training: Training, settings: Settings, log_dir: str | None, *, monitor: int, store: Any) -> Self:
@@ -112,6 +156,8 @@ class Results:
             profile: The window.
             steps: The own seconds of modules, of each hooked step in it.
         """
+        if self.outlets is not None:
+            self._own[profile.run.stage, profile.run.window] = _OwnWindow.of(profile)
         if self._gather is not None:
             self._gather.push(profile, steps)
         elif self.topology.world_size == 1:
@@ -168,12 +214,14 @@ class Results:
         path = None if self.paths is None else self.paths.profile(run)
         if path is not None and self.save(profile, path):
             files.append(path)
+        own = self._own.pop((run.stage, run.window), _OwnWindow(run.partial))
+        self.shares[run.stage or ""] = own.shares(profile)
         step = self._training.logged_step()
         analysis = analyze(profile)
         text, others = self.outlets.window(analysis, path, step)
         files += others
         written = f": {', '.join(map(str, files))}" if files else ""
-        ended = " before its end" if run.partial else ""
+        ended = _ended(profile, cut_short=own.partial)
         self._training.say(f"lflops: {run.stage} window {run.window} closed at step {run.step}{ended}{written}\n{text}")
         self.outlets.scalars(scalars(analysis), run.stage or "", step)
         self.outlets.module_scalars(analysis, step)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lflops.collect.attribution.communication_hooks import in_communication_hook
 from lflops.collect.attribution.module_tracker import ModuleTracker
 from lflops.collect.counting.allocation_log import AllocationLog
 from lflops.collect.counting.live_memory import LiveMemory
@@ -178,6 +179,8 @@ class OperatorAccumulator:
         """Add one call."""
         totals = self._totals()
         kind = call.operator.kind
+        if kind is not COLLECTIVE and call.phase == "backward" and in_communication_hook():
+            call = call._replace(row="", phase="other")
         if kind is COLLECTIVE:
             collective, group, group_size, payload = collective_of(call.operator.name, call.args, call.kwargs, call.out)
             totals.collectives[call.row, call.phase, collective, group, group_size].add(Transfers(1, payload))

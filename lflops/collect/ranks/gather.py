@@ -129,8 +129,11 @@ class Gather:
         self._end = now + seconds
         if failed:
             self._hurry.set()
+        answers = self._store.answers
         for job in self._jobs:
             job.wait(now + PUT_TOGETHER * seconds - self._clock())
+        if not failed and not self._rank:
+            self._let_collect(answers, PATIENCE * seconds)
         found = [profile for job in self._jobs for profile in job.results()]
         self._hurry.set()
         self._jobs = [job for job in self._jobs if job.is_running]
@@ -139,6 +142,20 @@ class Gather:
         leaving.wait(now + GOODBYE * seconds - self._clock())
         self._rest()
         return found
+
+    def _let_collect(self, answers: int, seconds: float) -> None:
+        """Wait for the collector as long as the store answers it: reports that are there must not be lost on a busy machine.
+
+        Args:
+            answers: How many answers it had when the end began.
+            seconds: To wait between two looks at that.
+        """
+        while any(job.is_running for job in self._jobs) and self._store.answers > answers:
+            answers = self._store.answers
+            begun = self._clock()
+            for job in self._jobs:
+                job.wait(begun + seconds - self._clock())
+            self._end = max(self._end, self._clock() + (1 - PATIENCE) * self._timeout)
 
     def _start(self, job: "_Job") -> None:
         if self._at_exit is None:

@@ -90,10 +90,14 @@ class RankStore:
 
     Args:
         store: One of torch's.
+
+    Attributes:
+        answers: How many requests it has answered: who works with it gets on.
     """
 
     def __init__(self, store: Any) -> None:
         """Reach what is there of the store's keys."""
+        self.answers = 0
         self._open = store
         self._closed = False
 
@@ -131,7 +135,9 @@ class RankStore:
 
     def has(self, key: str) -> bool:
         """Whether a key is there."""
-        return bool(self._store.check([key]))
+        there = bool(self._store.check([key]))
+        self.answers += 1
+        return there
 
     def add(self, key: str) -> int:
         """Count one more. Returns how many there are now."""
@@ -139,10 +145,13 @@ class RankStore:
 
     def number(self, key: str) -> int:
         """How many were counted."""
-        return int(self._store.add(key, 0))
+        number = int(self._store.add(key, 0))
+        self.answers += 1
+        return number
 
     def _parts(self, key: str) -> Iterator[tuple[str, bytes]]:
         first = self._store.get(key)
+        self.answers += 1
         yield key, first[4:]
         for number in range(1, int.from_bytes(first[:4], "little")):
             yield f"{key}+{number}", self._store.get(f"{key}+{number}")

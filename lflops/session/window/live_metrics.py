@@ -1,6 +1,6 @@
 """Step time, MFU and throughput over the whole run: a point for each that the loggers take."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 from lflops.analyze.speed.peaks import peak_of
@@ -81,8 +81,13 @@ class LiveMetrics:
             batches = tuple((shapes, tokens, of_batch) for shapes, of_batch in zip(step.shapes, each, strict=True))
             self._steps.append(_StepSample(seconds, step.samples, step.tokens, batches))
 
-    def point(self) -> dict[str, float]:
-        """The figures since the last point; what is unknown is left out. FLOP/s rest on the steps alone whose work is known."""
+    def point(self, shares: Mapping[str, float] | None = None) -> dict[str, float]:
+        """The figures since the last point; what is unknown is left out. FLOP/s rest on the steps alone whose work is known.
+
+        Args:
+            shares: How many times this rank's samples and tokens all ranks have, as far as a window knows. Until one does, the batches of
+                all ranks are taken to be equal.
+        """
         steps, self._steps = self._steps, []
         if not steps:
             return {}
@@ -90,8 +95,9 @@ class LiveMetrics:
         point = {"step_ms": together / len(steps) * 1e3}
         for name in ("samples", "tokens"):
             units = [getattr(step, name) for step in steps]
-            if None not in units and self._replicas is not None:
-                point[f"{name}_per_second"] = sum(units) * self._replicas / together
+            share = (shares or {}).get(name, self._replicas)
+            if None not in units and share is not None:
+                point[f"{name}_per_second"] = sum(units) * share / together
         return point | self._utilization(steps)
 
     def _utilization(self, steps: list[_StepSample]) -> dict[str, float]:

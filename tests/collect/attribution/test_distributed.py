@@ -82,6 +82,31 @@ def test_the_gradients_are_reduced_once(ranks: Ranks) -> None:
         assert float32 * elements == profile.modules[""].backward.comm_bytes
 
 
+def compressing(_state: object, bucket: torch.distributed.GradBucket) -> torch.futures.Future[Tensor]:
+    """A communication hook with a product of its own, 2 x 2 x 2 MACs."""
+    gradients = bucket.buffer()
+    square_of_four = gradients[:4].view(2, 2)
+    gradients[:4] += (square_of_four @ square_of_four).flatten()
+    return torch.distributed.all_reduce(gradients, async_op=True).get_future().then(lambda done: done.value()[0])
+
+
+def compressed() -> Profile:
+    """One pass of a replicated model with that hook."""
+    model = DistributedDataParallel(between_linears(Block()))
+    model.register_comm_hook(None, compressing)
+    return lflops.count(model, sequence(), backward=True)
+
+
+def test_what_a_communication_hook_computes_is_other(two_ranks: Ranks) -> None:
+    """Not a module's backward, which is what it is without the hook; its collective is backward's all the same."""
+    plain = two_ranks.run(data_parallel)
+    for profile, without in zip(two_ranks.run(compressed), plain, strict=True):
+        assert macs(without, "backward") == macs(profile, "backward")
+        assert {"": 2 * 2 * 2} == macs(profile, "other")
+        assert sent(without, "backward") == sent(profile, "backward")
+        assert (("", "backward"),) == profile.waits
+
+
 def test_ranks_wait_where_a_collective_is_awaited(two_ranks: Ranks) -> None:
     """Under DDP when all nodes of backward have run; a sharded layer waits where it gathers and scatters; an all-reduce where it runs."""
     end = ("", "backward")

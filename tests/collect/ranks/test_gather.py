@@ -463,3 +463,31 @@ def test_a_process_may_end_while_something_is_waited_for(warm_python: WarmPython
 def test_without_a_group_ranks_do_not_meet() -> None:
     """A rank that says it is one of several."""
     assert [None, None] == [meet("lflops", rank, timeout=TIMEOUT) for rank in (0, 1)]
+
+
+def test_a_collector_that_is_starved_takes_what_lies_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets on slowly: time is over long before it is done, and yet both reports are there."""
+    store, two, clock = HashStore(), topology(2), StillClock()
+    second = Gather(store, 1, two, timeout=TIMEOUT)
+    second.push(counted())
+    second.finish()
+
+    class Slow:
+        def __getattr__(self, name: str) -> Any:
+            clock.advance(TIMEOUT / 4)
+            return getattr(store, name)
+
+    patience = gather_module._Job.wait
+
+    def wait(job: Any, seconds: float) -> None:
+        """A look at the collector, which is given a moment of real time, and all of the time that it may take."""
+        patience(job, 0.05)
+        clock.advance(max(seconds, 0.0))
+
+    monkeypatch.setattr(gather_module._Job, "wait", wait)
+    first = Gather(Slow(), 0, two, timeout=TIMEOUT, clock=clock.mark, pause=clock.advance)
+    first.push(counted())
+    (whole,) = first.finish()
+    assert (["ok", "ok"], []) == ([rank.status for rank in whole.ranks], [note.code for note in whole.notes])
+    for job in first._jobs:
+        patience(job, 60)
