@@ -249,6 +249,8 @@ def _run(briefs: Mapping[int, Brief], leading: int, world: int) -> Run:
     chips = {run.hardware and run.hardware.name for run in runs}
     return replace(
         briefs[leading].run,
+        allocated_bytes=max((run.allocated_bytes for run in runs if run.allocated_bytes is not None), default=None),
+        reserved_bytes=max((run.reserved_bytes for run in runs if run.reserved_bytes is not None), default=None),
         world_size=world,
         partial=len(briefs) < world or any(run.partial for run in runs),
         hardware=briefs[leading].run.hardware if len(chips) == 1 else None,

@@ -273,7 +273,13 @@ class Memory(Struct, frozen=True, kw_only=True):
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """What was profiled, where and how. `created` is in ISO 8601, UTC; `shapes` are the inputs'; `device_type` is torch's word."""
+    """What was profiled, where and how. `created` is in ISO 8601, UTC; `shapes` are the inputs'; `device_type` is torch's word.
+
+    Attributes:
+        allocated_bytes: The peak of torch's allocator for CUDA since it was last reset, read when a training's window ended; of several
+            ranks the largest. `None` on a CPU.
+        reserved_bytes: The same of the memory that the allocator took from the device.
+    """
 
     kind: Literal["count", "measure", "estimate", "training"]
     created: str
@@ -299,6 +305,8 @@ class Run(Struct, frozen=True, kw_only=True):
     expert_parallel_size: Count | None = None
     observer_ratio: float | None = None
     device_type: str | None = None
+    allocated_bytes: Count | None = None
+    reserved_bytes: Count | None = None
 
 
 class Profile(Struct, frozen=True, kw_only=True):

@@ -4,8 +4,10 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from lflops.collect.inputs.run_info import with_allocator_peaks
 from lflops.collect.kineto.attach_trace import with_trace
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.clock import Clock, HostClock, StreamClock
@@ -341,6 +343,7 @@ class Session:
         notes = self._notes if tracing is None else (*self._notes, *tracing.notes)
         counted = window.counted or self._counted_steps.without()
         profile, steps = window.profile(counted, self._logged_step, notes, of=self._step_clock.step, clock=self._clock, failed=failed)
+        profile = replace(profile, run=with_allocator_peaks(profile.run))
         if recording is not None and tracing is not None and places is not None:
             trace = places.trace(profile.run, recording.path.name)
             profile = with_trace(profile, recording, {} if recording.raw is None else {str(rank): str(trace)})

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
@@ -16,7 +17,7 @@ from lflops.collect.inputs.batch import samples_and_tokens
 from lflops.collect.inputs.tensors import device_of, dtype_name, shapes_of
 from lflops.profile.model import Run
 
-__all__ = ["device_name", "run_of"]
+__all__ = ["device_name", "run_of", "with_allocator_peaks"]
 
 
 def run_of(kind: Literal["count"], parameters: Iterable[Tensor], args: tuple[object, ...], kwargs: dict[str, object]) -> Run:
@@ -37,6 +38,14 @@ def run_of(kind: Literal["count"], parameters: Iterable[Tensor], args: tuple[obj
         samples_per_step=samples,
         tokens_per_step=tokens,
     )
+
+
+def with_allocator_peaks(run: Run) -> Run:
+    """The facts with the peaks of CUDA's allocator. It keeps these sums on the host, so nothing waits for the device."""
+    if run.device_type != "cuda" or not torch.cuda.is_initialized():
+        return run
+    stats = torch.cuda.memory_stats()
+    return replace(run, allocated_bytes=stats["allocated_bytes.all.peak"], reserved_bytes=stats["reserved_bytes.all.peak"])
 
 
 def _dtype(tensors: list[Tensor], device: torch.device) -> str | None:

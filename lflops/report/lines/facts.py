@@ -96,6 +96,9 @@ def remarks(analysis: Analysis) -> Iterator[tuple[str, str, bool]]:
     """
     profile = analysis.profile
     yield "peak live memory", _memory(profile), False
+    run = profile.run
+    if run.allocated_bytes is not None:
+        yield "allocator's peak", f"{units.size(run.allocated_bytes)}, reserved {units.size(run.reserved_bytes)}", False
     for label, value in ranks(analysis):
         yield label, value, False
     if profile.is_counted:
