@@ -29,7 +29,8 @@ from lflops.collect.ranks.store import RankStore
 from lflops.collect.ranks.topology import Topology
 from lflops.collect.ranks.window_reports import RankWindow
 from lflops.profile.model import Profile
-from lflops.profile.records import ModulePhase, Step
+from lflops.profile.records import ModulePhase
+from lflops.profile.steps import Step
 from tests.support.profile_builders import profile_of, run
 
 MODULES, STEPS, WORLDS = 5_000, 3, (8, 64, 256, 1_024)

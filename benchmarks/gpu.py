@@ -158,7 +158,7 @@ def phases(device: str) -> Iterator[str]:
     truth = {"forward": seconds_of(device, forward)}
     truth["backward"] = seconds_of(device, both) - truth["forward"]
     truth["optimizer"] = seconds_of(device, optimizer.step)
-    clean = [step for step in found.steps if step.is_typical]
+    clean = [step for step in found.steps if step.is_clean]
     for name, seconds in truth.items():
         told = median(step.phases.get(name, 0.0) for step in clean)
         yield f"{name}: monitored {units.duration(told)}, synchronised {units.duration(seconds)}"

@@ -33,7 +33,8 @@ from lflops.collect.timing.stamps import ENTERS, NO_OVERHEAD, OPERATOR, HookOver
 from lflops.collect.torch_private.autograd import NO_BACKWARD, backward_id
 from lflops.collect.torch_private.dispatch_modes import pop_mode, push_mode
 from lflops.profile.model import Profile
-from lflops.profile.records import ModulePhase, Step
+from lflops.profile.records import ModulePhase
+from lflops.profile.steps import Step
 
 __all__ = ["CountAndTime"]
 

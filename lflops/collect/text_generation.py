@@ -16,7 +16,7 @@ from lflops.collect.timing.clock import clock_of
 from lflops.collect.timing.timed_passes import Pass
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
-from lflops.profile.records import Step
+from lflops.profile.steps import Step
 
 __all__ = ["measure_generate"]
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
-from lflops.profile.records import Step
+from lflops.profile.steps import Step
 
 __all__ = ["splits_experts", "with_engine_facts"]
 

@@ -15,7 +15,8 @@ from lflops.merging.rows import MergedRows, ranges
 from lflops.merging.steps import MergedSteps, RankSteps
 from lflops.profile.model import SCHEMA_VERSION, Memory, ModuleProfile, Profile, Run
 from lflops.profile.notes import Note
-from lflops.profile.records import PHASES, Count, Rank, Step, Trace
+from lflops.profile.records import PHASES, Count, Rank, Trace
+from lflops.profile.steps import Step
 
 __all__ = ["Brief", "brief_of", "merge", "merged"]
 

@@ -100,9 +100,9 @@ def quartiles_in(profile: Profile) -> list[dict[Place, float]]:
         for phase in PHASES
         if (spread := module.work(phase).own_seconds) is not None
     }
-    typical = [step.phases for step in profile.steps if step.is_typical]
+    clean = [step.phases for step in profile.steps if step.is_clean]
     for phase in OUTSIDE:
-        if spread := Spread.of(phases[phase] for phases in typical if phase in phases):
+        if spread := Spread.of(phases[phase] for phases in clean if phase in phases):
             spreads[Place("", phase)] = spread
     if not any(place.row or place.phase not in OUTSIDE for place in spreads):
         return []

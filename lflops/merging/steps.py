@@ -16,7 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops.profile.model import Run
-from lflops.profile.records import Spread, Step
+from lflops.profile.records import Spread
+from lflops.profile.steps import Step
 
 __all__ = ["MergedSteps", "RankSteps"]
 
@@ -33,7 +34,7 @@ _Key = tuple[int, str]
 
 
 class RankSteps(Struct, frozen=True, kw_only=True):
-    """What the typical steps of one rank took: in all, for data, and of CPU time."""
+    """What the clean steps of one rank took: in all, for data, and of CPU time."""
 
     step: Spread | None
     data: Spread | None
@@ -68,11 +69,11 @@ class MergedSteps:
                 self._samples.setdefault(key, []).append(step.samples)
                 self._tokens.setdefault(key, []).append(step.tokens)
             self._take(key, step)
-        typical = [step for step in steps if step.is_typical]
+        clean = [step for step in steps if step.is_clean]
         return RankSteps(
-            step=Spread.of(step.seconds for step in typical if step.seconds is not None),
-            data=Spread.of(step.phases["data"] for step in typical if "data" in step.phases),
-            cpu=Spread.of(each.cpu_user + each.cpu_system for each in typical if each.cpu_user is not None and each.cpu_system is not None),
+            step=Spread.of(step.seconds for step in clean if step.seconds is not None),
+            data=Spread.of(step.phases["data"] for step in clean if "data" in step.phases),
+            cpu=Spread.of(each.cpu_user + each.cpu_system for each in clean if each.cpu_user is not None and each.cpu_system is not None),
         )
 
     def merged(self) -> Iterator[Step]:

@@ -21,20 +21,8 @@ from lflops import units
 from lflops.hardware.chips import Hardware
 from lflops.profile.module_names import ancestry, patterns
 from lflops.profile.notes import Note, notes_with
-from lflops.profile.records import (
-    PHASES,
-    ByCategory,
-    Count,
-    ModulePhase,
-    Phase,
-    Rank,
-    RankComparison,
-    RankStat,
-    Seconds,
-    Spread,
-    Step,
-    Trace,
-)
+from lflops.profile.records import PHASES, ByCategory, Count, ModulePhase, Phase, Rank, RankComparison, RankStat, Seconds, Spread, Trace
+from lflops.profile.steps import Step
 
 __all__ = ["PHASES", "SCHEMA_VERSION", "Phase", "Profile", "Work"]
 

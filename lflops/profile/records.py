@@ -1,4 +1,4 @@
-"""The records of a run: steps, traces and ranks; and the phases and units that all parts of a profile share."""
+"""The records of a run: its traces and ranks, and the phases and units that all parts of a profile share. Steps are in `steps.py`."""
 
 import statistics
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,6 @@ __all__ = [
     "RankWait",
     "Seconds",
     "Spread",
-    "Step",
     "Trace",
     "TracedOperator",
 ]
@@ -36,9 +35,6 @@ class ModulePhase(NamedTuple):
     row: str
     phase: Phase
 
-
-DISTURBANCES = frozenset({"cold", "recompiled", "new_shapes", "validation", "checkpoint", "background"})
-"""Marks of steps whose time is not typical."""
 
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
@@ -82,33 +78,6 @@ class ByCategory(NamedTuple):
 
 
 CATEGORIES = ByCategory._fields
-
-
-class Step(Struct, frozen=True, kw_only=True):
-    """One optimizer step, as timed.
-
-    Attributes:
-        kind: `clean` ran without hooks or traces; `counted` ran under the dispatch mode, `hooked` with module hooks, `traced` under Kineto.
-        phases: Seconds of each phase, which add up to the step: stream time on CUDA, host time on a CPU.
-        host_phases: On CUDA, the host's seconds in each phase.
-        marks: Other events in the step: `cold`, `recompiled`, `new_shapes`, `validation`, `checkpoint`, `background`, `no_update`.
-    """
-
-    index: Count
-    kind: Literal["clean", "counted", "hooked", "traced"]
-    seconds: Seconds | None
-    phases: Mapping[str, Seconds]
-    host_phases: Mapping[str, Seconds] = {}
-    cpu_user: Seconds | None = None
-    cpu_system: Seconds | None = None
-    samples: Count | None = None
-    tokens: Count | None = None
-    marks: tuple[str, ...] = ()
-
-    @property
-    def is_typical(self) -> bool:
-        """Whether its time is typical: a clean step without any of the `DISTURBANCES`."""
-        return self.kind == "clean" and DISTURBANCES.isdisjoint(self.marks)
 
 
 class TracedOperator(Struct, frozen=True, kw_only=True):

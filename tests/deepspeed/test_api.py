@@ -19,7 +19,7 @@ from lflops.deepspeed.api import FlopsProfiler, get_model_profile
 from lflops.deepspeed.engine import with_engine_facts
 from lflops.errors import CountError
 from lflops.profile.model import Profile
-from lflops.profile.records import Step
+from lflops.profile.steps import Step
 from lflops.report.deepspeed_text.summary import summary
 from tests.support.profile_builders import product, profile
 from tests.support.small_models import Block, between_linears, down, hidden, sequence, square, tokens, up, wide

@@ -235,7 +235,7 @@ def test_each_stages_time_is_its_own(clock: StillClock) -> None:
     monitor = watching(stages=("train", "validate"))
     fit(Clocked(clock), monitor, data=loader(30, look=lambda: clock.advance(DATA)), val_check_interval=5)
     (train,), (validate,) = of_stage(monitor, "train"), of_stage(monitor, "validate")
-    clean = [step for step in train.steps if step.is_typical]
+    clean = [step for step in train.steps if step.is_clean]
     assert (5, 15.0) == (len(clean), clean[0].seconds)
     assert all(TRAINING == {name: step.phases[name] for name in TRAINING} for step in clean)
     timed = [step for step in validate.steps if step.kind != "counted"]

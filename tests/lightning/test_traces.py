@@ -338,7 +338,7 @@ def test_steps_beside_an_annotation_are_marked_and_are_no_measure(tmp_path: Path
     assert {()} == {step.marks for step in first.steps if "cold" not in step.marks}
     marked = [step.index for step in second.steps if "background" in step.marks]
     assert [10, 11, 12, 13] == marked
-    assert [14, 15, 16, 17, 20] == [step.index for step in second.steps if step.is_typical]
+    assert [14, 15, 16, 17, 20] == [step.index for step in second.steps if step.is_clean]
 
 
 def test_an_annotation_that_fails_is_warned_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

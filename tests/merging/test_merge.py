@@ -24,7 +24,8 @@ from lflops.profile.json_file import _checked
 from lflops.profile.model import Communication, DtypeShare, Profile, Uncounted
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
-from lflops.profile.records import Phase, Rank, RankStat, Spread, Step, Trace
+from lflops.profile.records import Phase, Rank, RankStat, Spread, Trace
+from lflops.profile.steps import Step
 from tests.support.processes import Ranks
 from tests.support.profile_builders import cell, product, profile, run, small_memory, small_profile, spread, weights
 from tests.support.profile_checks import consistent, flops, macs

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lflops.merging.steps import MergedSteps
-from lflops.profile.records import Step
+from lflops.profile.steps import Step
 from tests.support.profile_builders import run
 
 WAITS = ("backward", "sync")

@@ -12,7 +12,8 @@ from lflops import units
 from lflops.analyze.analysis import analyze
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import PHASES, Profile
-from lflops.profile.records import Phase, Step
+from lflops.profile.records import Phase
+from lflops.profile.steps import Step
 from lflops.report.html import save
 from lflops.report.lines.verdict import verdict
 from tests.support.browser import GRID, ROW, Seen, tab

@@ -29,10 +29,10 @@ from lflops.profile.records import (
     RankStat,
     RankWait,
     Spread,
-    Step,
     Trace,
     TracedOperator,
 )
+from lflops.profile.steps import Step
 
 COUNTS = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes")
 

@@ -180,7 +180,7 @@ def _by_module(
 
 def _of_phases(profile: Profile) -> _StepParts:
     """The phases of the clean steps. Time in none of them is `other`."""
-    steps = [(step.seconds, step.phases) for step in profile.steps if step.is_typical and step.seconds is not None and step.phases]
+    steps = [(step.seconds, step.phases) for step in profile.steps if step.is_clean and step.seconds is not None and step.phases]
     by_phase: defaultdict[str, list[float]] = defaultdict(list)
     for seconds, phases in steps:
         disjoint = {name: took for name, took in phases.items() if name not in _WITHIN_FORWARD}

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from lflops.profile.model import Profile
-from lflops.profile.records import Spread, Step
+from lflops.profile.records import Spread
+from lflops.profile.steps import Step
 
 __all__ = ["StepTimes", "step_times"]
 
@@ -36,11 +37,11 @@ class StepTimes(Struct, frozen=True, kw_only=True):
 
 
 def step_times(profile: Profile) -> StepTimes:
-    """Medians over the typical clean steps.
+    """Medians over the clean steps.
 
     Steps that were cold, recompiled, had new shapes, or waited for a validation or a checkpoint are left out.
     """
-    steps = [step for step in profile.steps if step.is_typical and step.seconds is not None]
+    steps = [step for step in profile.steps if step.is_clean and step.seconds is not None]
     alone = len(profile.ranks) < 2  # with several ranks the steps have the samples of all, the run those of one
     cpu = [step.cpu_user + step.cpu_system for step in steps if step.cpu_user is not None and step.cpu_system is not None]
     return StepTimes(

@@ -20,7 +20,8 @@ from lflops.merging.merge import Brief, brief_of
 from lflops.merging.rank_stats import begins_in, waiting_in, waits_in
 from lflops.merging.rank_table import OUTSIDE, Place
 from lflops.profile.model import SCHEMA_VERSION, Cell, Communication, Memory, ModuleProfile, Profile, Uncounted, Work
-from lflops.profile.records import PHASES, Count, ModulePhase, Phase, Seconds, Step
+from lflops.profile.records import PHASES, Count, ModulePhase, Phase, Seconds
+from lflops.profile.steps import Step
 
 __all__ = [
     "Head",

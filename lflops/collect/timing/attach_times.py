@@ -12,7 +12,8 @@ from lflops.collect.timing.stamps import HookOverhead, PassTimes
 from lflops.collect.timing.timed_passes import TimedPasses
 from lflops.profile.model import ModuleProfile, Profile
 from lflops.profile.notes import Note
-from lflops.profile.records import DISTURBANCES, ModulePhase, Phase, Step
+from lflops.profile.records import ModulePhase, Phase
+from lflops.profile.steps import Step, is_disturbed
 
 __all__ = ["divide", "divided", "join", "with_times"]
 
@@ -50,12 +51,12 @@ def divided(
 
     Their hooks cost all ranks the same; a factor of each rank's own would be taken for a slow rank.
     """
-    clean = [step for step in profile.steps if step.is_typical]
+    clean = [step for step in profile.steps if step.is_clean]
     parts = {part: median for part in PARTS if (median := _median(_part(step, part) for step in clean)) is not None}
     ignored = frozenset(note.subject for note in profile.notes if note.code == "ignored")
     times = scale_to_clean(hooked, parts, overhead, ignored)
     timed = with_times(profile, times)
-    hooked_steps = [step for step in profile.steps if step.kind == "hooked" and DISTURBANCES.isdisjoint(step.marks)]
+    hooked_steps = [step for step in profile.steps if step.kind == "hooked" and not is_disturbed(step.marks)]
     ratio = _ratio(_median(step.seconds for step in hooked_steps), _median(step.seconds for step in clean))
     return replace(timed, run=replace(timed.run, observer_ratio=ratio), notes=(*timed.notes, *_scaled(times))), tuple(
         map(_own_seconds, hooked)

@@ -8,7 +8,7 @@ from lflops.collect.model.call import ASIDE, Divide
 from lflops.collect.timing.clock import Clock, cpu_seconds
 from lflops.collect.timing.module_hooks import ModuleTimer
 from lflops.collect.timing.stamps import PassTimes, Stamp
-from lflops.profile.records import Step
+from lflops.profile.steps import Step
 
 __all__ = ["Pass", "TimedPasses", "time_passes"]
 

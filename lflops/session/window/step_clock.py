@@ -6,7 +6,7 @@ This runs in every step of the training. Whatever can wait until somebody asks f
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping
 from resource import struct_rusage
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from lflops.collect.inputs.tensors import tensors_in
 from lflops.collect.timing.clock import cpu_usage
 from lflops.collect.timing.step_phases import PhaseMarks, StepPhases
 from lflops.collect.torch_private.modules import compilations
-from lflops.profile.records import DISTURBANCES, Step
+from lflops.profile.steps import Step, StepKind, is_clean
 from lflops.session.window.hooked_step import HookedStep
 
 __all__ = ["StepClock", "TimedStep", "signature"]
@@ -27,7 +27,7 @@ MANY_SHAPES = 16
 """From so many on a new shape is what this training is like, and disturbs no step more than the others."""
 
 KEPT = 200
-"""Steps that nobody has asked for yet; of more, the first are forgotten."""
+"""Buffer of finished steps; the oldest are dropped when it is full."""
 
 
 class TimedStep(NamedTuple):
@@ -35,16 +35,16 @@ class TimedStep(NamedTuple):
 
     Attributes:
         ordinal: Its number in this run, from 0.
-        at: What the loggers call it.
-        counted: Whether it was counted, and so is not timed.
-        hooked: What its modules' hooks have stamped, where it had some: it is no measure of the others then.
-        traced: Whether it was recorded, which is no measure either.
-        whole: Whether no batch was left in the middle of it.
-        tapped: Whether its phases were told of; else only the whole of it is known.
-        stretch: Its phases on the device that the training is on.
-        on_host: Its phases on the host, where that is another.
-        shapes: Its batches' signatures.
-        cpu: What the process had used of it when the step began, and when it ended.
+        logged_step: The step's number in the loggers.
+        counted: Whether it was counted. Such a step is not timed.
+        hooked: The timestamps of its modules' hooks; `None` in a step without hooks.
+        traced: Whether Kineto recorded it.
+        is_complete: Whether every batch of it ran to its end.
+        times_phases: Whether its phases were recorded; if not, only its total time is known.
+        stretch: Its phases on the training's device.
+        on_host: Its phases by the host's clock, where the device has another one.
+        shapes: The signatures of its batches.
+        cpu: The process's CPU time when the step began, and when it ended.
     """
 
     ordinal: int
@@ -63,9 +63,18 @@ class TimedStep(NamedTuple):
     cpu: tuple[struct_rusage, struct_rusage]
 
     @property
-    def clean(self) -> bool:
-        """Whether nothing but the training ran in it."""
-        return self.is_complete and not self.counted and self.hooked is None and not self.traced and DISTURBANCES.isdisjoint(self.marks)
+    def kind(self) -> StepKind:
+        """What lflops did in it."""
+        if self.counted:
+            return "counted"
+        if self.hooked is not None:
+            return "hooked"
+        return "traced" if self.traced else "clean"
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether it is a clean step that no batch was dropped from."""
+        return self.is_complete and is_clean(self.kind, self.marks)
 
 
 def signature(batch: Any) -> Hashable:
@@ -97,7 +106,7 @@ class StepClock:
     Attributes:
         ordinal: The number of the step that is going on, from 0.
         shapes: The signatures of its batches that are over.
-        tapped: Whether the phases are told of.
+        times_phases: Whether the phases are recorded.
     """
 
     def __init__(self, phases: StepPhases, on_host: StepPhases | None, units: Any, *, updating: frozenset[str], scaled: bool) -> None:
@@ -235,7 +244,7 @@ class StepClock:
         before, after = step.cpu
         return Step(
             index=step.logged_step,
-            kind=_kind(step),
+            kind=step.kind,
             seconds=None if step.counted else self.seconds(step),
             phases={} if step.counted else phases,
             host_phases=self._on_host.seconds(step.on_host)
@@ -247,14 +256,6 @@ class StepClock:
             tokens=step.tokens,
             marks=(*step.marks, "no_update") if idle else step.marks,
         )
-
-
-def _kind(step: TimedStep) -> Literal["clean", "counted", "hooked", "traced"]:
-    if step.counted:
-        return "counted"
-    if step.hooked is not None:
-        return "hooked"
-    return "traced" if step.traced else "clean"
 
 
 def _sum(counts: Any) -> int | None:

@@ -11,7 +11,8 @@ from lflops.collect.timing.clock import Clock
 from lflops.collect.timing.hook_overhead import hook_overhead
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
-from lflops.profile.records import ModulePhase, Step
+from lflops.profile.records import ModulePhase
+from lflops.profile.steps import Step
 from lflops.session.window.step_clock import TimedStep
 
 __all__ = ["WANTED", "Window"]
@@ -69,7 +70,7 @@ class Window:
         self._last = step.ordinal
         after = self._end is not None and step.ordinal >= self._end
         self._steps_after_end += after
-        if (step.is_complete or step.counted) if not after else (step.clean and self._clean < WANTED):
+        if (step.is_complete or step.counted) if not after else (step.is_clean and self._clean < WANTED):
             (self._steps if self.opened else self._wait_steps).append(step)
 
     @property
@@ -114,4 +115,4 @@ class Window:
 
     @property
     def _clean(self) -> int:
-        return sum(step.clean for step in (*self._wait_steps, *self._steps))
+        return sum(step.is_clean for step in (*self._wait_steps, *self._steps))

@@ -19,7 +19,8 @@ from lflops.collect.timing.module_hooks import ModuleTimer
 from lflops.collect.timing.stamps import NO_OVERHEAD
 from lflops.collect.timing.timed_passes import ASIDE, Divide, Pass, time_passes
 from lflops.profile.model import Profile
-from lflops.profile.records import Rank, RankComparison, RankExcess, RankWait, Step
+from lflops.profile.records import Rank, RankComparison, RankExcess, RankWait
+from lflops.profile.steps import Step
 from lflops.report.deepspeed_text.summary import summary
 from lflops.report.lines.ranks import ranks
 from tests.support.fake_clock import StillClock

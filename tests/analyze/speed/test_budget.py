@@ -21,7 +21,8 @@ from lflops.cli.main import main
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Cell, Profile
 from lflops.profile.notes import Note
-from lflops.profile.records import PHASES, Phase, Step, Trace
+from lflops.profile.records import PHASES, Phase, Trace
+from lflops.profile.steps import Step
 from lflops.report.deepspeed_text.summary import summary
 from lflops.session import session
 from tests.support.fake_clock import StillClock

@@ -4,7 +4,8 @@ import pytest
 
 from lflops.analyze.speed.step_times import StepTimes, step_times
 from lflops.profile.model import Profile
-from lflops.profile.records import Spread, Step
+from lflops.profile.records import Spread
+from lflops.profile.steps import Step
 from tests.support.profile_builders import profile, run
 
 

@@ -7,7 +7,8 @@ from lflops.analyze.speed.utilization import Utilization, utilization
 from lflops.errors import HardwareError
 from lflops.hardware.chips import Hardware, lookup
 from lflops.profile.model import Cell, Profile
-from lflops.profile.records import Rank, Step
+from lflops.profile.records import Rank
+from lflops.profile.steps import Step
 from tests.support.profile_builders import cell, product, profile, run
 
 CHIP = Hardware("chip", {"fp32": 1000.0, "tf32": 4000.0, "bf16": 8000.0, "fp64": 500.0})

@@ -20,7 +20,8 @@ from lflops.collect.timing.scale_to_clean import ScaledTimes
 from lflops.merging.merge import merge
 from lflops.profile.model import Communication, Profile
 from lflops.profile.notes import Note
-from lflops.profile.records import ModulePhase, Step
+from lflops.profile.records import ModulePhase
+from lflops.profile.steps import Step
 from tests.support.fake_clock import StillClock
 from tests.support.process_state import differences, process
 from tests.support.profile_builders import product, profile, run, small_memory, weights

@@ -11,7 +11,7 @@ from lflops.hardware.chips import Hardware
 from lflops.merging.merge import merge
 from lflops.profile.model import Profile, Uncounted
 from lflops.profile.notes import Note
-from lflops.profile.records import Step
+from lflops.profile.steps import Step
 from lflops.report.deepspeed_text import units as short_units
 from lflops.report.deepspeed_text.summary import summary
 from lflops.units import UNKNOWN

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Cell, Profile
-from lflops.profile.records import Step
+from lflops.profile.steps import Step
 from tests.support.profile_builders import product, profile, run, small_profile, untimed
 from tests.support.terminal import drawn
 

@@ -9,7 +9,8 @@ from lflops.analyze.analysis import analyze
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
-from lflops.profile.records import Phase, Step
+from lflops.profile.records import Phase
+from lflops.profile.steps import Step
 from lflops.report.lines.verdict import verdict
 from tests.support.profile_builders import cell, clocked, product, profile, run, untimed
 

@@ -11,7 +11,8 @@ from lflops.analyze.analysis import analyze
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
-from lflops.profile.records import PHASES, Step, Trace
+from lflops.profile.records import PHASES, Trace
+from lflops.profile.steps import Step
 from lflops.report.payload.payload import Payload, payload
 from tests.support.profile_builders import product, profile, run, small_profile, untimed, weights, with_seconds
 

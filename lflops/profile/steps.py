@@ -1,0 +1,53 @@
+"""The steps of a run as values, and the rule that says which of them are clean: every time of a profile rests on clean steps."""
+
+from collections.abc import Collection, Mapping
+from typing import Literal
+
+from msgspec import Struct
+
+from lflops.profile.records import Count, Seconds
+
+__all__ = ["DISTURBANCES", "Step", "StepKind", "is_clean", "is_disturbed"]
+
+StepKind = Literal["clean", "counted", "hooked", "traced"]
+"""What lflops did in a step: nothing but reading the clock, or one of the others."""
+
+DISTURBANCES = frozenset({"cold", "recompiled", "new_shapes", "validation", "checkpoint", "background"})
+"""Marks of steps whose time is not typical. `no_update` is no disturbance: such a step is as long as the others."""
+
+
+def is_disturbed(marks: Collection[str]) -> bool:
+    """Whether one of a step's marks is a disturbance."""
+    return not DISTURBANCES.isdisjoint(marks)
+
+
+def is_clean(kind: StepKind, marks: Collection[str]) -> bool:
+    """Whether a step is a clean step: lflops only read the clock in it, and nothing disturbed it."""
+    return kind == "clean" and not is_disturbed(marks)
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One optimizer step, as timed.
+
+    Attributes:
+        kind: `clean` ran without hooks or traces; `counted` ran under the dispatch mode, `hooked` with module hooks, `traced` under Kineto.
+        phases: Seconds of each phase, which add up to the step: stream time on CUDA, host time on a CPU.
+        host_phases: On CUDA, the host's seconds in each phase.
+        marks: Other events in the step: one of the `DISTURBANCES`, or `no_update`.
+    """
+
+    index: Count
+    kind: StepKind
+    seconds: Seconds | None
+    phases: Mapping[str, Seconds]
+    host_phases: Mapping[str, Seconds] = {}
+    cpu_user: Seconds | None = None
+    cpu_system: Seconds | None = None
+    samples: Count | None = None
+    tokens: Count | None = None
+    marks: tuple[str, ...] = ()
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether it is a clean step; a step of kind `clean` is none where it was disturbed."""
+        return is_clean(self.kind, self.marks)
