@@ -1,9 +1,11 @@
 """The table of formulas: operator name to a pure function of shapes. Nothing here imports torch, so traces are counted by it too."""
 
+import importlib
+import pkgutil
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Self, TypeVar
 
-__all__ = ["FORMULAS", "READS", "Cost", "Formula", "Shape", "SparseShape", "Values", "formula"]
+__all__ = ["FORMULAS", "READS", "Cost", "Formula", "Shape", "SparseShape", "Values", "formula", "load_families"]
 
 Shape = tuple[int, ...]
 
@@ -73,3 +75,10 @@ def formula(*operators: str, reads: str = "") -> Callable[[_AnyFormula], _AnyFor
         return function
 
     return enter
+
+
+def load_families() -> None:
+    """Import every file of `lflops/formulas/`: each enters its formulas in the table. Whoever reads the table calls this first."""
+    package = importlib.import_module("lflops.formulas")
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)

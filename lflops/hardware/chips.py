@@ -115,7 +115,7 @@ def unknown(name: str) -> str:
 
 
 class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A chip in `hardware.toml`, which says what the fields mean."""
+    """A chip in `chips.toml`, which says what the fields mean."""
 
     name: str
     names: tuple[str, ...]

@@ -72,7 +72,10 @@ def test_every_case_has_a_name_of_its_own() -> None:
 def test_every_formula_is_held_by_a_case_or_has_a_reason_why_not() -> None:
     """None is in the table, or in one of these two lists, by mistake."""
     operators = {operator.removeprefix("aten::") for operator in (*table.FORMULAS, *operator_costs._COSTS)}
-    assert operators == GUARDS.keys() | ELSEWHERE.keys()
+    listed = GUARDS.keys() | ELSEWHERE.keys()
+    where = "GUARDS (with the case that it would break) or ELSEWHERE (with the reason why no case runs it) in tests/conformance/guards.py"
+    assert not operators - listed, f"formulas without a guard: {sorted(operators - listed)}; add them to {where}"
+    assert not listed - operators, f"no formula for {sorted(listed - operators)}; take them out of {where}"
     assert not GUARDS.keys() & ELSEWHERE.keys()
 
 

@@ -130,8 +130,12 @@ def test_a_chip_is_found_by_what_drivers_call_it(drivers: list[str], ours: str, 
 
 
 def test_every_chip_of_the_table_is_tested() -> None:
-    """By the list above."""
-    assert sorted(names()) == sorted(ours for _, ours, _, _ in CHIPS)
+    """By the list above: a second person's figures beside those of the table."""
+    tested = {ours for _, ours, _, _ in CHIPS}
+    untested, gone = set(names()) - tested, tested - set(names())
+    assert not untested, f"add {sorted(untested)} to CHIPS in tests/hardware/test_chips.py, with figures of the vendor's sheet"
+    assert not gone, f"{sorted(gone)} of CHIPS in tests/hardware/test_chips.py are not in lflops/hardware/chips.toml"
+    assert len(CHIPS) == len(tested) == len(names())
 
 
 UNKNOWN = [
@@ -231,22 +235,59 @@ def test_every_chip_has_a_source_and_the_day_it_was_checked() -> None:
 
 def test_narrower_numbers_are_never_slower() -> None:
     """And the tensor cores' figures are in their proportions, which no mixture of figures with and without sparsity is in."""
-    for chip in every_chip():
-        peaks = chip.peak_flops_per_second
-        for wide, narrow in pairwise([dtype for dtype in ("fp32", "tf32", "bf16", "fp8", "fp4") if dtype in peaks]):
-            assert peaks[wide] <= peaks[narrow], chip.name
-        assert peaks.get("bf16", peaks["fp16"]) == peaks["fp16"]
-        for wide, narrow, times in (("tf32", "bf16", {2, 4}), ("bf16", "fp8", {2}), ("fp8", "fp4", {2, 3, 4})):
-            if wide in peaks and narrow in peaks:
-                assert any(peaks[narrow] == pytest.approx(peaks[wide] * each, rel=0.03) for each in times), chip.name
+    assert [] == [line for chip in every_chip() for line in wrong_proportions(chip)]
+
+
+def wrong_proportions(chip: Hardware) -> Iterator[str]:
+    """Each pair of a chip's peaks that is out of proportion."""
+    peaks = chip.peak_flops_per_second
+    for wide, narrow in pairwise([dtype for dtype in ("fp32", "tf32", "bf16", "fp8", "fp4") if dtype in peaks]):
+        if peaks[wide] > peaks[narrow]:
+            yield f"{chip.name}: {wide} is faster than {narrow}"
+    for wide, narrow, times in (("fp16", "bf16", {1}), ("tf32", "bf16", {2, 4}), ("bf16", "fp8", {2}), ("fp8", "fp4", {2, 3, 4})):
+        if wide in peaks and narrow in peaks and not any(peaks[narrow] == pytest.approx(peaks[wide] * each, rel=0.03) for each in times):
+            yield f"{chip.name}: {narrow} is {peaks[narrow] / peaks[wide]:.2f} × {wide}, not one of {sorted(times)}"
+
+
+def wrong_sizes(chip: Hardware) -> Iterator[str]:
+    """Each figure of a chip outside of what chips have."""
+    peaks, bandwidth = chip.peak_flops_per_second, chip.bandwidth_bytes_per_second
+    half = peaks.get("fp16", peaks.get("bf16"))  # the vendor may have no figure for either
+    if half is not None and not 18e12 <= half <= 2.6e15:
+        yield f"{chip.name}: {half:g} FLOP/s in 16 bits"
+    if half is not None and bandwidth is not None and not 30 < half / bandwidth < 500:
+        yield f"{chip.name}: {half / bandwidth:.0f} FLOPs for each byte that it reads"
+    if chip.memory_bytes is not None and not 8 * 2**30 <= chip.memory_bytes <= 288 * 2**30:
+        yield f"{chip.name}: {chip.memory_bytes:g} bytes of memory"
 
 
 def test_the_figures_are_of_the_size_that_chips_have() -> None:
-    """A slip by a thousand, or of one unit for another, is seen: what a chip does for a byte that it reads lies within bounds."""
-    for chip in every_chip():
-        assert 18e12 <= chip.peak_flops_per_second["fp16"] <= 2.6e15
-        assert chip.bandwidth_bytes_per_second is None or 30 < chip.peak_flops_per_second["fp16"] / chip.bandwidth_bytes_per_second < 500
-        assert chip.memory_bytes is None or 8 * 2**30 <= chip.memory_bytes <= 288 * 2**30
+    """A slip by a thousand, or of one unit for another, is seen: FLOPs for each byte lie within bounds."""
+    assert [] == [line for chip in every_chip() for line in wrong_sizes(chip)]
+
+
+def test_a_chip_without_fp16_can_be_added() -> None:
+    """Figures that the vendor does not give are left out of the table, fp16 too."""
+    for peaks in ({"bf16": 400e12, "fp8": 800e12}, {"fp32": 20e12}):
+        chip = Hardware("new", peaks, 2e12, 64 * 2**30)
+        assert [] == [*wrong_proportions(chip), *wrong_sizes(chip)]
+
+
+@pytest.mark.parametrize(
+    ("peaks", "bandwidth", "memory_gib", "message"),
+    [
+        ({"fp32": 40e12, "bf16": 20e12}, 2e11, 64, "new: fp32 is faster than bf16"),
+        ({"fp16": 400e12, "bf16": 200e12}, 2e12, 64, "new: bf16 is 0.50 × fp16, not one of [1]"),
+        ({"bf16": 400e12, "fp8": 1600e12}, 2e12, 64, "new: fp8 is 4.00 × bf16, not one of [2]"),
+        ({"bf16": 400e9}, 2e9, 64, "new: 4e+11 FLOP/s in 16 bits"),
+        ({"fp16": 400e12}, 2e9, 64, "new: 200000 FLOPs for each byte that it reads"),
+        ({"fp16": 400e12}, 2e12, 64000, "new: 6.87195e+13 bytes of memory"),
+    ],
+)
+def test_a_slip_in_a_chip_s_figures_is_seen(peaks: dict[str, float], bandwidth: float, memory_gib: int, message: str) -> None:
+    """The two checks above can fail; the message names the chip and the figure."""
+    chip = Hardware("new", peaks, bandwidth, memory_gib * 2**30)
+    assert [message] == [*wrong_proportions(chip), *wrong_sizes(chip)]
 
 
 @pytest.mark.parametrize(

@@ -12,26 +12,14 @@ from typing import Any, NamedTuple
 
 from lflops.analyze.trace.categories import category_of_operator
 from lflops.analyze.trace.operator_inputs import BYTES, Argument, arguments, is_complex, is_floating
-from lflops.formulas import (  # noqa: F401 - each registers its formulas
-    convolution,
-    factorisations,
-    losses,
-    matmul,
-    normalisation,
-    optimizer_updates,
-    pairwise_distances,
-    quantized,
-    recurrent,
-    spectral,
-    sums,
-)
-from lflops.formulas.attention import encoder, fused, packed  # noqa: F401
 from lflops.formulas.conventions import PER_INPUT, PER_OUTPUT
 from lflops.formulas.places import PLACES
-from lflops.formulas.table import FORMULAS, Cost, Formula, Shape
+from lflops.formulas.table import FORMULAS, Cost, Formula, Shape, load_families
 from lflops.traces.recorded import Inputs
 
 __all__ = ["TracedCost", "cost_of"]
+
+load_families()
 
 _LARGEST = 1 << 48
 """A dimension over it is none of a tensor's."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Each family registers its formulas when it is imported.
+# Each file registers its costs when it is imported.
 from lflops.collect.operator_costs import flex, quantized_convolution  # noqa: F401
 from lflops.collect.operator_costs.table import CallCost, all_formulas, formula_of
 from lflops.collect.torch_private.operators import (
@@ -17,24 +17,12 @@ from lflops.collect.torch_private.operators import (
     qualified_name,
     written_arguments,
 )
-from lflops.formulas import (  # noqa: F401
-    convolution,
-    factorisations,
-    losses,
-    matmul,
-    normalisation,
-    optimizer_updates,
-    pairwise_distances,
-    quantized,
-    recurrent,
-    spectral,
-    sums,
-)
-from lflops.formulas.attention import encoder, fused, packed  # noqa: F401
 from lflops.formulas.conventions import FREE, MOVES, PER_INPUT, PER_OUTPUT
-from lflops.formulas.table import Cost
+from lflops.formulas.table import Cost, load_families
 
 __all__ = ["Kind", "Operator", "first_tensor", "known_operators"]
+
+load_families()
 
 NAMESPACES_WITHOUT_WORK = frozenset({"prim", "profiler", "prims_guard", "debugprims", "inductor_guard"})
 LIKE_ATEN = frozenset({"aten", "prims", "quantized"})

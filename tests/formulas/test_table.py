@@ -1,0 +1,76 @@
+"""The table of formulas has every family, also one that was added today."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lflops.formulas
+from lflops.formulas.table import FORMULAS, READS, load_families
+from tests.support.repository import ROOT
+
+OPERATOR_COSTS = ROOT / "lflops/collect/operator_costs"
+IMPORTER = ROOT / "lflops/collect/counting/operators.py"
+
+
+def test_a_new_file_in_formulas_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file names it: the folder is searched."""
+    (tmp_path / "acme.py").write_text(
+        "from lflops.formulas.table import formula\n\n@formula('acme::spin')\ndef spin(x):\n    return 7 * x[0]\n", "utf-8"
+    )
+    monkeypatch.setattr(lflops.formulas, "__path__", [*lflops.formulas.__path__, str(tmp_path)])
+    try:
+        load_families()
+        assert 7 * 3 == FORMULAS["acme::spin"]((3,))
+    finally:
+        sys.modules.pop("lflops.formulas.acme", None)
+        vars(lflops.formulas).pop("acme", None)
+        FORMULAS.pop("acme::spin", None)
+        READS.pop("acme::spin", None)
+
+
+def test_the_reader_of_traces_alone_has_all_of_the_table() -> None:
+    """In a fresh Python that has imported nothing else."""
+    load_families()
+    code = "import lflops.analyze.trace.operator_cost\nfrom lflops.formulas.table import FORMULAS\nprint(*FORMULAS)"
+    alone = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert sorted(FORMULAS) == sorted(alone)
+
+
+def calls(source: str, name: str) -> bool:
+    """Whether a file calls a function of this name."""
+    called = (node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    return any(isinstance(function, ast.Name) and function.id == name for function in called)
+
+
+def test_whoever_counts_calls_loads_all_families() -> None:
+    """As the reader of traces does; the file imports torch, so its text is read in place of starting one more Python."""
+    assert calls(IMPORTER.read_text("utf-8"), "load_families")
+    assert not calls("from lflops.formulas.table import load_families", "load_families")
+
+
+def unimported(files: dict[str, str], importer: str) -> list[str]:
+    """Files with costs of calls that the importer does not import."""
+    imported = {
+        alias.name
+        for node in ast.walk(ast.parse(importer))
+        if isinstance(node, ast.ImportFrom) and node.module == "lflops.collect.operator_costs"
+        for alias in node.names
+    }
+    return [name for name, source in files.items() if calls(source, "cost_of_call") and name not in imported]
+
+
+def test_every_file_with_costs_of_calls_is_imported() -> None:
+    """By the file that looks operators up."""
+    files = {path.stem: path.read_text("utf-8") for path in OPERATOR_COSTS.glob("*.py")}
+    missing = unimported(files, IMPORTER.read_text("utf-8"))
+    assert not missing, f"import {missing} of lflops/collect/operator_costs/ in lflops/collect/counting/operators.py"
+
+
+def test_a_file_with_costs_that_nobody_imports_would_be_seen() -> None:
+    """The check above can fail."""
+    files = {"acme": "@cost_of_call('acme::spin')\ndef spin(args, kwargs, out):\n    return Cost(1)\n", "flex": "", "shapes": "import math"}
+    assert ["acme"] == unimported(files, "from lflops.collect.operator_costs import flex")
+    assert [] == unimported(files, "from lflops.collect.operator_costs import acme, flex")
