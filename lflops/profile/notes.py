@@ -1,7 +1,7 @@
 """The notes of a profile: every code, with what its subject names and the types of its values.
 
 A note says something that a reader of the numbers has to know. It holds a code and values; its sentence is made in `report/lines/notes.py`.
-A new note is a code here and a sentence there.
+A new note is a code here, a sentence there, and a `Note(code=...)` where it arises.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

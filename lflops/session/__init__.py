@@ -1,5 +1,5 @@
 """One run of a training that is watched: what the drivers for Lightning, Hugging Face and plain loops share.
 
-`training.py` has the two values that a driver makes of its loop. `session.py` follows one stage, step by step; `results.py` takes the
-windows that it closes. Nothing here knows whose loop it is.
+`inputs/training.py` has the two values that a driver makes of its loop. `session.py` follows one stage, step by step; `results.py` takes
+the windows that it closes. Nothing here knows whose loop it is.
 """

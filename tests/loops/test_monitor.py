@@ -15,9 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 import lflops
 from lflops import CountError, Profile, Schedule
 from lflops.analyze.analysis import analyze
-from lflops.lightning.monitor import FlopsMonitor
 from lflops.loops.monitor import LoopMonitor
-from lflops.session.inputs.settings import Settings
 from tests.support.process_state import bits
 from tests.support.processes import Ranks
 
@@ -250,13 +248,6 @@ def test_a_stage_that_is_not_known_is_named() -> None:
         monitor.stage("training"),
     ):
         pass
-
-
-def test_defaults_are_those_of_the_callback() -> None:
-    """They are written twice, as a callback's signature is read by people and by Lightning's CLI."""
-    defaults = FlopsMonitor.__init__.__kwdefaults__
-    given = Settings()
-    assert defaults == {name: getattr(given, name) for name in defaults}
 
 
 def of_rank(rank: int) -> tuple[int, tuple[int, int] | None, list[str], float | None]:

@@ -1,4 +1,4 @@
-"""What lflops rests on inside of torch is tried out before the first count, and what the package offers is there."""
+"""The private names of torch that lflops uses are tried out before the first count."""
 
 import importlib
 import importlib.util
@@ -131,66 +131,3 @@ def test_the_self_check_tries_every_function() -> None:
     check = Path(str(torch_check.__file__)).read_text()
     assert [] == untried(check)
     assert ["tensors.storage_key"] == untried(check.replace("tensors.storage_key(", "key("))
-
-
-PUBLIC = [
-    "Cost",
-    "CountError",
-    "FlopsMonitor",
-    "FlopsProfiler",
-    "Hardware",
-    "HardwareError",
-    "LflopsError",
-    "Profile",
-    "ProfileError",
-    "Schedule",
-    "ScheduleError",
-    "calibrate",
-    "count",
-    "counting",
-    "diff",
-    "estimate",
-    "get_model_profile",
-    "imbalance",
-    "largest_batch",
-    "load",
-    "measure",
-    "merge",
-    "monitor",
-    "register_formula",
-    "roofline",
-    "scope",
-    "utilization",
-]
-
-
-def test_the_public_names_are_these() -> None:
-    """A name that comes or goes is a decision: it is written down here too."""
-    assert PUBLIC == lflops.__all__
-
-
-def test_every_public_name_can_be_had_and_no_other() -> None:
-    """By attribute and by star; each is documented, and is found by `dir`."""
-    star: dict[str, Any] = {}
-    exec("from lflops import *", star)  # noqa: S102 - the only way to see what a star brings
-    assert set(PUBLIC) == star.keys() - {"__builtins__"}
-    assert {name: star[name] for name in PUBLIC} == {name: getattr(lflops, name) for name in PUBLIC}
-    assert set(PUBLIC) <= set(dir(lflops))
-    assert [] == [name for name in PUBLIC if not star[name].__doc__]
-    assert set(PUBLIC) == lflops._HOMES.keys()
-    with pytest.raises(AttributeError, match="has no attribute 'estimates'"):
-        _ = lflops.estimates
-
-
-def test_a_function_is_not_hidden_by_the_room_that_it_lives_in() -> None:
-    """`lflops.count` stays the function, however its neighbours are imported."""
-    import lflops.collect.count
-    import lflops.collect.counting
-
-    assert lflops.count is lflops.collect.count.count
-
-
-@pytest.mark.parametrize("error", [lflops.CountError, lflops.HardwareError, lflops.ProfileError, lflops.ScheduleError])
-def test_every_error_is_an_error_of_lflops(error: type[Exception]) -> None:
-    """One `except` catches all that lflops raises on purpose."""
-    assert issubclass(error, lflops.LflopsError)
