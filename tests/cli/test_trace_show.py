@@ -196,3 +196,15 @@ def test_collectives_and_modules_are_shown(tmp_path: Path, capsys: pytest.Captur
     lines = [line.split() for line in shown(capsys, trace.write(tmp_path / "a.json")).splitlines()]
     assert ["Linear_0", "300", "ns", "300", "ns", "1", "110", "ns"] in lines
     assert ["all_reduce", "500", "ns", "100.0", "%", "1", "1000", "B", "3.00", "GB/s", "2.00", "GB/s", "4", "–"] in lines
+
+
+def test_the_verdict_names_one_cause_where_one_is_most_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """800 of 900 idle nanoseconds are Python's; where three parts of the host's work share them, they are named together."""
+    trace = TraceByHand()
+    trace.kernel("a", 0, 100, launch=(-20, -10))
+    trace.kernel("b", 1000, 1100, launch=(900, 1000))
+    text = shown(capsys, trace.write(tmp_path / "a.json"))
+    assert "is idle 81.8 %, mostly while the host runs Python between operators." in text.splitlines()[0]
+    trace.operator("aten::mm", 500, 1000)
+    text = shown(capsys, trace.write(tmp_path / "a.json"))
+    assert "is idle 81.8 %, mostly while the host prepares launches." in text.splitlines()[0]

@@ -63,7 +63,7 @@ _NOISE = re.compile(r"\bvoid |at::native::|\(anonymous namespace\)::|\bat::cuda:
 _WRAPPED = re.compile(r"^cutlass\w*::Kernel2?<(\w+)>$")
 
 _HOST: frozenset[Cause] = frozenset({"launching", "operators", "python"})
-_SMALL, _LARGE = 0.01, 0.05
+_SMALL, _LARGE, _MOST = 0.01, 0.05, 0.6
 
 
 def nanoseconds(value: int | None) -> str:
@@ -133,7 +133,8 @@ def _states(summary: TraceSummary, device: DeviceTimeline) -> str:
     if summary.idle:
         most = max(summary.idle, key=lambda cause: summary.idle[cause])
         host = sum(lost for cause, lost in summary.idle.items() if cause in _HOST)
-        where = ", mostly while the host prepares launches" if host > summary.idle[most] else ""
+        spread = summary.idle[most] < _MOST * device.idle and host > summary.idle[most]
+        where = ", mostly while the host prepares launches" if spread else ""
         where = where or f", mostly {CAUSES[most][1]}"
     return f"{', '.join(parts)}, and {'are' if several else 'is'} idle {share(device.idle, device.window)}{where}."
 
