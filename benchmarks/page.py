@@ -14,6 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from msgspec import json
 from msgspec.structs import replace
 from playwright.sync_api import sync_playwright
 from results import record
@@ -24,6 +25,7 @@ from lflops.analyze.analysis import analyze
 from lflops.profile.model import ModuleProfile, Profile, Work
 from lflops.profile.records import PHASES, Spread
 from lflops.report.html import page
+from lflops.report.payload.payload import payload
 from tests.support.browser import CHROMIUM
 from tests.support.profile_builders import profile_of
 from tests.support.tensorboard_server import Board, board
@@ -51,6 +53,14 @@ TAKES = """(node, act) => new Promise((resolve) => {
   });
 })"""
 """Seconds from an event until the frame behind it is drawn."""
+
+PRESSES = TAKES.replace(
+    'if (act === "click") node.click();\n  else { node.value = act; node.dispatchEvent(new Event("input")); }',
+    'document.querySelector(".icicle").dispatchEvent(new KeyboardEvent("keydown", { key: act, bubbles: true }));',
+)
+"""The same of a key in the icicle."""
+
+RUNS, WINDOWS = 30, 50
 
 
 def jittered(profile: Profile, seed: int) -> Profile:
@@ -117,12 +127,16 @@ def acted(browser: Any, file: Path) -> dict[str, float]:
     opened = browser.new_page(viewport={"width": 1280, "height": 800})
     opened.goto(file.as_uri())
     opened.get_by_role("tab", name="Modules").click()
-    sort, field = opened.get_by_title("sort by forward time"), opened.get_by_label("filter by name or class")
+    sort, field = opened.get_by_role("button", name="forward time"), opened.get_by_label("filter by name or class")
 
     def times(node: Any, *acts: str) -> float:
         return statistics.median([node.evaluate(TAKES, act) for _ in range(REPEATS) for act in acts])
 
     found = {"sort, repeats folded": times(sort, "click")}
+    opened.locator(".icicle").focus()
+    zooms = [opened.locator(".icicle").evaluate(PRESSES, key) for _ in range(REPEATS) for key in ("ArrowDown", " ", "-")]
+    found["icicle: next bar, zoom, back"] = statistics.median(zooms)
+    found["search, repeats folded"] = times(field, "7", "7.lay", "")
     opened.get_by_label("fold repeats").uncheck()
     opened.get_by_role("button", name="open all").click()
     found["sort, all rows open"] = times(sort, "click")
@@ -133,6 +147,36 @@ def acted(browser: Any, file: Path) -> dict[str, float]:
     found["filter, in the tree"] = times(field, "7", "7.lay", "")
     opened.close()
     return found
+
+
+def payload_made(profile: Profile) -> float:
+    """Median CPU seconds from a profile to the bytes that the tab and the page are given."""
+    seconds = []
+    for _ in range(REPEATS):
+        start = time.process_time()
+        json.encode(payload(analyze(profile)))
+        seconds.append(time.process_time() - start)
+    return statistics.median(seconds)
+
+
+def many_runs(browser: Any, logs: Path) -> dict[str, tuple[float, float | None]]:
+    """Seconds of the list of many runs with many windows each, and of the tab with it."""
+    small = profile_of(20)
+    for run in range(RUNS):
+        with SummaryWriter(logs / f"run{run}") as writer:
+            for step in range(WINDOWS):
+                lflops.tensorboard.log(writer, small, step, figures=False)
+    with board(logs) as server:
+        server.windows(expected=RUNS * WINDOWS)
+        listed = taken(lambda: server.get("windows"))
+        return {
+            f"{RUNS} runs of {WINDOWS} windows: the list": (listed, 0.5),
+            f"{RUNS} runs of {WINDOWS} windows: the tab drawn, at Summary": (drawn(browser, server, "summary", ".figure"), 0.5),
+            f"{RUNS} runs of {WINDOWS} windows: the tab drawn, at Runs": (
+                drawn(browser, server, "runs", "[role=grid] .grid-body [role=row]"),
+                0.5,
+            ),
+        }
 
 
 def main() -> None:
@@ -152,11 +196,13 @@ def main() -> None:
             seconds = {
                 "the list of windows, answered": (listed, 0.1),
                 "a window, answered": (answer, 0.1),
-                "the tab drawn, at Summary": (drawn(browser, server, "summary", ".figures"), 1.5),
-                "the tab drawn, at Modules": (drawn(browser, server, "modules", row), 1.5),
-                "the tab drawn, at Compare": (drawn(browser, server, "compare", ".changes .grid-header"), None),
+                "the tab drawn, at Summary": (drawn(browser, server, "summary", ".figures"), 0.5),
+                "the tab drawn, at Modules": (drawn(browser, server, "modules", row), 0.5),
+                "the tab drawn, at Compare": (drawn(browser, server, "compare", ".changes"), None),
             }
-        seconds |= {act: (each, 0.2) for act, each in acted(browser, file).items()}
+        seconds |= {act: (each, 0.05) for act, each in acted(browser, file).items()}
+        seconds |= many_runs(browser, Path(folder) / "many")
+        seconds["the payload made, CPU time"] = (payload_made(profiles[0]), 1.0)
         browser.close()
         sizes = {"the file of a window": file.stat().st_size, "the file of two": both, "a window, as it is stored and sent": size}
     lines = ["| | seconds | at most |", "|---|--:|--:|"]

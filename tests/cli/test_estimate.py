@@ -15,8 +15,10 @@ import lflops
 from lflops import Profile, ProfileError, load
 from lflops.cli.main import main
 from lflops.profile.model import Memory
-from lflops.report.figures.memory import COLOURS, memory_figure
-from tests.support.profile_builders import profile
+from lflops.report.figures.design import CATEGORIES, PHASES
+from lflops.report.figures.memory import memory_figure
+from tests.support.profile_builders import profile, small_profile
+from tests.support.repository import ROOT
 
 SOURCE = """
 import torch
@@ -224,16 +226,31 @@ def remembered(*phases: str) -> Profile:
     return profile({"": {}}, (), memory=msgspec.convert(memory, Memory))
 
 
-def test_the_figure_has_an_area_for_each_stretch_of_a_phase() -> None:
-    """And each phase once in the legend, in its colour."""
+def test_the_figure_has_a_band_for_each_stretch_of_a_phase() -> None:
+    """Above the one area of a profile without categories, in the colours of the page."""
     (axes,) = memory_figure(remembered("forward", "forward", "backward", "recompute", "recompute", "backward", "optimizer")).axes
     assert ["forward", "backward", "recompute", "backward", "optimizer"] == [
-        next(phase for phase, colour in COLOURS.items() if Patch(color=colour).get_facecolor() == tuple(area.get_facecolor()[0]))
-        for area in axes.collections
+        next(phase for phase, colour in PHASES.items() if Patch(color=colour).get_facecolor() == tuple(area.get_facecolor()[0]))
+        for area in axes.collections[1:]
     ]
+
+
+def test_the_figure_has_an_area_for_each_category() -> None:
+    """Those that ever hold bytes, by name; the ticks are sizes, and the peak is named in its unit."""
+    (axes,) = memory_figure(small_profile()).axes
     legend = axes.get_legend()
     assert legend is not None
-    assert ["forward", "backward", "recompute", "optimizer"] == [each.get_text() for each in legend.get_texts()]
+    assert ["parameters", "gradients", "activations", "temporary"] == [each.get_text() for each in legend.get_texts()]
+    assert "peak 2.93 KiB" in [each.get_text() for each in axes.texts]
+
+
+def test_the_figures_have_the_page_s_colours() -> None:
+    """Each category and phase as the style sheet says."""
+    sheet = (ROOT / "lflops" / "page" / "shell" / "style.css").read_text("utf-8")
+    kinds = [("memory", CATEGORIES), ("phase", {phase: colour for phase, colour in PHASES.items() if phase != "other"})]
+    assert [] == [
+        f"--{kind}-{name}" for kind, colours in kinds for name, colour in colours.items() if f"--{kind}-{name}: {colour}" not in sheet
+    ]
 
 
 def test_what_was_not_counted_is_not_drawn() -> None:

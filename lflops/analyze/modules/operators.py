@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from heapq import nsmallest
 from itertools import groupby
 
 from msgspec import Struct
@@ -10,7 +11,11 @@ from lflops.analyze.modules.tree import WorkCounts, share_of
 from lflops.analyze.speed.traced_operators import traced_seconds
 from lflops.profile.model import PHASES, Cell, Phase, Profile
 
-__all__ = ["Operator", "OperatorRow", "UncountedOperator", "operator_rows", "operators", "uncounted_operators"]
+__all__ = ["MODULES", "Operator", "OperatorRow", "UncountedOperator", "operator_rows", "operators", "uncounted_operators"]
+
+
+MODULES = 20
+"""The most modules listed for an operator in a phase: those in which it did the most."""
 
 
 class Operator(Struct, frozen=True, kw_only=True):
@@ -30,7 +35,8 @@ class OperatorRow(Struct, frozen=True, kw_only=True):
         figures: Calls and bytes alone where there is no formula: then they are in no total.
         is_counted: Whether there is one.
         share: As in `Operator`, of its phase; `None` also where it is not counted.
-        by_module: The modules that ran it, without what is below them, the most first.
+        modules: How many modules ran it.
+        by_module: The modules in which it did the most, at most 20, without what is below them, the most first.
     """
 
     operator: str
@@ -39,6 +45,7 @@ class OperatorRow(Struct, frozen=True, kw_only=True):
     figures: WorkCounts
     is_counted: bool
     share: float | None
+    modules: int
     by_module: Mapping[str, WorkCounts]
 
 
@@ -134,7 +141,7 @@ def _rows(profile: Profile, entries: Iterable[_Entry], twice: Mapping[tuple[str,
         if when is None:
             for name, of_module in modules.items():
                 of_module[0] -= twice.get((operator, name), 0)
-        by_module = {name: WorkCounts(**dict(zip(fields, counts, strict=True))) for name, counts in modules.items()}
+        first = nsmallest(MODULES, modules.items(), key=lambda item: (-item[1][1], -item[1][3], -item[1][4]))
         done = WorkCounts(**{name: sum(values) for name, values in zip(fields, zip(*modules.values(), strict=True), strict=True)})
         metric, total = totals[when]
         yield OperatorRow(
@@ -144,7 +151,8 @@ def _rows(profile: Profile, entries: Iterable[_Entry], twice: Mapping[tuple[str,
             figures=done,
             is_counted=is_counted,
             share=getattr(done, metric) / total if is_counted and total else None,
-            by_module=dict(sorted(by_module.items(), key=lambda item: _most(item[1]))),
+            modules=len(modules),
+            by_module={name: WorkCounts(**dict(zip(fields, counts, strict=True))) for name, counts in first},
         )
 
 

@@ -125,7 +125,7 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
         HardwareError: The table does not have the name.
     """
     chip = chip_of(profile, hardware)
-    costs = [_cost(cell, profile, chip) for cell in profile.cells]
+    costs = _costs(profile, chip)
     of_rows = _by_row(costs, lambda cell: ancestry(cell.module))
     return replace(
         _overview(profile, chip, costs),
@@ -143,7 +143,7 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
 
 def roofline_overview(profile: Profile, chip: Hardware | None) -> Roofline:
     """A roofline without `modules` and `cells`, which take most of the time: a large model has a point for each cell."""
-    return _overview(profile, chip, [_cost(cell, profile, chip) for cell in profile.cells])
+    return _overview(profile, chip, _costs(profile, chip))
 
 
 def _overview(profile: Profile, chip: Hardware | None, costs: Sequence["_Cost"]) -> Roofline:
@@ -210,21 +210,21 @@ class _Cost(NamedTuple):
         return None if self.compute is None or self.memory is None else max(self.compute, self.memory)
 
 
-def _cost(cell: Cell, profile: Profile, chip: Hardware | None) -> _Cost:
-    flops = cell.flops - 2 * (cell.macs - cell.executed_macs)
-    peak = peak_of(cell.dtype, profile.run, chip)
+def _costs(profile: Profile, chip: Hardware | None) -> list[_Cost]:
+    """Of each cell, in their order."""
     bandwidth = chip.bandwidth_bytes_per_second if chip else None
     cache = chip.cache_bytes if chip else None
-    # What moves integers has no peak, and needs none.
-    compute = flops / peak if peak else None if cell.executed_macs else 0.0
-    return _Cost(
-        cell,
-        flops,
-        compute,
-        cell.bytes_moved / bandwidth if bandwidth else None,
-        is_cached=None if cache is None else cell.bytes_moved <= cache * cell.calls,
-        is_compiled=any(profile.modules[name].compiled for name in ancestry(cell.module)),
-    )
+    peaks = {dtype: peak_of(dtype, profile.run, chip) for dtype in {cell.dtype for cell in profile.cells}}
+    compiled = {name for name, module in profile.modules.items() if module.compiled}
+    inside = {name for name in profile.modules if not compiled.isdisjoint(ancestry(name))} if compiled else compiled
+    costs = []
+    for cell in profile.cells:
+        flops, peak = cell.flops - 2 * (cell.macs - cell.executed_macs), peaks[cell.dtype]
+        # What moves integers has no peak, and needs none.
+        compute = flops / peak if peak else None if cell.executed_macs else 0.0
+        is_cached = None if cache is None else cell.bytes_moved <= cache * cell.calls
+        costs.append(_Cost(cell, flops, compute, cell.bytes_moved / bandwidth if bandwidth else None, is_cached, cell.module in inside))
+    return costs
 
 
 def _point(

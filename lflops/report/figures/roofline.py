@@ -1,21 +1,28 @@
 """A roofline as a figure: intensity to the right, FLOP/s upwards, both by powers of ten."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+from matplotlib.transforms import Bbox
 
 from lflops import units
-from lflops.analyze.speed.roofline import Ceiling, Roofline
-from lflops.report.figures.memory import COLOURS
+from lflops.analyze.modules.repeats import fold_points
+from lflops.analyze.speed.roofline import Ceiling, Point, Roofline
+from lflops.report.figures.design import PHASES, QUIET, TEXT, drawn_on
 
 __all__ = ["FORMATS", "roofline_figure", "save"]
 
 FORMATS = ("svg", "png", "pdf")
 
-_NAMED = 6
+_NAMED = 8
+_LETTER, _LINE = 7, 14
+"""Pixels of a letter and of a line."""
+_ALL = "#e0a13c"
+_SHORT = {"forward": "fwd", "backward": "bwd", "recompute": "recomp", "optimizer": "optim", "other": "other", "all": ""}
 _DECADE = 10.0
 
 
@@ -32,16 +39,15 @@ def save(roofline: Roofline, path: Path, patterns: Mapping[str, str]) -> None:
 
 def roofline_figure(roofline: Roofline, patterns: Mapping[str, str]) -> Figure:
     """Modules without what is below them, an area for their seconds; where none was timed, operators on the roof that they could reach."""
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    axes = figure.add_subplot()
-    timed = [point for point in roofline.own if point.intensity and point.flops_per_second]
+    figure, axes = drawn_on(9, 6)
+    timed = [point for _, point in fold_points(roofline.own, patterns) if point.intensity and point.flops_per_second]
     reachable = [] if timed else [point for point in roofline.operators if point.intensity and point.roof_flops_per_second]
     shown = timed or reachable
     left, right = _range(point.intensity for point in shown)
     for ceiling in roofline.ceilings:
         _roof(axes, ceiling, left, right)
     longest = max((point.seconds or 0.0 for point in timed), default=0.0)
-    for phase, colour in COLOURS.items():
+    for phase, colour in (*PHASES.items(), ("all", _ALL)):
         points = [point for point in shown if point.phase == phase]
         heights = [point.flops_per_second if timed else point.roof_flops_per_second for point in points]
         if points:
@@ -54,16 +60,29 @@ def roofline_figure(roofline: Roofline, patterns: Mapping[str, str]) -> Figure:
                 alpha=0.75,
                 label=phase if timed else f"{phase}, reachable",
             )
-    spots = {(point.intensity, point.phase): point for point in sorted(timed, key=lambda point: point.seconds_to_win or 0.0)}
-    for point in sorted(spots.values(), key=lambda point: -(point.seconds_to_win or 0.0))[:_NAMED]:
-        name = patterns.get(point.module, point.module)
-        at = point.intensity or 0.0, point.flops_per_second or 0.0
-        axes.annotate(name or "all of it", at, xytext=(8, 8), textcoords="offset points", fontsize=7, parse_math=False)
-    axes.set(xscale="log", yscale="log", xlabel="intensity, FLOPs per byte moved", ylabel="FLOP/s")
-    axes.grid(visible=True, which="both", alpha=0.2)
+    axes.set(xscale="log", yscale="log", xlabel="intensity, FLOPs per byte moved")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: units.quantity(value, "FLOP/s").replace(".00", "")))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.minorticks_off()
+    _label(axes, timed, patterns)
     if roofline.ceilings or shown:
-        axes.legend(fontsize=7, loc="lower right")
+        axes.legend(fontsize=8, loc="lower right", frameon=False, labelcolor=QUIET)
     return figure
+
+
+def _label(axes: Axes, timed: Sequence[Point], patterns: Mapping[str, str]) -> None:
+    """The names of the points with the most to win, as long as no two of them overlap."""
+    taken: list[Bbox] = []
+    for point in sorted(timed, key=lambda point: -(point.seconds_to_win or 0.0)):
+        if len(taken) == _NAMED:
+            break
+        at = axes.transData.transform((point.intensity or 0.0, point.flops_per_second or 0.0))
+        name = f"{patterns.get(point.module, point.module) or 'all of it'} {_SHORT[point.phase]}"
+        box = Bbox.from_bounds(at[0] + 10, at[1] + 2, _LETTER * len(name), _LINE)
+        if not any(box.overlaps(other) for other in taken):
+            taken.append(box)
+            spot = point.intensity or 0.0, point.flops_per_second or 0.0
+            axes.annotate(name, spot, xytext=(8, 4), textcoords="offset points", fontsize=8, color=TEXT, parse_math=False)
 
 
 def _roof(axes: Axes, ceiling: Ceiling, left: float, right: float) -> None:
@@ -72,7 +91,7 @@ def _roof(axes: Axes, ceiling: Ceiling, left: float, right: float) -> None:
     ridge = peak / slope if slope else left
     xs = sorted({left, min(max(ridge, left), right), right})
     axes.plot(
-        xs, [min(peak, x * slope) if slope else peak for x in xs], "-" if ceiling.is_judged_by else "--", color="black", lw=1, label=label
+        xs, [min(peak, x * slope) if slope else peak for x in xs], "-" if ceiling.is_judged_by else "--", color=TEXT, lw=1.2, label=label
     )
 
 

@@ -11,10 +11,7 @@ from lflops.profile.records import Trace, TracedOperator
 from lflops.report.lines.trace import per_batch
 from lflops.report.payload.columns import Columns, column
 
-__all__ = ["MODULES", "Operators", "operators"]
-
-MODULES = 20
-"""The most modules listed for an operator in a phase: those in which it did the most."""
+__all__ = ["Operators", "operators"]
 
 _COUNTED = ("macs", "flops")
 _ALWAYS = ("calls", "bytes_moved")
@@ -62,7 +59,7 @@ def _table(analysis: Analysis, rows: Sequence[OperatorRow], traced_only: Sequenc
         "kind": column([*("counted" if row.is_counted else "no formula" for row in rows), *("traced" for _ in traced_only)]),
         "share": column([*(row.share for row in rows), *nothing]),
         "share_of": column([*(shared[row.phase] for row in rows), *nothing]),
-        "modules": column([*(len(row.by_module) for row in rows), *nothing]),
+        "modules": column([*(row.modules for row in rows), *nothing]),
     }
     for field in _ALWAYS:
         columns[field] = column([*(getattr(row.figures, field) for row in rows), *nothing])
@@ -85,7 +82,7 @@ def _intensity(row: OperatorRow) -> float | None:
 
 def _within(profile: Profile, rows: Sequence[OperatorRow]) -> Columns:
     numbers = {name: number for number, name in enumerate(profile.modules)}
-    listed = [(row, name, each.by_module[name]) for row, each in enumerate(rows) for name in list(each.by_module)[:MODULES]]
+    listed = [(row, name, each.by_module[name]) for row, each in enumerate(rows) for name in each.by_module]
     columns: Columns = {"row": [row for row, _, _ in listed], "module": [numbers[name] for _, name, _ in listed]}
     columns |= {field: column(getattr(counts, field) for _, _, counts in listed) for field in (*_ALWAYS, *_COUNTED)}
     return columns

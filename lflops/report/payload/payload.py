@@ -2,8 +2,10 @@
 
 import os
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lflops.analyze.analysis import Analysis
 from lflops.profile.model import Profile
@@ -61,6 +63,18 @@ def payload(analysis: Analysis, folder: Path | None = None) -> Payload:
         analysis: What is shown.
         folder: The folder that paths of traces are relative to; `None` keeps the profile's paths.
     """
+    made = _MADE.get(analysis)
+    if made is None:
+        made = _MADE[analysis] = _made(analysis)
+    return replace(made, traces=_traces(analysis.profile, folder))
+
+
+_MADE: WeakKeyDictionary[Analysis, Payload] = WeakKeyDictionary()
+"""What was made of each analysis that is still in use: the tab and the page of one window share it."""
+
+
+def _made(analysis: Analysis) -> Payload:
+    """Everything but the paths of its traces."""
     profile = analysis.profile
     return Payload(
         lflops=VERSION,
@@ -74,7 +88,7 @@ def payload(analysis: Analysis, folder: Path | None = None) -> Payload:
         roofline=roofs(analysis),
         memory=memory(analysis),
         ranks=ranks(analysis),
-        traces=_traces(profile, folder),
+        traces=(),
         compare=run_shown(analysis),
     )
 

@@ -7,10 +7,10 @@ from msgspec import json
 from msgspec.structs import replace
 
 from lflops.analyze.analysis import analyze
+from lflops.analyze.modules.operators import MODULES
 from lflops.analyze.speed.roofline import roofline
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
-from lflops.report.payload.operators import MODULES
 from lflops.report.payload.payload import payload
 from tests.support.profile_builders import cell, product, profile, profile_of, small_profile
 
