@@ -64,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "collect.calibration": INSIDE | {"collect.timing"},
     "collect": INSIDE
     | {"collect.counting", "collect.operator_costs", "formulas", "collect.timing", "collect.ranks", "collect.calibration"},
-    "collect.estimate": INSIDE | {"allocator", "collect", "collect.counting", "collect.operator_costs", "formulas"},
+    "collect.estimate": INSIDE | {"pypi:transformers", "allocator", "collect", "collect.counting", "collect.operator_costs", "formulas"},
     "report.lines": VALUE | ANALYSES | {"analyze.trace", "snapshots"},
     "report.terminal": VALUE | ANALYSES | {"analyze.trace", "report.lines", "pypi:rich"},
     "report.deepspeed_text": VALUE | ANALYSES | {"report.lines"},

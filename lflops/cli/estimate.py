@@ -37,6 +37,11 @@ def estimate(
     fsdp: options.Fsdp = None,
     hsdp: options.Hsdp = None,
     tp: options.Tp = None,
+    seq: options.Tokens = None,
+    dtype: options.Dtype = None,
+    precision: options.Precision = None,
+    ac: options.Checkpointing = None,
+    trust_remote_code: options.RemoteCode = False,
     depth: options.Depth = -1,
     save: options.Save = None,
     figure: options.Figure = None,
@@ -51,8 +56,9 @@ def estimate(
         "allocator": allocator,
         "mesh": _mesh(fsdp, hsdp, tp),
     }
+    words = {"tokens": seq, "dtype": dtype, "precision": precision, "checkpointing": ac, "remote_code": trust_remote_code or None}
     with _modules_of_this_folder():
-        profile = _estimated(target, batch, optimizer, how)
+        profile = _estimated(target, batch, optimizer, how, words)
     if save is not None:
         profile.save(save)
     save_memory(profile, figure)
@@ -130,16 +136,26 @@ def _modules_of_this_folder() -> Iterator[None]:
         sys.path.remove("")
 
 
-def _estimated(target: str, samples: int, optimizer: str | None, how: Mapping[str, Any]) -> Profile:
+def _estimated(target: str, samples: int, optimizer: str | None, how: Mapping[str, Any], words: Mapping[str, Any]) -> Profile:
     from lflops.collect.estimate.estimate import Estimator, subject_of  # with torch
+    from lflops.collect.estimate.from_config import FromConfig, is_config
     from lflops.collect.estimate.optimizer_step import optimizer_named
 
-    build = _function(target)
-    _check_arguments(target, build)
+    given = {name: value for name, value in words.items() if value is not None}
+    around: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if is_config(target):
+        configured = FromConfig(target=target, **given)
+        build, around = configured.builder(), configured.autocast()
+    elif given:
+        raise UsageError("--seq, --dtype, --precision, --ac and --trust-remote-code are for a configuration: the function decides these")
+    else:
+        build = _function(target)
+        _check_arguments(target, build)
     makes = None if optimizer is None else optimizer_named(optimizer)
     estimator = Estimator(asker=target, optimizer=makes, progress=sys.stderr.isatty(), **how)
     try:
-        return estimator.run(lambda: subject_of(target, build(samples)))
+        with around:
+            return estimator.run(lambda: subject_of(target, build(samples)))
     except LflopsError:
         raise
     except Exception as error:

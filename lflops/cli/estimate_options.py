@@ -9,26 +9,33 @@ __all__ = [
     "Allocator",
     "AsJson",
     "Backward",
+    "Checkpointing",
     "Depth",
+    "Dtype",
     "Figure",
     "Fsdp",
     "GradScaler",
     "Hardware",
     "Hsdp",
     "Optimizer",
+    "Precision",
     "Ranks",
+    "RemoteCode",
     "RoundTo",
     "Samples",
     "Save",
     "Target",
+    "Tokens",
     "Tp",
 ]
 
 Target = Annotated[
     str,
     typer.Argument(
-        metavar="PACKAGE.MODULE:BUILD",
-        help="A function that is called with the number of samples and returns (model, batch) or (model, batch, loss). The batch is a "
+        metavar="TARGET",
+        help="A model by its configuration: a config.json of transformers, its folder, or hf:NAME of one in the local cache; nothing is "
+        "downloaded. Or PACKAGE.MODULE:BUILD, a function that is called with the number of samples and returns (model, batch) or "
+        "(model, batch, loss). The batch is a "
         "tuple of the model's arguments, one tensor, or a mapping of keyword arguments; the loss a function from its output to a "
         "scalar. The module is looked for here first.",
     ),
@@ -67,6 +74,17 @@ Hsdp = Annotated[
     str | None, typer.Option("--hsdp", metavar="RxN", help="As one rank of R replicas, each of which FSDP2 shards over N ranks: 2x8.")
 ]
 Tp = Annotated[int | None, typer.Option("--tp", metavar="N", min=1, help="As one of N ranks of tensor parallelism by the model's tp_plan.")]
+Tokens = Annotated[int | None, typer.Option("--seq", metavar="N", min=1, help="Tokens of each sample of a configuration; 512.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", metavar="NAME", help="Parameters of a configuration: float32, bfloat16 or float16.")]
+Precision = Annotated[
+    str | None, typer.Option("--precision", metavar="NAME", help="Autocast for a configuration: bf16-mixed or 16-mixed; else none.")
+]
+Checkpointing = Annotated[
+    str | None, typer.Option("--ac", metavar="HOW", help="Activation checkpointing of a configuration: none, or full for every layer.")
+]
+RemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run Python code that comes with a configuration. Without it, it is refused.")
+]
 Depth = Annotated[int, typer.Option("--depth", metavar="N", help="How many levels of the tree below the root; -1 is all.")]
 Save = Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write the profile, for lflops show and diff.")]
 Figure = Annotated[Path | None, typer.Option("--figure", metavar="FILE", help="Draw live memory over the step, as .png, .svg or .pdf.")]

@@ -182,7 +182,56 @@ def test_what_builds_may_import_from_the_folder_as_it_runs(tmp_path: Path, capsy
     sys.modules.pop("late")
 
 
+LAYERS, HIDDEN, INNER, HEADS, WORDS, LENGTH = 2, 32, 64, 4, 100, 16
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "vocab_size": WORDS,
+    "max_position_embeddings": 64,
+}
+
+
+def test_a_model_by_its_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Forward by hand: four square products and three of the inner width a layer, both of attention, and the words."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    tokens = 2 * LENGTH
+    by_hand = LAYERS * (tokens * (4 * HIDDEN**2 + 3 * HIDDEN * INNER) + 2 * tokens * LENGTH * HIDDEN) + tokens * HIDDEN * WORDS
+    options = ["--seq", str(LENGTH), "--batch", "2"]
+    for target in ("config.json", str(tmp_path)):
+        assert by_hand == msgspec.convert(estimated(capsys, target, *options)["profile"], Profile).total()
+    plain, again, halved, mixed = (
+        msgspec.convert(estimated(capsys, "config.json", *options, "--backward", *more)["profile"], Profile)
+        for more in ([], ["--ac", "full"], ["--dtype", "bfloat16"], ["--precision", "bf16-mixed"])
+    )
+    assert plain.total(phase="recompute") < again.total(phase="recompute"), "attention alone multiplies again without being asked to"
+    parameters = plain.modules[""].parameters
+    assert [4 * parameters, 2 * parameters, 4 * parameters] == [each.modules[""].parameter_bytes for each in (plain, halved, mixed)]
+    assert [{"float32"}, {"bfloat16"}, {"bfloat16"}] == [
+        {cell.dtype for cell in each.cells if cell.macs} for each in (plain, halved, mixed)
+    ]
+
+
+def test_code_of_a_configuration_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless it is asked for; nothing of it runs."""
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass\n")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}))
+    assert 2 == main(["estimate", str(tmp_path)])
+    error = capsys.readouterr().err
+    assert "transformers has no configuration of it here" in error
+    assert "--trust-remote-code" in error
+    assert 1 == error.count("\n")
+    assert not (tmp_path / "ran").exists()
+
+
 WRONG = {
+    "no configuration": (["nothing.json"], "nothing.json: no such file: give a config.json"),
+    "not in the cache": (["hf:nobody/nothing"], "hf:nobody/nothing: transformers has no configuration of it here"),
+    "an option of configurations": (["planned:build", "--seq", "8"], "are for a configuration: the function decides these"),
     "no function": (["planned"], "give package.module:function"),
     "a file": (["planned.py:build"], "give package.module:function, as train:build for build in a train.py of this folder"),
     "no module": (["nowhere:build"], "No module named 'nowhere'"),
