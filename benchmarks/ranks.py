@@ -311,7 +311,7 @@ def train(case: Case) -> Outcome | None:
         trainer.fit(module, DataLoader(Batches(rows, module.begin_batch), batch_size=ROWS))
     for profile in monitor.profiles:
         found = lflops.imbalance(profile).rows
-        data = [step.phases["data"] for step in profile.steps if step.is_typical]
+        data = [step.phases["data"] for step in profile.steps if step.is_clean]
         first = (found[0].module, found[0].phase, found[0].slow_rank) if found else None
         return Outcome(first, sorted(data)[len(data) // 2])
     return None
