@@ -51,6 +51,9 @@ class FlopsMonitor(Base):
         record_shapes: The shapes of operators' inputs as well.
         profile_memory: Allocations as well.
         with_stack: Python's stack as well; it breaks the nesting of your own `record_function` in the trace.
+        compiled: What a trace says of code that torch.compile made: `"row"` is one row for each compiled module, `"modules"` divides its
+            kernels over the modules inside, forward and backward. That has inductor record the modules of each graph that it compiles, so
+            its caches compile once more; give it from the start, because graphs compiled before have no record.
         module_depth: The last depth in the summary's table of classes; -1 is the innermost.
         top_modules: How many classes of modules that table names for each figure.
         detailed: Whether the summary has a line for every module.
@@ -100,6 +103,7 @@ class FlopsMonitor(Base):
         record_shapes: bool = False,
         profile_memory: bool = False,
         with_stack: bool = False,
+        compiled: str = "row",
         hardware: Hardware | str | None = "auto",
         track: bool = True,
         units: Callable[[Any], Any] | None = None,

@@ -15,7 +15,10 @@ NoteCode = Literal[
     "ambiguous_threads",
     "attention_on_cuda",
     "backward_assumed",
+    "compiled_by_module",
     "compiled_ran_eager",
+    "compiled_unopened",
+    "compiled_unrecorded",
     "counted_inside",
     "ended_early",
     "experts",
@@ -58,6 +61,9 @@ NOTE_VALUES: Mapping[NoteCode, Mapping[str, type]] = {
     "backward_assumed": {"forwards": float},  # backward's cost in forwards, where it was timed and not counted
     "few_clean_steps": {"steps": int},
     "time_scaled": {"*": float},  # by phase: the factor that hooked times were scaled by
+    "compiled_by_module": {"graphs": int, "assigned": float, "divided": float},  # shares of the time inside of compiled graphs
+    "compiled_unopened": {"error": str},  # modules inside of compiled ones were asked for, and cannot be had
+    "compiled_unrecorded": {"graphs": int},  # compiled graphs that ran, and whose modules are not known
     # Estimates.
     "attention_on_cuda": {"*": int},  # subject: the chip; by kernel: calls
     "foreach_assumed": {},  # subject: the chip

@@ -11,6 +11,8 @@ __all__ = [
     "PHASES",
     "ByCategory",
     "Call",
+    "CompiledCode",
+    "CompiledKernel",
     "Count",
     "ModulePhase",
     "Phase",
@@ -110,6 +112,52 @@ class Call(NamedTuple):
     thread: int
 
 
+class CompiledKernel(Struct, frozen=True, kw_only=True, gc=False):
+    """A kernel of compiled code in one module and phase. A kernel that was fused of several modules has a row in each of them.
+
+    Attributes:
+        name: In generated code, as `cpp_fused_gelu_1` or `extern_kernels.mm`.
+        modules: How many modules it computes for. Above 1 its time and bytes are divided over them, by the bytes that their nodes move.
+        calls: In which the module has a part.
+        host_seconds: From the end of the kernel before it to its own end.
+        device_seconds: `None` if no device was recorded.
+        bytes_moved: What the fused kernel reads and writes, as the compiler counts it.
+    """
+
+    name: str
+    module: str
+    phase: Phase
+    modules: Count
+    calls: Count
+    host_seconds: Seconds
+    device_seconds: Seconds | None = None
+    bytes_moved: Count | None = None
+
+
+class CompiledCode(Struct, frozen=True, kw_only=True):
+    """What ran inside of compiled graphs in the traced steps.
+
+    Attributes:
+        graphs: How many different ones ran.
+        unrecorded_graphs: Those of them whose modules are unknown.
+        regions: How often one ran.
+        timed_on: What the seconds are of: the device, if it was recorded, else the host.
+        seconds: In all regions; they are the kernels' and the unassigned ones.
+        unassigned_seconds: Of no known module.
+        divided_seconds: In kernels that were fused of several modules.
+        kernels: Those with the most time first.
+    """
+
+    graphs: Count
+    unrecorded_graphs: Count
+    regions: Count
+    timed_on: Literal["host", "device"]
+    seconds: Seconds
+    unassigned_seconds: Seconds
+    divided_seconds: Seconds
+    kernels: tuple[CompiledKernel, ...] = ()
+
+
 class Trace(Struct, frozen=True, kw_only=True):
     """Totals of the traced steps, and the traces' files.
 
@@ -123,6 +171,7 @@ class Trace(Struct, frozen=True, kw_only=True):
         exposed_copy_seconds: The device copied and did nothing else.
         device_compute_seconds: The device ran a kernel other than communication.
         operators: The operators with the most own time, on the device or on the host.
+        compiled: What ran inside of compiled graphs, by module; `None` if that was not asked for, or nothing is compiled.
     """
 
     files: Mapping[str, str]
@@ -133,6 +182,7 @@ class Trace(Struct, frozen=True, kw_only=True):
     device_compute_seconds: Seconds | None = None
     device_idle_by_phase: Mapping[str, Seconds] | None = None
     operators: tuple[TracedOperator, ...] = ()
+    compiled: CompiledCode | None = None
 
 
 class Rank(Struct, frozen=True, kw_only=True):

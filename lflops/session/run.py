@@ -6,8 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lflops.collect.kineto.compile_tracking import CompileTracking
 from lflops.errors import LflopsError
 from lflops.profile.model import Profile
+from lflops.profile.notes import Note
 from lflops.session.inputs.messages import warn
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Stage, Training
@@ -44,6 +46,9 @@ class MonitoredRun:
         self._history: MemoryHistory | None = None
         self._monitor = 1
         self._failed = False
+        self._tracking = CompileTracking()
+        if settings.looks_inside_compiled:
+            self._tracking.start()
 
     def begin(self, name: str, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int = 1) -> None:
         """A stage begins, or comes again.
@@ -77,7 +82,10 @@ class MonitoredRun:
             self._results = Results.of(self._training, self._settings, self._log_dir, monitor=monitor, store=self._store)
             self._results.profiles = self.profiles
         leave = partial(self.sessions.__setitem__, name, None)
-        return Session(self._settings, self._training, stage(), results=self._results, fail=self.fail, leave=leave)
+        session = Session(self._settings, self._training, stage(), results=self._results, fail=self.fail, leave=leave)
+        if self._tracking.refusal is not None:
+            session.add_note(Note(code="compiled_unopened", subject="", values={"error": self._tracking.refusal}))
+        return session
 
     def guarded(self, name: str, action: Callable[[Session], None]) -> None:
         """Do something with a stage's session, if it has one; an error of it ends the watching, not the training."""
@@ -94,6 +102,7 @@ class MonitoredRun:
     def close(self, error: BaseException | None = None) -> None:
         """The run is over, or left by an error: tell what there is to tell."""
         training = self._training
+        self._tracking.stop()
         for name in tuple(self.sessions):
             self.guarded(name, lambda session: session.close(error))
         results, self._results, self._training = self._results, None, None
@@ -121,6 +130,7 @@ class MonitoredRun:
 
     def fail(self, error: Exception) -> None:
         """End the watching, not the training: take everything off, and warn once."""
+        self._tracking.stop()
         sessions, self._failed = dict(self.sessions), True
         self.sessions.clear()
         results, self._results, self._training = self._results, None, None

@@ -183,6 +183,10 @@ class Session:
         self._advance()
         self._quiet_until = self._next_due() if self._stage.learns else 0
 
+    def add_note(self, note: Note) -> None:
+        """Add what the reader of every window has to know."""
+        self._notes.append(note)
+
     def mark(self, mark: str) -> None:
         """Note what else happens in this step."""
         self._step_clock.mark(mark)

@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from lflops.cli.main import main
 from lflops.profile.json_file import save
+from lflops.profile.records import CompiledCode, CompiledKernel
 from tests.support.profile_builders import product, profile, profile_of, run, small_profile, untimed
 from tests.support.terminal import drawn
 
@@ -101,6 +103,33 @@ def test_json_of_the_flat_list_has_every_module(file: Path) -> None:
         (row["name"], row["parameters"]) for row in rows
     ]
     assert {None} == {row["trainable_parameters"] for row in rows}
+
+
+def test_kernels_of_compiled_code_are_shown_by_module(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the mean of two batches, on what they were timed; of a fused kernel how many modules it is of."""
+    kernel = CompiledKernel(name="cpp_fused_add_0", module="head", phase="forward", modules=2, calls=2, host_seconds=3e-5, bytes_moved=4096)
+    code = CompiledCode(
+        graphs=1,
+        unrecorded_graphs=0,
+        regions=2,
+        timed_on="host",
+        seconds=1e-4,
+        unassigned_seconds=4e-5,
+        divided_seconds=3e-5,
+        kernels=(kernel, replace(kernel, name="extern_kernels.mm", module="", phase="backward", modules=1, bytes_moved=None)),
+    )
+    counted = small_profile()
+    assert counted.trace is not None
+    save(replace(counted, trace=replace(counted.trace, compiled=code)), tmp_path / "compiled.json")
+    monkeypatch.setenv("COLUMNS", "140")
+    assert 0 == main(["show", str(tmp_path / "compiled.json"), "--operators"])
+    assert [
+        "kernels of compiled code, in a batch module phase host % of compiled bytes, fused fused of calls",
+        "cpp_fused_add_0 head forward 15.00 µs 30.0 % 2.00 KiB 2 modules 1",
+        "extern_kernels.mm the root backward 15.00 µs 30.0 % – 1 module 1",
+    ] == [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()[-3:]]
 
 
 def test_operators_are_shown_in_place_of_modules(file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,6 +150,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"record_shapes": None}, "record_shapes=None: give True or False"),
     ({"profile_memory": "yes"}, "profile_memory='yes': give True or False"),
     ({"with_stack": 0}, "with_stack=0: give True or False"),
+    ({"compiled": True}, "compiled=True: give 'row' or 'modules'"),
+    ({"compiled": "modules", "trace": False}, "trace=False leaves nothing to divide compiled code by: give trace=True, or compiled='row'"),
     ({"stages": "train"}, "stages='train': give some of 'train', 'validate', 'test', 'predict', in a tuple or a list"),
     ({"stages": ["fit"]}, "stages=['fit']: give some of 'train', 'validate', 'test', 'predict', in a tuple or a list"),
     ({"stages": ()}, "stages=(): give some of 'train', 'validate', 'test', 'predict', in a tuple or a list"),

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from lflops.collect.kineto.attach_compiled import with_compiled
 from lflops.collect.kineto.tracer import Recording
 from lflops.profile.collective_names import collective_kind
 from lflops.profile.model import Communication, ModuleProfile, Profile
@@ -31,10 +32,13 @@ def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str])
         exposed_copy_seconds=recording.exposed_copy_seconds,
         device_compute_seconds=recording.device_compute_seconds,
         operators=recording.operators,
+        compiled=None if recording.compiled is None else recording.compiled.code,
     )
     seconds = recording.device_seconds or {}
     modules = {name: _on_device(name, module, seconds) for name, module in profile.modules.items()}
-    return replace(profile, modules=modules, communication=_timed(profile.communication, recording.communication), trace=trace)
+    communication = _timed(profile.communication, recording.communication)
+    profile = replace(profile, modules=modules, communication=communication, trace=trace)
+    return profile if recording.compiled is None else with_compiled(profile, recording.compiled, recording.call_times)
 
 
 def _timed(rows: Sequence[Communication], seconds: Mapping[tuple[ModulePhase, str], tuple[float, float]]) -> tuple[Communication, ...]:

@@ -8,8 +8,8 @@ operator that asked for it, not to the moment at which it was done.
 """
 
 import bisect
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, starmap
 from math import inf
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from torch.autograd import DeviceType  # type: ignore[attr-defined,unused-ignore]
 
 from lflops.collect.attribution.autograd_segments import AutogradSegments
+from lflops.collect.kineto.compiled_time import Region, RegionEvent
 from lflops.collect.kineto.module_log import THREAD, LogEntry, Replay
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.profile.records import Call, ModulePhase, TracedOperator
@@ -29,6 +30,9 @@ STEP = "ProfilerStep#"
 """Begins the names of the events that are the steps."""
 
 NODE = "autograd::engine::evaluate_function: "
+
+REGION = "## Call CompiledFxGraph "
+"""Begins the names of the runs of compiled graphs; the graph's key follows."""
 
 MOST = 20
 """Operators of the table, of those with the most time of their own on the device, and on the host."""
@@ -121,12 +125,18 @@ class _Times:
 class _Open:
     """An event that has begun."""
 
+    start: int
     end: int
-    length: int
+    key: int
     times: _Times
     device: int = 0
     children: int = 0
     double: "_Open | None" = None
+    region: Region | None = None
+
+
+def _only_one(_moment: int) -> int:
+    return 0
 
 
 @dataclass(kw_only=True)
@@ -139,12 +149,16 @@ class Joined:
         operators: The table, over all steps. What is between them, as a validation, is in none of this.
         communication: Nanoseconds of collectives' kernels and of these the exposed ones, by module and phase of what launched them, and by
             kind; over all steps.
+        regions: The runs of compiled graphs.
+        batch_at: The index of the step at a moment within one.
     """
 
-    device: list[dict[ModulePhase, int]]
+    device: list[dict[ModulePhase, float]]
     calls: list[Call] = field(default_factory=list)
     operators: tuple[TracedOperator, ...] = ()
     communication: dict[tuple[ModulePhase, str], tuple[int, int]] = field(default_factory=dict)
+    regions: list[Region] = field(default_factory=list)
+    batch_at: Callable[[int], int] = _only_one
 
 
 def join(
@@ -169,11 +183,11 @@ def join(
     steps = _StepIntervals([(start, end) for start, end, _ in begun])
     if trainer is not None:
         pythons[trainer] = home
-    asked, unasked = _device_work(events)
+    kernels, unasked = _device_work(events)
     by_thread = _by_thread(event for event in events if event.start in steps)
     order = sorted(by_thread, key=lambda thread: (thread != trainer, thread))
     segments = {thread: AutogradSegments(0) for thread in order}
-    walk = _Walk(steps, asked, communicated or {})
+    walk = _Walk(steps, kernels, communicated or {})
     for number, thread in enumerate(order):
         entries = logs.get(pythons.get(thread, 0), ())  # no thread of Python has the number 0
         walk.thread(by_thread[thread], Replay(tree, entries, thread=number, segments=segments, own=segments[thread]))
@@ -186,14 +200,14 @@ def join(
     return walk.joined()
 
 
-def _device_work(events: Iterable[Event]) -> tuple[Counter[int], list[Event]]:
-    """Nanoseconds of the device by the key of what asked for it, and what nothing asked for."""
-    done = [event for event in events if event.is_on_device and not event.is_named]
+def _device_work(events: Iterable[Event]) -> tuple[dict[int, list[Event]], list[Event]]:
+    """The work of the device by the key of what asked for it, in the order of time, and what nothing asked for."""
+    done = sorted((event for event in events if event.is_on_device and not event.is_named), key=lambda event: event.start)
     askers = {event.key for event in events if not event.is_on_device and not event.link and not event.is_loose} if done else set()
-    asked: Counter[int] = Counter()
+    asked: defaultdict[int, list[Event]] = defaultdict(list)
     for event in done:
         if event.link in askers:
-            asked[event.link] += event.end - event.start
+            asked[event.link].append(event)
     return asked, [event for event in done if event.link not in askers]
 
 
@@ -240,15 +254,20 @@ class _StepIntervals:
 class _Walk:
     """Goes through the events of one thread after the other."""
 
-    def __init__(self, steps: _StepIntervals, asked: Mapping[int, int], communicated: Mapping[int, Sequence[Communicated]]) -> None:
+    def __init__(
+        self, steps: _StepIntervals, kernels: Mapping[int, Sequence[Event]], communicated: Mapping[int, Sequence[Communicated]]
+    ) -> None:
         self.steps = steps
-        self.asked = asked
+        self.asked = {key: sum(each.end - each.start for each in done) for key, done in kernels.items()}
         self.communicated = communicated
         self.communication: defaultdict[tuple[ModulePhase, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
         self.times: dict[str, _Times] = {}
         self.named: dict[str, _Times] = {}
         self.device: list[defaultdict[ModulePhase, int]] = [defaultdict(int) for _ in range(steps.number)]
         self.calls: list[Call] = []
+        self.regions: list[Region] = []
+        self._kernels = kernels
+        self._below: list[tuple[Region, _Open]] = []  # what ran right below regions of this thread
 
     def thread(self, events: Sequence[Event], replay: Replay) -> None:
         """Add those of a thread; they are sorted."""
@@ -273,11 +292,7 @@ class _Walk:
                 step = self.steps.index(start)
                 due = min(replay.due, self.steps.change(start))
                 running = replay.module_phase
-            event = _Open(end, length, times)
-            times.own_host += length
-            if opened:
-                _nest(event, opened[-1])
-            opened.append(event)
+            self._begin(_Open(start, end, key, times), opened, step, running)
             if not link and key in self.asked:
                 self.device[step][running] += self.asked[key]
                 self._communicate(running, key)
@@ -285,6 +300,9 @@ class _Walk:
                 _on_device(opened, self.asked[key])
         for event in reversed(opened):
             _close(event)
+        for region, event in self._below:
+            region.events.append(RegionEvent(event.times.name, event.start, event.end, event.device))
+        self._below.clear()
         self.calls += replay.finish()
 
     def _communicate(self, running: ModulePhase, key: int) -> None:
@@ -293,15 +311,36 @@ class _Walk:
             whole, alone = self.communication[running, kind]
             self.communication[running, kind] = whole + nanoseconds, alone + exposed
 
+    def _begin(self, event: _Open, opened: list[_Open], step: int, running: ModulePhase) -> None:
+        """Begin an event within those that are open."""
+        event.times.own_host += event.end - event.start
+        if opened:
+            _nest(event, opened[-1])
+            if opened[-1].region is not None:
+                self._below.append((opened[-1].region, event))
+        if event.times.name.startswith(REGION):
+            graph = event.times.name.removeprefix(REGION).partition(" ")[0]
+            kernels = [(each.name, each.end - each.start) for each in self._kernels.get(event.key, ())]
+            event.region = Region(key=graph, start=event.start, end=event.end, batch=step, running=running, kernels=kernels)
+            self.regions.append(event.region)
+        opened.append(event)
+
     def unasked(self, event: Event) -> None:
         """Add work of the device that nothing asked for."""
         self.device[self.steps.index(event.start)][ModulePhase("", "other")] += event.end - event.start
 
     def joined(self) -> Joined:
         """What all threads did."""
-        device = [{key: each for key, each in step.items() if each} for step in self.device]
+        device: list[dict[ModulePhase, float]] = [{key: each for key, each in step.items() if each} for step in self.device]
         calls = [call for call in self.calls if call.start in self.steps]
-        return Joined(device=device, calls=calls, operators=_table(self.times.values()), communication=dict(self.communication))
+        return Joined(
+            device=device,
+            calls=calls,
+            operators=_table(self.times.values()),
+            communication=dict(self.communication),
+            regions=self.regions,
+            batch_at=self.steps.index,
+        )
 
     def _new(self, name: str, *, is_named: bool) -> _Times:
         times = _Times(name, name in NO_OPERATORS, name.startswith(NODE))
@@ -317,7 +356,7 @@ def _on_device(opened: Sequence[_Open], nanoseconds: int) -> None:
 
 
 def _nest(event: _Open, parent: _Open) -> None:
-    parent.times.own_host -= event.length
+    parent.times.own_host -= event.end - event.start
     parent.children += 1
     if event.times is parent.times:
         parent.double = event
@@ -327,7 +366,7 @@ def _close(event: _Open) -> None:
     """An operator that does nothing but call another of its name is one with it, as in torch's own table."""
     if event.double is not None and event.children == 1:
         event.times.calls -= 1
-        event.times.host -= event.double.length
+        event.times.host -= event.double.end - event.double.start
         event.times.device -= event.double.device
 
 

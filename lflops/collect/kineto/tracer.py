@@ -18,8 +18,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
+from lflops.collect.kineto.attach_compiled import call_times
+from lflops.collect.kineto.compile_tracking import recorded_graphs
+from lflops.collect.kineto.compiled_graph import rows_of
+from lflops.collect.kineto.compiled_time import CompiledTimes, times_of
 from lflops.collect.kineto.device_timeline import communication, computing, exposed_communication, exposed_copies, idle, idle_by_phase
-from lflops.collect.kineto.events import STEP, join, read
+from lflops.collect.kineto.events import STEP, Joined, join, read
 from lflops.collect.kineto.module_log import ModuleLog
 from lflops.collect.kineto.other_profilers import other_profiler_runs, recorded_events
 from lflops.collect.model.module_tree import ModuleTree
@@ -57,6 +61,8 @@ class Recording:
         communication: Seconds of collectives' kernels a step and of these the exposed ones, by module and phase of what launched them, and
             by kind; empty where the recording ends within a step.
         calls: Of modules and named parts, for the annotation.
+        compiled: What ran inside of compiled graphs; `None` if that was not asked for, or none ran.
+        call_times: Own nanoseconds of modules in each batch, by their calls; empty without `compiled`.
     """
 
     raw: Path | None
@@ -72,6 +78,8 @@ class Recording:
     exposed_copy_seconds: float | None
     communication: Mapping[tuple[ModulePhase, str], tuple[float, float]]
     calls: tuple[Call, ...]
+    compiled: CompiledTimes | None = None
+    call_times: tuple[Mapping[ModulePhase, float], ...] = ()
 
 
 class Tracer:
@@ -83,6 +91,7 @@ class Tracer:
         record_shapes: As torch.profiler takes it, and so the next two.
         profile_memory: Allocations as well.
         with_stack: Python's stack as well; it breaks the nesting of the user's own `record_function` in the trace.
+        inside_compiled: Whether to divide compiled graphs over modules; they have to be recorded as they are compiled.
 
     Attributes:
         refusal: Why there is no recording, or no file of it; `None` while nothing is against one.
@@ -99,8 +108,10 @@ class Tracer:
         record_shapes: bool = False,
         profile_memory: bool = False,
         with_stack: bool = False,
+        inside_compiled: bool = False,
     ) -> None:
         """Touch nothing yet."""
+        self._inside_compiled = inside_compiled
         here = supported_activities() if torch.cuda.is_available() else {ProfilerActivity.CPU}
         self._tree = tree
         self._activities = [kind for name, kind in ACTIVITIES.items() if name in activities and kind in here]
@@ -248,6 +259,7 @@ class Tracer:
         joined = join(events, self._log.threads, self._log.home, self._tree, communicated)
         steps = sum(self._ends) if self._ends and self._ends[-1] else 0
         idle_seconds = idle(events) if self._device else None
+        compiled = self._compiled(joined) if self._inside_compiled and joined.regions else None
         return Recording(
             raw=unfinished,
             path=path,
@@ -264,7 +276,26 @@ class Tracer:
                 place: (each / steps / 1e9, alone / steps / 1e9) for place, (each, alone) in joined.communication.items() if steps
             },
             calls=tuple(joined.calls),
+            compiled=compiled,
+            call_times=() if compiled is None else call_times(joined.calls, joined.batch_at, len(joined.device)),
         )
+
+    def _compiled(self, joined: Joined) -> CompiledTimes:
+        """Divide compiled regions over modules, and with them the device's time in `joined`."""
+        graphs = recorded_graphs(region.key for region in joined.regions)
+        times = times_of(
+            joined.regions,
+            graphs,
+            lambda graph, running: rows_of(graph.modules, running, self._tree),
+            batches=len(joined.device),
+            device=self._device,
+        )
+        for batch, opened in zip(joined.device, times.device, strict=True):
+            for running, by_module in opened.items():
+                for key, took in by_module.items():
+                    batch[running] = batch.get(running, 0) - took
+                    batch[key] = batch.get(key, 0) + took
+        return times
 
 
 def _a_step(
@@ -301,7 +332,7 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _spreads(batches: Iterable[Mapping[ModulePhase, int]], ends: Sequence[bool]) -> dict[ModulePhase, Spread]:
+def _spreads(batches: Iterable[Mapping[ModulePhase, float]], ends: Sequence[bool]) -> dict[ModulePhase, Spread]:
     """Seconds of each row and those below it, step by step; batches that no step ends with are left out."""
     steps: list[dict[ModulePhase, float]] = []
     step: defaultdict[ModulePhase, float] = defaultdict(float)

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from lflops.collect.torch_private import autograd, dispatch_modes, distributed, modules, operators, tensors
 from lflops.collect.torch_private.known_torch import differs, known_torch
 
-__all__ = ["check", "check_fake_group", "check_fake_tensors"]
+__all__ = ["check", "check_fake_group", "check_fake_tensors", "check_inductor"]
 
 aten = torch.ops.aten
 
@@ -73,6 +73,33 @@ def check_fake_group() -> None:
             "a fake group has other ranks": ranks == 2,
             "collectives are not waited for": distributed.wait_operator().name().endswith("wait_tensor"),
             "a fake group stays open": not torch.distributed.is_initialized(),
+        }
+    )
+
+
+@functools.cache
+def check_inductor() -> None:
+    """Check the names of inductor, which takes seconds to load: only a monitor that looks into compiled code needs them.
+
+    Raises:
+        CountError: One of them does not do what lflops takes it to do.
+    """
+    from lflops.collect.torch_private import inductor
+
+    with known_torch():
+        before = inductor.is_recording()
+        restore = inductor.record_graphs()
+        during = inductor.is_recording()
+        restore()
+        names = inductor.recorded_names('{"cppCodeToPost": {"extern_kernels.mm:1": ["mm"]}, "lflops": {"modules": []}}')
+    _raise_if_wrong(
+        {
+            "graphs are not recorded": during and not before,
+            "inductor's settings are not restored": not inductor.is_recording(),
+            "calls of kernels are not numbered": inductor.kernel_calls("    # [Provenance debug handles] cpp_fused_add_0:12\n")
+            == ("cpp_fused_add_0:12",),
+            "kernels have no nodes": names == ({"extern_kernels.mm:1": ["mm"]}, {"modules": []}),
+            "compiled graphs cannot be listed": not list(inductor.compiled_graphs(())),
         }
     )
 

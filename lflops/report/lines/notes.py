@@ -51,6 +51,22 @@ def _compiled_ran_eager(note: Note) -> str:
     return f"{modules} counted eagerly: the work is that of the code as written, not as compiled"
 
 
+def _compiled_by_module(note: Note) -> str:
+    graphs = f"{_count(note, 'graphs')} compiled graph{'' if note.values.get('graphs') == 1 else 's'}"
+    assigned, divided = _percent(note, "assigned"), _percent(note, "divided")
+    fused = f"{divided} in kernels fused of several modules, divided by the bytes that each module's operators move"
+    return f"times inside of {graphs} are from the traced steps: {assigned} of it by module, {fused}"
+
+
+def _compiled_unopened(note: Note) -> str:
+    return f"compiled modules are one row each, though compiled='modules': {note.values.get('error', units.UNKNOWN)}"
+
+
+def _compiled_unrecorded(note: Note) -> str:
+    graphs = f"{_count(note, 'graphs')} compiled graph{' is' if note.values.get('graphs') == 1 else 's are'}"
+    return f"{graphs} of no known module: compiled before the monitor began, or by another backend than inductor"
+
+
 def _scripted(note: Note) -> str:
     return f"the parts of {note.subject or 'the root'} run as a script: their work is its own"
 
@@ -170,6 +186,11 @@ def _count(note: Note, name: str) -> str:
     return value if isinstance(value, str) else units.count(value)
 
 
+def _percent(note: Note, name: str) -> str:
+    value = note.values.get(name)
+    return value if isinstance(value, str) else units.percent(value)
+
+
 def _duration(note: Note, name: str) -> str:
     value = note.values.get(name)
     return value if isinstance(value, str) else units.duration(value)
@@ -179,7 +200,10 @@ SENTENCES: Mapping[NoteCode, Callable[[Note], str]] = {
     "ignored": _ignored,
     "ambiguous_threads": _ambiguous_threads,
     "formula_failed": _formula_failed,
+    "compiled_by_module": _compiled_by_module,
     "compiled_ran_eager": _compiled_ran_eager,
+    "compiled_unopened": _compiled_unopened,
+    "compiled_unrecorded": _compiled_unrecorded,
     "scripted": _scripted,
     "generated": _generated,
     "time_scaled": _time_scaled,

@@ -5,7 +5,7 @@ from rich.console import Group, RenderableType
 from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.profile.model import Phase
-from lflops.profile.records import Trace
+from lflops.profile.records import CompiledCode, Trace
 from lflops.report.lines.trace import by_own_time, per_batch
 from lflops.report.terminal.header import header
 from lflops.report.terminal.tables import FittedTable, text
@@ -13,6 +13,9 @@ from lflops.report.terminal.tables import FittedTable, text
 __all__ = ["render_operators"]
 
 _LONG_NAME = 40
+
+_MOST = 20
+"""Kernels of compiled code that are shown."""
 
 
 def render_operators(analysis: Analysis, phase: Phase | None = "forward") -> RenderableType:
@@ -33,7 +36,9 @@ def render_operators(analysis: Analysis, phase: Phase | None = "forward") -> Ren
     room = max(len(heading), min(max(map(len, names)), _LONG_NAME))
     shown = Group(header(analysis), "", FittedTable(heading, names, columns, room=room))
     trace = analysis.profile.trace
-    return Group(shown, "", _traced(trace)) if trace and trace.operators else shown
+    if trace is None or not trace.operators:
+        return shown
+    return Group(shown, "", _traced(trace), "", _compiled(trace, trace.compiled)) if trace.compiled else Group(shown, "", _traced(trace))
 
 
 def _traced(trace: Trace) -> RenderableType:
@@ -47,3 +52,21 @@ def _traced(trace: Trace) -> RenderableType:
     names = [row.name for row in rows]
     heading = "operators as traced, in a batch"
     return FittedTable(heading, names, columns, room=max(len(heading), min(max(map(len, names)), _LONG_NAME)))
+
+
+def _compiled(trace: Trace, code: CompiledCode) -> RenderableType:
+    """The kernels of compiled code with the most time, in the mean recorded batch; a fused one has a row in each of its modules."""
+    rows = code.kernels[:_MOST]
+    took = [row.host_seconds if code.timed_on == "host" or row.device_seconds is None else row.device_seconds for row in rows]
+    columns: dict[str, list[str]] = {
+        "module": [row.module or "the root" for row in rows],
+        "phase": [row.phase for row in rows],
+        code.timed_on: [units.duration(per_batch(seconds, trace)) for seconds in took],
+        "% of compiled": [units.percent(seconds / code.seconds if code.seconds else None) for seconds in took],
+        "bytes, fused": [units.size(None if row.bytes_moved is None else per_batch(row.bytes_moved, trace)) for row in rows],
+        "fused of": [f"{row.modules} modules" if row.modules > 1 else "1 module" for row in rows],
+        "calls": [units.count(per_batch(row.calls, trace)) for row in rows],
+    }
+    names = [row.name for row in rows]
+    heading = "kernels of compiled code, in a batch"
+    return FittedTable(heading, names, columns, room=max(len(heading), min(max(map(len, names), default=0), _LONG_NAME)))

@@ -36,6 +36,7 @@ class Settings:
     record_shapes: bool = False
     profile_memory: bool = False
     with_stack: bool = False
+    compiled: str = "row"
     module_depth: int = -1
     top_modules: int = 3
     detailed: bool = True
@@ -90,6 +91,11 @@ class Settings:
             raise CountError(f"on_error={self.on_error!r}: give 'warn' or 'raise'")
         self._check_hardware()
 
+    @property
+    def looks_inside_compiled(self) -> bool:
+        """Whether the time inside of compiled code is to be divided over modules."""
+        return self.compiled == "modules"
+
     def traces_on(self, rank: int) -> bool:
         """Whether this rank is one of those that trace."""
         if isinstance(self.trace_ranks, str):
@@ -97,6 +103,10 @@ class Settings:
         return rank in self.trace_ranks
 
     def _check_choices(self) -> None:
+        if self.compiled not in ("row", "modules"):
+            raise CountError(f"compiled={describe(self.compiled)}: give 'row' or 'modules'")
+        if self.looks_inside_compiled and not self.trace:
+            raise CountError("trace=False leaves nothing to divide compiled code by: give trace=True, or compiled='row'")
         for name, known in (("stages", STAGES), ("activities", tuple(ACTIVITIES))):
             value: object = getattr(self, name)
             if isinstance(value, str) or not isinstance(value, Collection) or not value or any(each not in known for each in value):

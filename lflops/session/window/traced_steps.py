@@ -67,6 +67,7 @@ class TracedSteps:
             record_shapes=asked.record_shapes,
             profile_memory=asked.profile_memory,
             with_stack=asked.with_stack,
+            inside_compiled=asked.looks_inside_compiled,
         )
         if not self._tracer.warm_up():
             self._refused(self._tracer)

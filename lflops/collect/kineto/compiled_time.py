@@ -1,0 +1,238 @@
+"""The time of compiled regions by module: the kernels of each region, tied to the calls of its graph.
+
+On the host, a call lasts from the end of the one before it to its own end: that is the generated code that gets it ready, and the kernel.
+On a device it is the kernel alone.
+
+    region     |                                                    |
+    events         cpp_fused_gelu_1      aten::addmm
+    belongs to |    gelu's modules   |     addmm's module   | nobody |
+
+A kernel is the n-th call of its name if it is the n-th event of its name, and there are as many calls as events. Otherwise all of that
+name stay unassigned.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from lflops.collect.kineto.compiled_graph import GraphKernels, KernelCall
+from lflops.profile.records import CompiledCode, CompiledKernel, ModulePhase, Phase
+
+__all__ = ["CompiledTimes", "Region", "RegionEvent", "times_of"]
+
+_OF_GRAPH = re.compile(r"^graph_\d+_")
+
+
+class RegionEvent(NamedTuple):
+    """A kernel, or another operator, right below a region.
+
+    Attributes:
+        start: Nanoseconds since 1970, as `end`.
+        device: Nanoseconds of the device for it.
+    """
+
+    name: str
+    start: int
+    end: int
+    device: int = 0
+
+
+@dataclass(kw_only=True)
+class Region:
+    """One run of a compiled graph.
+
+    Attributes:
+        key: Of the graph.
+        batch: The index of the recorded batch.
+        running: The module and phase that ran it: of a backward, those that built it.
+        events: What ran right below it, in order.
+        kernels: Names and nanoseconds of the device's kernels that no such event launched, in order.
+    """
+
+    key: str
+    start: int
+    end: int
+    batch: int
+    running: ModulePhase
+    events: list[RegionEvent] = field(default_factory=list)
+    kernels: list[tuple[str, int]] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class CompiledTimes:
+    """What ran in compiled regions.
+
+    Attributes:
+        code: The sums over all batches.
+        host: Nanoseconds by batch, running module and phase, and by the module and phase that they belong to.
+        device: The same of the device.
+        unrecorded: How many graphs ran that have no record.
+    """
+
+    code: CompiledCode
+    host: list[dict[ModulePhase, dict[ModulePhase, float]]]
+    device: list[dict[ModulePhase, dict[ModulePhase, float]]]
+    unrecorded: int
+
+
+class _Owner(NamedTuple):
+    row: str | None
+    phase: Phase
+    share: float
+
+
+@dataclass(slots=True)
+class _Kernel:
+    """A kernel's part in one module and phase."""
+
+    modules: int
+    calls: int = 0
+    host: float = 0.0
+    device: float = 0.0
+    moved: float | None = 0.0
+
+
+Rows = Callable[[GraphKernels, str], Sequence[str | None]]
+"""The rows of a graph's modules while a module runs."""
+
+
+def times_of(regions: Iterable[Region], graphs: Mapping[str, GraphKernels], rows: Rows, *, batches: int, device: bool) -> CompiledTimes:
+    """Divide compiled regions over modules.
+
+    Args:
+        regions: Those that were recorded.
+        graphs: By key; those that have a record.
+        rows: Finds the rows of a graph's modules.
+        batches: How many were recorded.
+        device: Whether a device was recorded.
+    """
+    sums = _Sums(batches)
+    keys: set[str] = set()
+    for region in regions:
+        keys.add(region.key)
+        graph = graphs.get(region.key)
+        if graph is None:
+            sums.unassigned(region.end - region.start, sum(each.device for each in region.events) + sum(took for _, took in region.kernels))
+        else:
+            sums.add(region, graph, rows(graph, region.running.row))
+    return sums.times(len(keys), sum(key not in graphs for key in keys), device=device)
+
+
+class _Sums:
+    def __init__(self, batches: int) -> None:
+        self._host: list[dict[ModulePhase, dict[ModulePhase, float]]] = [{} for _ in range(batches)]
+        self._device: list[dict[ModulePhase, dict[ModulePhase, float]]] = [{} for _ in range(batches)]
+        self._kernels: dict[tuple[str, ModulePhase, int], _Kernel] = {}
+        self._regions = 0
+        self._all: Counter[str] = Counter()
+        self._unassigned: defaultdict[str, float] = defaultdict(float)
+        self._split: defaultdict[str, float] = defaultdict(float)
+
+    def unassigned(self, host: int, device: int) -> None:
+        """Add a region of which nothing is known."""
+        self._regions += 1
+        for name, took in (("host", host), ("device", device)):
+            self._all[name] += took
+            self._unassigned[name] += took
+
+    def add(self, region: Region, graph: GraphKernels, rows: Sequence[str | None]) -> None:
+        """Add a region: what is between kernels belongs to the next one, what comes after the last to nobody."""
+        self._regions += 1
+        self._all["host"] += region.end - region.start
+        calls, at = _matched([_OF_GRAPH.sub("", event.name) for event in region.events], graph.calls), region.start
+        for event, call in zip(region.events, calls, strict=True):
+            self._all["device"] += event.device
+            if call is None:
+                self._unassigned["host"] += event.end - event.start
+                self._unassigned["device"] += event.device
+                before = event.start - at
+                if before > 0:
+                    self._unassigned["host"] += before
+            else:
+                self._call(region, call, _owners(call, graph, region.running, rows), event.end - at, event.device)
+            at = event.end
+        self._unassigned["host"] += region.end - at
+        launched = {id(call) for event, call in zip(region.events, calls, strict=True) if call is not None and event.device}
+        without = [call for call in graph.calls if id(call) not in launched]
+        for (_, took), call in zip(region.kernels, _matched([name for name, _ in region.kernels], without, by_name=True), strict=True):
+            self._all["device"] += took
+            if call is None:
+                self._unassigned["device"] += took
+            else:
+                self._call(region, call, _owners(call, graph, region.running, rows), 0, took)
+
+    def _call(self, region: Region, call: KernelCall, owners: Sequence[_Owner], host: int, device: int) -> None:
+        modules = len({row for row, _, _ in owners})
+        for row, phase, share in owners:
+            if row is None:
+                self._unassigned["host"] += host * share
+                self._unassigned["device"] += device * share
+                continue
+            key = ModulePhase(row, phase)
+            for sums, took in ((self._host, host), (self._device, device)):
+                by_module = sums[region.batch].setdefault(region.running, {})
+                by_module[key] = by_module.get(key, 0.0) + took * share
+            kernel = self._kernels.setdefault((call.name, key, modules), _Kernel(modules))
+            kernel.calls += 1
+            kernel.host += host * share
+            kernel.device += device * share
+            kernel.moved = None if kernel.moved is None or call.bytes_moved is None else kernel.moved + call.bytes_moved * share
+            if modules > 1:
+                self._split["host"] += host * share
+                self._split["device"] += device * share
+
+    def times(self, graphs: int, unrecorded: int, *, device: bool) -> CompiledTimes:
+        """All that was added."""
+        kernels = tuple(
+            CompiledKernel(
+                name=name,
+                module=row,
+                phase=phase,
+                modules=modules,
+                calls=each.calls,
+                host_seconds=each.host / 1e9,
+                device_seconds=each.device / 1e9 if device else None,
+                bytes_moved=None if each.moved is None else round(each.moved),
+            )
+            for (name, (row, phase), modules), each in sorted(self._kernels.items(), key=lambda item: -max(item[1].device, item[1].host))
+        )
+        on: Literal["device", "host"] = "device" if device and self._all["device"] else "host"
+        code = CompiledCode(
+            graphs=graphs,
+            unrecorded_graphs=unrecorded,
+            regions=self._regions,
+            timed_on=on,
+            seconds=self._all[on] / 1e9,
+            unassigned_seconds=max(self._unassigned[on], 0.0) / 1e9,
+            divided_seconds=self._split[on] / 1e9,
+            kernels=kernels,
+        )
+        return CompiledTimes(code=code, host=self._host, device=self._device, unrecorded=unrecorded)
+
+
+def _matched(names: Sequence[str], calls: Sequence[KernelCall], *, by_name: bool = False) -> list[KernelCall | None]:
+    """The call of each event: the n-th of its name, if there are as many of both."""
+    of_name: defaultdict[str, list[KernelCall]] = defaultdict(list)
+    for call in calls:
+        of_name[call.name if by_name else call.event].append(call)
+    counts, seen = Counter(names), Counter[str]()
+    matched: list[KernelCall | None] = []
+    for name in names:
+        fitting = of_name[name]
+        matched.append(fitting[seen[name]] if len(fitting) == counts[name] else None)
+        seen[name] += 1
+    return matched
+
+
+def _owners(call: KernelCall, graph: GraphKernels, running: ModulePhase, rows: Sequence[str | None]) -> list[_Owner]:
+    """The rows and phases that a call's time belongs to. Code of the compiled function itself is the running module's."""
+    if not call.shares:
+        return [_Owner(None, running.phase, 1.0)]
+    owners: defaultdict[tuple[str | None, Phase], float] = defaultdict(float)
+    for module, is_recomputed, share in call.shares:
+        row = running.row if module < 0 else rows[module]
+        phase: Phase = ("recompute" if is_recomputed else "backward") if graph.is_backward else running.phase
+        owners[row, phase] += share
+    return [_Owner(row, phase, share) for (row, phase), share in owners.items()]

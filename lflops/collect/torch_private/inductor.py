@@ -1,0 +1,240 @@
+"""Inductor, which compiles the graphs of torch.compile: the kernels of a graph, and the modules that their nodes came from.
+
+Import it within a function only, after the user asked for it: to load inductor takes seconds. A torch without these names raises a
+`CountError` at the import.
+"""
+
+import gc
+import json
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, fx
+
+from lflops.collect.torch_private.known_torch import differs, known_torch
+
+with known_torch():
+    from torch._inductor import config, debug
+    from torch._inductor.custom_graph_pass import CustomSchedulerPass
+    from torch._inductor.output_code import CompiledFxGraph
+    from torch._inductor.virtualized import V
+
+aten = torch.ops.aten
+
+__all__ = ["CompiledGraph", "compiled_graphs", "is_recording", "kernel_calls", "record_graphs", "recorded_names"]
+
+RECORD = "lflops"
+"""Where our record lies in what inductor writes down of a graph's kernels. It is saved with the graph in inductor's caches."""
+
+_LEVEL, _PASS, _KERNEL_EVENTS = "trace.provenance_tracking_level", "_post_fusion_custom_pass", "cpp.enable_kernel_profile"
+_BASIC = 2
+_PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
+_CALL = re.compile(r"\[Provenance debug handles\] (\S+:\d+)\s*$", re.MULTILINE)
+
+
+class CompiledGraph(NamedTuple):
+    """A graph that is compiled in this process.
+
+    Attributes:
+        key: As in Kineto's event.
+        calls: The kernels in the order of their calls, as `extern_kernels.mm:7`: each call has a number.
+        nodes: The nodes of the graph that each call computes; empty where they were not recorded.
+        record: Of `RecordGraph`; empty where there is none.
+    """
+
+    key: str
+    calls: tuple[str, ...]
+    nodes: Mapping[str, list[str]]
+    record: Mapping[str, Any]
+
+
+class RecordGraph(CustomSchedulerPass):  # type: ignore[misc,unused-ignore]
+    """Writes down a graph's nodes with their modules, and what each kernel reads and writes. It changes nothing.
+
+    It has no state: inductor pickles it into the keys of its cache.
+    """
+
+    def uuid(self) -> Any:
+        """What goes into the cache's key: the form of the record."""
+        return "lflops: modules of nodes, 1"
+
+    def __call__(self, nodes: Any) -> Any:
+        """Record; an error leaves the graph without a record."""
+        try:
+            kept: dict[str, Any] = debug._inductor_post_to_pre_grad_nodes
+            graph: Any = V.graph
+            if getattr(graph, "parent", None) is None:  # a graph within another adds to its record
+                kept.pop(RECORD, None)
+                debug._inductor_triton_kernel_to_post_grad_node_info.clear()  # of a graph that was compiled before, and has its own copy
+            _add(kept.setdefault(RECORD, {"modules": [], "nodes": {}, "kernels": []}), graph.module.graph.nodes, nodes)
+        except Exception:  # noqa: BLE001 - whatever it is, it is not to end the user's compilation
+            debug._inductor_post_to_pre_grad_nodes.pop(RECORD, None)
+        return nodes
+
+
+def record_graphs() -> Callable[[], None]:
+    """Record each graph that is compiled from now on, and give generated C++ kernels an event in Kineto's traces.
+
+    Returns:
+        What ends that, and restores inductor's settings.
+
+    Raises:
+        CountError: The user has a pass of their own in our place, or torch does not have the settings.
+    """
+    with known_torch():
+        if getattr(config, _PASS) is not None:
+            raise differs(f"config.{_PASS} is taken")
+        wanted = {_PASS: RecordGraph(), _LEVEL: _get(_LEVEL) or _BASIC, _KERNEL_EVENTS: True}
+        before = {name: _Setting.of(name) for name in wanted}
+        graph_id = debug._pre_grad_graph_id
+        if graph_id is None:
+            debug._pre_grad_graph_id = -1  # a backward that is compiled at its first run would write nothing down
+        for name, value in wanted.items():
+            _set(name, value)
+
+    def restore() -> None:
+        for name, setting in before.items():
+            setting.restore(name)
+        if graph_id is None:
+            debug._pre_grad_graph_id = None
+        debug._inductor_post_to_pre_grad_nodes.pop(RECORD, None)
+
+    return restore
+
+
+def is_recording() -> bool:
+    """Whether graphs that this thread compiles are recorded."""
+    return isinstance(_get(_PASS), RecordGraph) and _get(_LEVEL) > 0 and _get(_KERNEL_EVENTS)
+
+
+def compiled_graphs(keys: Iterable[str]) -> Iterator[CompiledGraph]:
+    """The graphs with these keys that are alive."""
+    wanted = set(keys)
+    for each in gc.get_objects():
+        if type(each) is CompiledFxGraph and each._fx_graph_cache_key in wanted:
+            wanted.discard(each._fx_graph_cache_key)
+            nodes, record = recorded_names(each.inductor_provenance_mapping_str)
+            yield CompiledGraph(each._fx_graph_cache_key, kernel_calls(each.source_code), nodes, record)
+
+
+def kernel_calls(source: str) -> tuple[str, ...]:
+    """The kernels that generated code calls, in their order, each with its number."""
+    return tuple(_CALL.findall(source))
+
+
+def recorded_names(text: str | None) -> tuple[Mapping[str, list[str]], Mapping[str, Any]]:
+    """The nodes of each kernel call, and our record, from what inductor wrote down of a graph."""
+    kept = json.loads(text or "{}")
+    return kept.get("cppCodeToPost", {}), kept.get(RECORD, {})
+
+
+def _get(name: str) -> Any:
+    value: Any = config
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+class _Setting(NamedTuple):
+    """A setting of inductor as it was."""
+
+    value: Any
+    default: Any
+    given: Any  # by the user, or torch's mark for nothing
+
+    @classmethod
+    def of(cls, name: str) -> Self:
+        entry = config._config[name]  # type: ignore[attr-defined,unused-ignore]
+        return cls(_get(name), entry.default, entry.user_override.get())
+
+    def restore(self, name: str) -> None:
+        entry = config._config[name]  # type: ignore[attr-defined,unused-ignore]
+        _set(name, self.value)  # it also forgets the hash of all settings
+        entry.default = self.default
+        entry.user_override.set(self.given)
+
+
+def _set(name: str, value: Any) -> None:
+    """Set it in this thread, and for threads that begin later: settings are by thread, and a backward may be compiled in another."""
+    config._config[name].default = value  # type: ignore[attr-defined,unused-ignore]
+    owner: Any = config
+    *parts, last = name.split(".")
+    for part in parts:
+        owner = getattr(owner, part)
+    setattr(owner, last, value)
+
+
+def _add(record: dict[str, Any], nodes: Iterable[fx.Node], kernels: Iterable[Any]) -> None:
+    """Add a graph to a record: its modules by name and class, its nodes, and the bytes of each kernel."""
+    numbers = {tuple(module): number for number, module in enumerate(record["modules"])}
+    for node in nodes:
+        if node.op == "call_function" and node.target is not operator.getitem:
+            module = _module(node)
+            number = -1 if module is None else numbers.setdefault(module, len(numbers))
+            record["nodes"][node.name] = [number, _moved(node), str(node.meta.get("partitioner_tag") or "")]
+    record["modules"] = list(numbers)
+    for kernel in kernels:
+        origins = {origin.name for part in kernel.get_nodes() if part.node is not None for origin in part.node.origins}
+        record["kernels"].append([_read_and_written(kernel), sorted(origins), bool(kernel.is_extern())])
+
+
+def _module(node: fx.Node) -> tuple[str, str] | None:
+    """The module of a node, by name and class.
+
+    A product that inductor made of a product and a sum has lost its own. It has the module whose weight it takes.
+    """
+    own = _own_module(node)
+    if own is not None or node.target not in _PRODUCTS:
+        return own
+    of_weights = {_own_module(each) for each in node.all_input_nodes if _is_view_of_input(each)} - {None}
+    return of_weights.pop() if len(of_weights) == 1 else None
+
+
+def _is_view_of_input(node: fx.Node) -> bool:
+    """Whether a node is a view, or a view of a view, of what the graph is given: of a weight, not of a result."""
+    while getattr(node.target, "is_view", False) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+        if node.op == "placeholder":
+            return True
+    return False
+
+
+def _own_module(node: fx.Node) -> tuple[str, str] | None:
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return None
+    name, kind = list(stack.values())[-1]
+    return name, kind if isinstance(kind, str) else kind.__name__
+
+
+def _moved(node: fx.Node) -> int | None:
+    """Bytes of a node's inputs and outputs; 0 for a view, `None` where a size is not known."""
+    if getattr(node.target, "is_view", False):
+        return 0
+    values = [each.meta.get("val") for each in (*node.all_input_nodes, node)]
+    sizes = [_bytes(tensor) for value in values for tensor in (value if isinstance(value, list | tuple) else [value])]
+    return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def _bytes(value: Any) -> int | None:
+    """Bytes of a tensor. A size that varies is the one that was compiled for: to ask for its value would compile for that value alone."""
+    if not isinstance(value, Tensor):
+        return 0
+    total = value.dtype.itemsize
+    sizes: tuple[Any, ...] = tuple(value.shape)
+    for size in sizes:
+        known = size if isinstance(size, int) else getattr(size.node, "hint", None)
+        if known is None:
+            return None
+        total *= int(known)
+    return total
+
+
+def _read_and_written(kernel: Any) -> int | None:
+    try:
+        return int(sum(kernel.get_read_write_buffer_accesses(include_reads=True, include_writes=True).values()))
+    except Exception:  # noqa: BLE001 - inductor does not know of every kernel, nor for sizes that vary
+        return None
