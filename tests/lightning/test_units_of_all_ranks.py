@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from lflops.merging.merge import merge
 from lflops.profile.model import Profile
-from lflops.profile.records import Step
+from lflops.profile.steps import Step
 from lflops.session.results import _ended, _OwnWindow
 from lflops.session.window.live_metrics import LiveMetrics, _StepSample
 from tests.support.profile_builders import profile, run
