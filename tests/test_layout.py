@@ -26,7 +26,7 @@ VALUE = {"pypi:msgspec", "errors", "units", "schedule", "stretches", "profile", 
 INSIDE = VALUE | {"pypi:torch", "collect.inputs", "collect.model", "collect.torch_private", "collect.attribution"}
 """What the folders of `collect` may import that do the counting and the timing."""
 
-FORMULAS = {"formulas", "formulas.attention"}
+FORMULAS = {"formulas", "formulas.attention", "formulas.packages"}
 
 ANALYSES = {"analyze", "analyze.speed", "analyze.compare", "analyze.memory", "analyze.modules", "analyze.ranks"}
 
@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "merging": VALUE,
     "formulas": set(),
     "formulas.attention": {"formulas"},
+    "formulas.packages": {"formulas", "formulas.attention"},
     "traces": VALUE | {"formulas"},
     "allocator": {"errors", "pypi:msgspec"},
     "snapshots": VALUE,

@@ -13,6 +13,7 @@ from lflops.collect.attribution.module_tracker import ModuleTracker
 from lflops.collect.counting.accumulator import Extent
 from lflops.collect.counting.build_profile import CountedPass, build_profile
 from lflops.collect.counting.dispatch_mode import OperatorCounter
+from lflops.collect.counting.package_functions import watched
 from lflops.collect.inputs.arguments import check_module
 from lflops.collect.inputs.run_info import run_of
 from lflops.collect.inputs.tensors import tensors_in
@@ -133,6 +134,7 @@ class Counting:
             raise CountError("counting: tensors are fake here, and nothing would be counted: use device='meta', or lflops.estimate")
         with contextlib.ExitStack() as undo:
             undo.enter_context(force_eager())
+            undo.enter_context(watched())
             self._hold()
             undo.callback(self._scopes.stop)
             self._scopes.start()

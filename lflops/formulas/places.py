@@ -94,5 +94,45 @@ PLACES = _places(
     _efficient_attention_backward: cu_seqlens_q=6 cu_seqlens_k=7 max_seqlen_q=8 max_seqlen_k=9 custom_mask_type=14 window_size=18
     _cudnn_attention_forward: cum_seq_q=4 cum_seq_k=5 max_q=6 max_k=7 is_causal=10
     _cudnn_attention_backward: cum_seq_q=9 cum_seq_k=10 max_q=11 max_k=12 is_causal=14
+    flash_attn::_flash_attn_forward: causal=5 window_size_left=6 window_size_right=7
+    flash_attn::_flash_attn_varlen_forward: cu_seqlens_q=3 cu_seqlens_k=4 max_seqlen_q=5 max_seqlen_k=6 causal=9 window_size_left=10
+        window_size_right=11 block_table=15 seqused_k=17
+    flash_attn::_flash_attn_backward: causal=11 window_size_left=12 window_size_right=13
+    flash_attn::_flash_attn_varlen_backward: cu_seqlens_q=9 cu_seqlens_k=10 max_seqlen_q=11 max_seqlen_k=12 causal=15
+        window_size_left=16 window_size_right=17
+    flash_attn_3::fwd: k_new=3 cu_seqlens_q=7 cu_seqlens_k=8 seqused_q=10 seqused_k=11 max_seqlen_q=12 max_seqlen_k=13 page_table=14
+        is_causal=24 window_size_left=25 window_size_right=26
+    flash_attn_3::_flash_attn_forward: k_new=3 cu_seqlens_q=7 cu_seqlens_k=8 seqused_q=10 seqused_k=11 max_seqlen_q=12 max_seqlen_k=13
+        page_table=14 causal=24 window_size_left=25 window_size_right=26
+    flash_attn_3::bwd: cu_seqlens_q=9 cu_seqlens_k=10 max_seqlen_q=13 max_seqlen_k=14 is_causal=16 window_size_left=17
+        window_size_right=18
+    flash_attn_3::_flash_attn_backward: cu_seqlens_q=6 cu_seqlens_k=7 max_seqlen_q=10 max_seqlen_k=11 is_causal=16 window_size_left=17
+        window_size_right=18
+    xformers_flash::flash_fwd: cu_seqlens_q=3 cu_seqlens_k=4 seqused_k=5 max_seqlen_q=6 max_seqlen_k=7 is_causal=10 window_left=11
+        window_right=12 block_tables=14
+    xformers_flash3::flash_fwd: cu_seqlens_q=3 cu_seqlens_k=4 seqused_k=5 max_seqlen_q=6 max_seqlen_k=7 is_causal=10 window_left=11
+        window_right=12 block_table=16
+    xformers_flash::flash_bwd: cu_seqlens_q=7 cu_seqlens_k=8 max_seqlen_q=9 max_seqlen_k=10 is_causal=13 window_left=14
+        window_right=15
+    xformers::efficient_attention_forward_cutlass xformers::efficient_attention_forward_ck: seqstart_q=4 seqstart_k=5 max_seqlen_q=6
+        custom_mask_type=9 seqlen_k=11 window_size=12
+    xformers::efficient_attention_backward_cutlass: seqstart_q=5 seqstart_k=6 max_seqlen_q=7 max_seqlen_k=8 custom_mask_type=14
+        window_size=17
+    xformers::efficient_attention_backward_ck: seqstart_q=5 seqstart_k=6 max_seqlen_q=7 max_seqlen_k=8 custom_mask_type=15
+        window_size=17
+    DaoAILab::_causal_conv1d_fwd_cpp: silu_activation=7
+    DaoAILab::_causal_conv1d_bwd_cpp: silu_activation=11
+    DaoAILab::_causal_conv1d_update_cpp: silu_activation=5
+    bitsandbytes::int8_mixed_scaled_mm: outlier_cols=5 bias=6
+    bitsandbytes::int8_scaled_mm bitsandbytes::int8_mm_dequant: bias=4
+    bitsandbytes::dequantize_4bit: shape=4
+    bitsandbytes::optimizer_update_32bit: weight_decay=13
+    bitsandbytes::optimizer_update_8bit_blockwise: state2=4 weight_decay=16
+    torchao::rowwise_scaled_linear_sparse_cutlass_f8f8: bias=5
+    torchao::qscaled_dot_product: is_causal=5
+    fbgemm::jagged_dense_bmm fbgemm::jagged_dense_bmm_forward: x_offsets=1 y=2 max_L=3
+    fbgemm::jagged_jagged_bmm fbgemm::jagged_jagged_bmm_forward: x_offsets=2 max_L=3
+    fbgemm::jagged_dense_elementwise_add: y=2
+    fbgemm::dense_embedding_codegen_lookup_function: indices=7 D_offsets=2 max_D=4 total_D=3
     """
 )

@@ -5,7 +5,20 @@ import pkgutil
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Self, TypeVar
 
-__all__ = ["FORMULAS", "READS", "Cost", "Formula", "Shape", "SparseShape", "Values", "formula", "load_families"]
+__all__ = [
+    "FORMULAS",
+    "FUNCTIONS",
+    "READS",
+    "Cost",
+    "Formula",
+    "FunctionFormula",
+    "Shape",
+    "SparseShape",
+    "Values",
+    "formula",
+    "function_formula",
+    "load_families",
+]
 
 Shape = tuple[int, ...]
 
@@ -82,3 +95,43 @@ def load_families() -> None:
     package = importlib.import_module("lflops.formulas")
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
+
+
+class FunctionFormula(NamedTuple):
+    """The formula of a function that a package calls directly, so that no dispatcher sees it.
+
+    Attributes:
+        formula: Called as the function was, with shapes in place of tensors, as many arguments as it takes.
+        reads: The arguments whose numbers it takes, as in `formula`; a star stands for all tensors of integers.
+        again_in_backward: Whether a call in backward computes again what forward had.
+        tensors_at: Place of a list of lists of tensors, if there is one: the formula gets one tensor of each list, again and again.
+    """
+
+    formula: Formula
+    reads: frozenset[str]
+    again_in_backward: bool
+    tensors_at: int | None
+
+
+FUNCTIONS: dict[str, FunctionFormula] = {}
+"""By module and name, as `package.module:function` or `package.module:Class.method`."""
+
+
+def function_formula(
+    *functions: str, reads: str = "", again_in_backward: bool = False, tensors_at: int | None = None
+) -> Callable[[_AnyFormula], _AnyFormula]:
+    """Enter a formula for functions of a package, which need not be installed. They are watched while a step is counted.
+
+    Args:
+        functions: Where their callers look them up, as `package.module:function`.
+        reads: As in `formula`.
+        again_in_backward: As in `FunctionFormula`.
+        tensors_at: As in `FunctionFormula`.
+    """
+
+    def enter(function: _AnyFormula) -> _AnyFormula:
+        entry = FunctionFormula(function, frozenset(reads.split()), again_in_backward, tensors_at)
+        FUNCTIONS.update(dict.fromkeys(functions, entry))
+        return function
+
+    return enter

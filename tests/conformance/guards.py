@@ -1,5 +1,7 @@
 """Which case would notice if a formula were wrong, and why some formulas have none."""
 
+from tests.support.package_stand_ins import registered
+
 __all__ = ["ELSEWHERE", "GUARDS"]
 
 GUARDS = {
@@ -118,6 +120,7 @@ ELSEWHERE = {
         "is transformers' own, where torch has no such kernel": """
             transformers::grouped_mm_fallback transformers::grouped_mm_fallback_backward
         """,
+        "is another package's": " ".join(registered()),
         "computes no product, and a case is of products": """
             linalg_solve_triangular triangular_solve linalg_cholesky_ex cholesky linalg_ldl_factor_ex linalg_lu linalg_lu_factor_ex
             _linalg_det _linalg_slogdet linalg_inv_ex cholesky_inverse _linalg_solve_ex _cholesky_solve_helper cholesky_solve

@@ -22,6 +22,7 @@ from tests.conformance.language_models import of_bert
 from tests.support.formula_cases import CASES as CORE_CASES
 from tests.support.formula_family_cases import CASES as FAMILY_CASES
 from tests.support.linear_algebra_cases import CASES as LINEAR_ALGEBRA_CASES
+from tests.support.package_cases import CASES as PACKAGE_CASES
 from tests.support.packed_formula_cases import CASES as PACKED_CASES
 from tests.support.profile_checks import consistent
 
@@ -103,7 +104,8 @@ def test_one_mac_more_in_a_formula_is_noticed(operator: str, monkeypatch: pytest
 
 def test_what_no_case_reaches_is_held_by_shapes() -> None:
     """A formula with a reason has a pencil's answer to shapes; flex attention's backward takes more than shapes, and is next."""
-    held = {operator for case in (*CORE_CASES, *FAMILY_CASES, *LINEAR_ALGEBRA_CASES, *PACKED_CASES) for operator in case.operators.split()}
+    cases = (*CORE_CASES, *FAMILY_CASES, *LINEAR_ALGEBRA_CASES, *PACKED_CASES, *PACKAGE_CASES)
+    held = {operator for case in cases for operator in case.operators.split()}
     assert {"flex_attention_backward"} == ELSEWHERE.keys() - held
 
 

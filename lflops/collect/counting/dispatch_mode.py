@@ -80,6 +80,13 @@ class CountingMode(TorchDispatchMode):
                 pop_mode(self)
         return self._run(operator, function, args, kwargs)
 
+    def see_function(self, operator: Operator, args: Any, kwargs: Any, out: Any, *, again_in_backward: bool) -> None:
+        """Report a function of a package that ran on this thread, and that shows no operator."""
+        row, phase = self._scopes.current(args)
+        if phase == "backward" and again_in_backward:
+            phase = "recompute"
+        self._counter.record(Call(operator, row, phase, args, kwargs, out))
+
     def _add_operator(self, function: Any) -> tuple[Any, Operator]:
         known = self._operators[id(function)] = (function, Operator(function))
         return known

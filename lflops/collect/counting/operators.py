@@ -101,6 +101,16 @@ class Operator:
             self.kind = Kind.UNCOUNTED if convention is None else Kind.COUNTED
             self.cost = convention or _nothing
 
+    @classmethod
+    def of_function(cls, name: str, cost: CallCost | None) -> "Operator":
+        """A function that is no operator, which is counted by a formula, or listed."""
+        made = cls.__new__(cls)
+        made.name = made.known_as = name
+        made.written, made.makes_storage, made.has_nested_kernel, made.fills, made.waits = (), True, False, False, False
+        made.kind = Kind.UNCOUNTED if cost is None else Kind.COUNTED
+        made.cost = cost or _nothing
+        return made
+
 
 _KNOWN: dict[int, tuple[Any, Operator]] = {}
 _known_with: tuple[Any, ...] = ()

@@ -77,6 +77,7 @@ class Packing(NamedTuple):
         longest_key: The same of keys.
         used_keys: How many of its keys each sequence uses.
         pages: The shape of the table of pages, where keys are in pages: [sequences, pages].
+        used_queries: How many of its queries each sequence has.
     """
 
     queries: Known = None
@@ -85,11 +86,16 @@ class Packing(NamedTuple):
     longest_key: int | None = None
     used_keys: Known = None
     pages: Shape | None = None
+    used_queries: Known = None
 
 
 def sequences(query: Shape, key: Shape, packing: Packing) -> Sequences:
     """The lengths of the sequences in [tokens, heads, width], or in [batch, length, heads, width] where nothing is packed."""
     queries, known = _lengths(query, packing.queries, packing.longest_query)
+    if isinstance(packing.used_queries, Values):
+        queries = [min(pair) for pair in zip(queries, packing.used_queries, strict=True)]
+    elif packing.used_queries is not None:
+        known = False
     if packing.pages is not None:
         count, pages = packing.pages
         keys, keys_known = [min(pages * key[1], packing.longest_key or pages * key[1])] * count, packing.used_keys is None

@@ -13,11 +13,12 @@ from tests.support.formula_cases import CASES as CORE_CASES
 from tests.support.formula_cases import Case
 from tests.support.formula_family_cases import CASES as FAMILY_CASES
 from tests.support.linear_algebra_cases import CASES as LINEAR_ALGEBRA_CASES
+from tests.support.package_cases import CASES as PACKAGE_CASES
 from tests.support.packed_formula_cases import CASES as PACKED_CASES
 
 table.load_families()
 FORMULAS = table.FORMULAS
-CASES = [*CORE_CASES, *FAMILY_CASES, *LINEAR_ALGEBRA_CASES, *PACKED_CASES]
+CASES = [*CORE_CASES, *FAMILY_CASES, *LINEAR_ALGEBRA_CASES, *PACKED_CASES, *PACKAGE_CASES]
 
 
 def operators(case: Case) -> list[str]:
@@ -113,7 +114,12 @@ def test_what_a_formula_asks_for_by_name_is_there(operator: str) -> None:
     assert any(wanted <= arguments.keys() for arguments in schemas(operator))
 
 
-@pytest.mark.parametrize("formula", sorted({FORMULAS[operator] for operator in COVERED}, key=lambda each: str(each.__name__)))
+def name_of(formula: Formula) -> str:
+    """With the file that it is in: packages have functions of the same name."""
+    return f"{formula.__module__.rpartition('.')[2]}.{formula.__name__}"
+
+
+@pytest.mark.parametrize("formula", sorted({FORMULAS[operator] for operator in COVERED}, key=name_of), ids=name_of)
 def test_no_keyword_of_a_formula_is_without_an_operator(formula: Formula) -> None:
     """A keyword that none of its operators has would never be anything but its default."""
     wanted = {each.name for each in inspect.signature(formula).parameters.values() if each.kind is each.KEYWORD_ONLY}

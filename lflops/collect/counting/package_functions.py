@@ -1,0 +1,199 @@
+"""Functions of other packages that the dispatcher does not see: watched while a step is counted, and then as they were.
+
+A package's own function, in C++ or launching Triton, shows no operator. While a count is running those in `formulas.table.FUNCTIONS` are
+wrapped, in the modules in which their callers look them up. Triton tells of each launch, so that one without a formula is listed.
+"""
+
+import contextlib
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from lflops.collect.counting.operators import Operator
+from lflops.collect.operator_costs.table import shapes, values_or_shape
+from lflops.collect.torch_private.dispatch_modes import open_modes
+from lflops.formulas.table import FUNCTIONS, Cost, FunctionFormula
+
+__all__ = ["Watcher", "watched"]
+
+
+class Watcher(Protocol):
+    """A dispatch mode that wants to be told of functions that ran while it was on the thread's stack."""
+
+    def see_function(self, operator: Operator, args: Any, kwargs: Any, out: Any, *, again_in_backward: bool) -> None:
+        """A function has run."""
+
+
+class _Wrapped(NamedTuple):
+    """A function that is wrapped: where, and by what."""
+
+    owner: Any
+    name: str
+    wrapper: Any
+    before: Any
+
+
+class _Covered(threading.local):
+    """How many functions with a formula this thread is within: what they launch is theirs."""
+
+    depth = 0
+
+
+_LOCK = threading.Lock()
+_COVERED = _Covered()
+_COUNTS: list[object] = []
+"""The counts that are running."""
+_undo = contextlib.ExitStack()
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """Watch the functions of the packages that are loaded. Counts that overlap share the wraps; the last one takes them off."""
+    count = object()
+    with _LOCK:
+        _COUNTS.append(count)
+        if len(_COUNTS) == 1:
+            _install()
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _COUNTS.remove(count)
+            if not _COUNTS:
+                _undo.close()
+
+
+def _install() -> None:
+    for name, entry in FUNCTIONS.items():
+        module_name, _, path = name.partition(":")
+        owner = sys.modules.get(module_name)
+        *parents, last = path.split(".")
+        for parent in parents:
+            owner = getattr(owner, parent, None)
+        function = vars(owner).get(last) if owner is not None and hasattr(owner, "__dict__") else None
+        if callable(function) and _replaced(owner, last, wrapped := _wrapper(name, function, entry)):
+            _undo.callback(_put_back, _Wrapped(owner, last, wrapped, function))
+    _watch_triton()
+
+
+def _replaced(owner: Any, name: str, value: Any) -> bool:
+    """Set an attribute; where that cannot be, the function stays unseen."""
+    try:
+        setattr(owner, name, value)
+    except (AttributeError, TypeError):
+        return False
+    return True
+
+
+def _put_back(wrapped: _Wrapped) -> None:
+    if vars(wrapped.owner).get(wrapped.name) is wrapped.wrapper:  # or somebody has replaced it since
+        setattr(wrapped.owner, wrapped.name, wrapped.before)
+
+
+def _watchers() -> list[Any]:
+    """The modes of this thread that count: within an operator with a formula none is on the stack, so nothing counts twice."""
+    return [mode for mode in open_modes() if hasattr(mode, "see_function")]
+
+
+def _wrapper(name: str, function: Callable[..., Any], entry: FunctionFormula) -> Callable[..., Any]:
+    operator = Operator.of_function(name.replace(":", "."), _cost_of(entry))
+
+    @functools.wraps(function)
+    def watched_function(*args: Any, **kwargs: Any) -> Any:
+        watchers = _watchers()
+        if not watchers:
+            return function(*args, **kwargs)
+        _COVERED.depth += 1
+        try:
+            out = function(*args, **kwargs)
+        finally:
+            _COVERED.depth -= 1
+        for watcher in watchers:
+            for given in _calls(entry, function, args, kwargs):
+                watcher.see_function(operator, given, {}, out, again_in_backward=entry.again_in_backward)
+        return out
+
+    return watched_function
+
+
+def _calls(entry: FunctionFormula, function: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, ...]]:
+    """The arguments in their order; one call for each tensor of the lists, if there are lists."""
+    given = _in_order(function, args, kwargs)
+    place = entry.tensors_at
+    if place is None or len(given) <= place:
+        yield given
+        return
+    for tensors in zip(*given[place], strict=False):
+        # The parameter is the second: of an update its row is the owner.
+        yield (*given[:place], list(tensors), *given[place + 1 :])
+
+
+def _in_order(function: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """Positional arguments, then those by keyword where the function's signature has them; a function in C++ has none."""
+    if not kwargs:
+        return tuple(args)
+    try:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return (*args, *kwargs.values())
+    bound.apply_defaults()
+    return bound.args
+
+
+def _cost_of(entry: FunctionFormula) -> Callable[[Any, Any, Any], Cost]:
+    parameters = list(inspect.signature(entry.formula).parameters.values())
+    takes_all = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+
+    def cost(args: Any, _kwargs: Any, _out: Any) -> Cost:
+        given = args if takes_all else args[: len(names)]
+        reads = [entry.reads == {"*"} or (place < len(names) and names[place] in entry.reads) for place in range(len(given))]
+        found = entry.formula(*(_given(each, read=read) for each, read in zip(given, reads, strict=True)))
+        return found if isinstance(found, Cost) else Cost(found)
+
+    return cost
+
+
+def _given(value: Any, *, read: bool) -> Any:
+    """What a formula gets of an argument: shapes of tensors, and of what has a size as they have."""
+    if isinstance(value, Tensor):
+        return values_or_shape(value) if read and not value.is_floating_point() and value.dim() == 1 else shapes(value)
+    if isinstance(value, list):
+        return [_given(each, read=False) for each in value]
+    size = getattr(value, "size", None)
+    return tuple(size()) if callable(size) and not isinstance(value, type) and hasattr(value, "dtype") else value
+
+
+def _watch_triton() -> None:
+    """Have Triton tell of each launch, where it is loaded: by its list of hooks, or by its only one in older releases."""
+    triton: Any = sys.modules.get("triton")
+    knobs = getattr(getattr(triton, "knobs", None), "runtime", None)
+    if knobs is None:
+        knobs = getattr(getattr(triton, "compiler", None), "CompiledKernel", None)
+    if knobs is None or not hasattr(knobs, "launch_enter_hook"):
+        return
+    before = knobs.launch_enter_hook
+    if hasattr(before, "add") and hasattr(before, "remove"):
+        before.add(_launched)
+        _undo.callback(before.remove, _launched)
+    elif before is None:  # one that is there is somebody's profiler
+        knobs.launch_enter_hook = _launched
+        _undo.callback(setattr, knobs, "launch_enter_hook", None)
+
+
+def _launched(metadata: Any) -> None:
+    """A Triton kernel is launched."""
+    if _COVERED.depth:
+        return
+    watchers = _watchers()
+    if watchers:
+        known = metadata.get() if hasattr(metadata, "get") and not isinstance(metadata, dict) else metadata
+        name = known.get("name", "kernel") if isinstance(known, dict) else "kernel"
+        operator = Operator.of_function(f"triton::{name}", None)
+        for watcher in watchers:
+            watcher.see_function(operator, (), {}, None, again_in_backward=False)

@@ -1,0 +1,136 @@
+"""Transformer Engine: its functions in C++, which the dispatcher does not see; FP8 tensors are objects that have a size."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from lflops.formulas.attention.packed import kernel_attention, kernel_attention_backward
+from lflops.formulas.attention.scores import Packing, Window
+from lflops.formulas.table import Cost, Shape, Values, function_formula
+
+TEX = "transformer_engine_torch:"
+PAIR = 2
+"""Sides of a window; every tensor of queries has more dimensions, and every tensor of offsets fewer."""
+
+
+def _matrix(shape: Shape, *, transposed: bool) -> tuple[int, int]:
+    """Rows and inner dimension; cuBLAS reads matrices by columns, so that `transposed` keeps the last dimension inside."""
+    rows, last = prod(shape[:-1]), shape[-1]
+    return (rows, last) if transposed else (last, rows)
+
+
+def _product(a: Shape, b: Shape, *, transposed_a: bool, transposed_b: bool) -> tuple[int, int]:
+    """MACs, and elements of the result."""
+    m, k = _matrix(a, transposed=transposed_a)
+    n = b[-1] if transposed_b else prod(b[:-1])
+    return m * n * k, m * n
+
+
+@function_formula(f"{TEX}generic_gemm")
+def gemm(
+    a: Shape,
+    transa: bool,  # noqa: FBT001 - as the function is called
+    b: Shape,
+    transb: bool,  # noqa: FBT001
+    d: object,
+    quantizer: object,
+    dtype: object,
+    bias: Shape | None,
+    bias_type: object,
+    gelu: bool = False,  # noqa: FBT001, FBT002
+) -> Cost:
+    """A product of any layout, with a bias or its gradient, and perhaps a GELU behind it."""
+    macs, elements = _product(a, b, transposed_a=transa, transposed_b=transb)
+    return Cost(macs, other_flops=elements * ((bias is not None) + bool(gelu)))
+
+
+@function_formula(f"{TEX}te_general_grouped_gemm")
+def grouped_gemm(a: Sequence[Shape], transa: bool, b: Sequence[Shape], transb: bool) -> Cost:  # noqa: FBT001
+    """A product for each pair."""
+    pairs = zip(a, b, strict=True)
+    return Cost(sum(_product(one, other, transposed_a=transa, transposed_b=transb)[0] for one, other in pairs))
+
+
+@function_formula(f"{TEX}layernorm_fwd")
+def layer_norm(x: Shape, weight: Shape, bias: Shape | None) -> Cost:
+    """By the convention for layer normalisation."""
+    return Cost(other_flops=prod(x) * (6 + (bias is not None)))
+
+
+@function_formula(f"{TEX}layernorm_bwd")
+def layer_norm_backward(grad: Shape, x: Shape) -> Cost:
+    """Twice the forward."""
+    return Cost(other_flops=prod(x) * 14)
+
+
+@function_formula(f"{TEX}rmsnorm_fwd")
+def rms_norm(x: Shape) -> Cost:
+    """By the convention for a root mean square."""
+    return Cost(other_flops=prod(x) * 4)
+
+
+@function_formula(f"{TEX}rmsnorm_bwd")
+def rms_norm_backward(grad: Shape, x: Shape) -> Cost:
+    """Twice the forward."""
+    return Cost(other_flops=prod(x) * 8)
+
+
+@function_formula(f"{TEX}rmsnorm_bwd_add")
+def rms_norm_backward_add(grad: Shape, x: Shape) -> Cost:
+    """The same, and an addition."""
+    return Cost(other_flops=prod(x) * 9)
+
+
+@function_formula(*(f"{TEX}{name}" for name in ("gelu", "relu", "silu", "qgelu", "srelu")))
+def activation(x: Shape) -> Cost:
+    """One operation an element."""
+    return Cost(other_flops=prod(x))
+
+
+@function_formula(*(f"{TEX}{name}" for name in ("dgelu", "drelu", "dsilu", "dqgelu", "dsrelu")))
+def activation_backward(grad: Shape, x: Shape) -> Cost:
+    """One operation an element."""
+    return Cost(other_flops=prod(x))
+
+
+@function_formula(*(f"{TEX}{name}" for name in ("swiglu", "geglu", "reglu", "qgeglu", "sreglu")))
+def gated(x: Shape) -> Cost:
+    """An activation of one half, times the other."""
+    return Cost(other_flops=prod(x))
+
+
+@function_formula(*(f"{TEX}{name}" for name in ("dswiglu", "dgeglu", "dreglu", "dqgeglu", "dsreglu")))
+def gated_backward(grad: Shape, x: Shape) -> Cost:
+    """Twice the forward."""
+    return Cost(other_flops=2 * prod(x))
+
+
+def _attention(given: Sequence[Any]) -> tuple[Shape, Shape, Shape, Packing, Window]:
+    """From the arguments: releases differ in their order, but not in that of offsets, of queries, keys and values, and of lengths."""
+    tuples = [each for each in given if isinstance(each, tuple)]
+    offsets = [each for each in tuples if isinstance(each, Values) or len(each) == 1]
+    query, key, value = [each for each in tuples if not isinstance(each, Values) and len(each) > PAIR][:3]
+    pairs = (each for each in given if isinstance(each, tuple | list) and not isinstance(each, Values))
+    before, after = next((each for each in pairs if len(each) == PAIR), (-1, -1))
+    mask = " ".join(str(each) for each in given if not isinstance(each, tuple | list | int | float)).upper()
+    causal, last = "CAUSAL" in mask, "BOTTOM_RIGHT" in mask
+    longest_query, longest_key = [each for each in given if isinstance(each, int) and not isinstance(each, bool)][:2]
+    window = Window.of(before, after, causal=causal, from_last=last or not causal)
+    return _packed(query), _packed(key), _packed(value), Packing(offsets[0], offsets[1], longest_query, longest_key), window
+
+
+def _packed(shape: Shape) -> Shape:
+    """[tokens, heads, width], whatever comes before the heads."""
+    return (prod(shape[:-2]), *shape[-2:])
+
+
+@function_formula(f"{TEX}fused_attn_fwd", reads="*")
+def fused_attention(*given: Any) -> Cost:
+    """Queries, keys and values in any layout, by the lengths that the offsets tell."""
+    return kernel_attention(*_attention(given))
+
+
+@function_formula(f"{TEX}fused_attn_bwd", reads="*")
+def fused_attention_backward(*given: Any) -> Cost:
+    """The gradients of the above."""
+    return kernel_attention_backward(*_attention(given))
