@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import torch
@@ -24,6 +25,9 @@ FEWEST_PLACES = 64
 
 MOST_INTERVALS = 64
 
+RANKS_AT_ONCE = 32
+"""Ranks whose times are summed together."""
+
 
 @dataclass(kw_only=True)
 class _Group:
@@ -37,6 +41,12 @@ class _Group:
 
     def __post_init__(self) -> None:
         self.columns = {place: column for column, place in enumerate(self.places.places)}
+
+    def steps(self, common: AbstractSet[int]) -> Tensor:
+        """The times in these steps; where those are all, without a copy."""
+        if common >= set(self.at):
+            return self.times[:, :-1]
+        return self.times[:, [index for index, at in enumerate(self.at) if at in common]]
 
 
 class RankTimes:
@@ -96,7 +106,7 @@ class RankTimes:
         common = set.intersection(*(set(group.at) for group in self.groups)) if self.groups else set()
         if not common or len(self._homes) < 2:
             return None
-        steps = [group.times[:, [index for index, at in enumerate(group.at) if at in common]] for group in self.groups]
+        steps = [group.steps(common) for group in self.groups]
         for group, times in zip(self.groups, steps, strict=True):
             for place, seconds in self.known.items():
                 if place in group.columns:
@@ -152,7 +162,11 @@ class _Selection:
     def _summed(self, group: _Group, times: Tensor, intervals: int) -> Tensor:
         """Ranks x steps x intervals, and all waiting after the last interval."""
         columns = torch.tensor([self._intervals.get(place, intervals) for place in group.columns])
-        return torch.zeros(*times.shape[:2], intervals + 1, dtype=torch.float64).index_add_(2, columns, times.double())
+        sums = torch.zeros(*times.shape[:2], intervals + 1, dtype=torch.float64)
+        for start in range(0, len(times), RANKS_AT_ONCE):
+            some = slice(start, start + RANKS_AT_ONCE)
+            sums[some].index_add_(2, columns, times[some].double())
+        return sums
 
     def _series(self, sums: Tensor, ranks: Sequence[int]) -> Series:
         by_rank = dict(zip(ranks, sums[:, :, 0].tolist(), strict=True))
@@ -207,11 +221,16 @@ class _Selection:
             for index in having:
                 group = self._groups[index]
                 columns = [group.columns[member] for member in members]
-                sums |= zip(group.ranks, self._steps[index][:, :, columns].double().sum(2).tolist(), strict=True)
+                sums |= zip(group.ranks, _sum_of(self._steps[index], columns).tolist(), strict=True)
             if len(sums) > 1 and (candidates & sums.keys()):
                 intervals = tuple({self._intervals[member] for member in members})
                 found[pattern] = Repeated(len(members), intervals, {rank: sums[rank] for rank in sorted(sums)})
         return found
+
+
+def _sum_of(times: Tensor, columns: Sequence[int]) -> Tensor:
+    """Ranks x steps, over some of the places; some ranks after the other, so that few are copied at once."""
+    return torch.cat([some[:, :, columns].double().sum(2) for some in times.split(RANKS_AT_ONCE)])
 
 
 def _few(intervals: Mapping[Place, int]) -> dict[Place, int]:
