@@ -5,7 +5,7 @@ import time
 from os import PathLike
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from lflops.lightning.compat import say
 
@@ -15,6 +15,8 @@ RUNS = "lflops_runs"
 """Below the Trainer's directory: a folder for each Trainer that has no logger."""
 
 _RUN_FOLDERS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+_NAMED: WeakSet[Any] = WeakSet()
+"""Trainers whose folder was logged."""
 
 
 def log_dir_of(trainer: Any, *, without_logger: bool) -> str | None:
@@ -26,13 +28,20 @@ def log_dir_of(trainer: Any, *, without_logger: bool) -> str | None:
     """
     if trainer.fast_dev_run or getattr(trainer, "barebones", False):
         return None
-    if trainer.loggers:
-        directory = trainer.log_dir
-        return str(directory) if isinstance(directory, str | PathLike) else None
-    if not without_logger:
+    logger = trainer.loggers[0] if trainer.loggers else None
+    if logger is not None and isinstance(getattr(logger, "log_dir", None), str | PathLike):
+        return str(trainer.log_dir)
+    if logger is None and not without_logger:
+        return None
+    # A logger without a folder for the run has one for all its runs. In that of MLflow each folder is an experiment.
+    above = trainer.default_root_dir if logger is None or type(logger).__name__ == "MLFlowLogger" else getattr(logger, "save_dir", None)
+    if not isinstance(above, str | PathLike):
         return None
     if trainer not in _RUN_FOLDERS:
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-        _RUN_FOLDERS[trainer] = folder = trainer.strategy.broadcast(str(Path(trainer.default_root_dir, RUNS, name).absolute()))
+        _RUN_FOLDERS[trainer] = folder = trainer.strategy.broadcast(str(Path(above, RUNS, name).absolute()))
+    if logger is None and trainer not in _NAMED:
+        _NAMED.add(trainer)
+        folder = _RUN_FOLDERS[trainer]
         say(f"lflops: the Trainer has no logger, so the files of this run go to {folder}; FlopsMonitor(dirpath=...) chooses another folder")
     return _RUN_FOLDERS[trainer]

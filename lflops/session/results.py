@@ -1,6 +1,8 @@
 """What becomes of a window that is closed: it is put together with those of all ranks, saved, logged and kept."""
 
+import contextlib
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -18,9 +20,12 @@ from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Training
 from lflops.session.outlets.failures import Failures
 from lflops.session.outlets.loggers import Outlets, scalars
-from lflops.session.outlets.paths import OutputPaths
+from lflops.session.outlets.paths import OutputPaths, claim, release
 
 __all__ = ["Results"]
+
+_FOLDER = "folder"
+"""The key of the ranks' store under which the main process says where files go."""
 
 UNITS = ("samples", "tokens")
 
@@ -100,6 +105,7 @@ class Results:
         self._gather = gather
         self._saved: tuple[Profile, Path] | None = None  # the last that was
         self._own: dict[tuple[str | None, int | None], _OwnWindow] = {}
+        self._folder: Path | None = None  # that the run has a part of
 
     @classmethod
     def of(cls, training: Training, settings: Settings, log_dir: str | None, *, monitor: int, store: Any) -> Self:
@@ -129,10 +135,15 @@ class Results:
         outlets = Outlets(training, settings, monitor, failures) if training.is_main else None
         dirpath = None if settings.dirpath is None else Path(settings.dirpath)
         paths = OutputPaths.of(log_dir, dirpath, monitor)
+        folder = None if paths is None else paths.profiles
+        if paths is not None:
+            paths = paths.within(_part_of(paths.profiles, training, store, settings.gather_timeout))
         if gather is None and topology.world_size > 1 and outlets is not None:
             kept = "there is no folder for what the others have" if paths is None else f"each keeps its own in {paths.profiles}"
             warn(f"FlopsMonitor: the ranks have no store to reach each other by: {kept}; lflops.merge makes one profile of them")
-        return cls(training, topology, gather, outlets, paths, failures=failures)
+        results = cls(training, topology, gather, outlets, paths, failures=failures)
+        results._folder = folder
+        return results
 
     @property
     def wants_windows(self) -> bool:
@@ -177,6 +188,13 @@ class Results:
 
     def finish(self, *, failed: bool) -> None:
         """No more windows come: tell of those that are on their way. After a failure nobody is waited for."""
+        try:
+            self._finish(failed=failed)
+        finally:
+            if self._folder is not None and self._training.is_main:
+                release(self._folder, self._training.loop)
+
+    def _finish(self, *, failed: bool) -> None:
         for profile in [] if self._gather is None else self._gather.finish(failed=failed):
             self._report(profile)
         if self.outlets is not None and not failed:
@@ -225,3 +243,17 @@ class Results:
         self._training.say(f"lflops: {run.stage} window {run.window} closed at step {run.step}{ended}{written}\n{text}")
         self.outlets.scalars(scalars(analysis), run.stage or "", step)
         self.outlets.module_scalars(analysis, step)
+
+
+def _part_of(folder: Path, training: Training, store: Any, timeout: float) -> str:
+    """The part of a folder that the run's files go to. The main process claims it, and the others hear of it."""
+    if training.is_main:
+        part = claim(folder, training.loop)
+        if store is not None:
+            with contextlib.suppress(Exception):  # the others take the whole folder then, where their files have names of their own
+                store.set(_FOLDER, part)
+        return part
+    with contextlib.suppress(Exception):
+        store.wait([_FOLDER], timedelta(seconds=timeout / 4))
+        return str(store.get(_FOLDER).decode())
+    return ""

@@ -13,9 +13,28 @@ from torch import Tensor
 from lflops.lightning.injection.injected import InjectedMonitor
 from lflops.lightning.log_dir import RUNS
 from lflops.lightning.monitor import FlopsMonitor
+from lflops.session.outlets.paths import claim, release
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Classifier, fit, loader, watching
 
 pytestmark = LIGHTNINGS_WARNINGS
+
+
+class Shared(Logger):
+    """Keeps the files of all runs in one folder."""
+
+    name = property(lambda self: "shared")  # type: ignore[assignment]
+    version = property(lambda self: 0)  # type: ignore[assignment]
+    save_dir = property(lambda self: self.folder)  # type: ignore[assignment]
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
+        """Not looked at."""
+
+    def log_metrics(self, *_: Any, **__: Any) -> None:
+        """The same."""
 
 
 class WithTest(Classifier):
@@ -114,3 +133,45 @@ def test_two_monitors_may_write_to_one_text(tmp_path: Path) -> None:
     output = tmp_path / "summaries.txt"
     trainer(tmp_path, *(watching(output_file=output, detailed=False) for _ in range(2))).fit(Classifier(), loader(30))
     assert 2 == output.read_text().count("Flops Profiler")
+
+
+def test_a_logger_that_keeps_all_runs_in_one_folder_has_ours_apart(tmp_path: Path) -> None:
+    """As that of Weights & Biases: each run has a folder of its own there."""
+    for _ in range(2):
+        trainer(tmp_path / "root", watching(), logger=Shared(str(tmp_path))).fit(Classifier(), loader(30))
+    first, second = (tmp_path / RUNS).iterdir()
+    assert ["lflops/train-0-9.profile.json"] == files(first) == files(second)
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_a_second_run_into_a_folder_replaces_nothing(traced: bool, tmp_path: Path) -> None:
+    """One after the other: it has a part of the folder, and the traces of both are apart."""
+    for _ in range(3):
+        trainer(tmp_path, watching(dirpath=tmp_path / "ours", trace=traced)).fit(Classifier(), loader(30))
+    profiles = [name for name in files(tmp_path / "ours") if name.endswith(".profile.json")]
+    (first, second, third) = profiles if profiles[0].startswith("train") else [profiles[2], *profiles[:2]]
+    assert (f"run-2/{first}", f"run-3/{first}") == (second, third)
+    traces = [Path(name).parent for name in files(tmp_path / "ours") if name.endswith(".pt.trace.json.gz") and "compat" not in name]
+    assert ({3} if traced else {0}) == {len(set(traces))}
+    assert [] == [name for name in files(tmp_path) if "writing" in name]
+
+
+def test_two_runs_at_once_do_not_share_a_part(tmp_path: Path) -> None:
+    """What one has claimed the other leaves alone, before either has written a file; what is empty in the end goes."""
+    one, other = Classifier(), Classifier()
+    assert ("", "run-2") == (claim(tmp_path / "ours", one), claim(tmp_path / "ours", other))
+    assert ("", "run-2") == (claim(tmp_path / "ours", one), claim(tmp_path / "ours", other))
+    for each in (other, one):
+        release(tmp_path / "ours", each)
+    assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_ranks_agree_on_the_part(tmp_path: Path) -> None:
+    """The second run of two ranks: no rank writes beside the first run."""
+    for _ in range(2):
+        trainer(tmp_path, watching(dirpath=tmp_path / "ours"), accelerator="cpu", devices=2, strategy="ddp_fork").fit(
+            Classifier(), loader(30)
+        )
+    names = files(tmp_path / "ours")
+    assert 2 == len(names)
+    assert names[0] == f"run-2/{names[1]}"

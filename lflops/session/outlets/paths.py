@@ -1,6 +1,7 @@
 """Where the files of a monitor go."""
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -8,10 +9,52 @@ from weakref import WeakKeyDictionary
 
 from lflops.profile.model import Run
 
-__all__ = ["OutputPaths", "open_text"]
+__all__ = ["OutputPaths", "claim", "open_text", "release"]
 
 _WRITTEN: WeakKeyDictionary[Any, set[Path]] = WeakKeyDictionary()
 """The texts that a loop has begun."""
+
+
+_CLAIMED: WeakKeyDictionary[Any, dict[Path, str]] = WeakKeyDictionary()
+"""By loop: the folders that were claimed for it, and the part of each that it has."""
+
+_MARKER = ".lflops-is-writing"
+"""A file in a folder that a running loop has claimed. It goes when the run ends, by when files of the run say whose folder it is."""
+
+_FILES = ("*.profile.json", "*.rank*.json")
+
+
+def claim(folder: Path, loop: object) -> str:
+    """The part of a folder that one loop writes to: nothing of another run is replaced, also where both run at once.
+
+    Returns:
+        "" for the folder itself; "run-2" and so on where another loop has it, or had it. The same loop has the same part again.
+    """
+    claimed = _CLAIMED.setdefault(loop, {})
+    for number in itertools.count(1):
+        if folder in claimed:
+            break
+        part = "" if number == 1 else f"run-{number}"
+        with contextlib.suppress(FileExistsError):
+            try:
+                Path(folder, part).mkdir(parents=True, exist_ok=True)
+                if not any(next(Path(folder, part).glob(pattern), None) for pattern in _FILES):
+                    Path(folder, part, _MARKER).touch(exist_ok=False)
+                    claimed[folder] = part
+            except FileExistsError:
+                raise
+            except OSError:  # who writes the files says what is wrong with the folder
+                return ""
+    return claimed[folder]
+
+
+def release(folder: Path, loop: object) -> None:
+    """The run is over: take the marker out of its part of the folder, and the part if nothing was written to it."""
+    part = _CLAIMED.get(loop, {}).get(folder)
+    if part is not None:
+        with contextlib.suppress(OSError):
+            Path(folder, part, _MARKER).unlink(missing_ok=True)
+            Path(folder, part).rmdir()
 
 
 @contextlib.contextmanager
@@ -40,10 +83,14 @@ class OutputPaths(NamedTuple):
 
     @classmethod
     def of(cls, log_dir: str | None, dirpath: Path | None, monitor: int) -> "OutputPaths | None":
-        """Below what was asked for, else below the Trainer's log directory; `None` where there is neither."""
+        """Below what was asked for, else below the run's log directory; `None` where there is neither."""
         if dirpath is not None:
             return cls(dirpath, dirpath / "lflops_traces", monitor)
         return None if log_dir is None else cls(Path(log_dir) / "lflops", Path(log_dir) / "lflops_traces", monitor)
+
+    def within(self, part: str) -> "OutputPaths":
+        """The same below a part of each folder."""
+        return self._replace(profiles=self.profiles / part, traces=self.traces / part)
 
     def profile(self, run: Run) -> Path:
         """The file of a window."""
