@@ -238,6 +238,13 @@ def test_the_overhead_is_taken_off_once_for_each_call_and_operator(clock: StillC
     assert profile.run.observer_ratio == (11 + 1000 + 1 + 2 + 1 + 4 + 2) / 11
 
 
+def test_an_overhead_that_would_leave_nothing_is_not_taken_off(clock: StillClock) -> None:
+    """A trial on a busy machine says more than the pass took: an operator of 16 s and 17 s of overhead in its module."""
+    model = nn.Sequential(Waits(16))
+    profile = watch(model, clock, lambda: model(x), overhead=HookOverhead(inside=17, outside=0, operator=0))
+    assert {"": 0, "0": 16} == seconds(profile, "forward")
+
+
 def test_what_runs_between_passes_is_in_no_time(clock: StillClock) -> None:
     """Data that is waited for, a loss in Python, another model: before, between and behind two passes."""
     model = nn.Sequential(Waits(1, 2))
