@@ -88,13 +88,13 @@ def test_a_row_leads_to_its_module(page_of: Callable[..., Seen]) -> None:
 def test_one_rank_is_shown_where_it_is_known_by_itself(page_of: Callable[..., Seen]) -> None:
     """Its step, data, CPU time, MACs and peak; the rest is said to be of the run; and the address keeps it."""
     seen = page_of(four_ranks())
-    of_all = figures(seen)
+    of_all, facts_of_all = figures(seen), seen.page.locator(".facts").inner_text()
     seen.page.get_by_label("rank", exact=True).select_option("2")
     found = figures(seen)
     own = {"step": "5.00 ms", "data wait": "300.00 µs", "CPU time": "6.00 ms", "MACs": "1.41 k", "peak live memory": "1000 B"}
     assert {f"{label}, rank 2": text for label, text in own.items()} == {label: text for label, text in found.items() if "rank 2" in label}
-    assert of_all["parameters"] == found["parameters"]
-    assert seen.page.locator(".figure", has_text="parameters").locator(".remark").inner_text().startswith("of the whole run")
+    assert facts_of_all == seen.page.locator(".facts").inner_text()
+    seen.page.get_by_text("The figures of rank 2 come first. The rest is of the whole run.").wait_for()
     assert "all ranks: 2.00 ms to 5.00 ms" == seen.page.locator(".figure .remark").first.inner_text()
     seen.page.reload()
     seen.page.locator(".figures").wait_for()
