@@ -1,5 +1,7 @@
 """One owner of Kineto in a process, which two would crash: every way in which a profiler of torch's can meet ours, in a process each."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,12 +88,21 @@ CASES = {
 }
 
 
+FRESH = {"gets ready while ours records", "records while ours does", "outlives ours", "comes and goes while ours records"}
+"""Torch's profiler begins while ours records. In a fork of a process that has loaded torch, Kineto crashes at that in one of five runs."""
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_beside_a_profiler_that(case: str, tmp_path: Path, warm_python: WarmPython) -> None:
     """Whatever ours does, theirs records both of the steps that it was asked for, and the process ends well."""
     script, expected = CASES[case]
-    ended = warm_python.run(BEGIN + script, tmp_path)
-    assert (0, expected) == (ended.status, ended.out.strip()), ended.err
+    if case in FRESH:
+        command = [sys.executable, "-c", BEGIN + script, str(tmp_path)]
+        fresh = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (0, expected) == (fresh.returncode, fresh.stdout.strip()), fresh.stderr
+    else:
+        ended = warm_python.run(BEGIN + script, tmp_path)
+        assert (0, expected) == (ended.status, ended.out.strip()), ended.err
     assert ("ours 1" in expected) == any(tmp_path.iterdir())
 
 
