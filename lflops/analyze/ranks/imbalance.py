@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lflops.analyze.ranks.evidence import Verdict, costs, judge
+from lflops.analyze.ranks.stragglers import Verdict, costs, judge
 from lflops.profile.model import Profile
 from lflops.profile.records import Rank, RankComparison, RankExcess, RankWait
 

@@ -1,4 +1,4 @@
-"""Whether a rank's excess is more than noise: steady, or in bursts."""
+"""The judgement that a rank is a straggler: its excess is more than noise, steady or in bursts."""
 
 import itertools
 import math
