@@ -1,5 +1,6 @@
 """The monitor's traces: which steps are in them, what stands in them, and that a training is what it would be without."""
 
+import contextlib
 import gc
 import gzip
 import json
@@ -10,7 +11,7 @@ import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor, profiler
 from torch.profiler import ProfilerActivity, record_function, schedule
 
 from lflops.collect.kineto.other_profilers import other_profiler_runs
+from lflops.lightning.log_dir import RUNS
 from lflops.lightning.monitor import FlopsMonitor
 from lflops.profile.model import Profile
 from lflops.schedule import Schedule
@@ -152,9 +154,11 @@ class Placed(Recorder):
 
 
 def test_below_the_log_directory_traces_have_a_folder_of_their_own(tmp_path: Path) -> None:
-    """Beside that of the profiles."""
+    """Beside that of the profiles, in the run's folder."""
     fit(Classifier(), watching(trace=True), logger=Placed(tmp_path))
-    assert ["lflops/train-0-12.profile.json", f"lflops_traces/train-0-12/{WORKER}.gz"] == files(tmp_path)
+    (run,) = (tmp_path / RUNS).iterdir()
+    assert ["lflops/train-0-12.profile.json", f"lflops_traces/train-0-12/{WORKER}.gz"] == files(run)
+    assert 2 == len(files(tmp_path))
 
 
 def test_each_window_has_its_folder(tmp_path: Path) -> None:
@@ -354,14 +358,16 @@ def test_an_annotation_that_fails_is_warned_of_once(tmp_path: Path, monkeypatch:
 
 
 @pytest.fixture
-def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The program that annotates goes on until something is written into this."""
+def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The program that annotates goes on until something is written into this; also after a test that failed."""
     program, pipe = tmp_path / "program", tmp_path / "pipe"
     os.mkfifo(pipe)
     program.write_text(f"#!/bin/sh\nread word < {pipe}\n")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
-    return pipe
+    yield pipe
+    with contextlib.suppress(OSError), open(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), "w", encoding="utf-8") as written:  # noqa: PTH123
+        written.write("enough\n")  # an error where nobody reads any more
 
 
 def training_fails(folder: Path) -> None:
@@ -400,13 +406,14 @@ def test_a_trace_that_is_still_being_annotated_is_left_to_its_process(
             return super().finish(seconds)
 
     monkeypatch.setattr(tracing, "AnnotationProcess", Seen)
-    files_before = sorted(open_files())
+    gc.collect()  # what another test has left may be closed at any time
+    files_before = set(open_files())
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", ResourceWarning)
         end(tmp_path / "run")
         gc.collect()
     assert [] == [str(each.message) for each in warned if each.category is ResourceWarning]
-    assert files_before == sorted(open_files())
+    assert set() == set(open_files()) - files_before
     (process,) = begun
     os.kill(process, 0)  # it is there
     pipe.write_text("enough\n")
