@@ -1,7 +1,7 @@
 """Factorisations and what solves with them: FLOPs by the leading terms of the textbook, and no MACs.
 
 Each step of a factorisation needs those before it, so a matrix unit's peak is no measure of it. The terms are those of Golub and Van Loan,
-"Matrix Computations" (fourth edition), for real [m, n] matrices; where an iteration decides, as for eigenvalues, they are its usual number
+"Matrix Computations" (fourth edition), for real [m, n] matrices. Where an iteration decides, as for eigenvalues, they are its usual number
 of sweeps. What LAPACK does in blocks may be a few per cent more.
 
 | operator | FLOPs a matrix, k right-hand sides |

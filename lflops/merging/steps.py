@@ -1,12 +1,12 @@
-"""The steps of a run of several ranks: of each interval between two collectives what the rank took that came last.
+"""The steps of a run of several ranks. Each interval between two collectives is that of the rank that came last.
 
     rank 0   | data 1 | forward 10 | backward 60 (50 of it waiting) | optimizer 5 | sync 1 |
     rank 1   | data 51| forward 10 | backward 10                    | optimizer 5 | sync 1 |
     the run  | data 51| forward 10 | backward 10                    | optimizer 5 | sync 1 |
 
 Ranks leave a collective together, so the intervals of the ranks that came last add up to the run's time. Their phases hold no waiting.
-Where the sum is shorter than the step of every rank, ranks did not leave together, as those of a pipeline: then the step is that of the
-rank that waited least.
+Ranks of a pipeline do not leave together: the sum is shorter than the step of every rank. Then the step is that of the rank that waited
+least.
 """
 
 from collections import Counter

@@ -1,7 +1,6 @@
 """One HTML file that shows a profile, or compares several: it opens from disk, and makes no request to any network."""
 
 import base64
-import hashlib
 import html
 import posixpath
 import re
@@ -14,6 +13,7 @@ from msgspec import json
 
 from lflops.analyze.analysis import Analysis
 from lflops.profile.model import Profile
+from lflops.report.document import document
 from lflops.report.payload.compare import compared_pairs
 from lflops.report.payload.payload import payload
 
@@ -23,26 +23,6 @@ _PARTS = Path(__file__).parents[1] / "page"
 _IMPORT = re.compile(r'^import\s*(\{[^}]*\})\s*from\s*"(\.\.?/[\w/.]+)\.js";', re.MULTILINE)
 _RENAMED = re.compile(r"(\w+)\s+as\s+(\w+)")
 _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
-
-_DOCUMENT = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; img-src data:">
-<meta name="viewport" content="width=device-width">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<div id="root"><noscript>This page draws itself with JavaScript.</noscript></div>
-{data}
-<script type="module">{script}</script>
-</body>
-</html>
-"""
 
 
 def page(*analyses: Analysis, names: Sequence[str] = ()) -> str:
@@ -60,14 +40,9 @@ def page(*analyses: Analysis, names: Sequence[str] = ()) -> str:
     data = [_data(f"data{i or ''}", each, window) for i, (window, each) in enumerate(zip(windows, shown, strict=True))]
     data += [_data(f"comparison-{i}-{j}", comparison) for i, j, comparison in compared_pairs(profiles)]
     script = _joined("entry/offline", [])
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return _DOCUMENT.format(
-        allowed=f"'sha256-{digest}'",  # no other script runs, whatever the data hold
-        title=html.escape(" → ".join(names) or ", ".join(filter(None, (shown[0].title, shown[0].head.when)))),
-        style=(_PARTS / "shell" / "style.css").read_text("utf-8"),
-        data="\n".join(data),
-        script=script,
-    )
+    root = '<div id="root"><noscript>This page draws itself with JavaScript.</noscript></div>'
+    title = " → ".join(names) or ", ".join(filter(None, (shown[0].title, shown[0].head.when)))
+    return document(title, "\n".join([root, *data]), script=script)
 
 
 def save(analysis: Analysis, path: Path) -> None:

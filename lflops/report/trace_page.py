@@ -2,17 +2,17 @@
 
 import html
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 from lflops.analyze.trace.idle import CAUSES as ORDER
 from lflops.analyze.trace.summary import TraceSummaries, TraceSummary
+from lflops.report.document import document
 from lflops.report.lines.text import plain
 from lflops.report.lines.trace_summary import CAUSES, STATES, facts, nanoseconds, ranks_verdict, remarks, share, verdict
 from lflops.report.lines.trace_tables import TraceTable, ranks_tables, tables
 
 __all__ = ["trace_page"]
 
-_STYLE = Path(__file__).parents[1] / "page" / "shell" / "style.css"
 _LISTED = 200
 """Rows of a table. All of a trace's kernels would be a page that no browser opens."""
 
@@ -48,26 +48,6 @@ dt { color: var(--quiet); } dd { margin: 0; overflow-wrap: anywhere; }
 .step span { width: 230px; } .step .stack { height: 16px; }
 """
 
-_DOCUMENT = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<meta name="viewport" content="width=device-width">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<div id="root">
-{content}
-</div>
-</body>
-</html>
-"""
-
 
 def trace_page(found: TraceSummaries) -> str:
     """The file's text: what the ranks wait for, where there are several, and a section for each trace."""
@@ -77,8 +57,7 @@ def trace_page(found: TraceSummaries) -> str:
         shown = "".join(map(_table, ranks_tables(found.ranks, _LISTED))) if found.ranks.collectives else ""
         parts.append(f'<section><p class="first">{_text(ranks_verdict(found.ranks))}</p>{shown}</section>')
     parts += [f"<section>{''.join(_trace(summary))}</section>" for summary in found.traces]
-    style = _STYLE.read_text("utf-8") + _ADDED
-    return _DOCUMENT.format(title=_text(names), style=style, content="\n".join(parts))
+    return document(names, "\n".join(['<div id="root">', *parts, "</div>"]), style=_ADDED)
 
 
 def _trace(summary: TraceSummary) -> Iterator[str]:

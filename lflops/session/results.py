@@ -76,8 +76,9 @@ class Results:
         topology: Where its ranks stand.
         gather: Brings the ranks' windows together; `None` where there is one rank, or they cannot be reached.
         outlets: Where results go; `None` on all processes but the main one.
-        places: Where files go; `None` for none.
+        paths: Where files go; `None` for none.
         failures: What becomes of an error of one file or one logger.
+        folder: The folder that the run has a part of.
 
     Attributes:
         profiles: The windows, those of all ranks together, on the main process.
@@ -93,6 +94,7 @@ class Results:
         paths: OutputPaths | None,
         *,
         failures: Failures,
+        folder: Path | None,
     ) -> None:
         """None is closed yet."""
         self.profiles: list[Profile] = []
@@ -105,7 +107,7 @@ class Results:
         self._gather = gather
         self._saved: tuple[Profile, Path] | None = None  # the last that was
         self._own: dict[tuple[str | None, int | None], _OwnWindow] = {}
-        self._folder: Path | None = None  # that the run has a part of
+        self._folder = folder
 
     @classmethod
     def of(cls, training: Training, settings: Settings, log_dir: str | None, *, monitor: int, store: Any) -> Self:
@@ -141,9 +143,7 @@ class Results:
         if gather is None and topology.world_size > 1 and outlets is not None:
             kept = "there is no folder for what the others have" if paths is None else f"each keeps its own in {paths.profiles}"
             warn(f"FlopsMonitor: the ranks have no store to reach each other by: {kept}; lflops.merge makes one profile of them")
-        results = cls(training, topology, gather, outlets, paths, failures=failures)
-        results._folder = folder
-        return results
+        return cls(training, topology, gather, outlets, paths, failures=failures, folder=folder)
 
     @property
     def wants_windows(self) -> bool:

@@ -89,6 +89,10 @@ def patterns() -> dict[str, str]:
     return {f"layers.{number}{part}": f"layers.*{part}" for number in range(LAYERS) for part in ("", ".attention", ".mlp")}
 
 
+UPDATE = ((OPTIMIZER, 3e-3, False), (OTHER, 1e-3, False), (SYNC, 1e-5, True))
+"""How each step ends."""
+
+
 def _layer(number: int, name: str, phase: str) -> Place:
     return Place(f"layers.{number}{name}", phase)
 
@@ -97,17 +101,7 @@ def ddp() -> Simulation:
     """Gradients are reduced at the end of backward; Lightning synchronizes each step. 8 layers: 96 ms."""
     forward = [(_layer(n, part, "forward"), 2e-3, False) for n in range(LAYERS) for part in (".attention", ".mlp")]
     backward = [(_layer(n, part, "backward"), 4e-3, False) for n in reversed(range(LAYERS)) for part in (".mlp", ".attention")]
-    return Simulation(
-        program=[
-            (DATA, 1e-3, False),
-            *forward,
-            *backward,
-            (ROOT, 1e-4, True),
-            (OPTIMIZER, 3e-3, False),
-            (OTHER, 1e-3, False),
-            (SYNC, 1e-5, True),
-        ]
-    )
+    return Simulation(program=[(DATA, 1e-3, False), *forward, *backward, (ROOT, 1e-4, True), *UPDATE])
 
 
 def fsdp() -> Simulation:
@@ -118,17 +112,7 @@ def fsdp() -> Simulation:
         for n in reversed(range(LAYERS))
         for part in ("", ".mlp", ".attention")
     ]
-    return Simulation(
-        program=[
-            (DATA, 1e-3, False),
-            *forward,
-            *backward,
-            (ROOT, 1e-4, True),
-            (OPTIMIZER, 3e-3, False),
-            (OTHER, 1e-3, False),
-            (SYNC, 1e-5, True),
-        ]
-    )
+    return Simulation(program=[(DATA, 1e-3, False), *forward, *backward, (ROOT, 1e-4, True), *UPDATE])
 
 
 def tensor_parallel() -> Simulation:
@@ -139,9 +123,7 @@ def tensor_parallel() -> Simulation:
         for n in reversed(range(LAYERS))
         for part in (".mlp", ".attention", "")
     ]
-    return Simulation(
-        program=[(DATA, 1e-3, False), *forward, *backward, (OPTIMIZER, 3e-3, False), (OTHER, 1e-3, False), (SYNC, 1e-5, True)]
-    )
+    return Simulation(program=[(DATA, 1e-3, False), *forward, *backward, *UPDATE])
 
 
 def staged(stages: int, steps: int, seed: int, plants: Sequence[Plant] = ()) -> dict[int, list[Mapping[Place, float]]]:

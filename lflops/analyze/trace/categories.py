@@ -5,7 +5,7 @@ An operator's name decides where it is known, a kernel's name elsewhere: a conve
 
 import functools
 import re
-from typing import Literal
+from typing import Literal, get_args
 
 from lflops.profile.collective_names import is_collective_kernel
 from lflops.traces.recorded import DeviceWork
@@ -35,21 +35,7 @@ Category = Literal[
     "fill",
     "other",
 ]
-CATEGORIES: tuple[Category, ...] = (
-    "gemm",
-    "convolution",
-    "attention",
-    "normalisation",
-    "softmax",
-    "reduction",
-    "pointwise",
-    "indexing",
-    "optimizer",
-    "communication",
-    "copy",
-    "fill",
-    "other",
-)
+CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 
 def _table(rows: dict[Category, str]) -> dict[str, Category]:
