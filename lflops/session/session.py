@@ -100,10 +100,7 @@ class Session:
 
     def resume(self) -> None:
         """The stage begins, or begins again: what was in between belongs to no step, and the first one is no measure of the others."""
-        transfers = None if self._live_metrics is None else self._live_metrics.transfers
-        if transfers is not None:
-            self._transfers.close()
-            self._transfers.callback(self._stage.listen(transfers))
+        self._listen_to_transfers()
         if self._times_phases:
             for each in self._listeners:
                 self._listening.callback(self._stage.listen(each))
@@ -111,6 +108,12 @@ class Session:
             self._step_clock.mark("cold")
             if self._tracing is not None:
                 self._tracing.step(traced=self._position.phase == "traced")
+
+    def _listen_to_transfers(self) -> None:
+        """Listen if the curves need it, and no longer than that."""
+        self._transfers.close()
+        if self._live_metrics is not None and self._live_metrics.transfers is not None:
+            self._transfers.callback(self._stage.listen(self._live_metrics.transfers))
 
     def pause(self) -> None:
         """The stage ends, and may begin again: what comes between is in no trace of it."""
@@ -164,6 +167,8 @@ class Session:
         shapes = self._step_clock.batch(batch)
         if profile is not None and live is not None:
             live.set_work(shapes, self._step_clock.tokens_of(shapes), live.lengths_of(self._step_clock.ordinal), profile)
+            if live.transfers is None:
+                self._transfers.close()
         if not self._stage.ends_step():
             if self._tracing is not None:
                 self._tracing.batch()
@@ -315,6 +320,9 @@ class Session:
         if self._position.phase in {"wait", "over"} or self._window.opened:
             return False
         self._window.opened = True
+        if self._live_metrics is not None:
+            self._live_metrics.open()
+            self._listen_to_transfers()
         where = f"at step {self._logged_step + 1}" if self._stage.learns else f"behind step {self._logged_step}"
         self._training.say(f"lflops: {self._stage.name} window {self._window.number} opens {where}")
         if self._tracing is not None:

@@ -35,18 +35,23 @@ class LiveMetrics:
         self._replicas = replicas
         self._work = BatchWork()
         self._host = HostBatch()
+        self._reads_lengths = False  # before anything is counted, lengths give no work, and to read them takes longer than all else here
         self._lengths: dict[int, list[Lengths]] = {}  # of steps that were not read yet, by their number
         self._peak: float | None = None
         self._steps: list[_StepSample] = []
 
     @property
     def transfers(self) -> HostBatch | None:
-        """What has to listen to transfers; `None` where the work of batches does not depend on what is in them."""
-        return self._host if self._work.needs_lengths else None
+        """What has to listen to transfers; `None` where the work of batches does not depend on what is in them, as far as is known."""
+        return self._host if self._reads_lengths else None
+
+    def open(self) -> None:
+        """A window opens, so batches are going to be counted: from now on read the lengths that may decide their work."""
+        self._reads_lengths = self._work.needs_lengths
 
     def lengths(self, batch: Any) -> Lengths:
         """The lengths of the sequences of the batch that is running, where they may decide its work."""
-        return self._host.of(batch) if self._work.needs_lengths else NO_LENGTHS
+        return self._host.of(batch) if self._reads_lengths else NO_LENGTHS
 
     def lengths_of(self, step: int) -> Lengths:
         """Those of the last batch of a step that is over."""
@@ -54,11 +59,11 @@ class LiveMetrics:
 
     def is_sample(self, batch: Any) -> bool:
         """Whether to count this batch would tell what others cost."""
-        return bool(self._work.needs_lengths and (self._work.packed is None or self._work.needs_samples) and self.lengths(batch))
+        return bool(self._reads_lengths and (self._work.packed is None or self._work.needs_samples) and self.lengths(batch))
 
     def see(self, step: int, batch: Any) -> None:
         """A batch of a step is over."""
-        if self._work.needs_lengths:
+        if self._reads_lengths:
             self._lengths.setdefault(step, []).append(self._host.of(batch))
             self._host.forget()
             self._lengths.pop(step - KEPT, None)
@@ -70,6 +75,7 @@ class LiveMetrics:
     def set_work(self, shapes: Hashable, tokens: int | None, lengths: Lengths, counted: Profile) -> None:
         """Keep what such a batch takes, forward and backward, and the peak that it is held against."""
         self._work.add(shapes, tokens, lengths, counted)
+        self._reads_lengths = self._work.needs_lengths
         self._peak = peak_of(counted.run.dtype, counted.run, counted.run.hardware)
 
     def add(self, step: TimedStep) -> None:
