@@ -54,9 +54,9 @@ def diff(
         bool,
         typer.Option(
             "--json",
-            help="Print one JSON object: headline (sentences), limits, facts (what differs in the circumstances), whole (what happened to "
-            "all modules), step, phases, mfu, samples_per_second, tokens_per_second, peak_bytes, and modules with own and inclusive "
-            "figures, each before and after. Unknown is null. Of traces: window, step, mfu, states, idle, categories, operators, kernels.",
+            help="Print one JSON object: headline (sentences), limits, facts (differing circumstances), whole (all modules together), "
+            "step, phases, mfu, samples_per_second, tokens_per_second, peak_bytes and modules. These have own and inclusive figures, each "
+            "before and after. Unknown is null. Of traces: window, step, mfu, states, idle, categories, operators, kernels.",
         ),
     ] = False,
 ) -> int:
@@ -123,5 +123,5 @@ def _memory(given: str | None, before: float | None) -> float | None:
 
 
 def _number(given: str) -> float | None:
-    """A number of 0 or more; `float` also takes forms that nobody means."""
+    """A number of 0 or more; `float` also takes forms such as `1_000` and `nan`."""
     return float(given) if re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)(e\d+)?\s*", given) else None

@@ -15,7 +15,7 @@ __all__ = ["hardware"]
 def hardware(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="A chip, as its driver or the list names it.")] = None,
     *,
-    measure: Annotated[bool, typer.Option("--measure", help="Measure what this machine reaches, beside the chip's figures.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure this machine, and compare it with the chip's figures.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: chips (a list) and measured (or null).")] = False,
 ) -> None:
     """List the chips whose peaks are known, print one of them, or measure this machine."""

@@ -39,7 +39,7 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         status = typer.main.get_command(app).main(args, prog_name="lflops", standalone_mode=False)
         sys.stdout.flush()
-    except OSError as error:  # of writing: what reads has errors of its own
+    except OSError as error:  # of writing: reading a file raises a ProfileError
         # What is left in the buffer must not fail once more while Python shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0 if isinstance(error, BrokenPipeError) else _refused(f"cannot write: {error.strerror}")

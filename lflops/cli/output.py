@@ -52,7 +52,7 @@ def name_file(path: Path | None, *, as_json: bool) -> None:
 
 
 def write_lines(lines: Iterable[str]) -> None:
-    """Plain lines, as they are."""
+    """Plain lines, unchanged."""
     _write("".join(f"{line}\n" for line in lines).encode(sys.stdout.encoding or "utf-8", "replace"))
 
 

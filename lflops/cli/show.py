@@ -45,10 +45,11 @@ def show(
         bool,
         typer.Option(
             "--json",
-            help="Print one JSON object: run, phase, pace (of the clean steps), utilization, share_of (macs, or flops where the phase has "
-            "no MACs), totals (by phase), rows (nested by children, with the exact counts and the seconds of each phase; or operators, and "
-            "the trace; or memory, and checkpointed by block), uncounted (operators without a formula), uncalled (modules) and notes. A "
-            "row with a repeat holds the figures of one of its names, and the mean of the times of all. Unknown is null.",
+            help="Print one JSON object: run, phase, pace (of the clean steps), utilization, share_of, totals (by phase), rows, uncounted "
+            "(operators without a formula), uncalled (modules) and notes. share_of is macs, or flops where the phase has no MACs. Rows are "
+            "nested by children, with the exact counts and the seconds of each phase. With --operators it has operators and trace, "
+            "with --memory memory and checkpointed (by block). A row with a repeat holds the figures of one of its names, "
+            "and the mean of the times of all. Unknown is null.",
         ),
     ] = False,
 ) -> None:

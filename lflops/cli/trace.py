@@ -88,7 +88,10 @@ def compat(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: files (a list of the copies).")] = False,
 ) -> None:
-    """Copy traces for torch-tb-profiler 0.4.3 into the folder compat-DIR beside DIR; where it is installed the callback does so itself."""
+    """Copy traces for torch-tb-profiler 0.4.3 into the folder compat-DIR, next to DIR.
+
+    If torch-tb-profiler is installed, the callback does this itself.
+    """
     files = [str(copy_of(each)) for each in traces_in(folder)]
     if as_json:
         write_json({"files": files})

@@ -1,4 +1,4 @@
-"""The passes that people ask for: `count`, and `counting` around a loop of their own."""
+"""Counting that users call: `count` for one pass, and `counting` around their own loop."""
 
 import contextlib
 import warnings
@@ -76,12 +76,12 @@ def counted(call: ModelCall, ignore: Ignored, logical: Profile | None = None) ->
 
 
 def counting(*modules: nn.Module, ignore: Ignored = (), logical: Profile | None = None) -> "Counting":
-    """Count whatever runs inside of a `with`: a loop of one's own, with its loss, backward and optimizer.
+    """Count all that runs inside of a `with`: your own loop, with its loss, backward and optimizer.
 
     One module is the root of the profile; of several each is a row below the root, named by its class.
 
     Args:
-        modules: The models whose parts are told apart; work outside of them is the root's own.
+        modules: The models whose modules get rows. Work outside of them is the root's own.
         ignore: As in `count`.
         logical: As in `count`.
 
@@ -115,7 +115,7 @@ class Counting:
         check()
         self._tree = ModuleTree(roots)
         self._ignore = [ignore] if isinstance(ignore, str | nn.Module) or not isinstance(ignore, Iterable) else list(ignore)
-        _ignored(self._tree, self._ignore)  # a wrong name is said now, not after the pass
+        _ignored(self._tree, self._ignore)  # a wrong name is an error now, not after the pass
         self._logical = logical
         self._batch = batch
         self._scopes = tracker(self._tree, phase=phase, follow=self._follow)
@@ -214,7 +214,7 @@ class Counting:
 
 
 def _warn_of_failures(profile: Profile) -> None:
-    """Whoever gave the formula is to hear of it, also without looking at the notes."""
+    """Warn the formula's author, who may never read the notes."""
     failed = [f"{note.subject} ({note.values['error']})" for note in profile.notes if note.code == "formula_failed"]
     if failed:
         warnings.warn(f"count: the formula failed, so no call is counted: {', '.join(failed)}", stacklevel=4)

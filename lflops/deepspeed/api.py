@@ -56,7 +56,7 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
         kwargs: The keyword arguments.
         print_profile: Whether to print.
         detailed: Whether to print the model, module by module.
-        module_depth: The last depth that is added up; 0 is the root alone, -1 and whatever is too deep are the innermost.
+        module_depth: The last depth that is added up; 0 is the root alone, -1 or any number too large is the innermost.
         top_modules: How many classes of modules are named at each depth.
         warm_up: Passes that are thrown away first.
         as_string: Whether to return text, as `'1.43 G'`.
@@ -96,7 +96,8 @@ class FlopsProfiler:
     Args:
         model: What to profile.
         ds_engine: DeepSpeed's engine, for its sizes and its timers.
-        recompute_fwd_factor: Of a backward that was timed and not counted: forwards that it repeats, beside the 2 that it is taken to cost.
+        recompute_fwd_factor: Of a backward that was timed and not counted: forwards that it repeats, in addition to the 2 that it is
+            assumed to cost.
 
     Attributes:
         flops: Floating-point operations of forward, once something was printed; so are `macs` and `params`.
@@ -205,7 +206,7 @@ class FlopsProfiler:
 
         Args:
             profile_step: The step to name in the first line.
-            module_depth: The last depth that is added up; 0 is the root alone, -1 and whatever is too deep are the innermost.
+            module_depth: The last depth that is added up; 0 is the root alone, -1 or any number too large is the innermost.
             top_modules: How many classes of modules are named at each depth.
             detailed: Whether to print the model, module by module.
             output_file: Where to write it.
@@ -221,7 +222,7 @@ class FlopsProfiler:
         """Print which classes of modules have the most, depth by depth.
 
         Args:
-            module_depth: The last depth; 0 is the root alone, -1 and whatever is too deep are the innermost.
+            module_depth: The last depth; 0 is the root alone, -1 or any number too large is the innermost.
             top_modules: How many are named at each depth.
         """
         _check_printing(_PROFILER, module_depth, top_modules)

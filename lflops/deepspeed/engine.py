@@ -22,8 +22,8 @@ def with_engine_facts(profile: Profile, model: nn.Module, engine: Any, recompute
     Args:
         profile: Of forwards that ran under the engine.
         model: What was profiled.
-        engine: Whatever has the names that DeepSpeed's has.
-        recompute_fwd_factor: Forwards that a backward which nobody counted is taken to repeat.
+        engine: An engine with the attributes that DeepSpeed's has.
+        recompute_fwd_factor: Forwards that a backward without a count is assumed to repeat.
     """
     root = profile.modules[""]
     forwards = max(root.calls, 1)

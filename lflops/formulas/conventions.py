@@ -1,6 +1,6 @@
 """The convention for all that is no multiply-accumulate: it goes into FLOPs, never into MACs.
 
-* A pointwise operator is one operation an element of its floating result, whatever the function; one that is two at once (`addcmul`,
+* A pointwise operator is one operation an element of its floating result, for every function; one that is two at once (`addcmul`,
   `lerp`) is two. Comparing, selecting and converting are none.
 * A reduction is one operation an element of its floating input; a norm squares too, a variance subtracts, squares and needs the mean.
 * Normalising is 5 an element (sum; subtract, square, sum; scale), 2 with known statistics, one more for a weight and one for a bias; its

@@ -1,4 +1,4 @@
-"""Recurrent layers as one kernel: every weight matrix, gates, recurrence and projection alike, multiplies the vector of each time step.
+"""Recurrent layers as one kernel: every weight matrix, of gates, recurrence and projection, multiplies the vector of each time step.
 
 What is not a product costs what it costs operator by operator: an addition for each bias, and the gates' sums and functions.
 """
@@ -9,7 +9,7 @@ from math import prod
 from lflops.formulas.table import Cost, Shape, formula
 
 GATES = (2, 2, 13, 10)
-"""Operations a hidden unit and step beside products and biases, by torch's number for relu, tanh, LSTM, GRU."""
+"""Operations a hidden unit and step without products and biases, by torch's number for relu, tanh, LSTM, GRU."""
 
 
 def recurrent(x: Shape, weights: Sequence[Shape], *, cells: int, mode: int, hidden: int, times: int = 1) -> Cost:
@@ -58,7 +58,7 @@ def cudnn_rnn_backward(
 
 @formula("_thnn_fused_lstm_cell")
 def fused_lstm_cell(gates: Shape) -> Cost:
-    """The gates of one step, whose products and biases are operators of their own: [batch, 4 hidden]."""
+    """The gates of one step: [batch, 4 hidden]. Their products and biases are separate operators."""
     return Cost(other_flops=prod(gates) // 4 * GATES[2])
 
 
@@ -70,7 +70,7 @@ def fused_lstm_cell_backward(grad_h: Shape | None, grad_c: Shape | None, c: Shap
 
 @formula("_thnn_fused_gru_cell")
 def fused_gru_cell(gates: Shape) -> Cost:
-    """The gates of one step, whose products and biases are operators of their own: [batch, 3 hidden]."""
+    """The gates of one step: [batch, 3 hidden]. Their products and biases are separate operators."""
     return Cost(other_flops=prod(gates) // 3 * GATES[3])
 
 

@@ -49,7 +49,7 @@ class Cost(NamedTuple):
         executed_macs: Those left when a mask lets the kernel skip some; `None` where it skips none.
         other_flops: What is no multiply-accumulate, by the convention.
         recompute: The part that had been computed before and was thrown away.
-        is_upper_bound: Whether values that nobody knows decide, and this is the most that it can be.
+        is_upper_bound: Whether the count depends on unknown values, and this is its upper bound.
     """
 
     macs: int = 0
@@ -72,7 +72,7 @@ READS: dict[str, frozenset[str]] = {}
 def formula(*operators: str, reads: str = "") -> Callable[[_AnyFormula], _AnyFormula]:
     """Enter a formula for operators, of ATen where no namespace is given.
 
-    It takes shapes in the order of the schema, and by its keywords whatever else it needs.
+    It takes shapes in the order of the schema, and by its keywords all else that it needs.
 
     Args:
         operators: Their names.
@@ -91,7 +91,7 @@ def formula(*operators: str, reads: str = "") -> Callable[[_AnyFormula], _AnyFor
 
 
 def load_families() -> None:
-    """Import every file of `lflops/formulas/`: each enters its formulas in the table. Whoever reads the table calls this first."""
+    """Import every file of `lflops/formulas/`: each enters its formulas in the table. Call this before the table is read."""
     package = importlib.import_module("lflops.formulas")
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)

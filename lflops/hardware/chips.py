@@ -21,7 +21,7 @@ __all__ = ["DTYPES", "Hardware", "chips", "hint", "lookup", "named", "names", "u
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
 """What a peak can be of."""
 
-# Said by some drivers and people, and not by others.
+# Words that only some drivers and people write.
 _VENDORS = {"nvidia", "tesla", "geforce", "amd", "instinct"}
 
 
@@ -30,7 +30,7 @@ class Hardware:
     """What one device can do. Give your own where the table does not know a chip, or knows it wrong.
 
     Attributes:
-        name: Whatever it is to be called.
+        name: A name of your choice.
         peak_flops_per_second: FLOP/s without sparsity by dtype, the names of `DTYPES`; of int8, OP/s.
         bandwidth_bytes_per_second: Of the device's memory, bytes/s; `None` is unknown.
         memory_bytes: Bytes; `None` is unknown.

@@ -50,7 +50,7 @@ class FlopsMonitor(Base):
         activities: What is traced, of "cpu" and "cuda"; as torch.profiler takes it, and so the next three.
         record_shapes: The shapes of operators' inputs as well.
         profile_memory: Allocations as well.
-        with_stack: Python's stack as well; it breaks the nesting of your own `record_function` in the trace.
+        with_stack: Python's stack as well; it breaks the nesting of your `record_function` in the trace.
         compiled: What a trace says of code that torch.compile made: `"row"` is one row for each compiled module, `"modules"` divides its
             kernels over the modules inside, forward and backward. That has inductor record the modules of each graph that it compiles, so
             its caches compile once more; give it from the start, because graphs compiled before have no record.
@@ -59,19 +59,19 @@ class FlopsMonitor(Base):
         detailed: Whether the summary has a line for every module.
         ignore_modules: Names or classes of modules whose own work is left out of every total.
         output_file: Also gets the summaries. What the same Trainer wrote there before is kept.
-        hardware: What the device can do: `"auto"` looks its name up, `"measure"` measures it, else a name of the table, figures of your
-            own, or `None`.
+        hardware: What the device can do: `"auto"` looks its name up, `"measure"` measures it, else a name of the table, your own figures,
+            or `None`.
         track: Whether to log step time, MFU and throughput over the whole run.
         units: A function from a batch to `{"samples": n, "tokens": n}`; `None` finds them in the shapes of its tensors.
         topology: A function from a rank to its coordinates, as `{"data": 0, "tensor": 1}`; `None` asks the strategy and the parameters.
         logical: As `lflops.count` takes it: of the whole model on a rank's batch, where tensor parallelism hides what it does.
         gather_timeout: Seconds that the end of a run waits, at most, for what other ranks have to tell; nothing else waits.
-        html: Whether a page that opens offline is written beside each profile.
-        module_scalars: How many modules have curves: those with the most time of their own in the first window. Three windows make a curve.
+        html: Whether a page that opens offline is written next to each profile.
+        module_scalars: How many modules have curves: those with the most self time in the first window. Three windows make a curve.
         dirpath: Where profiles are saved, instead of below `trainer.log_dir`; traces in its folder lflops_traces.
         on_error: What an error of lflops' own does: `"warn"`, or `"raise"`.
-        on_oom: Whether a report is written beside the profiles when the training runs out of memory. On CUDA torch's allocator then records
-            its last 100,000 allocations with their stacks.
+        on_oom: Whether a report is written next to the profiles when the training runs out of memory. On CUDA torch's allocator then
+            records its last 100,000 allocations with their stacks.
 
     Raises:
         ScheduleError: The schedule leaves no step to count in.

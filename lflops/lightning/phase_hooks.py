@@ -20,7 +20,7 @@ from lflops.session.inputs.wrappers import Wrappers
 __all__ = ["listen"]
 
 ALL = "all"
-"""Where what is told of belongs to the stage that is running."""
+"""Receives the phases of the stage that is running."""
 
 """Of the strategy: the forward of each stage."""
 

@@ -1,4 +1,4 @@
-"""The stages that a Trainer goes through, each with a schedule of its own."""
+"""The stages that a Trainer goes through, each with its own schedule."""
 
 import math
 from dataclasses import dataclass

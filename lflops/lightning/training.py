@@ -60,7 +60,7 @@ def stage_of(name: str, trainer: Any, pl_module: Any) -> Stage:
 
 
 def _root_of(trainer: Any, pl_module: Any) -> nn.Module:
-    """The module whose names are those of the model, with whatever holds its parameters: torch's first FSDP keeps some outside of it."""
+    """The module whose names are those of the model, with what holds its parameters: torch's first FSDP keeps some outside of it."""
     around = trainer.strategy.model
     wraps = type(around).__name__ == "FullyShardedDataParallel" and around.module is pl_module
     root: nn.Module = around if wraps else pl_module

@@ -1,4 +1,4 @@
-"""`lflops.monitor`: a training loop of one's own, watched as a Trainer is."""
+"""`lflops.monitor`: watch any training loop as a Trainer is watched."""
 
 import contextlib
 import itertools
@@ -33,7 +33,7 @@ WRAPPERS = {"DistributedDataParallel": "module", "FullyShardedDataParallel": "mo
 """Modules that are around a user's own, and the attribute that has it."""
 
 DATA_PARALLEL = {"DistributedDataParallel", "FullyShardedDataParallel"}
-"""Those whose ranks have batches of their own."""
+"""Those whose ranks have different batches."""
 
 _RUNS = itertools.count()
 """Numbers the runs on several ranks in this process: a process group outlives them, and what they left in its store."""
@@ -51,7 +51,7 @@ def monitor(
     log: Callable[[str], None] = print,
     **settings: Any,
 ) -> "LoopMonitor":
-    """Watch a training loop of your own, as `FlopsMonitor` watches a Trainer.
+    """Watch your own training loop, as `FlopsMonitor` watches a Trainer.
 
     Args:
         model: What is trained; several by their names.
@@ -158,7 +158,7 @@ class LoopMonitor:
         return _Batch(self, batch)
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """A phase that you name: "forward", "backward", "optimizer", "clip", "transfer", or a name of your own."""
+        """A phase that you name: "forward", "backward", "optimizer", "clip", "transfer", or any other name."""
         return self._phases.named(name)
 
     def backward(self, loss: Tensor, **named: Any) -> None:
@@ -297,7 +297,7 @@ def _optimizers(optimizer: Any) -> list[Optimizer]:
     for each in optimizers:
         if not isinstance(each, Optimizer):
             raise CountError(f"optimizer={describe(each)}: give a torch.optim.Optimizer, or several in a list")
-    # Accelerate's optimizer has another one inside of it, and no hooks of its own.
+    # Accelerate's optimizer has another one inside of it, and no hooks.
     return [getattr(each, "optimizer", each) if type(each).__name__ == "AcceleratedOptimizer" else each for each in optimizers]
 
 

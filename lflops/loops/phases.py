@@ -1,4 +1,4 @@
-"""Where the phases of a loop of one's own begin and end, by torch's hooks on models, backward passes and optimizers.
+"""Where the phases of the user's own loop begin and end, by torch's hooks on models, backward passes and optimizers.
 
     with monitor.step(batch):
         loss = criterion(model(x), y)       forward, from the first call of a model
@@ -122,7 +122,7 @@ class LoopPhases:
                 each.drop()
 
     def _leave_forward(self) -> None:
-        """Forward has no end of its own: it lasts until the next phase begins."""
+        """Forward has no hook at its end: it lasts until the next phase begins."""
         if self._running and self._running[-1] == "forward":
             self._leave()
 

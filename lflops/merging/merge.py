@@ -26,7 +26,7 @@ _OF_THE_RUN = ("kind", "stage", "window", "strategy", "accumulation", *_SIZES)
 
 
 class Brief(Struct, frozen=True, kw_only=True):
-    """What one rank tells beside its rows.
+    """What one rank reports in addition to its rows.
 
     Attributes:
         table: Of its rows: ranks with the same have counted the same.
@@ -55,11 +55,11 @@ class Brief(Struct, frozen=True, kw_only=True):
 def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
     """Make one profile of a run from those that its ranks made, each with `count`, `counting` or `measure`.
 
-    A module's own figures are those of one rank, never sums over ranks: of the leading rank, the one with the most FLOPs and of equal ones
-    the first: where all ranks have the same modules, all counts are its own. A module that it does not have, as another pipeline stage, is
-    taken whole from the rank that leads among those that have it, and added to the rows above it. These then hold the work of several
-    ranks, which no clock saw together: their seconds are `None`. Modules of one name are taken to be one module. The facts of the run are
-    the leading rank's too, samples and tokens of its batch among them. Beside that:
+    A module's own figures are those of one rank, never sums over ranks. That is the leading rank: the one with the most FLOPs, and of
+    equal ones the first. Where all ranks have the same modules, all counts are its own. A module that it does not have, as another
+    pipeline stage, is taken whole from the rank that leads among those that have it, and added to the rows above it. These rows then hold
+    the work of several ranks, which no clock saw together: their seconds are `None`. Modules of one name are assumed to be one module. The
+    facts of the run are the leading rank's too, samples and tokens of its batch among them. And:
 
     * `ranks`: each rank's MACs of forward and backward, its peak, the seconds of its clean steps. One that was left by an exception has
       failed, and leads only failed ones; one that is not there is missing; both make the run partial.
@@ -68,10 +68,10 @@ def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
     * `rank_comparison`: which rank is late and what it takes longer for. Profiles have no single steps of modules, so quartiles are
       compared.
     * `steps`: of each interval between two collectives the phases of the rank that waited least at its end, with the marks of all ranks.
-      Samples and tokens are the sum over the ranks, where `data_parallel_size` says which of them have a batch of their own.
+      Samples and tokens are the sum over the ranks, where `data_parallel_size` says which of them have a separate batch.
     * `memory` is that of the rank with the largest peak; peaks of rows are the largest of any rank.
-    * `uncounted` has whatever any rank ran without a formula. A note is taken once. Two are new: which ranks are missing, and that ranks
-      differ in their work.
+    * `uncounted` has all operators that any rank ran without a formula. A note is taken once. Two are new: which ranks are missing, and
+      that ranks differ in their work.
 
     Args:
         profiles: In the order of the ranks, or by rank, as `{rank: lflops.load(f"rank{rank}.json") for rank in range(8)}`.
@@ -97,7 +97,7 @@ def _quartiles(given: Mapping[int, Profile], waits: Iterable[Place], patterns: M
 def brief_of(
     rank: int, profile: Profile, *, table: str | None = None, node: str | None = None, coordinates: Mapping[str, int] | None = None
 ) -> Brief:
-    """The small part of a rank's profile. Without a `table` it is taken to have one of its own."""
+    """The small part of a rank's profile. Without a `table` it is assumed to have a separate one."""
     root, memory = profile.modules[""], profile.memory
     left = any(note.code == "ended_early" for note in profile.notes)
     return Brief(
@@ -225,7 +225,7 @@ def _by_rank(profiles: Any) -> dict[int, Profile]:
 
 
 def _check_one_run(runs: Mapping[int, Run]) -> None:
-    """Whether all of them can be of one run. What one of them does not know contradicts nobody."""
+    """Whether all of them can be of one run. A value that one of them does not know contradicts no other."""
     told: dict[str, tuple[int, object]] = {}
     for rank, run in runs.items():
         for fact, value in _facts(run).items():

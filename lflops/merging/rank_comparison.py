@@ -28,7 +28,7 @@ WORTH_KEEPING = 0.004
 WAITS_KEPT = 32
 
 LEAST_SHARE = 0.3
-"""Of a rank's busy time: so much must be left beside its slowest place to say that the rank is slow in everything."""
+"""Of a rank's busy time: so much must be outside of its slowest place to say that the rank is slow in everything."""
 
 GENEROUS = 3.0
 """A module that is like no other is expected to take so many times as long as its share of the work."""

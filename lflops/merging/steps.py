@@ -23,7 +23,7 @@ __all__ = ["MergedSteps", "RankSteps"]
 
 ORDER = ("data", "transfer", "forward", "recompute", "backward", "clip", "optimizer", "other", "sync")
 SYNC = "sync"
-"""Ranks wait for the first one in it, and it waits for nobody."""
+"""Ranks wait for the first one in it, and it waits for none."""
 
 ALIGNED = 0.97
 """Of the shortest rank's step: intervals that add up to less do not follow each other."""
@@ -103,7 +103,7 @@ class MergedSteps:
 
 
 class _Batches:
-    """Which ranks have a batch of their own: those that are the first at their data coordinate."""
+    """Which ranks have a separate batch: those that are the first at their data coordinate."""
 
     def __init__(self) -> None:
         self._seen: Counter[int] = Counter()

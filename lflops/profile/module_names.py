@@ -29,8 +29,8 @@ def children(names: Iterable[str]) -> dict[str, list[str]]:
 def patterns(modules: Mapping[str, Hashable], below: Mapping[str, Sequence[str]] | None = None) -> dict[str, str]:
     """Each name with `*` for the numbers of what repeats, as `layers.*.mlp.0`: names at the same place have the same pattern.
 
-    A module repeats where the sibling before or after it has a number too and is the same: the 48 blocks of a stack do, and the first and
-    the third layer of a `Sequential` do not.
+    A module repeats where the sibling before or after it has a number too and is the same. The 48 blocks of a stack do; the first and the
+    third layer of a `Sequential` do not.
 
     Args:
         modules: By name, what makes two siblings the same, as the class.
@@ -57,7 +57,7 @@ def fold_repeats(
 
     Args:
         items: Anything that belongs to a module.
-        key: The module's name, then whatever else has to be equal within a group.
+        key: The module's name, then all else that has to be equal within a group.
         patterns: What the function of that name returns; a name that it has not stands for itself.
 
     Returns:

@@ -290,7 +290,7 @@ class RankStat(Struct, frozen=True, kw_only=True, gc=False):
         phase: One of `PHASES`, `data`, `transfer`, `clip`, `sync`.
         median: The median rank's; of an even number of ranks the lower median.
         high_rank: The rank with the longest time. It may wait for others in it, see `waits`.
-        waits: Whether ranks wait for each other in it, nobody knows how long. Waiting that a trace tells is left out of the times.
+        waits: Whether ranks wait for each other in it, for an unknown time. Waiting that a trace tells is left out of the times.
         by_rank: The seconds of each rank that reported them, for the 32 entries that differ most; `None` for all others, so that a
             profile does not grow with modules x ranks.
     """

@@ -21,7 +21,7 @@ def extremes(values: Sequence[int], most: int, keep: Iterable[int] = ()) -> list
     Args:
         values: In their order.
         most: The most indices to keep.
-        keep: Indices that are kept whatever their values are, besides the first and the last.
+        keep: Indices that are always kept, in addition to the first and the last.
     """
     if len(values) <= most:
         return list(range(len(values)))

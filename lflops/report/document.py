@@ -34,7 +34,7 @@ def document(title: str, body: str, *, script: str = "", style: str = "") -> str
     Args:
         title: As text; it is escaped here.
         body: As HTML.
-        script: A module that draws the page. No other one runs, whatever the data hold.
+        script: A module that draws the page. No other script runs, for any data.
         style: What the page adds to the style sheet of all pages.
     """
     scripts = ""

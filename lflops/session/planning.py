@@ -1,4 +1,4 @@
-"""A schedule for a run as it is: in whole steps, and short enough."""
+"""Fits a schedule to a run: in whole steps, and short enough."""
 
 from collections.abc import Callable, Iterator
 

@@ -157,7 +157,7 @@ class Results:
 
     @property
     def busy(self) -> bool:
-        """Whether something of that works beside the training."""
+        """Whether something of that works in the background."""
         return self._gather is not None and self._gather.busy
 
     def add(self, profile: Profile, steps: tuple[Mapping[ModulePhase, float], ...]) -> None:
@@ -187,7 +187,7 @@ class Results:
         return bool(ready)
 
     def finish(self, *, failed: bool) -> None:
-        """No more windows come: tell of those that are on their way. After a failure nobody is waited for."""
+        """No more windows come: tell of those that are on their way. After a failure no rank is waited for."""
         try:
             self._finish(failed=failed)
         finally:
@@ -219,7 +219,7 @@ class Results:
         return self._saved is not None
 
     def _save_of_rank(self, profile: Profile) -> None:
-        """What this rank alone knows of a window, which nobody else has: for `lflops.merge`."""
+        """What this rank alone knows of a window: for `lflops.merge`."""
         if self.paths is not None:
             self.save(profile, self.paths.of_rank(profile.run, self._training.rank), "the file of this rank's profile")
 
@@ -250,7 +250,7 @@ def _part_of(folder: Path, training: Training, store: Any, timeout: float) -> st
     if training.is_main:
         part = claim(folder, training.loop)
         if store is not None:
-            with contextlib.suppress(Exception):  # the others take the whole folder then, where their files have names of their own
+            with contextlib.suppress(Exception):  # the others take the whole folder then, where their files have unique names
                 store.set(_FOLDER, part)
         return part
     with contextlib.suppress(Exception):

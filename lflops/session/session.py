@@ -1,4 +1,4 @@
-"""One stage of a run: which batch is counted, which steps are kept, when a window is told of, and how all of it ends."""
+"""One stage of a run: which batch is counted, which steps are kept, when a window is reported, and how all of it ends."""
 
 import contextlib
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class Session:
         settings: What is asked for.
         training: The run that is watched.
         stage: The stage of it.
-        results: What is told of the windows that are closed.
+        results: Receives the windows that are closed.
         fail: Ends the watching after an error of ours.
         leave: Is called when there is nothing left to do.
 
@@ -210,7 +210,7 @@ class Session:
             self.leave_annotations()
 
     def detach(self, *, keep_transfers: bool = False) -> None:
-        """Take off whatever is on; but perhaps what listens to transfers."""
+        """Take off every hook; the one on transfers may stay."""
         if not keep_transfers:
             self._transfers.close()
         self._end_trace(failed=True)
@@ -331,7 +331,7 @@ class Session:
         return True
 
     def _check_background_work(self) -> None:
-        """See to what goes on beside the training: traces that are being annotated, windows of all ranks being put together."""
+        """Look after background work: traces that are being annotated, windows of all ranks being put together."""
         self._is_annotating = self._tracing is not None and self._tracing.was_busy()
         reported = self._results.report_ready()
         if self._is_annotating or reported or self._results.busy:

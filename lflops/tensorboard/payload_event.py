@@ -60,7 +60,7 @@ def unpacked(value: object) -> bytes:
 
 
 def head(value: object) -> dict[str, Any]:
-    """What a list of windows shows of a summary's value; only its beginning is inflated. Whatever is not of its type is left out.
+    """What a list of windows shows of a summary's value; only its beginning is inflated. Values of another type are left out.
 
     Raises:
         ValueError: It begins as no payload does, or is damaged there; the message says why.

@@ -38,7 +38,7 @@ def opened(payload: bytes, index: str, run: Path, logdir: Path) -> Opened:
         path = (run / file).resolve(strict=True)
         inside = path.is_relative_to(logdir.resolve())
     except (OSError, RuntimeError, ValueError):  # it is not there, or its links go round, or no path could be called so
-        raise LookupError("the trace is not there, or not yet: it is written beside the training") from None
+        raise LookupError("the trace is not there, or not yet: it is written in the background") from None
     if not inside or not _NAME.fullmatch(path.name):
         raise ValueError("the trace does not lie below the log directory")
     try:

@@ -83,7 +83,7 @@ def annotate(trace: Path, calls: Calls, into: Path, *, profile: Profile | None =
 
 
 def pack(trace: Path, into: Path) -> None:
-    """Write the trace packed as it is, whole or not at all."""
+    """Write the packed trace, whole or not at all."""
     with trace.open("rb") as source, written_whole(into) as file:
         shutil.copyfileobj(source, file, 1 << 20)
 

@@ -1,4 +1,4 @@
-"""Starts `program` in a process of its own, and sees to it that the trace is there in the end."""
+"""Starts `program` in its own process, and ensures that the trace is there in the end."""
 
 import os
 import subprocess
@@ -45,7 +45,7 @@ class AnnotationProcess:
         world_size: int = 1,
         profile: Path | None = None,
     ) -> None:
-        """Write the calls beside the trace, and start."""
+        """Write the calls next to the trace, and start."""
         self._trace, self.into = trace, into
         self.lacks = "the modules"
         self._told = trace.with_name(f"{trace.name}.calls")

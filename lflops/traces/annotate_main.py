@@ -1,4 +1,4 @@
-"""What is done with a trace once it is recorded, as a program: in a process of its own, without torch, so that training goes on.
+"""The program that annotates a recorded trace: in its own process, without torch, so that training goes on.
 
 python -m lflops.traces.annotate_main TRACE CALLS INTO [PROFILE]
 """

@@ -1,9 +1,9 @@
 """A copy of a trace for torch-tb-profiler 0.4.3, which reads traces as torch wrote them years ago.
 
-What it does not know is given the names that it knows, and modules become what it takes for modules. To any other reader that would tell
-something false, so the copy lies in a folder of its own.
+What it does not know is given the names that it knows, and modules become what it takes for modules. To any other reader that would be
+wrong, so the copy lies in a separate folder.
 
-torch's arrows from forward to backward stay as they are: with them 0.4.3 takes all of backward that is in no module out of its tables.
+torch's arrows from forward to backward stay unchanged: with them 0.4.3 takes all of backward that is in no module out of its tables.
 Instead the stretches of backward are modules too, below one that is called so.
 """
 

@@ -1,7 +1,7 @@
 """The events of a trace file in portions, so that a file of any size is read in bounded memory.
 
 A Chrome trace is one JSON object with the events in one array. The text is read in pieces. Each piece is cut after its last whole event and
-decoded as an array of its own, so no text outlives its piece.
+decoded as a separate array, so no text outlives its piece.
 """
 
 import gzip

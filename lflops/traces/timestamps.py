@@ -1,7 +1,7 @@
 """Times of traces: microseconds as decimal text in a file, integer nanoseconds here.
 
-Never a float. Kineto's times begin with the quarter: from its 51st day on, floats of them are 1/1024 µs apart, and what is computed from
-them is off by a nanosecond. A slice would end before another that it contains.
+Never a float. Kineto's times begin with the quarter: from its 51st day on, floats of them lie 1/1024 µs from each other, and what is
+computed from them is off by a nanosecond. A slice would end before another that it contains.
 """
 
 from decimal import Context, Decimal, InvalidOperation
@@ -20,7 +20,7 @@ _LARGEST = Decimal(10) ** 18
 def span(ts: Raw, dur: Raw = ZERO) -> tuple[int, int]:
     """Start and end of an event in nanoseconds.
 
-    Fractions of a nanosecond are rounded at both ends, so that what lies in another event still does.
+    Fractions of a nanosecond are rounded at both ends, so that an event inside of another one stays inside.
 
     Args:
         ts: The JSON text of the event's `ts`, and so the next.

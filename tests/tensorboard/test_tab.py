@@ -245,9 +245,9 @@ REFUSED = {
     f"folder_{NAME}": (403, b"what the summary names is no file"),
     f"pipe_{NAME}": (403, b"what the summary names is no file"),
     f"a\r\nb: c{NAME}": (403, b"what the summary names is no trace"),
-    f"missing_{NAME}": (404, b"the trace is not there, or not yet: it is written beside the training"),
-    f"round_{NAME}": (404, b"the trace is not there, or not yet: it is written beside the training"),
-    f"a\0b/{NAME}": (404, b"the trace is not there, or not yet: it is written beside the training"),
+    f"missing_{NAME}": (404, b"the trace is not there, or not yet: it is written in the background"),
+    f"round_{NAME}": (404, b"the trace is not there, or not yet: it is written in the background"),
+    f"a\0b/{NAME}": (404, b"the trace is not there, or not yet: it is written in the background"),
 }
 """What a summary may name, and what comes of it."""
 

@@ -1,9 +1,9 @@
 """Is a change of a time more than noise? What a slower machine does to all modules is taken out before a module is judged.
 
-The error of a median comes from the quartiles. If the steps' times are normal, the quartiles are 1.349 standard deviations apart. The error
-of the median of n steps is then 1.2533 / sqrt(n) standard deviations, or 0.93 x (high - low) / sqrt(n). The quartiles of few steps are
-closer together than those of many, about as (n - 1) / n. So 0.93 x (high - low) x sqrt(n) / (n - 1) is used here, and one step gives no
-error. The times of several phases are added up, and so are their errors, as if they were fully correlated.
+The error of a median comes from the quartiles. If the steps' times are normal, the quartiles are 1.349 standard deviations from each other.
+The error of the median of n steps is then 1.2533 / sqrt(n) standard deviations, or 0.93 x (high - low) / sqrt(n). The quartiles of few
+steps are closer together than those of many, about as (n - 1) / n. So 0.93 x (high - low) x sqrt(n) / (n - 1) is used here, and one step
+gives no error. The times of several phases are added up, and so are their errors, as if they were fully correlated.
 
 The common factor is the median ratio of the large modules: the largest that have 90 % of the time together. Ratios of small modules vary
 too much.
@@ -88,8 +88,8 @@ class Timing(Struct, frozen=True, kw_only=True):
         low: The lower end of the interval of `beyond`.
         high: Its upper end.
         lost: Seconds lost beyond the whole run; a gain is negative. Of other work it is known only where it is more than noise.
-        verdict: `same` where the change is within the noise, too small to matter, or, of an inclusive time, explained by modules below;
-            `None` also where the noise is so large that nothing can be said: then there is no interval.
+        verdict: `same` where the change is within the noise, too small to matter, or, of an inclusive time, explained by modules below.
+            `None` also where the noise is too large to judge. Then there is no interval.
     """
 
     before: float | None

@@ -1,7 +1,7 @@
 """What each rank needs when parameters, gradients and optimizer state are divided over data-parallel ranks, by arithmetic.
 
 The step of one rank is replayed: at each operator the bytes that a strategy divides are divided, and what it gathers is added. A model that
-is wrapped for real and run on fake tensors is more exact: this is for a model as it is, and for DeepSpeed's ZeRO, which needs its engine.
+is wrapped for real and run on fake tensors is more exact: this is for an unwrapped model, and for DeepSpeed's ZeRO, which needs its engine.
 """
 
 from collections.abc import Iterator

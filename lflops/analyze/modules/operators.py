@@ -93,7 +93,7 @@ def operator_rows(profile: Profile) -> tuple[OperatorRow, ...]:
 
 
 def _calls_in_two_phases(cells: Iterable[Cell]) -> dict[tuple[str, str], int]:
-    """By operator and module, the calls whose recomputed part is a cell of its own: that part moves no bytes beyond those of the call."""
+    """By operator and module, the calls whose recomputed part is a separate cell: that part moves no bytes beyond those of the call."""
     backward = {(cell.operator, cell.module, cell.dtype): cell.calls for cell in cells if cell.phase == "backward" and cell.bytes_moved}
     calls: defaultdict[tuple[str, str], int] = defaultdict(int)
     for cell in cells:

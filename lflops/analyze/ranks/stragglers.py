@@ -105,7 +105,7 @@ def _is_steady(excess: RankExcess, ranks: int) -> bool:
 
 
 def _bursts(seconds: Sequence[float], *, least: float) -> Sequence[float]:
-    """The excesses that are far above the others and alike, in falling order; none where there are no such."""
+    """The excesses that are far above the others and near each other, in falling order; none where there are no such."""
     ordered = sorted(seconds, reverse=True)
     fewest = max(FEWEST_BURSTS, math.ceil(LEAST_BURSTS * len(seconds)))
     for number in range(math.floor(MOST_BURSTS * len(seconds)), fewest - 1, -1):

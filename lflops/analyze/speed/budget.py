@@ -31,7 +31,7 @@ __all__ = ["IN_MODULES", "Budget", "budget"]
 IN_MODULES = ("useful", "recompute", "memory_bound", "below_roof")
 """The parts of a module's own time, in this order."""
 
-# The phases whose work is done in each pass: a fused backward's second product has no time of its own. `_BOTH` is used where forward and
+# The phases whose work is done in each pass: a fused backward's second product has no separate time. `_BOTH` is used where forward and
 # backward cannot be separated.
 _BOTH = ""
 _PASSES: Mapping[str, tuple[Phase, ...]] = {"forward": ("forward",), "backward": ("backward", "recompute"), _BOTH: ()}
@@ -47,7 +47,7 @@ class Budget(Struct, frozen=True, kw_only=True):
         seconds: Of the step.
         parts: By name, adding up to 1: those of `IN_MODULES`, each phase outside modules, and the activities of a traced device. `forward`
             and `backward` are the time of these phases that is in no module of the profile.
-        modules: The parts of `IN_MODULES` by module, of its own time; `parts` has their sums.
+        modules: The parts of `IN_MODULES` by module, of its self time; `parts` has their sums.
         idle: The part `idle` by the phase of the host; empty without a trace that has it.
         inside_rest: Parts that are unknown, and so are within `below_roof`: `idle`, `memory_bound`.
     """

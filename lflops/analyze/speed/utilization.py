@@ -24,7 +24,7 @@ class Utilization(Struct, frozen=True, kw_only=True):
 
     Attributes:
         mfu: 2 x MACs of forward and backward, over the step and the peak of the run's dtype: a share of 1.
-        hfu: The same of the MACs that were executed, recompute among them, each at the peak of its own dtype.
+        hfu: The same of the MACs that were executed, recompute among them, each at its own dtype's peak.
         flops_per_second: 2 x MACs of forward and backward, over the step.
         peak_flops_per_second: Of the run's dtype.
         dtype: The peak's name, one of `hardware.DTYPES`.

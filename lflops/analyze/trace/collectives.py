@@ -1,8 +1,8 @@
 """Collectives by kind and group: calls, bytes, time, and the bandwidth that they reached.
 
-Algorithmic bandwidth is the message over the time. Bus bandwidth is that times what the kind has to move for each byte of the message, so
-that it can be held against a link, as in NVIDIA's nccl-tests: all-reduce 2 (n - 1) / n, all-gather, reduce-scatter and all-to-all
-(n - 1) / n, all others 1, with n ranks.
+Algorithmic bandwidth is the message over the time. Bus bandwidth is that times a factor, so that it can be compared with a link's, as in
+NVIDIA's nccl-tests. With n ranks the factor of an all-reduce is 2 (n - 1) / n. That of an all-gather, a reduce-scatter and an all-to-all is
+(n - 1) / n, all others have 1.
 """
 
 from collections.abc import Iterable, Sequence

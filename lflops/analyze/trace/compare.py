@@ -34,7 +34,7 @@ class TraceDiff(Struct, frozen=True, kw_only=True):
         per_step: Whether times are of a step.
         window: Of a step, or of the whole window.
         step: Median and quartiles before and after, in seconds; `None` without steps.
-        is_beyond_noise: Whether the quartiles of the steps are apart; `None` with fewer than two steps.
+        is_beyond_noise: Whether the quartile ranges of the steps do not overlap; `None` with fewer than two steps.
         hardware: The devices' names before and after.
     """
 

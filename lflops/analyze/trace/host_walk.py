@@ -178,7 +178,7 @@ def _by_thread(trace: RecordedTrace, wanted: Mapping[int, int]) -> dict[int, lis
 
 
 def _slice_threads(trace: RecordedTrace) -> dict[int, int]:
-    """The threads that the slices of lflops, which have tracks of their own, were recorded on: where something begins when they do."""
+    """The threads that the slices of lflops, which have their own tracks, were recorded on: where something begins when they do."""
     begun: defaultdict[int, Counter[int]] = defaultdict(Counter)
     nodes = {call.start: call.thread for call in trace.operators if call.name.startswith(NODE)}
     steps = Counter(span.thread for span in trace.spans if span.kind == "step")

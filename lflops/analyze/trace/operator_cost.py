@@ -121,7 +121,7 @@ def _by_formula(name: str, function: Formula, given: Sequence[Argument], *, has_
             named["out"] = _known(out)
         elif each.name in places and places[each.name] < len(given):
             if each.name == "beta" and not has_values:
-                continue  # it decides whether a bias is added, and 1 is what everybody means
+                continue  # it decides whether a bias is added, and 1 is the usual value
             named[each.name] = _value(given[places[each.name]], has_values=has_values)
         elif each.default is each.empty:
             raise _Unknown

@@ -63,7 +63,7 @@ class ShapeTimes(Struct, frozen=True, kw_only=True):
 
 
 class Uncounted(Struct, frozen=True, kw_only=True):
-    """An operator that multiplies and whose inputs do not tell how much, or were not recorded; nanoseconds of its own."""
+    """An operator that multiplies and whose inputs do not tell how much, or were not recorded; nanoseconds of self time."""
 
     name: str
     calls: int
@@ -71,7 +71,7 @@ class Uncounted(Struct, frozen=True, kw_only=True):
 
 
 def operators(walk: HostWalk) -> tuple[OperatorTimes, ...]:
-    """By name, the most of their own time first: the device's, or the host's where no device worked."""
+    """By name, the most self time first: the device's, or the host's where no device worked."""
     named: dict[str, list[OperatorSums]] = {}
     for sums in walk.operators.values():
         named.setdefault(sums.name, []).append(sums)

@@ -157,7 +157,7 @@ class StepTimes(Struct, frozen=True, kw_only=True):
 
 
 def steps(trace: RecordedTrace, walk: HostWalk) -> tuple[StepTimes, ...]:
-    """The steps in their order, and what all devices did in them, whatever launched it.
+    """The steps in their order, and what all devices did in them.
 
     The last step ends with its span, or with the last work launched in it. It is left out where nothing was launched in it and no operator
     ran: a profiler that is stopped opens a step and closes it at once.

@@ -14,7 +14,7 @@ BUCKET: Any = getattr(distributed, "GradBucket", None)
 """What such a hook is given; there is none where torch was built without distributed training."""
 
 ENGINE = "_engine_run_backward"
-"""The function from which autograd's engine is called. Where it runs nodes on a thread of its own there is none."""
+"""The function from which autograd's engine is called. Where it runs nodes on its own thread there is none."""
 
 
 def in_communication_hook() -> bool:

@@ -59,7 +59,7 @@ class OptimizerListener(Protocol):
         """A step begins."""
 
     def leave_step(self, optimizer: Optimizer, /) -> None:
-        """It ends, and with it a closure of its own that an exception left."""
+        """It ends, and with it its own closure that an exception left."""
 
     def enter_closure(self, key: int, /) -> None:
         """The closure that was given to a step begins: the forward and backward in it are no work of the optimizer."""
@@ -110,7 +110,7 @@ def after_each_call(module: nn.Module, action: Callable[[], None]) -> Iterator[N
 
 @contextlib.contextmanager
 def around_each_call(module: nn.Module, before: Callable[[], None], after: Callable[[Any], None]) -> Iterator[None]:
-    """Run an action before each call of this one module, and one behind it with the output. A hook of its own is all that it gets.
+    """Run an action before each call of this one module, and one behind it with the output. It gets one separate hook, and nothing else.
 
     A module that was compiled in place gets none: hooks are compiled with it, so it would be compiled anew.
     """

@@ -11,8 +11,8 @@ what the modules take or return.
 
 On CUDA backward runs on a thread of the device's, which numbers from 0 itself. What activation checkpointing builds there again is run by a
 pass within the pass, on that thread (`recomputed_in`), and gone with it. What a backward that is itself differentiated builds there lasts,
-and so does what a second thread builds in forward: then nodes are claimed, and where that does not tell, the root has the work and a note
-says so (`ambiguous`).
+and so does what a second thread builds in forward. Then nodes are claimed. Where that is not enough, the root has the work, with a note
+(`ambiguous`).
 """
 
 import contextlib
@@ -79,7 +79,7 @@ class ModuleTracker:
         """Hook out, and take the claims off nodes that live on."""
         self._hooks.close()
         self._claims.release()
-        self._follow = None  # else it and whoever follows would keep each other, and the model, alive
+        self._follow = None  # else it and its followers would keep each other, and the model, alive
 
     def outside(self, phase: Phase) -> None:
         """Say what an operator outside of every module is from now on; a module's forward and any backward change that."""

@@ -62,7 +62,7 @@ def calibrate(
     Args:
         device: The CPU or a CUDA device; `None` is CUDA where there is one.
         dtypes: Which products to measure, some of `lflops.hardware.DTYPES`; `None` is all that run on the device.
-        fresh: Measure again, whatever is known.
+        fresh: Measure again, even if figures are stored.
         clock: What times a block; `None` is the device's own.
 
     Returns:
@@ -179,7 +179,7 @@ def _copy(machine: Machine, clock: Clock, memory: float) -> _Task | None:
     half = working_set // 8 * 4  # of whole float32
     try:
         return _probed(clock, 2 * half, machine.copy(half))[0]
-    except RuntimeError:  # less memory than the system said
+    except RuntimeError:  # less memory than the system reported
         return None
 
 
@@ -223,7 +223,7 @@ def _checked(dtypes: Iterable[str] | None, machine: TorchMachine) -> tuple[str, 
 
 @contextlib.contextmanager
 def _one_process_at_a_time() -> Iterator[None]:
-    """Wait until no other process of this user measures on this machine. Where no file can be locked, nobody waits."""
+    """Wait until no other process of this user measures on this machine. Where no file can be locked, no process waits."""
     with contextlib.ExitStack() as undo:
         if sys.platform != "win32":
             with contextlib.suppress(OSError):

@@ -80,7 +80,7 @@ class TorchMachine:
             yield
 
     def precision(self, dtype: str) -> contextlib.AbstractContextManager[None]:
-        """Products of float32 in full precision or in TF32, whatever the user has chosen for theirs."""
+        """Products of float32 in full precision or in TF32, independent of the user's setting."""
         return _float32_products(self.kind, tf32=dtype == "tf32") if dtype in {"fp32", "tf32"} else contextlib.nullcontext()
 
     def product(self, dtype: str, size: int) -> Callable[[], object]:

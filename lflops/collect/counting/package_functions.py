@@ -23,7 +23,7 @@ __all__ = ["Watcher", "watched"]
 
 
 class Watcher(Protocol):
-    """A dispatch mode that wants to be told of functions that ran while it was on the thread's stack."""
+    """A dispatch mode that receives the functions that ran while it was on the thread's stack."""
 
     def see_function(self, operator: Operator, args: Any, kwargs: Any, out: Any, *, again_in_backward: bool) -> None:
         """A function has run."""

@@ -151,7 +151,7 @@ CORRECTIONS = (
         _if_in_mask(_in_format_of(1)),
         "the same, by the forward's input; and the input has no gradient where none is asked for",
     ),
-    Correction("native_layer_norm_backward", (0, 1, 2), _contiguous, "the gradients are contiguous, whatever the result's gradient is"),
+    Correction("native_layer_norm_backward", (0, 1, 2), _contiguous, "the gradients are contiguous, even if the result's gradient is not"),
     Correction("_log_softmax_backward_data normal.Tensor_Tensor pow.Scalar", (0,), _contiguous, "the result is contiguous"),
     Correction("log_sigmoid_forward", (0, 1), _contiguous, "both results are contiguous"),
     Correction(

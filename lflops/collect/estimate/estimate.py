@@ -243,7 +243,7 @@ class Estimator:
             loss = stepper.scaled(loss)
         call = ModelCall(asker=self.asker, model=model, args=args, kwargs=kwargs, backward=self.backward, loss=loss, _given=given)
         if any(local_part(each) is not each for each in model.parameters()):
-            self._step(call, stepper, chip, Meter(progress=False))  # torch infers the placements of results once, with tensors of its own
+            self._step(call, stepper, chip, Meter(progress=False))  # torch infers the placements of results once, with its own tensors
             model.zero_grad()
         log = AllocationLog() if self.allocator is not None or _is_listed(chip) else None
         with Meter(self.progress) as meter:

@@ -104,7 +104,7 @@ class FromConfig:
                 config = AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=self.remote_code)
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            hint = "; it has code of its own: allow it with --trust-remote-code" if "remote_code" in str(error) else ""
+            hint = "; it brings its own code: allow that with --trust-remote-code" if "remote_code" in str(error) else ""
             raise CountError(f"{self.target}: transformers has no configuration of it here: {reason}{hint}") from error
         config.use_cache = False
         return config

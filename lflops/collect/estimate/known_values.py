@@ -138,7 +138,7 @@ def _grouped_product(x: Tensor, weights: Tensor, *args: Any, **kwargs: Any) -> T
 def _changes_shape_alone(function: Any, args: Any, given: list[Tensor]) -> bool:
     """Whether the operator changes the shape of real tensors in place, which fake mode refuses.
 
-    The values stay as they are, known or not. `resize_` to more than `LARGEST` elements is not run.
+    The values stay unchanged, known or not. `resize_` to more than `LARGEST` elements is not run.
     """
     if (
         not isinstance(function, OpOverload)

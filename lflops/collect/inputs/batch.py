@@ -50,7 +50,7 @@ def _is_whole(number: Any) -> bool:
 def tensor_of_shape(asker: str, model: nn.Module, shape: Any) -> Tensor:
     """A tensor of random numbers from 0 to 1, on the model's device and in the dtype of its first floating parameter.
 
-    It has a generator of its own, so the caller's random numbers are not changed.
+    It has its own generator, so the caller's random numbers are not changed.
 
     Raises:
         CountError: `shape` is no shape.

@@ -78,12 +78,12 @@ class _Rows:
         self._works: dict[ModulePhase, Work] = {}
 
     def open(self, running: ModulePhase, inside: Mapping[ModulePhase, float], again: float, *, whole: float) -> None:
-        """Give rows below a compiled one their parts of its own time.
+        """Divide a compiled row's self time over the rows below it.
 
         Args:
             running: The compiled row, in one phase.
             inside: Traced nanoseconds of the rows below it.
-            again: Traced nanoseconds of its own that are recomputed in backward.
+            again: Traced nanoseconds of self time that are recomputed in backward.
             whole: Its traced nanoseconds, of which those are parts.
         """
         own = self._work(running).own_seconds if running.row in self._modules else None

@@ -42,7 +42,7 @@ def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str])
 
 
 def _timed(rows: Sequence[Communication], seconds: Mapping[tuple[ModulePhase, str], tuple[float, float]]) -> tuple[Communication, ...]:
-    """The collectives with the time of their kernels. Two of one kind in one place share kernels that nothing tells apart: unknown."""
+    """The collectives with the time of their kernels. Two of one kind in one place share kernels that cannot be distinguished: unknown."""
     places = [{(ModulePhase(row.module, row.phase), kind) for kind in _kernels_of(row.collective)} for row in rows]
     number = Counter(place for each in places for place in each)
     timed = []

@@ -138,7 +138,7 @@ class _Sums:
             self._unassigned[name] += took
 
     def add(self, region: Region, graph: GraphKernels, rows: Sequence[str | None]) -> None:
-        """Add a region: what is between kernels belongs to the next one, what comes after the last to nobody."""
+        """Add a region: what is between kernels belongs to the next one, what comes after the last to none."""
         self._regions += 1
         self._all["host"] += region.end - region.start
         calls, at = _matched([_OF_GRAPH.sub("", event.name) for event in region.events], graph.calls), region.start

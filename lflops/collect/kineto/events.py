@@ -35,7 +35,7 @@ REGION = "## Call CompiledFxGraph "
 """Begins the names of the runs of compiled graphs; the graph's key follows."""
 
 MOST = 20
-"""Operators of the table, of those with the most time of their own on the device, and on the host."""
+"""Operators of the table: those with the most self time on the device, and on the host."""
 
 NO_OPERATORS = frozenset(
     {
@@ -371,7 +371,7 @@ def _close(event: _Open) -> None:
 
 
 def _table(times: Iterable[_Times]) -> tuple[TracedOperator, ...]:
-    """Those with the most time of their own, on the device and on the host."""
+    """Those with the most self time, on the device and on the host."""
     operators = [each for each in times if each.calls]
     on_device = sorted((each for each in operators if each.own_device), key=lambda each: -each.own_device)[:MOST]
     on_host = sorted(operators, key=lambda each: -each.own_host)[:MOST]

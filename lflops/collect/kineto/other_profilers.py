@@ -19,7 +19,7 @@ def other_profiler_runs(own: torch.profiler.profile | None = None) -> bool:
     within = None if own is None else own.profiler
     for each in gc.get_objects():
         # Nothing is called for each object: a profiler that records Python's stack would record a million calls.
-        # And `isinstance` would ask what stands for another object for that one's class.
+        # And `isinstance` would ask a proxy for the class of its object.
         kind = type(each)
         if kind in entered:
             running = each is not within and each.enabled and each.entered and each.kineto_results is None
@@ -41,7 +41,7 @@ def recorded_events(profiler: torch.profiler.profile) -> Sequence[Any]:
 def _is_over(begun: torch.profiler.profile) -> bool:
     """Whether it was stopped while it recorded, which it does not say itself in torch 2.8 and 2.11: its last cycle has results.
 
-    One that was stopped while it waited cannot be told there from one that still waits.
+    One that was stopped while it waited looks the same there as one that still waits.
     """
     in_a_cycle = begun.current_action.name in ("WARMUP", "RECORD", "RECORD_AND_SAVE") and not begun.acc_events
     return in_a_cycle and begun.profiler is not None and begun.profiler.kineto_results is not None

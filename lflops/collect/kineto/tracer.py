@@ -1,8 +1,8 @@
 """Drives torch.profiler over a few steps in a row, and reads what it recorded.
 
 Kineto has one session in a process. One that is got ready while another records cuts that one off, and one that is started after another
-has ended, without being got ready again, crashes. So `Tracer` starts nothing while somebody else's profiler runs; it gets ready and starts
-in one go, so that nobody comes between; and where another has begun meanwhile, it leaves Kineto to that one.
+has ended, without being got ready again, crashes. So `Tracer` starts nothing while another profiler runs. It gets ready and starts in
+one go, so that no other profiler comes between. Where another has begun meanwhile, it leaves Kineto to that one.
 """
 
 import contextlib

@@ -143,7 +143,7 @@ def parameter_sizes(tree: ModuleTree) -> Iterator[ParameterSize]:
     for parameter, row in tree.parameters():
         if id(parameter) not in flattened and not isinstance(parameter, UninitializedParameter):
             yield ParameterSize(row, parameter, *_sizes(parameter))
-    with without_modes():  # or whoever counts meanwhile would count this
+    with without_modes():  # or a count that runs meanwhile would include this
         for row, module in tree.modules.items():
             for packed in packed_parameters(module) if row == tree.first_row(module) else ():
                 yield ParameterSize(row, packed, packed.numel(), packed.numel())

@@ -44,7 +44,7 @@ class _Blocks(NamedTuple):
 
 @cost_of_call("flex_attention")
 def flex_attention(args: Any, kwargs: Any, out: Any) -> Cost:
-    """Forward, whatever the score modification does."""
+    """Forward. The score modification costs nothing."""
     query, key, value = (tuple(each.shape) for each in args[:3])
     return attention_of_scores(_scores(query, key, _blocks(args, kwargs, 4)), query[-1], value[-1])
 

@@ -62,7 +62,7 @@ def register_formula(operator: Any, formula: Formula) -> None:
     name = str(operator).replace(".", "::", 1) if packet else qualified_name(overloads[0])
     if name.startswith("aten::") and name.split(".")[0] not in FORMULAS and _is_taken_apart(overloads):
         raise CountError(
-            f"register_formula: {operator} is taken apart before it is counted: what it is made of is counted, and takes formulas"
+            f"register_formula: {operator} is decomposed before it is counted: register formulas for the operators in its decomposition"
         )
     if packet:
         for each in [users for users in _USERS if users.split(".")[0] == name]:
@@ -71,7 +71,7 @@ def register_formula(operator: Any, formula: Formula) -> None:
 
 
 def _is_taken_apart(overloads: list[Any]) -> bool:
-    """Whether all of them arrive as other operators. Whoever names the operator does not mean the one that writes into an `out`."""
+    """Whether all of them arrive as other operators. The operator's name alone does not mean the overload that writes into an `out`."""
     meant = [each for each in overloads if not written_arguments(each)] if len(overloads) > 1 else overloads
     return all(map(decomposes, meant or overloads)) and bool(overloads)
 
@@ -103,7 +103,7 @@ def shapes(value: Any) -> Any:
 
 
 def values_or_shape(value: Any) -> Any:
-    """The numbers in a tensor of integers; its shape where nobody knows them."""
+    """The numbers in a tensor of integers; its shape where they are unknown."""
     known = values_of(value) if isinstance(value, Tensor) else None
     return shapes(value) if known is None else known
 

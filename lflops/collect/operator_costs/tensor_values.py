@@ -18,7 +18,7 @@ KNOWS_VALUES = "knows_values_of"
 
 
 def values_of(tensor: Tensor) -> Values | None:
-    """The numbers; `None` where nobody knows them: on the meta device, and for tensors that are shapes alone."""
+    """The numbers; `None` where they are unknown: on the meta device, and for tensors that are shapes alone."""
     local: Any = local_part(tensor)
     if local.is_meta or isinstance(local, FakeTensor) or local.shape != tensor.shape:
         return None

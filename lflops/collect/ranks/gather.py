@@ -1,6 +1,6 @@
 """The ranks of a run become one profile, out of the training's way: each hands its report in when it has one, rank 0 collects.
 
-Reports go through the store that the process group was made by, on a connection and on threads of our own. No collective is run, so nobody
+Reports go through the store that the process group was made by, on a connection and on threads of our own. No collective is run, so no rank
 has to arrive at the same time, or at all. Where rank 0 waits, it is on its own thread; only at the end of the training somebody waits for
 that, no longer than the timeout, and after an exception hardly at all.
 """
@@ -26,8 +26,9 @@ from lflops.profile.records import ModulePhase
 __all__ = ["Gather"]
 
 PATIENCE, PUT_TOGETHER, GOODBYE = 0.7, 0.85, 0.9
-"""How the timeout is used at the end, each up to a part of it: reports are waited for, put together, and the others told that this rank
-leaves. What is left is for threads to come to their end in, when the process ends."""
+"""Shares of the timeout at the end: when waiting for reports, merging them, and notifying the others that this rank leaves must be done.
+
+The rest is left for threads to end in."""
 
 WHILE_TRAINING = 20.0
 """Times the timeout that a window's reports may take to come while the training goes on: ranks do not close it at the same step."""
@@ -46,7 +47,7 @@ class Gather:
     """Hands a rank's reports in, and on rank 0 makes profiles of those of all ranks. One for each monitor and each fit.
 
     Args:
-        store: What all ranks reach, with keys that nobody else uses.
+        store: What all ranks reach, with keys that no other program uses.
         rank: This one.
         topology: How many ranks there are, and where they stand.
         timeout: Seconds that the end of the training waits for anybody, at most; nothing else ever waits.
@@ -99,12 +100,12 @@ class Gather:
 
     @property
     def pending(self) -> bool:
-        """Whether a report of this rank is under way, or a profile not told of yet."""
+        """Whether a report of this rank is under way, or a profile not passed on yet."""
         return bool(self._jobs)
 
     @property
     def busy(self) -> bool:
-        """Whether anything works beside the training, rather than waits: a step in which it does is no measure of the others."""
+        """Whether anything works in the background rather than waits. Such a step is not comparable with the others."""
         return any(job.is_working for job in self._jobs)
 
     def ready(self) -> list[Profile]:
@@ -122,7 +123,7 @@ class Gather:
         """End: no more windows come. Waits for what is under way, and gives what `ready` has not given yet.
 
         Args:
-            failed: Whether an exception is on its way, or the monitor itself has failed: then nobody is waited for.
+            failed: Whether an exception is on its way, or the monitor itself has failed: then no rank is waited for.
         """
         now, seconds = self._clock(), min(EXIT_SECONDS, self._timeout) if failed else self._timeout
         self._deadline = now + PATIENCE * seconds
@@ -178,13 +179,13 @@ class Gather:
             job.wait(until - self._clock())
 
     def _leave(self, *, failed: bool) -> None:
-        """Let nobody wait for this rank any more, nor send it anything."""
+        """Notify the others that this rank leaves: they stop waiting and sending."""
         self._store.put(f"left/{self._rank}", b"failed" if failed else b"ended")
         self._store.add("left")
 
 
 class _Job:
-    """Something that runs on a thread of its own, and that does not keep the process from ending.
+    """Something that runs on its own daemon thread.
 
     Args:
         action: What it is for; an error is kept to itself.

@@ -1,6 +1,6 @@
 """What one rank tells the others, and how it is packed.
 
-What a thousand ranks have in common, the names of modules and all that was counted, is a blob of its own, named by its content: one of them
+What a thousand ranks have in common, the names of modules and all that was counted, is a separate blob, named by its content: one of them
 hands it in for all. What is left of each rank is its steps, and the times of its modules as a table of float32.
 """
 
@@ -206,7 +206,7 @@ def _in_order(profile: Profile, places: set[Place]) -> Iterator[Place]:
 
 
 def _is_timed_in(phase: str) -> TypeGuard[Phase]:
-    """Whether modules have times of their own in it."""
+    """Whether modules are timed in it."""
     return phase in PHASES and phase not in OUTSIDE
 
 

@@ -102,7 +102,7 @@ class RankStore:
         self._closed = False
 
     def close(self) -> None:
-        """Be of no use any more: whoever asks for something, on whatever thread, gets a `ConnectionError`."""
+        """Close: every later call, on any thread, gets a `ConnectionError`."""
         self._closed = True
 
     @property

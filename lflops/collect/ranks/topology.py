@@ -62,15 +62,15 @@ def topology_of(
     sampler: Mapping[str, int] | None = None,
     node: str | None = None,
 ) -> Topology:
-    """Ask in turn whoever may know; a later one is heard on what the earlier ones leave open.
+    """Ask each source in turn; a later one fills what the earlier ones leave unknown.
 
     Args:
         world_size: How many ranks there are.
         rank: This one.
-        function: A rank to its coordinates, as `{"data": 0, "tensor": 1}`. Where it is given nobody else is asked.
+        function: A rank to its coordinates, as `{"data": 0, "tensor": 1}`. Where it is given, no other source is asked.
         mesh: The device mesh of the strategy, its dimensions named as `("data_parallel", "tensor_parallel")`.
         model: Its parameters may be spread over meshes.
-        sampler: `num_replicas` and `rank` of the sampler: over how many ranks batches are dealt out.
+        sampler: `num_replicas` and `rank` of the sampler: over how many ranks batches are distributed.
         node: Where this rank runs.
 
     Raises:

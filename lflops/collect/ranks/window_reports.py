@@ -58,7 +58,7 @@ class RankWindow:
         store.add(self._key("told"))
 
     def wait_for_all(self, pause: Callable[[float], object], is_over: Callable[[], bool]) -> None:
-        """Until all have told or left, or it is over."""
+        """Wait until every rank has reported or left, or until the timeout."""
         seconds, others = FIRST_PAUSE, self._topology.world_size - 1
         while not is_over():
             told, left = self._store.number(self._key("told")), self._store.number("left")

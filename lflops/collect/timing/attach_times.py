@@ -93,7 +93,7 @@ def _timed(name: str, module: ModuleProfile, times: ScaledTimes) -> ModuleProfil
 
 
 def _part(step: Step, part: str) -> float | None:
-    """Generating has parts of its own, which are forward together."""
+    """Generation has two parts, prefill and decode, which together are forward."""
     if part == "forward" and part not in step.phases:
         generating = [step.phases[name] for name in ("prefill", "decode") if name in step.phases]
         return sum(generating) if generating else None

@@ -82,7 +82,7 @@ def record_graphs() -> Callable[[], None]:
         What ends that, and restores inductor's settings.
 
     Raises:
-        CountError: The user has a pass of their own in our place, or torch does not have the settings.
+        CountError: The user has set their own pass in our place, or torch does not have the settings.
     """
     with known_torch():
         if getattr(config, _PASS) is not None:

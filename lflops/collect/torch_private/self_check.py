@@ -151,8 +151,8 @@ def _numbering() -> dict[str, bool]:
     return {
         "autograd nodes are not numbered in the order they are built": before <= between - 1 and between <= after - 1,
         "a node's number does not survive to backward": products.numbers == [after - 1] * 2 + [between - 1] * 2,
-        "backward passes are not told apart": outside == autograd.NO_BACKWARD,
-        "the end of a backward pass is not told": ended == [4],
+        "backward passes cannot be distinguished": outside == autograd.NO_BACKWARD,
+        "the end of a backward pass is not reported": ended == [4],
         "operators have other names": "aten::mm" in products.names,
         "nodes have no names": "MmBackward" in autograd.node_name((x * 1).mm(w).grad_fn),
         "a graph's leaves are not found": {id(each) for each in autograd.leaves([(x * 1).mm(w)])} == {id(x), id(w)},

@@ -1,6 +1,6 @@
 """Attention as its kernels take it: [batch, length, heads, width], or packed sequences of several lengths, [tokens, heads, width].
 
-Each packed sequence is a square of its own. Where they begin is in a tensor (`cu_seqlens`), of which the formulas ask for the numbers.
+Each packed sequence is a separate square. Where they begin is in a tensor (`cu_seqlens`), of which the formulas ask for the numbers.
 """
 
 from lflops.formulas.attention.fused import Mask, attention, attention_backward, attention_backward_of_scores, attention_of_scores

@@ -1,7 +1,7 @@
 """How many scores attention has: the square of each sequence, and the part of it that a window leaves.
 
-Packed sequences are many squares, not one. Their lengths are numbers in a tensor, so where only its shape is known the lengths are not:
-then they are taken to be as unequal as the totals allow, which gives the largest sum of squares.
+Packed sequences are many squares, not one. Their lengths are numbers in a tensor, so where only its shape is known the lengths are not.
+Then they are taken to be as unequal as the totals allow, which gives the largest sum of squares.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from lflops.formulas.table import Shape, Values
 __all__ = ["ALL", "Packing", "Scores", "Sequences", "Window", "dense", "keys_seen", "scores_of", "sequences"]
 
 Known = Values | Shape | None
-"""Of an argument that is a tensor of integers: its numbers; its shape where nobody knows them; `None` where it is not given."""
+"""Of an argument that is a tensor of integers: its numbers; its shape where they are unknown; `None` where it is not given."""
 
 
 class Window(NamedTuple):

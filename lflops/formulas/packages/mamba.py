@@ -1,8 +1,8 @@
 """mamba-ssm and causal-conv1d: the selective scan, the chunked scan of the second version, and short convolutions over time.
 
-A selective scan is a recurrence, in which each state needs the one before: FLOPs and no MACs. Of a state and step these are 8: the step
-times A, its exponential, the step times B times the input, the state times that and a sum, and the state times C and a sum. The chunked
-scan is products of matrices, and MACs: within a chunk each pair of steps, between chunks through the states.
+A selective scan is a recurrence, in which each state needs the one before: FLOPs and no MACs. A state and step
+cost 8: the step times A, its exponential, the step times B times the input (2), the state times that and a sum (2), and the products with
+C (2). The chunked scan is products of matrices, and MACs: within a chunk each pair of steps, between chunks through the states.
 """
 
 from math import prod

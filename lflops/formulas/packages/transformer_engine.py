@@ -120,7 +120,7 @@ def _attention(given: Sequence[Any]) -> tuple[Shape, Shape, Shape, Packing, Wind
 
 
 def _packed(shape: Shape) -> Shape:
-    """[tokens, heads, width], whatever comes before the heads."""
+    """[tokens, heads, width]: all dimensions before the heads as one."""
     return (prod(shape[:-2]), *shape[-2:])
 
 

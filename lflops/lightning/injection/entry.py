@@ -1,6 +1,6 @@
 """A monitor for a script that says nothing of one: Lightning asks here, whenever a Trainer is made.
 
-Whoever has lflops installed passes through this file in every training, so it imports nothing that was not asked for.
+Where lflops is installed, every training runs this file, so it imports nothing that was not asked for.
 """
 
 import os

@@ -23,8 +23,8 @@ _ADVICE: Mapping[str, tuple[str, str]] = {
     "clip": ("is gradient clipping", "clip with foreach=True, or less often"),
     "optimizer": ("is the optimizer", "fused=True or foreach=True, or larger batches"),
     "other": ("is in no phase: logging, callbacks, metrics, zeroed gradients", "log less often, keep .item() out of the step"),
-    "communication": ("is communication that nothing is computed beside", "larger buckets, accumulated gradients, a faster link"),
-    "copy": ("is copies that nothing runs beside", "pin_memory=True and non_blocking=True"),
+    "communication": ("is communication without computation at the same time", "larger buckets, accumulated gradients, a faster link"),
+    "copy": ("is copies with nothing else running", "pin_memory=True and non_blocking=True"),
     "idle": ("finds the device idle", "fewer and larger kernels, torch.compile, no .item() in the step, more DataLoader workers"),
     "forward": ("is forward of what is left out", "ask for it to be counted"),
     "backward": ("is backward of what is left out", "ask for it to be counted"),
@@ -56,9 +56,9 @@ def _sentence(profile: Profile, budget: Budget, name: str, share: float) -> str:
         most = max(budget.idle, key=lambda phase: budget.idle[phase])
         where = f", mostly with the host in {'no module' if most == 'other' else plain(most)}"
     unseen = [each.replace("_", "-") for each in budget.inside_rest] if name == "below_roof" else []
-    within = f", and in it what is {' or '.join(unseen)}, which nothing here tells apart" if unseen else ""
+    within = f", and in it what is {' or '.join(unseen)}, which is not measured separately" if unseen else ""
     if name in IN_MODULES and are_times_far_off(profile.notes):
-        return f"{units.percent(share)} {what}, as far as it can be told: the modules' times are far off here"
+        return f"{units.percent(share)} {what}, a rough share: the modules' times are far off here"
     return f"{units.percent(share)} {what}{where}{within}: {helps}"
 
 
@@ -72,7 +72,7 @@ def what_it_is(profile: Profile, budget: Budget, name: str) -> str:
 
 def advice(name: str) -> str:
     """What usually shortens a part."""
-    return _ADVICE[name][1] if name in _ADVICE else "look into it with a scope of your own"
+    return _ADVICE[name][1] if name in _ADVICE else "divide it with lflops.scope"
 
 
 def _kinds(profile: Profile, budget: Budget, part: str) -> dict[str, list[str]]:

@@ -28,7 +28,7 @@ def _ignored(note: Note) -> str:
 
 
 def _ambiguous_threads(note: Note) -> str:
-    return f"the work of {_calls(note)} in backward is the root's own: which module's it is could not be told"
+    return f"the work of {_calls(note)} in backward is the root's own: its module is unknown"
 
 
 def _formula_failed(note: Note) -> str:

@@ -13,7 +13,7 @@ __all__ = ["ranks"]
 _WORST = 3
 _LISTED = 12
 _FACTOR = 10.0
-"""From so many times as slow on a factor is said, no share."""
+"""From this many times on, a factor is printed and not a share."""
 
 _OUTSIDE = {
     "data": "data loading",
@@ -103,7 +103,7 @@ def _waiting(wait: RankWait) -> str:
 
 
 def _where(module: str, phase: str) -> str:
-    """A module and a phase as text; a phase that is outside of modules has a name of its own."""
+    """A module and a phase as text; a phase outside of modules has only its name."""
     if not module and phase in _OUTSIDE:
         return _OUTSIDE[phase]
     own = module or "the root's own"

@@ -18,7 +18,7 @@ def traced(trace: Trace) -> Iterator[tuple[str, str]]:
     on_device = any(each.own_device_seconds for each in trace.operators)
     for index, each in enumerate(by_own_time(trace, on_device=on_device)[:_LISTED]):
         own = each.own_device_seconds if on_device else each.own_host_seconds
-        label = "" if index else f"most time of their own, {'on the device' if on_device else 'on the host'}, as traced, in a batch"
+        label = "" if index else f"most self time, {'on the device' if on_device else 'on the host'}, as traced, in a batch"
         yield label, f"{plain(each.name)}  {units.duration(per_batch(own, trace))}, calls: {units.count(per_batch(each.calls, trace))}"
 
 

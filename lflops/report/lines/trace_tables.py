@@ -1,4 +1,4 @@
-"""The tables of a trace: headings, names, and columns of text, for a terminal and for a page alike."""
+"""The tables of a trace: headings, names, and columns of text, for a terminal and for a page."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""A profile in a few sentences: what the step reached, where most of the rest went, and what stands out."""
+"""A profile in a few sentences: what the step reached, where most of the rest went, and the outliers."""
 
 from collections import defaultdict
 from collections.abc import Iterator

@@ -41,8 +41,8 @@ class ComparisonShown(Struct, frozen=True, kw_only=True):
         is_news: Whether anything changed beyond noise.
         figures: Of the run, by their names in the diff, and of the work of all of it: before and after.
         modules: Of each module `before`, `after`, `kind` and `pattern`; `time.` and the fields of the time that is shown, and `own`,
-            whether that is its own; its own work, as `macs.before` and `macs.after`; `peak_bytes`; and as `forward.seconds.before` and so
-            on the seconds and MACs of each phase, its own or the inclusive ones as the time is.
+            whether that is its own; its own work, as `macs.before` and `macs.after`; `peak_bytes`. Also the seconds and MACs of each
+            phase, as `forward.seconds.before`: its own or the inclusive ones, as the time is.
 
     The rest is as in a `Diff`.
     """

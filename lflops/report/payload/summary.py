@@ -189,7 +189,7 @@ def _phases(analysis: Analysis) -> Iterator[Part]:
             left -= seconds.median / step
             yield _part(name, seconds.median / step, step)
     if clean.phases and step and left >= _LEAST_REST:
-        yield _part("unaccounted", left, step, "each phase is a median of its own, so that together they may be less than the median step")
+        yield _part("unaccounted", left, step, "each phase is a separate median, so their sum may be less than the median step")
 
 
 def _why_no_budget(analysis: Analysis) -> str:
@@ -199,7 +199,7 @@ def _why_no_budget(analysis: Analysis) -> str:
         return "no clean step was timed"
     return (
         f'what {analysis.profile.run.device_name} can do in the dtypes that were multiplied is not known; profile with hardware="measure", '
-        "with a name that lflops hardware lists, or with a lflops.Hardware of your own"
+        "with a name that lflops hardware lists, or with your own lflops.Hardware"
     )
 
 

@@ -116,9 +116,9 @@ class _Modules:
     def _remarks(self, columns: list[_Column]) -> Iterator[str]:
         if any(row.repeat for row in self._rows):
             times = ", times the mean over all of them" if any(column.heading.endswith("time") for column in columns) else ""
-            yield f"×N: N modules that are alike; the figures are those of one of them{times}"
+            yield f"×N: N equal modules; the figures are those of one of them{times}"
         if self._idle:
-            yield f"{self._idle} modules without work or parameters of their own are not listed"
+            yield f"{self._idle} modules without own work or parameters are not listed"
         if left_out := [" ".join(column.heading.split()) for column in self._columns if column not in columns]:
             yield f"too narrow for {', '.join(left_out)} (COLUMNS=200 shows them)"
 

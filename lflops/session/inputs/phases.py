@@ -1,4 +1,4 @@
-"""Who listens to the phases of a training, whatever tells of them."""
+"""Listeners to the phases of a training, from any driver."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -9,7 +9,7 @@ __all__ = ["Listener", "OutsideModules"]
 
 
 class Listener(Protocol):
-    """What is told of phases."""
+    """A listener to phases."""
 
     @property
     def innermost(self) -> str:

@@ -17,7 +17,7 @@ STAGES = ("train", "validate", "test", "predict")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Training:
-    """A run of a training loop, whoever wrote it.
+    """A run of a training loop, of any driver.
 
     Attributes:
         loop: The object that runs it. It is a key for what is kept as long as the loop lives, and is asked nothing.

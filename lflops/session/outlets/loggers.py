@@ -105,7 +105,7 @@ class Outlets:
                     logger.log_metrics({separator.join(names): value for names, value in values.items()}, step=step)
 
     def window(self, analysis: Analysis, path: Path | None, step: int) -> tuple[str, list[Path]]:
-        """Log a window's text, and write the page beside its file.
+        """Log a window's text, and write the page next to its file.
 
         Args:
             analysis: The window.

@@ -43,7 +43,7 @@ class ModuleCurves:
 
 
 def busiest(profile: Profile, patterns: Mapping[str, str], number: int) -> tuple[str, ...]:
-    """The patterns with the most forward and backward time of their own, of modules that were timed; so many at most."""
+    """The patterns with the most self time in forward and backward, of modules that were timed; so many at most."""
     seconds: dict[str, float] = {}
     for name, row in profile.modules.items():
         spent = sum(_own_seconds(row.work(phase)) or 0 for phase in LEARNING)

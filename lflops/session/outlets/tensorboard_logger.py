@@ -34,7 +34,7 @@ LAYOUT = {
 
 
 def hyperparameters(profile: Profile) -> dict[str, bool | int | float | str]:
-    """What a run is told from others by."""
+    """What distinguishes a run from others."""
     run = profile.run
     known = {
         "precision": run.precision,

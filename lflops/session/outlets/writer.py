@@ -28,7 +28,7 @@ class WriterLogger:
 
 
 def loggers_of(given: Any) -> list[Any]:
-    """Loggers as they are, or such as log to the writers that were given: one, several in a list, or none.
+    """Loggers unchanged, or loggers around the writers that were given: one, several in a list, or none.
 
     Raises:
         CountError: One of them can do neither.

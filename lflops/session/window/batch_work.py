@@ -204,7 +204,7 @@ def _are_offsets(tensor: Tensor) -> bool:
 
 
 def _runs(tensor: Tensor, breaks: Any, counted: Tensor | None = None) -> Tensor:
-    """The lengths of what lies between breaks, row by row; of those alone that are counted."""
+    """The lengths between breaks, row by row; only those that are counted."""
     rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() else tensor.reshape(1, 1)
     begins = rows.new_ones(rows.shape, dtype=torch.bool)
     begins[:, 1:] = breaks(rows)

@@ -37,7 +37,7 @@ class CountedSteps:
     """
 
     def __init__(self, settings: Settings, training: Training, stage: Stage, topology: Topology) -> None:
-        """Count nothing yet; what is wrong with the arguments is said now."""
+        """Count nothing yet; wrong arguments raise now."""
         self._settings = settings
         self._stage = stage
         self._training = training

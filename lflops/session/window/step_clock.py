@@ -1,6 +1,6 @@
 """The steps of a run as they go by: how long each took, what it was made of, and whether it is a measure of the others.
 
-This runs in every step of the training. Whatever can wait until somebody asks for a step is left until then.
+This runs in every step of the training. All that can wait until somebody asks for a step is left until then.
 """
 
 from collections import deque
@@ -97,8 +97,8 @@ class StepClock:
     """Makes a step of the batches that gradients are accumulated over.
 
     Args:
-        phases: What is told of the phases meanwhile.
-        on_host: What is told of them by the host's clock, where `phases` have another.
+        phases: A listener to the phases.
+        on_host: A listener by the host's clock, where `phases` have another.
         units: As `FlopsMonitor` is given it.
         updating: The phases without which a step has learned nothing.
         scaled: Whether gradients are scaled, so that an optimizer that should step may not.
@@ -123,7 +123,7 @@ class StepClock:
         self._units_of: dict[Hashable, tuple[int | None, int | None]] = {}
         self._marks: dict[str, None] = {}
         self._units_of_batches: list[tuple[int | None, int | None]] = []
-        self._pending: deque[tuple[Any, ...]] = deque(maxlen=KEPT)  # the fields of a TimedStep, which whoever reads them makes
+        self._pending: deque[tuple[Any, ...]] = deque(maxlen=KEPT)  # the fields of a TimedStep, which is made when it is read
         self._compiled = compilations()
         self._cpu = cpu_usage()
         self._is_torn = False

@@ -1,4 +1,4 @@
-"""The traces of one rank: which steps Kineto records, where the files go, and their annotation beside the training."""
+"""The traces of one rank: which steps Kineto records, where the files go, and their annotation in the background."""
 
 import contextlib
 import platform
@@ -99,7 +99,7 @@ class TracedSteps:
         return self._stop_listening is not None
 
     def end(self, *, failed: bool) -> Recording | None:
-        """No further step for now: what was recorded until here; nothing after a failure, when nobody is to wait."""
+        """No further step for now: what was recorded until here; nothing after a failure, when nothing may wait."""
         tracer = self._tracer
         if tracer is None or self._stop_listening is None:
             return None
@@ -111,7 +111,7 @@ class TracedSteps:
         return None
 
     def annotate(self, recording: Recording, into: Path, profile: Path) -> None:
-        """Begin to annotate a trace, in a process of its own.
+        """Begin to annotate a trace, in its own process.
 
         Args:
             recording: What was recorded, in a file.

@@ -93,7 +93,7 @@ class Window:
         Args:
             counted: What was counted in it, or the same without any work.
             step: What the loggers call the step that has just been.
-            notes: What else is to be said.
+            notes: What else a reader has to know.
             of: Makes a value of a step.
             clock: What hooked steps were stamped by.
             failed: Whether the training was left by an exception.

@@ -349,7 +349,7 @@ def test_pointwise_work_is_named_by_the_kinds_of_its_modules() -> None:
     step = Step(index=0, kind="clean", seconds=1.0, phases={"forward": 1.0})
     of_norms = profile(rows, cells, run=run(hardware=CHIP, device_type="cuda"), steps=(step,))
     lines = summary(analyze(clocked(of_norms, {("a", "forward"): 0.5, ("b", "forward"): 0.5}))).splitlines()[-3:-1]
-    unseen = "what is idle, which nothing here tells apart"
+    unseen = "what is idle, which is not measured separately"
     assert [
         "80.0 % is memory-bound pointwise work in 2 × LayerNorm: fuse it, torch.compile does",
         f"20.0 % is below the roof in 2 × LayerNorm, and in it {unseen}: larger batches, fewer and larger kernels, torch.compile",
@@ -361,7 +361,7 @@ def test_advice_rests_on_no_times_that_are_far_off() -> None:
     given = clocked(stepped(), OWN)
     doubtful, near = (replace(given, notes=(Note(code="time_scaled", subject="", values={"forward": by}),)) for by in (3.0, 1.5))
     assert [
-        "28.8 % is below the roof, as far as it can be told: the modules' times are far off here",
+        "28.8 % is below the roof, a rough share: the modules' times are far off here",
         "18.8 % is the optimizer: fused=True or foreach=True, or larger batches",
     ] == summary(analyze(doubtful)).splitlines()[-4:-2]
     assert summary(analyze(given)).splitlines()[-4:] == summary(analyze(near)).splitlines()[-4:]

@@ -254,12 +254,12 @@ def test_a_trace_is_named_with_the_operators_that_took_most() -> None:
     traced = small_profile()
     figures = labelled(traced)
     assert "node0_0.pt.trace.json.gz" == figures["trace"]
-    assert "aten::addmm  15.00 µs, calls: 1" == figures["most time of their own, on the device, as traced, in a batch"]
+    assert "aten::addmm  15.00 µs, calls: 1" == figures["most self time, on the device, as traced, in a batch"]
     (addmm,) = traced.trace.operators if traced.trace else ()
     on_host = replace(traced.trace, operators=(replace(addmm, own_device_seconds=0.0),), files={"0": "a", "1": "b"})
     figures = labelled(replace(traced, trace=on_host))
     assert ("a", "b") == (figures["trace of rank 0"], figures["trace of rank 1"])
-    assert "aten::addmm  50.00 µs, calls: 1" == figures["most time of their own, on the host, as traced, in a batch"]
+    assert "aten::addmm  50.00 µs, calls: 1" == figures["most self time, on the host, as traced, in a batch"]
 
 
 def test_what_was_not_counted_is_named_with_its_share() -> None:

@@ -99,7 +99,7 @@ def test_the_flat_list_says_names_in_full_and_how_many_it_leaves_out() -> None:
     """The largest is a layer of the MLP; 38 modules of the 86 are containers."""
     lines = drawn(gpt(), own=True)
     assert line_of("h.0.mlp.c_fc", lines).startswith("h.0.mlp.c_fc Conv1D 2.36 M 19.33 G 2.8 % 38.65 G")
-    assert "38 modules without work or parameters of their own are not listed" in lines
+    assert "38 modules without own work or parameters are not listed" in lines
 
 
 def test_another_phase_has_its_own_columns() -> None:
@@ -131,7 +131,7 @@ def test_a_row_says_what_each_module_takes() -> None:
     lines = drawn(timed_gpt(), 140)
     assert "module params MACs MACs MACs time time FLOP/s time FLOPs moved" == line_of("module", lines)
     assert "0…11 ×12 GPT2Block 7.08 M 57.98 G 8.3 % 115.96 G 13.00 ms 8.0 % 8.92 T 24.00 ms 115.96 G 6.75 MiB" == line_of("0…11", lines)
-    assert "×N: N modules that are alike; the figures are those of one of them, times the mean over all of them" in lines
+    assert "×N: N equal modules; the figures are those of one of them, times the mean over all of them" in lines
 
 
 def test_the_usual_width_has_room_for_the_time_and_the_rate_of_long_names() -> None:
@@ -383,7 +383,7 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
         ),
         (
             Note(code="ambiguous_threads", subject="", values={"calls": 1}),
-            "the work of 1 operator call in backward is the root's own: which module's it is could not be told",
+            "the work of 1 operator call in backward is the root's own: its module is unknown",
         ),
         (
             Note(code="formula_failed", subject="my::op", values={"error": "IndexError: tuple index out of range"}),
