@@ -46,8 +46,9 @@ Backward starts from ones for every floating output. A tool that does not tell r
 lflops does, and has to get both right. DeepSpeed and calflops do not look at backward but take twice the forward: where that is so, they
 are right.
 
-This is a CPU, whose fused attention FlopCounterMode has no formula for; *with attention* it is told to take its own of CUDA's. A tool that
-takes only tensors by position is given a wrapper that keeps the rest. ptflops is given its inputs by name, for by position one of its
+This is a CPU, whose fused attention FlopCounterMode has no formula for; *with attention* it is told to take its own of CUDA's. Kernels of
+packed sequences run on GPUs alone: others stand in for them, under the same names, below torch's and transformers' own functions. A tool
+that takes only tensors by position is given a wrapper that keeps the rest. ptflops is given its inputs by name, for by position one of its
 backends gives a mean over the batch. Functions are called by their names in torch, which is where some tools patch them, but for one case
 that is about just that. Every tool meets every case in a fresh process, so that none suffers from what a failure left behind.
 """
@@ -103,7 +104,7 @@ def error_of(answer: int, truth: int) -> str:
 def answer(pipe: Connection, tool: Tool, case: Case) -> None:
     """Ask one tool about one case, in a process that then ends."""
     torch.set_num_threads(1)
-    with quiet(), torch.set_grad_enabled(case.grad):
+    with quiet(), case.setting(), torch.set_grad_enabled(case.grad):
         try:
             for what, macs in tool.count(case):
                 pipe.send((what, macs))

@@ -1,5 +1,7 @@
 """What the torch at hand does otherwise than the one that CI runs: which attention it fuses on this processor, and what it lacks."""
 
+import inspect
+
 import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
@@ -33,6 +35,16 @@ def _transforms_back() -> bool:
     return True
 
 
+def _parameters_of_varlen() -> set[str]:
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return set()
+    return set(inspect.signature(varlen_attn).parameters)
+
+
+_VARLEN = _parameters_of_varlen()
+
 LACKING = {
     case: f"torch {torch.__version__} {lack}"
     for lack, is_there, cases in (
@@ -49,6 +61,21 @@ LACKING = {
             ),
         ),
         ("has no _scaled_mm_v2 on the CPU", runs_here("_scaled_mm_v2"), ("linear of floats of eight bits by its public name",)),
+        (
+            "has no varlen_attn with windows and groups",
+            _VARLEN >= {"window_size", "enable_gqa"},
+            (
+                *(f"varlen_attn{kind}" for kind in ("", ", causal", " in a window", " to other sequences", " of groups of heads")),
+                "varlen_attn without gradients",
+                "an attention layer on packed sequences",
+                "Llama, packed, by flash attention",
+            ),
+        ),
+        (
+            "has no attention into a tensor",
+            hasattr(torch.ops.aten, "_flash_attention_forward_no_dropout_inplace"),
+            ("varlen_attn into a tensor", "flash attention into a tensor"),
+        ),
         ("cannot go backward from irfft: MKL refuses", _transforms_back(), ("Fourier transforms",)),
     )
     if not is_there

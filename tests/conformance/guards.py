@@ -56,6 +56,11 @@ GUARDS = {
         "slow_conv3d_forward": "slow_conv3d_forward",
         "sdpa": "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward",
         "flex attention on blocks": "flex_attention",
+        "varlen_attn": "torch_attn::_varlen_attn torch_attn::_varlen_attn_backward",
+        "varlen_attn into a tensor": "torch_attn::_varlen_attn_out",
+        "flash attention into a tensor": "_flash_attention_forward_no_dropout_inplace",
+        "nested tensors, flash": "_flash_attention_forward _flash_attention_backward",
+        "nested tensors, efficient": "_efficient_attention_forward _efficient_attention_backward",
         "MultiheadAttention in one kernel": "_native_multi_head_attention",
         "TransformerEncoderLayer in one kernel": "_transformer_encoder_layer_fwd",
         "LSTM": "mkldnn_rnn_layer mkldnn_rnn_layer_backward",
@@ -95,9 +100,7 @@ ELSEWHERE = {
             _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
             _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
             _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
-            _flash_attention_forward _flash_attention_backward _efficient_attention_forward _efficient_attention_backward
-            _flash_attention_forward_no_dropout_inplace _cudnn_attention_forward _cudnn_attention_backward
-            torch_attn::_varlen_attn torch_attn::_varlen_attn_out torch_attn::_varlen_attn_backward
+            _cudnn_attention_forward _cudnn_attention_backward
             cudnn_convolution cudnn_convolution_relu cudnn_convolution_add_relu cudnn_convolution_transpose _conv_depthwise2d
             cudnn_batch_norm cudnn_batch_norm_backward _fused_rms_norm _fused_rms_norm_backward
             _cudnn_rnn _cudnn_rnn_backward _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl

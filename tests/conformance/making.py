@@ -1,13 +1,14 @@
 """Short ways to write a case: a function or a layer, its inputs, and what the pencil says."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from tests.conformance.case import Build, Case
+from tests.conformance.case import Build, Case, Setting
 from tests.conformance.pencil import Macs
 
 __all__ = ["Family", "Function", "Made", "data", "layer", "leaf", "of", "words"]
@@ -66,9 +67,15 @@ def _made(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Family:
-    """Makes the cases of one kind."""
+    """Makes the cases of one kind.
+
+    Attributes:
+        name: Of the kind.
+        setting: What its cases are built and counted in.
+    """
 
     name: str
+    setting: Setting = nullcontext
 
     def trained(self, name: str, build: Build, macs: Macs, *, executed: int | None = None) -> Case:
         """A case that goes backward."""
@@ -80,8 +87,18 @@ class Family:
             backward=macs.backward,
             recompute=macs.recompute,
             executed=executed,
+            setting=self.setting,
         )
 
     def inference(self, name: str, build: Build, macs: Macs, *, executed: int | None = None) -> Case:
         """A case without gradients."""
-        return Case(name=name, family=self.name, build=build, forward=macs.forward, backward=None, grad=False, executed=executed)
+        return Case(
+            name=name,
+            family=self.name,
+            build=build,
+            forward=macs.forward,
+            backward=None,
+            grad=False,
+            executed=executed,
+            setting=self.setting,
+        )

@@ -37,9 +37,10 @@ def profile_of(case: Case) -> Profile:
     if case.name in LACKING:
         pytest.skip(LACKING[case.name])
     torch.manual_seed(0)
-    model, args, kwargs = case.build()
-    with torch.set_grad_enabled(case.grad):
-        return lflops.count(model, args, kwargs, backward=case.backward is not None)
+    with case.setting():
+        model, args, kwargs = case.build()
+        with torch.set_grad_enabled(case.grad):
+            return lflops.count(model, args, kwargs, backward=case.backward is not None)
 
 
 def counted(profile: Profile) -> dict[str, int]:

@@ -15,6 +15,10 @@ def _forward(query: Tensor, *_: Any, **__: Any) -> tuple[Tensor, ...]:
     return query * 1, query.new_zeros(heads, tokens), empty, empty, empty
 
 
+def _forward_into(out: Tensor, query: Tensor, *_: Any, **__: Any) -> Tensor:
+    return query.new_zeros(query.shape[-2], query.shape[-3])
+
+
 def _backward(_grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
     return query * 1, key * 1, value * 1
 
@@ -32,12 +36,16 @@ def packed_attention_kernels() -> Iterator[None]:
     """The kernels of packed attention, for the CPU, as long as the generator lives."""
     kernels: dict[str, Callable[..., Any]] = {
         "_flash_attention_forward": _forward,
+        "_flash_attention_forward_no_dropout_inplace": _forward_into,
         "_flash_attention_backward": _backward,
         "_efficient_attention_forward": _efficient,
         "_efficient_attention_backward": _efficient_backward,
     }
     library = torch.library.Library("aten", "IMPL")
-    for name, kernel in kernels.items():
-        library.impl(name, kernel, "CPU")
-    yield
-    library._destroy()
+    try:
+        for name, kernel in kernels.items():
+            if hasattr(torch.ops.aten, name):
+                library.impl(name, kernel, "CPU")
+        yield
+    finally:
+        library._destroy()
