@@ -1,11 +1,12 @@
 """Numbers to text: the one place where they are rounded.
 
-Two decimals and a prefix; what needs no prefix stays exact. Unknown is a dash, 0 is `0`, and what is not 0 never reads as 0.
+Two decimals and a prefix; what needs no prefix stays exact. Times and rates have three digits. Unknown is a dash, 0 is `0`, and what is
+not 0 never reads as 0.
 """
 
 from decimal import ROUND_HALF_UP, Context, Decimal
 
-__all__ = ["UNKNOWN", "count", "duration", "percent", "quantity", "size"]
+__all__ = ["UNKNOWN", "count", "duration", "percent", "quantity", "rate", "size"]
 
 UNKNOWN = "–"
 
@@ -31,14 +32,17 @@ def size(value: float | None, *, digits: int = 2) -> str:
     return _scaled(_known(value), 1024, _BINARY, digits)
 
 
-def duration(value: float | None, *, digits: int = 2) -> str:
-    """Seconds, as `76.67 ms`; from a second on they stay seconds."""
+def rate(value: float | None, unit: str = "") -> str:
+    """A rate in three digits, as `177 GFLOP/s`: it is made of a time."""
+    return _three_digits(_known(value), tuple(prefix + unit for prefix in _DECIMAL))
+
+
+def duration(value: float | None) -> str:
+    """Seconds in three digits, as `76.7 ms`: a time is measured, and its noise hides the others. From a second on they stay seconds."""
     known = _known(value)
     if known is None or known == 0:
         return UNKNOWN if known is None else "0 s"
-    if abs(known) >= 1:
-        return f"{_rounded(known, digits)} s"
-    return _scaled(known.scaleb(9), 1000, _SECONDS, digits)
+    return _three_digits(known, _SECONDS[-1:]) if abs(known) >= 1 else _three_digits(known.scaleb(9), _SECONDS)
 
 
 def percent(share: float | None, *, digits: int = 1) -> str:
@@ -69,6 +73,17 @@ def _scaled(number: Decimal | None, base: int, symbols: tuple[str, ...], digits:
         power += 1
         scaled = number / Decimal(base) ** power
     return f"{_digits(scaled, digits, exact=power == 0)} {symbols[power]}".rstrip()
+
+
+def _three_digits(number: Decimal | None, symbols: tuple[str, ...]) -> str:
+    """The number in the unit in which it has the fewest digits before the point, but at least one."""
+    if number is None or number == 0:
+        return UNKNOWN if number is None else f"0 {symbols[0]}".rstrip()
+    power, scaled = 0, number
+    while abs(_rounded(scaled, 0)) >= 1000 and power + 1 < len(symbols):
+        power, scaled = power + 1, scaled.scaleb(-3)
+    rounded = next((each for digits in (2, 1) if abs(each := _rounded(scaled, digits)) < 10 ** (3 - digits)), _rounded(scaled, 0))
+    return f"{f'{rounded:f}' if rounded else f'{scaled:.2e}'} {symbols[power]}".rstrip()
 
 
 def _digits(number: Decimal, digits: int, *, exact: bool) -> str:

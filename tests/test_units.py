@@ -56,12 +56,16 @@ def test_bytes_are_in_binary_units(value: float | None, text: str) -> None:
     ("value", "text"),
     [
         (0, "0 s"),
-        (0.07667, "76.67 ms"),
+        (0.07667, "76.7 ms"),
         (1.5e-6, "1.50 µs"),
         (3e-9, "3.00 ns"),
+        (0.0099951, "10.0 ms"),
+        (0.09996, "100 ms"),
+        (0.0009996, "1.00 ms"),
+        (4e-12, "4.00e-3 ns"),
         (0.9999951, "1.00 s"),
         (1, "1.00 s"),
-        (5400, "5400.00 s"),
+        (5400, "5400 s"),
         (None, "–"),
     ],
 )
@@ -77,6 +81,15 @@ def test_a_duration_has_the_unit_below_it(value: float | None, text: str) -> Non
 def test_a_share_is_in_percent_and_reads_0_only_where_it_is(share: float | None, text: str) -> None:
     """0.04 % has no decimal to stand on, but is not nothing."""
     assert text == units.percent(share)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (43.94, "43.9"), (999.4, "999"), (999.6, "1.00 k"), (5617.6, "5.62 k"), (0.012, "0.01"), (10**33, "1000 Q"), (None, "–")],
+)
+def test_a_rate_has_three_digits(value: float | None, text: str) -> None:
+    """It is as noisy as the time that it is made of."""
+    assert text == units.rate(value)
 
 
 def test_an_amount_has_its_prefix_before_its_unit() -> None:

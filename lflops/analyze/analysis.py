@@ -9,6 +9,7 @@ from lflops.analyze.memory.checkpointing import Checkpointed, checkpointed
 from lflops.analyze.memory.peak import Holder, Storages, fold_storages, holders, peak_moment
 from lflops.analyze.memory.room import Room, room_for
 from lflops.analyze.memory.savings import Saving, savings
+from lflops.analyze.modules.busiest import BusyModules, busiest
 from lflops.analyze.modules.operators import Operator, OperatorRow, UncountedOperator, operator_rows, operators, uncounted_operators
 from lflops.analyze.modules.outliers import Outlier, outliers
 from lflops.analyze.modules.repeats import identical_subtrees
@@ -88,6 +89,11 @@ class Analysis:
     def patterns(self) -> Mapping[str, str]:
         """Each module's name with `*` for the numbers of what repeats at one place."""
         return self.profile.patterns(self.children)
+
+    @cached_property
+    def busiest(self) -> tuple[BusyModules, ...]:
+        """The modules with the most own time, repeated ones together, the first one with the most."""
+        return busiest(self.profile, self.patterns)
 
     @cached_property
     def outliers(self) -> tuple[Outlier, ...]:

@@ -54,11 +54,11 @@ class FlopsMonitor(Base):
         compiled: What a trace says of code that torch.compile made: `"row"` is one row for each compiled module, `"modules"` divides its
             kernels over the modules inside, forward and backward. That has inductor record the modules of each graph that it compiles, so
             its caches compile once more; give it from the start, because graphs compiled before have no record.
-        module_depth: The last depth in the summary's table of classes; -1 is the innermost.
+        module_depth: The last depth in the long text's table of classes; -1 is the innermost.
         top_modules: How many classes of modules that table names for each figure.
-        detailed: Whether the summary has a line for every module.
+        detailed: Whether the log has the long text, with lines for every module, in place of about 40 lines.
         ignore_modules: Names or classes of modules whose own work is left out of every total.
-        output_file: Also gets the summaries. What the same Trainer wrote there before is kept.
+        output_file: Gets the long text of each window. What the same Trainer wrote there before is kept.
         hardware: What the device can do: `"auto"` looks its name up, `"measure"` measures it, else a name of the table, your own figures,
             or `None`.
         track: Whether to log step time, MFU and throughput over the whole run.
@@ -94,7 +94,7 @@ class FlopsMonitor(Base):
         count: bool | Profile = True,
         module_depth: int = -1,
         top_modules: int = 3,
-        detailed: bool = True,
+        detailed: bool = False,
         ignore_modules: Iterable[str | type[nn.Module]] = (),
         output_file: str | PathLike[str] | None = None,
         trace: bool = True,

@@ -1,7 +1,8 @@
 """What becomes of a window that is closed: it is put together with those of all ranks, saved, logged and kept."""
 
 import contextlib
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -238,11 +239,29 @@ class Results:
         analysis = analyze(profile)
         text, others = self.outlets.window(analysis, path, step)
         files += others
-        written = f": {', '.join(map(str, files))}" if files else ""
-        ended = _ended(profile, cut_short=own.partial)
-        self._training.say(f"lflops: {run.stage} window {run.window} closed at step {run.step}{ended}{written}\n{text}")
+        message = [f"lflops: {run.stage} window {run.window} closed at step {run.step}{_ended(profile, cut_short=own.partial)}", text]
+        message += _labelled("files", map(str, files))
+        if len(self.profiles) == 1:
+            message += _labelled("to see more", _where(files, self.outlets.where()))
+        self._training.say("\n".join(filter(None, message)))
         self.outlets.scalars(scalars(analysis), run.stage or "", step)
         self.outlets.module_scalars(analysis, step)
+
+
+def _labelled(label: str, lines: Iterable[str]) -> Iterator[str]:
+    for index, line in enumerate(lines):
+        yield f"{'' if index else label:<16}  {line}"
+
+
+def _where(files: Sequence[Path], logged: Sequence[str]) -> Iterator[str]:
+    """Where text, tables and pictures of the run can be seen."""
+    profile = next((file for file in files if file.name.endswith(".profile.json")), None)
+    if profile is not None:
+        yield f"on a terminal: lflops show {shlex.quote(str(profile))}"
+    page = next((file for file in files if file.suffix == ".html"), None)
+    if page is not None:
+        yield f"in a browser: {page}"
+    yield from logged
 
 
 def _part_of(folder: Path, training: Training, store: Any, timeout: float) -> str:

@@ -50,8 +50,8 @@ def test_the_verdict_is_about_the_step() -> None:
     before, after = clean(*[0.1] * 5, data=0.1, forward=0.9), clean(*[0.1269] * 5, data=0.0553 / 0.1269, forward=0.0716 / 0.1269)
     faster = {name: 0.816 * each for name, each in MODULES.items()}
     assert (
-        "The step is 26.9 % slower (+26.9 % to +26.9 %): 100.00 ms before, 126.90 ms after.",
-        "data is 5.5× as slow: +45.30 ms a step.",
+        "The step is 26.9 % slower (+26.9 % to +26.9 %): 100 ms before, 127 ms after.",
+        "data is 5.5× as slow: +45.3 ms a step.",
         "No module is slower or faster than the others, beyond the noise.",
         "All other modules are 18.4 % faster, the median of 4 with the same work: the machine was another one, or busier or idler.",
         "The work is the same, to the last FLOP and byte.",
@@ -62,7 +62,7 @@ def test_the_headline_says_what_is_slower_and_by_how_much() -> None:
     """2 of 20 ms, in a run that is as fast as it was; nothing else is said of time."""
     sentences = headline(diff(ran(MODULES, steps=clean(*[0.1] * 5)), ran(SLOWER, steps=clean(*[0.102] * 5))))
     assert (
-        "The step takes as long as before, as far as two runs of the same code do (+2.0 % to +2.0 %): 100.00 ms before, 102.00 ms after.",
+        "The step takes as long as before, as far as two runs of the same code do (+2.0 % to +2.0 %): 100 ms before, 102 ms after.",
         "encoder.b is 10.0 % slower (+10.0 % to +10.0 %): +2.00 ms a step.",
         "The work is the same, to the last FLOP and byte.",
     ) == sentences
@@ -73,8 +73,8 @@ def test_a_layer_that_does_more_work_and_takes_longer_is_the_cause() -> None:
     layers = {f"layers.{block}.linear{layer}": 4e-3 for block in range(4) for layer in (1, 2)}
     after = ran(layers | {"layers.2.linear1": 16e-3}, macs={"layers.2.linear1": 400}, width=0.01, steps=clean(*[0.044] * 5))
     found = headline(diff(ran(layers, width=0.01, steps=clean(*[0.032] * 5)), after))
-    assert "The step is 37.5 % slower (+37.5 % to +37.5 %): 32.00 ms before, 44.00 ms after." == found[0]
-    assert "layers.2.linear1 does 4.0× the work: +12.00 ms a step." == found[1]
+    assert "The step is 37.5 % slower (+37.5 % to +37.5 %): 32.0 ms before, 44.0 ms after." == found[0]
+    assert "layers.2.linear1 does 4.0× the work: +12.0 ms a step." == found[1]
 
 
 def test_a_larger_batch_is_named_as_that() -> None:
@@ -83,7 +83,7 @@ def test_a_larger_batch_is_named_as_that() -> None:
     double = {name: 1.8 * each for name, each in MODULES.items()}
     after = ran(double, macs=dict.fromkeys(MODULES, 200), steps=clean(*[0.18] * 5), samples_per_step=8)
     assert (
-        "The step is 80.0 % slower (+80.0 % to +80.0 %): 100.00 ms before, 180.00 ms after.",
+        "The step is 80.0 % slower (+80.0 % to +80.0 %): 100 ms before, 180 ms after.",
         "The batch went from 4 to 8 samples a step, and the work with it. A sample takes 10.0 % less time.",
         "Modules are not judged: those with times and the same work in both runs are too few.",
     ) == headline(diff(before, after))
@@ -113,7 +113,7 @@ def test_steps_that_vary_too_much_give_no_interval() -> None:
     found = diff(wild, ran(MODULES, steps=clean(0.03, 0.06, 0.11, 0.25, 0.3)))
     assert (None, None, None) == (found.step.low, found.step.high, found.step.verdict)
     assert headline(found)[0] == (
-        "Whether the step is slower or faster is not known, because its steps vary too much: 100.00 ms before, 110.00 ms after."
+        "Whether the step is slower or faster is not known, because its steps vary too much: 100 ms before, 110 ms after."
     )
 
 
@@ -158,10 +158,10 @@ def test_the_table_has_the_run_and_the_modules_that_changed() -> None:
         ran(SLOWER, steps=clean(*[0.102] * 5, forward=1.0), samples_per_step=4, device_name="NVIDIA H200"),
     )
     assert "device name cpu → NVIDIA H200" in lines
-    assert "step 100.00 ms 102.00 ms +2.0 %" in lines
-    assert "forward 100.00 ms 102.00 ms +2.0 % +2.0 % to +2.0 %" in lines
+    assert "step 100 ms 102 ms +2.0 %" in lines
+    assert "forward 100 ms 102 ms +2.0 % +2.0 % to +2.0 %" in lines
     assert "samples/s 40 39.22 -2.0 %" in lines
-    assert "encoder.b 20.00 ms 22.00 ms +10.0 % slower +10.0 % to +10.0 % 0 % 0 % 0 % – –" in lines
+    assert "encoder.b 20.0 ms 22.0 ms +10.0 % slower +10.0 % to +10.0 % 0 % 0 % 0 % – –" in lines
     assert not [line for line in lines if line.startswith(("head", "MFU"))]
 
 

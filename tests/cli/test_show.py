@@ -127,8 +127,8 @@ def test_kernels_of_compiled_code_are_shown_by_module(
     assert 0 == main(["show", str(tmp_path / "compiled.json"), "--operators"])
     assert [
         "kernels of compiled code, in a batch module phase host % of compiled bytes, fused fused of calls",
-        "cpp_fused_add_0 head forward 15.00 µs 30.0 % 2.00 KiB 2 modules 1",
-        "extern_kernels.mm the root backward 15.00 µs 30.0 % – 1 module 1",
+        "cpp_fused_add_0 head forward 15.0 µs 30.0 % 2.00 KiB 2 modules 1",
+        "extern_kernels.mm the root backward 15.0 µs 30.0 % – 1 module 1",
     ] == [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()[-3:]]
 
 
@@ -140,7 +140,7 @@ def test_operators_are_shown_in_place_of_modules(file: Path, capsys: pytest.Capt
     assert ["operators, forward MACs % of MACs FLOPs bytes moved calls", "aten::addmm 640 100.0 % 1.28 k 1.35 KiB 2"] == lines[-6:-4]
     assert [
         "operators as traced, in a batch device, own device host, own host calls",
-        "aten::addmm 15.00 µs 15.00 µs 50.00 µs 100.00 µs 1",
+        "aten::addmm 15.0 µs 15.0 µs 50.0 µs 100 µs 1",
     ] == lines[-2:]
     assert 0 == main(["show", str(file), "--operators", "--phase", "recompute"])
     assert "no operators in recompute" == capsys.readouterr().out.splitlines()[-1]

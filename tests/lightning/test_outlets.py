@@ -23,18 +23,20 @@ from torch.utils.tensorboard import SummaryWriter
 import lflops
 from lflops import Hardware
 from lflops.analyze.analysis import analyze
+from lflops.profile.model import Profile
 from lflops.report.deepspeed_text.summary import summary
 from lflops.report.html import page
+from lflops.report.log_text import log_text
 from lflops.report.payload.payload import payload
 from lflops.schedule import Schedule
 from lflops.session import session
-from lflops.session.outlets.module_curves import busiest, module_scalars
+from lflops.session.outlets.module_curves import module_scalars
 from lflops.session.outlets.tensorboard_logger import LONGEST_TEXT
 from lflops.tensorboard.payload_event import unpacked
 from tests.lightning.test_endings import Ending, raises
 from tests.support.fake_clock import StillClock, TickingClock
 from tests.support.lightning_runs import CLASSES, LIGHTNINGS_WARNINGS, ROWS, WIDTH, Classifier, Validated, fit, loader, watching
-from tests.support.profile_builders import small_profile, untimed
+from tests.support.profile_builders import small_profile
 from tests.support.tensorboard_server import Board, board
 
 pytestmark = LIGHTNINGS_WARNINGS
@@ -283,7 +285,7 @@ def test_curves_of_modules_are_on_charts_of_their_own(tmp_path: Path) -> None:
     monitor, logger = watching(module_scalars=1, schedule=Schedule(wait=1, warmup=1, active=1, repeat=3)), TensorBoardLogger(tmp_path)
     fit(Classifier(), monitor, logger=logger)
     first = monitor.profiles[0]
-    (name,) = busiest(first, analyze(first).patterns, 1)
+    name = analyze(first).busiest[0].pattern
     assert {f"lflops_modules/train/{figure}/{name or 'root'}": 1 for figure in ("forward_ms", "backward_ms", "tflops")} == {
         tag: number for tag, number in drawn_by_layout(told(logger)).items() if tag.startswith("lflops_modules/")
     }
@@ -308,7 +310,7 @@ def test_a_long_summary_is_cut_for_tensorboard(tmp_path: Path) -> None:
     class Deep(Classifier):
         def __init__(self) -> None:
             super().__init__()
-            self.more = torch.nn.Sequential(*[torch.nn.Sequential() for _ in range(120)])
+            self.more = torch.nn.Sequential(*[torch.nn.Dropout(n / 240) for n in range(120)])
 
     monitor, logger = watching(), TensorBoardLogger(tmp_path)
     fit(Deep(), monitor, logger=logger)
@@ -404,20 +406,10 @@ def test_the_table_s_columns_stay_the_user_s(tmp_path: Path) -> None:
     assert [] == [tag for tag in told(failing).summary_metadata if tag.startswith(("_hparams_", "lflops_totals"))]
 
 
-def test_the_busiest_modules_have_the_most_time_of_their_own() -> None:
-    """Of the small profile's rows three took 100 µs forward and as much backward; the containers themselves nothing."""
-    given = small_profile()
-    names = {name: name for name in given.modules}
-    assert ("encoder.0", "encoder.1", "head") == busiest(given, names, 20)
-    assert ("encoder.0", "encoder.1") == busiest(given, names, 2)
-    assert () == busiest(given, names, 0) == busiest(untimed(given), names, 20)
-
-
 def test_modules_that_repeat_are_one_curve() -> None:
     """Their times and their work are added up."""
     given = small_profile()
     names = {name: name for name in given.modules} | {"encoder.0": "encoder.*", "encoder.1": "encoder.*"}
-    assert ("encoder.*", "head") == busiest(given, names, 20)
     expected = {("forward_ms", "encoder.*"): 0.2, ("backward_ms", "encoder.*"): 0.2, ("tflops", "encoder.*"): 2 * 1024 / 4e-4 / 1e12}
     assert pytest.approx(expected) == module_scalars(given, names, ["encoder.*"])
 
@@ -438,7 +430,7 @@ def test_every_logger_gets_the_busiest_modules(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(session, "HostClock", lambda: clock)
     monitor = watching(module_scalars=2, schedule=Schedule(wait=3, warmup=1, active=2, repeat=3), track=False)
     fit(Classifier(), monitor, logger=logger)
-    first = busiest(monitor.profiles[0], analyze(monitor.profiles[0]).patterns, 2)
+    first = [each.pattern for each in analyze(monitor.profiles[0]).busiest[:2]]
     assert 2 == len(first)
     windows = [{name for name in given if name.startswith("lflops_modules")} for given in logger.given.values() if given]
     names = {f"lflops_modules·train·{metric}·{name or 'root'}" for metric in ("forward_ms", "backward_ms", "tflops") for name in first}
@@ -452,17 +444,21 @@ def test_the_summary_is_logged_and_goes_to_the_file(tmp_path: Path, caplog: pyte
     path = tmp_path / "reports" / "flops.txt"
     monitor = watching(output_file=path, dirpath=tmp_path, schedule=Schedule(wait=2, warmup=1, active=2, repeat=2), module_depth=1)
     fit(Classifier(), monitor)
-    texts = [summary(analyze(profile), module_depth=1, top_modules=3) for profile in monitor.profiles]
+    texts = [summary(analyze(profile), module_depth=1, top_modules=3, fold=True) for profile in monitor.profiles]
     assert "".join(f"{text}\n" for text in texts) == path.read_text("utf-8")
     said = [message for message in caplog.messages if message.startswith("lflops:")]
-    closed = [profile.run.step for profile in monitor.profiles]
-    files = [f"{tmp_path}/train-{window}-{step}.profile.json, {path}" for window, step in enumerate(closed)]
-    assert [
-        "lflops: train window 0 opens at step 2",
-        "lflops: train window 1 opens at step 7",
-        f"lflops: train window 0 closed at step {closed[0]}: {files[0]}\n{texts[0]}",
-        f"lflops: train window 1 closed at step {closed[1]}: {files[1]}\n{texts[1]}",
-    ] == sorted(said, key=lambda line: ("closed" in line, line))
+    assert ["lflops: train window 0 opens at step 2", "lflops: train window 1 opens at step 7"] == [
+        line for line in said if "opens" in line
+    ]
+    assert [closing(monitor.profiles[window], window, tmp_path, path) for window in (0, 1)] == [line for line in said if "closed" in line]
+
+
+def closing(profile: Profile, window: int, folder: Path, output: Path) -> str:
+    """The log's message: the text, the files, and once in a run what to do with them."""
+    file = f"{folder}/train-{window}-{profile.run.step}.profile.json"
+    more = [f"to see more       on a terminal: lflops show {file}"] if window == 0 else []
+    head = f"lflops: train window {window} closed at step {profile.run.step}"
+    return "\n".join([head, log_text(analyze(profile)), f"files             {file}", f"                  {output}", *more])
 
 
 def test_the_file_is_begun_anew_by_each_run(tmp_path: Path) -> None:

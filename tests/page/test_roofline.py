@@ -74,7 +74,7 @@ def test_the_table_has_what_there_is_to_win_first(roofline_of: Callable[..., See
     seen = roofline_of(blocks())
     assert ["blocks.0.fc", "blocks.1", "norm", "norm"] == order(seen)
     first, second = (seen.page.locator(SHEET).nth(index) for index in (0, 1))
-    assert ["forward", "compute", "20.00 s", "50.0 %", "40.00 s", "20.00 s", "500", "1.00 k", "20"] == [
+    assert ["forward", "compute", "20.0 s", "50.0 %", "40.0 s", "20.0 s", "500", "1.00 k", "20"] == [
         each.inner_text() for each in first.locator("[role=gridcell]").all()
     ][1:]
     assert "over its roof: a count, a time or a peak is wrong" == second.locator(".mark").get_attribute("title")
@@ -183,7 +183,7 @@ def test_a_traced_operator_is_a_point_of_its_own_height(roofline_of: Callable[..
     seen = roofline_of(replace(blocks(), trace=Trace(files={}, batches=1, operators=(mm,))))
     seen.page.get_by_label("points", exact=True).select_option("operators")
     assert (1, 1) == tuple(seen.page.locator(f".picture {kind}").count() for kind in (".timed", ".rug"))
-    assert "40.00 s" in seen.page.locator(SHEET).filter(has_text="mm float32").inner_text()
+    assert "40.0 s" in seen.page.locator(SHEET).filter(has_text="mm float32").inner_text()
 
 
 def test_a_drag_zooms_and_the_table_follows(roofline_of: Callable[..., Seen]) -> None:

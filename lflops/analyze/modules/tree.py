@@ -1,7 +1,7 @@
 """The modules of a profile as rows: a tree that folds what repeats, or a flat list by own work."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from statistics import fmean
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from lflops.profile.module_names import children
 from lflops.profile.records import Spread
 from lflops.profile.series import sum_known
 
-__all__ = ["SORT_KEYS", "Repeat", "Row", "WorkCounts", "flat", "has_times", "share_of", "totals", "tree"]
+__all__ = ["SORT_KEYS", "Repeat", "Row", "WorkCounts", "flat", "has_times", "share_of", "totals", "tree", "walk"]
 
 
 class WorkCounts(Struct, frozen=True, kw_only=True):
@@ -164,6 +164,13 @@ def tree(
         return _sorted(made, sort, phase)
 
     return rows([("",)], 0)
+
+
+def walk(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows of a tree, each before those below it."""
+    for row in rows:
+        yield row
+        yield from walk(row.children)
 
 
 def flat(profile: Profile, *, sort: str | None = None, phase: Phase | None = "forward") -> tuple[Row, ...]:

@@ -25,12 +25,17 @@ export function size(value) {
   return scaled(value, 1024, BINARY);
 }
 
+// Three digits: a time is measured, and its noise hides the others.
 /** @type {(value: number | null) => string} */
 export function duration(value) {
   if (value === null) return UNKNOWN;
   if (value === 0) return "0 s";
-  if (Math.abs(value) >= 1) return `${value.toFixed(2)} s`;
-  return fraction(value * 1e9, 1000, SECONDS);
+  let power = Math.abs(value) >= 1 ? SECONDS.length - 1 : 0;
+  const scaled = () => value * 10 ** (9 - 3 * power);
+  while (Math.round(Math.abs(scaled())) >= 1000 && power + 1 < SECONDS.length) power += 1;
+  const digits = [2, 1].find((each) => Number(Math.abs(scaled()).toFixed(each)) < 10 ** (3 - each)) ?? 0;
+  const text = scaled().toFixed(digits);
+  return `${Number(text) === 0 ? scaled().toExponential(2) : text} ${SECONDS[power]}`;
 }
 
 /** @type {(share: number | null) => string} */

@@ -71,7 +71,7 @@ function stacked(title, parts, missing, kind, openModules) {
     list.append(element(
       "li", {}, key, element("b", {}, name), ` ${text}`,
       isOpen && links.length ? element("div", { class: "quiet" }, "in ", ...links) : null,
-      isOpen && advice ? element("div", { class: "quiet" }, kind === "budget" ? `What helps: ${advice}.` : `${advice}.`) : null,
+      isOpen && advice ? element("div", { class: "quiet" }, `${advice}.`) : null,
     ));
   });
   return element("div", {}, heading, bar, list);

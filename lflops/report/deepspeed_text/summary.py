@@ -31,7 +31,9 @@ fwd: forward; bwd: backward, counted and timed; step: the optimizer's update; it
 _Lines = Iterator[tuple[str, str]]
 
 
-def summary(analysis: Analysis, *, step: int | None = None, module_depth: int = -1, top_modules: int = 1, detailed: bool = True) -> str:
+def summary(
+    analysis: Analysis, *, step: int | None = None, module_depth: int = -1, top_modules: int = 1, detailed: bool = True, fold: bool = False
+) -> str:
     """The text in all its parts.
 
     Args:
@@ -40,6 +42,7 @@ def summary(analysis: Analysis, *, step: int | None = None, module_depth: int = 
         module_depth: The last depth of the second part; 0 is the root alone, -1 and anything too deep are the innermost.
         top_modules: How many classes of modules the second part names for each figure.
         detailed: Whether to print the third part, which has a line or more for every module.
+        fold: Whether modules that repeat share their lines in the third part.
 
     Raises:
         ValueError: There is no such depth.
@@ -58,7 +61,7 @@ def summary(analysis: Analysis, *, step: int | None = None, module_depth: int = 
         table,
     ]
     if detailed:
-        parts += ["\n------------------------------ Detailed Profile per GPU ------------------------------", details(analysis)]
+        parts += ["\n------------------------------ Detailed Profile per GPU ------------------------------", details(analysis, fold=fold)]
     if closing := list(_budget(analysis)):
         parts += ["\n----------------------------- Where the Step's Time Went -----------------------------", *closing]
     return "\n".join([*parts, "-" * 78])

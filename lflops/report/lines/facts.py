@@ -10,7 +10,7 @@ from lflops.report.lines.notes import sentence
 from lflops.report.lines.ranks import ranks
 from lflops.report.lines.text import counted
 
-__all__ = ["facts", "remarks"]
+__all__ = ["facts", "remarks", "uncounted"]
 
 _KINDS = {
     "count": "counted on one pass",
@@ -28,12 +28,13 @@ def facts(profile: Profile) -> list[tuple[str, str]]:
     ranks = counted(run.world_size, "rank") if run.world_size > 1 else None
     # Positional inputs are named by their number, which would read as one more size.
     shapes = [f"{'' if name.isdecimal() else name} {'×'.join(map(str, shape)) or 'scalar'}".strip() for name, shape in run.shapes.items()]
-    batch = [counted(n, unit) for n, unit in ((run.samples_per_step, "sample"), (run.tokens_per_step, "token")) if n is not None]
+    units_of_batch = ((run.samples_per_step, "sample"), (run.tokens_per_step, "token"))
+    batch = [f"{n:,} {unit}{'' if n == 1 else 's'}" for n, unit in units_of_batch if n is not None]
     return [
         ("profiled", _listed(_root(profile), _passes(profile), *when, "partial" if run.partial else None)),
         ("device", _listed(_device(profile), run.dtype, run.precision, ranks)),
         ("created", run.created.replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC")),
-        ("inputs", _listed(*shapes, *batch)),
+        ("inputs", "; ".join(_listed(*part) for part in (shapes, batch) if part) or units.UNKNOWN),
         ("parameters", _listed(*_parameters(profile))),
     ]
 
@@ -102,7 +103,7 @@ def remarks(analysis: Analysis) -> Iterator[tuple[str, str, bool]]:
     for label, value in ranks(analysis):
         yield label, value, False
     if profile.is_counted:
-        for line, is_doubt in _uncounted(analysis):
+        for line, is_doubt in uncounted(analysis):
             yield "not counted", line, is_doubt
     if analysis.uncalled and profile.is_counted:
         yield "never called", _never_called(analysis), True
@@ -110,7 +111,8 @@ def remarks(analysis: Analysis) -> Iterator[tuple[str, str, bool]]:
         yield "note", sentence(note), True
 
 
-def _uncounted(analysis: Analysis) -> Iterator[tuple[str, bool]]:
+def uncounted(analysis: Analysis) -> Iterator[tuple[str, bool]]:
+    """A line for each operator without a formula, and whether it makes the totals less reliable."""
     rows = analysis.uncounted
     if not rows:
         yield "nothing: every operator that ran has a formula", False

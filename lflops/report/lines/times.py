@@ -32,23 +32,23 @@ def times(analysis: Analysis) -> Iterator[Line]:
     if clean.seconds is None:
         yield Line(one, units.UNKNOWN, "", f"no clean {several}")
         return
-    rests_on = f"clean {one}" if clean.steps == 1 else f"clean {several}: the median, and how far the quartiles are from it"
-    yield _timed(one, clean.seconds, f"{units.count(clean.steps)} {rests_on}")
+    rests_on = f"of one clean {one}" if clean.steps == 1 else f"median ± quartiles of {units.count(clean.steps)} clean {several}"
+    yield _timed(one, clean.seconds, rests_on)
     yield from _phases(clean, one)
     for label, rate in (("samples/s", clean.samples_per_second), ("tokens/s", clean.tokens_per_second)):
         if rate is not None:
-            yield Line(label, units.count(rate), "", "")
+            yield Line(label, units.rate(rate), "", "")
     yield from _reached(analysis)
     if clean.cpu_seconds is not None:
         remark = f"{_times(clean.cpu_seconds.median, clean.seconds.median)} the time of the {one}{_of_the_system(clean)}"
         yield _timed("CPU time", clean.cpu_seconds, remark)
     if run.observer_ratio is not None:
-        remark = f"hooked {several} against clean ones; clean ones are what is shown"
+        remark = f"time of {several} with hooks over that of clean {several}; the figures are of the clean ones"
         yield Line("observer", _times(run.observer_ratio, 1), "", remark)
 
 
 def _of_the_system(clean: StepTimes) -> str:
-    return "" if clean.system_seconds is None else f", {units.duration(clean.system_seconds.median)} of it the system's"
+    return "" if clean.system_seconds is None else f", {units.duration(clean.system_seconds.median)} of it in the kernel"
 
 
 def _phases(clean: StepTimes, one: str) -> Iterator[Line]:
@@ -68,29 +68,32 @@ def _phases(clean: StepTimes, one: str) -> Iterator[Line]:
 
 def _reached(analysis: Analysis) -> Iterator[Line]:
     reached, run, root = analysis.utilization, analysis.profile.run, analysis.profile.modules[""]
-    rate = units.quantity(reached.flops_per_second, "FLOP/s")
+    rate = units.rate(reached.flops_per_second, "FLOP/s")
     ran = " and ".join(phase for phase in MODEL_PHASES if root.work(phase).macs) or "forward"
     yield Line("achieved", rate, "", "nothing was counted" if reached.flops_per_second is None else f"2 × MACs of {ran}")
     yield Line("MFU", units.percent(reached.mfu), "", _peak(reached, run))
     if units.percent(reached.hfu) != units.percent(reached.mfu):
-        known = "executed MACs, recomputed ones among them, each at the peak of its dtype"
+        known = "executed and recomputed MACs, each at the peak of its dtype"
         yield Line("HFU", units.percent(reached.hfu), "", "some MACs are in a dtype without a known peak" if reached.hfu is None else known)
 
 
 def _peak(reached: Utilization, run: Run) -> str:
     """The peak that the share is of, or why it is unknown."""
     if reached.hardware is None:
-        return f"the peak of {run.device_name} is not known"
+        return f'the peak of {run.device_name} is not known: hardware="measure" measures it'
     if reached.peak_flops_per_second is None:
         return f"the peak of {reached.hardware} for {reached.dtype or run.dtype or 'an unknown dtype'} is not known"
-    return f"of {units.quantity(reached.peak_flops_per_second, 'FLOP/s')} ({reached.hardware}, {reached.dtype} dense)"
+    return f"of {units.rate(reached.peak_flops_per_second, 'FLOP/s')} ({reached.hardware}, {reached.dtype} dense)"
 
 
 def _timed(label: str, seconds: Spread, remark: str) -> Line:
-    """A median with its distance to the farther quartile, in the same unit."""
+    """A median with its distance to the farther quartile, in the same unit and with as many decimals."""
     median = units.duration(seconds.median)
-    width = max(seconds.high - seconds.median, seconds.median - seconds.low) * _PER_SECOND[median.split()[-1]]
-    known = "" if seconds.n == 1 else f"± {'<0.01' if 0 < width < 0.005 else f'{width:.2f}'}"
+    number, unit = median.split()
+    decimals = len(number.partition(".")[2])
+    width = max(seconds.high - seconds.median, seconds.median - seconds.low) * _PER_SECOND[unit]
+    least = 10**-decimals
+    known = "" if seconds.n == 1 else f"± <{least:g}" if 0 < width < least / 2 else f"± {round(width, 9):.{decimals}f}"
     return Line(label, median, known, remark)
 
 

@@ -8,16 +8,19 @@ from lflops.analyze.analysis import Analysis
 from lflops.analyze.speed.budget import IN_MODULES, Budget
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import are_times_far_off
-from lflops.report.lines.budget import what_it_is
+from lflops.report.lines.budget import advice, what_it_is
 from lflops.report.lines.text import plain
 
-__all__ = ["modules_of_part", "verdict"]
+__all__ = ["first_steps", "modules_of_part", "verdict"]
 
 _MOST = 0.6
 """A part is mostly in a module that has this share of it."""
 _LISTED = 3
 _LARGE_PHASE = 0.1
 _OUTLIERS = 2
+_FIRST = 2
+_NO_WORK = ("data", "transfer", "clip", "optimizer", "other")
+"""Phases that are no work of the model's modules."""
 
 
 def verdict(analysis: Analysis) -> tuple[str, ...]:
@@ -49,24 +52,41 @@ def _planned(analysis: Analysis) -> Iterator[str]:
         yield f"A step has {units.count(sum(counts.macs for counts in analysis.totals.values()))} MACs. Nothing was timed."
 
 
+def first_steps(analysis: Analysis) -> Iterator[str]:
+    """What to do first: the largest part of the step that is no useful work, with what shortens it, and slow modules."""
+    parts = _lost_parts(analysis)
+    for name, share in parts[:_FIRST]:
+        if share >= _LARGE_PHASE:
+            yield f"{_lost_part(analysis, name, share)} {advice(name)}."
+    yield from _outliers(analysis)
+
+
 def _lost(analysis: Analysis) -> Iterator[str]:
-    """The largest part of the budget that is no useful work; without a budget, phases that are no work of the model."""
+    parts = _lost_parts(analysis)
+    if analysis.budget is None:
+        parts = [(name, share) for name, share in parts if share >= _LARGE_PHASE and name in ("data", "transfer")]
+        yield from (_lost_part(analysis, name, share) for name, share in parts)
+    else:
+        yield from (_lost_part(analysis, name, share) for name, share in parts[:1])
+
+
+def _lost_parts(analysis: Analysis) -> list[tuple[str, float]]:
+    """Parts of the budget that are no useful work; without a budget, phases that are no work of the model. The largest first."""
+    if analysis.budget is not None:
+        parts = {name: share for name, share in analysis.budget.parts.items() if name != "useful"}
+    else:
+        clean = analysis.step_times
+        step = clean.seconds.median if clean.seconds else 0.0
+        parts = {name: seconds.median / step for name, seconds in clean.phases.items() if name in _NO_WORK} if step else {}
+    return sorted(parts.items(), key=lambda part: -part[1])
+
+
+def _lost_part(analysis: Analysis, name: str, share: float) -> str:
+    """A sentence, as `59.3 % of the step is memory-bound work, mostly in blocks.*.norm`."""
     budget = analysis.budget
-    if budget is not None:
-        parts = {name: share for name, share in budget.parts.items() if name != "useful"}
-        if parts:
-            name = max(parts, key=lambda part: parts[part])
-            is_doubtful = name in IN_MODULES and are_times_far_off(analysis.profile.notes)
-            where = "" if is_doubtful else _mostly_in(analysis, budget, name)
-            yield f"{units.percent(parts[name])} of the step {what_it_is(analysis.profile, budget, name)}{where}."
-        return
-    clean = analysis.step_times
-    if clean.seconds is None or not clean.seconds.median:
-        return
-    phases = {name: seconds.median / clean.seconds.median for name, seconds in clean.phases.items()}
-    for name in ("data", "transfer"):
-        if phases.get(name, 0.0) >= _LARGE_PHASE:
-            yield f"{units.percent(phases[name])} of the step {'is the wait for data' if name == 'data' else 'is the transfer of batches'}."
+    is_doubtful = name in IN_MODULES and are_times_far_off(analysis.profile.notes)
+    where = "" if is_doubtful or budget is None else _mostly_in(analysis, budget, name)
+    return f"{units.percent(share)} of the step is {what_it_is(analysis.profile, budget, name)}{where}."
 
 
 def _mostly_in(analysis: Analysis, budget: Budget, part: str) -> str:

@@ -7,7 +7,7 @@ from msgspec import Struct
 from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.profile.model import PHASES
-from lflops.report.lines.budget import advice
+from lflops.report.lines.budget import advice, sorted_parts
 from lflops.report.lines.facts import facts, remarks
 from lflops.report.lines.times import times
 from lflops.report.lines.verdict import modules_of_part, verdict
@@ -120,7 +120,7 @@ def summary(analysis: Analysis) -> Summary:
 def _budget(analysis: Analysis) -> Iterator[Part]:
     """The largest part first."""
     budget = analysis.budget
-    for name, share in sorted(budget.parts.items(), key=lambda part: -part[1]) if budget else ():
+    for name, share in sorted_parts(budget) if budget else ():
         modules = tuple(modules_of_part(analysis, budget, name)) if budget else ()
         seconds = budget.seconds if budget else 0.0
         yield _part(name.replace("_", " "), share, seconds, advice(name), modules)

@@ -9,7 +9,7 @@ from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.tree import WorkCounts
 from lflops.profile.series import sum_known
-from lflops.report.lines.budget import parts
+from lflops.report.lines.budget import largest, sorted_parts
 from lflops.report.lines.facts import facts, remarks
 from lflops.report.lines.times import times
 from lflops.report.terminal.tables import MARGIN, FittedTable, margin, text
@@ -42,8 +42,8 @@ def _times(analysis: Analysis) -> Iterator[Table]:
     yield table
 
 
-def _budget(analysis: Analysis) -> Iterator[Table]:
-    """A table of all parts with their shares and seconds, the largest first and the three largest explained, where there is a budget."""
+def _budget(analysis: Analysis) -> Iterator[RenderableType]:
+    """All parts with their shares and seconds, the largest first; then what shortens the three largest, where there is a budget."""
     budget = analysis.budget
     if budget is None:
         return
@@ -52,11 +52,14 @@ def _budget(analysis: Analysis) -> Iterator[Table]:
     for _ in range(2):
         table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for index, (name, share, sentence) in enumerate(parts(analysis.profile, budget)):
-        row = units.percent(share), units.duration(share * budget.seconds), name, sentence.partition(" % ")[2]
+    for index, (name, share) in enumerate(sorted_parts(budget)):
+        row = units.percent(share), units.duration(share * budget.seconds), name.replace("_", " ")
         table.add_row("" if index else "budget", *map(text, row))
     yield table
+    advice = margin()
+    for index, line in enumerate(largest(analysis.profile, budget)):
+        advice.add_row("" if index else "largest parts", text(line))
+    yield advice
 
 
 def _totals(analysis: Analysis) -> FittedTable:

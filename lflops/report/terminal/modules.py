@@ -12,7 +12,7 @@ from rich.text import Text
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.modules.tree import Row
+from lflops.analyze.modules.tree import Row, walk
 from lflops.profile.model import PHASES, Phase
 from lflops.report.lines.text import plain, shortened
 from lflops.report.terminal.header import header
@@ -83,7 +83,7 @@ class _Modules:
     """The table of the rows, with as many of the columns as leave room for the names."""
 
     def __init__(self, analysis: Analysis, rows: Iterable[Row], phase: Phase | None) -> None:
-        listed = list(_walk(rows))
+        listed = list(walk(rows))
         self._rows = [row for row in listed if not row.own or row.parameters or row.one(None).calls]
         self._names = [_Name(row) for row in self._rows]
         self._columns = list(_columns(analysis, phase))
@@ -121,12 +121,6 @@ class _Modules:
             yield f"{self._idle} modules without own work or parameters are not listed"
         if left_out := [" ".join(column.heading.split()) for column in self._columns if column not in columns]:
             yield f"too narrow for {', '.join(left_out)} (COLUMNS=200 shows them)"
-
-
-def _walk(rows: Iterable[Row]) -> Iterator[Row]:
-    for row in rows:
-        yield row
-        yield from _walk(row.children)
 
 
 def _columns(analysis: Analysis, phase: Phase | None) -> Iterator[_Column]:

@@ -39,7 +39,7 @@ class Settings:
     compiled: str = "row"
     module_depth: int = -1
     top_modules: int = 3
-    detailed: bool = True
+    detailed: bool = False
     ignore_modules: Ignored = ()
     output_file: str | PathLike[str] | None = None
     hardware: Hardware | str | None = "auto"

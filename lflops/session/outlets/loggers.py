@@ -1,5 +1,6 @@
 """What a window leaves in the Trainer's loggers and in its log directory."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -8,6 +9,7 @@ from lflops.analyze.analysis import Analysis
 from lflops.profile.model import Profile
 from lflops.report import html as page
 from lflops.report.deepspeed_text.summary import summary
+from lflops.report.log_text import log_text
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Training
 from lflops.session.outlets.failures import Failures
@@ -32,6 +34,9 @@ class Output(Protocol):
 
     def end(self, profiles: Iterable[Profile], step: int, traces: Sequence[Path]) -> None:
         """The run is over, with these windows and traces."""
+
+    def where(self) -> str:
+        """Where a reader sees what was logged, as the rest of a sentence."""
 
 
 OUTPUTS: dict[str, Callable[[Any, str], Output]] = {
@@ -113,26 +118,28 @@ class Outlets:
             step: The loggers' x-axis.
 
         Returns:
-            The text, and the files that were written.
+            The log's text, and the files that were written.
         """
-        text, files = "", []
+        text, long, files = "", "", []
         if path is not None and self._settings.html:
             with self._failures.contained("the page"):
                 page.save(analysis, path.with_suffix(".html"))
                 files.append(path.with_suffix(".html"))
         with self._failures.contained("the summary"):
-            text = self._text(analysis, detailed=self._settings.detailed)
+            if self._settings.detailed or self._settings.output_file is not None or self._outputs:
+                long = self._long_text(analysis, detailed=True)
+            text = long if self._settings.detailed else log_text(analysis)
         if self._settings.output_file is not None:
             output = Path(self._settings.output_file)
             with self._failures.contained(f"output_file={str(output)!r}"):
                 with open_text(output, self._loop) as file:
-                    file.write(f"{text}\n")
+                    file.write(f"{long}\n")
                 files.append(output)
         written = [file for file in (path, *files) if file is not None and file.exists()]
         for logger in self._outputs:
             with self._failures.contained(f"what {logger.name} is shown of a window"):
-                brief = text if len(text.splitlines()) <= LONGEST_TEXT else self._text(analysis, detailed=False)
-                logger.window(analysis, brief, step, written)
+                shown = long if len(long.splitlines()) <= LONGEST_TEXT else self._long_text(analysis, detailed=False)
+                logger.window(analysis, shown, step, written)
         return text, files
 
     def end(self, profiles: Sequence[Profile], step: int) -> None:
@@ -143,6 +150,14 @@ class Outlets:
             with self._failures.contained(f"what {logger.name} is shown of the run"):
                 logger.end(profiles, step, traces)
 
-    def _text(self, analysis: Analysis, *, detailed: bool) -> str:
+    def where(self) -> list[str]:
+        """Where a reader sees what the loggers show of a run; those that fail say nothing."""
+        found = []
+        for logger in self._outputs:
+            with contextlib.suppress(Exception):  # the log's line is no reason to warn
+                found.append(logger.where())
+        return found
+
+    def _long_text(self, analysis: Analysis, *, detailed: bool) -> str:
         asked = self._settings
-        return summary(analysis, module_depth=asked.module_depth, top_modules=asked.top_modules, detailed=detailed)
+        return summary(analysis, module_depth=asked.module_depth, top_modules=asked.top_modules, detailed=detailed, fold=True)

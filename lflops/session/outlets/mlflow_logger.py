@@ -44,6 +44,10 @@ class MLflowOutput:
         for path in files:
             client.log_artifact(run, str(path), folder)
 
+    def where(self) -> str:
+        """The artifacts of the run."""
+        return f"in MLflow, run {self._logger.run_id}: artifacts below {self._root}"
+
     def end(self, profiles: Iterable[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002 - not on an axis
         """Keep the totals as parameters of the run, and the traces."""
         client, run = self._logger.experiment, self._logger.run_id

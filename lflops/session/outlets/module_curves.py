@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from lflops.analyze.analysis import Analysis
 from lflops.profile.model import Phase, Profile, Work
 
-__all__ = ["FEWEST_WINDOWS", "ModuleCurves", "busiest", "module_scalars"]
+__all__ = ["FEWEST_WINDOWS", "ModuleCurves", "module_scalars"]
 
 FEWEST_WINDOWS = 3
 """Two points are no curve."""
@@ -33,22 +33,13 @@ class ModuleCurves:
     def points(self, analysis: Analysis, step: int) -> list[Point]:
         """The points to log now: nothing before the third window, and then those of the first two as well."""
         if not self._names:
-            self._names = busiest(analysis.profile, analysis.patterns, self._number)
+            self._names = tuple(each.pattern for each in analysis.busiest[: self._number])
         self._windows += 1
         self._held_back.append((module_scalars(analysis.profile, analysis.patterns, self._names), step))
         if self._windows < FEWEST_WINDOWS:
             return []
         points, self._held_back = self._held_back, []
         return points
-
-
-def busiest(profile: Profile, patterns: Mapping[str, str], number: int) -> tuple[str, ...]:
-    """The patterns with the most self time in forward and backward, of modules that were timed; so many at most."""
-    seconds: dict[str, float] = {}
-    for name, row in profile.modules.items():
-        spent = sum(_own_seconds(row.work(phase)) or 0 for phase in LEARNING)
-        seconds[patterns[name]] = seconds.get(patterns[name], 0) + spent
-    return tuple(sorted((name for name in seconds if seconds[name]), key=lambda name: -seconds[name])[:number])
 
 
 def module_scalars(profile: Profile, patterns: Mapping[str, str], names: Iterable[str]) -> dict[tuple[str, str], float]:

@@ -1,5 +1,6 @@
 """What a window leaves in a TensorBoardLogger, all of it through the logger's own writer: TensorBoard reads but one file of a folder."""
 
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,10 @@ class TensorBoardOutput:
         if not self._laid_out:
             writer.add_custom_scalars(LAYOUT)
             self._laid_out = True
+
+    def where(self) -> str:
+        """The command, and the tab."""
+        return f"in TensorBoard, tab LFLOPS: tensorboard --logdir {shlex.quote(str(self._logger.log_dir))}"
 
     def end(self, profiles: Iterable[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002 - the same
         """Write what the last window of each stage totals, and the run's row in the table of hyperparameters, with the logger's own.

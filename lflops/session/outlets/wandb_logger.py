@@ -48,6 +48,11 @@ class WandbOutput:
                 artifact.add_file(str(path))
             run.log_artifact(artifact)
 
+    def where(self) -> str:
+        """The run's page, or what uploads it where it is offline."""
+        run = self._logger.experiment
+        return f"in Weights & Biases: {run.url or f'wandb sync {Path(run.dir).parent}'}"
+
     def end(self, profiles: Iterable[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002 - not on an axis
         """Put the totals into the run's summary, and keep the traces."""
         import wandb

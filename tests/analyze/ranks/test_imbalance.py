@@ -193,8 +193,8 @@ def test_the_worst_three_are_a_sentence_each() -> None:
         )
     )
     assert (
-        "rank 1 is ×168 slower than the other ranks in data loading, in 6 of 6 steps: costs 50.00 ms a step"
-        " | rank 5 is 310.0 % slower than the other ranks in layers.0.mlp forward, in 6 of 6 steps: costs 31.00 ms a step"
+        "rank 1 is ×168 slower than the other ranks in data loading, in 6 of 6 steps: costs 50.0 ms a step"
+        " | rank 5 is 310.0 % slower than the other ranks in layers.0.mlp forward, in 6 of 6 steps: costs 31.0 ms a step"
         " | rank 2 is 10.0 % slower than the other ranks in everything, in 6 of 6 steps: costs 9.00 ms a step"
         " | 1 more"
     ) == said(given)["slow ranks"]
@@ -219,8 +219,8 @@ def test_who_waits_for_whom_is_said() -> None:
         RankWait(module="", phase="sync", for_rank=0, ranks=1, seconds=5e-3, longest=5e-3, longest_rank=1),
     )
     assert (
-        "7 ranks wait 50.00 ms a step for rank 3 in the root's own backward"
-        " | rank 0 waits 20.00 ms a step for rank 1 in head forward"
+        "7 ranks wait 50.0 ms a step for rank 3 in the root's own backward"
+        " | rank 0 waits 20.0 ms a step for rank 1 in head forward"
         " | rank 1 waits 5.00 ms a step for rank 0 in Lightning's own collectives"
     ) == said(compared(rank_comparison=comparison(waits=waits)))["waiting"]
 
@@ -228,7 +228,7 @@ def test_who_waits_for_whom_is_said() -> None:
 def test_what_the_run_loses_altogether_is_one_sentence() -> None:
     """4 of 100 ms."""
     line = said(compared(rank_comparison=comparison(lost_seconds=4e-3)))["imbalance"]
-    assert "with all ranks as fast as the median one, a step would be 4.0 % shorter, 96.00 ms" == line
+    assert "with all ranks as fast as the median one, a step would be 4.0 % shorter, 96.0 ms" == line
     assert "imbalance" not in said(compared(rank_comparison=comparison(lost_seconds=None)))
 
 
@@ -255,7 +255,7 @@ def test_who_waits_for_data_is_told() -> None:
     given = compared()
     each = [replace(rank, data=spread(40e-3 if rank.rank == 3 else 1e-3), macs=100 + rank.rank) for rank in given.ranks]
     lines = said(replace(given, ranks=tuple(each)))
-    assert "1.00 ms to 40.00 ms, the most on rank 3" == lines["data wait by rank"]
+    assert "1.00 ms to 40.0 ms, the most on rank 3" == lines["data wait by rank"]
     assert "828 MACs forward and backward, 100 to 107 on each" == lines["all ranks"]
     assert "CPU time by rank" not in lines
 

@@ -215,7 +215,7 @@ def test_a_traced_devices_timeline_is_scaled_to_the_clean_step() -> None:
     assert () == found.inside_rest
     assert pytest.approx(0.06) == found.modules["norm"]["below_roof"]
     assert {"forward": pytest.approx(0.1), "other": pytest.approx(0.2)} == found.idle
-    assert "30.0 % finds the device idle, mostly with the host in no module: " in summary(analyze(traced(kernels)))
+    assert "30.0 % idle time of the device, mostly while the host runs no module. " in summary(analyze(traced(kernels)))
 
 
 def test_a_timeline_without_kernels_by_module_is_cut_as_a_whole() -> None:
@@ -335,9 +335,9 @@ def test_the_summary_closes_with_the_largest_parts_in_words() -> None:
     closing = summary(analyze(clocked(stepped(), OWN))).splitlines()[-5:]
     assert [
         "----------------------------- Where the Step's Time Went -----------------------------",
-        "28.8 % is below the roof in Linear: larger batches, fewer and larger kernels, torch.compile",
-        "18.8 % is the optimizer: fused=True or foreach=True, or larger batches",
-        "18.8 % is in no phase: logging, callbacks, metrics, zeroed gradients: log less often, keep .item() out of the step",
+        "28.8 % below the roofline (Linear). Use larger batches, or fewer and larger kernels (torch.compile).",
+        "18.8 % the optimizer. Use fused=True or foreach=True, or larger batches.",
+        "18.8 % outside all phases: logging, callbacks, metrics, zeroing gradients. Log less often, and keep .item() out of the step.",
         "-" * 78,
     ] == closing
 
@@ -349,10 +349,10 @@ def test_pointwise_work_is_named_by_the_kinds_of_its_modules() -> None:
     step = Step(index=0, kind="clean", seconds=1.0, phases={"forward": 1.0})
     of_norms = profile(rows, cells, run=run(hardware=CHIP, device_type="cuda"), steps=(step,))
     lines = summary(analyze(clocked(of_norms, {("a", "forward"): 0.5, ("b", "forward"): 0.5}))).splitlines()[-3:-1]
-    unseen = "what is idle, which is not measured separately"
+    unseen = "including idle time that was not measured separately"
     assert [
-        "80.0 % is memory-bound pointwise work in 2 × LayerNorm: fuse it, torch.compile does",
-        f"20.0 % is below the roof in 2 × LayerNorm, and in it {unseen}: larger batches, fewer and larger kernels, torch.compile",
+        "80.0 % memory-bound pointwise work (2 LayerNorm). Fuse it, for example with torch.compile.",
+        f"20.0 % below the roofline (2 LayerNorm), {unseen}. Use larger batches, or fewer and larger kernels (torch.compile).",
     ] == lines
 
 
@@ -361,8 +361,8 @@ def test_advice_rests_on_no_times_that_are_far_off() -> None:
     given = clocked(stepped(), OWN)
     doubtful, near = (replace(given, notes=(Note(code="time_scaled", subject="", values={"forward": by}),)) for by in (3.0, 1.5))
     assert [
-        "28.8 % is below the roof, a rough share: the modules' times are far off here",
-        "18.8 % is the optimizer: fused=True or foreach=True, or larger batches",
+        "28.8 % below the roofline, roughly: the times of modules are unreliable here",
+        "18.8 % the optimizer. Use fused=True or foreach=True, or larger batches.",
     ] == summary(analyze(doubtful)).splitlines()[-4:-2]
     assert summary(analyze(given)).splitlines()[-4:] == summary(analyze(near)).splitlines()[-4:]
 

@@ -35,7 +35,7 @@ def blocks(milliseconds: Mapping[str, float], step: Mapping[str, float], **facts
 
 def test_a_wait_for_data_is_named_first() -> None:
     """16 of 40 ms are the modules', 8 of these at the peak: 20 % MFU; the other 24 are the wait."""
-    assert ("20.0 % MFU.", "60.0 % of the step is the wait for data.") == verdict(analyze(blocks({}, {"data": 24, "forward": 16})))
+    assert ("20.0 % MFU.", "60.0 % of the step is waiting for data.") == verdict(analyze(blocks({}, {"data": 24, "forward": 16})))
 
 
 def test_a_slow_block_is_named() -> None:
@@ -43,8 +43,8 @@ def test_a_slow_block_is_named() -> None:
     found = verdict(analyze(blocks({"blocks.2.fc": 26.0}, {"forward": 40})))
     assert (
         "20.0 % MFU.",
-        "70.0 % of the step is below the roof, mostly in blocks.*.fc.",
-        "blocks.2.fc takes 13.0× as long as the 3 others like it: 24.00 ms a step.",
+        "70.0 % of the step is below the roofline, mostly in blocks.*.fc.",
+        "blocks.2.fc takes 13.0× as long as the 3 others like it: 24.0 ms a step.",
     ) == found
 
 
@@ -58,17 +58,17 @@ def test_times_that_are_far_off_name_no_module() -> None:
     """Their notes say that they are no measure."""
     note = Note(code="time_scaled", subject="", values={"forward": 3.0})
     found = verdict(analyze(replace(blocks({"blocks.2.fc": 26.0}, {"forward": 40}), notes=(note,))))
-    assert ("20.0 % MFU.", "70.0 % of the step is below the roof.") == found
+    assert ("20.0 % MFU.", "70.0 % of the step is below the roofline.") == found
 
 
 def test_without_a_peak_the_time_and_the_wait_are_named() -> None:
     """40 ms a step, 24 of them the wait."""
     found = verdict(analyze(blocks({}, {"data": 24, "forward": 16}, hardware=None)))
-    assert ("A step takes 40.00 ms.", "60.0 % of the step is the wait for data.") == found
+    assert ("A step takes 40.0 ms.", "60.0 % of the step is waiting for data.") == found
 
 
 def test_an_estimate_says_the_least_time_and_what_is_unknown() -> None:
     """4 products of 2 ms and 4 norms of 1: 12 ms at the least; without a chip its work is what is known."""
     planned = untimed(blocks({}, {"forward": 1}, kind="estimate"))
-    assert ("A step takes at least 12.00 ms on abacus.",) == verdict(analyze(planned))
+    assert ("A step takes at least 12.0 ms on abacus.",) == verdict(analyze(planned))
     assert ("A step has 4.00 k MACs. Nothing was timed.",) == verdict(analyze(replace(planned, run=replace(planned.run, hardware=None))))

@@ -87,7 +87,7 @@ def test_the_figures_begin_with_what_was_reached() -> None:
     """2 * 1000 FLOPs in 1 s, of 10 kFLOP/s: 20 %."""
     figures = {figure.label: figure.text for figure in timed().summary.figures}
     assert ["step", "MFU", "samples/s"] == list(figures)[:3]
-    assert ("20.0 %", "4", "1.00 s") == tuple(figures[label] for label in ("MFU", "samples/s", "step"))
+    assert ("20.0 %", "4.00", "1.00 s") == tuple(figures[label] for label in ("MFU", "samples/s", "step"))
     facts = {line.label: line.text for line in timed().summary.facts}
     assert "2.00 kFLOP/s, 2 × MACs of forward" == facts["achieved"]
 
@@ -96,7 +96,7 @@ def test_the_step_is_cut_into_its_phases_and_its_budget() -> None:
     """Phases as the step tells them; the budget's parts add up to 1, and the largest says what helps."""
     shown = timed()
     assert [("data", 0.25), ("forward", 0.5), ("unaccounted", 0.25)] == [(part.name, part.share) for part in shown.summary.phases]
-    assert "50.0 %, 500.00 ms" == shown.summary.phases[1].text
+    assert "50.0 %, 500 ms" == shown.summary.phases[1].text
     assert pytest.approx(1.0) == sum(part.share for part in shown.summary.budget)
     assert all(part.advice for part in shown.summary.budget)
     assert (True, "Linear, train", "window 1, step 7") == (shown.partial, shown.title, shown.head.when)
@@ -113,7 +113,7 @@ def test_what_is_missing_is_said() -> None:
 
 
 def test_a_side_of_a_comparison_says_how_sure_its_times_are() -> None:
-    """Quartiles a tenth of 100 µs on either side, over 3 steps: 0.93 * 20 µs * sqrt(3) / 2 = 16.11 µs. One clean step has no error."""
+    """Quartiles a tenth of 100 µs on either side, over 3 steps: 0.93 * 20 µs * sqrt(3) / 2 = 16.1 µs. One clean step has no error."""
     side = as_read(small_profile())["compare"]
     assert [None, None, 1.611e-5, 1.611e-5, 1.611e-5] == side["times"]["forward.own_error"]
     assert [3, 2, 1, 1, 1] == side["times"]["forward.calls"]

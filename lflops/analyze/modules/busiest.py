@@ -1,0 +1,72 @@
+"""The modules that a step spends most of its time in: each one's own time, those of repeated blocks together."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from lflops.profile.model import ModuleProfile, Phase, Profile
+
+__all__ = ["MODULE_PHASES", "BusyModules", "busiest", "total_seconds"]
+
+MODULE_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
+"""The phases of a module's total time. The optimizer's is added where it is known by module."""
+
+
+class BusyModules(Struct, frozen=True, kw_only=True):
+    """The modules at one place of the model, without the modules below them.
+
+    Attributes:
+        pattern: Their name, with `*` for the numbers of what repeats.
+        kind: Their class; empty where they have several.
+        modules: How many there are.
+        seconds: Total time of all of them in a step.
+        macs: Of forward and backward, of all of them.
+    """
+
+    pattern: str
+    kind: str
+    modules: int
+    seconds: float
+    macs: int
+
+
+def total_seconds(module: ModuleProfile, *, own: bool = False) -> float | None:
+    """Forward, backward and recompute, and the optimizer where it is known. `None` where no phase has a time.
+
+    A phase whose time is unknown is left out, so that it does not hide the others.
+
+    Args:
+        module: With its times.
+        own: Without the modules below it.
+    """
+    works = [module.work(phase) for phase in (*MODULE_PHASES, "optimizer")]
+    known = [spread.median for work in works if (spread := work.own_seconds if own else work.seconds) is not None]
+    return sum(known) if known else None
+
+
+def busiest(profile: Profile, patterns: Mapping[str, str]) -> tuple[BusyModules, ...]:
+    """All places with a time, the one with the most time first.
+
+    Args:
+        profile: With times of modules.
+        patterns: Each module's name with `*` for the numbers of what repeats.
+    """
+    places: defaultdict[str, list[ModuleProfile]] = defaultdict(list)
+    for name, module in profile.modules.items():
+        places[patterns[name]].append(module)
+    found = [_together(pattern, modules) for pattern, modules in places.items()]
+    return tuple(sorted((each for each in found if each.seconds), key=lambda each: -each.seconds))
+
+
+def _together(pattern: str, modules: Iterable[ModuleProfile]) -> BusyModules:
+    # A module that never ran, as a list of layers, has no time.
+    timed = [(module, seconds) for module in modules if (seconds := total_seconds(module, own=True))]
+    kinds = {module.kind for module, _ in timed}
+    return BusyModules(
+        pattern=pattern,
+        kind=kinds.pop() if len(kinds) == 1 else "",
+        modules=len(timed),
+        seconds=sum(seconds for _, seconds in timed),
+        macs=sum(module.forward.own_macs + module.backward.own_macs for module, _ in timed),
+    )
