@@ -53,7 +53,7 @@ class Classifier(LightningModule):
 def trained(model: Classifier, name: str) -> Profile:
     """What the monitor saw while the model was trained."""
     data = DataLoader(TensorDataset(torch.randn(STEPS * BATCH, FEATURES), torch.randint(CLASSES, (STEPS * BATCH,))), batch_size=BATCH)
-    monitor = FlopsMonitor(detailed=False, dirpath=f"runs/{name}")
+    monitor = FlopsMonitor(dirpath=f"runs/{name}")
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     Trainer(max_epochs=1, callbacks=[monitor], **options).fit(model, data)
     return monitor.profiles[0]

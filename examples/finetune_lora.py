@@ -70,7 +70,7 @@ def main() -> None:
     torch.manual_seed(0)
     ids = torch.randint(VOCABULARY, (STEPS * BATCH, LENGTH))
     data = DataLoader(TensorDataset(ids, (ids[:, 0] > VOCABULARY // 2).long()), batch_size=BATCH)
-    monitor = FlopsMonitor(detailed=False, dirpath="runs/lora")
+    monitor = FlopsMonitor(dirpath="runs/lora")
     Trainer(max_epochs=1, callbacks=[monitor], logger=False, enable_checkpointing=False).fit(Classifier(), data)
     (profile,) = monitor.profiles
     print(f"{'MACs of a step':24}{'forward':>14}{'backward':>14}")

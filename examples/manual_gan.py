@@ -58,7 +58,7 @@ def main() -> None:
     """Train, and tell what each network does in a step."""
     torch.manual_seed(0)
     data = DataLoader(torch.rand(STEPS * BATCH, PIXELS) * 2 - 1, batch_size=BATCH)
-    monitor = FlopsMonitor(detailed=False, dirpath="runs/gan")
+    monitor = FlopsMonitor(dirpath="runs/gan")
     options = {"logger": False, "enable_checkpointing": False}
     Trainer(max_epochs=1, callbacks=[monitor], **options).fit(GAN(), data)
     (profile,) = monitor.profiles

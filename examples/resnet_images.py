@@ -62,7 +62,7 @@ def main() -> None:
     """Train, and set each part's share of the time beside its share of the work."""
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(STEPS * BATCH, 3, SIDE, SIDE), torch.randint(CLASSES, (STEPS * BATCH,)))
-    monitor = FlopsMonitor(Schedule(wait=3, warmup=2, active=5), detailed=False, dirpath="runs/resnet")
+    monitor = FlopsMonitor(Schedule(wait=3, warmup=2, active=5), dirpath="runs/resnet")
     options = {"logger": False, "enable_checkpointing": False}
     Trainer(max_epochs=1, precision="bf16-mixed", callbacks=[monitor], **options).fit(ResNet(), DataLoader(data, BATCH))
     (profile,) = monitor.profiles

@@ -67,7 +67,7 @@ def text() -> Tensor:
 def main() -> None:
     """Train, and let the monitor tell."""
     torch.manual_seed(0)
-    monitor = FlopsMonitor(Schedule(wait=5, warmup=2, active=3, repeat=2), hardware="measure", module_depth=1, detailed=False)
+    monitor = FlopsMonitor(Schedule(wait=5, warmup=2, active=3, repeat=2), hardware="measure")
     logger = TensorBoardLogger(".", name="", version="gpt")
     trainer = Trainer(max_epochs=1, callbacks=[monitor], logger=logger, log_every_n_steps=10, enable_checkpointing=False, accelerator="cpu")
     trainer.fit(GPT(), DataLoader(text(), batch_size=BATCH, shuffle=True))

@@ -80,7 +80,7 @@ def _remarks(analysis: Analysis) -> _Lines:
     yield "memory", f"{units.size(analysis.peak_bytes)} of live tensors at the peak"
     yield from islice(ranks(analysis), _LINES_OF_RANKS)
     if profile.is_counted and analysis.uncounted:
-        yield from _labelled("not counted", _few((line for line, _ in uncounted(analysis)), _UNCOUNTED))
+        yield from _labelled("not counted", (line for line, _ in uncounted(analysis, _UNCOUNTED)))
     yield from _labelled("note", _few(map(sentence, profile.notes), _NOTES))
 
 

@@ -29,8 +29,8 @@ _ADVICE: Mapping[str, tuple[str, str]] = {
         "idle time of the device",
         "Use fewer and larger kernels (torch.compile), no .item() in the step, and more DataLoader workers",
     ),
-    "forward": ("forward of ignored modules", "Have them counted to see what it is"),
-    "backward": ("backward of ignored modules", "Have them counted to see what it is"),
+    "forward": ("forward outside the counted modules", "Count ignored modules, and name the rest with lflops.scope"),
+    "backward": ("backward outside the counted modules", "Count ignored modules, and name the rest with lflops.scope"),
 }
 """Of each part: what it is, as the rest of "20 % of the step is", and what usually shortens it."""
 

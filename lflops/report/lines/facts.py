@@ -111,17 +111,17 @@ def remarks(analysis: Analysis) -> Iterator[tuple[str, str, bool]]:
         yield "note", sentence(note), True
 
 
-def uncounted(analysis: Analysis) -> Iterator[tuple[str, bool]]:
-    """A line for each operator without a formula, and whether it makes the totals less reliable."""
+def uncounted(analysis: Analysis, most: int = _LISTED) -> Iterator[tuple[str, bool]]:
+    """A line for each operator without a formula, and whether it makes the totals less reliable; the first few, then the others."""
     rows = analysis.uncounted
     if not rows:
         yield "nothing: every operator that ran has a formula", False
-    longest = max((len(row.operator) for row in rows[:_LISTED]), default=0)
-    for row in rows[:_LISTED]:
+    longest = max((len(row.operator) for row in rows[:most]), default=0)
+    for row in rows[:most]:
         where = counted(len(row.modules), "module") if len(row.modules) > 1 else row.modules[0] or "the root"
         took = "" if row.seconds is None else f", {units.duration(row.seconds)}"
         yield f"{row.operator:<{longest}}  {counted(row.calls, 'call')} in {where}, {units.size(row.bytes)}{took}", True
-    if left := rows[_LISTED:]:
+    if left := rows[most:]:
         calls, moved = counted(sum(row.calls for row in left), "call"), units.size(sum(row.bytes for row in left))
         yield f"and {counted(len(left), 'more operator')}  {calls}, {moved}", True
 

@@ -1,0 +1,86 @@
+"""What a window writes to the log, by hand: of a profile made for it, and of one that has too much of everything."""
+
+from msgspec.structs import replace
+
+from lflops.analyze.analysis import analyze
+from lflops.hardware.chips import Hardware
+from lflops.profile.model import Uncounted
+from lflops.profile.notes import Note
+from lflops.profile.records import Rank, RankWait
+from lflops.report.log_text import log_text
+from tests.support.profile_builders import clocked, profile, run, small_comparison, small_profile, spread, untimed
+
+MOST = 40
+CHIP = Hardware("abacus", {"fp32": 1e9}, bandwidth_bytes_per_second=1e9, memory_bytes=64 * 2**30)
+
+
+def lines_of(text: str) -> dict[str, str]:
+    """The first line of each label."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        found.setdefault(line[:16].strip(), " ".join(line[16:].split()))
+    return found
+
+
+def test_the_step_its_phases_and_the_modules_are_there() -> None:
+    """Of 3 ms: forward 1; the first layer took 3 operator calls of 100 µs, a tenth of the step, for 2 * 1024 FLOPs."""
+    found = lines_of(log_text(analyze(small_profile())))
+    assert "Model, training, fit, step 8, window 0" == found["profiled"]
+    assert ("3.00 ms of one clean step", "1.00 ms 33.3 % of the step") == (found["step"], found["forward"])
+    assert "encoder.0 Linear 300 µs 10.0 % 6.83 MFLOP/s" == found["most time"]
+    assert found["MFU"].startswith("– the peak of cpu is not known")
+    assert "2.93 KiB of live tensors at the peak" == found["memory"]
+    assert "1 of 2 reported; missing: 1" == found["ranks"]
+    assert found["not counted"].startswith("my_ops::scan")
+
+
+def test_what_to_do_first_is_the_largest_part_with_a_remedy() -> None:
+    """Backward takes 1.5 of 3 ms, of which the modules have three calls of 100 µs."""
+    given = small_profile()
+    found = lines_of(log_text(analyze(replace(given, run=replace(given.run, hardware=CHIP)))))
+    remedy = "Count ignored modules, and name the rest with lflops.scope."
+    assert f"40.0 % of the step is backward outside the counted modules. {remedy}" == found["do first"]
+
+
+def test_without_a_peak_the_wait_for_data_is_named() -> None:
+    """2 of 3 ms."""
+    given = small_profile()
+    waiting = replace(given.steps[0], phases={"data": 2e-3, "forward": 1e-3})
+    found = lines_of(log_text(analyze(replace(given, steps=(waiting,)))))
+    assert "66.7 % of the step is waiting for data. Use more DataLoader workers" in found["do first"]
+
+
+def test_a_window_with_too_much_of_everything_is_cut() -> None:
+    """100 modules, 50 operators without a formula, 30 notes and 64 ranks that wait for each other."""
+    names = [f"layer_{number}" for number in range(100)]
+    given = clocked(profile({"": {}, **{name: {"kind": "Linear"} for name in names}}, []), {(name, "forward"): 1e-3 for name in names})
+    phases = dict.fromkeys(("data", "transfer", "forward", "backward", "clip", "optimizer", "other"), 0.5)
+    (step, *_) = small_profile().steps
+    waits = tuple(RankWait(module="", phase="backward", for_rank=n, ranks=1, seconds=1.0, longest=1.0, longest_rank=0) for n in range(64))
+    worst = replace(
+        given,
+        run=run(kind="training", stage="train", window=0, step=1, world_size=64, hardware=CHIP),
+        steps=(replace(step, seconds=3.5, phases=phases, tokens=9),),
+        uncounted=tuple(Uncounted(module="", operator=f"my::op_{n}", phase="forward", calls=1, bytes=1) for n in range(50)),
+        notes=tuple(Note(code="ended_early", subject=str(n), values={}) for n in range(30)),
+        ranks=tuple(Rank(rank=n, node="0", host="h", device="d", coordinates={}, status="ok", step=spread(1.0), macs=n) for n in range(64)),
+        rank_comparison=replace(small_comparison(), waits=waits),
+    )
+    text = log_text(analyze(worst))
+    assert MOST >= len(text.splitlines())
+    assert "95 other modules" in text
+    assert "and 47 more operators  47 calls, 47 B" in text
+    assert "28 more, see lflops show" in text
+
+
+def test_a_window_without_times_has_its_work() -> None:
+    """The run ended before a clean step."""
+    text = log_text(analyze(untimed(small_profile())))
+    assert {"profiled", "memory"} <= lines_of(text).keys()
+    assert not {"step", "most time", "do first"} & lines_of(text).keys()
+
+
+def test_names_of_modules_do_not_drive_the_terminal() -> None:
+    """They come from the user."""
+    given = clocked(profile({"": {}, "\x1b[31m": {"kind": "Linear"}}, []), {("\x1b[31m", "forward"): 1e-3})
+    assert "\x1b" not in log_text(analyze(given))
