@@ -20,6 +20,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than there are cores: a quarter of the time, a worker waits for processes that its test has started."""
+    return (os.cpu_count() or 1) + 1
+
+
 @pytest.fixture
 def cuda() -> torch.device:
     """A CUDA device; a test that asks for one is skipped where there is none."""
