@@ -57,7 +57,7 @@ def monitor(
         model: What is trained; several by their names.
         optimizer: What steps; one, or several.
         engine: The `Fabric` or `Accelerator` that the loop uses, if it uses one.
-        logger: A `SummaryWriter`, or an object with `log_metrics(values, step=...)`; one, or several in a list.
+        logger: A `SummaryWriter`, a run of wandb, or an object with `log_metrics(values, step=...)`; one, or several in a list.
         accumulation: Batches over which gradients are accumulated.
         log_every: Steps from one point of the curves to the next; 0 for no curves.
         steps: How many steps the run has, if you know: the schedule is made to fit.

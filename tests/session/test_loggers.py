@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
 
+import lflops
 from lflops.schedule import Schedule
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, ROWS, Classifier, fit, watching
 
@@ -54,6 +56,26 @@ def test_wandb_has_a_table_pictures_the_page_and_totals(wandb_run: Any, tmp_path
     assert {"profile", "trace"} <= kept.keys()  # and its own kind for the table
     assert [name for name in kept["profile"] if name.endswith(".profile.json")]
     assert [name for name in kept["trace"] if name.endswith(".pt.trace.json.gz")]
+
+
+def test_a_loop_of_ones_own_logs_to_a_run_of_wandb(wandb_run: Any) -> None:
+    """The run is given to `lflops.monitor` as it is. Curves go over the training's steps; tables and totals are those of a WandbLogger."""
+    model = Classifier()
+    logged: list[dict[str, Any]] = []
+    log = wandb_run.log
+    wandb_run.log = lambda values: logged.append(values) or log(values)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with lflops.monitor(model, optimizer, logger=wandb_run, schedule=SHORT, log_every=2, log=str) as monitor:
+        for _ in range(8):
+            batch = torch.randn(ROWS, 8)
+            with monitor.step(batch):
+                model(batch).sum().backward()
+                optimizer.step()
+    curves = {values["lflops_step"] for values in logged if "lflops/train/step_ms" in values}
+    assert 7 in curves  # the last of two clean steps
+    assert list(Path(wandb_run.dir).joinpath("media").rglob("modules*.table.json"))
+    assert 99 == wandb_run.summary["lflops/train/parameters"]
+    assert list(Path(wandb_run.dir).parent.joinpath("lflops").glob("train-0-*.profile.json"))
 
 
 def test_mlflow_has_artifacts_and_totals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

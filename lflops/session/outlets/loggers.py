@@ -43,6 +43,7 @@ OUTPUTS: dict[str, Callable[[Any, str], Output]] = {
     "TensorBoardLogger": TensorBoardOutput,
     "WriterLogger": TensorBoardOutput,
     "WandbLogger": WandbOutput,
+    "RunLogger": WandbOutput,
     "MLFlowLogger": MLflowOutput,
 }
 """By the name of a logger's class, or of one that it is derived from."""

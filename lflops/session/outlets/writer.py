@@ -1,12 +1,13 @@
-"""A `SummaryWriter` of torch as a logger, for loops that have no other."""
+"""A `SummaryWriter` of torch, or a run of Weights & Biases, as a logger: for loops that have no logger of their framework."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from lflops.collect.inputs.arguments import describe
 from lflops.errors import CountError
 
-__all__ = ["WriterLogger", "loggers_of"]
+__all__ = ["RunLogger", "WriterLogger", "loggers_of"]
 
 
 class WriterLogger:
@@ -27,6 +28,28 @@ class WriterLogger:
             self.experiment.add_scalar(name, value, step)
 
 
+class RunLogger:
+    """Logs to a run of Weights & Biases, which stays its owner's to finish.
+
+    The run counts its own steps, so each point holds the training's step as `lflops_step`, and our curves are drawn over that.
+
+    Args:
+        run: What `wandb.init()` returns.
+    """
+
+    def __init__(self, run: Any) -> None:
+        """Log nothing yet."""
+        self.experiment = run
+        self.log_dir = str(Path(run.dir).parent)  # what lies in `dir` itself is uploaded, and the artifacts have it already
+        run.define_metric("lflops_step", hidden=True)
+        for name in ("lflops/*", "lflops_modules/*"):
+            run.define_metric(name, step_metric="lflops_step")
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log a point of each curve."""
+        self.experiment.log({**metrics, "lflops_step": step})
+
+
 def loggers_of(given: Any) -> list[Any]:
     """Loggers unchanged, or loggers around the writers that were given: one, several in a list, or none.
 
@@ -41,4 +64,6 @@ def _logger_of(given: Any) -> Any:
         return given
     if callable(getattr(given, "add_scalar", None)):
         return WriterLogger(given)
-    raise CountError(f"logger={describe(given)}: give a SummaryWriter, or an object with log_metrics(values, step=...)")
+    if callable(getattr(given, "define_metric", None)) and callable(getattr(given, "log", None)):
+        return RunLogger(given)
+    raise CountError(f"logger={describe(given)}: give a SummaryWriter, a run of wandb, or an object with log_metrics(values, step=...)")
