@@ -3,7 +3,7 @@ READY := .venv/ready
 PEERS := .venv-peers/bin
 PEERS_READY := .venv-peers/ready
 
-.PHONY: demo test lint lint-page coverage bench gpu clean
+.PHONY: demo test lint lint-page docs coverage bench gpu clean
 
 demo: $(READY)
 	@$(BIN)/python examples/train_gpt.py
@@ -25,6 +25,11 @@ lint-page:
 	else \
 		echo "Skipped: the types and the linter of the page's code, as there is no npm here."; \
 	fi
+
+# Needs no network. A broken link, or a name that the reference does not find, fails it.
+docs: $(READY)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --clean
+	@echo "Open site/index.html"
 
 coverage: $(READY)
 	@$(BIN)/pytest --cov lflops --cov-branch --cov-report term:skip-covered
@@ -56,7 +61,7 @@ gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(READY))
 	@PYTHONPATH=$(CURDIR) $(GPU_PYTHON) benchmarks/gpu.py
 
 clean:
-	@rm -rf .venv .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage node_modules dist runs gpt gpt.profile.json
+	@rm -rf .venv .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage node_modules dist site runs gpt gpt.profile.json
 	@find lflops tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 node_modules/.ready: package.json package-lock.json

@@ -15,6 +15,7 @@ from lflops.cli.html import html
 from lflops.cli.memory import memory
 from lflops.cli.output import UsageError
 from lflops.cli.roofline import roofline
+from lflops.cli.schema import schema
 from lflops.cli.show import show
 from lflops.cli.trace import trace
 from lflops.errors import LflopsError
@@ -22,7 +23,7 @@ from lflops.errors import LflopsError
 __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-for command in (show, diff, html, estimate, memory, roofline, hardware):
+for command in (show, diff, html, estimate, memory, roofline, hardware, schema):
     app.command()(command)
 app.add_typer(trace, name="trace")
 

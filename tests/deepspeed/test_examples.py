@@ -167,7 +167,7 @@ def test_a_profiled_training_learns_what_one_without_does() -> None:
     assert torch.equal(train(profile=None), train(profile=lambda _: None))
 
 
-PAGE = (ROOT / "docs/deepspeed.md").read_text("utf-8")
+PAGE = (ROOT / "docs/how-to/deepspeed.md").read_text("utf-8")
 MEASURED = ("latency", "FLOPS per GPU", "second", "CPU time", "observer", "MFU", "peak live")
 
 

@@ -1,0 +1,42 @@
+"""The JSON schema of a profile's file, made from the types of `Profile` and their docstrings."""
+
+import inspect
+import re
+from typing import Any
+
+import msgspec
+
+from lflops.profile import model
+
+__all__ = ["json_schema"]
+
+_ATTRIBUTE = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema, in JSON Schema's draft 2020-12; each object and field with its description.
+
+    It takes the files of every minor version of its major one: fields that it does not know are allowed.
+    """
+    schema = msgspec.json.schema(model.Profile)
+    for name, definition in schema["$defs"].items():
+        _describe(name, definition)
+    title = f"A profile of lflops, schema_version {model.SCHEMA_VERSION}"
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title} | schema
+
+
+def _describe(name: str, definition: dict[str, Any]) -> None:
+    """Divide a docstring: its text stays the object's, each line of "Attributes" goes to its field."""
+    text, _, attributes = inspect.cleandoc(definition.get("description", "")).partition("Attributes:\n")
+    if text:
+        definition["description"] = " ".join(text.split())
+    fields = definition.get("properties", {})
+    if "prefixItems" in definition:  # an array, whose items are the fields of a tuple or of a struct
+        kind = getattr(model, name)
+        names = kind._fields if issubclass(kind, tuple) else kind.__struct_fields__
+        fields = dict(zip(names, definition["prefixItems"], strict=True))
+        for field, item in fields.items():
+            item["title"] = field
+    for field, meaning in _ATTRIBUTE.findall(attributes):
+        if field in fields:
+            fields[field]["description"] = " ".join(meaning.split())

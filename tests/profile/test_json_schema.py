@@ -1,0 +1,83 @@
+"""`lflops schema` against an independent reader: `jsonschema`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+import lflops
+from lflops.cli.main import main
+from lflops.hardware.chips import lookup
+from lflops.profile.json_schema import json_schema
+from tests.support import profile_builders
+
+
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    """As a reader of JSON sees it."""
+    return json.loads(json.dumps(json_schema()))
+
+
+def saved(profile: lflops.Profile, folder: Path) -> Any:
+    """What is in a profile's file."""
+    profile.save(folder / "profile.json")
+    return json.loads((folder / "profile.json").read_text("utf-8"))
+
+
+def test_it_is_a_schema_and_printed_by_the_shell(schema: dict[str, Any], capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Of the draft that it names."""
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert 0 == main(["schema"])
+    assert schema == json.loads(capfdbinary.readouterr().out)
+
+
+def test_a_real_profile_is_valid(schema: dict[str, Any], tmp_path: Path) -> None:
+    """One that has times, memory and a chip."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    profile = lflops.measure(model, torch.randn(3, 4), backward=True, warmup=0, repeats=1, hardware=lookup("NVIDIA H200"))
+    jsonschema.validate(saved(profile, tmp_path), schema)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (["run", "world_size"], -1),
+        (["run", "kind"], "guess"),
+        (["modules", "", "forward", "macs"], 1.5),
+        (["modules", "", "forward"], None),
+        (["cells", 0, "phase"], "sideways"),
+        (["memory", "timeline", 0, 3], "many"),
+        (["schema_version"], 1),
+    ],
+)
+def test_a_wrong_value_is_refused_as_load_refuses_it(path: list[Any], value: object, schema: dict[str, Any], tmp_path: Path) -> None:
+    """By both."""
+    content = saved(lflops.count(torch.nn.Linear(4, 8), torch.randn(3, 4)), tmp_path)
+    place = content
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    (tmp_path / "wrong.json").write_text(json.dumps(content), "utf-8")
+    with pytest.raises(lflops.ProfileError):
+        lflops.load(tmp_path / "wrong.json")
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(content, schema)
+
+
+def test_a_field_of_a_later_minor_version_is_taken(schema: dict[str, Any], tmp_path: Path) -> None:
+    """As `load` takes it."""
+    content = saved(lflops.count(torch.nn.Linear(4, 8), torch.randn(3, 4)), tmp_path)
+    content["run"]["colour"] = "green"
+    jsonschema.validate(content, schema)
+
+
+def test_each_field_of_a_docstring_is_described(schema: dict[str, Any]) -> None:
+    """Objects by their properties, arrays by their items."""
+    assert "What was profiled" in schema["$defs"]["Run"]["description"]
+    assert schema["$defs"]["Work"]["properties"]["macs"]["description"].startswith("Multiply-accumulates")
+    moment = schema["$defs"]["Moment"]["prefixItems"]
+    assert list(profile_builders.Moment.__struct_fields__) == [item["title"] for item in moment]
+    assert any("most bytes alive" in item.get("description", "") for item in moment)
