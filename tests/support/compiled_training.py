@@ -13,6 +13,7 @@ from typing import Any
 
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = sys.argv[1]
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"  # kernels without vector instructions compile in half of the time
 
 import torch
 from msgspec import to_builtins
@@ -32,7 +33,7 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.up, self.down = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Two products and what is between."""

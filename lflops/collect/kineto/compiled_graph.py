@@ -28,12 +28,12 @@ class Share(NamedTuple):
 
     Attributes:
         module: Its number among the graph's modules; -1 for code of the compiled function itself.
-        is_recomputed: Whether a graph of backward computes it again.
+        is_of_forward: Whether its nodes are of the forward pass, so that a graph of backward computes them again.
         share: Of the kernel's time, by the bytes that its nodes move. All parts of a kernel add up to 1.
     """
 
     module: int
-    is_recomputed: bool
+    is_of_forward: bool
     share: float
 
 
@@ -60,12 +60,10 @@ class GraphKernels:
     Attributes:
         modules: The name and the class of each module that has nodes in it.
         calls: In the order of generated code.
-        is_backward: Whether it is a graph of backward.
     """
 
     modules: tuple[tuple[str, str], ...]
     calls: tuple[KernelCall, ...]
-    is_backward: bool
 
     @classmethod
     def of(cls, calls: Sequence[str], nodes: Mapping[str, Sequence[str]], record: Mapping[str, Any]) -> "GraphKernels | None":
@@ -83,7 +81,6 @@ class GraphKernels:
         if not record or not calls:
             return None
         about: Mapping[str, Sequence[Any]] = record["nodes"]
-        is_backward = any("backward" in tag for _, _, tag in about.values())
         moved = _bytes_of_calls({call: frozenset(nodes.get(call, ())) for call in calls}, record["kernels"])
         return cls(
             modules=tuple((name, kind) for name, kind in record["modules"]),
@@ -91,21 +88,20 @@ class GraphKernels:
                 KernelCall(
                     name := call.rpartition(":")[0],
                     _event(name),
-                    _shares([about[node] for node in nodes.get(call, ()) if node in about], is_backward=is_backward),
+                    _shares([about[node] for node in nodes.get(call, ()) if node in about]),
                     moved.get(call),
                 )
                 for call in calls
             ),
-            is_backward=is_backward,
         )
 
 
-def _shares(nodes: Sequence[Sequence[Any]], *, is_backward: bool) -> tuple[Share, ...]:
+def _shares(nodes: Sequence[Sequence[Any]]) -> tuple[Share, ...]:
     """What each module has of a kernel. Where the bytes of no node are known, nodes have equal parts."""
     known = all(moved is not None for _, moved, _ in nodes) and any(moved for _, moved, _ in nodes)
     parts: defaultdict[tuple[int, bool], float] = defaultdict(float)
     for module, moved, tag in nodes:
-        parts[module, is_backward and tag == "is_forward"] += moved if known else 1
+        parts[module, tag == "is_forward"] += moved if known else 1
     total = sum(parts.values())
     return tuple(Share(*key, part / total) for key, part in parts.items() if part)
 

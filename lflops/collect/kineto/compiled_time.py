@@ -151,7 +151,7 @@ class _Sums:
                 if before > 0:
                     self._unassigned["host"] += before
             else:
-                self._call(region, call, _owners(call, graph, region.running, rows), event.end - at, event.device)
+                self._call(region, call, _owners(call, region.running, rows), event.end - at, event.device)
             at = event.end
         self._unassigned["host"] += region.end - at
         launched = {id(call) for event, call in zip(region.events, calls, strict=True) if call is not None and event.device}
@@ -161,7 +161,7 @@ class _Sums:
             if call is None:
                 self._unassigned["device"] += took
             else:
-                self._call(region, call, _owners(call, graph, region.running, rows), 0, took)
+                self._call(region, call, _owners(call, region.running, rows), 0, took)
 
     def _call(self, region: Region, call: KernelCall, owners: Sequence[_Owner], host: int, device: int) -> None:
         modules = len({row for row, _, _ in owners})
@@ -226,13 +226,16 @@ def _matched(names: Sequence[str], calls: Sequence[KernelCall], *, by_name: bool
     return matched
 
 
-def _owners(call: KernelCall, graph: GraphKernels, running: ModulePhase, rows: Sequence[str | None]) -> list[_Owner]:
-    """The rows and phases that a call's time belongs to. Code of the compiled function itself is the running module's."""
+def _owners(call: KernelCall, running: ModulePhase, rows: Sequence[str | None]) -> list[_Owner]:
+    """The rows and phases that a call's time belongs to. Code of the compiled function itself is the running module's.
+
+    A graph of forward may have nodes of backward: the compiler computes ahead what saves memory. They run in forward.
+    """
     if not call.shares:
         return [_Owner(None, running.phase, 1.0)]
     owners: defaultdict[tuple[str | None, Phase], float] = defaultdict(float)
-    for module, is_recomputed, share in call.shares:
+    for module, is_of_forward, share in call.shares:
         row = running.row if module < 0 else rows[module]
-        phase: Phase = ("recompute" if is_recomputed else "backward") if graph.is_backward else running.phase
+        phase: Phase = "recompute" if running.phase == "backward" and is_of_forward else running.phase
         owners[row, phase] += share
     return [_Owner(row, phase, share) for (row, phase), share in owners.items()]

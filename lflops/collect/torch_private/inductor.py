@@ -59,7 +59,7 @@ class RecordGraph(CustomSchedulerPass):  # type: ignore[misc,unused-ignore]
 
     def uuid(self) -> Any:
         """What goes into the cache's key: the form of the record."""
-        return "lflops: modules of nodes, 1"
+        return "lflops: modules of nodes, 2"
 
     def __call__(self, nodes: Any) -> Any:
         """Record; an error leaves the graph without a record."""
@@ -184,13 +184,20 @@ def _add(record: dict[str, Any], nodes: Iterable[fx.Node], kernels: Iterable[Any
 def _module(node: fx.Node) -> tuple[str, str] | None:
     """The module of a node, by name and class.
 
-    A product that inductor made of a product and a sum has lost its own. It has the module whose weight it takes.
+    A product that inductor made of a product and a sum has lost its own, or has that of the sum, as of a residual around a layer without
+    a bias. It has the module whose weight it takes.
     """
     own = _own_module(node)
-    if own is not None or node.target not in _PRODUCTS:
+    if node.target not in _PRODUCTS:
         return own
-    of_weights = {_own_module(each) for each in node.all_input_nodes if _is_view_of_input(each)} - {None}
-    return of_weights.pop() if len(of_weights) == 1 else None
+    of_weights = {module for each in node.all_input_nodes if _is_view_of_input(each) and (module := _own_module(each)) is not None}
+    of_weight = of_weights.pop() if len(of_weights) == 1 else None
+    return of_weight if of_weight is not None and (own is None or _is_below(of_weight[0], own[0])) else own
+
+
+def _is_below(name: str, other: str) -> bool:
+    """Whether a module is one of another's: `L['self'].a.b` of `L['self'].a`."""
+    return name.startswith(other) and name[len(other) : len(other) + 1] in {".", "["}
 
 
 def _is_view_of_input(node: fx.Node) -> bool:

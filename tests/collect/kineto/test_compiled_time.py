@@ -89,6 +89,13 @@ def test_what_backward_computes_again_is_recompute() -> None:
     assert found.code.divided_seconds == 0  # two phases of one module
 
 
+def test_what_forward_computes_ahead_for_backward_is_forward() -> None:
+    """The compiler moves small nodes of backward into the graph of forward: that graph is no backward."""
+    nodes = [(0, 30, "is_backward"), (0, 10, "is_forward")]
+    found = times(region(RegionEvent("cpp_fused_0", 0, 100)), graph(("cpp_fused_0", nodes)))
+    assert found.host == [{FORWARD: {ModulePhase("net.a", "forward"): 100.0}}]
+
+
 def test_code_of_the_compiled_function_itself_is_the_running_module_s() -> None:
     """As a loss that is computed in `training_step`."""
     found = times(region(RegionEvent("cpp_fused_0", 0, 100)), graph(("cpp_fused_0", [(-1, 4, "is_forward")])))
@@ -113,7 +120,7 @@ def test_a_device_s_kernels_are_those_of_the_calls_that_launched_them() -> None:
 def test_nodes_of_unknown_sizes_have_equal_parts() -> None:
     """A size that is not known when the graph is compiled."""
     call = graph(("cpp_fused_0", [(0, None, "is_forward"), (1, 8, "is_forward")])).calls[0]
-    assert call.shares == (Share(0, False, 0.5), Share(1, False, 0.5))
+    assert call.shares == (Share(0, True, 0.5), Share(1, True, 0.5))
 
 
 def test_a_kernel_reads_and_writes_what_the_scheduler_s_kernels_do() -> None:
