@@ -17,6 +17,7 @@ from lflops.analyze.modules.tree import Row, WorkCounts, flat, has_times, share_
 from lflops.analyze.ranks.imbalance import Imbalance, imbalance, slowest_first
 from lflops.analyze.ranks.unsharded import is_staged, unsharded_macs
 from lflops.analyze.speed.budget import Budget
+from lflops.analyze.speed.fused_bytes import Fusion, fusion
 from lflops.analyze.speed.lower_bound import LowerBound, lower_bound
 from lflops.analyze.speed.peaks import chip_of
 from lflops.analyze.speed.roofline import Roofline, roofline, roofline_overview
@@ -67,6 +68,11 @@ class Analysis:
     def roofline_overview(self) -> Roofline:
         """The roofline of operators and of modules' own work."""
         return roofline_overview(self.profile, self.chip)
+
+    @cached_property
+    def fusion(self) -> tuple[Fusion, ...]:
+        """The bytes that compiled code moves, and those of its operators as dispatched, by phase."""
+        return fusion(self.profile)
 
     @cached_property
     def lower_bound(self) -> LowerBound | None:

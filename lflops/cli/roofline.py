@@ -75,7 +75,7 @@ def _show_profile(file: Path, hardware: str | None, top: int, figure: Path | Non
     shown = analysis.roofline
     if figure is not None:
         _draw(analysis, figure)
-    write_json(shown) if as_json else draw(render_roofline(shown, analysis.patterns, top=top))
+    write_json(shown) if as_json else draw(render_roofline(shown, analysis.patterns, analysis.fusion, top=top))
     name_file(figure, as_json=as_json)
 
 

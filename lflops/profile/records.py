@@ -133,6 +133,10 @@ class CompiledKernel(Struct, frozen=True, kw_only=True, gc=False):
     device_seconds: Seconds | None = None
     bytes_moved: Count | None = None
 
+    def seconds_on(self, side: Literal["host", "device"]) -> float:
+        """Its seconds on the side that compiled code was timed on; the host's where no device was recorded."""
+        return self.host_seconds if side == "host" or self.device_seconds is None else self.device_seconds
+
 
 class CompiledCode(Struct, frozen=True, kw_only=True):
     """What ran inside of compiled graphs in the traced steps.

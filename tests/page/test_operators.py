@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from lflops.profile.model import Profile, Uncounted
 from lflops.profile.records import TracedOperator
 from tests.support.browser import ROW, Seen
+from tests.support.compiled_profiles import compiled_profile
 from tests.support.malicious_names import IMAGE, SCRIPT, hostile_profile
 from tests.support.profile_builders import product, profile, profile_of, small_profile
 
@@ -145,3 +146,31 @@ def test_a_count_beyond_what_a_double_holds_is_whole(operators_of: Callable[...,
     """To its last digit."""
     seen = operators_of(profile({"": {}}, [product("", "mm", "forward", macs=2**60 + 1, bytes_moved=1)]))
     assert 1 == seen.page.locator('.number[title="MACs: 1,152,921,504,606,846,977"]').count()
+
+
+def test_kernels_of_compiled_code_are_another_table(operators_of: Callable[..., Seen]) -> None:
+    """With the module of each, the share of compiled time, and the mark of what is fused; the name leads to the module."""
+    seen = operators_of(compiled_profile())
+    seen.page.get_by_label("table", exact=True).select_option("kernels")
+    seen.page.locator("section[aria-label='kernels of compiled code']").wait_for()
+    remark = seen.page.locator(".operators > .remark").inner_text()
+    assert "2 compiled graphs; 90.0 % of the time in compiled code is of known modules; 20.0 % is in kernels that are fused" in remark
+    expected = {
+        "module": "encoder.1",
+        "phase": "forward",
+        "host, traced": "20.0 µs",
+        "share of compiled": "20.0 %",
+        "bytes, fused": "256 B",
+        "fused of modules": "2",
+    }
+    assert expected.items() <= cells(seen, "cpp_fused_gelu_0").items()
+    assert ["fused"] == seen.page.locator(f"{SHEET} .mark").all_inner_texts()
+    seen.page.get_by_label("filter by kernel or module").fill("ENCODER.0")
+    assert ["extern_kernels.addmm", "extern_kernels.mm"] == order(seen)
+    seen.page.locator(f"{SHEET} .to-row").first.click()
+    seen.page.locator(f"{ROW}.chosen .name[title='encoder.0']").wait_for()
+
+
+def test_without_compiled_code_there_is_no_choice_of_tables(operators_of: Callable[..., Seen]) -> None:
+    """Most models have one table."""
+    assert operators_of(small_profile()).page.get_by_label("table", exact=True).count() == 0

@@ -10,6 +10,7 @@ from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile
 from lflops.profile.records import Phase, Trace, TracedOperator
 from tests.support.browser import ROW, Seen
+from tests.support.compiled_profiles import compiled_profile
 from tests.support.malicious_names import IMAGE, SCRIPT, hostile_profile
 from tests.support.profile_builders import cell, clocked, product, profile, profile_of, run, untimed
 
@@ -200,3 +201,15 @@ def test_a_drag_zooms_and_the_table_follows(roofline_of: Callable[..., Seen]) ->
     seen.page.reload()
     seen.page.get_by_role("button", name="reset zoom").click()
     assert 4 == len(order(seen))
+
+
+def test_what_fusion_saves_is_in_the_table_and_said(roofline_of: Callable[..., Seen]) -> None:
+    """The product's 960 bytes either way, GELU's 512 in 256; of what is not compiled the bytes as dispatched alone."""
+    seen = roofline_of(compiled_profile())
+    assert "fusion saves 20.0 %" in seen.page.locator(".roofline .fusion").inner_text()
+    rows = [each.inner_text().split("\n") for each in seen.page.locator(SHEET).all()]
+    ends = {(row[0], row[1] if row[1] != "itself" else row[2]): row[-2:] for row in rows}
+    assert (["960 B", "960 B"], ["512 B", "256 B"]) == (ends["encoder.0", "forward"], ends["encoder.1", "forward"])
+    assert "–" == ends["head", "forward"][1]
+    seen = roofline_of(blocks())
+    assert (0, 0) == (seen.page.locator(".fusion").count(), seen.page.get_by_role("columnheader", name="bytes, fused").count())

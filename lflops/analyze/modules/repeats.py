@@ -81,4 +81,5 @@ def _sum_of(label: str, points: Sequence[Point]) -> Point:
         bound=max(_BOUNDS, key=lambda bound: sum(point.roof_seconds or 0.0 for point in points if point.bound == bound)) if roof else None,
         seconds_to_win=sum_known(point.seconds_to_win for point in points),
         over=next((over for over in _WORST_FIRST if any(point.over == over for point in points)), None),
+        fused_bytes=sum_known(point.fused_bytes for point in points),
     )

@@ -12,12 +12,13 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from lflops.analyze.speed.fused_bytes import bytes_as_compiled, bytes_with_below
 from lflops.analyze.speed.peaks import chip_of, name_of_peak, peak_of
 from lflops.analyze.speed.traced_operators import traced_seconds
 from lflops.hardware.chips import Hardware, lookup
 from lflops.profile.model import Cell, Profile, Work
 from lflops.profile.module_names import ancestry
-from lflops.profile.records import PHASES, Phase
+from lflops.profile.records import PHASES, ModulePhase, Phase
 from lflops.profile.series import sum_known
 
 __all__ = ["Bound", "Ceiling", "Over", "Point", "Roofline", "rates", "roofline", "roofline_overview"]
@@ -76,6 +77,8 @@ class Point(Struct, frozen=True, kw_only=True):
         share: `roof_seconds` over `seconds`.
         seconds_to_win: What a step would be shorter at the roof.
         over: Why it is over its roof, where it is.
+        fused_bytes: What its kernels read and write in compiled code, as the compiler counts it. Of a module with others below it also
+            the bytes of what is not compiled. `None` where nothing of it is known to be compiled.
     """
 
     module: str
@@ -94,6 +97,7 @@ class Point(Struct, frozen=True, kw_only=True):
     share: float | None
     seconds_to_win: float | None
     over: Over | None
+    fused_bytes: int | None = None
 
 
 class Roofline(Struct, frozen=True, kw_only=True):
@@ -127,10 +131,11 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
     chip = chip_of(profile, hardware)
     costs = _costs(profile, chip)
     of_rows = _by_row(costs, lambda cell: ancestry(cell.module))
+    fused = bytes_with_below(profile, bytes_as_compiled(profile))
     return replace(
         _overview(profile, chip, costs),
         modules=tuple(
-            _point(of_rows[name, phase], name, phase, seconds=_seconds(module.work(phase)))
+            _point(of_rows[name, phase], name, phase, seconds=_seconds(module.work(phase)), fused=fused.get(ModulePhase(name, phase)))
             for name, module in profile.modules.items()
             for phase in PHASES
             if (name, phase) in of_rows
@@ -182,12 +187,14 @@ def _by_row(costs: Iterable["_Cost"], rows: Callable[[Cell], Iterable[str]]) -> 
 def _own(profile: Profile, of_rows: Mapping[tuple[str, Phase], list["_Cost"]]) -> Iterator[Point]:
     """In the model's order. Device time is inclusive, so a module with others below it in that phase has only its own host time."""
     above = {(name, phase) for row, phase in of_rows for name in ancestry(row)[1:]}
+    fused = bytes_as_compiled(profile)
     for name, module in profile.modules.items():
         for phase in PHASES:
             if (name, phase) in of_rows:
                 work = module.work(phase)
                 own = work.own_seconds.median if work.own_seconds else None
-                yield _point(of_rows[name, phase], name, phase, seconds=own if (name, phase) in above else _seconds(work))
+                seconds = own if (name, phase) in above else _seconds(work)
+                yield _point(of_rows[name, phase], name, phase, seconds=seconds, fused=fused.get(ModulePhase(name, phase)))
 
 
 class _Cost(NamedTuple):
@@ -235,6 +242,7 @@ def _point(
     operator: str | None = None,
     dtype: str | None = None,
     seconds: float | None = None,
+    fused: int | None = None,
 ) -> Point:
     roof = sum_known(cost.seconds for cost in costs)
     figures = rates(sum(cost.flops for cost in costs), sum(cost.cell.bytes_moved for cost in costs), seconds, roof)
@@ -249,6 +257,7 @@ def _point(
         bound=_bound(costs) if roof else None,
         seconds_to_win=max(seconds - roof, 0.0) if seconds is not None and roof is not None else None,
         over=_over(costs, seconds) if seconds and share is not None and share > 1 + TOLERANCE else None,
+        fused_bytes=fused,
     )
 
 

@@ -20,9 +20,16 @@ interface Ceiling {
   hardware: string; source: string; dtype: string; flops_per_second: number; bandwidth_bytes_per_second: number | null; is_judged_by: boolean;
 }
 interface Points { table: Columns & { phase: string[] }; left_out: number }
-interface Roofs { ceilings: Ceiling[]; why_unknown: string; modules: Points; repeats: Points; operators: Points }
+interface Roofs { ceilings: Ceiling[]; why_unknown: string; modules: Points; repeats: Points; operators: Points; fusion: string }
 
-interface Operators { table: Columns & { operator: string[]; phase: string[] }; within: Columns & { row: number[]; module: number[] }; uncounted: number }
+interface Kernels {
+  table: Columns & { name: string[]; module: number[]; phase: string[] }; left_out: number; timed_on: string; graphs: number;
+  assigned: number | null; fused: number | null;
+}
+interface Operators {
+  table: Columns & { operator: string[]; phase: string[] }; within: Columns & { row: number[]; module: number[] }; uncounted: number;
+  kernels: Kernels | null;
+}
 
 interface Memory {
   source: string; rank: number | null; operators: number | null; peak_bytes: Count; peak: number | null; chip: string | null;

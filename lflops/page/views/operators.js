@@ -1,4 +1,4 @@
-// The view Operators: what each did, in all phases or in one, and in which modules.
+// The view Operators: what each did, in all phases or in one, and in which modules; and the kernels of compiled code by module.
 
 import { reader } from "../table/module_columns.js";
 import { element, select } from "../lib/dom.js";
@@ -14,11 +14,13 @@ const KINDS = { counted: "", "no formula": "no formula: not in any total", trace
 /** @type {[string, string, Format][]} */
 const FIGURES = [["calls", "calls", count], ["macs", "MACs", count], ["flops", "FLOPs", count], ["bytes_moved", "bytes moved", size]];
 
-// Its state: phase, filter, sort, down.
+// Its state: table, which is `kernels` for those of compiled code; phase, filter, sort, down.
 /** @type {(payload: Payload, context: Context) => HTMLElement} */
-function drawOperators(payload, { state, remember, go }) {
+function drawOperators(payload, context) {
+  const { state, remember, go } = context;
   const data = payload.operators;
   if (data === null) return nothingCounted();
+  if (data.kernels && state.table === "kernels") return drawKernels(data.kernels, payload, context);
   const { table } = data;
   const all = table.operator.map((_, row) => row);
   const [kind, dtype] = [reader(table, "kind"), reader(table, "dtype")];
@@ -68,8 +70,61 @@ function drawOperators(payload, { state, remember, go }) {
   draw();
   return element(
     "section", { class: "operators", "aria-label": "operators" },
-    element("div", { class: "bar-of-controls" }, field, choice, status), doubt(data.uncounted), rows.node, within,
+    element("div", { class: "bar-of-controls" }, data.kernels ? tables("", go) : null, field, choice, status), doubt(data.uncounted), rows.node, within,
   );
+}
+
+// The kernels of compiled code, with a row in each module that they compute for. The name leads to the module.
+/** @type {(data: Kernels, payload: Payload, context: Context) => HTMLElement} */
+function drawKernels({ table, left_out: leftOut, timed_on: side, graphs, assigned, fused }, payload, { state, remember, go }) {
+  const names = payload.modules.name;
+  const all = table.name.map((_, row) => row);
+  const modules = reader(table, "modules");
+  /** @type {(row: number) => void} */
+  const enter = (row) => go("modules", { filter: "", flat: "", row: names[table.module[row]] });
+  /** @type {(row: number) => HTMLElement} */
+  const name = (row) => element(
+    "div", { class: "name", role: "gridcell", title: table.name[row] },
+    element("button", {
+      type: "button", class: "label to-row", tabindex: -1, title: `${names[table.module[row]] || "(root)"}: its row in Modules`, onclick: () => enter(row),
+    }, table.name[row]),
+    Number(modules(row)) > 1 ? element("span", { class: "mark" }, "fused") : null,
+  );
+  const sheet = sortedTable("kernels of compiled code", { size: all.length, usual: "seconds", first: name, state, changed: remember, onenter: enter });
+  /** @type {(id: string, label: string, text?: Format, hasBar?: boolean) => FlatColumn} */
+  const column = (id, label, text, hasBar) => ({ id, label, text, hasBar, read: reader(table, id) });
+  const columns = [
+    column("name", "kernel"), { id: "module", label: "module", read: (/** @type {number} */ row) => names[table.module[row]] || "(root)" },
+    column("phase", "phase"), column("seconds", `${side}, traced`, duration, true), column("share", "share of compiled", percent),
+    column("fused_bytes", "bytes, fused", size), column("modules", "fused of modules", count), column("calls", "calls", count),
+  ];
+
+  function draw() {
+    remember();
+    const wanted = (state.filter || "").toLowerCase();
+    sheet.show(all.filter((row) => `${table.name[row]} ${names[table.module[row]]}`.toLowerCase().includes(wanted)), columns);
+  }
+
+  const field = element("input", {
+    type: "search", placeholder: "kernel or module", "aria-label": "filter by kernel or module", value: state.filter || "",
+    oninput: () => { state.filter = field.value; draw(); },
+  });
+  const parts = [
+    `${exact(graphs)} compiled graph${graphs === 1 ? "" : "s"}`, `${percent(assigned)} of the time in compiled code is of known modules`,
+    `${percent(fused)} is in kernels that are fused of several modules, and is divided by the bytes that their operators move`,
+    "figures are of the mean traced batch", leftOut ? `${exact(leftOut)} more kernels with less time are left out` : "",
+  ].filter(Boolean);
+  draw();
+  return element(
+    "section", { class: "operators", "aria-label": "kernels of compiled code" },
+    element("div", { class: "bar-of-controls" }, tables("kernels", go), field), element("p", { class: "remark" }, `${parts.join("; ")}.`), sheet.node,
+  );
+}
+
+// The choice between the two tables.
+/** @type {(shown: string, go: Context["go"]) => HTMLElement} */
+function tables(shown, go) {
+  return select("table", [["", "operators"], ["kernels", "kernels of compiled code"]], shown, (table) => go("operators", { table, filter: "", sort: "", down: false }));
 }
 
 // The message of a view of counts, where nothing was counted.

@@ -13,7 +13,7 @@ export const roofline = { id: "roofline", label: "Roofline", draw: drawView, isS
 const POINTS = { repeats: "modules, repeats as one", modules: "modules", operators: "operators" };
 const SHORT = { forward: "fwd", backward: "bwd", recompute: "recomp", optimizer: "optim", other: "other", all: "" };
 const FIELDS = [
-  "module", "label", "times", "has_below", "phase", "flops", "bytes_moved", "intensity", "seconds", "achieved", "roof_seconds", "reachable",
+  "module", "label", "times", "has_below", "phase", "flops", "bytes_moved", "fused_bytes", "intensity", "seconds", "achieved", "roof_seconds", "reachable",
   "share", "to_win", "bound", "over",
 ];
 const LONG = 26;
@@ -132,7 +132,8 @@ function drawView(payload, { state, remember, go }) {
       element("div", { class: "phases", role: "group", "aria-label": "phases" }, ...phases.map(toggle)), unzoom, signs(),
     ),
     data.why_unknown ? element("p", { class: "doubt", role: "note" }, `Unknown roof: ${data.why_unknown}.`) : null,
-    picture, element("div", { class: "side-by-side" }, remark, roofList(ceilings)), rows.node,
+    picture, element("div", { class: "side-by-side" }, remark, roofList(ceilings)),
+    data.fusion ? element("p", { class: "remark fusion" }, `${data.fusion}.`) : null, rows.node,
   );
 }
 
@@ -156,11 +157,12 @@ function pointsOf(table, names) {
 function pointColumns(points, kind) {
   /** @type {(id: string, label: string, text?: Format, hasBar?: boolean) => FlatColumn} */
   const column = (id, label, text, hasBar) => ({ id, label, text, hasBar, read: (row) => points[row][id] });
+  const isFused = points.some(({ fused_bytes: bytes }) => bytes !== null);
   return [
     column("name", kind === "operators" ? "operator" : "module"), column("phase", "phase"), column("bound", "bound by"),
     column("to_win", "to win", duration, true), column("share", "of the roof", percent), column("seconds", "time", duration, true),
     column("roof_seconds", "at the roof", duration), column("achieved", "FLOP/s", count), column("reachable", "roof FLOP/s", count),
-    column("intensity", "FLOPs/byte", count),
+    column("intensity", "FLOPs/byte", count), ...(isFused ? [column("bytes_moved", "bytes moved", size), column("fused_bytes", "bytes, fused", size)] : []),
   ].filter(({ read }) => points.some((_, row) => read(row) !== null));
 }
 
@@ -186,6 +188,7 @@ function cardOf(point) {
     ["intensity", "intensity", (value) => `${count(value)} FLOPs/byte`], ["achieved", "achieved", rate], ["its roof", "reachable", rate],
     ["of the roof", "share", percent], ["time", "seconds", duration], ["time at its roof", "roof_seconds", duration],
     ["to win", "to_win", duration], ["bound by", "bound", (value) => value ?? "–"], ["FLOPs", "flops", count], ["bytes moved", "bytes_moved", size],
+    ...(point.fused_bytes === null ? [] : [/** @type {[string, string, Format]} */ (["bytes, fused", "fused_bytes", size])]),
   ];
   return [
     element("b", {}, point.name), element("div", { class: "quiet" }, of.filter(Boolean).join(", ")),

@@ -1,4 +1,4 @@
-"""The page's table of operators, with the modules that each of them ran in."""
+"""The page's table of operators with the modules that each of them ran in, and the kernels of compiled code."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,11 +7,14 @@ from msgspec import Struct
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.operators import OperatorRow
 from lflops.profile.model import PHASES, Profile
-from lflops.profile.records import Trace, TracedOperator
+from lflops.profile.records import CompiledCode, Trace, TracedOperator
 from lflops.report.lines.trace import per_batch
 from lflops.report.payload.columns import Columns, column
 
-__all__ = ["Operators", "operators"]
+__all__ = ["KERNELS", "Kernels", "Operators", "operators"]
+
+KERNELS = 1000
+"""Kernels of compiled code that the page has room for."""
 
 _COUNTED = ("macs", "flops")
 _ALWAYS = ("calls", "bytes_moved")
@@ -27,11 +30,34 @@ class Operators(Struct, frozen=True, kw_only=True):
             all phases together: a trace does not separate them. A traced operator that was not counted has only seconds.
         within: The modules of each, `row` and `module` as always lists of rows of this table and of that of modules.
         uncounted: How many operators ran without a formula.
+        kernels: Of compiled code; `None` where none was looked into.
     """
 
     table: Columns
     within: Columns
     uncounted: int
+    kernels: "Kernels | None"
+
+
+class Kernels(Struct, frozen=True, kw_only=True):
+    """The kernels of compiled code. Figures are of the mean traced batch.
+
+    Attributes:
+        table: Of each its `name`, its `module` as a row of the table of modules and its `phase`, always lists; those with the most time
+            first. A kernel that is fused of several modules has a row in each of them, with its part of the time and the bytes.
+        left_out: How many more there are.
+        timed_on: What the seconds are of: `device` or `host`.
+        graphs: How many compiled graphs ran.
+        assigned: The share of the time in compiled code that is of a known module.
+        fused: The share of it in kernels that are fused of several modules.
+    """
+
+    table: Columns
+    left_out: int
+    timed_on: str
+    graphs: int
+    assigned: float | None
+    fused: float | None
 
 
 def operators(analysis: Analysis) -> Operators | None:
@@ -40,12 +66,14 @@ def operators(analysis: Analysis) -> Operators | None:
     rows = analysis.operator_rows if profile.is_counted else ()
     traced = _traced(profile.trace)
     traced_only = [name for name in traced if name not in {row.operator.removeprefix(_OF_TORCH) for row in rows}]
-    if not rows and not traced_only:
+    kernels = None if profile.trace is None or profile.trace.compiled is None else _kernels(profile, profile.trace, profile.trace.compiled)
+    if not rows and not traced_only and kernels is None:
         return None
     return Operators(
         table=_table(analysis, rows, traced_only, traced),
         within=_within(profile, rows),
         uncounted=len({entry.operator for entry in profile.uncounted}),
+        kernels=kernels,
     )
 
 
@@ -91,3 +119,31 @@ def _within(profile: Profile, rows: Sequence[OperatorRow]) -> Columns:
 def _traced(trace: Trace | None) -> dict[str, TracedOperator]:
     """By name, torch's own without `aten::`, as counts name them."""
     return {} if trace is None else {each.name.removeprefix(_OF_TORCH): each for each in trace.operators}
+
+
+def _kernels(profile: Profile, trace: Trace, code: CompiledCode) -> Kernels | None:
+    """The kernels with the most time; `None` where no graph is known by its kernels."""
+    numbers = {name: number for number, name in enumerate(profile.modules)}
+    known = [each for each in code.kernels if each.module in numbers]
+    if not known:
+        return None
+    kept = known[:KERNELS]
+    took = [each.seconds_on(code.timed_on) for each in kept]
+    columns: Columns = {
+        "name": [each.name for each in kept],
+        "module": [numbers[each.module] for each in kept],
+        "phase": [each.phase for each in kept],
+        "seconds": column(per_batch(seconds, trace) for seconds in took),
+        "share": column(seconds / code.seconds if code.seconds else None for seconds in took),
+        "fused_bytes": column(None if each.bytes_moved is None else per_batch(each.bytes_moved, trace) for each in kept),
+        "modules": column(each.modules for each in kept),
+        "calls": column(per_batch(each.calls, trace) for each in kept),
+    }
+    return Kernels(
+        table=columns,
+        left_out=len(known) - len(kept),
+        timed_on=code.timed_on,
+        graphs=code.graphs,
+        assigned=1 - code.unassigned_seconds / code.seconds if code.seconds else None,
+        fused=code.divided_seconds / code.seconds if code.seconds else None,
+    )

@@ -8,7 +8,7 @@ from msgspec import Struct
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.repeats import fold_points
 from lflops.analyze.speed.roofline import Ceiling, Point
-from lflops.report.lines.roofline import OVER, why_no_roof
+from lflops.report.lines.roofline import OVER, saved_by_fusion, why_no_roof
 from lflops.report.payload.columns import Columns, column
 
 __all__ = ["MOST", "Points", "Roofs", "roofs"]
@@ -19,6 +19,7 @@ MOST = 2000
 _FIGURES = {
     "flops": "flops",
     "bytes_moved": "bytes_moved",
+    "fused_bytes": "fused_bytes",
     "intensity": "intensity",
     "seconds": "seconds",
     "achieved": "flops_per_second",
@@ -53,6 +54,7 @@ class Roofs(Struct, frozen=True, kw_only=True):
         modules: Of each module by phase, without what is below it.
         repeats: The same with the layers of a stack as one.
         operators: By phase and dtype, over all modules; their times are unknown.
+        fusion: What compiled code moves in place of its operators' bytes, as a sentence; empty where that is unknown.
     """
 
     ceilings: tuple[Ceiling, ...]
@@ -60,6 +62,7 @@ class Roofs(Struct, frozen=True, kw_only=True):
     modules: Points
     repeats: Points
     operators: Points
+    fusion: str
 
 
 class _PointRow(NamedTuple):
@@ -92,6 +95,7 @@ def roofs(analysis: Analysis) -> Roofs | None:
         modules=_points(own),
         repeats=_points(folded),
         operators=_points([_PointRow(point, None, label=f"{point.operator} {point.dtype}") for point in overview.operators]),
+        fusion=saved_by_fusion(analysis.fusion),
     )
 
 

@@ -57,7 +57,7 @@ def _traced(trace: Trace) -> RenderableType:
 def _compiled(trace: Trace, code: CompiledCode) -> RenderableType:
     """The kernels of compiled code with the most time, in the mean recorded batch; a fused one has a row in each of its modules."""
     rows = code.kernels[:_MOST]
-    took = [row.host_seconds if code.timed_on == "host" or row.device_seconds is None else row.device_seconds for row in rows]
+    took = [row.seconds_on(code.timed_on) for row in rows]
     columns: dict[str, list[str]] = {
         "module": [row.module or "the root" for row in rows],
         "phase": [row.phase for row in rows],

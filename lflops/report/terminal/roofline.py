@@ -7,10 +7,11 @@ from rich.text import Text
 
 from lflops import units
 from lflops.analyze.modules.repeats import fold_points
+from lflops.analyze.speed.fused_bytes import Fusion
 from lflops.analyze.speed.lower_bound import LowerBound
 from lflops.analyze.speed.ncu import Kernel, Measured
 from lflops.analyze.speed.roofline import Ceiling, Over, Point, Roofline
-from lflops.report.lines.roofline import OVER
+from lflops.report.lines.roofline import OVER, saved_by_fusion
 from lflops.report.lines.text import plain, shortened
 from lflops.report.terminal.tables import FittedTable, margin, text
 
@@ -23,12 +24,13 @@ _SHORT = {"forward": "fwd", "backward": "bwd", "recompute": "recomp", "optimizer
 _SIGNS: dict[Over, str] = {"cache": "c", "compiled": "t", "cache_unknown": "?", "error": "!"}
 
 
-def render_roofline(roofline: Roofline, patterns: Mapping[str, str], *, top: int) -> RenderableType:
+def render_roofline(roofline: Roofline, patterns: Mapping[str, str], fusion: Sequence[Fusion] = (), *, top: int) -> RenderableType:
     """The ceilings, the modules that would win the most seconds at their roof, and the operators that need the most.
 
     Args:
         roofline: What to show.
         patterns: Each module's name with `*` for the numbers of what repeats.
+        fusion: What compiled code moves.
         top: How many modules, and how many operators.
     """
     modules = sorted(
@@ -45,7 +47,7 @@ def render_roofline(roofline: Roofline, patterns: Mapping[str, str], *, top: int
         _points("module, with all below it", [(_module(number, point), point) for number, point in modules[:top]], timed=True),
         "",
         _points("operator, in all modules", [(_operator(point), point) for point in operators[:top]], timed=is_timed),
-        *_roofline_remarks(roofline, len(modules) - top, len(operators) - top),
+        *_roofline_remarks(roofline, fusion, len(modules) - top, len(operators) - top),
     )
 
 
@@ -81,6 +83,8 @@ def _points(heading: str, named: Sequence[tuple[str, Point]], *, timed: bool) ->
         "FLOPs": [units.count(point.flops) for point in points],
         "bytes moved": [units.size(point.bytes_moved) for point in points],
     }
+    if any(point.fused_bytes is not None for point in points):
+        columns["bytes, fused"] = [units.size(point.fused_bytes) for point in points]
     return FittedTable(heading, [name for name, _ in named], columns, room=_NAME)
 
 
@@ -92,9 +96,11 @@ def _operator(point: Point) -> str:
     return f"{plain(point.operator or '')} {plain(point.dtype or '')}"
 
 
-def _roofline_remarks(roofline: Roofline, more_modules: int, more_operators: int) -> Iterator[RenderableType]:
+def _roofline_remarks(roofline: Roofline, fusion: Sequence[Fusion], more_modules: int, more_operators: int) -> Iterator[RenderableType]:
     over = {point.over for point in roofline.modules}
     lines = [f"{_SIGNS[each]}: {sentence}" for each, sentence in OVER.items() if each in over]
+    if saved := saved_by_fusion(fusion):
+        lines.append(saved)
     left = [f"{number} more {noun}" for number, noun in ((more_modules, "lines of modules"), (more_operators, "operators")) if number > 0]
     if left:
         lines.append(f"{' and '.join(left)}; --top N lists more, --json all")

@@ -14,6 +14,7 @@ from lflops.hardware.chips import Hardware, lookup
 from lflops.profile.model import Profile
 from lflops.profile.records import PHASES, Phase, Trace, TracedOperator
 from lflops.report.figures.roofline import roofline_figure, save
+from tests.support.compiled_profiles import compiled_profile
 from tests.support.profile_builders import cell, clocked, product, profile, run, small_profile
 
 CHIP = Hardware("chip", {"fp32": 1000.0, "bf16": 8000.0}, 100.0, None, "a pencil", 400.0)
@@ -237,6 +238,18 @@ def test_the_shell_shows_roofs_modules_and_operators(file: Path, capsys: pytest.
     assert ["block.norm", "fwd", "memory", "0.75", "6.00", "s", "200.0", "%", "!"] == norm.split()[:9]
     assert "!: over its roof: a count, a time or a peak is wrong" in lines
     assert any(line.startswith("aten::addmm float32") for line in lines)
+
+
+def test_the_shell_shows_what_fusion_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the bytes as dispatched: 1472 and 1216 of the encoder in forward."""
+    compiled_profile().save(tmp_path / "compiled.json")
+    monkeypatch.setenv("COLUMNS", "250")
+    assert 0 == main(["roofline", str(tmp_path / "compiled.json")])
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split()[-4:] == ["bytes", "moved", "bytes,", "fused"] for line in lines)
+    encoder = next(line for line in lines if line.startswith("encoder ") and " fwd " in line)
+    assert ["1.44", "KiB", "1.19", "KiB"] == encoder.split()[-4:]
+    assert any(line.startswith("compiled code moves 1.75 KiB in place of 2.19 KiB as dispatched: fusion saves 20.0 %") for line in lines)
 
 
 def test_the_shell_writes_json(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

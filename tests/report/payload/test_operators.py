@@ -11,7 +11,9 @@ from lflops.analyze.modules.operators import MODULES
 from lflops.analyze.speed.roofline import roofline
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
+from lflops.report.payload.operators import KERNELS
 from lflops.report.payload.payload import payload
+from tests.support.compiled_profiles import compiled_profile, kernel
 from tests.support.profile_builders import cell, product, profile, profile_of, small_profile
 
 
@@ -128,3 +130,30 @@ def test_what_is_run_again_is_a_call_of_its_own() -> None:
     """A checkpointed product: its bytes move twice."""
     cells = [product("", "mm", phase, macs=10, bytes_moved=5) for phase in ("forward", "backward", "recompute")]
     assert 3 == row(shown(profile({"": {}}, cells)), "mm", "all")["calls"]
+
+
+def test_kernels_of_compiled_code_come_with_their_modules() -> None:
+    """In the mean of two batches: 40 of the 100 µs of compiled code; 10 % of it is of no known module, 20 % in fused kernels."""
+    found = shown(compiled_profile())["kernels"]
+    table = found["table"]
+    assert table["name"][:2] == ["extern_kernels.addmm", "cpp_fused_gelu_0"]
+    assert (table["module"], table["modules"]) == ([2, 3, 3, 3, 2], [1, 2, 1, 1, 1])
+    assert table["fused_bytes"] == [960, 256, 512, 64, None]
+    assert (table["seconds"][0], table["share"][0], table["calls"]) == (pytest.approx(4e-5), pytest.approx(0.4), 1)
+    assert (found["graphs"], found["timed_on"], found["left_out"]) == (2, "host", 0)
+    assert (found["assigned"], found["fused"]) == (pytest.approx(0.9), pytest.approx(0.2))
+
+
+def test_of_many_kernels_those_with_the_least_time_are_left_out() -> None:
+    """The page has room for a thousand."""
+    given = compiled_profile()
+    assert given.trace is not None
+    assert given.trace.compiled is not None
+    many = tuple(kernel(f"cpp_fused_{number}", "head", "forward", moved=1) for number in range(KERNELS + 3))
+    found = shown(replace(given, trace=replace(given.trace, compiled=replace(given.trace.compiled, kernels=many))))["kernels"]
+    assert (len(found["table"]["name"]), found["left_out"]) == (KERNELS, 3)
+
+
+def test_without_compiled_code_there_are_no_kernels() -> None:
+    """As for most models."""
+    assert shown(small_profile())["kernels"] is None

@@ -1,0 +1,49 @@
+"""A profile with compiled code, made by hand: small enough to check with a pencil."""
+
+from msgspec.structs import replace
+
+from lflops.profile.model import Profile
+from lflops.profile.records import CompiledCode, CompiledKernel, Phase
+from tests.support.profile_builders import small_profile
+
+
+def kernel(name: str, module: str, phase: Phase, *, moved: int | None, took: float = 1e-5, modules: int = 1) -> CompiledKernel:
+    """A kernel that ran once in each of two batches, with its bytes and host seconds in a batch."""
+    return CompiledKernel(
+        name=name,
+        module=module,
+        phase=phase,
+        modules=modules,
+        calls=2,
+        host_seconds=2 * took,
+        bytes_moved=None if moved is None else 2 * moved,
+    )
+
+
+def compiled_profile() -> Profile:
+    """The small profile with a compiled encoder.
+
+    As dispatched, forward moves 960 bytes in the product and 512 in GELU, backward 768 in GELU's. The kernels move 960 and 256, and
+    512 + 64, as GELU is computed again. Of the product in backward the bytes are unknown.
+    """
+    kernels = (
+        kernel("extern_kernels.addmm", "encoder.0", "forward", moved=960, took=4e-5),
+        kernel("cpp_fused_gelu_0", "encoder.1", "forward", moved=256, took=2e-5, modules=2),
+        kernel("cpp_fused_gelu_gelu_backward_1", "encoder.1", "backward", moved=512),
+        kernel("cpp_fused_gelu_gelu_backward_1", "encoder.1", "recompute", moved=64),
+        kernel("extern_kernels.mm", "encoder.0", "backward", moved=None),
+    )
+    code = CompiledCode(
+        graphs=2,
+        unrecorded_graphs=0,
+        regions=4,
+        timed_on="host",
+        seconds=2e-4,
+        unassigned_seconds=2e-5,
+        divided_seconds=4e-5,
+        kernels=kernels,
+    )
+    given = small_profile()
+    assert given.trace is not None
+    modules = {name: replace(module, compiled=name == "encoder") for name, module in given.modules.items()}
+    return replace(given, modules=modules, trace=replace(given.trace, compiled=code))
