@@ -3,7 +3,9 @@
 All processes share this machine's cores, so delays, and most of the model's work, are sleep: ranks do not get in each other's way more than
 the machine's load makes them. With `--busy`, another process keeps a core busy meanwhile.
 
-python benchmarks/ranks.py [--busy] [--ranks 2 4] [--repeat 1] [--sizes 2 5 20 50] [--simulate]
+python benchmarks/ranks.py [--busy] [--ranks 2 4] [--repeat 1] [--sizes 2 5 20 50] [--simulate] [--minutes 20]
+
+Each training is a line in the log, and those that the log has are not run again: a grid that was interrupted goes on where it was.
 """
 
 import argparse
@@ -11,6 +13,7 @@ import contextlib
 import itertools
 import json
 import logging
+import math
 import multiprocessing
 import os
 import random
@@ -354,8 +357,14 @@ def stand(place: dict[str, str]) -> None:
 
 
 def grid(ranks: int, sizes: Sequence[float], repeat: int) -> Iterator[Case]:
-    """Every kind in every size under every strategy; what plants nothing six times as often."""
+    """Every kind in every size under every strategy; what plants nothing six times as often. Shuffled, so that a part stands for all."""
     draw = random.Random(ranks)  # noqa: S311 - nothing is secret
+    cases = list(_cases(ranks, sizes, repeat, draw))
+    draw.shuffle(cases)
+    yield from cases
+
+
+def _cases(ranks: int, sizes: Sequence[float], repeat: int, draw: random.Random) -> Iterator[Case]:
     for _, strategy, kind in itertools.product(range(repeat), STRATEGIES, KINDS):
         for seconds in sizes if kind != "none" else [BASE] * 6:
             in_block = strategy == "pipeline" and KINDS[kind] in {(WORK, "forward"), (WORK, "backward")}
@@ -368,12 +377,18 @@ def is_right(case: Case, outcome: Outcome) -> bool:
     return outcome.named == (None if place is None else (*place, case.slow_rank))
 
 
-def run_grid(ranks: int, sizes: Sequence[float], repeat: int, log: Path) -> list[tuple[Case, Outcome]]:
+def run_grid(ranks: int, sizes: Sequence[float], repeat: int, log: Path, until: float) -> list[tuple[Case, Outcome]]:
     """Train all of them, with a line in the log for each. A run that fails is reported, and left out."""
+    known = logged(log)
     found, group = [], Ranks(ranks)
     try:
         with log.open("a") as file:
             for case in grid(ranks, sizes, repeat):
+                if known[case]:
+                    found.append((case, known[case].pop()))
+                    continue
+                if time.monotonic() >= until:
+                    continue
                 try:
                     outcome = group.train(case)
                 except Exception as error:  # noqa: BLE001 - of a process that ended, or of the training
@@ -386,6 +401,15 @@ def run_grid(ranks: int, sizes: Sequence[float], repeat: int, log: Path) -> list
                 file.flush()
     finally:
         group.end()
+    return found
+
+
+def logged(log: Path) -> defaultdict[Case, list[Outcome]]:
+    """The trainings that ran already."""
+    found = defaultdict(list)
+    for line in log.read_text().splitlines() if log.exists() else ():
+        case, (named, data), _ = json.loads(line)
+        found[Case(*case)].append(Outcome(None if named is None else tuple(named), data))
     return found
 
 
@@ -448,8 +472,12 @@ def main() -> None:
     parser.add_argument("--sizes", type=float, nargs="+", default=[2, 5, 20, 50], help="milliseconds")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--simulate", type=int, nargs="*", default=[256, 1024], help="numbers of ranks")
-    parser.add_argument("--log", type=Path, default=Path(tempfile.gettempdir()) / "lflops-ranks.jsonl")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no further training begins")
+    parser.add_argument("--log", type=Path, help="of the trainings, one a line")
     given = parser.parse_args()
+    busy = " --busy" if given.busy else ""
+    log = given.log or Path(tempfile.gettempdir()) / f"lflops-ranks{busy.replace(' --', '-')}.jsonl"
+    until = time.monotonic() + 60 * given.minutes
     lines = [
         "DDP, FSDP2, tensor parallel and pipeline trainings over gloo, all processes on this machine, whose cores other programs used too.",
         f"The model has {BLOCKS} blocks of {3e3 * BASE:.0f} ms, most of it sleep; one rank sleeps longer. {HOOKED} steps are hooked.",
@@ -458,7 +486,7 @@ def main() -> None:
     ]
     with busy_core(busy=given.busy):
         for ranks in given.ranks:
-            results = run_grid(ranks, [each / 1e3 for each in given.sizes], given.repeat, given.log)
+            results = run_grid(ranks, [each / 1e3 for each in given.sizes], given.repeat, log, until)
             lines += [f"{ranks} ranks{', beside a process that keeps a core busy' if given.busy else ''}:", "", *table(results), ""]
     if given.simulate:
         lines += [
@@ -467,7 +495,7 @@ def main() -> None:
         ]
         lines += ["| ranks | strategy | the culprit comes first | nobody is accused without one |", "|--:|---|--:|--:|"]
         lines += [line for ranks in given.simulate for line in simulated(ranks, seeds=2)]
-    record("ranks.py", f"A slow rank{', on a busy machine' if given.busy else ''}", lines)
+    record(f"ranks.py{busy}", f"A slow rank{', on a busy machine' if given.busy else ''}", lines)
 
 
 if __name__ == "__main__":
