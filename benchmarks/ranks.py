@@ -286,38 +286,47 @@ def strategy_of(case: Case) -> Any:
 
 def train(case: Case) -> Outcome | None:
     """What rank 0 says of it; nothing on the others."""
+    with tempfile.TemporaryDirectory() as directory:
+        profile = profiled(case, Path(directory))
+    if profile is None:
+        return None
+    found = lflops.imbalance(profile).rows
+    data = [step.phases["data"] for step in profile.steps if step.is_clean]
+    first = (found[0].module, found[0].phase, found[0].slow_rank) if found else None
+    return Outcome(first, sorted(data)[len(data) // 2])
+
+
+def profiled(case: Case, folder: Path, *, trace: bool = False) -> lflops.Profile | None:
+    """The profile of a training; `None` on all ranks but the first."""
     torch.manual_seed(0)
     pipeline = case.strategy == "pipeline"
     module = (Stage if pipeline else Model)(case)
-    rows = (WAIT + 1 + HOOKED + AFTER) * ROWS * (case.ranks if case.strategy in {"ddp", "fsdp"} else 1)
+    batches = WAIT + 1 + (2 if trace else 1) * HOOKED + AFTER
+    rows = batches * ROWS * (case.ranks if case.strategy in {"ddp", "fsdp"} else 1)
     monitor = FlopsMonitor(
         Schedule(wait=WAIT, warmup=1, active=HOOKED),
-        trace=False,
+        trace=trace,
+        trace_ranks="all",
         html=False,
         module_scalars=0,
         on_error="raise",
         topology=stages if pipeline else None,
+        dirpath=folder,
     )
-    with tempfile.TemporaryDirectory() as directory:
-        trainer = Trainer(
-            max_epochs=1,
-            callbacks=[monitor],
-            accelerator="cpu",
-            strategy=strategy_of(case),
-            devices=case.ranks,
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=False,
-            default_root_dir=directory,
-        )
-        trainer.fit(module, DataLoader(Batches(rows, module.begin_batch), batch_size=ROWS))
-    for profile in monitor.profiles:
-        found = lflops.imbalance(profile).rows
-        data = [step.phases["data"] for step in profile.steps if step.is_clean]
-        first = (found[0].module, found[0].phase, found[0].slow_rank) if found else None
-        return Outcome(first, sorted(data)[len(data) // 2])
-    return None
+    trainer = Trainer(
+        max_epochs=1,
+        callbacks=[monitor],
+        accelerator="cpu",
+        strategy=strategy_of(case),
+        devices=case.ranks,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        default_root_dir=folder,
+    )
+    trainer.fit(module, DataLoader(Batches(rows, module.begin_batch), batch_size=ROWS))
+    return next(iter(monitor.profiles), None)
 
 
 class Ranks:
@@ -334,10 +343,14 @@ class Ranks:
 
     def train(self, case: Case) -> Outcome:
         """What rank 0 says."""
-        running = [each.submit(train, case) for each in self._ranks]
-        outcomes = [each.result(SECONDS) for each in running]
-        assert outcomes[0] is not None  # noqa: S101
-        return outcomes[0]
+        outcome, *_ = self.run(train, case)
+        assert outcome is not None  # noqa: S101
+        return outcome
+
+    def run(self, function: Callable[..., Any], *given: Any) -> list[Any]:
+        """What each rank gives."""
+        running = [each.submit(function, *given) for each in self._ranks]
+        return [each.result(SECONDS) for each in running]
 
     def end(self) -> None:
         """Kill them: a group has nothing to say at its end."""

@@ -14,6 +14,7 @@ from lflops.analyze.modules.operators import Operator, OperatorRow, UncountedOpe
 from lflops.analyze.modules.outliers import Outlier, outliers
 from lflops.analyze.modules.repeats import identical_subtrees
 from lflops.analyze.modules.tree import Row, WorkCounts, flat, has_times, share_of, totals, tree
+from lflops.analyze.ranks.communication import Collective, communication
 from lflops.analyze.ranks.imbalance import Imbalance, imbalance, slowest_first
 from lflops.analyze.ranks.unsharded import is_staged, unsharded_macs
 from lflops.analyze.speed.budget import Budget
@@ -204,6 +205,11 @@ class Analysis:
     def imbalance(self) -> Imbalance:
         """Which ranks make the others wait, and what for."""
         return imbalance(self.profile)
+
+    @cached_property
+    def communication(self) -> tuple[Collective, ...]:
+        """The collectives of a step."""
+        return communication(self.profile, self.chip)
 
     @cached_property
     def slowest_ranks(self) -> tuple[int, ...]:

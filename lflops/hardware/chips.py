@@ -37,6 +37,7 @@ class Hardware:
         source: Where the figures are from.
         cache_bytes: Of its last level of cache, bytes; `None` is unknown.
         usable_bytes: What a process sees as the device's memory, which is less than is sold, bytes; `None` is unknown.
+        link_bytes_per_second: Of the link to the other devices of a host, as NVLink, in one direction, bytes/s; `None` is unknown.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Hardware:
     source: str = ""
     cache_bytes: float | None = None
     usable_bytes: float | None = None
+    link_bytes_per_second: float | None = None
 
     def __post_init__(self) -> None:
         """See that the figures can be.
@@ -55,7 +57,7 @@ class Hardware:
         """
         _check_text("name", self.name)
         _check_text("source", self.source, empty=True)
-        for argument in ("bandwidth_bytes_per_second", "memory_bytes", "cache_bytes", "usable_bytes"):
+        for argument in ("bandwidth_bytes_per_second", "memory_bytes", "cache_bytes", "usable_bytes", "link_bytes_per_second"):
             if getattr(self, argument) is not None:
                 _check_positive(argument, getattr(self, argument))
         # A copy: what the caller does to theirs later is not done to ours.
@@ -125,11 +127,13 @@ class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bandwidth: float | None = None
     memory_gib: int | None = None
     usable_gib: float | None = None
+    link: float | None = None
 
     def hardware(self) -> Hardware:
         memory = None if self.memory_gib is None else self.memory_gib * 2**30
         usable = None if self.usable_gib is None else self.usable_gib * 2**30
-        return Hardware(self.name, self.peaks, self.bandwidth, memory, f"{self.source} ({self.date})", usable_bytes=usable)
+        source = f"{self.source} ({self.date})"
+        return Hardware(self.name, self.peaks, self.bandwidth, memory, source, usable_bytes=usable, link_bytes_per_second=self.link)
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """Many ranks, one profile: what the run did, from what each of its ranks counted or measured."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,9 +14,9 @@ from lflops.merging.rank_stats import begins_in, known_waits, quartiles_in, rank
 from lflops.merging.rank_table import Place, RankTable, table_of
 from lflops.merging.rows import MergedRows, ranges
 from lflops.merging.steps import MergedSteps, RankSteps
-from lflops.profile.model import SCHEMA_VERSION, Memory, ModuleProfile, Profile, Run
+from lflops.profile.model import SCHEMA_VERSION, Communication, Memory, ModuleProfile, Profile, Run
 from lflops.profile.notes import Note
-from lflops.profile.records import PHASES, Count, Rank, Trace
+from lflops.profile.records import PHASES, Count, Rank, Seconds, Trace
 from lflops.profile.steps import Step
 
 __all__ = ["Brief", "brief_of", "merge", "merged"]
@@ -34,6 +35,7 @@ class Brief(Struct, frozen=True, kw_only=True):
         model_macs: Of forward and backward.
         macs: Of all phases, as `flops`.
         memory_bytes: The peak of its memory, where it has one.
+        communication_seconds: Of each of its collectives, in their order: all seconds, and the exposed ones.
     """
 
     rank: Count
@@ -50,6 +52,7 @@ class Brief(Struct, frozen=True, kw_only=True):
     memory_bytes: Count | None
     node: str | None = None
     coordinates: Mapping[str, Count] = {}
+    communication_seconds: tuple[tuple[Seconds | None, Seconds | None], ...] = ()
 
 
 def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
@@ -63,8 +66,7 @@ def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
 
     * `ranks`: each rank's MACs of forward and backward, its peak, the seconds of its clean steps. One that was left by an exception has
       failed, and leads only failed ones; one that is not there is missing; both make the run partial.
-    * `rank_stats`: the medians of a module's own seconds from rank to rank, where two at least know them, without what of them is known to
-      be waiting inside of collectives.
+    * `rank_stats`: the medians of a module's own seconds from rank to rank, where two at least know them.
     * `rank_comparison`: which rank is late and what it takes longer for. Profiles have no single steps of modules, so quartiles are
       compared.
     * `steps`: of each interval between two collectives the phases of the rank that waited least at its end, with the marks of all ranks.
@@ -90,8 +92,8 @@ def _quartiles(given: Mapping[int, Profile], waits: Iterable[Place], patterns: M
     """The ranks' seconds by place, their quartiles in place of steps."""
     times = {rank: quartiles for rank, profile in given.items() if (quartiles := quartiles_in(profile))}
     begins = {place for profile in given.values() for place in begins_in(profile)}
-    waiting = {rank: {Place(*key): seconds for key, seconds in waiting_in(given[rank]).items()} for rank in times}
-    return table_of(times, set(waits), begins, known_waits(waiting), patterns=patterns, are_quartiles=True) if len(times) > 1 else None
+    known = known_waits({rank: waiting_in(given[rank]) for rank in times})
+    return table_of(times, set(waits), begins, known, patterns=patterns, are_quartiles=True) if len(times) > 1 else None
 
 
 def brief_of(
@@ -115,6 +117,7 @@ def brief_of(
         memory_bytes=memory.peak_bytes if memory else None,
         node=node,
         coordinates=coordinates or {},
+        communication_seconds=tuple((each.seconds, each.exposed_seconds) for each in profile.communication),
     )
 
 
@@ -147,11 +150,12 @@ def merged(
     _check_one_run({rank: brief.run for rank, brief in kept.items()})
     order = sorted(kept, key=lambda rank: (kept[rank].run.partial, -kept[rank].flops))
     lowest = {brief.table: rank for rank, brief in reversed(kept.items())}
-    rows, taken = MergedRows(), set()
+    rows, collectives = MergedRows(), dict[str, Sequence[Communication]]()
     for rank in order:
-        if (table := kept[rank].table) not in taken:
-            taken.add(table)
-            rows.add(rank, rows_of(rank), lowest[table])
+        if (table := kept[rank].table) not in collectives:
+            profile = rows_of(rank)
+            collectives[table] = profile.communication
+            rows.add(rank, profile, lowest[table])
     remembering = [brief for brief in kept.values() if brief.memory_bytes is not None]
     largest = max(remembering, key=lambda brief: brief.memory_bytes or 0, default=None)
     world = _world(kept.values())
@@ -161,7 +165,7 @@ def merged(
         modules=rows.modules(),
         cells=tuple(rows.cells()),
         uncounted=tuple(rows.uncounted()),
-        communication=tuple(rows.communication()),
+        communication=tuple(_with_least_seconds(rows.communication(), kept.values(), collectives)),
         waits=tuple(rows.waits()),
         steps=tuple(steps.merged()),
         memory=None if largest is None else memory_of(largest.rank),
@@ -186,6 +190,25 @@ def _compared(profile: Profile, table: RankTable | None) -> Profile:
         rank_stats=tuple(rank_stats(table, profile.modules)),
         rank_comparison=compare_ranks(table, _own_work(profile.modules)),
     )
+
+
+def _with_least_seconds(
+    communication: Iterable[Communication], briefs: Iterable[Brief], of_table: Mapping[str, Sequence[Communication]]
+) -> Iterator[Communication]:
+    """The collectives with their least time over the ranks, where at least two know it."""
+    known: dict[tuple[object, ...], list[float]] = defaultdict(list)
+    for brief in briefs:
+        for each, (seconds, _) in zip(of_table[brief.table], brief.communication_seconds, strict=True):
+            if seconds is not None:
+                known[_same_on_all_ranks(each)].append(seconds)
+    for each in communication:
+        seconds_of_ranks = known[_same_on_all_ranks(each)]
+        yield replace(each, least_seconds=min(seconds_of_ranks)) if len(seconds_of_ranks) > 1 else each
+
+
+def _same_on_all_ranks(each: Communication) -> tuple[object, ...]:
+    """What a collective is known by; groups have other names on each rank."""
+    return each.module, each.phase, each.collective, each.group_size, each.calls, each.bytes
 
 
 def _step_phase(phase: str) -> str:

@@ -286,9 +286,8 @@ def _jolts(table: RankTable, beyond: Mapping[Place, Series]) -> tuple[tuple[int,
 
 def _waits(table: RankTable) -> Iterator[RankWait]:
     """Of each place where ranks wait: for whom most, and how long."""
-    found: dict[Place, Series] = {place: table.seconds[place] for place in table.waits if place in table.seconds}
-    found |= {place: {rank: [known.get(rank, 0.0)] for rank in table.ranks} for place, known in table.known_waits.items()}
-    for place, series in found.items():
+    for place in table.waits:
+        series = table.seconds.get(place, {})
         if len(series) < 2:
             continue
         ranks, by_step = list(series), list(zip(*series.values(), strict=True))
@@ -301,6 +300,7 @@ def _waits(table: RankTable) -> Iterator[RankWait]:
         others = [rank for rank in ranks if rank != for_rank]
         longest = max(others, key=waited.__getitem__)
         seconds = statistics.median(waited[rank] for rank in others)
+        traced = table.known_waits.get(place)
         if seconds >= WORTH_KEEPING * table.step_seconds:
             yield RankWait(
                 module=place.row,
@@ -310,6 +310,8 @@ def _waits(table: RankTable) -> Iterator[RankWait]:
                 seconds=seconds,
                 longest=waited[longest],
                 longest_rank=longest,
+                traced_seconds=None if traced is None else statistics.median(traced[rank] for rank in others) - min(traced.values()),
+                transfer_seconds=None if traced is None else min(traced.values()),
             )
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from lflops.merging.rank_table import OUTSIDE, Place, RankTable
 from lflops.profile.model import Profile
-from lflops.profile.records import PHASES, ModulePhase, RankStat, Spread
+from lflops.profile.records import PHASES, RankStat, Spread
 
 __all__ = ["begins_in", "known_waits", "quartiles_in", "rank_stats", "waiting_in", "waits_in"]
 
@@ -65,31 +65,29 @@ def begins_in(profile: Profile) -> set[Place]:
     return {Place(each.module, each.phase) for each in profile.communication} - waits_in(profile)
 
 
-def waiting_in(profile: Profile) -> dict[ModulePhase, float | None]:
-    """Seconds a step that each module itself spends inside of collectives in each phase where it runs any; `None` where unknown."""
-    found: dict[ModulePhase, float | None] = {}
+def waiting_in(profile: Profile) -> dict[Place, float | None]:
+    """Exposed seconds of collectives a step, by the place where they are awaited: transfer and waiting together. `None` is unknown.
+
+    What backward begins in a module and does not await there is awaited at its end, in the root.
+    """
+    waits = waits_in(profile)
+    found: dict[Place, float | None] = {}
     for each in profile.communication:
-        key = ModulePhase(each.module, each.phase)
-        known = found.get(key, 0.0)
-        found[key] = None if known is None or each.seconds is None else known + each.seconds
-    return found
+        begun = Place(each.module, each.phase)
+        place = begun if begun in waits else Place("", each.phase)
+        known = found.get(place, 0.0)
+        found[place] = None if known is None or each.exposed_seconds is None else known + each.exposed_seconds
+    return {place: seconds for place, seconds in found.items() if place in waits}
 
 
 def known_waits(waiting: Mapping[int, Mapping[Place, float | None]]) -> dict[Place, dict[int, float]]:
-    """Seconds inside of collectives in the places where all ranks know them, by rank.
-
-    What backward begins in one module may be awaited at its end, so its root is known only where all of backward is.
-    """
-    by_place: dict[Place, dict[int, float | None]] = defaultdict(dict)
+    """Exposed seconds of collectives in the places where all ranks know them, by rank."""
+    by_place: dict[Place, dict[int, float]] = defaultdict(dict)
     for rank, places in waiting.items():
         for place, seconds in places.items():
-            by_place[place][rank] = seconds
-    unknown = {place.phase for place, seconds in by_place.items() if None in seconds.values()}
-    return {
-        place: {rank: known for rank, known in seconds.items() if known is not None}
-        for place, seconds in by_place.items()
-        if None not in seconds.values() and not (place.row == "" and place.phase in unknown)
-    }
+            if seconds is not None:
+                by_place[place][rank] = seconds
+    return {place: seconds for place, seconds in by_place.items() if len(seconds) == len(waiting)}
 
 
 def quartiles_in(profile: Profile) -> list[dict[Place, float]]:

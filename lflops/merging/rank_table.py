@@ -48,7 +48,7 @@ class RankTable:
         intervals: The interval of each place where no rank waits.
         waits: The places where ranks wait for each other.
         begins: Of the others those where a collective begins that is awaited elsewhere.
-        known_waits: Of places that are counted as busy without it: seconds a step inside of collectives, by rank, where a trace has them.
+        known_waits: Exposed seconds of collectives a step, by rank, of the places in `waits` where the traces of all ranks have them.
         step_seconds: The median step's, over ranks and steps.
         staged: Whether ranks have different modules.
         patterns: Each module's name with `*` for the numbers of what repeats.
@@ -134,25 +134,23 @@ def table_of(
         times: Of each rank the seconds of each place, step by step, in the same steps.
         waits: The places where ranks wait for each other.
         begins: Those where collectives begin that are awaited elsewhere.
-        known: Seconds inside of collectives, by rank, in the places where they are known.
+        known: `RankTable.known_waits`.
         patterns: Each module's name with `*` for the numbers of what repeats.
         are_quartiles: Whether these are quartiles in place of steps.
     """
-    known, patterns = known or {}, patterns or {}
+    waits, patterns = frozenset(waits), patterns or {}
     places = list(dict.fromkeys(place for steps in times.values() for step in steps for place in step))
-    unknown = frozenset(waits) - known.keys()
-    intervals = intervals_of(places, unknown)
+    intervals = intervals_of(places, waits)
     seconds: dict[Place, dict[int, list[float]]] = {place: {} for place in places}
     busy: dict[int, dict[int, list[float]]] = {number: {} for number in set(intervals.values())}
     waiting: dict[int, list[float]] = {}
     for rank, steps in times.items():
-        waiting[rank] = [sum(each.get(rank, 0.0) for each in known.values())] * len(steps)
+        waiting[rank] = [0.0] * len(steps)
         for sums in busy.values():
             sums[rank] = [0.0] * len(steps)
         for place in dict.fromkeys(place for step in steps for place in step):
-            waited = known.get(place, {}).get(rank, 0.0)
-            seconds[place][rank] = series = [max(step.get(place, 0.0) - waited, 0.0) for step in steps]
-            into = waiting[rank] if place in unknown else busy[intervals[place]][rank]
+            seconds[place][rank] = series = [step.get(place, 0.0) for step in steps]
+            into = waiting[rank] if place in waits else busy[intervals[place]][rank]
             into[:] = [total + value for total, value in zip(into, series, strict=True)]
     return RankTable(
         seconds=seconds,
@@ -160,9 +158,9 @@ def table_of(
         busy=busy,
         waiting=waiting,
         intervals=intervals,
-        waits=unknown,
-        begins=frozenset(begins) - unknown,
-        known_waits=known,
+        waits=waits,
+        begins=frozenset(begins) - waits,
+        known_waits=known or {},
         step_seconds=median_step([waiting, *busy.values()]),
         staged=any(len(series) < len(times) for place, series in seconds.items() if place.row),
         patterns=patterns,

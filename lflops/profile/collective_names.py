@@ -1,9 +1,9 @@
-"""Which collective a name means: an operator's of torch, a kernel's of NCCL or RCCL, or what a trace calls one."""
+"""Which collective a name means: an operator's of torch, a kernel's of NCCL or RCCL, or what a trace calls one. What it has to move."""
 
 import functools
 import re
 
-__all__ = ["collective_kind", "is_collective_kernel"]
+__all__ = ["bus_factor", "collective_kind", "is_collective_kernel"]
 
 _KERNEL = re.compile(r"nccl|rccl|msccl|mscclpp|oneccl|deepep|nvshmem|all_?reduce_?kernel|cross_device_reduce", re.IGNORECASE)
 
@@ -24,6 +24,10 @@ _KINDS = (
 """What a name has in it, without all that is no letter; the first that is found decides."""
 
 
+_SHARE = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
+"""Of these a rank keeps its own share."""
+
+
 @functools.lru_cache(1 << 12)
 def is_collective_kernel(name: str) -> bool:
     """Whether a kernel is one of a collective library."""
@@ -35,3 +39,12 @@ def collective_kind(name: str) -> str:
     """The kind, as `all_reduce`; `send_recv` is a kernel of NCCL's, of which all-to-all is made too."""
     plain = re.sub(r"[^a-z]", "", name.lower())
     return next((kind for part, kind in _KINDS if part in plain), "other")
+
+
+def bus_factor(kind: str, size: int | None) -> float | None:
+    """Bytes that a rank sends for each byte of the message, as in NVIDIA's nccl-tests; `None` where the size of the group is needed."""
+    if kind not in _SHARE and kind != "all_reduce":
+        return 1.0
+    if not size:
+        return None
+    return (size - 1) / size * (2 if kind == "all_reduce" else 1)

@@ -156,8 +156,11 @@ class Communication(Struct, frozen=True, kw_only=True):
     """One collective on one group. `bytes` is the larger of what a rank sends and receives.
 
     Attributes:
-        seconds: Of its kernels on the device, a step; `None` where none was traced, or where others of its kind ran in the same place.
+        seconds: Of its kernels on the device, or of gloo from the call to the end, a step. Waiting for other ranks is part of it. `None` where
+            none was traced, or where others of its kind ran in the same place.
         exposed_seconds: Of these, in which nothing was computed.
+        least_seconds: The least `seconds` of all ranks that traced it, which is the transfer where one rank comes last in all calls; `None`
+            where fewer than two traced.
     """
 
     module: str
@@ -169,6 +172,7 @@ class Communication(Struct, frozen=True, kw_only=True):
     bytes: Count
     seconds: Seconds | None = None
     exposed_seconds: Seconds | None = None
+    least_seconds: Seconds | None = None
 
 
 class Moment(Struct, frozen=True, array_like=True, gc=False):

@@ -251,6 +251,8 @@ class RankWait(Struct, frozen=True, kw_only=True, gc=False):
         ranks: How many others there are.
         seconds: The median one's waiting, the mean over the steps.
         longest: That of the rank that waits longest.
+        traced_seconds: The same from the collectives in the traces of all ranks; `None` where there are none.
+        transfer_seconds: The least time that any of these ranks spent in the collectives; `None` as above.
     """
 
     module: str
@@ -260,6 +262,8 @@ class RankWait(Struct, frozen=True, kw_only=True, gc=False):
     seconds: Seconds
     longest: Seconds
     longest_rank: Count
+    traced_seconds: Seconds | None = None
+    transfer_seconds: Seconds | None = None
 
 
 class RankComparison(Struct, frozen=True, kw_only=True):
@@ -294,7 +298,7 @@ class RankStat(Struct, frozen=True, kw_only=True, gc=False):
         phase: One of `PHASES`, `data`, `transfer`, `clip`, `sync`.
         median: The median rank's; of an even number of ranks the lower median.
         high_rank: The rank with the longest time. It may wait for others in it, see `waits`.
-        waits: Whether ranks wait for each other in it, for an unknown time. Waiting that a trace tells is left out of the times.
+        waits: Whether ranks wait for each other in it. The times include the waiting.
         by_rank: The seconds of each rank that reported them, for the 32 entries that differ most; `None` for all others, so that a
             profile does not grow with modules x ranks.
     """

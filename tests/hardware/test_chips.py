@@ -129,6 +129,18 @@ def test_a_chip_is_found_by_what_drivers_call_it(drivers: list[str], ours: str, 
         assert chip.bandwidth_bytes_per_second == (None if bandwidth is None else pytest.approx(bandwidth * 1e9))
 
 
+@pytest.mark.parametrize(
+    ("name", "links", "each"),
+    [("V100 SXM2 16GB", 6, 25), ("A100 SXM 80GB", 12, 25), ("H100 SXM", 18, 25), ("H200 SXM", 18, 25), ("B200", 18, 50)],
+)
+def test_the_link_is_that_of_all_nvlinks_in_one_direction(name: str, links: int, each: int) -> None:
+    """Links of a chip, and GB/s of each; a card to which a bridge can be bought has none in the table."""
+    chip, card = lookup(name), lookup("H100 PCIe")
+    assert chip is not None
+    assert card is not None
+    assert (links * each * 1e9, None) == (chip.link_bytes_per_second, card.link_bytes_per_second)
+
+
 def test_every_chip_of_the_table_is_tested() -> None:
     """By the list above: a second person's figures beside those of the table."""
     tested = {ours for _, ours, _, _ in CHIPS}

@@ -17,14 +17,14 @@ from lflops.analyze.speed import step_times
 from lflops.errors import ProfileError
 from lflops.hardware.chips import Hardware
 from lflops.merging.merge import merge
-from lflops.merging.rank_stats import rank_stats
+from lflops.merging.rank_stats import known_waits, rank_stats, waiting_in
 from lflops.merging.rank_table import Place, table_of
 from lflops.merging.rows import ranges
 from lflops.profile.json_file import _checked
 from lflops.profile.model import Communication, DtypeShare, Profile, Uncounted
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
-from lflops.profile.records import Phase, Rank, RankStat, Spread, Trace
+from lflops.profile.records import ModulePhase, Phase, Rank, RankStat, Spread, Trace
 from lflops.profile.steps import Step
 from tests.support.processes import Ranks
 from tests.support.profile_builders import cell, product, profile, run, small_memory, small_profile, spread, weights
@@ -280,19 +280,37 @@ def test_where_ranks_wait_each_rank_s_time_is_kept_last() -> None:
 
 
 def test_where_ranks_wait_for_each_other_is_marked() -> None:
-    """A sum that begins in the body backward is awaited there or at the root; what is known of it, 1 ms, is none of the time."""
+    """A sum that begins in the body backward is awaited there or at the root."""
 
-    def summed(seconds: float | None, took: float) -> Profile:
-        once = Communication(
-            module="body", phase="backward", collective="all_reduce", group="", group_size=2, calls=0, bytes=8, seconds=seconds
-        )
+    def summed(took: float) -> Profile:
+        once = Communication(module="body", phase="backward", collective="all_reduce", group="", group_size=2, calls=0, bytes=8)
         rows = dict.fromkeys(("", "body", "head"), took)
         return timed(replica(communication=(once,)), rows, "backward")
 
-    stats = merge([summed(None, 2e-3), summed(1e-3, 3e-3)]).rank_stats
-    assert {"": True, "body": True, "head": False} == {each.module: each.waits for each in stats}
-    stats = merge([summed(1e-3, 2e-3), summed(1e-3, 3e-3)]).rank_stats
-    assert [("", 3e-3, True), ("body", 2e-3, False), ("head", 3e-3, False)] == [(each.module, each.high, each.waits) for each in stats]
+    stats = merge([summed(2e-3), summed(3e-3)]).rank_stats
+    assert [("", 3e-3, True), ("body", 3e-3, True), ("head", 3e-3, False)] == [(each.module, each.high, each.waits) for each in stats]
+
+
+@pytest.mark.parametrize(("exposed", "expected"), [((3e-3, 1e-3), {"": {0: 3e-3, 1: 1e-3}}), ((3e-3, None), {}), ((None, None), {})])
+def test_exposed_time_is_known_where_it_is_awaited(
+    exposed: tuple[float | None, float | None], expected: dict[str, dict[int, float]]
+) -> None:
+    """A sum that begins in the body is awaited in the root, if the count says so. Where one rank does not know it, it is unknown."""
+    once = Communication(module="body", phase="backward", collective="allreduce_", group="", group_size=2, calls=1, bytes=8)
+    given = {
+        rank: waiting_in(replica(waits=(ModulePhase("", "backward"),), communication=(replace(once, exposed_seconds=seconds),)))
+        for rank, seconds in enumerate(exposed)
+    }
+    assert {Place(row, "backward"): known for row, known in expected.items()} == known_waits(given)
+
+
+def test_the_least_time_of_a_collective_is_kept_where_two_ranks_know_it() -> None:
+    """7, 5 and 6 ms; of the leading rank 7. Of one rank that traced there is no least."""
+    once = Communication(module="body", phase="backward", collective="allreduce_", group="", group_size=3, calls=1, bytes=8)
+    traced = [replica(communication=(replace(once, seconds=seconds),)) for seconds in (7e-3, 5e-3, 6e-3)]
+    assert [(7e-3, 5e-3)] == [(each.seconds, each.least_seconds) for each in merge(traced).communication]
+    untraced = [replica(communication=(once,)) for _ in range(2)]
+    assert [(7e-3, None)] == [(each.seconds, each.least_seconds) for each in merge([traced[0], *untraced]).communication]
 
 
 def test_of_profiles_the_quartiles_are_compared() -> None:

@@ -89,13 +89,16 @@ def test_the_last_rank_of_each_step_is_counted() -> None:
     assert {2: 2, 1: 1} == times_last(table)
 
 
-def test_waiting_that_a_trace_tells_is_left_out() -> None:
-    """Of the head's 9 s rank 0 waited 4 inside its all-reduce: 5 s of work, as on rank 1, and 4 s of waiting for that."""
+def test_waiting_is_told_from_transfer_where_traces_know_it() -> None:
+    """In its all-reduce rank 0 spent 4 s, and rank 1, for which it waits, 0.5: the transfer. Nobody is accused of the head."""
     known = {HEAD: {0: 4.0, 1: 0.5}}
     found = compare_ranks(table_of({0: [step(head=9)], 1: [step(head=5.5, body=13.5)]}, {HEAD, *WAITS}, (), known))
     assert found is not None
     assert [("body", "forward", 1, (3.5,))] == [(e.module, e.phase, e.rank, e.excess) for e in found.excesses if e.phase != "all"]
-    assert [("head", "forward", 1, 3.5)] == [(wait.module, wait.phase, wait.for_rank, wait.seconds) for wait in found.waits]
+    (wait,) = found.waits
+    assert ("head", "forward", 1, 3.5, 3.5, 0.5) == (
+        wait.module, wait.phase, wait.for_rank, wait.seconds, wait.traced_seconds, wait.transfer_seconds
+    )  # fmt: skip
 
 
 def test_modules_that_repeat_are_compared_together_too() -> None:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from lflops.analyze.trace.categories import communicates
 from lflops.analyze.trace.host_walk import HostWalk
 from lflops.analyze.trace.operator_inputs import BYTES
-from lflops.profile.collective_names import collective_kind
+from lflops.profile.collective_names import bus_factor, collective_kind
 from lflops.stretches import Stretches, joined, length, outside
 from lflops.traces.recorded import Collective, DeviceWork, RecordedTrace
 
@@ -36,7 +36,6 @@ _SIZES = {
 """Bytes of an element, by the names that collectives have for types."""
 
 _OF_RESULT = frozenset({"all_gather", "gather"})
-_SHARE = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
 
 
 class Occurrence(NamedTuple):
@@ -127,7 +126,7 @@ def collectives(found: Sequence[Occurrence], computing: Stretches) -> tuple[Coll
         known = [each.bytes for each in calls if each.bytes is not None]
         moved = sum(known) if len(known) == len(calls) else None
         rate = moved / (device / 1e9) if moved is not None and device else None
-        factor = _factor(kind, size)
+        factor = bus_factor(kind, size)
         rows.append(
             CollectiveTimes(
                 kind=kind,
@@ -142,12 +141,3 @@ def collectives(found: Sequence[Occurrence], computing: Stretches) -> tuple[Coll
             )
         )
     return tuple(sorted(rows, key=lambda row: (-row.device, row.kind, row.group)))
-
-
-def _factor(kind: str, size: int | None) -> float | None:
-    """Bytes that a rank sends for each byte of the message."""
-    if kind not in _SHARE and kind != "all_reduce":
-        return 1.0
-    if not size:
-        return None
-    return (size - 1) / size * (2 if kind == "all_reduce" else 1)

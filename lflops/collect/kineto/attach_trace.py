@@ -14,6 +14,9 @@ from lflops.profile.records import PHASES, ModulePhase, Spread, Trace
 
 __all__ = ["with_trace"]
 
+ROOTS_BACKWARD, OTHER = ModulePhase("", "backward"), ModulePhase("", "other")
+"""What the engine calls at the end of backward is the root's backward in a count. A trace has it after the last node: `other`."""
+
 
 def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str]) -> Profile:
     """The profile with what was recorded: the operators, and the device's time of each module and phase where a device was.
@@ -42,8 +45,11 @@ def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str])
 
 
 def _timed(rows: Sequence[Communication], seconds: Mapping[tuple[ModulePhase, str], tuple[float, float]]) -> tuple[Communication, ...]:
-    """The collectives with the time of their kernels. Two of one kind in one place share kernels that cannot be distinguished: unknown."""
+    """The collectives with their times. Two of one kind in one place share kernels that cannot be distinguished: unknown."""
     places = [{(ModulePhase(row.module, row.phase), kind) for kind in _kernels_of(row.collective)} for row in rows]
+    counted = set().union(*places)
+    for each in places:
+        each |= {(OTHER, kind) for place, kind in each if place == ROOTS_BACKWARD and (OTHER, kind) not in counted}
     number = Counter(place for each in places for place in each)
     timed = []
     for row, each in zip(rows, places, strict=True):

@@ -1,15 +1,24 @@
-"""How a device spent the recorded time: computing, only communicating or copying, or waiting."""
+"""How a device spent the recorded time: computing, only communicating or copying, or waiting. Collectives on the host, too."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
-from lflops.collect.kineto.events import Communicated, Event
+from lflops.collect.kineto.events import LAUNCHES, Communicated, Event
 from lflops.profile.collective_names import collective_kind, is_collective_kernel
 from lflops.profile.records import Call, Phase
 from lflops.stretches import Stretches, joined, length, outside
 
-__all__ = ["communication", "computing", "exposed_communication", "exposed_copies", "idle", "idle_by_phase"]
+__all__ = ["communication", "communication_on_host", "computing", "exposed_communication", "exposed_copies", "idle", "idle_by_phase"]
+
+ON_HOST = ("gloo:", "mpi:", "ucc:")
+"""Begin the names of collectives that run on the host."""
+
+WITH_COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional"})
+"""Namespaces of operators that launch collectives, or wait for them."""
+
+AUTOGRAD = frozenset({"autograd", "torch"})
+"""Namespaces of what runs other operators, such as `torch::autograd::AccumulateGrad`."""
 
 HOST_PHASES: tuple[Phase, ...] = ("forward", "recompute", "backward", "optimizer")
 """The inner ones first: an optimizer's closure runs forward and backward."""
@@ -74,6 +83,38 @@ def communication(events: Sequence[Event]) -> dict[int, list[Communicated]]:
         exposed = length(outside([(event.start, event.end)], computed))
         found[event.link].append(Communicated(collective_kind(event.name), event.end - event.start, exposed))
     return dict(found)
+
+
+def communication_on_host(events: Sequence[Event]) -> dict[int, Communicated]:
+    """The collectives that ran on the host by the beginning of the operators that launched them. Exposed: no operator ran.
+
+    Collectives run in the order in which they are launched. Gloo runs some as another kind, such as a reduce-scatter as an all-reduce.
+    """
+    ran = sorted((event for event in events if event.name.startswith(ON_HOST)), key=lambda event: event.start)
+    if not ran:
+        return {}
+    launches = deque(sorted((event for event in events if event.name.startswith(LAUNCHES)), key=lambda event: event.start))
+    awaited = joined((event.start, event.end) for event in events if _namespace(event) in WITH_COLLECTIVES)
+    computed = outside(joined((event.start, event.end) for event in events if _computes_on_host(event)), awaited)
+    found = {}
+    for event in ran:
+        if not launches or launches[0].start > event.start:
+            continue  # launched before the recording began
+        launch = launches.popleft()
+        exposed = length(outside([(event.start, event.end)], computed))
+        found[launch.start] = Communicated(collective_kind(launch.name), event.end - event.start, exposed)
+    return found
+
+
+def _computes_on_host(event: Event) -> bool:
+    """Whether it is an operator, and not what autograd runs others in."""
+    return not event.is_named and _namespace(event) not in {None, *AUTOGRAD}
+
+
+def _namespace(event: Event) -> str | None:
+    """An operator's; `None` of anything else."""
+    namespace, is_operator, _ = event.name.partition("::")
+    return namespace if is_operator else None
 
 
 def _communicates(event: Event) -> bool:

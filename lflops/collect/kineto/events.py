@@ -24,7 +24,7 @@ from lflops.collect.kineto.module_log import THREAD, LogEntry, Replay
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.profile.records import Call, ModulePhase, TracedOperator
 
-__all__ = ["STEP", "Communicated", "Event", "Joined", "join", "read"]
+__all__ = ["LAUNCHES", "STEP", "Communicated", "Event", "Joined", "join", "read"]
 
 STEP = "ProfilerStep#"
 """Begins the names of the events that are the steps."""
@@ -33,6 +33,9 @@ NODE = "autograd::engine::evaluate_function: "
 
 REGION = "## Call CompiledFxGraph "
 """Begins the names of the runs of compiled graphs; the graph's key follows."""
+
+LAUNCHES = "c10d::"
+"""Begins the names of the operators that launch collectives."""
 
 MOST = 20
 """Operators of the table: those with the most self time on the device, and on the host."""
@@ -102,7 +105,7 @@ def read(raw: Sequence[Any], *, device: bool, stack: bool) -> list[Event]:
 
 
 class Communicated(NamedTuple):
-    """A kernel of a collective: its kind, how long it ran, and for how much of that nothing was computed, in nanoseconds."""
+    """A collective: its kind, how long its kernel ran, and for how much of that nothing was computed, in nanoseconds."""
 
     kind: str
     nanoseconds: int
@@ -147,8 +150,8 @@ class Joined:
         device: Nanoseconds of the device, by step, and by module and phase of the operator that launched it; other work is the root's.
         calls: Of modules and named parts, on all threads, in steps.
         operators: The table, over all steps. What is between them, as a validation, is in none of this.
-        communication: Nanoseconds of collectives' kernels and of these the exposed ones, by module and phase of what launched them, and by
-            kind; over all steps.
+        communication: Nanoseconds of collectives and of these the exposed ones, by module and phase of what launched them, and by kind; over
+            all steps.
         regions: The runs of compiled graphs.
         batch_at: The index of the step at a moment within one.
     """
@@ -167,6 +170,7 @@ def join(
     home: int,
     tree: ModuleTree,
     communicated: Mapping[int, Sequence[Communicated]] | None = None,
+    on_host: Mapping[int, Communicated] | None = None,
 ) -> Joined:
     """Tie each event to the module that ran.
 
@@ -176,6 +180,7 @@ def join(
         home: The thread that trains.
         tree: The modules and their names.
         communicated: The kernels of collectives by the key of what launched them.
+        on_host: Collectives that ran on the host, by the beginning of what launched them.
     """
     begun = sorted((event.start, event.end, event.thread) for event in events if event.is_named and event.name.startswith(STEP))
     pythons = {event.thread: int(event.name.removeprefix(THREAD)) for event in events if event.is_named and event.name.startswith(THREAD)}
@@ -187,7 +192,7 @@ def join(
     by_thread = _by_thread(event for event in events if event.start in steps)
     order = sorted(by_thread, key=lambda thread: (thread != trainer, thread))
     segments = {thread: AutogradSegments(0) for thread in order}
-    walk = _Walk(steps, kernels, communicated or {})
+    walk = _Walk(steps, kernels, communicated or {}, on_host or {})
     for number, thread in enumerate(order):
         entries = logs.get(pythons.get(thread, 0), ())  # no thread of Python has the number 0
         walk.thread(by_thread[thread], Replay(tree, entries, thread=number, segments=segments, own=segments[thread]))
@@ -255,11 +260,15 @@ class _Walk:
     """Goes through the events of one thread after the other."""
 
     def __init__(
-        self, steps: _StepIntervals, kernels: Mapping[int, Sequence[Event]], communicated: Mapping[int, Sequence[Communicated]]
+        self,
+        steps: _StepIntervals,
+        kernels: Mapping[int, Sequence[Event]],
+        communicated: Mapping[int, Sequence[Communicated]],
+        on_host: Mapping[int, Communicated],
     ) -> None:
         self.steps = steps
         self.asked = {key: sum(each.end - each.start for each in done) for key, done in kernels.items()}
-        self.communicated = communicated
+        self.communicated, self.on_host = communicated, on_host
         self.communication: defaultdict[tuple[ModulePhase, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
         self.times: dict[str, _Times] = {}
         self.named: dict[str, _Times] = {}
@@ -295,9 +304,11 @@ class _Walk:
             self._begin(_Open(start, end, key, times), opened, step, running)
             if not link and key in self.asked:
                 self.device[step][running] += self.asked[key]
-                self._communicate(running, key)
+                self._communicate(running, self.communicated.get(key, ()))
                 replay.on_device(self.asked[key])
                 _on_device(opened, self.asked[key])
+            elif start in self.on_host and name.startswith(LAUNCHES):
+                self._communicate(running, [self.on_host[start]])
         for event in reversed(opened):
             _close(event)
         for region, event in self._below:
@@ -305,9 +316,9 @@ class _Walk:
         self._below.clear()
         self.calls += replay.finish()
 
-    def _communicate(self, running: ModulePhase, key: int) -> None:
-        """Add the kernels of collectives that an operator launched."""
-        for kind, nanoseconds, exposed in self.communicated.get(key, ()):
+    def _communicate(self, running: ModulePhase, launched: Iterable[Communicated]) -> None:
+        """Add the collectives that an operator launched."""
+        for kind, nanoseconds, exposed in launched:
             whole, alone = self.communication[running, kind]
             self.communication[running, kind] = whole + nanoseconds, alone + exposed
 

@@ -22,7 +22,15 @@ from lflops.collect.kineto.attach_compiled import call_times
 from lflops.collect.kineto.compile_tracking import recorded_graphs
 from lflops.collect.kineto.compiled_graph import rows_of
 from lflops.collect.kineto.compiled_time import CompiledTimes, times_of
-from lflops.collect.kineto.device_timeline import communication, computing, exposed_communication, exposed_copies, idle, idle_by_phase
+from lflops.collect.kineto.device_timeline import (
+    communication,
+    communication_on_host,
+    computing,
+    exposed_communication,
+    exposed_copies,
+    idle,
+    idle_by_phase,
+)
 from lflops.collect.kineto.events import STEP, Joined, join, read
 from lflops.collect.kineto.module_log import ModuleLog
 from lflops.collect.kineto.other_profilers import other_profiler_runs, recorded_events
@@ -58,8 +66,8 @@ class Recording:
         device_compute_seconds: In which it computed, over all batches; `None` as above.
         exposed_comm_seconds: In which it communicated and computed nothing, over all batches; `None` as above.
         exposed_copy_seconds: In which it only copied, over all batches; `None` as above.
-        communication: Seconds of collectives' kernels a step and of these the exposed ones, by module and phase of what launched them, and
-            by kind; empty where the recording ends within a step.
+        communication: Seconds of collectives a step and of these the exposed ones, by module and phase of what launched them, and by kind;
+            empty where the recording ends within a step.
         calls: Of modules and named parts, for the annotation.
         compiled: What ran inside of compiled graphs; `None` if that was not asked for, or none ran.
         call_times: Own nanoseconds of modules in each batch, by their calls; empty without `compiled`.
@@ -255,8 +263,10 @@ class Tracer:
 
     def _read(self, raw: Sequence[object], unfinished: Path | None, path: Path) -> Recording:
         events = read(raw, device=self._device, stack=self._options["with_stack"])
-        communicated = communication(events) if self._device else {}
-        joined = join(events, self._log.threads, self._log.home, self._tree, communicated)
+        collectives: dict[str, Any] = (
+            {"communicated": communication(events)} if self._device else {"on_host": communication_on_host(events)}
+        )
+        joined = join(events, self._log.threads, self._log.home, self._tree, **collectives)
         steps = sum(self._ends) if self._ends and self._ends[-1] else 0
         idle_seconds = idle(events) if self._device else None
         compiled = self._compiled(joined) if self._inside_compiled and joined.regions else None
@@ -272,9 +282,7 @@ class Tracer:
             device_compute_seconds=computing(events) if self._device else None,
             exposed_comm_seconds=exposed_communication(events) if self._device else None,
             exposed_copy_seconds=exposed_copies(events) if self._device else None,
-            communication={
-                place: (each / steps / 1e9, alone / steps / 1e9) for place, (each, alone) in joined.communication.items() if steps
-            },
+            communication=_a_step(joined.communication, steps),
             calls=tuple(joined.calls),
             compiled=compiled,
             call_times=() if compiled is None else call_times(joined.calls, joined.batch_at, len(joined.device)),

@@ -60,7 +60,7 @@ class RankTimes:
         groups: The ranks by the places and steps that they have.
         waits: The places where ranks wait for each other.
         begins: Those where collectives begin that are awaited elsewhere.
-        known: Seconds inside of collectives, by rank, in the places where they are known.
+        known: Exposed seconds of collectives, by rank, in the places where all ranks know them.
     """
 
     def __init__(self, heads: Sequence[Head], tables: Mapping[str, PlacesOfTable]) -> None:
@@ -106,13 +106,7 @@ class RankTimes:
         common = set.intersection(*(set(group.at) for group in self.groups)) if self.groups else set()
         if not common or len(self._homes) < 2:
             return None
-        steps = [group.steps(common) for group in self.groups]
-        for group, times in zip(self.groups, steps, strict=True):
-            for place, seconds in self.known.items():
-                if place in group.columns:
-                    times[:, :, group.columns[place]] -= torch.tensor([seconds.get(rank, 0.0) for rank in group.ranks])[:, None]
-            times.clamp_(min=0.0)
-        return _Selection(self, steps, patterns).table()
+        return _Selection(self, [group.steps(common) for group in self.groups], patterns).table()
 
 
 class _Selection:
@@ -121,7 +115,7 @@ class _Selection:
     def __init__(self, times: RankTimes, steps: Sequence[Tensor], patterns: Mapping[str, str]) -> None:
         self._groups, self._known, self._begins = times.groups, times.known, times.begins
         self._steps, self._patterns = steps, patterns
-        self._waits = times.waits - times.known.keys()
+        self._waits = times.waits
         self._ranks = sorted(rank for group in self._groups for rank in group.ranks)
         self._having: dict[Place, tuple[int, ...]] = {}
         for index, group in enumerate(self._groups):
@@ -143,8 +137,6 @@ class _Selection:
         staged = any(
             place.row and sum(len(self._groups[index].ranks) for index in having) < len(ranks) for place, having in self._having.items()
         )
-        for seconds in self._known.values():
-            waiting = {rank: [each + seconds.get(rank, 0.0) for each in series] for rank, series in waiting.items()}
         return RankTable(
             seconds={place: self._of(place) for place in self._having if place in chosen},
             repeated=self._repeated(candidates),

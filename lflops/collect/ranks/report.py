@@ -93,14 +93,13 @@ class Head(Struct, frozen=True, kw_only=True):
         at: Which step each row of times is of.
         memory: The name of the blob that has its memory.
         groups: The names of the groups that its collectives ran on, which the table has numbers for.
-        waiting: Seconds inside of collectives in each place that has any, by the place's number.
+        waiting: Exposed seconds of collectives in each place where they are awaited, by the place's number.
     """
 
     brief: Brief
     at: tuple[int, ...]
     memory: str | None
     groups: tuple[str, ...]
-    communication_seconds: tuple[tuple[Seconds | None, Seconds | None], ...]
     waiting: Mapping[Count, Seconds | None]
 
 
@@ -144,8 +143,7 @@ def pack(report: RankReport) -> Packed:
         at=at,
         memory=None if remembered is None else remembered[0],
         groups=groups,
-        communication_seconds=tuple((each.seconds, each.exposed_seconds) for each in profile.communication),
-        waiting={number[place]: seconds for key, seconds in waiting_in(profile).items() if (place := Place(*key)) in number},
+        waiting={number[place]: seconds for place, seconds in waiting_in(profile).items() if place in number},
     )
     times = array("f", (step.get(place, 0.0) for step in (*steps, _scales(profile, steps)) for place in places) if steps else ())
     return Packed(squeezed(head), {name: blob} | ({} if remembered is None else {remembered[0]: remembered[1]}), times.tobytes())
@@ -173,7 +171,7 @@ def memory_in(blob: bytes) -> Memory:
 
 def rows_in(table: Table, head: Head, times: Sequence[Sequence[float]]) -> Profile:
     """The rows of a rank's profile, and what its modules took, of which `times` has the seconds of each step in each place."""
-    communication = zip(table.communication, head.communication_seconds, strict=True)
+    communication = zip(table.communication, head.brief.communication_seconds, strict=True)
     profile = Profile(
         schema_version=SCHEMA_VERSION,
         run=head.brief.run,

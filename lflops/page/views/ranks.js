@@ -21,8 +21,8 @@ const ALONE_HERE = "There is one rank here. FlopsMonitor compares those of a dis
 const OLDER = "Unknown: this profile keeps no rank's own times. It was written by an earlier lflops: profile again.";
 const UNTIMED = "Unknown: no module's time is known of two ranks. "
   + "FlopsMonitor takes them in the steps after the active ones, lflops.measure with its other passes.";
-const COMPARED = "Each rank's own time in a module, or in a phase outside of modules: the median over the steps. Waiting for other ranks is left out "
-  + "where a trace knows it. The rows in which ranks differ most are shown, hatched where a rank reported no time.";
+const COMPARED = "Each rank's own time in a module, or in a phase outside of modules: the median over the steps. The rows in which ranks differ most are "
+  + "shown, hatched where a rank reported no time.";
 const HIGHEST = 460;
 
 /** @type {Format} */

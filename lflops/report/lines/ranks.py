@@ -1,12 +1,14 @@
-"""The ranks of a run as lines: which reported, which are slow and in which modules, and which wait for data."""
+"""The ranks of a run as lines: which reported, which are slow and in which modules, how they communicate, and which wait for data."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
+from lflops.analyze.ranks.communication import Collective
 from lflops.analyze.ranks.imbalance import Row
 from lflops.profile.records import Rank, RankWait, Spread
-from lflops.report.lines.text import plain
+from lflops.report.lines.text import counted, plain
 
 __all__ = ["ranks"]
 
@@ -27,9 +29,13 @@ _OUTSIDE = {
 
 
 def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """Label and value of each line; one without a label goes on with the line above. Of a run of one rank there are none."""
+    """Label and value of each line; one without a label goes on with the line above. Of a run of one rank there are none.
+
+    Of one rank of several there are its collectives.
+    """
     listed = analysis.profile.ranks
     if len(listed) < 2:
+        yield from _communication(analysis)
         return
     yield "ranks", "; ".join(_statuses(listed))
     macs = [rank.macs for rank in listed if rank.macs is not None]
@@ -37,6 +43,7 @@ def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
         uneven = f", {units.count(min(macs))} to {units.count(max(macs))} on each" if min(macs) != max(macs) else ""
         yield "all ranks", f"{units.count(sum(macs))} MACs forward and backward{uneven}"
     yield from _imbalance(analysis)
+    yield from _communication(analysis)
     yield from _by_rank(listed, {"data wait by rank": lambda rank: rank.data, "CPU time by rank": lambda rank: rank.cpu})
 
 
@@ -99,7 +106,33 @@ def _slower(ratio: float | None) -> str:
 def _waiting(wait: RankWait) -> str:
     """As `7 ranks wait 50.00 ms a step for rank 1 in the root's own backward`."""
     who = f"rank {wait.longest_rank} waits" if wait.ranks == 1 else f"{wait.ranks} ranks wait"
-    return f"{who} {units.duration(wait.seconds)} a step for rank {wait.for_rank} in {_where(wait.module, wait.phase)}"
+    traced = "" if wait.traced_seconds is None else f", in the traces {units.duration(wait.traced_seconds)}"
+    return f"{who} {units.duration(wait.seconds)} a step for rank {wait.for_rank} in {_where(wait.module, wait.phase)}{traced}"
+
+
+def _communication(analysis: Analysis) -> Iterator[tuple[str, str]]:
+    """The collectives, a sentence each."""
+    found = analysis.communication
+    twice = Counter((each.kind, each.group_size) for each in found)
+    sentences = [_collective(each, twice[each.kind, each.group_size] > 1) for each in found[:_WORST]]
+    if len(found) > _WORST:
+        sentences.append(f"{len(found) - _WORST} more")
+    yield from _labelled("communication", sentences)
+
+
+def _collective(each: Collective, is_ambiguous: bool) -> str:
+    """As `all-reduce over 8 ranks: 3 calls and 1.20 GiB a step, 12.00 ms, of these 3.00 ms exposed, bus bandwidth 320.00 GB/s`."""
+    over = "" if each.group_size is None else f" over {counted(each.group_size, 'rank')}"
+    group = f" (group {plain(each.group)})" if is_ambiguous else ""
+    parts = [f"{counted(each.calls, 'call')} and {units.size(each.bytes)} a step"]
+    if each.seconds is not None:
+        exposed = "" if each.exposed_seconds is None else f", of these {units.duration(each.exposed_seconds)} exposed"
+        parts.append(f"{units.duration(each.seconds)}{exposed}")
+    if each.bus_bytes_per_second is not None:
+        least = "at least " if each.holds_waiting else ""
+        share = "" if each.link_share is None else f", {units.percent(each.link_share)} of the link"
+        parts.append(f"bus bandwidth {least}{units.quantity(each.bus_bytes_per_second, 'B/s')}{share}")
+    return f"{each.kind.replace('_', '-')}{over}{group}: {', '.join(parts)}"
 
 
 def _where(module: str, phase: str) -> str:

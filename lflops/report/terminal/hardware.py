@@ -36,7 +36,12 @@ def figures(chip: Hardware | None, measured: Hardware | None = None) -> Renderab
         table.add_column(text("measured" if device is measured else device.name), justify="right", no_wrap=True)
     if reached:
         table.add_column("reached", justify="right", no_wrap=True)
-    for name, unit in (("memory", ""), ("bandwidth", "B/s"), *((dtype, "OP/s" if dtype == "int8" else "FLOP/s") for dtype in DTYPES)):
+    for name, unit in (
+        ("memory", ""),
+        ("bandwidth", "B/s"),
+        ("link", "B/s"),
+        *((dtype, "OP/s" if dtype == "int8" else "FLOP/s") for dtype in DTYPES),
+    ):
         values = [_value(device, name) for device in devices]
         if any(value is not None for value in values):
             share = [figure(units.percent(_share(values)))] if reached else []
@@ -89,7 +94,9 @@ def _cell(chip: Hardware, column: str) -> str:
 def _value(device: Hardware, column: str) -> float | None:
     if column == "memory":
         return device.memory_bytes
-    return device.bandwidth_bytes_per_second if column == "bandwidth" else device.peak_flops_per_second.get(column)
+    if column in {"bandwidth", "link"}:
+        return device.bandwidth_bytes_per_second if column == "bandwidth" else device.link_bytes_per_second
+    return device.peak_flops_per_second.get(column)
 
 
 def _share(values: list[float | None]) -> float | None:

@@ -1,20 +1,24 @@
 """The time of collectives' kernels, by module, phase and kind: from events as CUDA would give them into the profile."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from lflops.analyze.trace.summary import summarise
 from lflops.collect.kineto.attach_trace import with_trace
-from lflops.collect.kineto.device_timeline import communication
-from lflops.collect.kineto.events import Communicated, join
+from lflops.collect.kineto.device_timeline import communication, communication_on_host
+from lflops.collect.kineto.events import Communicated, Event, join
 from lflops.collect.kineto.tracer import Recording
 from lflops.profile.collective_names import collective_kind, is_collective_kernel
 from lflops.profile.model import Communication
 from lflops.profile.records import ModulePhase
-from tests.collect.kineto.test_device_timeline import FORWARD, FORWARD_EVENTS, HOME, TREE, kernel, step
+from lflops.traces.read_trace import read_trace
+from tests.collect.kineto.test_device_timeline import FORWARD, FORWARD_EVENTS, HOME, TREE, kernel, operator, step
 from tests.support.profile_builders import small_profile
+from tests.support.traces_by_hand import gpu_traces
 
 NAMES = {
     "c10d::allreduce_": "all_reduce",
@@ -98,3 +102,69 @@ def test_two_of_a_kind_in_one_place_stay_unknown() -> None:
     seconds = {(ModulePhase("", "backward"), "all_reduce"): (3e-3, 1e-3)}
     found = with_trace(replace(small_profile(), communication=rows), recording(seconds), {}).communication
     assert [None, None] == [each.seconds for each in found]
+
+
+def test_what_the_engine_calls_last_is_the_root_s_backward() -> None:
+    """A trace has it after the last node, which is `other`; so a count of `other` keeps what is its own."""
+    sums = row("c10d::_reduce_scatter_base_"), row("c10d::_reduce_scatter_base_", phase="other")
+    seconds = {(ModulePhase("", "other"), "reduce_scatter"): (3e-3, 1e-3)}
+
+    def found(rows: tuple[Communication, ...]) -> list[float | None]:
+        return [each.seconds for each in with_trace(replace(small_profile(), communication=rows), recording(seconds), {}).communication]
+
+    assert [3e-3] == found(sums[:1])
+    assert [None, 3e-3] == found(sums)
+
+
+def on_host(name: str, start: int, end: int) -> Event:
+    """A collective on one of gloo's threads."""
+    return Event(name, start, end, 3, is_named=True)
+
+
+LAUNCHES = [operator("c10d::allreduce_", 13, 14, key=0), operator("c10d::_reduce_scatter_base_", 33, 90, key=0)]
+RAN = [on_host("gloo:all_reduce", 14, 54), on_host("gloo:all_reduce", 55, 88)]
+"""The second is a reduce-scatter, which gloo runs as an all-reduce."""
+
+
+def test_collectives_on_the_host_belong_to_what_launched_them_in_turn() -> None:
+    """Of the first 40 ns operators ran for 16 to 18 and for 32 to 33; what waits inside of the second one's launch computes nothing."""
+    events = [step(0, 100), *FORWARD_EVENTS, *LAUNCHES, *RAN]
+    found = communication_on_host(events)
+    assert {13: Communicated("all_reduce", 40, 40 - 4 - 1), 33: Communicated("reduce_scatter", 33, 33)} == found
+    both = join(events, {HOME: FORWARD}, HOME, TREE, on_host=found).communication
+    first, second = ModulePhase("0", "forward"), ModulePhase("1", "forward")
+    assert {(first, "all_reduce"): (40, 35), (second, "reduce_scatter"): (33, 33)} == both
+
+
+def test_what_an_operator_waits_for_is_not_computed() -> None:
+    """A product that begins with the wait for its input, from 32 to 37: of its 6 ns one is computed. What nobody launched is left out."""
+    wait = operator("_c10d_functional::wait_tensor", 32, 37, key=0)
+    early = on_host("gloo:broadcast", 2, 5)
+    found = communication_on_host([step(0, 100), *FORWARD_EVENTS, wait, LAUNCHES[0], early, on_host("gloo:all_reduce", 30, 40)])
+    assert {13: Communicated("all_reduce", 10, 9)} == found
+    assert {} == communication_on_host(FORWARD_EVENTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds_by_name"), [("hta_nccl_parser_config_nccl_data", True), ("hta_timeline_analysis_sampled_rank-0", False)]
+)
+def test_seconds_and_exposed_seconds_are_those_that_the_reader_of_traces_has(name: str, *, kinds_by_name: bool) -> None:
+    """Of traces of real GPUs, to the nanosecond. In the second all kernels are called SendRecv, and only the reader knows their kinds."""
+    trace = read_trace(gpu_traces() / f"{name}.json.gz")
+    names = {"copy": "Memcpy", "fill": "Memset"}
+    work = [
+        Event(names.get(each.kind, each.name), each.start, each.end, is_on_device=True, link=number)
+        for number, each in enumerate(trace.work)
+    ]
+    ours, theirs = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for (each,) in communication(work).values():
+        ours.update(figures(each.kind if kinds_by_name else "", 1, each.nanoseconds, each.exposed))
+    for row in summarise(trace).collectives:
+        theirs.update(figures(row.kind if kinds_by_name else "", row.calls, row.device, row.exposed))
+    assert theirs
+    assert theirs == ours
+
+
+def figures(kind: str, calls: int, device: int, exposed: int) -> dict[tuple[str, str], int]:
+    """By kind and name."""
+    return {(kind, "calls"): calls, (kind, "device"): device, (kind, "exposed"): exposed}

@@ -20,7 +20,7 @@ from lflops.collect.timing.scale_to_clean import ScaledTimes
 from lflops.merging.merge import merge
 from lflops.profile.model import Communication, Profile
 from lflops.profile.notes import Note
-from lflops.profile.records import ModulePhase
+from lflops.profile.records import ModulePhase, RankWait
 from lflops.profile.steps import Step
 from tests.support.fake_clock import StillClock
 from tests.support.process_state import differences, process
@@ -120,7 +120,7 @@ def communicating() -> list[tuple[Profile, Laps]]:
     reduced = (Communication(module="body", phase="forward", collective="all_reduce", group="", group_size=2, calls=0, bytes=8),)
 
     def one(rank: int) -> Profile:
-        each = tuple(replace(every, group=str(rank), seconds=0.125 * rank) for every in reduced)
+        each = tuple(replace(every, group=str(rank), seconds=0.125 * rank, exposed_seconds=0.125 * rank) for every in reduced)
         memory = replace(small_memory(), peak_bytes=3000 + rank, by_module={}, alive=(), timeline=())
         return counted(communication=each, memory=memory, notes=(Note(code="scripted", subject="body", values={}),))
 
@@ -191,14 +191,23 @@ def test_each_rank_s_time_is_kept_where_the_most_is_lost() -> None:
     assert [{0: 0.5, 1: 1.5 + number} for number in range(8, 40)] == [known[name] for name in names[8:]]
 
 
-def test_waiting_for_others_is_left_out_where_all_know_it() -> None:
-    """Of 0.75 s the second rank waited 0.125: 0.625 against 0.5. Where one does not know, nothing is left out."""
-    (body,) = (each for each in gathered(dict(enumerate(communicating()))).rank_stats if each.module == "body")
-    assert (0.5, 0.625, False, {0: 0.5, 1: 0.625}) == (body.low, body.high, body.waits, body.by_rank)
-    (first, laps), second = communicating()
-    unknown = replace(first, communication=tuple(replace(each, seconds=None) for each in first.communication))
-    (body,) = (each for each in gathered({0: (unknown, laps), 1: second}).rank_stats if each.module == "body")
+def test_waiting_that_traces_know_stands_beside_the_inferred_one() -> None:
+    """In the body the second rank waits 0.25 s for the first one; in the collective it is 0.125 s longer. One trace alone tells nothing."""
+    whole = gathered(dict(enumerate(communicating())))
+    (body,) = (each for each in whole.rank_stats if each.module == "body")
     assert (0.5, 0.75, True) == (body.low, body.high, body.waits)
+    assert [(0, 0.25, 0.125, 0.0)] == [(w.for_rank, w.seconds, w.traced_seconds, w.transfer_seconds) for w in waits_of(whole)]
+    (first, laps), second = communicating()
+    unknown = replace(first, communication=tuple(replace(each, exposed_seconds=None) for each in first.communication))
+    assert [(0, 0.25, None, None)] == [
+        (w.for_rank, w.seconds, w.traced_seconds, w.transfer_seconds) for w in waits_of(gathered({0: (unknown, laps), 1: second}))
+    ]
+
+
+def waits_of(whole: Profile) -> list[RankWait]:
+    """Those in the body."""
+    assert whole.rank_comparison is not None
+    return [wait for wait in whole.rank_comparison.waits if wait.module == "body"]
 
 
 def test_a_rank_that_says_nothing_is_missing_when_the_time_is_over() -> None:
