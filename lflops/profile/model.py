@@ -156,8 +156,8 @@ class Communication(Struct, frozen=True, kw_only=True):
     """One collective on one group. `bytes` is the larger of what a rank sends and receives.
 
     Attributes:
-        seconds: Of its kernels on the device, or of gloo from the call to the end, a step. Waiting for other ranks is part of it. `None` where
-            none was traced, or where others of its kind ran in the same place.
+        seconds: Of its kernels on the device, or on the host with gloo, a step. Waiting for other ranks is part of it. `None` where none
+            was traced, or where others of its kind ran in the same place.
         exposed_seconds: Of these, in which nothing was computed.
         least_seconds: The least `seconds` of all ranks that traced it, which is the transfer where one rank comes last in all calls; `None`
             where fewer than two traced.

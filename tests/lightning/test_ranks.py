@@ -195,8 +195,22 @@ def test_ranks_that_lightning_starts_by_running_the_script_again_leave_a_trace_e
     assert [0, 1] == [
         json.loads(gzip.decompress(Path(file).read_bytes()))["distributedInfo"]["rank"] for file in profile.trace.files.values()
     ]
+    takes_what_gloo_took(profile)
     if find_spec("torch_tb_profiler") is not None:
         shows_both_ranks(tmp_path, folder.with_name(f"compat-{folder.name}"))
+
+
+def takes_what_gloo_took(profile: Profile) -> None:
+    """The seconds of the all-reduce are those of gloo's events in the first rank's trace, of two batches; the least those of either rank."""
+    assert profile.trace is not None
+    took = []
+    for file in profile.trace.files.values():
+        events = json.loads(gzip.decompress(Path(file).read_bytes()))["traceEvents"]
+        took.append(sum(event["dur"] for event in events if event["name"] == "gloo:all_reduce") / 1e6 / 2)
+    (reduced,) = profile.communication
+    assert (pytest.approx(took[0], rel=1e-4), pytest.approx(min(took), rel=1e-4)) == (reduced.seconds, reduced.least_seconds)
+    assert reduced.exposed_seconds is not None
+    assert 0 < reduced.exposed_seconds <= took[0]
 
 
 def shows_both_ranks(logs: Path, copies: Path) -> None:

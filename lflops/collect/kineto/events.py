@@ -150,8 +150,8 @@ class Joined:
         device: Nanoseconds of the device, by step, and by module and phase of the operator that launched it; other work is the root's.
         calls: Of modules and named parts, on all threads, in steps.
         operators: The table, over all steps. What is between them, as a validation, is in none of this.
-        communication: Nanoseconds of collectives and of these the exposed ones, by module and phase of what launched them, and by kind; over
-            all steps.
+        communication: Nanoseconds of collectives and of these the exposed ones, by module and phase of what launched them, and by kind;
+            over all steps.
         regions: The runs of compiled graphs.
         batch_at: The index of the step at a moment within one.
     """
@@ -170,6 +170,7 @@ def join(
     home: int,
     tree: ModuleTree,
     communicated: Mapping[int, Sequence[Communicated]] | None = None,
+    *,
     on_host: Mapping[int, Communicated] | None = None,
 ) -> Joined:
     """Tie each event to the module that ran.
@@ -307,8 +308,6 @@ class _Walk:
                 self._communicate(running, self.communicated.get(key, ()))
                 replay.on_device(self.asked[key])
                 _on_device(opened, self.asked[key])
-            elif start in self.on_host and name.startswith(LAUNCHES):
-                self._communicate(running, [self.on_host[start]])
         for event in reversed(opened):
             _close(event)
         for region, event in self._below:
@@ -325,6 +324,8 @@ class _Walk:
     def _begin(self, event: _Open, opened: list[_Open], step: int, running: ModulePhase) -> None:
         """Begin an event within those that are open."""
         event.times.own_host += event.end - event.start
+        if event.start in self.on_host and event.times.name.startswith(LAUNCHES):
+            self._communicate(running, [self.on_host[event.start]])
         if opened:
             _nest(event, opened[-1])
             if opened[-1].region is not None:

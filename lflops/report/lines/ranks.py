@@ -114,16 +114,16 @@ def _communication(analysis: Analysis) -> Iterator[tuple[str, str]]:
     """The collectives, a sentence each."""
     found = analysis.communication
     twice = Counter((each.kind, each.group_size) for each in found)
-    sentences = [_collective(each, twice[each.kind, each.group_size] > 1) for each in found[:_WORST]]
+    sentences = [_collective(each, in_group=twice[each.kind, each.group_size] > 1) for each in found[:_WORST]]
     if len(found) > _WORST:
         sentences.append(f"{len(found) - _WORST} more")
     yield from _labelled("communication", sentences)
 
 
-def _collective(each: Collective, is_ambiguous: bool) -> str:
+def _collective(each: Collective, *, in_group: bool) -> str:
     """As `all-reduce over 8 ranks: 3 calls and 1.20 GiB a step, 12.00 ms, of these 3.00 ms exposed, bus bandwidth 320.00 GB/s`."""
     over = "" if each.group_size is None else f" over {counted(each.group_size, 'rank')}"
-    group = f" (group {plain(each.group)})" if is_ambiguous else ""
+    group = f" (group {plain(each.group)})" if in_group else ""
     parts = [f"{counted(each.calls, 'call')} and {units.size(each.bytes)} a step"]
     if each.seconds is not None:
         exposed = "" if each.exposed_seconds is None else f", of these {units.duration(each.exposed_seconds)} exposed"
