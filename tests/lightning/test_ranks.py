@@ -201,7 +201,7 @@ def test_ranks_that_lightning_starts_by_running_the_script_again_leave_a_trace_e
 
 
 def takes_what_gloo_took(profile: Profile) -> None:
-    """The seconds of the all-reduce are those of gloo's events in the first rank's trace, of two batches; the least those of either rank."""
+    """The seconds of the all-reduce are those of gloo's events in the first rank's trace, of two batches; the least is of either rank."""
     assert profile.trace is not None
     took = []
     for file in profile.trace.files.values():
