@@ -52,6 +52,12 @@ def test_the_slowest_rank_and_the_worst_place_come_first(page_of: Callable[..., 
     assert ["0", "1", "2", "3"] == heads(seen)
 
 
+def test_many_times_as_slow_is_a_factor(page_of: Callable[..., Seen]) -> None:
+    """429 ms against 1 ms."""
+    seen = shown(page_of, replace(four_ranks(), rank_stats=(stat("head", {0: 1e-3, 1: 1e-3, 2: 429e-3}),)))
+    assert ["×429", "0 %", "0 %", ""] == seen.page.locator(".heat tbody tr").first.locator("td:not(.amount)").all_inner_texts()
+
+
 def test_slower_and_faster_have_colours_of_their_own(page_of: Callable[..., Seen]) -> None:
     """Twice as long is the deepest of one, a tenth less a little of the other, the median none of either."""
     seen = shown(page_of, four_ranks())

@@ -1,7 +1,7 @@
 // How much longer each rank takes than the median one: a row for each module and phase where that costs the most, a column for each rank.
 
 import { element } from "../lib/dom.js";
-import { duration, exact, percent } from "../lib/format.js";
+import { duration, exact, percent, signed } from "../lib/format.js";
 
 const COLUMNS_OF_SLOWEST = 32;
 const COLUMNS = 64;
@@ -100,8 +100,7 @@ function deviationOf(seconds, median) {
 
 /** @type {(share: number) => string} */
 function withSign(share) {
-  const text = percent(share).replace("-", "−");
-  return share > 0 && !text.startsWith("<") ? `+${text}` : text;
+  return signed(1 + share).replace("-", "−");
 }
 
 /** @type {(text: string) => HTMLElement} */

@@ -121,7 +121,7 @@ def _communication(analysis: Analysis) -> Iterator[tuple[str, str]]:
 
 
 def _collective(each: Collective, *, in_group: bool) -> str:
-    """As `all-reduce over 8 ranks: 3 calls and 1.20 GiB a step, 12.00 ms, of these 3.00 ms exposed, bus bandwidth 320.00 GB/s`."""
+    """As `all-reduce over 8 ranks: 3 calls and 1.20 GiB a step, 12.0 ms, of these 3.00 ms exposed, bus bandwidth 320 GB/s`."""
     over = "" if each.group_size is None else f" over {counted(each.group_size, 'rank')}"
     group = f" (group {plain(each.group)})" if in_group else ""
     parts = [f"{counted(each.calls, 'call')} and {units.size(each.bytes)} a step"]
@@ -131,7 +131,7 @@ def _collective(each: Collective, *, in_group: bool) -> str:
     if each.bus_bytes_per_second is not None:
         least = "at least " if each.holds_waiting else ""
         share = "" if each.link_share is None else f", {units.percent(each.link_share)} of the link"
-        parts.append(f"bus bandwidth {least}{units.quantity(each.bus_bytes_per_second, 'B/s')}{share}")
+        parts.append(f"bus bandwidth {least}{units.rate(each.bus_bytes_per_second, 'B/s')}{share}")
     return f"{each.kind.replace('_', '-')}{over}{group}: {', '.join(parts)}"
 
 

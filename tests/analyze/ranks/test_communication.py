@@ -87,8 +87,8 @@ def test_each_kind_is_a_sentence() -> None:
     one = call("up", "_allgather_base_", seconds=10e-3, exposed_seconds=0.0)
     moved = "over 8 ranks: 1 call and 953.67 MiB a step"
     assert [
-        f"all-reduce {moved}, 12.00 ms, of these 4.00 ms exposed, bus bandwidth 350.00 GB/s, 87.5 % of the link",
-        f"all-gather {moved}, 10.00 ms, of these 0 s exposed, bus bandwidth at least 87.50 GB/s, 21.9 % of the link",
+        f"all-reduce {moved}, 12.0 ms, of these 4.00 ms exposed, bus bandwidth 350 GB/s, 87.5 % of the link",
+        f"all-gather {moved}, 10.0 ms, of these 0 s exposed, bus bandwidth at least 87.5 GB/s, 21.9 % of the link",
         f"reduce-scatter {moved}",
     ] == said(of(both, one, call("up", "reduce_scatter_tensor")))
 

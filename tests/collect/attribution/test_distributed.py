@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed import get_world_size
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -117,6 +118,26 @@ def test_ranks_wait_where_a_collective_is_awaited(two_ranks: Ranks) -> None:
         assert {("0", "forward"), ("1", "forward"), ("2", "forward")} == {wait for wait in profile.waits if wait.phase == "forward"}
     for profile in two_ranks.run(first_pass_of_tensor_parallel):
         assert {("", "forward"), end, ("up", "backward")} == set(profile.waits)
+
+
+def with_power_sgd() -> Profile:
+    """One pass of a replicated model whose gradients are compressed from the first step on."""
+    model = DistributedDataParallel(between_linears(Block()))
+    state = PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=0, use_error_feedback=False, warm_start=False)
+    model.register_comm_hook(state, powerSGD_hook)
+    return lflops.count(model, sequence(), backward=True)
+
+
+def test_power_sgd_s_products_are_no_module_s(two_ranks: Ranks) -> None:
+    """Of each weight of n x m two factors of rank 1 and their product, n * m MACs each. The first is computed in the hook itself.
+
+    The other two run when a collective ends: with gloo on a thread of its own, where nothing is counted, if that is not at once.
+    """
+    weights = 2 * hidden * hidden + 2 * hidden * wide
+    plain = two_ranks.run(data_parallel)
+    for profile, without in zip(two_ranks.run(with_power_sgd), plain, strict=True):
+        assert macs(without, "backward") == macs(profile, "backward")
+        assert macs(profile, "other") in [{"": factors * weights} for factors in (1, 2, 3)]
 
 
 class Trainable(nn.Module):
