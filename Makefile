@@ -2,8 +2,10 @@ BIN := .venv/bin
 READY := .venv/ready
 PEERS := .venv-peers/bin
 PEERS_READY := .venv-peers/ready
+PACKAGES := .venv-packages/bin
+PACKAGES_READY := .venv-packages/ready
 
-.PHONY: demo test lint lint-page docs coverage bench gpu clean
+.PHONY: demo test lint lint-page docs coverage bench packages gpu clean
 
 demo: $(READY)
 	@$(BIN)/python examples/train_gpt.py
@@ -55,13 +57,17 @@ bench: $(READY) $(PEERS_READY)
 	@$(BIN)/python benchmarks/drivers.py
 	@$(PEERS)/python benchmarks/callback.py
 
+# Other packages' kernels, really installed, where a CPU runs them.
+packages: $(PACKAGES_READY)
+	@$(PACKAGES)/pytest -n0 tests/collect/counting/test_real_packages.py
+
 # All that only a GPU can tell, within ten minutes. Where torch is already installed, as on a lent machine: make gpu GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python
 gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(READY))
 	@PYTHONPATH=$(CURDIR) $(GPU_PYTHON) benchmarks/gpu.py
 
 clean:
-	@rm -rf .venv .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage node_modules dist site runs gpt gpt.profile.json
+	@rm -rf .venv .venv-peers .venv-packages .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage node_modules dist site runs gpt gpt.profile.json
 	@find lflops tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 node_modules/.ready: package.json package-lock.json
@@ -88,4 +94,12 @@ $(PEERS_READY): pyproject.toml constraints.txt benchmarks/peers.txt
 	@python3 -m venv .venv-peers
 	@$(PEERS)/pip install -qq -c constraints.txt -c benchmarks/peers.txt torch hatchling editables setuptools wheel
 	@DS_BUILD_OPS=0 $(PEERS)/pip install -qq -c constraints.txt --no-build-isolation -r benchmarks/peers.txt -e .
+	@touch $@
+
+$(PACKAGES_READY): pyproject.toml constraints.txt tests/packages.txt
+	@echo "Setting up .venv-packages"
+	@python3 -m venv .venv-packages
+	@$(PACKAGES)/pip install -qq -c constraints.txt hatchling editables
+	@$(PACKAGES)/pip install -qq -c constraints.txt --no-build-isolation -e '.[dev]'
+	@$(PACKAGES)/pip install -qq --no-deps -r tests/packages.txt
 	@touch $@

@@ -36,11 +36,11 @@ NEAR = 0.01
 RIGHT, WITHIN, POINTWISE, WRONG, NONE = KINDS = "right", f"within {100 * NEAR:.0f} %", "pointwise", "wrong", "none"
 CONVENTIONS = f"""
 What MACs are is lflops's definition: a complex product is four real ones, a sparse matrix multiplies what it stores, quantized and fused
-kernels cost what they stand for. *{RIGHT.capitalize()}* is exact. Every tool is taken at its own word: what fvcore calls FLOPs are MACs,
-two of FlopCounterMode's are one; of fvcore's operators only those that multiply and accumulate are added up, as it tells them apart.
-Some tools count biases, normalisation or activations as MACs. That is a convention and no mistake, so it has a column of its own:
-*{POINTWISE}* is above by no more than the pointwise work of the case, as lflops counts it in FLOPs. *{NONE.capitalize()}* is an error, in
-the tables by its name, or no answer.
+kernels cost what they stand for, packed sequences are a square each. *{RIGHT.capitalize()}* is exact. Every tool is taken at its own word:
+what fvcore calls FLOPs are MACs, two of FlopCounterMode's are one; of fvcore's operators only those that multiply and accumulate are added
+up, as it tells them apart. Some tools count biases, normalisation or activations as MACs. That is a convention and no mistake, so it has a
+column of its own: *{POINTWISE}* is above by no more than the pointwise work of the case, as lflops counts it in FLOPs.
+*{NONE.capitalize()}* is an error, in the tables by its name, or no answer.
 
 Backward starts from ones for every floating output. A tool that does not tell recomputation from backward is right with it or without it;
 lflops does, and has to get both right. DeepSpeed and calflops do not look at backward but take twice the forward: where that is so, they

@@ -134,5 +134,7 @@ PLACES = _places(
     fbgemm::jagged_jagged_bmm fbgemm::jagged_jagged_bmm_forward: x_offsets=2 max_L=3
     fbgemm::jagged_dense_elementwise_add: y=2
     fbgemm::dense_embedding_codegen_lookup_function: indices=7 D_offsets=2 max_D=4 total_D=3
+    fbgemm::split_embedding_codegen_forward_unweighted_pt2_wrapper fbgemm::split_embedding_codegen_forward_weighted_pt2_wrapper:
+        indices=10 D_offsets=6 max_D=8 total_D=7
     """
 )

@@ -236,13 +236,14 @@ rows = (7, K)
 moved = (
     "fbgemm::jagged_to_padded_dense fbgemm::jagged_to_padded_dense_forward fbgemm::jagged_to_padded_dense_backward fbgemm::dense_to_jagged"
     " fbgemm::dense_to_jagged_forward fbgemm::jagged_index_select_2d_forward fbgemm::jagged_slice_forward"
-    " fbgemm::stacked_jagged_2d_to_dense_forward"
+    " fbgemm::stacked_jagged_2d_to_dense_forward fbgemm::bounds_check_indices"
 )
 with_dense, with_jagged = (
     "fbgemm::jagged_dense_bmm fbgemm::jagged_dense_bmm_forward",
     "fbgemm::jagged_jagged_bmm fbgemm::jagged_jagged_bmm_forward",
 )
 tables: dict[str, Any] = {"indices": (12,), "max_D": 8}
+split = "fbgemm::split_embedding_codegen_forward_{}weighted_pt2_wrapper"
 
 FBGEMM = [
     case(with_dense, rows, x_offsets=offsets, y=(3, K, M), max_L=4, expected=7 * K * M),
@@ -263,14 +264,10 @@ FBGEMM = [
     case("fbgemm::jagged_dense_elementwise_mul_backward", rows, expected=Cost(other_flops=2 * 7 * K)),
     case("fbgemm::jagged_dense_elementwise_add", rows, y=(3, 4, K), expected=Cost(other_flops=3 * 4 * K)),
     case(moved, rows, expected=Cost()),
-    case("fbgemm::dense_embedding_codegen_lookup_function", (99,), **tables, D_offsets=(3,), total_D=16, expected=Cost(other_flops=12 * 8)),
-    case(
-        "fbgemm::dense_embedding_codegen_lookup_function",
-        (99,),
-        **tables,
-        D_offsets=(3,),
-        total_D=12,
-        expected=Cost(other_flops=12 * 8, is_upper_bound=True),
+    *(
+        case(operator, **tables, D_offsets=(3,), total_D=total, expected=Cost(other_flops=each * 12 * 8, is_upper_bound=total != 2 * 8))
+        for operator, each in (("fbgemm::dense_embedding_codegen_lookup_function", 1), (split.format("un"), 1), (split.format(""), 2))
+        for total in (16, 12)
     ),
 ]
 

@@ -31,6 +31,12 @@ _EFFICIENT = "float dropout_p, bool compute_logsumexp, int custom_mask_type, flo
 _RANDOM = "float dropout_p, int rng_seed, int rng_offset, int custom_mask_type, float? scale"
 _CONVOLUTION = "Tensor x, Tensor weight, Tensor? bias"
 _STATES = "Tensor(a!) g, Tensor(b!) p, Tensor(c!) state1, Tensor(d!)? state2"
+_TABLES = (
+    "Tensor host_weights, Tensor dev_weights, Tensor uvm_weights, Tensor lxu_cache_weights, Tensor weights_placements, "
+    "Tensor weights_offsets, Tensor D_offsets, SymInt total_D, SymInt max_D, Tensor hash_size_cumsum, Tensor indices, Tensor offsets, "
+    "int pooling_mode, Tensor indice_weights, Tensor lxu_cache_locations, Tensor(f!) uvm_cache_stats, bool is_experimental, "
+    "int output_dtype"
+)
 _BETAS = "float beta1, float beta2, float beta3, float alpha, float eps"
 
 SCHEMAS = f"""
@@ -71,7 +77,7 @@ torchao::rowwise_scaled_linear_sparse_cutlass_f8f8(Tensor input, Tensor input_sc
 torchao::to_sparse_semi_structured_cutlass_sm9x_f8(Tensor weight) -> (Tensor, Tensor)
 torchao::mx_fp8_bf16(Tensor a, Tensor b, Tensor a_scale, Tensor b_scale) -> Tensor
 torchao::blockwise_scaled_mm(Tensor a, Tensor b, Tensor a_s, int scale_recipe_a, Tensor b_s, int scale_recipe_b, ScalarType out_dtype) -> Tensor
-torchao::qscaled_dot_product({_QUERIES}, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, float? scale=None) -> Tensor
+torchao::qscaled_dot_product({_QUERIES}, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, float? scale=None, float q_scale=1.0, int q_zp=0, float k_scale=1.0, int k_zp=0, float v_scale=1.0, int v_zp=0, float a_scale=1.0, int a_zp=0, float o_scale=1.0, int o_zp=0) -> Tensor
 torchao::da8w4_linear_prepack_cpu(Tensor weight, Tensor scales, Tensor qzeros) -> (Tensor, Tensor, Tensor, Tensor)
 torchao::da8w4_linear_cpu(Tensor input, Tensor input_scales, Tensor input_qzeros, Tensor weight, Tensor weight_scales, Tensor weight_qzeros, Tensor compensation, Tensor? bias, ScalarType output_dtype) -> Tensor
 torchao::_scaled_embedding_bag(Tensor qweight, Tensor indices, Tensor offsets, Tensor weight_scale, float o_scale, int mode, bool include_last_offset, ScalarType output_dtype) -> Tensor
@@ -100,7 +106,10 @@ fbgemm::dense_to_jagged_forward(Tensor dense, Tensor[] x_offsets, SymInt? total_
 fbgemm::jagged_index_select_2d_forward(Tensor values, Tensor indices, Tensor input_offsets, Tensor output_offsets, int num_dense_output_rows) -> Tensor
 fbgemm::jagged_slice_forward(Tensor x_values, Tensor x_lengths, Tensor src_start, Tensor output_lengths, Tensor tgt_start, int num_output_rows, int slice_length, bool fill_zeros) -> Tensor
 fbgemm::stacked_jagged_2d_to_dense_forward(Tensor values, Tensor lengths, int[] offset_per_key, int[] max_lengths_per_key, int padding_value=0) -> (Tensor[], Tensor[])
-fbgemm::dense_embedding_codegen_lookup_function(Tensor dev_weights, Tensor weights_offsets, Tensor D_offsets, SymInt total_D, SymInt max_D, Tensor hash_size_cumsum, int total_hash_size_bits, Tensor indices, Tensor offsets, int pooling_mode, Tensor? indice_weights, Tensor? feature_requires_grad, int output_dtype=0) -> Tensor
+fbgemm::dense_embedding_codegen_lookup_function(Tensor dev_weights, Tensor weights_offsets, Tensor D_offsets, SymInt total_D, SymInt max_D, Tensor hash_size_cumsum, int total_hash_size_bits, Tensor indices, Tensor offsets, int pooling_mode, Tensor? indice_weights, Tensor? feature_requires_grad, int output_dtype=0, Tensor? B_offsets=None, Tensor? vbe_output_offsets_feature_rank=None, Tensor? vbe_B_offsets_rank_per_feature=None, SymInt max_B=-1, SymInt max_B_feature_rank=-1, SymInt vbe_output_size=-1, bool mixed_D=True) -> Tensor
+fbgemm::split_embedding_codegen_forward_unweighted_pt2_wrapper({_TABLES}) -> Tensor
+fbgemm::split_embedding_codegen_forward_weighted_pt2_wrapper({_TABLES}) -> Tensor
+fbgemm::bounds_check_indices(Tensor rows_per_table, Tensor(a!) indices, Tensor(b!) offsets, int bounds_check_mode, Tensor(c!) warning, Tensor(d!)? weights=None, Tensor? B_offsets=None, SymInt max_B=-1, Tensor? b_t_map=None, int info_B_num_bits=-1, int info_B_mask=-1, int bounds_check_version=1, bool prefetch_pipeline=False) -> ()
 """  # noqa: E501 - one schema a line
 BITS = "Tensor activations, Tensor packed_weights, int group_size, int n, int k"
 ALL = [

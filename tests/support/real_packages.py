@@ -1,0 +1,161 @@
+"""What lflops counts of other packages that are really installed.
+
+Each function runs in its own process: in others, stand-ins may have the same names.
+"""
+
+import importlib
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import lflops
+from lflops.profile.model import Profile
+from tests.support.count_function import Function, macs
+
+__all__ = ["BITSANDBYTES", "FBGEMM", "LIGER", "TORCHAO", "bitsandbytes", "fbgemm", "liger", "schemas", "torchao"]
+
+BITSANDBYTES = TOKENS, IN, OUT = 6, 64, 128
+TORCHAO = ROWS, INNER, OUTER = 16, 128, 256
+FBGEMM = LENGTHS, K, M, BAGS, WIDTH = (3, 5, 2), 4, 7, (2, 3, 1, 3, 3, 2), 8
+LIGER = WORDS, HIDDEN, VOCABULARY = 6, 16, 40
+
+
+def leaf(*shape: int) -> Tensor:
+    """A tensor that wants its gradient."""
+    return torch.randn(*shape, requires_grad=True)
+
+
+def answer(profile: Profile) -> dict[str, Any]:
+    """MACs by phase, FLOPs that are no MACs by the package's operator and phase, and what is in the ledger."""
+    others = {
+        f"{cell.operator} {cell.phase}": cell.flops - 2 * cell.macs
+        for cell in profile.cells
+        if re.search(r"::|\.", cell.operator) and cell.flops > 2 * cell.macs
+    }
+    return {"macs": macs(profile), "others": others, "uncounted": sorted(each.operator for each in profile.uncounted)}
+
+
+def trained(model: nn.Module | Callable[..., Any], *args: Any) -> dict[str, Any]:
+    """Forward and backward."""
+    return answer(lflops.count(model if isinstance(model, nn.Module) else Function(model), args, backward=True))
+
+
+def step(optimizer: Callable[[Any], torch.optim.Optimizer]) -> dict[str, Any]:
+    """An optimizer's step on a linear layer."""
+    model = nn.Linear(IN, OUT)
+    model(torch.randn(TOKENS, IN)).sum().backward()
+    made = optimizer(model.parameters())
+    with lflops.counting(model) as counted:
+        made.step()
+    return answer(counted.profile)
+
+
+def bitsandbytes() -> dict[str, Any]:
+    """Linear layers of few bits, and optimizers."""
+    package = importlib.import_module("bitsandbytes")
+    layers, optimizers = package.nn, package.optim
+    four = layers.Linear4bit(IN, OUT, quant_type="nf4", compute_dtype=torch.float32).to("cpu")
+    eight = layers.Linear8bitLt(IN, OUT, has_fp16_weights=False).to("cpu")
+    eight_trained = layers.Linear8bitLt(IN, OUT, has_fp16_weights=True).to("cpu")
+    return {
+        "4 bits": trained(four, leaf(TOKENS, IN)),
+        "8 bits": trained(eight, leaf(TOKENS, IN)),
+        "8 bits, trained": trained(eight_trained, leaf(TOKENS, IN)),
+        "AdamW": step(lambda parameters: optimizers.AdamW(parameters, optim_bits=32)),
+        "Adam of 8 bits": step(lambda parameters: optimizers.Adam8bit(parameters, min_8bit_size=1, weight_decay=0.1)),
+        "Lion": step(lambda parameters: optimizers.Lion(parameters, weight_decay=0)),
+        "SGD": step(lambda parameters: optimizers.SGD(parameters, lr=0.1, momentum=0.9)),
+    }
+
+
+def torchao() -> dict[str, Any]:
+    """Linear layers that are quantized after training, while they are trained, and from the beginning."""
+    quantization = importlib.import_module("torchao.quantization")
+    aware = importlib.import_module("torchao.quantization.qat")
+    training = importlib.import_module("torchao.prototype.quantized_training")
+    float8 = importlib.import_module("torchao.float8")
+    optimizers = importlib.import_module("torchao.optim")
+
+    def quantized(config: Any) -> nn.Module:
+        model = nn.Sequential(nn.Linear(INNER, OUTER))
+        quantization.quantize_(model, config)
+        return model
+
+    ways = {
+        "8 bits": quantized(quantization.Int8WeightOnlyConfig()),
+        "aware of quantization": quantized(aware.QATConfig(quantization.Int8DynamicActivationIntxWeightConfig(), step="prepare")),
+        "8 bits, trained": quantized(training.int8_weight_only_quantized_training()),
+        "floats of 8 bits": float8.convert_to_float8_training(nn.Sequential(nn.Linear(INNER, OUTER))),
+    }
+    found = {name: trained(model, leaf(ROWS, INNER)) for name, model in ways.items()}
+    both = quantized(quantization.Int8DynamicActivationInt8WeightConfig())
+    found["8 bits on both sides"] = answer(lflops.count(both, (torch.randn(ROWS, INNER),)))
+    found["AdamW of 8 bits"] = step(optimizers.AdamW8bit)
+    return found
+
+
+def fbgemm() -> dict[str, Any]:
+    """Jagged tensors and embedding bags."""
+    importlib.import_module("fbgemm_gpu")
+    training = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+    common = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common")
+    operators = torch.ops.fbgemm
+    tokens, longest = sum(LENGTHS), max(LENGTHS)
+    offsets = torch.tensor([0, *LENGTHS]).cumsum(0)
+    bags, words = torch.tensor([0, *BAGS]).cumsum(0), torch.randint(0, 20, (sum(BAGS),))
+    host = (20, WIDTH, common.EmbeddingLocation.HOST, training.ComputeDevice.CPU)
+    return {
+        "jagged by dense": trained(
+            lambda x, y: operators.jagged_dense_bmm(x, offsets, y, longest)[0], leaf(tokens, K), leaf(len(LENGTHS), K, M)
+        ),
+        "jagged by dense, cut": trained(
+            lambda x, y: operators.jagged_dense_bmm(x, offsets, y, longest - 1)[0], leaf(tokens, K), leaf(len(LENGTHS), K, M)
+        ),
+        "jagged by jagged": trained(lambda x, y: operators.jagged_jagged_bmm(x, y, offsets, longest), leaf(tokens, K), leaf(tokens, M)),
+        "vectors by jagged": trained(
+            lambda v, a: operators.batched_dense_vec_jagged_2d_mul(v, a, offsets), leaf(2 * len(LENGTHS), longest), leaf(tokens, 2 * K)
+        ),
+        "softmax": trained(lambda x: operators.jagged_softmax(x, offsets, longest)[0], leaf(tokens, K)),
+        "times dense": trained(
+            lambda x, y: operators.jagged_dense_elementwise_mul(x, [offsets], y)[0], leaf(tokens, K), leaf(len(LENGTHS), longest, K)
+        ),
+        "dense bags": trained(training.DenseTableBatchedEmbeddingBagsCodegen([(20, WIDTH)] * 2, use_cpu=True), words, bags),
+        "split bags": trained(training.SplitTableBatchedEmbeddingBagsCodegen([host] * 2), words, bags),
+    }
+
+
+def liger() -> dict[str, Any]:
+    """Losses and rotary embeddings, their Triton kernels interpreted on the CPU."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    package = importlib.import_module("liger_kernel.transformers")
+    rope = importlib.import_module("liger_kernel.transformers.rope").liger_rotary_pos_emb
+    targets = torch.randint(0, VOCABULARY, (WORDS,))
+    cos, sin = torch.randn(1, WORDS, 8), torch.randn(1, WORDS, 8)
+    return {
+        "cross entropy": trained(lambda x: package.LigerCrossEntropyLoss()(2 * x, targets), leaf(WORDS, VOCABULARY)),
+        "head": trained(
+            lambda x, weight: package.LigerFusedLinearCrossEntropyLoss()(weight, x, targets), leaf(WORDS, HIDDEN), leaf(VOCABULARY, HIDDEN)
+        ),
+        "rotary": trained(lambda q, k: rope(q, k, cos, sin)[0], leaf(1, 2, WORDS, 8), leaf(1, 3, WORDS, 8)),
+    }
+
+
+def unnamed(schema: Any) -> str:
+    """The schema, without the names of what it writes to."""
+    return re.sub(r"\(\w+!\)", "(!)", str(schema))
+
+
+def schemas(*modules: str) -> dict[str, Any]:
+    """How many operators have a stand-in and are really there after these imports; and of those whose schemas differ both, by name."""
+    from tests.support.package_stand_ins import ALL
+
+    for module in modules:
+        importlib.import_module(module)
+    ours = [torch._C.parse_schema(schema) for schema in ALL]
+    real = [getattr(getattr(torch.ops, schema.name.partition("::")[0]), schema.name.partition("::")[2], None) for schema in ours]
+    both = [(unnamed(mine), unnamed(its.default._schema)) for mine, its in zip(ours, real, strict=True) if its is not None]
+    return {"there": len(both), "others": {mine: its for mine, its in both if mine != its}}
