@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lflops.lightning.monitor import FlopsMonitor
     from lflops.loops.monitor import monitor
     from lflops.merging.merge import merge
+    from lflops.planning.best_checkpointing import best_checkpointing
     from lflops.profile.json_file import load
     from lflops.profile.model import Profile
     from lflops.schedule import Schedule
@@ -43,6 +44,7 @@ __all__ = [
     "ProfileError",
     "Schedule",
     "ScheduleError",
+    "best_checkpointing",
     "calibrate",
     "count",
     "counting",
@@ -71,6 +73,7 @@ _HOMES = {
     "Hardware": "lflops.hardware.chips",
     "Profile": "lflops.profile.model",
     "Schedule": "lflops.schedule",
+    "best_checkpointing": "lflops.planning.best_checkpointing",
     "calibrate": "lflops.collect.calibration.calibrate",
     "diff": "lflops.analyze.compare.diff",
     "imbalance": "lflops.analyze.ranks.imbalance",

@@ -66,6 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "collect": INSIDE
     | {"collect.counting", "collect.operator_costs", "formulas", "collect.timing", "collect.ranks", "collect.calibration"},
     "collect.estimate": INSIDE | {"pypi:transformers", "allocator", "collect", "collect.counting", "collect.operator_costs", "formulas"},
+    "planning": VALUE | {"pypi:torch", "analyze.memory", "analyze.speed", "collect.inputs", "collect.model", "collect.estimate"},
     "report.lines": VALUE | ANALYSES | {"analyze.trace", "snapshots"},
     "report.terminal": VALUE | ANALYSES | {"analyze.trace", "report.lines", "pypi:rich"},
     "report.deepspeed_text": VALUE | ANALYSES | {"report.lines"},
@@ -82,7 +83,7 @@ SESSION = {"session", "session.inputs"}
 REPORT = {row for row in MAY_IMPORT if row.partition(".")[0] == "report"}
 MAY_IMPORT |= {
     # `collect` within a function only: the last tests hold that importing the shell loads no torch.
-    "cli": VALUE | ANALYSES | COLLECT | REPORT | {"analyze.trace", "snapshots", "traces", "pypi:typer", "pypi:rich"},
+    "cli": VALUE | ANALYSES | COLLECT | REPORT | {"analyze.trace", "planning", "snapshots", "traces", "pypi:typer", "pypi:rich"},
     "session.inputs": VALUE | COLLECT | {"pypi:torch"},
     "session.window": VALUE | ANALYSES | COLLECT | {"pypi:torch", "formulas", "merging", "session.inputs", "report.lines", "traces"},
     "session.outlets": VALUE

@@ -18,6 +18,7 @@ PUBLIC = [
     "ProfileError",
     "Schedule",
     "ScheduleError",
+    "best_checkpointing",
     "calibrate",
     "count",
     "counting",

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from lflops.collect.attribution.communication_hooks import in_communication_hook
 from lflops.collect.attribution.module_tracker import ModuleTracker
 from lflops.collect.counting.allocation_log import AllocationLog
-from lflops.collect.counting.live_memory import LiveMemory
+from lflops.collect.counting.live_memory import LONGEST_TIMELINE, LiveMemory
 from lflops.collect.counting.operators import FOREACH, Kind, Operator, first_tensor
 from lflops.collect.counting.optimizer_owners import StepOwners
 from lflops.collect.counting.sharded_tensors import PartialTensors, logical_cost
@@ -52,6 +52,7 @@ class Extent:
         fake: Whether the counted operators run on fake tensors. If not, fake tensors are someone's shape inference, and not counted.
         round_to: The size of each tensor is rounded up to a multiple of so many bytes.
         log: Where allocations and frees are written in their order.
+        moments: The most operators of the memory's timeline; of more the extremes are kept.
     """
 
     traffic: bool = True
@@ -59,6 +60,7 @@ class Extent:
     fake: bool = False
     round_to: int = 1
     log: AllocationLog | None = None
+    moments: int = LONGEST_TIMELINE
 
 
 class Call(NamedTuple):
@@ -86,7 +88,7 @@ class OperatorAccumulator:
     def __init__(self, scopes: ModuleTracker, extent: Extent) -> None:
         """Begin without sums."""
         self.scopes = scopes
-        self.memory = LiveMemory(extent.round_to, extent.log) if extent.memory else None
+        self.memory = LiveMemory(extent.round_to, extent.log, extent.moments) if extent.memory else None
         self.fake = extent.fake
         self._traffic = extent.traffic
         self._local = ThreadTotals()

@@ -17,7 +17,7 @@ from lflops.profile.module_names import ancestry
 from lflops.profile.records import CATEGORIES, ByCategory, Phase
 from lflops.profile.series import extremes
 
-__all__ = ["LiveMemory", "storage_of"]
+__all__ = ["LONGEST_TIMELINE", "LiveMemory", "storage_of"]
 
 LARGEST = 50
 LONGEST_TIMELINE = 20_000
@@ -48,10 +48,12 @@ class LiveMemory:
 
     Args:
         round_to: The size of each storage is rounded up to a multiple of so many bytes.
+        moments: The most operators of the timeline; of more the extremes are kept.
     """
 
-    def __init__(self, round_to: int = 1, log: AllocationLog | None = None) -> None:
+    def __init__(self, round_to: int = 1, log: AllocationLog | None = None, moments: int = LONGEST_TIMELINE) -> None:
         """Begin without live storages."""
+        self._longest = moments
         self._round_to = round_to
         self._births: list[Birth] = []
         self._events: list[int] = []
@@ -203,7 +205,7 @@ class LiveMemory:
         """The moments that are kept, each with the live bytes by final category; and the most of each category."""
         live = dict.fromkeys(CATEGORIES, 0)
         most = dict(live)
-        kept = extremes([moment[3] for moment in self._moments], LONGEST_TIMELINE, [self._peak_index])
+        kept = extremes([moment[3] for moment in self._moments], self._longest, [self._peak_index])
         begins = [self._moments[index][4] for index in kept]
         ends = [*begins[1:], len(self._events)][: len(kept)]
         self._replay(self._events[: begins[0] if begins else None], live, most)

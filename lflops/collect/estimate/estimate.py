@@ -1,6 +1,7 @@
 """`estimate`: a step on fake tensors, so that nothing is allocated or computed."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from lflops.allocator.simulation import simulate
 from lflops.collect.count import Counting
 from lflops.collect.counting.accumulator import Extent
 from lflops.collect.counting.allocation_log import AllocationLog
+from lflops.collect.counting.live_memory import LONGEST_TIMELINE
 from lflops.collect.estimate.cpu_kernels import LSTM_LAYER
 from lflops.collect.estimate.cuda_attention import attention_on
 from lflops.collect.estimate.fake_errors import values_refused
@@ -155,6 +157,7 @@ class Estimator:
 
     Attributes:
         asker: The name of the public function, with which errors begin.
+        watch: Called with the profile of each step. Its timeline has every operator then, and no allocator is simulated.
     """
 
     asker: str
@@ -166,6 +169,7 @@ class Estimator:
     allocator: str | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
     progress: bool | Progress = False
+    watch: Callable[[Profile], object] | None = None
 
     def run(self, make: Callable[[], Subject], *, held: Iterable[Tensor] = ()) -> Profile:
         """Run one subject.
@@ -245,7 +249,7 @@ class Estimator:
         if any(local_part(each) is not each for each in model.parameters()):
             self._step(call, stepper, chip, Meter(progress=False))  # torch infers the placements of results once, with its own tensors
             model.zero_grad()
-        log = AllocationLog() if self.allocator is not None or _is_listed(chip) else None
+        log = AllocationLog() if self.watch is None and (self.allocator is not None or _is_listed(chip)) else None
         with Meter(self.progress) as meter:
             step = self._step(call, stepper, chip, meter, log)
             if stepper is not None:
@@ -258,7 +262,7 @@ class Estimator:
         self, call: ModelCall, stepper: Stepper | None, chip: Hardware | None, meter: Meter, log: AllocationLog | None = None
     ) -> Profile:
         call.prepare()
-        extent = Extent(fake=True, round_to=self.round_to, log=log)
+        extent = Extent(fake=True, round_to=self.round_to, log=log, moments=LONGEST_TIMELINE if self.watch is None else sys.maxsize)
         counting = Counting({"": call.model}, phase="forward", batch=(call.args, call.kwargs), extent=extent, counter=meter.counter)
         with attention_on(chip) as notes, counting:
             call.run()
@@ -271,7 +275,10 @@ class Estimator:
             notes.append(
                 Note(code="lstm_workspace", subject=chip.name if chip is not None and _is_listed(chip) else "", values={"calls": calls})
             )
-        return replace(counting.profile, notes=counting.profile.notes + tuple(notes))
+        profile = replace(counting.profile, notes=counting.profile.notes + tuple(notes))
+        if self.watch is not None:
+            self.watch(profile)
+        return profile
 
 
 def _with_reserved(step: Profile, log: AllocationLog, settings: str) -> Profile:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from lflops.collect.inputs.arguments import describe
+from lflops.collect.model.blocks import blocks_in
 from lflops.collect.torch_private.distributed import fake_group
 from lflops.collect.torch_private.self_check import check_fake_group
 from lflops.errors import CountError
@@ -84,7 +85,7 @@ def parallelize(asker: str, model: nn.Module, mesh: Mapping[str, int]) -> None:
         parallelize_module(model, devices["tensor"], _plan(asker, model))
     sharded = tuple(name for name in ("replica", "data") if name in mesh)
     if sharded:
-        for part in (*_blocks(model), model):
+        for part in (*blocks_in(model).values(), model):
             fully_shard(part, mesh=devices[sharded])
 
 
@@ -98,17 +99,6 @@ def _plan(asker: str, model: nn.Module) -> dict[str, ParallelStyle]:
     if unknown:
         raise CountError(f"{asker}: the model's tp_plan has {min(map(str, unknown))!r}: of these {', '.join(STYLES)} are known")
     return {name: STYLES[style]() for name, style in plan.items()}
-
-
-def _blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Modules that their container numbers, outside of any other."""
-    inside: list[str] = []
-    for name, module in model.named_modules():
-        if any(name.startswith(f"{block}.") for block in inside) or not name.rpartition(".")[2].isdecimal():
-            continue
-        if next(module.parameters(), None) is not None:
-            inside.append(name)
-            yield module
 
 
 def with_mesh(profile: Profile, mesh: Mapping[str, int]) -> Profile:

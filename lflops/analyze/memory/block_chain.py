@@ -1,0 +1,258 @@
+"""The peak of a chain of blocks under every choice of what they recompute, from a few estimates.
+
+A block keeps bytes from its forward to its backward, and has a highest point in each of the two. How many bytes depends on what the block
+recomputes, and on what the block before it does, because the tensor between them may be kept by either. So an estimate shows one pair of
+choices for each two neighbours, and blocks that are alike share what any of them shows.
+
+    before | block 0 | block 1 | block 2 | loss | block 2 | block 1 | block 0 | optimizer
+           start 0   start 1   start 2   start 3
+"""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import pairwise
+
+from msgspec import Struct
+
+from lflops.profile.model import Moment
+from lflops.profile.module_names import ancestry
+from lflops.profile.records import Phase
+
+__all__ = ["Chain", "Key", "Reading", "Terms", "Trial", "chain_of", "keys_of", "read", "settled_by", "units_of"]
+
+Key = tuple[int | None, int, str | None, str]
+"""The kinds of a block's predecessor and of the block, then their choices; `None` before the first block."""
+
+
+class Reading(Struct, frozen=True, kw_only=True):
+    """What one estimate's timeline shows of each block. All are bytes.
+
+    Attributes:
+        starts: Alive before the forward of each block, and after that of the last one.
+        forward: The most alive in the forward of each block, beyond its start.
+        entered: Alive before the backward of each block, beyond the start of the next one; `None` for a block without backward.
+        backward: The most alive in the backward of each block, beyond what was alive before it.
+        head: The most alive between forward and backward of the blocks, beyond the last start.
+        fixed: The most alive before the first block and after the backward of all.
+        kinds: Blocks with the same number ran the same operators, kept the same bytes and had the same highest points.
+    """
+
+    starts: tuple[int, ...]
+    forward: tuple[int, ...]
+    entered: tuple[int | None, ...]
+    backward: tuple[int, ...]
+    head: int
+    fixed: int
+    kinds: tuple[int, ...]
+
+
+class Trial(Struct, frozen=True, kw_only=True):
+    """One estimate: the choice of each block, the FLOPs and the time of what it recomputed, and what the timeline shows.
+
+    Attributes:
+        times: In femtoseconds, so that equal sums are equal; `None` where no chip is known.
+    """
+
+    choices: tuple[str, ...]
+    flops: tuple[int, ...]
+    times: tuple[int, ...] | None
+    reading: Reading
+
+
+class Terms(Struct, frozen=True, kw_only=True):
+    """Bytes of a block under one key: what it adds to the next start, and its highest points beyond its start and the next one."""
+
+    grows: int
+    forward: int
+    backward: int | None
+
+
+class Chain(Struct, frozen=True, kw_only=True):
+    """The peak of a step as a function of the choice of each block.
+
+    Attributes:
+        kinds: Of the blocks, in their order.
+        base: Bytes alive before the first block.
+        fixed: The most alive outside of the blocks.
+        offsets: What is alive before the backward of each block besides the blocks' own, such as gradients of the later ones.
+        heads: The most alive between forward and backward, beyond the last start, by the choice of the last block.
+        settled: By the choice of the first block, what is alive from the end of forward on beyond the starts: a model's variable may hold
+            the first block's input until then, and that block holds it further if it recomputes.
+        flops: Recomputed beyond what the first estimate does, by kind and choice.
+        times: The same in femtoseconds; empty where no chip is known.
+    """
+
+    kinds: tuple[int, ...]
+    base: int
+    fixed: int
+    offsets: tuple[int, ...]
+    terms: dict[Key, Terms]
+    heads: dict[str, int]
+    settled: dict[str, int]
+    flops: dict[tuple[int, str], int]
+    times: dict[tuple[int, str], int]
+
+    @property
+    def costs(self) -> dict[tuple[int, str], int]:
+        """What is minimized: times, or FLOPs where they are not known."""
+        return self.times or self.flops
+
+    def at(self, index: int, before: str | None, choice: str) -> tuple[int, int, int | None]:
+        """What a block adds, its highest point in forward beyond its start, and that in backward beyond the next start as settled."""
+        terms = self.terms[_key(self.kinds, index, before, choice)]
+        return terms.grows, terms.forward, None if terms.backward is None else self.offsets[index] + terms.backward
+
+    def peak(self, choices: Sequence[str]) -> int:
+        """The most bytes alive in the step."""
+        start, highest, before = self.base, self.fixed, None
+        settled = self.settled[choices[0]]
+        for index, choice in enumerate(choices):
+            grows, forward, backward = self.at(index, before, choice)
+            highest = max(highest, start + forward)
+            start += grows
+            highest = max(highest, start + settled + backward) if backward is not None else highest
+            before = choice
+        return max(highest, start + settled + self.heads[choices[-1]])
+
+    def spent(self, costs: Mapping[tuple[int, str], int], choices: Sequence[str]) -> int:
+        """The sum over all blocks of one of the two costs."""
+        return sum(costs[each] for each in zip(self.kinds, choices, strict=True))
+
+
+def units_of(timeline: Sequence[Moment], blocks: Iterable[str]) -> list[tuple[str, ...]]:
+    """Blocks in the order of their forward. Those whose forwards overlap are one unit; those that did not run are left out."""
+    spans = _spans(timeline, {block: (block,) for block in blocks}, ("forward",))
+    units: list[tuple[tuple[str, ...], int]] = []
+    for block, (first, last) in sorted(spans.items(), key=lambda item: item[1]):
+        if units and first < units[-1][1]:
+            units[-1] = ((*units[-1][0], block), max(last, units[-1][1]))
+        else:
+            units.append(((block,), last))
+    return [unit for unit, _ in units]
+
+
+def read(timeline: Sequence[Moment], units: Sequence[tuple[str, ...]], work: Sequence[int]) -> Reading:
+    """What a timeline shows of blocks.
+
+    Args:
+        timeline: Of a step, every operator of it.
+        units: The blocks in the order of their forward.
+        work: FLOPs of each forward: blocks that differ in them are of different kinds.
+
+    Raises:
+        ValueError: No block has a backward.
+    """
+    named = {str(index): unit for index, unit in enumerate(units)}
+    forward, backward = (_spans(timeline, named, phases) for phases in (("forward",), ("backward", "recompute")))
+    ahead = [forward[name] for name in named]
+    behind = [backward.get(name) for name in named]
+    if not backward:
+        raise ValueError("no block has a backward")
+    end = ahead[-1][1]
+    begins = [*(first for first, _ in ahead), end]
+    starts = [timeline[begin].live_bytes for begin in begins]
+    turns = sorted(first for first, _ in backward.values())
+    after = max(last for _, last in backward.values())
+    until = dict(pairwise([*turns, after]))
+    entered = [None if span is None else timeline[span[0]].live_bytes for span in behind]
+    highest = [None if span is None else _highest(timeline, span[0], until[span[0]]) for span in behind]
+    most = tuple((most or 0) - (live or 0) for most, live in zip(highest, entered, strict=True))
+    traces = [
+        (flops, _trace(timeline, span), _operators(timeline, turn), beyond)
+        for flops, span, turn, beyond in zip(work, ahead, behind, most, strict=True)
+    ]
+    return Reading(
+        starts=tuple(starts),
+        forward=tuple(_highest(timeline, *span) - start for span, start in zip(pairwise(begins), starts, strict=False)),
+        entered=tuple(None if live is None else live - start for live, start in zip(entered, starts[1:], strict=True)),
+        backward=most,
+        head=_highest(timeline, end, turns[0]) - starts[-1],
+        fixed=max(_highest(timeline, 0, begins[0]), _highest(timeline, after, len(timeline))),
+        kinds=_kinds(traces),
+    )
+
+
+def keys_of(kinds: Sequence[int], choices: Sequence[str]) -> list[Key]:
+    """The keys that an estimate with these choices shows."""
+    return [_key(kinds, index, choices[index - 1] if index else None, choice) for index, choice in enumerate(choices)]
+
+
+def chain_of(trials: Sequence[Trial]) -> Chain:
+    """The chain of some estimates, the first of which recomputes nothing."""
+    plain = trials[0].reading
+    chain = Chain(
+        kinds=plain.kinds,
+        base=plain.starts[0],
+        fixed=max(trial.reading.fixed for trial in trials),
+        offsets=tuple(each or 0 for each in plain.entered),
+        terms={},
+        heads={},
+        settled={
+            trial.choices[0]: settled_by(trial, plain) or 0 for trial in sorted(trials, key=lambda trial: "none" in trial.choices[1:])
+        },
+        flops={},
+        times={},
+    )
+    for trial in trials:
+        shown = trial.reading
+        settled = chain.settled[trial.choices[0]]
+        chain.heads.setdefault(trial.choices[-1], shown.head - settled)
+        for index, key in enumerate(keys_of(plain.kinds, trial.choices)):
+            entered = shown.entered[index]
+            backward = None if entered is None else entered - settled - chain.offsets[index] + shown.backward[index]
+            grows = shown.starts[index + 1] - shown.starts[index]
+            chain.terms.setdefault(key, Terms(grows=grows, forward=shown.forward[index], backward=backward))
+            which = (plain.kinds[index], trial.choices[index])
+            chain.flops.setdefault(which, trial.flops[index] - trials[0].flops[index])
+            if trial.times is not None and trials[0].times is not None:
+                chain.times.setdefault(which, trial.times[index] - trials[0].times[index])
+    return chain
+
+
+def settled_by(trial: Trial, plain: Reading) -> int | None:
+    """What the first block's choice adds from the end of forward on: seen at a later block that recomputes nothing, as in `plain`."""
+    if len(trial.choices) == 1:
+        return 0
+    for choice, entered, before in list(zip(trial.choices, trial.reading.entered, plain.entered, strict=True))[1:]:
+        if choice == "none" and entered is not None and before is not None:
+            return entered - before
+    return None
+
+
+def _key(kinds: Sequence[int], index: int, before: str | None, choice: str) -> Key:
+    return (kinds[index - 1] if index else None, kinds[index], before if index else None, choice)
+
+
+def _spans(timeline: Sequence[Moment], units: dict[str, tuple[str, ...]], phases: tuple[Phase, ...]) -> dict[str, tuple[int, int]]:
+    """The first operator of each unit in some phases, and the one after its last."""
+    owner = {block: name for name, blocks in units.items() for block in blocks}
+    known: dict[str, str | None] = {}
+    spans: dict[str, tuple[int, int]] = {}
+    for index, moment in enumerate(timeline):
+        if moment.phase not in phases:
+            continue
+        if moment.module not in known:
+            known[moment.module] = next((owner[above] for above in ancestry(moment.module) if above in owner), None)
+        name = known[moment.module]
+        if name is not None:
+            spans[name] = (spans.get(name, (index, 0))[0], index + 1)
+    return spans
+
+
+def _highest(timeline: Sequence[Moment], begin: int, end: int) -> int:
+    return max((moment.highest_bytes or moment.live_bytes for moment in timeline[begin:end]), default=0)
+
+
+def _trace(timeline: Sequence[Moment], span: tuple[int, int]) -> tuple[Hashable, ...]:
+    """The operators of a span and the bytes that are alive before each, from the first one on."""
+    first = timeline[span[0]].live_bytes
+    return tuple((moment.operator, moment.live_bytes - first) for moment in timeline[slice(*span)])
+
+
+def _operators(timeline: Sequence[Moment], span: tuple[int, int] | None) -> tuple[str, ...]:
+    """The operators of a span. What others share may be freed in it: bytes of alike blocks differ, their highest point does not."""
+    return () if span is None else tuple(moment.operator for moment in timeline[slice(*span)])
+
+
+def _kinds(traces: Sequence[Hashable]) -> tuple[int, ...]:
+    numbers: dict[Hashable, int] = {}
+    return tuple(numbers.setdefault(trace, len(numbers)) for trace in traces)

@@ -1,0 +1,194 @@
+"""`best_checkpointing`: which blocks to recompute for a budget of bytes at the least cost, from a few estimates."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
+from math import prod
+from typing import Any, cast
+
+from msgspec.structs import replace
+from torch import Tensor, nn
+
+from lflops.analyze.memory.block_chain import Chain
+from lflops.analyze.memory.cheapest_choice import cheapest_choice, lowest_peak
+from lflops.analyze.memory.checkpointing_plan import POLICIES, Alternative, CheckpointingPlan, Policy
+from lflops.analyze.memory.room import TIGHT, room, room_for
+from lflops.collect.estimate.estimate import Estimator, Model, Subject, built
+from lflops.collect.estimate.mesh import checked_mesh
+from lflops.collect.estimate.optimizer_step import MakesOptimizer
+from lflops.collect.inputs.arguments import check_arguments, check_module, check_pass, describe
+from lflops.collect.inputs.tensors import tensors_in
+from lflops.errors import CountError
+from lflops.hardware.chips import Hardware, named
+from lflops.planning.block_trials import FEMTO, BlockTrials, memory_of, policies_of
+from lflops.profile.model import Profile
+
+__all__ = ["best_checkpointing", "search"]
+
+REPAIRS = 3
+"""How often the budget of the search is lowered by what an estimate needs beyond it."""
+
+EXACT = 0.001
+"""The share by which a folded model's prediction may be off the whole model's estimate. Otherwise the whole model is tried."""
+
+
+def best_checkpointing(
+    model: Model,
+    args: tuple[Any, ...] | Tensor = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    memory_bytes: float | None = None,
+    loss: Callable[[Any], Tensor] | None = None,
+    optimizer: MakesOptimizer | None = None,
+    hardware: Hardware | str | None = None,
+    mesh: Mapping[str, int] | None = None,
+    round_to: int = 1,
+) -> CheckpointingPlan:
+    """Choose what each block recomputes in backward, so that a training step fits into a budget and recomputes as little as possible.
+
+    A block is a module made of others that its container numbers, as `layers.0`. Each recomputes nothing, all but its linear layers,
+    convolutions and fused attention (`selective`), or all (`full`). A few estimates show what each block keeps; the chosen policies are
+    estimated as a whole. Nothing is allocated. The model is not changed: `code()` of the plan has the lines that apply it.
+
+    Args:
+        model: A module, or a function that builds one, as in `estimate`; without checkpointing of its own.
+        args: Its positional arguments; a lone tensor stands for itself.
+        kwargs: Its keyword arguments.
+        memory_bytes: The budget for live tensors; `None` is what a step may take that `fits` on the chip `hardware`.
+        loss: From the output to a scalar, as in `estimate`.
+        optimizer: Makes an optimizer from a list of parameters, as in `estimate`.
+        hardware: The chip, as in `estimate`. If it is given, the least time on it is minimized, else FLOPs are.
+        mesh: Ranks by dimension, as in `estimate`; of a built model only.
+        round_to: The size of each tensor is rounded up to a multiple of so many bytes, as in `estimate`.
+
+    Raises:
+        CountError: An argument is wrong, the model has no blocks, or some code needs the value of a tensor.
+        HardwareError: The chip is unknown.
+    """
+    asker = "best_checkpointing"
+    args = (args,) if isinstance(args, Tensor) else args
+    if isinstance(model, nn.Module):
+        check_arguments(asker, model, args, kwargs, loss, backward=True)
+    elif isinstance(model, type) or not callable(model):
+        check_module(asker, model, may_build=True)
+    check_pass(asker, args, kwargs, loss, backward=True)
+    if mesh and isinstance(model, nn.Module):
+        raise CountError(f"{asker}: mesh={describe(mesh)} divides the model: give a function that builds it")
+    estimator = Estimator(
+        asker=asker, backward=True, optimizer=optimizer, hardware=hardware, mesh=checked_mesh(asker, mesh), round_to=round_to
+    )
+    held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
+    make = partial(built, model) if mesh else cache(partial(built, model))  # what is sharded is built for each estimate
+    return search(
+        estimator, lambda: Subject(make(), args, dict(kwargs or {}), loss), memory_bytes, held=(*held, *tensors_in((args, kwargs)))
+    )
+
+
+def search(
+    estimator: Estimator, make: Callable[[], Subject], memory_bytes: float | None, *, held: Iterable[Tensor] = ()
+) -> CheckpointingPlan:
+    """The plan for the step that an estimator runs.
+
+    Args:
+        estimator: Goes backward.
+        make: Makes the subject.
+        memory_bytes: As in `best_checkpointing`.
+        held: As in `Estimator.run`.
+
+    Raises:
+        CountError: As `best_checkpointing`.
+    """
+    budget = _budget(estimator, memory_bytes)
+    with estimator.started(held) as run:
+        return _plan(BlockTrials(estimator, run, make), budget, by_room=memory_bytes is None)
+
+
+def _budget(estimator: Estimator, memory_bytes: Any) -> int:
+    """The bytes for live tensors."""
+    if memory_bytes is None:
+        chip = named(estimator.hardware) if isinstance(estimator.hardware, str) else estimator.hardware
+        ranks = prod(estimator.mesh.values())
+        if room(0, chip, ranks=ranks) is None:
+            raise CountError(f"{estimator.asker}: give memory_bytes, or the hardware whose memory is known")
+        return _most_that_fits(chip, ranks)
+    if isinstance(memory_bytes, bool) or not isinstance(memory_bytes, int | float) or not memory_bytes > 0:
+        raise CountError(f"{estimator.asker}: memory_bytes={describe(memory_bytes)}: give a positive number of bytes")
+    return int(memory_bytes)
+
+
+def _most_that_fits(chip: Hardware | None, ranks: int) -> int:
+    """The most bytes of tensors with which a step fits on a chip, and is not tight."""
+    low, high = 0, 1 << 50
+    while high - low > 1:
+        middle = (low + high) // 2
+        needs = room(middle, chip, ranks=ranks)
+        if needs is not None and needs.verdict == "fits":
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _plan(trials: BlockTrials, budget: int, *, by_room: bool) -> CheckpointingPlan:
+    """Estimate, choose, and estimate what was chosen: of a folded model if that shows the same as the whole one."""
+    try:
+        chain = trials.chain(fold=True)
+    except Exception:  # noqa: BLE001 - some models do not run with fewer blocks: what is wrong with the whole one comes up below
+        chain = None
+    if chain is not None:
+        plan = _chosen(trials, chain, budget, by_room=by_room)
+        if abs(plan.predicted_bytes - plan.peak_bytes) <= EXACT * plan.peak_bytes:
+            return plan
+    chain = trials.chain(fold=False)
+    if chain is None:
+        raise CountError("the whole model has no chain of blocks")
+    return _chosen(trials, chain, budget, by_room=by_room)
+
+
+def _chosen(trials: BlockTrials, chain: Chain, budget: int, *, by_room: bool) -> CheckpointingPlan:
+    """The cheapest choice whose estimate is within the budget; the lowest peak if there is none."""
+    allowed = budget
+    choices = _choice(chain, allowed)
+    for _ in range(1 + REPAIRS):
+        profile = trials.estimate(policies_of(trials.units, choices))
+        beyond = _beyond(profile, budget, by_room=by_room)
+        allowed -= beyond
+        following = _choice(chain, allowed)
+        if beyond <= 0 or following == choices:
+            break
+        choices = following
+    best = _alternative(chain, "best", choices)
+    return CheckpointingPlan(
+        policies=policies_of(trials.units, choices),
+        memory_bytes=budget,
+        fits=beyond <= 0,
+        predicted_bytes=best.peak_bytes,
+        alternatives=(
+            *(_alternative(chain, policy, [policy] * len(choices)) for policy in POLICIES),
+            replace(best, peak_bytes=memory_of(profile).peak_bytes, estimated=True),
+        ),
+        profile=profile,
+        estimates=trials.made,
+    )
+
+
+def _choice(chain: Chain, budget: int) -> tuple[Policy, ...]:
+    found = cheapest_choice(chain, POLICIES, budget) or cheapest_choice(chain, POLICIES, lowest_peak(chain, POLICIES))
+    return cast("tuple[Policy, ...]", found)
+
+
+def _beyond(profile: Profile, budget: int, *, by_room: bool) -> int:
+    """How many bytes an estimate needs beyond the budget."""
+    needs = room_for(profile, profile.run.hardware) if by_room else None
+    if needs is None:
+        return memory_of(profile).peak_bytes - budget
+    return 0 if needs.verdict == "fits" else max(1, int(needs.needed_bytes - needs.usable_bytes * (1 - TIGHT)))
+
+
+def _alternative(chain: Chain, policy: str, choices: Sequence[Policy]) -> Alternative:
+    return Alternative(
+        policy=policy,
+        peak_bytes=chain.peak(choices),
+        estimated=False,
+        flops=chain.spent(chain.flops, choices),
+        seconds=chain.spent(chain.times, choices) * FEMTO if chain.times else None,
+    )

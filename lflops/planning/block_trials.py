@@ -1,0 +1,202 @@
+"""Estimates of a model with some policies, and the chain of blocks that they show."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from lflops.analyze.memory.block_chain import Chain, Key, Trial, chain_of, keys_of, read, settled_by, units_of
+from lflops.analyze.memory.checkpointing_plan import POLICIES, Policy
+from lflops.analyze.speed.lower_bound import lower_bound
+from lflops.collect.estimate.estimate import Estimator, Subject
+from lflops.collect.inputs.arguments import check_module
+from lflops.errors import CountError
+from lflops.planning.folding import Fold, folded, folds_of, full_names, stretched
+from lflops.planning.policies import checkpointed, recomputable
+from lflops.profile.model import Cell, Memory, Profile
+from lflops.profile.module_names import ancestry
+
+__all__ = ["FEMTO", "BlockTrials", "memory_of", "policies_of"]
+
+FEMTO = 1e-15
+"""Seconds are whole numbers of these while costs are compared, so that equal sums are equal."""
+
+
+class BlockTrials:
+    """Estimates of one model.
+
+    Args:
+        estimator: Goes backward.
+        run: Of the estimator, started.
+        make: Makes the subject.
+
+    Attributes:
+        made: How many estimates were made.
+        folds: The runs of alike blocks that are worth folding, once an estimate was made.
+        units: The blocks that make one choice, of the chain that was found last.
+    """
+
+    def __init__(self, estimator: Estimator, run: Callable[[Callable[[], Subject]], Profile], make: Callable[[], Subject]) -> None:
+        """Estimate nothing yet."""
+        self._estimator = estimator
+        self._run = run
+        self._make = make
+        self._blocks: list[str] = []
+        self._work: list[int] = []
+        self._whole: Trial | None = None
+        self.made = 0
+        self.folds: list[Fold] = []
+        self.units: list[tuple[str, ...]] = []
+
+    def estimate(self, policies: Mapping[str, Policy], folds: Sequence[Fold] | None = ()) -> Profile:
+        """The step with these policies.
+
+        Args:
+            policies: By block; the others recompute nothing.
+            folds: What is left out; `None` is all that is worth it.
+        """
+        self.made += 1
+        with contextlib.ExitStack() as stack:
+
+            def make() -> Subject:
+                subject = self._make()
+                check_module(self._estimator.asker, subject.model)
+                blocks = recomputable(self._estimator.asker, subject.model)
+                self._blocks, self.folds = list(blocks), folds_of(blocks)
+                left_out = self.folds if folds is None else folds
+                if left_out:
+                    stack.enter_context(folded(subject.model, left_out))
+                    blocks = recomputable(self._estimator.asker, subject.model)
+                stack.enter_context(checkpointed(blocks, policies))
+                return subject
+
+            return self._run(make)
+
+    def chain(self, *, fold: bool) -> Chain | None:
+        """What the blocks keep, by estimates that show each pair of policies for each two kinds of neighbours.
+
+        Args:
+            fold: Whether to estimate a model without most of its alike blocks; `None` comes back if there are none to leave out, or if
+                they did not run alike.
+        """
+        first = self._whole or self._first(None if fold else ())
+        folds, units = (self.folds if fold else []), self.units
+        if fold and not folds:
+            self._whole = first
+            return None
+        kinds, trials = first.reading.kinds, [first]
+        unchanged: list[Policy] = ["none"] * len(units)
+        wanted = {key for choice in POLICIES for before in POLICIES for key in _pairs(kinds, before, choice)}
+        wanted -= set(keys_of(kinds, first.choices))
+        ends = {*POLICIES} - {first.choices[-1]}
+        while wanted or ends:
+            choices = _next_choices(kinds, wanted, ends)
+            trials.append(self._trial(choices, self._steps(policies_of(units, choices), folds)))
+            wanted -= set(keys_of(kinds, choices))
+            ends.discard(choices[-1])
+        shown = {each.choices[0] for each in trials if settled_by(each, first.reading) is not None}
+        for policy in (each for each in POLICIES if each not in shown):
+            choices = (policy, *unchanged[1:])
+            trials.append(self._trial(choices, self._steps(policies_of(units, choices), folds)))
+        return self._unfolded(chain_of(trials), folds)
+
+    def _unfolded(self, chain: Chain, folds: Sequence[Fold]) -> Chain | None:
+        """The chain of the whole model, and its units."""
+        names, whole, short = full_names(folds, self._blocks), chain, self.units
+        units = [tuple(names[block] for block in unit) for unit in short]
+        for place, fold in enumerate(folds):
+            shorter = self._first([*folds[:place], fold._replace(kept=fold.kept - 1), *folds[place + 1 :]]).reading
+            removed = [(f"{fold.container}.{number}" if fold.container else str(number),) for number in fold.removed]
+            before = (f"{fold.container}.{fold.removed[0] - 1}" if fold.container else str(fold.removed[0] - 1),)
+            after = units.index(before) if before in units else None
+            base, fixed = chain.base - shorter.starts[0], chain.fixed - shorter.fixed
+            found = None if after is None else stretched(whole, after, len(removed), base=base, fixed=fixed)
+            if found is None or after is None:
+                return None
+            whole, units = found, [*units[: after + 1], *removed, *units[after + 1 :]]
+        self.units = units
+        return whole
+
+    def _first(self, folds: Sequence[Fold] | None) -> Trial:
+        """The estimate without recomputation, which finds the blocks."""
+        steps = self._steps({}, folds)
+        self.units = units_of(memory_of(steps[-1]).timeline, steps[-1].modules.keys() & self._names(folds))
+        if not self.units:
+            raise CountError(f"{self._estimator.asker}: none of the blocks ran: {', '.join(self._blocks)}")
+        self._work = [sum(steps[-1].modules[block].forward.flops for block in unit) for unit in self.units]
+        unchanged: list[Policy] = ["none"] * len(self.units)
+        return self._trial(unchanged, steps)
+
+    def _names(self, folds: Sequence[Fold] | None) -> set[str]:
+        """The blocks' names in the folded model."""
+        return set(full_names(self.folds if folds is None else folds, self._blocks))
+
+    def _trial(self, choices: Sequence[Policy], steps: Sequence[Profile]) -> Trial:
+        try:
+            readings = [read(memory_of(step).timeline, self.units, self._work) for step in steps]
+        except ValueError as error:
+            raise CountError(f"{self._estimator.asker}: {error}: the loss needs a gradient of some parameter") from error
+        reading = replace(readings[-1], fixed=max(each.fixed for each in readings))
+        cells = self._recomputed(steps[-1])
+        bounds = [lower_bound(replace(steps[-1], cells=some)) for some in cells]
+        known = [round(bound.seconds / FEMTO) for bound in bounds if bound is not None]
+        return Trial(
+            choices=tuple(choices),
+            flops=tuple(sum(cell.flops for cell in some) for some in cells),
+            times=tuple(known) if len(known) == len(bounds) else None,
+            reading=reading,
+        )
+
+    def _recomputed(self, profile: Profile) -> list[tuple[Cell, ...]]:
+        """What each unit recomputes."""
+        owner = {block: index for index, unit in enumerate(self.units) for block in unit}
+        cells: list[list[Cell]] = [[] for _ in self.units]
+        for cell in profile.cells:
+            unit = next((owner[above] for above in ancestry(cell.module) if above in owner), None)
+            if cell.phase == "recompute" and unit is not None:
+                cells[unit].append(cell)
+        return [tuple(some) for some in cells]
+
+    def _steps(self, policies: Mapping[str, Policy], folds: Sequence[Fold] | None) -> list[Profile]:
+        """The profiles of the steps of an estimate."""
+        steps: list[Profile] = []
+        self._estimator.watch = steps.append
+        profile = self.estimate(policies, folds)
+        self._estimator.watch = None
+        steps = [replace(step, run=profile.run) for step in steps]
+        return steps[-1:] if self._estimator.optimizer is None else steps[-2:]
+
+
+def policies_of(units: Sequence[tuple[str, ...]], choices: Sequence[Policy]) -> dict[str, Policy]:
+    """The policy of each block, by the choice of each unit."""
+    return {block: choice for unit, choice in zip(units, choices, strict=True) for block in unit}
+
+
+def memory_of(profile: Profile) -> Memory:
+    """That of an estimate, which always has one."""
+    if profile.memory is None:
+        raise CountError("the estimate has no memory")
+    return profile.memory
+
+
+def _pairs(kinds: Sequence[int], before: Policy, choice: Policy) -> Iterator[Key]:
+    """The keys of all blocks with this choice, after this one."""
+    for index, kind in enumerate(kinds):
+        yield (kinds[index - 1], kind, before, choice) if index else (None, kind, None, choice)
+
+
+def _next_choices(kinds: Sequence[int], wanted: set[Key], ends: set[Policy]) -> tuple[Policy, ...]:
+    """Choices that show many of the keys that are wanted, and one of the last block's that are."""
+    left = set(wanted)
+    choices: list[Policy] = []
+    for index, kind in enumerate(kinds):
+        following = kinds[index + 1] if index + 1 < len(kinds) else None
+        gains: dict[Policy, tuple[bool, int]] = {}
+        for choice in POLICIES:
+            key: Key = (kinds[index - 1], kind, choices[-1], choice) if index else (None, kind, None, choice)
+            onward = [(kind, following, choice, after) in left - {key} for after in POLICIES] if following is not None else [choice in ends]
+            gains[choice] = key in left, sum(onward)
+        best = max(POLICIES, key=gains.__getitem__)
+        left.discard((kinds[index - 1], kind, choices[-1], best) if index else (None, kind, None, best))
+        choices.append(best)
+    return tuple(choices)

@@ -1,0 +1,153 @@
+"""A model with fewer of its alike blocks, so that trials of a deep model are short."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from lflops.analyze.memory.block_chain import Chain
+
+__all__ = ["Fold", "folded", "folds_of", "full_names", "stretched"]
+
+KEPT = 6
+"""Blocks of a run in a folded model: in the middle there are two with neighbours like themselves."""
+
+WORTHWHILE = 10
+"""Shorter runs are not folded."""
+
+
+class Fold(NamedTuple):
+    """A run of alike blocks in a container, and how many are left in the folded model."""
+
+    container: str
+    first: int
+    length: int
+    kept: int = KEPT
+
+    @property
+    def removed(self) -> range:
+        """The numbers of the blocks that are left out: the middle of the run."""
+        begin = self.first + self.kept // 2
+        return range(begin, begin + self.length - self.kept)
+
+
+def folds_of(blocks: Mapping[str, nn.Module]) -> list[Fold]:
+    """The runs of alike blocks that are worth folding.
+
+    Blocks are alike that have the same classes, parameters and settings. A setting that counts with the block is its number.
+    """
+    runs: list[list[str]] = []
+    for name in blocks:
+        before = runs[-1][-1] if runs else None
+        if before is not None and _follows(before, name) and _are_alike(blocks[before], blocks[name]):
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return [Fold(run[0].rpartition(".")[0], int(run[0].rpartition(".")[2]), len(run)) for run in runs if len(run) >= WORTHWHILE]
+
+
+@contextlib.contextmanager
+def folded(model: nn.Module, folds: Sequence[Fold]) -> Iterator[None]:
+    """A context in which the model lacks what is removed; the others of a container are numbered anew."""
+    removed = _removed(folds)
+    containers = {name: model.get_submodule(name) for name in removed}
+    before = {name: dict(container.named_children()) for name, container in containers.items()}
+    try:
+        for name, container in containers.items():
+            left = [module for number, module in before[name].items() if int(number) not in removed[name]]
+            _refill(container, {str(number): module for number, module in enumerate(left)})
+        yield
+    finally:
+        for name, container in containers.items():
+            _refill(container, before[name])
+
+
+def full_names(folds: Sequence[Fold], blocks: Sequence[str]) -> dict[str, str]:
+    """From the name of each block in the folded model to its name in the whole one.
+
+    Args:
+        folds: What is folded.
+        blocks: Those of the whole model.
+    """
+    removed = _removed(folds)
+    names = {}
+    for block in blocks:
+        container, _, number = block.rpartition(".")
+        gone = removed.get(container, set())
+        if int(number) not in gone:
+            shift = sum(each < int(number) for each in gone)
+            names[f"{container}.{int(number) - shift}" if container else str(int(number) - shift)] = block
+    return names
+
+
+def stretched(chain: Chain, after: int, copies: int, *, base: int, fixed: int) -> Chain | None:
+    """The chain with more blocks between two alike ones; `None` if those two did not run alike.
+
+    Args:
+        chain: Of the folded model.
+        after: The block that the copies follow.
+        copies: How many there are.
+        base: What each adds to what is alive before the first block.
+        fixed: What each adds to the most that is alive outside of the blocks.
+    """
+    if chain.kinds[after] != chain.kinds[after + 1]:
+        return None
+    each = chain.offsets[after] - chain.offsets[after + 1]  # gradients of one block
+    between = [chain.offsets[after + 1] + each * (copies - copy) for copy in range(copies)]
+    return Chain(
+        kinds=(*chain.kinds[: after + 1], *[chain.kinds[after]] * copies, *chain.kinds[after + 1 :]),
+        base=chain.base + base * copies,
+        fixed=chain.fixed + fixed * copies,
+        offsets=(*(offset + each * copies for offset in chain.offsets[: after + 1]), *between, *chain.offsets[after + 1 :]),
+        terms=chain.terms,
+        heads=chain.heads,
+        settled=chain.settled,
+        flops=chain.flops,
+        times=chain.times,
+    )
+
+
+def _removed(folds: Sequence[Fold]) -> dict[str, set[int]]:
+    removed: dict[str, set[int]] = {}
+    for fold in folds:
+        removed.setdefault(fold.container, set()).update(fold.removed)
+    return removed
+
+
+def _refill(container: nn.Module, children: Mapping[str, nn.Module]) -> None:
+    for name in [name for name, _ in container.named_children()]:
+        delattr(container, name)
+    for name, module in children.items():
+        container.add_module(name, module)
+
+
+def _follows(before: str, name: str) -> bool:
+    (container, _, number), (its, _, next_number) = before.rpartition("."), name.rpartition(".")
+    return container == its and int(next_number) == int(number) + 1
+
+
+def _are_alike(block: nn.Module, following: nn.Module) -> bool:
+    """Whether two blocks in a row are of the same make."""
+    pairs = list(zip(block.named_modules(), following.named_modules(), strict=False))
+    if len(pairs) != sum(1 for _ in block.modules()) or len(pairs) != sum(1 for _ in following.modules()):
+        return False
+    return all(name == its and _make(module) == _make(other) and _settings_agree(module, other) for (name, module), (its, other) in pairs)
+
+
+def _make(module: nn.Module) -> tuple[Any, ...]:
+    held = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    return type(module), module.training, tuple((name, each.shape, each.dtype, each.requires_grad) for name, each in held)
+
+
+def _settings_agree(module: nn.Module, following: nn.Module) -> bool:
+    """Whether plain attributes are equal, but for numbers that count with the block."""
+    own, other = ({name: value for name, value in vars(each).items() if _is_plain(value)} for each in (module, following))
+    counts = {
+        name for name in own.keys() & other.keys() if type(own[name]) is int and type(other[name]) is int and other[name] == own[name] + 1
+    }
+    return {name: own[name] for name in own if name not in counts} == {name: other[name] for name in other if name not in counts}
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str | tuple)
