@@ -20,6 +20,7 @@ NoteCode = Literal[
     "compiled_unopened",
     "compiled_unrecorded",
     "counted_inside",
+    "dense_mask",
     "ended_early",
     "experts",
     "few_clean_steps",
@@ -50,6 +51,7 @@ NOTE_VALUES: Mapping[NoteCode, Mapping[str, type]] = {
     "ambiguous_threads": {"calls": int},  # operator calls in backward whose module is unknown; they are the root's own
     "compiled_ran_eager": {},  # subject: how many compiled modules
     "counted_inside": {"calls": int},  # subject: a custom operator without a formula, counted by the operators that run inside it
+    "dense_mask": {"calls": int, "computed": int, "within": int},  # subject: attention; scores computed, and those within a sequence
     "formula_failed": {"error": str},  # subject: the operator
     "generated": {"prefill_macs": int, "prefill_flops": int, "decode_macs": int, "decode_flops": int, "decode_calls": int},
     "ignored": {"calls": int, "macs": int, "flops": int, "seconds": float},  # subject: the row; seconds only where it was timed

@@ -17,9 +17,10 @@ from lflops.collect.counting.live_memory import LONGEST_TIMELINE, LiveMemory
 from lflops.collect.counting.operators import FOREACH, Kind, Operator, first_tensor
 from lflops.collect.counting.optimizer_owners import StepOwners
 from lflops.collect.counting.sharded_tensors import PartialTensors, logical_cost
-from lflops.collect.counting.totals import Totals, Transfers
+from lflops.collect.counting.totals import DenseMasks, Totals, Transfers
 from lflops.collect.counting.traffic import bytes_moved, collective_of, is_deferred, size, tensors_of
 from lflops.collect.inputs.tensors import tensors_in
+from lflops.collect.operator_costs.dense_masks import masked_scores
 from lflops.collect.torch_private.autograd import current_node, node_name
 from lflops.profile.records import ModulePhase, Phase
 
@@ -221,6 +222,8 @@ class OperatorAccumulator:
             totals.add((row, operator.name, "recompute", dtype), cost.recompute, 0)
         if cost.is_upper_bound:
             totals.upper_bounds[operator.name] += 1
+        if phase == "forward" and (scores := masked_scores(operator.name, args, kwargs)) is not None:
+            totals.dense_masks[operator.name].add(DenseMasks(1, *scores))
         if cost.macs and self.partial_tensors.active and not self._local.sharded_on and self.partial_tensors.in_any((args, kwargs)):
             totals.add_unknown_logical(row, phase, cost)
 

@@ -258,5 +258,8 @@ def _notes(collected: CountedPass) -> Iterable[Note]:
         yield Note(code="formula_failed", subject=operator, values={"error": error})
     for operator, calls in collected.totals.upper_bounds.items():
         yield Note(code="upper_bound", subject=operator, values={"calls": calls})
+    for operator, masks in collected.totals.dense_masks.items():
+        values = {"calls": masks.calls, "computed": masks.computed, "within": masks.within}
+        yield Note(code="dense_mask", subject=operator, values=values)
     for operator, calls in (+collected.totals.counted_inside).items():
         yield Note(code="counted_inside", subject=operator, values={"calls": calls})

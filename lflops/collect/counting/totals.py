@@ -57,12 +57,28 @@ class Transfers:
 
 
 @dataclass
+class DenseMasks:
+    """Sums over calls of attention whose dense mask separates sequences: the scores computed, and those within a sequence."""
+
+    calls: int = 0
+    computed: int = 0
+    within: int = 0
+
+    def add(self, other: "DenseMasks") -> None:
+        """Add other sums."""
+        self.calls += other.calls
+        self.computed += other.computed
+        self.within += other.within
+
+
+@dataclass
 class Totals:
     """Sums by row and phase.
 
     Attributes:
         failures: The error of each formula that failed, by operator.
         upper_bounds: Operator to calls whose cost is the most that it can be.
+        dense_masks: Operator to its calls with a dense mask that separates packed sequences.
         counted_inside: Operator to calls that were counted by the operators inside of it.
         logical_difference: Logical MACs less the MACs counted here; negative where several ranks compute the same. `None` where the logical
             MACs are unknown. A row and phase that is not in it has no difference.
@@ -74,6 +90,7 @@ class Totals:
     waits: set[ModulePhase] = field(default_factory=set)
     failures: dict[str, str] = field(default_factory=dict)
     upper_bounds: Counter[str] = field(default_factory=Counter)
+    dense_masks: defaultdict[str, DenseMasks] = field(default_factory=lambda: defaultdict(DenseMasks))
     counted_inside: Counter[str] = field(default_factory=Counter)
     logical_difference: dict[ModulePhase, int | None] = field(default_factory=dict)
 
@@ -123,6 +140,7 @@ class Totals:
         self.waits |= other.waits
         self.failures.update(other.failures)
         self.upper_bounds.update(other.upper_bounds)
+        _merge(self.dense_masks, other.dense_masks)
         self.counted_inside.update(other.counted_inside)
         for key, macs in other.logical_difference.items():
             self._add_difference(key, macs)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lflops.collect.operator_costs.dense_masks import squares
 from lflops.collect.operator_costs.table import cost_of_call
 from lflops.collect.operator_costs.tensor_values import values_of
 from lflops.collect.torch_private.dispatch_modes import without_modes
@@ -96,7 +97,7 @@ def _divided(blocks: _Blocks, rows: int, columns: int) -> int:
     evaluated = int(blocks.counts[0].sum()) * min(blocks.sizes[0], rows) * min(blocks.sizes[1], columns)
     if evaluated > MOST_EVALUATED:
         raise ValueError(f"{evaluated} pairs of a query and a key")
-    return sum(_squares(*_seen(blocks, (batch, head), rows, columns), rows * columns) for batch in range(batches) for head in range(heads))
+    return sum(squares(*_seen(blocks, (batch, head), rows, columns), rows * columns) for batch in range(batches) for head in range(heads))
 
 
 def _seen(blocks: _Blocks, at: tuple[int, int], rows: int, columns: int) -> tuple[Tensor, Tensor]:
@@ -124,16 +125,3 @@ def _places(blocks: _Blocks, at: tuple[int, int]) -> Iterator[tuple[bool, int, i
         columns_of_rows = indices[at].tolist()
         for row, count in enumerate(counts[at].tolist()):
             yield from ((bool(kind), row, column) for column in columns_of_rows[row][:count])
-
-
-def _squares(first: Tensor, last: Tensor, undivided: int) -> int:
-    """Queries times keys of each part that sees nothing of the others."""
-    spans = sorted((begin, end) for begin, end in zip(first.tolist(), last.tolist(), strict=True) if end >= 0)
-    parts: list[list[int]] = []  # queries, first key, last key
-    for begin, end in spans:
-        if parts and begin <= parts[-1][2]:
-            parts[-1][0] += 1
-            parts[-1][2] = max(parts[-1][2], end)
-        else:
-            parts.append([1, begin, end])
-    return undivided if len(parts) <= 1 else sum(queries * (end - begin + 1) for queries, begin, end in parts)

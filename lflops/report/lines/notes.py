@@ -46,6 +46,14 @@ def _upper_bound(note: Note) -> str:
     return f"{calls} of {note.subject} are counted as the most that they can cost: {why}"
 
 
+def _dense_mask(note: Note) -> str:
+    calls = "1 call" if note.values.get("calls") == 1 else f"{_count(note, 'calls')} calls"
+    within, computed = note.values.get("within"), note.values.get("computed")
+    share = within / computed if isinstance(within, int) and isinstance(computed, int) and computed else None
+    scores = f"{units.percent(share)} of the scores are within a sequence, and all are computed"
+    return f"{calls} of {note.subject} separate packed sequences by a dense mask: {scores}; varlen_attn or flex attention skips the others"
+
+
 def _compiled_ran_eager(note: Note) -> str:
     modules = "1 compiled module was" if note.subject == "1" else f"{note.subject} compiled modules were"
     return f"{modules} counted eagerly: the work is that of the code as written, not as compiled"
@@ -228,4 +236,5 @@ SENTENCES: Mapping[NoteCode, Callable[[Note], str]] = {
     "lstm_workspace": _lstm_workspace,
     "upper_bound": _upper_bound,
     "counted_inside": _counted_inside,
+    "dense_mask": _dense_mask,
 }
