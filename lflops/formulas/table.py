@@ -1,9 +1,11 @@
 """The table of formulas: operator name to a pure function of shapes. Nothing here imports torch, so traces are counted by it too."""
 
+import functools
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 __all__ = [
     "FORMULAS",
@@ -69,25 +71,43 @@ READS: dict[str, frozenset[str]] = {}
 """By operator: the arguments that are tensors of integers and of which its formula takes the numbers."""
 
 
-def formula(*operators: str, reads: str = "") -> Callable[[_AnyFormula], _AnyFormula]:
+def formula(*operators: str, writes_first: str = "", reads: str = "") -> Callable[[_AnyFormula], _AnyFormula]:
     """Enter a formula for operators, of ATen where no namespace is given.
 
     It takes shapes in the order of the schema, and by its keywords all else that it needs.
 
     Args:
         operators: Their names.
+        writes_first: An operator whose first argument is the tensor that it writes into, and whose others are the same.
         reads: Its keywords, as words, that are tensors of integers and decide by their numbers: it gets `Values`, or the shape where the
             numbers are not known, as on the meta device.
     """
 
     def enter(function: _AnyFormula) -> _AnyFormula:
-        for operator in operators:
+        of_each: dict[str, Formula] = dict.fromkeys(operators, function)
+        if writes_first:
+            of_each[writes_first] = _after_result(function)
+        for operator, its in of_each.items():
             name = operator if "::" in operator else f"aten::{operator}"
-            FORMULAS[name] = function
+            FORMULAS[name] = its
             READS[name] = frozenset(reads.split())
         return function
 
     return enter
+
+
+def _after_result(function: Formula) -> Formula:
+    """The formula for an operator whose first argument is the tensor that it writes into."""
+
+    @functools.wraps(function)
+    def after_result(_result: Shape, *args: Any, **kwargs: Any) -> int | Cost:
+        return function(*args, **kwargs)
+
+    after_result.__name__ = f"{function.__name__}_after_result"
+    signature = inspect.signature(function)
+    result = inspect.Parameter("_result", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    vars(after_result)["__signature__"] = signature.replace(parameters=[result, *signature.parameters.values()])
+    return after_result
 
 
 def load_families() -> None:

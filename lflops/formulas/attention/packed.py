@@ -24,7 +24,7 @@ def _scores(query: Shape, key: Shape, packing: Packing, window: Window) -> Score
     return scores_of(sequences(query, key, packing), query[-2], window)
 
 
-@formula("_flash_attention_forward", reads="cum_seq_q cum_seq_k seqused_k")
+@formula("_flash_attention_forward", writes_first="_flash_attention_forward_no_dropout_inplace", reads="cum_seq_q cum_seq_k seqused_k")
 def flash(
     query: Shape,
     key: Shape,
@@ -41,29 +41,6 @@ def flash(
     block_table: Shape | None = None,
 ) -> Cost:
     """Flash attention, with windows, with keys that are used in part, and with keys in pages."""
-    packing = Packing(cum_seq_q, cum_seq_k, max_q, max_k, seqused_k, block_table)
-    window = Window.of(window_size_left, window_size_right, causal=is_causal, from_last=True)
-    return kernel_attention(query, key, value, packing, window)
-
-
-@formula("_flash_attention_forward_no_dropout_inplace", reads="cum_seq_q cum_seq_k seqused_k")
-def flash_into(
-    out: Shape,
-    query: Shape,
-    key: Shape,
-    value: Shape,
-    *,
-    cum_seq_q: Known,
-    cum_seq_k: Known,
-    max_q: int,
-    max_k: int,
-    is_causal: bool,
-    window_size_left: int | None = None,
-    window_size_right: int | None = None,
-    seqused_k: Known = None,
-    block_table: Shape | None = None,
-) -> Cost:
-    """The same, into a tensor that is there."""
     packing = Packing(cum_seq_q, cum_seq_k, max_q, max_k, seqused_k, block_table)
     window = Window.of(window_size_left, window_size_right, causal=is_causal, from_last=True)
     return kernel_attention(query, key, value, packing, window)
@@ -94,7 +71,7 @@ def _of_pair(window: tuple[int, int] | list[int] | None, *, is_causal: bool) -> 
     return Window.of(before, after, causal=is_causal, from_last=True)
 
 
-@formula("torch_attn::_varlen_attn", reads="cu_seq_q cu_seq_k seqused_k")
+@formula("torch_attn::_varlen_attn", writes_first="torch_attn::_varlen_attn_out", reads="cu_seq_q cu_seq_k seqused_k")
 def varlen(
     query: Shape,
     key: Shape,
@@ -110,27 +87,6 @@ def varlen(
     block_table: Shape | None = None,
 ) -> Cost:
     """`torch.nn.attention.varlen.varlen_attn`."""
-    packing = Packing(cu_seq_q, cu_seq_k, max_q, max_k, seqused_k, block_table)
-    return kernel_attention(query, key, value, packing, _of_pair(window_size, is_causal=is_causal))
-
-
-@formula("torch_attn::_varlen_attn_out", reads="cu_seq_q cu_seq_k seqused_k")
-def varlen_into(
-    out: Shape,
-    query: Shape,
-    key: Shape,
-    value: Shape,
-    *,
-    cu_seq_q: Known,
-    cu_seq_k: Known,
-    max_q: int,
-    max_k: int,
-    is_causal: bool = False,
-    window_size: list[int] | None = None,
-    seqused_k: Known = None,
-    block_table: Shape | None = None,
-) -> Cost:
-    """The same, into a tensor that is there."""
     packing = Packing(cu_seq_q, cu_seq_k, max_q, max_k, seqused_k, block_table)
     return kernel_attention(query, key, value, packing, _of_pair(window_size, is_causal=is_causal))
 

@@ -89,7 +89,7 @@ def with_cache(
     return kernel_attention(q, k_cache, v_cache, packing, _window(window_size_left, window_size_right, causal=causal))
 
 
-@formula("flash_attn_3::fwd", reads="cu_seqlens_q cu_seqlens_k seqused_q seqused_k")
+@formula("flash_attn_3::fwd", "flash_attn_3::_flash_attn_forward", reads="cu_seqlens_q cu_seqlens_k seqused_q seqused_k")
 def forward_3(
     q: Shape,
     k: Shape,
@@ -104,51 +104,15 @@ def forward_3(
     max_seqlen_k: int | None = None,
     page_table: Shape | None = None,
     is_causal: bool = False,
-    window_size_left: int = -1,
-    window_size_right: int = -1,
-) -> Cost:
-    """All that the third version does: one length, packed, cached, in pages."""
-    new = k_new[1] if k_new is not None and len(k_new) == 4 else 0
-    used = Values(each + new for each in seqused_k) if isinstance(seqused_k, Values) else seqused_k
-    packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, used, page_table, seqused_q)
-    return kernel_attention(q, k, v, packing, _window(window_size_left, window_size_right, causal=is_causal))
-
-
-@formula("flash_attn_3::_flash_attn_forward", reads="cu_seqlens_q cu_seqlens_k seqused_q seqused_k")
-def forward_3_in_python(
-    q: Shape,
-    k: Shape,
-    v: Shape,
-    *,
-    k_new: Shape | None = None,
-    cu_seqlens_q: Known = None,
-    cu_seqlens_k: Known = None,
-    seqused_q: Known = None,
-    seqused_k: Known = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    page_table: Shape | None = None,
     causal: bool = False,
     window_size_left: int = -1,
     window_size_right: int = -1,
 ) -> Cost:
-    """The same, as the operator in Python around it is called."""
-    return forward_3(
-        q,
-        k,
-        v,
-        k_new=k_new,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        seqused_q=seqused_q,
-        seqused_k=seqused_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        page_table=page_table,
-        is_causal=causal,
-        window_size_left=window_size_left,
-        window_size_right=window_size_right,
-    )
+    """All that the third version does: one length, packed, cached, in pages. The mask is `causal` where Python calls it."""
+    new = k_new[1] if k_new is not None and len(k_new) == 4 else 0
+    used = Values(each + new for each in seqused_k) if isinstance(seqused_k, Values) else seqused_k
+    packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, used, page_table, seqused_q)
+    return kernel_attention(q, k, v, packing, _window(window_size_left, window_size_right, causal=is_causal or causal))
 
 
 @formula("flash_attn_3::bwd", "flash_attn_3::_flash_attn_backward", reads="cu_seqlens_q cu_seqlens_k")
