@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 __all__ = [
+    "Adapters",
     "Allocator",
     "AsJson",
     "Backward",
@@ -14,9 +15,11 @@ __all__ = [
     "Dtype",
     "Figure",
     "Fsdp",
+    "Fused",
     "GradScaler",
     "Hardware",
     "Hsdp",
+    "MemorySize",
     "Optimizer",
     "Precision",
     "Ranks",
@@ -74,13 +77,31 @@ Hsdp = Annotated[
     str | None, typer.Option("--hsdp", metavar="RxN", help="As one rank of R replicas, each of which FSDP2 shards over N ranks: 2x8.")
 ]
 Tp = Annotated[int | None, typer.Option("--tp", metavar="N", min=1, help="As one of N ranks of tensor parallelism by the model's tp_plan.")]
-Tokens = Annotated[int | None, typer.Option("--seq", metavar="N", min=1, help="Tokens of each sample of a configuration; 512.")]
-Dtype = Annotated[str | None, typer.Option("--dtype", metavar="NAME", help="Parameters of a configuration: float32, bfloat16 or float16.")]
-Precision = Annotated[
-    str | None, typer.Option("--precision", metavar="NAME", help="Autocast for a configuration: bf16-mixed or 16-mixed; else none.")
+Fused = Annotated[bool, typer.Option("--fused", help="The optimizer's fused implementation, which needs no temporary tensors.")]
+Tokens = Annotated[
+    int | None,
+    typer.Option("--seq", metavar="N", min=1, help="Tokens of each sample, 512 for a configuration; a function is given them second."),
 ]
+Dtype = Annotated[
+    str | None, typer.Option("--dtype", metavar="NAME", help="Of parameters and floating arguments: float32, bfloat16 or float16.")
+]
+Precision = Annotated[str | None, typer.Option("--precision", metavar="NAME", help="Autocast: bf16-mixed or 16-mixed; else none.")]
 Checkpointing = Annotated[
-    str | None, typer.Option("--ac", metavar="HOW", help="Activation checkpointing of a configuration: none, or full for every layer.")
+    str | None,
+    typer.Option(
+        "--ac",
+        metavar="HOW",
+        help="Activation checkpointing of the blocks: none, full, selective or best. selective recomputes all but linear layers, "
+        "convolutions and fused attention. best chooses by block what fits into --memory, or on the chip, at the least extra work. "
+        "Implies --backward.",
+    ),
+]
+MemorySize = Annotated[
+    str | None, typer.Option("--memory", metavar="SIZE", help="For --ac best: the bytes that tensors may take, as 40GB or 37GiB.")
+]
+Adapters = Annotated[
+    str | None,
+    typer.Option("--lora", metavar="r=N", help="Freeze the model, and train adapters of rank N at the linear layers of its blocks."),
 ]
 RemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run Python code that comes with a configuration. Without it, it is refused.")
@@ -93,6 +114,6 @@ AsJson = Annotated[
     typer.Option(
         "--json",
         help="Print one JSON object: profile, fits (true or false), room (what the chip has and what is needed), bounds, checkpointed "
-        "(by block) and sharded. Unknown is null.",
+        "(by block), sharded, and the plan of --ac best. Unknown is null.",
     ),
 ]

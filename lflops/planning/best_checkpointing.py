@@ -50,7 +50,7 @@ def best_checkpointing(
     estimated as a whole. Nothing is allocated. The model is not changed: `code()` of the plan has the lines that apply it.
 
     Args:
-        model: A module, or a function that builds one, as in `estimate`; without checkpointing of its own.
+        model: A module, or a function that builds one, as in `estimate`; its code must not checkpoint.
         args: Its positional arguments; a lone tensor stands for itself.
         kwargs: Its keyword arguments.
         memory_bytes: The budget for live tensors; `None` is what a step may take that `fits` on the chip `hardware`.

@@ -32,7 +32,7 @@ class BlockTrials:
 
     Attributes:
         made: How many estimates were made.
-        folds: The runs of alike blocks that are worth folding, once an estimate was made.
+        folds: The runs of equal blocks that are worth folding, once an estimate was made.
         units: The blocks that make one choice, of the chain that was found last.
     """
 
@@ -76,8 +76,8 @@ class BlockTrials:
         """What the blocks keep, by estimates that show each pair of policies for each two kinds of neighbours.
 
         Args:
-            fold: Whether to estimate a model without most of its alike blocks; `None` comes back if there are none to leave out, or if
-                they did not run alike.
+            fold: Whether to estimate a model without most of its equal blocks; `None` comes back if there are none to leave out, or if
+                they did not run the same operators.
         """
         first = self._whole or self._first(None if fold else ())
         folds, units = (self.folds if fold else []), self.units

@@ -1,4 +1,4 @@
-"""A model with fewer of its alike blocks, so that trials of a deep model are short."""
+"""A model with fewer of its equal blocks, so that trials of a deep model are short."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ WORTHWHILE = 10
 
 
 class Fold(NamedTuple):
-    """A run of alike blocks in a container, and how many are left in the folded model."""
+    """A run of equal blocks in a container, and how many are left in the folded model."""
 
     container: str
     first: int
@@ -33,14 +33,14 @@ class Fold(NamedTuple):
 
 
 def folds_of(blocks: Mapping[str, nn.Module]) -> list[Fold]:
-    """The runs of alike blocks that are worth folding.
+    """The runs of equal blocks that are worth folding.
 
-    Blocks are alike that have the same classes, parameters and settings. A setting that counts with the block is its number.
+    Blocks are equal that have the same classes, parameters and settings. A setting that counts with the block is its number.
     """
     runs: list[list[str]] = []
     for name in blocks:
         before = runs[-1][-1] if runs else None
-        if before is not None and _follows(before, name) and _are_alike(blocks[before], blocks[name]):
+        if before is not None and _follows(before, name) and _are_equal(blocks[before], blocks[name]):
             runs[-1].append(name)
         else:
             runs.append([name])
@@ -82,7 +82,7 @@ def full_names(folds: Sequence[Fold], blocks: Sequence[str]) -> dict[str, str]:
 
 
 def stretched(chain: Chain, after: int, copies: int, *, base: int, fixed: int) -> Chain | None:
-    """The chain with more blocks between two alike ones; `None` if those two did not run alike.
+    """The chain with more blocks between two equal ones; `None` if those two did not run the same operators.
 
     Args:
         chain: Of the folded model.
@@ -127,7 +127,7 @@ def _follows(before: str, name: str) -> bool:
     return container == its and int(next_number) == int(number) + 1
 
 
-def _are_alike(block: nn.Module, following: nn.Module) -> bool:
+def _are_equal(block: nn.Module, following: nn.Module) -> bool:
     """Whether two blocks in a row are of the same make."""
     pairs = list(zip(block.named_modules(), following.named_modules(), strict=False))
     if len(pairs) != sum(1 for _ in block.modules()) or len(pairs) != sum(1 for _ in following.modules()):

@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 
 import lflops
 from lflops import Profile, ProfileError, load
+from lflops.cli.estimated_step import bytes_of
 from lflops.cli.main import main
 from lflops.profile.model import Memory
 from lflops.report.figures.design import CATEGORIES, PHASES
@@ -44,6 +45,9 @@ def sized(samples, length):
 
 def misfit(samples):
     return nn.Sequential(nn.Linear(100, 50), nn.Linear(60, 10)), torch.randn(samples, 100)
+
+def nowhere_linear(samples):
+    return nn.Sequential(nn.ReLU()), torch.randn(samples, 100)
 
 def asks(samples):
     return build(samples)[0], (torch.randn(samples, 100),), lambda out: out if out.sum() > 0 else -out
@@ -216,6 +220,88 @@ def test_a_model_by_its_configuration(tmp_path: Path, capsys: pytest.CaptureFixt
     ]
 
 
+def profiled(capsys: pytest.CaptureFixture[str], *args: str) -> Profile:
+    """The profile in the JSON object that it prints."""
+    return msgspec.convert(estimated(capsys, *args)["profile"], Profile)
+
+
+DEEP = """
+import torch
+from torch import nn
+
+def block(width):
+    return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 8))
+
+def build(samples, tokens=4):
+    return nn.Sequential(*(block(width) for width in (64, 256, 128))), torch.randn(samples, tokens, 8), lambda out: out.square().mean()
+"""
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Iterator[str]:
+    """A function that makes three blocks."""
+    (tmp_path / "deep.py").write_text(DEEP)
+    yield "deep:build"
+    sys.modules.pop("deep", None)
+
+
+def test_a_function_takes_the_options_of_a_configuration(deep: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tokens, dtype, autocast and checkpointing: MACs and bytes by hand; products run again under one policy, not under the other."""
+    rows, widths = 2 * 6, 64 + 256 + 128
+    options = [deep, "--batch", "2", "--seq", "6", "--backward"]
+    plain = profiled(capsys, *options)
+    parameters = 2 * 8 * widths + widths + 3 * 8
+    assert (rows * 2 * 8 * widths, 4 * parameters) == (plain.total(), plain.modules[""].parameter_bytes)
+    for more, dtype, nbytes in ((["--dtype", "bfloat16"], "bfloat16", 2), (["--precision", "bf16-mixed"], "bfloat16", 4)):
+        changed = profiled(capsys, *options, *more)
+        assert nbytes * parameters == changed.modules[""].parameter_bytes
+        assert {dtype} == {cell.dtype for cell in changed.cells if cell.macs}
+    again = {policy: profiled(capsys, *options, "--ac", policy).total(phase="recompute") for policy in ("none", "selective", "full")}
+    assert {"none": 0, "selective": 0, "full": rows * 8 * widths} == again
+
+
+def test_adapters_are_all_that_is_trained(deep: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of rank 2, two for each of six layers of 8 and its width, each with a momentum as large; the rest has no gradient."""
+    found = profiled(capsys, deep, "--lora", "r=2", "--optimizer", "sgd")
+    trained = 2 * 2 * 3 * 8 + 2 * 2 * (64 + 256 + 128)
+    assert trained == found.modules[""].trainable_parameters
+    assert found.memory is not None
+    assert 4 * trained == found.memory.most_by_category["gradients"]
+
+
+def test_a_fused_optimizer_has_no_temporary_tensors(deep: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In its step; the other has some."""
+    temporary = []
+    for fused in ([], ["--fused"]):
+        memory = profiled(capsys, deep, "--optimizer", "adamw", *fused).memory
+        assert memory is not None
+        temporary.append(
+            max(moment.by_category.temporary for moment in memory.timeline if moment.phase == "optimizer" and moment.by_category)
+        )
+    assert temporary[0] > temporary[1] == 0
+
+
+def test_the_best_checkpointing_for_a_budget(deep: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A byte less than nothing recomputed takes: the narrowest block does. The text has the table and the code."""
+    none, full = (profiled(capsys, deep, "--batch", "64", "--backward", "--ac", policy).memory for policy in ("none", "full"))
+    assert none is not None
+    assert full is not None
+    budget = f"{none.peak_bytes - 1}B"
+    found = estimated(capsys, deep, "--batch", "64", "--ac", "best", "--memory", budget)
+    assert {"0": "full", "1": "none", "2": "none"} == found["plan"]["policies"]
+    assert full.peak_bytes <= found["plan"]["peak_bytes"] == found["profile"]["memory"]["peak_bytes"] < none.peak_bytes
+    assert 0 == main(["estimate", deep, "--batch", "64", "--ac", "best", "--memory", budget])
+    text = capsys.readouterr().out
+    assert "\nfits: " in text
+    assert text.endswith(f"\n\n{found['plan']['code']}\n")
+
+
+@pytest.mark.parametrize(("size", "nbytes"), [("40GB", 40e9), ("37.5 GiB", 37.5 * 2**30), ("4e10", 4e10), ("12", 12), ("1 kb", 1000)])
+def test_a_size_is_read_as_people_write_it(size: str, nbytes: float) -> None:
+    """Decimal and binary units."""
+    assert nbytes == bytes_of(size)
+
+
 def test_code_of_a_configuration_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Unless it is asked for; nothing of it runs."""
     (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass\n")
@@ -231,7 +317,18 @@ def test_code_of_a_configuration_is_refused(tmp_path: Path, capsys: pytest.Captu
 WRONG = {
     "no configuration": (["nothing.json"], "nothing.json: no such file: give a config.json"),
     "not in the cache": (["hf:nobody/nothing"], "hf:nobody/nothing: transformers has no configuration of it here"),
-    "an option of configurations": (["planned:build", "--seq", "8"], "are for a configuration: the function decides these"),
+    "an option of configurations": (["planned:build", "--trust-remote-code"], "--trust-remote-code is for a configuration"),
+    "takes no tokens": (["planned:build", "--seq", "8"], "and with the tokens of --seq"),
+    "no dtype": (["planned:build", "--dtype", "int8"], "dtype='int8': give one of float32, bfloat16, float16"),
+    "no policy": (["planned:build", "--ac", "some"], "ac='some': give one of none, selective, full, best"),
+    "no blocks": (["planned:build", "--ac", "full"], "planned:build: Sequential has no blocks"),
+    "no rank": (["planned:build", "--lora", "16x"], "--lora 16x: give the rank, as r=16"),
+    "nothing to adapt": (["planned:nowhere_linear", "--lora", "r=2"], "has no blocks with linear layers to adapt"),
+    "no budget": (["planned:build", "--ac", "best"], "--ac best: give --memory, as 40GB, or --hardware"),
+    "a budget for nothing": (["planned:build", "--memory", "40GB"], "--memory is for --ac best"),
+    "no size": (["planned:build", "--ac", "best", "--memory", "much"], "--memory much: give a size, as 40GB or 37GiB"),
+    "fuses nothing": (["planned:build", "--fused"], "--fused is for an optimizer"),
+    "is not fused": (["planned:build", "--fused", "--optimizer", "rmsprop"], "has no fused implementation"),
     "no function": (["planned"], "give package.module:function"),
     "a file": (["planned.py:build"], "give package.module:function, as train:build for build in a train.py of this folder"),
     "no module": (["nowhere:build"], "No module named 'nowhere'"),
@@ -243,7 +340,7 @@ WRONG = {
     "wants more than a number": (["planned:sized"], "planned:sized(samples, length): missing a required argument: 'length': it is called"),
     "does not fit": (["planned:misfit"], "[1, 50] X [60, 10].; in 1 (Linear)"),
     "no loss to scale": (["planned:build", "--optimizer", "sgd", "--grad-scaler"], "grad_scaler=True, but there is no loss to scale"),
-    "asks for a value": (["planned:asks", "--backward"], "planned.py:27, in <lambda>"),
+    "asks for a value": (["planned:asks", "--backward"], "planned.py:30, in <lambda>"),
     "no optimizer": (["planned:build", "--optimizer", "magic"], "optimizer='magic': give one of adadelta"),
     "no chip": (["planned:build", "--hardware", "Abacus"], "hardware='Abacus'"),
     "no samples": (["planned:build", "--batch", "0"], "'--batch'"),

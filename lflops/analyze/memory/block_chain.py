@@ -2,7 +2,7 @@
 
 A block keeps bytes from its forward to its backward, and has a highest point in each of the two. How many bytes depends on what the block
 recomputes, and on what the block before it does, because the tensor between them may be kept by either. So an estimate shows one pair of
-choices for each two neighbours, and blocks that are alike share what any of them shows.
+choices for each two neighbours, and equal blocks share what any of them shows.
 
     before | block 0 | block 1 | block 2 | loss | block 2 | block 1 | block 0 | optimizer
            start 0   start 1   start 2   start 3
@@ -75,8 +75,8 @@ class Chain(Struct, frozen=True, kw_only=True):
         fixed: The most alive outside of the blocks.
         offsets: What is alive before the backward of each block besides the blocks' own, such as gradients of the later ones.
         heads: The most alive between forward and backward, beyond the last start, by the choice of the last block.
-        settled: By the choice of the first block, what is alive from the end of forward on beyond the starts: a model's variable may hold
-            the first block's input until then, and that block holds it further if it recomputes.
+        settled: By the choice of the first block, what is alive from the end of forward on beyond the starts. A variable of the model may
+            hold the first block's input until then. If the block recomputes, it holds the input further.
         flops: Recomputed beyond what the first estimate does, by kind and choice.
         times: The same in femtoseconds; empty where no chip is known.
     """
@@ -249,7 +249,7 @@ def _trace(timeline: Sequence[Moment], span: tuple[int, int]) -> tuple[Hashable,
 
 
 def _operators(timeline: Sequence[Moment], span: tuple[int, int] | None) -> tuple[str, ...]:
-    """The operators of a span. What others share may be freed in it: bytes of alike blocks differ, their highest point does not."""
+    """The operators of a span. What others share may be freed in it: bytes of equal blocks differ, their highest point does not."""
     return () if span is None else tuple(moment.operator for moment in timeline[slice(*span)])
 
 

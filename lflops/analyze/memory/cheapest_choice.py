@@ -24,8 +24,8 @@ class _State(NamedTuple):
 def cheapest_choice(chain: Chain, choices: Sequence[str], budget: int) -> tuple[str, ...] | None:
     """The choice of each block with the least cost whose peak is within the budget; of equal ones the one with the fewest changes.
 
-    Every moment's bytes depend on the choices before it by the start alone. So of two partial choices that end alike, the one that has
-    more bytes and costs more is dropped.
+    The bytes of a moment depend on the choices before it by the start alone. So of two partial choices with the same last block, the
+    one that has more bytes and costs more is dropped.
 
     Args:
         chain: The blocks.

@@ -1,8 +1,7 @@
 """A model by its configuration: the `config.json` of transformers, without weights and without a download."""
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,10 @@ from torch import Tensor, nn
 
 from lflops.errors import CountError
 
-__all__ = ["BY_NAME", "DTYPES", "FromConfig", "is_config"]
+__all__ = ["BY_NAME", "FromConfig", "is_config"]
 
 BY_NAME = "hf:"
 """Before the name of a model in transformers' cache."""
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CHECKPOINTS = ("none", "full")
-MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 def is_config(target: str) -> bool:
@@ -34,32 +29,12 @@ class FromConfig:
     Attributes:
         target: A `config.json`, the folder that has it, or `hf:` and a name in transformers' cache.
         tokens: Of each sample.
-        dtype: Of the parameters, by torch's word.
-        precision: `bf16-mixed` or `16-mixed` for autocast; `None` for none.
-        checkpointing: `full` recomputes every layer in backward.
         remote_code: Whether Python code that comes with the configuration may run.
     """
 
     target: str
     tokens: int = 512
-    dtype: str = "float32"
-    precision: str | None = None
-    checkpointing: str = "none"
     remote_code: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the words.
-
-        Raises:
-            CountError: One of them is unknown.
-        """
-        for name, value, known in (
-            ("dtype", self.dtype, DTYPES),
-            ("checkpointing", self.checkpointing, CHECKPOINTS),
-            ("precision", self.precision, (None, *MIXED)),
-        ):
-            if value not in known:
-                raise CountError(f"{name}={value!r}: give one of {', '.join(str(each) for each in known if each is not None)}")
 
     def builder(self) -> Callable[[int], tuple[nn.Module, Mapping[str, Tensor], Callable[[Any], Tensor]]]:
         """From a number of samples to the model in train mode, its batch, and the loss that the model computes.
@@ -71,24 +46,11 @@ class FromConfig:
         kind = self._class(config)
 
         def build(samples: int) -> tuple[nn.Module, Mapping[str, Tensor], Callable[[Any], Tensor]]:
-            model = kind(config).to(DTYPES[self.dtype]).train()
-            if self.checkpointing == "full":
-                # Older versions of transformers have the second name alone, newer ones warn of it.
-                enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-                enable()
+            model = kind(config).float().train()
             ids = torch.zeros(samples, self.tokens, dtype=torch.long)
             return model, {"input_ids": ids, "labels": ids}, lambda out: out.loss
 
         return build
-
-    @contextlib.contextmanager
-    def autocast(self) -> Iterator[None]:
-        """The context in which the model runs."""
-        if self.precision is None:
-            yield
-            return
-        with torch.autocast("cpu", MIXED[self.precision]):
-            yield
 
     def _config(self) -> Any:
         try:

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,16 +21,23 @@ __all__ = ["MakesOptimizer", "Stepper", "optimizer_named"]
 MakesOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
 
-def optimizer_named(name: str) -> MakesOptimizer:
+def optimizer_named(name: str, *, fused: bool = False) -> MakesOptimizer:
     """An optimizer of `torch.optim` with its default settings, by its name in any letter case.
 
+    Args:
+        name: Of the optimizer.
+        fused: Whether it is the fused implementation.
+
     Raises:
-        CountError: There is no optimizer of that name.
+        CountError: There is no optimizer of that name, or it has no fused implementation.
     """
     known = {each.lower(): kind for each, kind in vars(torch.optim).items() if isinstance(kind, type) and issubclass(kind, Optimizer)}
     if name.lower() not in known.keys() - {"optimizer"}:
         raise CountError(f"optimizer={name!r}: give one of {', '.join(sorted(known.keys() - {'optimizer'}))}")
-    return known[name.lower()]
+    kind: Callable[..., Optimizer] = known[name.lower()]
+    if fused and "fused" not in inspect.signature(kind).parameters:
+        raise CountError(f"optimizer={name!r} has no fused implementation: leave it out")
+    return partial(kind, fused=True) if fused else kind
 
 
 class Stepper:
