@@ -15,6 +15,7 @@ NoteCode = Literal[
     "ambiguous_threads",
     "attention_on_cuda",
     "backward_assumed",
+    "communication_hook",
     "compiled_by_module",
     "compiled_ran_eager",
     "compiled_unopened",
@@ -49,6 +50,7 @@ NoteCode = Literal[
 NOTE_VALUES: Mapping[NoteCode, Mapping[str, type]] = {
     # Counting.
     "ambiguous_threads": {"calls": int},  # operator calls in backward whose module is unknown; they are the root's own
+    "communication_hook": {"calls": int},  # operator calls of a communication hook of DDP, counted as `other`
     "compiled_ran_eager": {},  # subject: how many compiled modules
     "counted_inside": {"calls": int},  # subject: a custom operator without a formula, counted by the operators that run inside it
     "dense_mask": {"calls": int, "computed": int, "within": int},  # subject: attention; scores computed, and those within a sequence

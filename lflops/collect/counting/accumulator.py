@@ -184,6 +184,7 @@ class OperatorAccumulator:
         kind = call.operator.kind
         if kind is not COLLECTIVE and call.phase == "backward" and in_communication_hook():
             call = call._replace(row="", phase="other")
+            totals.calls_in_hooks += 1
         if kind is COLLECTIVE:
             collective, group, group_size, payload = collective_of(call.operator.name, call.args, call.kwargs, call.out)
             totals.collectives[call.row, call.phase, collective, group, group_size].add(Transfers(1, payload))

@@ -254,6 +254,8 @@ def _notes(collected: CountedPass) -> Iterable[Note]:
     for row, module in _scripted(collected.tree):
         if any(True for _ in module.children()):
             yield Note(code="scripted", subject=row, values={})
+    if calls := collected.totals.calls_in_hooks:
+        yield Note(code="communication_hook", subject="", values={"calls": calls})
     for operator, error in collected.totals.failures.items():
         yield Note(code="formula_failed", subject=operator, values={"error": error})
     for operator, calls in collected.totals.upper_bounds.items():

@@ -80,6 +80,7 @@ class Totals:
         upper_bounds: Operator to calls whose cost is the most that it can be.
         dense_masks: Operator to its calls with a dense mask that separates packed sequences.
         counted_inside: Operator to calls that were counted by the operators inside of it.
+        calls_in_hooks: Operator calls in communication hooks.
         logical_difference: Logical MACs less the MACs counted here; negative where several ranks compute the same. `None` where the logical
             MACs are unknown. A row and phase that is not in it has no difference.
     """
@@ -92,6 +93,7 @@ class Totals:
     upper_bounds: Counter[str] = field(default_factory=Counter)
     dense_masks: defaultdict[str, DenseMasks] = field(default_factory=lambda: defaultdict(DenseMasks))
     counted_inside: Counter[str] = field(default_factory=Counter)
+    calls_in_hooks: int = 0
     logical_difference: dict[ModulePhase, int | None] = field(default_factory=dict)
 
     def add(self, key: CellKey, cost: Cost, moved: int) -> None:
@@ -142,6 +144,7 @@ class Totals:
         self.upper_bounds.update(other.upper_bounds)
         _merge(self.dense_masks, other.dense_masks)
         self.counted_inside.update(other.counted_inside)
+        self.calls_in_hooks += other.calls_in_hooks
         for key, macs in other.logical_difference.items():
             self._add_difference(key, macs)
 

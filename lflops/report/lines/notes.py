@@ -31,6 +31,11 @@ def _ambiguous_threads(note: Note) -> str:
     return f"the work of {_calls(note)} in backward is the root's own: its module is unknown"
 
 
+def _communication_hook(note: Note) -> str:
+    later = "what it computes when a collective ends is counted only where it runs on the same thread, which it does not with gloo"
+    return f"{_calls(note)} of DDP's communication hook are counted as other work: {later}"
+
+
 def _formula_failed(note: Note) -> str:
     return f"the formula of {note.subject} failed, so its calls are not counted: {note.values.get('error', units.UNKNOWN)}"
 
@@ -207,6 +212,7 @@ def _duration(note: Note, name: str) -> str:
 SENTENCES: Mapping[NoteCode, Callable[[Note], str]] = {
     "ignored": _ignored,
     "ambiguous_threads": _ambiguous_threads,
+    "communication_hook": _communication_hook,
     "formula_failed": _formula_failed,
     "compiled_by_module": _compiled_by_module,
     "compiled_ran_eager": _compiled_ran_eager,

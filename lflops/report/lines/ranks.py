@@ -10,10 +10,13 @@ from lflops.analyze.ranks.imbalance import Row
 from lflops.profile.records import Rank, RankWait, Spread
 from lflops.report.lines.text import counted, plain
 
-__all__ = ["ranks"]
+__all__ = ["ranks", "slowest_rank"]
 
 _WORST = 3
 _LISTED = 12
+_MUCH = 0.05
+"""Of the step: a rank that costs so much is in the first sentences."""
+
 _FACTOR = 10.0
 """From this many times on, a factor is printed and not a share."""
 
@@ -70,9 +73,11 @@ def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
     found = analysis.imbalance
     if not found.compared:
         return
-    culprits = [_sentence(row) for row in found.rows[:_WORST]]
+    hosts = _hosts(analysis)
+    culprits = [_sentence(row, hosts) for row in found.rows[:_WORST]]
     if len(found.rows) > _WORST:
-        culprits.append(f"{len(found.rows) - _WORST} more")
+        on = {hosts.get(row.slow_rank, "") for row in found.rows}
+        culprits.append(f"{len(found.rows) - _WORST} more{', all of them' + on.pop() if len(on) == 1 and '' not in on else ''}")
     yield from _labelled("slow ranks", culprits or ["none: no rank is slower than the others by more than noise and 1 % of the step"])
     yield from _labelled("waiting", map(_waiting, found.waits[:_WORST]))
     step = analysis.step_times.seconds
@@ -87,13 +92,33 @@ def _labelled(label: str, sentences: Iterable[str]) -> Iterator[tuple[str, str]]
         yield "" if index else label, sentence
 
 
-def _sentence(row: Row) -> str:
-    """As `rank 3 is 12.0 % slower than the other ranks in layers.0.mlp forward, in 10 of 10 steps: costs 4.00 ms a step`."""
+def _hosts(analysis: Analysis) -> dict[int, str]:
+    """Each rank's host as ` on node7`; empty where all ranks are on one."""
+    hosts = {rank.rank: rank.host for rank in analysis.profile.ranks if rank.host}
+    return {rank: plain(f" on {host}") for rank, host in hosts.items()} if len(set(hosts.values())) > 1 else {}
+
+
+def slowest_rank(analysis: Analysis) -> Iterator[str]:
+    """A sentence about the worst culprit, if it costs much of the step."""
+    found, compared = analysis.imbalance, analysis.profile.rank_comparison
+    if not found.rows or compared is None or not compared.seconds:
+        return
+    worst = found.rows[0]
+    share = worst.seconds_lost / compared.seconds
+    if share >= _MUCH:
+        where = "everything" if worst.phase == "all" else _where(worst.module, worst.phase)
+        rank = f"Rank {worst.slow_rank}{_hosts(analysis).get(worst.slow_rank, '')}"
+        yield f"{rank} makes the other ranks wait for {units.percent(share)} of the step: it is slow in {where}."
+
+
+def _sentence(row: Row, hosts: Mapping[int, str]) -> str:
+    """As `rank 3 on node7 is 12.0 % slower than the other ranks in layers.0.mlp forward, in 10 of 10 steps: costs 4.00 ms a step`."""
     often = "" if row.steps is None else f", in {row.slow_steps} of {row.steps} steps"
     where = "everything" if row.phase == "all" else _where(row.module, row.phase)
     number = f" ({row.modules} modules)" if row.modules > 1 else ""
     costs = f"costs {units.duration(row.seconds_lost)} a step"
-    return f"rank {row.slow_rank} is {_slower(row.ratio)} than the other ranks in {where}{number}{often}: {costs}"
+    rank = f"rank {row.slow_rank}{hosts.get(row.slow_rank, '')}"
+    return f"{rank} is {_slower(row.ratio)} than the other ranks in {where}{number}{often}: {costs}"
 
 
 def _slower(ratio: float | None) -> str:

@@ -1,4 +1,4 @@
-"""A profile in a few sentences: what the step reached, where most of the rest went, and the outliers."""
+"""A profile in a few sentences: what the step reached, which rank is slow, where most of the rest went, and the outliers."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from lflops.analyze.speed.budget import IN_MODULES, Budget
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import are_times_far_off
 from lflops.report.lines.budget import advice, what_it_is
+from lflops.report.lines.ranks import slowest_rank
 from lflops.report.lines.text import plain
 
 __all__ = ["first_steps", "modules_of_part", "verdict"]
@@ -25,7 +26,7 @@ _NO_WORK = ("data", "transfer", "clip", "optimizer", "other")
 
 def verdict(analysis: Analysis) -> tuple[str, ...]:
     """The sentences, the most important first."""
-    return (*_reached(analysis), *_lost(analysis), *_outliers(analysis))
+    return (*_reached(analysis), *slowest_rank(analysis), *_lost(analysis), *_outliers(analysis))
 
 
 def _reached(analysis: Analysis) -> Iterator[str]:
@@ -54,6 +55,7 @@ def _planned(analysis: Analysis) -> Iterator[str]:
 
 def first_steps(analysis: Analysis) -> Iterator[str]:
     """What to do first: the largest part of the step that is no useful work, with what shortens it, and slow modules."""
+    yield from slowest_rank(analysis)
     parts = _lost_parts(analysis)
     for name, share in parts[:_FIRST]:
         if share >= _LARGE_PHASE:

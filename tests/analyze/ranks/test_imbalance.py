@@ -23,6 +23,7 @@ from lflops.profile.records import Rank, RankComparison, RankExcess, RankWait
 from lflops.profile.steps import Step
 from lflops.report.deepspeed_text.summary import summary
 from lflops.report.lines.ranks import ranks
+from lflops.report.lines.verdict import first_steps, verdict
 from tests.support.fake_clock import StillClock
 from tests.support.profile_builders import profile, run, spread, weights
 from tests.support.terminal import drawn
@@ -193,18 +194,37 @@ def test_the_worst_three_are_a_sentence_each() -> None:
         )
     )
     assert (
-        "rank 1 is ×168 slower than the other ranks in data loading, in 6 of 6 steps: costs 50.0 ms a step"
-        " | rank 5 is 310.0 % slower than the other ranks in layers.0.mlp forward, in 6 of 6 steps: costs 31.0 ms a step"
-        " | rank 2 is 10.0 % slower than the other ranks in everything, in 6 of 6 steps: costs 9.00 ms a step"
+        "rank 1 on node0 is ×168 slower than the other ranks in data loading, in 6 of 6 steps: costs 50.0 ms a step"
+        " | rank 5 on node1 is 310.0 % slower than the other ranks in layers.0.mlp forward, in 6 of 6 steps: costs 31.0 ms a step"
+        " | rank 2 on node0 is 10.0 % slower than the other ranks in everything, in 6 of 6 steps: costs 9.00 ms a step"
         " | 1 more"
     ) == said(given)["slow ranks"]
+
+
+def test_ranks_of_one_host_are_said_to_be() -> None:
+    """Four slow ranks on node1; where all ranks are on one host it is not named."""
+    four = [excess("head", (n * 1e-3,) * 6, rank=n) for n in (4, 5, 6, 7)]
+    assert said(compared(rank_comparison=comparison(*four)))["slow ranks"].endswith(" | 1 more, all of them on node1")
+    other = compared(rank_comparison=comparison(*four[:3], excess("head", rank=1)))
+    assert said(other)["slow ranks"].endswith(" | 1 more")
+    one = replace(other, ranks=tuple(replace(rank, host="node0") for rank in other.ranks))
+    assert said(one)["slow ranks"].startswith("rank 6 is ")
+
+
+def test_a_rank_that_costs_much_is_in_the_first_sentences() -> None:
+    """6 of 100 ms; 4 are left to the list."""
+    slow = compared(excess("", (6e-3,) * 6, phase="all", usual=60e-3, seconds=66e-3))
+    sentence = "Rank 5 on node1 makes the other ranks wait for 6.0 % of the step: it is slow in everything."
+    assert sentence in verdict(analyze(slow))
+    assert sentence == next(first_steps(analyze(slow)))
+    assert not any("Rank" in each for each in verdict(analyze(compared(excess("head")))))
 
 
 def test_bursts_and_kinds_are_said_as_such() -> None:
     """Without a ratio of medians, which the bursts are not in; with the number of modules."""
     burst = excess("head", THIRD)
     assert (
-        "rank 5 is slower than the other ranks in head forward, in 3 of 9 steps: costs 6.67 ms a step"
+        "rank 5 on node1 is slower than the other ranks in head forward, in 3 of 9 steps: costs 6.67 ms a step"
         == said(compared(rank_comparison=comparison(burst, steps=9)))["slow ranks"]
     )
     kind = excess("layers.*.mlp", (8e-3,) * 6, modules=4)
@@ -263,7 +283,7 @@ def test_who_waits_for_data_is_told() -> None:
 def test_the_lines_are_in_both_texts_and_of_one_rank_there_are_none() -> None:
     """The summary's and the table's."""
     given = compared(excess("head"))
-    sentence = "rank 5 is 40.0 % slower than the other ranks in head forward, in 6 of 6 steps: costs 4.00 ms a step"
+    sentence = "rank 5 on node1 is 40.0 % slower than the other ranks in head forward, in 6 of 6 steps: costs 4.00 ms a step"
     assert any(sentence in line for line in summary(analyze(given)).splitlines())
     assert any(sentence in line for line in drawn(given, width=160))
     assert {} == said(replace(given, ranks=given.ranks[:1]))

@@ -138,6 +138,7 @@ def test_power_sgd_s_products_are_no_module_s(two_ranks: Ranks) -> None:
     for profile, without in zip(two_ranks.run(with_power_sgd), plain, strict=True):
         assert macs(without, "backward") == macs(profile, "backward")
         assert macs(profile, "other") in [{"": factors * weights} for factors in (1, 2, 3)]
+        assert (["communication_hook"], []) == ([note.code for note in profile.notes], [note.code for note in without.notes])
 
 
 class Trainable(nn.Module):
