@@ -80,7 +80,7 @@ def imbalance(profile: Profile) -> Imbalance:
         return Imbalance()
     lost = compared.lost_seconds
     return Imbalance(
-        rows=culprits(compared, len(profile.ranks)),
+        rows=culprits(compared, max(len(profile.ranks), 2)),
         waits=tuple(wait for wait in compared.waits if wait.seconds >= WORTH_SAYING * compared.seconds),
         lost_share=None if lost is None or not compared.seconds else min(lost / compared.seconds, 1.0),
         compared=True,

@@ -98,17 +98,17 @@ def _hosts(analysis: Analysis) -> dict[int, str]:
     return {rank: plain(f" on {host}") for rank, host in hosts.items()} if len(set(hosts.values())) > 1 else {}
 
 
-def slowest_rank(analysis: Analysis) -> Iterator[str]:
-    """A sentence about the worst culprit, if it costs much of the step."""
+def slowest_rank(analysis: Analysis) -> Iterator[tuple[float, str]]:
+    """The share of the step that the worst culprit costs, and a sentence about it; nothing if the share is small."""
     found, compared = analysis.imbalance, analysis.profile.rank_comparison
-    if not found.rows or compared is None or not compared.seconds:
+    if not found.rows or compared is None or not compared.seconds or analysis.step_times.seconds is None:
         return
     worst = found.rows[0]
     share = worst.seconds_lost / compared.seconds
     if share >= _MUCH:
         where = "everything" if worst.phase == "all" else _where(worst.module, worst.phase)
         rank = f"Rank {worst.slow_rank}{_hosts(analysis).get(worst.slow_rank, '')}"
-        yield f"{rank} makes the other ranks wait for {units.percent(share)} of the step: it is slow in {where}."
+        yield share, f"{rank} makes the other ranks wait for {units.percent(share)} of the step: it is slow in {where}."
 
 
 def _sentence(row: Row, hosts: Mapping[int, str]) -> str:

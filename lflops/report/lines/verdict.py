@@ -1,7 +1,7 @@
 """A profile in a few sentences: what the step reached, which rank is slow, where most of the rest went, and the outliers."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
@@ -26,7 +26,8 @@ _NO_WORK = ("data", "transfer", "clip", "optimizer", "other")
 
 def verdict(analysis: Analysis) -> tuple[str, ...]:
     """The sentences, the most important first."""
-    return (*_reached(analysis), *slowest_rank(analysis), *_lost(analysis), *_outliers(analysis))
+    lost = _largest_first([*slowest_rank(analysis), *_lost(analysis)])
+    return (*_reached(analysis), *lost, *_outliers(analysis))
 
 
 def _reached(analysis: Analysis) -> Iterator[str]:
@@ -55,21 +56,24 @@ def _planned(analysis: Analysis) -> Iterator[str]:
 
 def first_steps(analysis: Analysis) -> Iterator[str]:
     """What to do first: the largest part of the step that is no useful work, with what shortens it, and slow modules."""
-    yield from slowest_rank(analysis)
-    parts = _lost_parts(analysis)
-    for name, share in parts[:_FIRST]:
-        if share >= _LARGE_PHASE:
-            yield f"{_lost_part(analysis, name, share)} {advice(name)}."
+    parts = [(name, share) for name, share in _lost_parts(analysis)[:_FIRST] if share >= _LARGE_PHASE]
+    lost = [(share, f"{_lost_part(analysis, name, share)} {advice(name)}.") for name, share in parts]
+    yield from _largest_first([*slowest_rank(analysis), *lost])
     yield from _outliers(analysis)
 
 
-def _lost(analysis: Analysis) -> Iterator[str]:
+def _largest_first(sentences: Iterable[tuple[float, str]]) -> list[str]:
+    """The sentences in the falling order of their shares of the step."""
+    return [each for _, each in sorted(sentences, key=lambda sentence: -sentence[0])]
+
+
+def _lost(analysis: Analysis) -> Iterator[tuple[float, str]]:
     parts = _lost_parts(analysis)
     if analysis.budget is None:
         parts = [(name, share) for name, share in parts if share >= _LARGE_PHASE and name in ("data", "transfer")]
-        yield from (_lost_part(analysis, name, share) for name, share in parts)
     else:
-        yield from (_lost_part(analysis, name, share) for name, share in parts[:1])
+        parts = parts[:1]
+    yield from ((share, _lost_part(analysis, name, share)) for name, share in parts)
 
 
 def _lost_parts(analysis: Analysis) -> list[tuple[str, float]]:
