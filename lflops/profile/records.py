@@ -249,7 +249,7 @@ class RankWait(Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         for_rank: The rank that is waited for most.
         ranks: How many others there are.
-        seconds: The median one's waiting, the mean over the steps.
+        seconds: The median one's waiting, the mean over the steps. From 5 steps on the longest counts as the second longest.
         longest: That of the rank that waits longest.
         traced_seconds: The same from the collectives in the traces of all ranks; `None` where there are none.
         transfer_seconds: The least time that any of these ranks spent in the collectives; `None` as above.

@@ -101,6 +101,18 @@ def test_waiting_is_told_from_transfer_where_traces_know_it() -> None:
     )  # fmt: skip
 
 
+def test_one_disturbance_is_no_waiting_of_the_run() -> None:
+    """Of six steps rank 0 waits 1 s in each, and in one of them 60: 1 s, not 10.8. What comes in every third step is kept."""
+
+    def waiting(*seconds: float) -> tuple[float, float | None]:
+        found = compared({0: [step(end=1 + each) for each in seconds], 1: [step(body=10 + each) for each in seconds]})
+        (wait,) = found.waits
+        return wait.seconds, found.lost_seconds
+
+    assert (1.0, 1.0) == waiting(1, 1, 60, 1, 1, 1)
+    assert (pytest.approx(40 / 6), pytest.approx(40 / 6)) == waiting(0, 0, 20, 0, 0, 20)
+
+
 def test_modules_that_repeat_are_compared_together_too() -> None:
     """0.5 s in each of eight layers is 4 s in all of them."""
     layers = [Place(f"layers.{n}.mlp", "forward") for n in range(8)]
