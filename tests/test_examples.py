@@ -156,9 +156,9 @@ def test_a_config_says_what_is_watched(
     assert 2 == capsys.readouterr().out.count("<Profile Perceptron")
 
 
-def test_the_readme_lists_the_examples_of_the_monitor() -> None:
+def test_the_guide_lists_the_examples_of_the_monitor() -> None:
     """With a link to each, as to the config of the one that has one."""
-    readme = (ROOT / "README.md").read_text()
+    guide = (ROOT / "docs/how-to/lightning.md").read_text()
     watched = {path for path in EXAMPLES.iterdir() if path.suffix in {".py", ".yaml"} and "FlopsMonitor" in path.read_text()}
     assert 7 == len(watched)
-    assert set() == {path.name for path in watched if f"](examples/{path.name})" not in readme}
+    assert set() == {path.name for path in watched if f"](../../examples/{path.name})" not in guide}

@@ -27,7 +27,7 @@ _PART = re.compile(
     r"|^(?P<indent> *)```(?P<language>[\w-]+)?(?P<options>[^\n]*)\n(?P<code>.*?)^(?P=indent)```$",
     re.DOTALL | re.MULTILINE,
 )
-_NOT_OURS = {"pip", "make", "source", "tensorboard", "torchrun", "mlflow"}
+_NOT_OURS = {"pip", "make"}
 """Programs whose lines are only checked for what they name."""
 
 
@@ -139,5 +139,3 @@ def _check(program: str, arguments: list[str], where: str) -> None:
     if program == "make":
         targets = {word for word in arguments if "=" not in word}
         assert targets <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)), where
-    if program == "tensorboard":
-        assert Path(arguments[arguments.index("--logdir") + 1]).is_dir(), where

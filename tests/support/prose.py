@@ -85,9 +85,10 @@ def broken_rules(sentences: list[Sentence]) -> Iterator[str]:
 
 
 def document_sentences(path: Path, source: str) -> Iterator[Sentence]:
-    """The sentences of a Markdown file. Its code is left out; a code span is one word."""
+    """The sentences of a Markdown file. Its code and comments are left out; a code span is one word."""
     block: list[str] = []
     first, fenced = 1, False
+    source = re.sub(r"<!--.*?-->", lambda comment: "\n" * comment[0].count("\n"), source, flags=re.DOTALL)
     for number, line in enumerate([*source.splitlines(), ""], start=1):
         if line.lstrip().startswith("```"):
             fenced = not fenced
