@@ -75,12 +75,16 @@ def test_the_reference_has_every_public_name() -> None:
     """Each once, and the two modules that are reached as such."""
     page = (DOCS / "reference/python.md").read_text("utf-8")
     names = re.findall(r"^::: lflops\.(\S+)$", page, re.MULTILINE)
-    assert sorted({*lflops.__all__, "hardware.lookup", "tensorboard.log", "huggingface.FlopsCallback"}) == sorted(names)
+    public = {*lflops.__all__, "hardware.lookup", "tensorboard.log", "huggingface.FlopsCallback"}
+    assert [] == [f"add ::: lflops.{name} to docs/reference/python.md" for name in sorted(public - set(names))]
+    assert sorted(public) == sorted(names)
 
 
 def test_the_reference_has_every_note() -> None:
     """A heading, a cause and a remedy for each code."""
     page = (DOCS / "reference/notes.md").read_text("utf-8")
     sections = re.split(r"^### ", page, flags=re.MULTILINE)[1:]
-    assert sorted(get_args(NoteCode)) == sorted(section.split("`")[1] for section in sections)
+    codes = [section.split("`")[1] for section in sections]
+    assert [] == [f"add cause and remedy of {code} to docs/reference/notes.md" for code in sorted(set(get_args(NoteCode)) - set(codes))]
+    assert sorted(get_args(NoteCode)) == sorted(codes)
     assert [] == [section.split("`")[1] for section in sections if "**Cause**" not in section or "**Remedy**" not in section]
