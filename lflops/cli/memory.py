@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Group
 
-from lflops.cli.output import write_json, write_lines
+from lflops.cli.output import draw, write_json
 from lflops.hardware.chips import named
 from lflops.report.lines.explained_memory import explained_lines
+from lflops.report.terminal.tables import prose
 from lflops.snapshots.explain import explain
 from lflops.snapshots.read import read_snapshot
 
@@ -31,4 +33,4 @@ def memory(
     if as_json:
         write_json(explained)
     else:
-        write_lines(explained_lines(explained))
+        draw(Group(*(prose(line.strip(), indent=len(line) - len(line.lstrip())) for line in explained_lines(explained))))

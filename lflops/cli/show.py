@@ -7,10 +7,11 @@ import typer
 from rich.console import Group
 
 from lflops.analyze.analysis import Analysis, analyze
-from lflops.analyze.modules.tree import SORT_KEYS
-from lflops.cli.output import UsageError, draw, name_file, save_memory, write_json
+from lflops.analyze.modules.tree import SORT_KEYS, Row
+from lflops.cli.output import UsageError, draw, name_file, save_memory, write_json, write_lines
 from lflops.profile.json_file import load
 from lflops.profile.model import PHASES, Phase
+from lflops.report.tables.export import FORMATS, csv_table, latex_table, markdown_table
 from lflops.report.terminal.header import header
 from lflops.report.terminal.memory import render_checkpointed, render_memory
 from lflops.report.terminal.modules import render
@@ -38,9 +39,15 @@ def show(
     figure: Annotated[
         Path | None, typer.Option(metavar="PATH", help="With --memory: draw live memory over the step, as .png, .svg or .pdf.")
     ] = None,
-    phase: Annotated[
-        str, typer.Option(metavar="NAME", help=f"What the shares, the FLOPs and the bytes are of: {', '.join(PHASES)}, or all.")
-    ] = "forward",
+    phase: Annotated[str, typer.Option(metavar="NAME", help=f"The phase of times, work and shares: {', '.join(PHASES)}, or all.")] = "all",
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help="The table of modules alone: markdown or latex for a paper, csv with exact numbers in SI units.",
+        ),
+    ] = None,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -55,6 +62,8 @@ def show(
 ) -> None:
     """Print a profile: totals, what they leave out, and its modules."""
     chosen = _checked(phase, own=own, depth=depth, sort=sort, by_operator=by_operator, memory=memory, figure=figure)
+    if form is not None and (form not in FORMATS or as_json or by_operator or memory):
+        raise UsageError(f"format={form!r}: give one of {', '.join(FORMATS)}, without --json, --operators and --memory")
     analysis = analyze(load(file))
     try:
         if memory:
@@ -63,6 +72,9 @@ def show(
             write_json(_as_json(analysis, chosen, operators=analysis.operators(chosen), trace=analysis.profile.trace))
         elif by_operator:
             draw(render_operators(analysis, chosen))
+        elif form is not None:
+            rows = analysis.flat(sort=sort, phase=chosen) if own else analysis.tree(depth=depth, sort=sort, phase=chosen)
+            _write_table(analysis, form, rows, chosen)
         elif as_json:
             rows = analysis.flat(sort=sort, phase=chosen) if own else analysis.tree(depth=depth, sort=sort, phase=chosen)
             write_json(_as_json(analysis, chosen, rows=rows))
@@ -74,6 +86,14 @@ def show(
         raise UsageError("the modules are nested too deeply for a tree: give --depth or --flat") from error
 
 
+def _write_table(analysis: Analysis, form: str, rows: tuple[Row, ...], phase: Phase | None) -> None:
+    if form == "csv":
+        text = csv_table(analysis, rows)
+    else:
+        text = markdown_table(analysis, rows, phase) if form == "markdown" else latex_table(analysis, rows, phase)
+    write_lines(text.splitlines())
+
+
 def _checked(phase: str, *, own: bool, depth: int, sort: str | None, by_operator: bool, memory: bool, figure: Path | None) -> Phase | None:
     """The phase, where the options go together."""
     if phase not in (*PHASES, "all"):
@@ -82,7 +102,7 @@ def _checked(phase: str, *, own: bool, depth: int, sort: str | None, by_operator
         raise UsageError(f"depth={depth}: --flat has no depth, give one of the two")
     if by_operator and (own or depth != -1 or sort):
         raise UsageError("--operators goes with --phase and --json, not with --depth, --sort or --flat")
-    if memory and (own or depth != -1 or sort or by_operator or phase != "forward"):
+    if memory and (own or depth != -1 or sort or by_operator or phase != "all"):
         raise UsageError("--memory goes with --figure and --json alone")
     if figure is not None and not memory:
         raise UsageError("--figure draws what --memory shows: give both")

@@ -103,9 +103,9 @@ def test_the_text_has_the_model_its_memory_and_the_bound(capsys: pytest.CaptureF
     shown = capsys.readouterr().out
     assert text.startswith(shown.rstrip("\n"))
     assert text.endswith(f"\n{figure}\n")
-    assert ["fits", "by category", "by module", "largest", "at least"] == [
+    assert ["verdict", "by category", "by module", "largest", "at least"] == [
         each
-        for each in ("fits", "by category", "by module", "largest", "at least")
+        for each in ("verdict", "by category", "by module", "largest", "at least")
         if f"\n{each}  " in text.removeprefix(shown.rstrip("\n"))
     ]
     assert "estimate" == load(saved).run.kind

@@ -7,10 +7,10 @@ from msgspec import Struct
 
 from lflops.profile.model import ModuleProfile, Phase, Profile
 
-__all__ = ["MODULE_PHASES", "BusyModules", "busiest", "total_seconds"]
+__all__ = ["TIMED_PHASES", "BusyModules", "busiest", "total_seconds"]
 
-MODULE_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
-"""The phases of a module's total time. The optimizer's is added where it is known by module."""
+TIMED_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
+"""The phases of a module's total time. The optimizer's is rarely known by module."""
 
 
 class BusyModules(Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ def total_seconds(module: ModuleProfile, *, own: bool = False) -> float | None:
         module: With its times.
         own: Without the modules below it.
     """
-    works = [module.work(phase) for phase in (*MODULE_PHASES, "optimizer")]
+    works = [module.work(phase) for phase in TIMED_PHASES]
     known = [spread.median for work in works if (spread := work.own_seconds if own else work.seconds) is not None]
     return sum(known) if known else None
 

@@ -9,11 +9,11 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from lflops.analyze.modules.busiest import TIMED_PHASES
 from lflops.analyze.modules.repeats import identical_subtrees
 from lflops.profile.model import PHASES, ModuleProfile, Phase, Profile
 from lflops.profile.module_names import children
 from lflops.profile.records import Spread
-from lflops.profile.series import sum_known
 
 __all__ = ["SORT_KEYS", "Repeat", "Row", "WorkCounts", "flat", "has_times", "share_of", "totals", "tree", "walk"]
 
@@ -96,12 +96,14 @@ class Row(Struct, frozen=True, kw_only=True):
         return self.one(phase) * self.times
 
     def time(self, phase: Phase | None) -> float | None:
-        """Seconds of one of the row's modules; `phase=None` adds the phases up, unless it ran in one whose time is unknown."""
-        return _summed((self.seconds[each], self.phases[each].calls) for each in _phases(phase))
+        """Seconds of one of the row's modules; `phase=None` adds up those of `TIMED_PHASES` that are known."""
+        return _added_up(self.seconds, phase)
 
     def flops_per_second(self, phase: Phase | None) -> float | None:
-        """2 x MACs over the time."""
-        seconds = self.time(phase)
+        """2 x MACs over the time of the phases that they ran in; `None` where one of these has no time."""
+        ran = [each for each in _phases(phase) if self.phases[each].macs] or list(_phases(phase))[:1]
+        known = [each for name in ran if (each := self.seconds[name]) is not None]
+        seconds = sum(known) if len(known) == len(ran) else None
         return 2 * self.one(phase).macs / seconds if seconds else None
 
 
@@ -222,9 +224,9 @@ def _row(profile: Profile, names: tuple[str, ...], folded: Sequence[str], *, own
     phases = _by_phase(module, own=own)
     root, metric = profile.modules[""], share_of(profile, phase)
     total = sum(getattr(root.work(each), metric) for each in _phases(phase))
-    total_time = _summed((_median(root.work(each).seconds), root.work(each).calls) for each in _phases(phase))
+    total_time = _added_up({each: _median(root.work(each).seconds) for each in PHASES}, phase)
     seconds = _seconds(profile, folded, own=own)
-    time = _summed((seconds[each], phases[each].calls) for each in _phases(phase))
+    time = _added_up(seconds, phase)
     return Row(
         name=names[0],
         label=_label(names[0]),
@@ -261,10 +263,10 @@ def _median(seconds: Spread | None) -> float | None:
     return None if seconds is None else seconds.median
 
 
-def _summed(times: Iterable[tuple[float | None, int]]) -> float | None:
-    """The seconds of phases that come with their operator calls; unknown where a time is not known of calls."""
-    ran = [seconds for seconds, calls in times if seconds is not None or calls]
-    return sum_known(ran) if ran else None
+def _added_up(seconds: Mapping[Phase, float | None], phase: Phase | None) -> float | None:
+    """Of a phase, or of all together; a phase whose time is unknown hides none of the others."""
+    known = [each for name in ((phase,) if phase else TIMED_PHASES) if (each := seconds[name]) is not None]
+    return sum(known) if known else None
 
 
 def _label(name: str) -> str:

@@ -21,7 +21,7 @@ _ADVICE: Mapping[str, tuple[str, str]] = {
     "data": ("waiting for data", "Use more DataLoader workers, persistent_workers=True, or cheaper transforms"),
     "transfer": ("copying batches to the device", "Use pin_memory=True, or smaller dtypes in the batch"),
     "clip": ("gradient clipping", "Clip with foreach=True, or less often"),
-    "optimizer": ("the optimizer", "Use fused=True or foreach=True, or larger batches"),
+    "optimizer": ("optimizer work", "Use fused=True or foreach=True, or larger batches"),
     "other": ("outside all phases: logging, callbacks, metrics, zeroing gradients", "Log less often, and keep .item() out of the step"),
     "communication": ("communication that overlaps with no computation", "Use larger buckets, gradient accumulation, or a faster link"),
     "copy": ("copies that overlap with nothing", "Use pin_memory=True and non_blocking=True"),

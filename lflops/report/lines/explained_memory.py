@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from lflops import units
+from lflops.report.lines.text import counted
 from lflops.snapshots.causes import Cause, CauseCode
 from lflops.snapshots.explain import ExplainedMemory
 
@@ -99,7 +100,8 @@ def explained_lines(explained: ExplainedMemory) -> Iterator[str]:
         f"reserved {units.size(explained.reserved_bytes)}, requested {units.size(explained.requested_bytes)}, unused "
         f"{units.size(explained.unused_bytes)} (the largest piece in the end {units.size(explained.largest_unused_bytes)})"
     )
-    yield f"the recording has {explained.forward_passes} forward passes and {explained.optimizer_steps} optimizer steps"
+    passes = f"{explained.forward_passes} forward pass{'' if explained.forward_passes == 1 else 'es'}"
+    yield f"the recording has {passes} and {counted(explained.optimizer_steps, 'optimizer step')}"
     total = explained.requested_bytes
     yield ""
     yield "by category"

@@ -43,7 +43,7 @@ def times(analysis: Analysis) -> Iterator[Line]:
         remark = f"{_times(clean.cpu_seconds.median, clean.seconds.median)} the time of the {one}{_of_the_system(clean)}"
         yield _timed("CPU time", clean.cpu_seconds, remark)
     if run.observer_ratio is not None:
-        remark = f"time of {several} with hooks over that of clean {several}; the figures are of the clean ones"
+        remark = f"hooked {several} over clean {several}"
         yield Line("observer", _times(run.observer_ratio, 1), "", remark)
 
 

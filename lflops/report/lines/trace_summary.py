@@ -53,9 +53,9 @@ _ADVICE: Mapping[Cause, str] = {
     "data_loader": "more DataLoader workers, persistent_workers, cheaper transforms",
     "synchronising": "no .item(), .cpu() or print of a tensor in the step",
     "allocating": "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or a warm-up before the recording",
-    "launching": "fewer and larger kernels: torch.compile, CUDA graphs, larger batches",
-    "operators": "fewer and larger kernels: torch.compile, CUDA graphs, larger batches",
-    "python": "fewer and larger kernels: torch.compile, CUDA graphs, larger batches",
+    "launching": "fewer and larger kernels (torch.compile, CUDA graphs, larger batches)",
+    "operators": "fewer and larger kernels (torch.compile, CUDA graphs, larger batches)",
+    "python": "fewer and larger kernels (torch.compile, CUDA graphs, larger batches)",
     "launch_latency": "launches further ahead of the device: no synchronisation in the step, CUDA graphs",
 }
 _PARAMETERS = re.compile(r"\([^()]*(?:\([^()]*\)[^()]*)*\)( const)?$")

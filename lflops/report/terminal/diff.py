@@ -10,7 +10,7 @@ from lflops.analyze.compare.module_pair import Change
 from lflops.analyze.compare.regression_limits import Limit
 from lflops.analyze.compare.significance import CHANGED
 from lflops.report.lines.diff import headline, interval, module_name, signed
-from lflops.report.terminal.tables import MARGIN, FittedTable, margin, text
+from lflops.report.terminal.tables import MARGIN, FittedTable, margin, prose, text
 
 __all__ = ["render_diff"]
 
@@ -29,9 +29,9 @@ def render_diff(diff: Diff, limits: Iterable[Limit] = (), *, everything: bool = 
     for fact, (before, after) in diff.facts.items():
         table.add_row(fact.replace("_", " "), text(f"{_named(before)} → {_named(after)}", "yellow"))
     for i, line in enumerate(headline(diff)):
-        table.add_row("" if i else "changed", text(line))
+        table.add_row("" if i else "changed", prose(line))
     for limit in limits:
-        table.add_row("limit broken" if limit.broken else "limit held", text(_limit(limit, diff), "red" if limit.broken else ""))
+        table.add_row("limit broken" if limit.broken else "limit held", prose(_limit(limit, diff), "red" if limit.broken else ""))
     listed = [module for module in diff.modules if everything or _is_listed(module)]
     return Group(table, "", _run(diff), *(("", _modules(listed)) if listed else ()))
 
@@ -41,8 +41,8 @@ def _run(diff: Diff) -> FittedTable:
     root = diff.modules[0].inclusive
     times = {"step": diff.step} | {f"  {name}": phase for name, phase in diff.phases.items()}
     figures: list[tuple[str, Change, Callable[[float | None], str]]] = [
-        ("samples/s", diff.samples_per_second, units.count),
-        ("tokens/s", diff.tokens_per_second, units.count),
+        ("samples/s", diff.samples_per_second, units.rate),
+        ("tokens/s", diff.tokens_per_second, units.rate),
         ("MFU", diff.mfu, units.percent),
         ("peak live memory", diff.peak_bytes, units.size),
         ("MACs", root.macs, units.count),
@@ -95,10 +95,10 @@ def _verdict(module: ModuleDiff) -> str:
 
 def _limit(limit: Limit, diff: Diff) -> str:
     if limit.name == "max_regress":
-        return f"the step takes {signed(diff.step.ratio)} ({interval(diff.step)}), +{units.percent(limit.allowed)} are allowed"
+        return f"the step takes {signed(diff.step.ratio)} ({interval(diff.step)}); the limit is +{units.percent(limit.allowed)}"
     if limit.name == "min_mfu":
-        return f"MFU is {units.percent(limit.found)}, {units.percent(limit.allowed)} at least are asked for"
-    return f"peak live memory is {units.size(limit.found)}, {units.size(limit.allowed)} are allowed"
+        return f"MFU is {units.percent(limit.found)}; the least is {units.percent(limit.allowed)}"
+    return f"peak live memory is {units.size(limit.found)}; the limit is {units.size(limit.allowed)}"
 
 
 def _named(fact: str | int | None) -> str:

@@ -12,7 +12,7 @@ from lflops.profile.series import sum_known
 from lflops.report.lines.budget import largest, sorted_parts
 from lflops.report.lines.facts import facts, remarks
 from lflops.report.lines.times import times
-from lflops.report.terminal.tables import MARGIN, FittedTable, margin, text
+from lflops.report.terminal.tables import MARGIN, FittedTable, margin, prose, text
 
 __all__ = ["header"]
 
@@ -26,7 +26,7 @@ def header(analysis: Analysis) -> Group:
 def _facts(analysis: Analysis) -> Table:
     table = margin()
     for label, value in facts(analysis.profile):
-        table.add_row(label, text(value))
+        table.add_row(label, prose(value))
     return table
 
 
@@ -58,7 +58,7 @@ def _budget(analysis: Analysis) -> Iterator[RenderableType]:
     yield table
     advice = margin()
     for index, line in enumerate(largest(analysis.profile, budget)):
-        advice.add_row("" if index else "largest parts", text(line))
+        advice.add_row("" if index else "largest parts", prose(line))
     yield advice
 
 
@@ -87,6 +87,6 @@ def _totals(analysis: Analysis) -> FittedTable:
 def _remarks(analysis: Analysis) -> Table:
     table, above = margin(), ""
     for label, value, is_doubt in remarks(analysis):
-        table.add_row("" if label == above else label, text(value, "yellow" if is_doubt else ""))
+        table.add_row("" if label == above else label, prose(value, "yellow" if is_doubt else ""))
         above = label
     return table

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -13,7 +13,7 @@ from lflops.analyze.memory.peak import Holder
 from lflops.analyze.memory.room import FRAGMENTATION, Room, Verdict, room_for
 from lflops.analyze.memory.sharding import Sharded
 from lflops.profile.model import Memory, Moment, Reserved
-from lflops.report.terminal.tables import margin, text
+from lflops.report.terminal.tables import margin, prose, text
 
 __all__ = ["render_checkpointed", "render_memory", "render_sharded", "room_lines"]
 
@@ -28,15 +28,17 @@ def render_memory(analysis: Analysis) -> Group:
     if memory is None:
         return Group(text("memory was not counted", "dim"))
     table = margin()
-    table.add_row("peak", text(", ".join([units.size(memory.peak_bytes), *_when(memory, analysis.peak_moment)])))
+    table.add_row("peak", prose(", ".join([units.size(memory.peak_bytes), *_when(memory, analysis.peak_moment)])))
     if (room := room_for(analysis.profile, analysis.profile.run.hardware)) is not None:
-        _add(table, "fits", (text(line, _COLOURS[room.verdict]) for line in room_lines(room)))
+        _add(table, "verdict", (prose(line, _COLOURS[room.verdict]) for line in room_lines(room)))
     if (reserved := memory.reserved) is not None:
-        table.add_row("reserved", text(_reserved(reserved)))
-    categories = {category.replace("_", " "): nbytes for category, nbytes in memory.by_category.items()}
+        table.add_row("reserved", prose(_reserved(reserved)))
+    most, at_peak = (each.get("activations", 0) for each in (memory.most_by_category, memory.by_category))
+    names = {"activations": "activations (peak)"} if most > at_peak else {}
+    categories = {names.get(category, category.replace("_", " ")): nbytes for category, nbytes in memory.by_category.items()}
     _add(table, "by category", _listed(categories, memory.peak_bytes))
-    if (most := memory.most_by_category.get("activations", 0)) > memory.by_category.get("activations", 0):
-        table.add_row("", text(f"{units.size(most):>12}  activations at most, before the peak or after it", "dim"))
+    if most > at_peak:
+        table.add_row("", prose(f"{units.size(most):>12}          activations (largest, at another moment)", "dim"))
     _add(table, "by module", _listed({_name(each): each.bytes for each in analysis.holders}, memory.peak_bytes))
     largest = [
         f"{units.size(each.bytes):>12}  {each.category.replace('_', ' ')}, {each.module or 'the root'}"
@@ -94,7 +96,7 @@ def _listed(parts: Mapping[str, int], total: int) -> Iterable[Text]:
         yield text(f"{units.size(left):>12}  {units.percent(left / total):>6}  {len(rest)} more")
 
 
-def _add(table: Table, label: str, lines: Iterable[Text]) -> None:
+def _add(table: Table, label: str, lines: Iterable[RenderableType]) -> None:
     for index, line in enumerate(lines):
         table.add_row("" if index else label, line)
 

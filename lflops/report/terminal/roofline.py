@@ -12,8 +12,8 @@ from lflops.analyze.speed.lower_bound import LowerBound
 from lflops.analyze.speed.ncu import Kernel, Measured
 from lflops.analyze.speed.roofline import Ceiling, Over, Point, Roofline
 from lflops.report.lines.roofline import OVER, saved_by_fusion
-from lflops.report.lines.text import plain, shortened
-from lflops.report.terminal.tables import FittedTable, margin, text
+from lflops.report.lines.text import counted, plain, shortened
+from lflops.report.terminal.tables import FittedTable, margin, prose, text
 
 __all__ = ["render_lower_bound", "render_ncu", "render_roofline"]
 
@@ -59,26 +59,27 @@ def _ceilings(ceilings: Sequence[Ceiling]) -> RenderableType:
         peak, bandwidth = units.quantity(ceiling.flops_per_second, "FLOP/s"), units.quantity(ceiling.bandwidth_bytes_per_second, "B/s")
         source = f", {ceiling.source}" if ceiling.source else ""
         mine = "" if ceiling.is_judged_by else " (not what is judged by here)"
-        table.add_row("" if index else "roof", text(f"{peak} in {ceiling.dtype}, {bandwidth}: {ceiling.hardware}{source}{mine}"))
+        table.add_row("" if index else "roof", prose(f"{peak} in {ceiling.dtype}, {bandwidth}: {ceiling.hardware}{source}{mine}"))
     return table
 
 
 def _points(heading: str, named: Sequence[tuple[str, Point]], *, timed: bool) -> FittedTable:
     points = [point for _, point in named]
-    columns = {
-        "phase": [_SHORT[point.phase] for point in points],
-        "bound by": [point.bound or units.UNKNOWN for point in points],
-        "FLOPs/byte": [units.count(point.intensity) for point in points],
-    }
+    columns = {"phase": [_SHORT[point.phase] for point in points]}
     if timed:
         columns |= {
             "time": [units.duration(point.seconds) for point in points],
             "of the roof": [units.percent(point.share) + (f" {_SIGNS[point.over]}" if point.over else "") for point in points],
             "to win": [units.duration(point.seconds_to_win) for point in points],
-            "FLOP/s": [units.count(point.flops_per_second) for point in points],
         }
     columns |= {
-        "roof FLOP/s": [units.count(point.roof_flops_per_second) for point in points],
+        "bound by": [point.bound or units.UNKNOWN for point in points],
+        "FLOPs/byte": [units.rate(point.intensity) for point in points],
+    }
+    if timed:
+        columns["FLOP/s"] = [units.rate(point.flops_per_second) for point in points]
+    columns |= {
+        "roof FLOP/s": [units.rate(point.roof_flops_per_second) for point in points],
         "at the roof": [units.duration(point.roof_seconds) for point in points],
         "FLOPs": [units.count(point.flops) for point in points],
         "bytes moved": [units.size(point.bytes_moved) for point in points],
@@ -89,7 +90,7 @@ def _points(heading: str, named: Sequence[tuple[str, Point]], *, timed: bool) ->
 
 
 def _module(number: int, point: Point) -> str:
-    return (plain(point.module) or "all of it") + (f" ×{number}" if number > 1 else "")
+    return (plain(point.module) or "(root)") + (f" ×{number}" if number > 1 else "")
 
 
 def _operator(point: Point) -> str:
@@ -101,7 +102,7 @@ def _roofline_remarks(roofline: Roofline, fusion: Sequence[Fusion], more_modules
     lines = [f"{_SIGNS[each]}: {sentence}" for each, sentence in OVER.items() if each in over]
     if saved := saved_by_fusion(fusion):
         lines.append(saved)
-    left = [f"{number} more {noun}" for number, noun in ((more_modules, "lines of modules"), (more_operators, "operators")) if number > 0]
+    left = [counted(number, f"more {noun}") for number, noun in ((more_modules, "module row"), (more_operators, "operator")) if number > 0]
     if left:
         lines.append(f"{' and '.join(left)}; --top N lists more, --json all")
     if not any(point.seconds for point in roofline.modules):
@@ -115,12 +116,12 @@ def _roofline_remarks(roofline: Roofline, fusion: Sequence[Fusion], more_modules
 def render_lower_bound(bound: LowerBound) -> Group:
     """The step, its phases, and the modules directly below the root that take longest."""
     table = margin()
-    sentence = f"{units.duration(bound.seconds)}: a bound, every operator at the peak or at the bandwidth of {bound.hardware}"
-    table.add_row("at least", text(sentence))
+    sentence = f"{units.duration(bound.seconds)} a step, with every operator at the peak or the bandwidth of {bound.hardware}"
+    table.add_row("at least", prose(sentence))
     for phase, seconds in bound.by_phase.items():
         table.add_row("", _bound_line(seconds, bound, phase))
     below = sorted(((seconds, row) for row, seconds in bound.by_module.items() if row and "." not in row), reverse=True)
-    for index, (seconds, row) in enumerate(below[:_LISTED]):
+    for index, (seconds, row) in enumerate(row for row in below[:_LISTED] if row[0]):
         table.add_row("" if index else "by module", _bound_line(seconds, bound, row))
     if bound.unknown:
         table.add_row("no peak for", text(", ".join(bound.unknown), "yellow"))

@@ -1,19 +1,23 @@
 """Text and tables for a terminal: without markup or control characters, and fitted to its width."""
 
+import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from lflops import units
 from lflops.report.lines.text import plain, shortened
 
-__all__ = ["MARGIN", "FittedTable", "figure", "margin", "text"]
+__all__ = ["MARGIN", "FittedTable", "figure", "margin", "prose", "text"]
 
 MARGIN = 16
 """Width of the labels in the lines above a table."""
 
+_WITH_UNIT = re.compile(r"(?<=\d) (?=(?:%|[nµm]?s|[KMGT]?i?B|[kMGTP]?(?:FLOP/s|B/s)?)(?:[^\w%]|$))|(?<=±) ")
 _GAP = 2
 _SHORTEST = 16
 _NOTHING = {"0", "0 B", "0 %", units.UNKNOWN}
@@ -27,6 +31,23 @@ def text(content: str, style: str = "") -> Text:
 def figure(number: str) -> Text:
     """A number; dimmed where it is 0 or unknown."""
     return text(number, "dim" if number in _NOTHING else "")
+
+
+class prose:  # noqa: N801 - used as the function `text` is
+    """A sentence or more, wrapped between words; a number keeps its unit."""
+
+    def __init__(self, content: str, style: str = "", indent: int = 0) -> None:
+        """Take the text, a style of rich, and the columns that every line is indented by."""
+        self._content, self._style, self._indent = plain(content), style, " " * indent
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(1, len(self._indent) + len(self._content)).with_maximum(options.max_width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        tied = _WITH_UNIT.sub("\N{NO-BREAK SPACE}", self._content)
+        room = max(options.max_width, len(self._indent) + 1)
+        lines = textwrap.wrap(tied, room, initial_indent=self._indent, subsequent_indent=self._indent, break_on_hyphens=False)
+        yield Text("\n".join(lines).replace("\N{NO-BREAK SPACE}", " "), self._style, no_wrap=True)
 
 
 def margin() -> Table:
@@ -62,7 +83,7 @@ class FittedTable:
             table.add_row(text(shortened(plain(name), max(room, min(self._room, _SHORTEST)))), *map(figure, cells))
         yield table
         if left_out := list(self._columns)[len(kept) :]:
-            yield text(f"too narrow for {', '.join(left_out)} (COLUMNS=200 shows them)", "dim")
+            yield prose(f"too narrow for {', '.join(left_out)} (COLUMNS=200 shows them)", "dim")
 
     def _fitting(self, width: int) -> list[str]:
         kept = list(self._columns)

@@ -180,11 +180,11 @@ def test_a_mean_of_which_a_part_is_unknown_is_unknown() -> None:
 
 
 def test_all_phases_together_take_as_long_as_those_that_ran() -> None:
-    """14 seconds forward and 10 backward. `out` ran backward, nobody knows how long: so together it is unknown, and so is its share."""
+    """14 seconds forward and 10 backward. `out` ran backward for an unknown time: its second forward is shown."""
     root, *_ = flat(timed_stack(), sort="name", phase=None)
     assert 24.0 == tree(timed_stack(), phase=None)[0].time(None)
     assert 2.0 == root.time(None)
-    assert [(6.0, 6 / 24), (None, None)] == [
+    assert [(6.0, 6 / 24), (1.0, 1 / 24)] == [
         (row.time(None), row.time_share) for row in layers(timed_stack(), fold=False, phase=None)[0].children[::2]
     ]
 

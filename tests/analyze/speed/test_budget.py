@@ -336,7 +336,7 @@ def test_the_summary_closes_with_the_largest_parts_in_words() -> None:
     assert [
         "----------------------------- Where the Step's Time Went -----------------------------",
         "28.8 % below the roofline (Linear). Use larger batches, or fewer and larger kernels (torch.compile).",
-        "18.8 % the optimizer. Use fused=True or foreach=True, or larger batches.",
+        "18.8 % optimizer work. Use fused=True or foreach=True, or larger batches.",
         "18.8 % outside all phases: logging, callbacks, metrics, zeroing gradients. Log less often, and keep .item() out of the step.",
         "-" * 78,
     ] == closing
@@ -362,7 +362,7 @@ def test_advice_rests_on_no_times_that_are_far_off() -> None:
     doubtful, near = (replace(given, notes=(Note(code="time_scaled", subject="", values={"forward": by}),)) for by in (3.0, 1.5))
     assert [
         "28.8 % below the roofline, roughly: the times of modules are unreliable here",
-        "18.8 % the optimizer. Use fused=True or foreach=True, or larger batches.",
+        "18.8 % optimizer work. Use fused=True or foreach=True, or larger batches.",
     ] == summary(analyze(doubtful)).splitlines()[-4:-2]
     assert summary(analyze(given)).splitlines()[-4:] == summary(analyze(near)).splitlines()[-4:]
 

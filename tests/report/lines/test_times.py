@@ -138,7 +138,7 @@ def test_on_a_device_the_hosts_phases_stand_beside_its_own() -> None:
 def test_the_observers_cost_is_said() -> None:
     """Hooked passes took 4 % more."""
     shown = lines_about_time(measured(step(0.2, {}), observer_ratio=1.04))
-    assert "1.04× time of passes with hooks over that of clean passes; the figures are of the clean ones" == shown["observer"]
+    assert "1.04× hooked passes over clean passes" == shown["observer"]
     assert "observer" not in lines_about_time(training())
 
 

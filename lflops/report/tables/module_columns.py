@@ -1,0 +1,122 @@
+"""The lines and columns of a table of modules: the column that matters most comes first, and the last ones can be left out."""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+from lflops import units
+from lflops.analyze.analysis import Analysis
+from lflops.analyze.modules.busiest import TIMED_PHASES
+from lflops.analyze.modules.tree import Row
+from lflops.profile.model import Phase
+
+__all__ = ["ModuleColumn", "ModuleLine", "module_columns", "module_lines"]
+
+_SHORT: dict[Phase | None, str] = {
+    "forward": "fwd",
+    "backward": "bwd",
+    "recompute": "recomp",
+    "optimizer": "optim",
+    "other": "other",
+    None: "total",
+}
+
+
+class ModuleLine(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        row: One module, or one of several equal ones.
+        times: How many modules the line stands for; its figures are those of all of them.
+        path: The whole name, with both ends of what repeats, as `layers.0…11.mlp`.
+    """
+
+    row: Row
+    times: int
+    path: str
+
+
+class ModuleColumn(NamedTuple):
+    """A column: its heading in one or two lines, and the text of a cell."""
+
+    heading: str
+    cell: Callable[[ModuleLine], str]
+
+
+def module_lines(rows: Iterable[Row], times: int = 1, above: str = "") -> Iterator[ModuleLine]:
+    """A line for each row of a tree, each before those below it.
+
+    Args:
+        rows: Siblings.
+        times: How many modules the row above stands for.
+        above: The path of the row above.
+    """
+    for row in rows:
+        every = times * row.times
+        path = row.name if row.own else f"{above}.{_last(row)}".strip(".")
+        yield ModuleLine(row, every, path)
+        yield from module_lines(row.children, every, path)
+
+
+def _last(row: Row) -> str:
+    """The last part of the name: both ends of a run of numbers, or up to three other names."""
+    if row.repeat is None:
+        return row.label
+    labels = [name.rpartition(".")[2] for name in row.names]
+    numbered = len({label.rstrip("0123456789") for label in labels}) == 1
+    return f"{labels[0]}…{labels[-1]}" if numbered or len(labels) > 3 else ", ".join(labels)
+
+
+def module_columns(analysis: Analysis, phase: Phase | None) -> list[ModuleColumn]:
+    """Time and work of a phase, or of all phases together; with the share of the step first, where there are times."""
+    timed = list(_time(analysis, phase)) if analysis.has_times(phase) else []
+    return [*timed, *_work(analysis, phase)]
+
+
+def _time(analysis: Analysis, phase: Phase | None) -> Iterator[ModuleColumn]:
+    step = analysis.step_times.seconds
+    yield ModuleColumn(f"{_SHORT[phase]}\ntime", partial(_duration, phase))
+    if step is not None and step.median:
+        one = "step" if analysis.profile.run.kind == "training" else "pass"
+        yield ModuleColumn(f"% of\n{one}", partial(_share_of_step, phase, step.median))
+    else:
+        yield ModuleColumn(f"% of {_SHORT[phase]}\ntime", lambda line: units.percent(_times(line.row.time_share, line.times)))
+    timed = [each for each in TIMED_PHASES if analysis.has_times(each)]
+    if phase is None and len(timed) > 1:
+        for each in timed:
+            yield ModuleColumn(f"{_SHORT[each]}\ntime", partial(_duration, each))
+
+
+def _work(analysis: Analysis, phase: Phase | None) -> Iterator[ModuleColumn]:
+    """MACs and their share, parameters, FLOP/s, the MACs of each phase; then FLOPs, and bytes."""
+    short, by_flops = _SHORT[phase], analysis.share_of(phase) == "flops"
+    share = ModuleColumn(f"% of\n{'FLOPs' if by_flops else 'MACs'}", lambda line: units.percent(_times(line.row.share, line.times)))
+    flops = ModuleColumn(f"{short}\nFLOPs", lambda line: units.count(line.row.one(phase).flops * line.times))
+    yield flops if by_flops else ModuleColumn(f"{short}\nMACs", partial(_macs, phase))
+    yield ModuleColumn("params", lambda line: units.count(line.row.parameters * line.times))
+    yield share
+    if not by_flops and analysis.has_times(phase):
+        yield ModuleColumn(f"{short}\nFLOP/s", lambda line: units.rate(line.row.flops_per_second(phase)))
+    ran = [each for each, counts in analysis.totals.items() if counts.macs]
+    if phase is None and len(ran) > 1:
+        for each in ran:
+            yield ModuleColumn(f"{_SHORT[each]}\nMACs", partial(_macs, each))
+    if not by_flops:
+        yield flops
+    yield ModuleColumn(f"{short} bytes\nmoved", lambda line: units.size(line.row.one(phase).bytes_moved * line.times))
+
+
+def _macs(phase: Phase | None, line: ModuleLine) -> str:
+    return units.count(line.row.one(phase).macs * line.times)
+
+
+def _duration(phase: Phase | None, line: ModuleLine) -> str:
+    return units.duration(_times(line.row.time(phase), line.times))
+
+
+def _share_of_step(phase: Phase | None, step: float, line: ModuleLine) -> str:
+    return units.percent(_times(line.row.time(phase), line.times / step))
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

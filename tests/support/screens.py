@@ -1,0 +1,238 @@
+"""Screens of the commands, from profiles made by hand: what a terminal of a given width shows.
+
+`python -m tests.support.screens` draws them all anew into `tests/golden/`.
+"""
+
+import io
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+from unittest.mock import patch
+
+from msgspec.structs import replace
+
+from lflops.analyze.analysis import analyze
+from lflops.cli.main import main
+from lflops.hardware.chips import lookup
+from lflops.profile.model import Allocation, Cell, Memory, Moment, Profile
+from lflops.profile.notes import Note
+from lflops.profile.records import ByCategory, Phase, Rank
+from lflops.profile.steps import Step
+from lflops.report.log_text import log_text
+from tests.snapshots.test_causes import logits
+from tests.support.profile_builders import (
+    cell,
+    clocked,
+    product,
+    profile,
+    run,
+    small_comparison,
+    small_profile,
+    spread,
+    untimed,
+    weights,
+)
+from tests.support.repository import ROOT
+from tests.support.traces_by_hand import small_gpu_trace
+
+__all__ = ["GOLDEN", "SCREENS", "WIDTHS", "deep_model", "drawn_screen", "gpt_training", "write_golden"]
+
+GOLDEN = ROOT / "tests" / "golden"
+WIDTHS = (80, 120)
+"""Of the screens that are kept; the log has none."""
+
+TOKENS, WIDTH, BLOCKS = 512, 256, 6
+SLOW = "blocks.2.mlp.0"
+MILLISECONDS = {"norm1": 0.2, "qkv": 1.2, "out": 0.4, "norm2": 0.2, "mlp.0": 1.6, "mlp.1": 0.3, "mlp.2": 1.6}
+"""Own time of a block's layers in forward; backward takes twice as long."""
+
+SCREENS: Mapping[str, tuple[str, ...]] = {
+    "show": ("show", "gpt.json"),
+    "show-by-time": ("show", "gpt.json", "--sort", "time", "--phase", "all", "--depth", "2"),
+    "show-flat": ("show", "gpt.json", "--flat", "--phase", "forward"),
+    "show-operators": ("show", "gpt.json", "--operators"),
+    "show-memory": ("show", "gpt.json", "--memory"),
+    "show-ranks": ("show", "small.json"),
+    "show-markdown": ("show", "gpt.json", "--format", "markdown", "--depth", "1"),
+    "show-latex": ("show", "gpt.json", "--format", "latex", "--depth", "1"),
+    "show-csv": ("show", "gpt.json", "--format", "csv", "--depth", "1"),
+    "roofline": ("roofline", "gpt.json", "--top", "8"),
+    "diff": ("diff", "gpt.json", "slow.json", "--max-regress", "50%"),
+    "estimate": ("estimate", "train:build", "--backward"),
+    "trace-show": ("trace", "show", "rank1.pt.trace.json"),
+    "memory": ("memory", "snapshot.pickle"),
+    "hardware": ("hardware", "NVIDIA H100 80GB HBM3"),
+}
+"""The command line of each screen."""
+
+
+def gpt_training(*, slow: float = 1.0) -> Profile:
+    """A GPT of six blocks on 4 sequences of 128 tokens, on an H100: by hand, a Linear has tokens x weights MACs, and twice that backward.
+
+    Args:
+        slow: How many times as long one layer of the third block takes.
+    """
+    layers = {"qkv": 3 * WIDTH**2, "out": WIDTH**2, "mlp.0": 4 * WIDTH**2, "mlp.2": 4 * WIDTH**2}
+    kinds = {"norm1": "LayerNorm", "qkv": "Linear", "out": "Linear", "norm2": "LayerNorm", "mlp": "Sequential"}
+    kinds |= {"mlp.0": "Linear", "mlp.1": "GELU", "mlp.2": "Linear"}
+    a_block = sum(layers.values())
+    rows: dict[str, dict[str, object]] = {
+        "": weights(0, BLOCKS * a_block + 2 * TOKENS * WIDTH) | {"kind": "GPT"},
+        "tokens": weights(TOKENS * WIDTH) | {"kind": "Embedding"},
+        "blocks": weights(0, BLOCKS * a_block) | {"kind": "Sequential"},
+    }
+    cells: list[Cell] = []
+    own: dict[tuple[str, Phase], float] = {}
+    passes: tuple[tuple[Phase, int], ...] = (("forward", 1), ("backward", 2))
+    for block in range(BLOCKS):
+        rows[f"blocks.{block}"] = weights(0, a_block) | {"kind": "Block"}
+        for name, kind in kinds.items():
+            path = f"blocks.{block}.{name}"
+            below = layers["mlp.0"] + layers["mlp.2"] if name == "mlp" else 0
+            rows[path] = weights(layers.get(name, 0), below) | {"kind": kind}
+        for name, milliseconds in MILLISECONDS.items():
+            path = f"blocks.{block}.{name}"
+            for phase, times in passes:
+                if name in layers:
+                    cells.append(product(path, "aten::mm", phase, macs=times * TOKENS * layers[name], bytes_moved=times * 4 * layers[name]))
+                else:
+                    cells.append(
+                        cell(path, "aten::native_layer_norm" if "norm" in name else "aten::gelu", phase, flops=8, bytes_moved=2**20)
+                    )
+                own[path, phase] = times * 1e-3 * milliseconds * (slow if path == SLOW else 1.0)
+    rows["head"] = weights(TOKENS * WIDTH) | {"kind": "Linear"}
+    for phase, times in passes:
+        cells.append(product("head", "aten::mm", phase, macs=times * TOKENS**2 * WIDTH, bytes_moved=times * 2**20))
+        own["head", phase] = times * 1e-3
+        own["tokens", phase] = times * 2e-4
+    return _stepped(clocked(profile(_sorted(rows), cells), own), slow)
+
+
+def _sorted(rows: dict[str, dict[str, object]]) -> dict[str, dict[str, object]]:
+    """In the model's order: a container before what is in it."""
+    return {name: rows[name] for name in ("", "tokens", *(name for name in rows if name.startswith("blocks")), "head")}
+
+
+def _stepped(given: Profile, slow: float) -> Profile:
+    """With five clean steps, of which modules take most, a memory and a chip."""
+    forward = 1e-3 * (BLOCKS * sum(MILLISECONDS.values()) + 1.2 + (slow - 1.0) * MILLISECONDS["mlp.0"])
+    phases = {"data": 4e-3, "transfer": 1e-4, "forward": forward, "backward": 2 * forward, "optimizer": 7e-3, "other": 1e-3}
+    steps = tuple(
+        Step(index=5 + n, kind="clean", seconds=sum(phases.values()) * noise, phases={k: v * noise for k, v in phases.items()}, samples=4)
+        for n, noise in enumerate((0.99, 1.01, 1.0, 0.98, 1.02))
+    )
+    of = run(
+        kind="training",
+        stage="train",
+        step=12,
+        window=0,
+        device_name="NVIDIA H100 80GB HBM3",
+        device_type="cuda",
+        hardware=lookup("NVIDIA H100 80GB HBM3"),
+        shapes={"0": (4, 128)},
+        samples_per_step=4,
+        tokens_per_step=TOKENS,
+        observer_ratio=1.04,
+    )
+    note = Note(code="few_clean_steps", subject="", values={"steps": 5})
+    return replace(given, run=of, steps=steps, notes=(note,), memory=_memory())
+
+
+def _memory() -> Memory:
+    """Of 48 MiB alive at the peak most are activations of the blocks."""
+    mib = 2**20
+    by_category = {"parameters": 19 * mib, "activations": 20 * mib, "gradients": 9 * mib}
+    most = {"parameters": 19 * mib, "activations": 24 * mib, "gradients": 19 * mib}
+    return Memory(
+        source="counted",
+        peak_bytes=48 * mib,
+        peak_index=1,
+        by_category=by_category,
+        most_by_category=most,
+        by_module={"blocks.0": 40 * mib, "head": 8 * mib},
+        alive=(Allocation("activations", "aten::mm", "head", "forward", mib),),
+        timeline=(
+            Moment("aten::mm", "blocks.0.qkv", "forward", 19 * mib, 0, ByCategory(19 * mib, 0, 0, 0, 0, 0)),
+            Moment("aten::mm", "blocks.0.qkv", "backward", 48 * mib, 1, ByCategory(19 * mib, 9 * mib, 0, 20 * mib, 0, 0)),
+        ),
+    )
+
+
+def ranks_training() -> Profile:
+    """The small profile of two ranks, of which the second is slow in the head."""
+    given = small_profile()
+    second = Rank(rank=1, node="1", host="node1", device="cuda:0", coordinates={"dp": 1}, status="ok", step=spread(3e-3), macs=1408)
+    return replace(given, ranks=(given.ranks[0], second), rank_comparison=small_comparison())
+
+
+def deep_model(depth: int = 40) -> Profile:
+    """A chain of modules so deep that its indent does not fit into 80 columns, with a second module at each level."""
+    names = [".".join(["inner"] * level) for level in range(1, depth + 1)]
+    others = [".".join([*(["inner"] * (level - 1)), "outer"]) for level in range(1, depth + 1)]
+    rows: dict[str, dict[str, object]] = {"": {"kind": "Model"}}
+    kinds = dict.fromkeys(names, "Wrapper") | dict.fromkeys(others, "Linear")
+    rows |= {name: {"kind": kind} for name, kind in kinds.items()}
+    own: dict[tuple[str, Phase], float] = {(name, "forward"): 1e-3 for name in rows if name}
+    cells = [product(name, "aten::mm", "forward", macs=10**6 + index, bytes_moved=1) for index, name in enumerate(rows) if name]
+    return clocked(profile(rows, cells), own)
+
+
+def _estimated() -> Profile:
+    given = untimed(gpt_training())
+    return replace(given, run=replace(given.run, kind="estimate", stage=None, step=None, window=None, observer_ratio=None), notes=())
+
+
+def files(folder: Path) -> None:
+    """Write what the commands read."""
+    profiles: dict[str, Profile] = {"gpt": gpt_training(), "slow": gpt_training(slow=5.0), "small": ranks_training(), "deep": deep_model()}
+    for name, each in profiles.items():
+        each.save(folder / f"{name}.json")
+    small_gpu_trace().write(folder / "rank1.pt.trace.json")
+    (folder / "snapshot.pickle").write_bytes(pickle.dumps(logits().snapshot()))
+
+
+def drawn_screen(arguments: tuple[str, ...], width: int, folder: Path) -> str:
+    """What a command prints on a terminal without colours.
+
+    Args:
+        arguments: The command line; files are in the folder.
+        width: Of the terminal.
+        folder: Where `files` has written.
+    """
+    given = [str(folder / each) if (folder / each).is_file() else each for each in arguments]
+    written = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    estimated = patch("lflops.cli.estimate._estimated", lambda *_: _estimated())
+    with patch.dict(os.environ, {"COLUMNS": str(width)}), redirect_stdout(written), estimated:
+        status = main(given)
+        written.flush()
+    assert status in {0, 1}, f"{arguments} ended with {status}"
+    return written.buffer.getvalue().decode().replace(str(folder), "FOLDER")
+
+
+def golden_screens(folder: Path) -> Mapping[str, Callable[[], str]]:
+    """By the file's name, what draws each screen that is kept."""
+    drawing: dict[str, Callable[[], str]] = {"log": lambda: f"{log_text(analyze(gpt_training()))}\n"}
+    for name, arguments in SCREENS.items():
+        for width in WIDTHS:
+            drawing[f"{name}-{width}"] = lambda arguments=arguments, width=width: drawn_screen(arguments, width, folder)  # type: ignore[misc]
+    return drawing
+
+
+def write_golden() -> None:
+    """Draw all of them into `tests/golden/`."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        files(folder)
+        for name, draw in golden_screens(folder).items():
+            path = GOLDEN / f"{name}.txt"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(draw(), "utf-8")
+            sys.stdout.write(f"{path.relative_to(ROOT)}\n")
+
+
+if __name__ == "__main__":
+    write_golden()
