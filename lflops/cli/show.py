@@ -19,6 +19,27 @@ from lflops.report.terminal.operators import render_operators
 
 __all__ = ["show"]
 
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="NAME",
+        help="The table of modules alone: markdown or latex for a paper, csv with exact numbers in SI units.",
+    ),
+]
+
+AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print one JSON object: run, phase, pace (of the clean steps), utilization, share_of, totals (by phase), rows, uncounted "
+        "(operators without a formula), uncalled (modules) and notes. share_of is macs, or flops where the phase has no MACs. Rows are "
+        "nested by children, with the exact counts and the seconds of each phase. With --operators it has operators and trace, "
+        "with --memory memory and checkpointed (by block). A row with a repeat holds the figures of one of its names, "
+        "and the mean of the times of all. Unknown is null.",
+    ),
+]
+
 
 def show(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile's JSON file.")],
@@ -40,25 +61,8 @@ def show(
         Path | None, typer.Option(metavar="PATH", help="With --memory: draw live memory over the step, as .png, .svg or .pdf.")
     ] = None,
     phase: Annotated[str, typer.Option(metavar="NAME", help=f"The phase of times, work and shares: {', '.join(PHASES)}, or all.")] = "all",
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="NAME",
-            help="The table of modules alone: markdown or latex for a paper, csv with exact numbers in SI units.",
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print one JSON object: run, phase, pace (of the clean steps), utilization, share_of, totals (by phase), rows, uncounted "
-            "(operators without a formula), uncalled (modules) and notes. share_of is macs, or flops where the phase has no MACs. Rows are "
-            "nested by children, with the exact counts and the seconds of each phase. With --operators it has operators and trace, "
-            "with --memory memory and checkpointed (by block). A row with a repeat holds the figures of one of its names, "
-            "and the mean of the times of all. Unknown is null.",
-        ),
-    ] = False,
+    form: Format = None,
+    as_json: AsJson = False,
 ) -> None:
     """Print a profile: totals, what they leave out, and its modules."""
     chosen = _checked(phase, own=own, depth=depth, sort=sort, by_operator=by_operator, memory=memory, figure=figure)
