@@ -1,6 +1,9 @@
 """The errors that lflops raises on purpose: all of them are a `LflopsError`."""
 
-__all__ = ["CountError", "HardwareError", "LflopsError", "ProfileError", "ScheduleError"]
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["CountError", "HardwareError", "LflopsError", "MissingPackageError", "ProfileError", "ScheduleError", "needed_by"]
 
 
 class LflopsError(Exception):
@@ -21,3 +24,21 @@ class CountError(LflopsError):
 
 class HardwareError(LflopsError):
     """A chip cannot be described or measured."""
+
+
+class MissingPackageError(LflopsError, ImportError):
+    """A package is not installed; the message names it, and the feature that needs it."""
+
+
+@contextmanager
+def needed_by(feature: str) -> Iterator[None]:
+    """A context for imports that only one feature needs.
+
+    Raises:
+        MissingPackageError: A module that is imported in it is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        raise MissingPackageError(f"{feature} needs {package}, which is not installed: pip install {package}") from error

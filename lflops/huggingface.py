@@ -9,12 +9,14 @@ from functools import partial
 from typing import Any
 
 from torch import nn
-from transformers import TrainerCallback
 
-from lflops.errors import CountError
+from lflops.errors import CountError, needed_by
 from lflops.loops.monitor import LoopMonitor, monitor
 from lflops.profile.model import Profile
 from lflops.session.inputs.wrappers import Wrappers
+
+with needed_by("lflops.huggingface"):
+    from transformers import TrainerCallback
 
 __all__ = ["FlopsCallback"]
 

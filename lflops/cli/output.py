@@ -11,6 +11,7 @@ import typer
 from msgspec import json
 from rich.console import Console, RenderableType
 
+from lflops.errors import needed_by
 from lflops.profile.model import Profile
 
 __all__ = ["UsageError", "draw", "name_file", "save_memory", "write_json", "write_lines"]
@@ -40,7 +41,8 @@ def draw(content: RenderableType) -> None:
 def save_memory(profile: Profile, figure: Path | None) -> None:
     """Draw live memory over a step, in the format of the file's ending."""
     if figure is not None:
-        from lflops.report.figures.memory import save_memory_figure  # with matplotlib, which no other part of the shell waits for
+        with needed_by("a figure"):
+            from lflops.report.figures.memory import save_memory_figure
 
         save_memory_figure(profile, figure)
 

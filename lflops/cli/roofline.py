@@ -11,7 +11,7 @@ from lflops.analyze.analysis import Analysis, analyze
 from lflops.analyze.speed.ncu import Measured, command, read
 from lflops.analyze.trace.summary import summarise
 from lflops.cli.output import UsageError, draw, name_file, write_json
-from lflops.errors import LflopsError, ProfileError
+from lflops.errors import LflopsError, ProfileError, needed_by
 from lflops.hardware.chips import named
 from lflops.profile.json_file import load
 from lflops.profile.model import Profile
@@ -27,7 +27,7 @@ def roofline(
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A profile's JSON file, or a trace.")] = None,
     *,
     figure: Annotated[Path | None, typer.Option(metavar="PATH", help="Write a figure: .svg, .png or .pdf.")] = None,
-    hardware: Annotated[str | None, typer.Option(metavar="NAME", help="The chip to judge by, in place of the run's own.")] = None,
+    hardware: Annotated[str | None, typer.Option(metavar="NAME", help="The chip to judge by, or a TOML file; else the run's own.")] = None,
     top: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines of a table.")] = 20,
     ncu: Annotated[
         Path | None, typer.Option(metavar="LOG", help="What Nsight Compute counted: its CSV or log. With FILE, kernels by its modules.")
@@ -100,7 +100,8 @@ def _measured(log: Path, gpu_time: float | None, profile: Profile | None, hardwa
 
 
 def _draw(analysis: Analysis, path: Path) -> None:
-    from lflops.report.figures.roofline import save  # with matplotlib, which takes longer to load than all the rest
+    with needed_by("a figure"):
+        from lflops.report.figures.roofline import save
 
     try:
         save(analysis.roofline, path, analysis.patterns)

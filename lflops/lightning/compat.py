@@ -6,6 +6,8 @@ import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from lflops.errors import MissingPackageError
+
 __all__ = ["Base", "MisconfigurationException", "say", "warn"]
 
 _NAMES = ("pytorch_lightning", "lightning.pytorch")
@@ -26,7 +28,7 @@ def _packages() -> list[ModuleType]:
             if error.name not in {name, name.partition(".")[0]}:
                 raise
     if not found:
-        raise ImportError("FlopsMonitor needs lightning or pytorch-lightning, and neither is installed")
+        raise MissingPackageError("FlopsMonitor needs lightning or pytorch-lightning, and neither is installed: pip install lightning")
     for log in logs[-1:]:
         _rank_zero(found[0]).rank_zero_module.log = log
     return found

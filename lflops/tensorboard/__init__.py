@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from lflops.errors import needed_by
+
 if TYPE_CHECKING:
     from lflops.tensorboard.events import log
 
@@ -11,7 +13,7 @@ __all__ = ["log"]
 def __getattr__(name: str) -> Any:
     """Load `log`."""
     if name == "log":
-        from lflops.tensorboard.events import log
-
+        with needed_by("lflops.tensorboard.log"):
+            from lflops.tensorboard.events import log
         return log
     raise AttributeError(f"module 'lflops.tensorboard' has no attribute {name!r}")

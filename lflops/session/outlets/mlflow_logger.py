@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lflops.analyze.analysis import Analysis
+from lflops.errors import needed_by
 from lflops.profile.model import Profile
 from lflops.session.outlets.table import COLUMNS, module_table, totals
 
@@ -29,7 +30,8 @@ class MLflowOutput:
 
     def window(self, analysis: Analysis, text: str, step: int, files: Sequence[Path]) -> None:  # noqa: ARG002 - not on an axis
         """Keep what can be seen of a window, and its files."""
-        from lflops.report.figures.pictures import pictures  # loads matplotlib
+        with needed_by("a figure"):
+            from lflops.report.figures.pictures import pictures
 
         client, run = self._logger.experiment, self._logger.run_id
         folder = f"{self._root}/{analysis.profile.run.stage}-{analysis.profile.run.window}"

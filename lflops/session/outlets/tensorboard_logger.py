@@ -5,12 +5,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch.utils.tensorboard.summary import hparams
-
 from lflops.analyze.analysis import Analysis
 from lflops.profile.model import Profile
 from lflops.session.outlets.table import totals
-from lflops.tensorboard.events import log_analysis
 
 __all__ = ["LONGEST_TEXT", "TensorBoardOutput"]
 
@@ -65,6 +62,8 @@ class TensorBoardOutput:
 
     def window(self, analysis: Analysis, text: str, step: int, files: Sequence[Path]) -> None:  # noqa: ARG002 - it keeps none
         """Write the text, what the tab draws and the figures; with the first window also a layout for the custom scalars."""
+        from lflops.tensorboard.events import log_analysis  # with tensorboard, which who has no such logger may not have
+
         writer, root = self._logger.experiment, f"{self._root}/{analysis.profile.run.stage}"
         lines = text.splitlines()
         if len(lines) > LONGEST_TEXT:
@@ -85,6 +84,8 @@ class TensorBoardOutput:
         What the table's columns are is left open: TensorBoard takes the first list of them that it finds for that of all runs, and without
         one all curves.
         """
+        from torch.utils.tensorboard.summary import hparams
+
         last = {profile.run.stage: profile for profile in profiles}
         if not last:
             return

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lflops.analyze.analysis import Analysis
+from lflops.errors import needed_by
 from lflops.profile.model import Profile
 from lflops.session.outlets.table import COLUMNS, module_table, totals
 
@@ -32,7 +33,8 @@ class WandbOutput:
         import wandb
         from PIL import Image
 
-        from lflops.report.figures.pictures import pictures  # loads matplotlib
+        with needed_by("a figure"):
+            from lflops.report.figures.pictures import pictures
 
         run, stage = self._logger.experiment, f"{self._root}/{analysis.profile.run.stage}"
         seen: dict[str, Any] = {f"{stage}/modules": wandb.Table(columns=list(COLUMNS), data=module_table(analysis))}

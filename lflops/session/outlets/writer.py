@@ -40,7 +40,7 @@ class RunLogger:
     def __init__(self, run: Any) -> None:
         """Log nothing yet."""
         self.experiment = run
-        self.log_dir = str(Path(run.dir).parent)  # what lies in `dir` itself is uploaded, and the artifacts have it already
+        self.log_dir = str(Path(run.dir).parent)  # what is in `dir` itself is uploaded, and the artifacts have it already
         run.define_metric("lflops_step", hidden=True)
         for name in ("lflops/*", "lflops_modules/*"):
             run.define_metric(name, step_metric="lflops_step")
