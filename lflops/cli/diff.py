@@ -22,7 +22,7 @@ from lflops.traces.read_trace import read_trace
 
 __all__ = ["diff"]
 
-_BYTES = {"": 1, "B": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)}
+_BYTES = {"B": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)}
 _BYTES |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
 _UNKNOWN = {
     "max_regress": "cannot be checked: each run needs two clean steps at least, and steps that vary less than by half",
@@ -117,6 +117,8 @@ def _memory(given: str | None, before: float | None) -> float | None:
         return before * (1 + (_share("--max-memory", given) or 0))
     parts = re.fullmatch(r"(.*?)\s*([kKMGT]?i?B|)", given.strip())
     number = _number(parts[1]) if parts else None
+    if number is not None and parts and not parts[2]:
+        raise UsageError(f"--max-memory={given!r} has no unit: give {parts[1]}GiB, {parts[1]}GB or, as a growth, {parts[1]}%")
     if parts is None or number is None or parts[2] not in _BYTES:
         raise UsageError(f"--max-memory={given!r}: give a size, as 24GiB or 24GB, or a growth, as 5%")
     return number * float(_BYTES[parts[2]])

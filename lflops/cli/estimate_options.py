@@ -51,7 +51,11 @@ Optimizer = Annotated[
 ]
 Hardware = Annotated[
     str | None,
-    typer.Option("--hardware", metavar="NAME", help="A chip that `lflops hardware` lists: whether it fits, and how short a step can be."),
+    typer.Option(
+        "--hardware",
+        metavar="NAME",
+        help="A chip that `lflops hardware` lists, or a TOML file: does it fit, and the least time.",
+    ),
 ]
 GradScaler = Annotated[bool, typer.Option("--grad-scaler", help="Scale the function's loss, and the gradients back.")]
 RoundTo = Annotated[

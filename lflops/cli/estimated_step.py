@@ -67,7 +67,7 @@ class Step:
             UsageError: The options do not go together, or the user's function failed.
         """
         from lflops.collect.estimate.estimate import Estimator  # with torch
-        from lflops.collect.estimate.optimizer_step import optimizer_named
+        from lflops.collect.estimate.optimizer_step import makes_optimizer
         from lflops.planning.best_checkpointing import search
         from lflops.planning.changes import Changes
 
@@ -81,7 +81,7 @@ class Step:
         budget = None if self.memory is None else bytes_of(self.memory)
         words = {**self.changes, "policy": "none" if searched else self.changes["policy"], "adapter_rank": self._rank()}
         changes = Changes(**{name: value for name, value in words.items() if value is not None})
-        makes = None if self.optimizer is None else optimizer_named(self.optimizer, fused=self.fused)
+        makes = makes_optimizer(self.target, self.optimizer, fused=self.fused)
         estimator = Estimator(asker=self.target, optimizer=makes, progress=sys.stderr.isatty(), **self.how)
         with _modules_of_this_folder(), self._errors_of_the_user():
             make = self._maker()

@@ -23,7 +23,8 @@ def memory(
         int | None, typer.Option(metavar="N", min=0, help="The device; without it the one that ran out, else the fullest.")
     ] = None,
     hardware: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The chip, as `lflops hardware` lists it: tells other processes' memory.")
+        str | None,
+        typer.Option(metavar="NAME", help="A chip that `lflops hardware` lists, or a TOML file: shows other processes' memory."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: causes, by_category, holders and totals.")] = False,
 ) -> None:

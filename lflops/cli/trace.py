@@ -30,7 +30,9 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Has the ranks' trac
 def show(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Traces of torch.profiler, packed or not; one for each rank.")],
     *,
-    hardware: Annotated[str | None, typer.Option(metavar="NAME", help="The chip to judge by, in place of the trace's own.")] = None,
+    hardware: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The chip to judge by, or a TOML file; else the trace's own.")
+    ] = None,
     top: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines of a table.")] = 10,
     html: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a page that opens offline, and print its path.")] = None,
     as_json: Annotated[

@@ -52,8 +52,8 @@ def measure(
         warmup: Passes that are thrown away first.
         repeats: Clean passes, and hooked ones, that are kept.
         ignore: Names or classes of modules whose own work and time are left out of every total.
-        hardware: What the device can do: `"auto"` looks its name up, `"measure"` measures it, else a name of the table, your own figures,
-            or `None`.
+        hardware: What the device can do: `"auto"` looks its name up, `"measure"` measures it, else a chip by name or in a TOML file, your
+            own figures, or `None`.
         units: Samples and tokens of the batch, as `{"samples": 8, "tokens": 1024}` or a function of the model's arguments that gives
             that; `None` finds them in the shapes.
         logical: As in `count`.

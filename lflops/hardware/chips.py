@@ -1,28 +1,32 @@
 """What chips can do: peaks by dtype, bandwidth and memory, looked up by the name that a driver reports.
 
 A name is found whole or not at all: an unknown chip is `None`, never its nearest relative, because a wrong peak looks like a right one.
+Chips of the user's own files replace those of the shipped table that have the same name.
 """
 
-import datetime as dt
 import difflib
 import functools
 import importlib.resources
 import math
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-
-import msgspec
+from pathlib import Path
 
 from lflops.errors import HardwareError
+from lflops.hardware.table_file import DTYPES, VARIABLE, Row, append, own_file, rows_in
 
-__all__ = ["DTYPES", "Hardware", "chips", "hint", "lookup", "named", "names", "unknown"]
+__all__ = ["DTYPES", "Hardware", "check_new", "chips", "hint", "is_gpu", "lookup", "named", "names", "save", "unknown", "vendor_of"]
 
-DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
-"""What a peak can be of."""
+GPU_VENDORS = {"NVIDIA": {"nvidia", "tesla", "geforce"}, "AMD": {"amd", "instinct"}}
+"""Vendors of GPUs, with the words of their names that only some drivers and people write."""
+_VENDORS = set[str]().union(*GPU_VENDORS.values())
+_Table = Mapping[frozenset[str], tuple[str, "Hardware"]]
+"""A vendor and its chip by the words of each name that the chip has."""
 
-# Words that only some drivers and people write.
-_VENDORS = {"nvidia", "tesla", "geforce", "amd", "instinct"}
+_given: dict[Path, _Table] = {}
+"""Tables that were given as a file's path, since the process began."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Hardware:
 
 
 def lookup(name: str) -> Hardware | None:
-    """The table's row of a chip.
+    """The chip of that name, in the user's own tables or in the shipped one.
 
     Args:
         name: As `torch.cuda.get_device_name()` or `names()` gives it. Letter case and the order of the words do not matter, nor do the
@@ -73,38 +77,94 @@ def lookup(name: str) -> Hardware | None:
             chip of the same name.
 
     Returns:
-        `None` for a chip that the table does not have.
+        `None` for a chip that no table has.
+
+    Raises:
+        HardwareError: The user's table of chips cannot be read.
     """
-    return _index().get(_words(name))
+    found = _found(name)
+    return None if found is None else found[1]
 
 
 def named(name: str) -> Hardware:
-    """The table's row of a chip that has to be there.
+    """The chip of that name, or the one in the TOML file at that path.
 
     Raises:
-        HardwareError: It is not.
+        HardwareError: There is none, or the file has another number of chips than one.
     """
+    if name.endswith(".toml"):
+        return _only_chip(Path(name))
     found = lookup(name)
     if found is None:
         raise HardwareError(f"hardware={name!r}: {hint(name)}")
     return found
 
 
+def vendor_of(name: str) -> str | None:
+    """The vendor that a chip is listed under; `None` for a chip that no table has."""
+    found = _found(name)
+    return None if found is None else found[0]
+
+
+def is_gpu(chip: Hardware | None) -> bool:
+    """Whether a chip is listed under NVIDIA or AMD, so that torch runs on it as on CUDA."""
+    return chip is not None and vendor_of(chip.name) in GPU_VENDORS
+
+
 def names() -> tuple[str, ...]:
-    """The chips of the table, as lflops calls them."""
+    """The chips of all tables, as lflops calls them."""
     return tuple(chip.name for of_vendor in chips().values() for chip in of_vendor)
 
 
 def chips() -> Mapping[str, tuple[Hardware, ...]]:
-    """The table's chips by vendor."""
-    return {vendor: tuple(row.hardware() for row in rows) for vendor, rows in _table().items()}
+    """The chips of all tables by vendor."""
+    listed: dict[str, list[Hardware]] = {}
+    for table in reversed([*_tables()]):
+        for words, (vendor, chip) in table.items():
+            if words == _words(chip.name) and _found(chip.name) == (vendor, chip):  # no other table replaces it
+                listed.setdefault(vendor, []).append(chip)
+    return {vendor: tuple(of_vendor) for vendor, of_vendor in listed.items()}
+
+
+def save(name: str, measured: Hardware) -> Path:
+    """Add measured figures to the user's table of chips.
+
+    If no table has the device, its own name finds them too, so that `hardware="auto"` does.
+
+    Args:
+        name: The name to save them under.
+        measured: What `lflops.calibrate` returned.
+
+    Returns:
+        The user's table.
+
+    Raises:
+        HardwareError: There is a chip of that name already, or the file cannot be written.
+    """
+    check_new(name)
+    row = Row(
+        name=name,
+        names=() if lookup(measured.name) or _words(measured.name) == _words(name) else (measured.name,),
+        peaks=measured.peak_flops_per_second,
+        bandwidth=measured.bandwidth_bytes_per_second,
+        memory_gib=_times(measured.memory_bytes, 2**-30),
+        usable_gib=_times(measured.usable_bytes, 2**-30),
+        cache_mib=_times(measured.cache_bytes, 2**-20),
+        link=measured.link_bytes_per_second,
+        source=measured.source,
+    )
+    words = set(_split(measured.name))
+    vendor = next((vendor for vendor, marks in GPU_VENDORS.items() if words & marks), "measured")
+    append(own_file(), vendor, row)
+    return own_file()
 
 
 def hint(name: str) -> str:
     """What to do in Python about a chip that the table does not have, in one sentence."""
     return (
         f"{unknown(name)}: give one of lflops.hardware.names(), or figures of your own as lflops.Hardware(name=..., "
-        "peak_flops_per_second={'bf16': ...}, bandwidth_bytes_per_second=...), or measure this machine's with lflops.calibrate()"
+        "peak_flops_per_second={'bf16': ...}, bandwidth_bytes_per_second=...) or in a TOML file, or measure this machine's with "
+        "lflops.calibrate()"
     )
 
 
@@ -116,35 +176,86 @@ def unknown(name: str) -> str:
     return f"{name!r} {known}{why}"
 
 
-class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A chip in `chips.toml`, which says what the fields mean."""
+def check_new(name: str) -> None:
+    """See that a chip can be saved under a name.
 
-    name: str
-    names: tuple[str, ...]
-    peaks: Mapping[str, float]
-    source: str
-    date: dt.date
-    bandwidth: float | None = None
-    memory_gib: int | None = None
-    usable_gib: float | None = None
-    link: float | None = None
+    Raises:
+        HardwareError: There is a chip of that name already.
+    """
+    if not _words(name):
+        raise HardwareError(f"save={name!r}: give a name with letters or digits")
+    if lookup(name) is not None:
+        raise HardwareError(f"save={name!r}: there is a chip of that name; give another name, or remove the chip if it is in {own_file()}")
 
-    def hardware(self) -> Hardware:
-        memory = None if self.memory_gib is None else self.memory_gib * 2**30
-        usable = None if self.usable_gib is None else self.usable_gib * 2**30
-        source = f"{self.source} ({self.date})"
-        return Hardware(self.name, self.peaks, self.bandwidth, memory, source, usable_bytes=usable, link_bytes_per_second=self.link)
+
+def _only_chip(path: Path) -> Hardware:
+    table = _table_of(path)
+    found = {chip.name: chip for _, chip in table.values()}
+    if len(found) != 1:
+        listed = f"the chips {', '.join(found)}" if found else "no chip"
+        raise HardwareError(f"hardware={str(path)!r} has {listed}: give a file with one, or set {VARIABLE} to the file and give a name")
+    _given[path] = table  # so that what is known of the vendor's chips is known of this one
+    return next(iter(found.values()))
+
+
+def _found(name: str) -> tuple[str, Hardware] | None:
+    words = _words(name)
+    return next((table[words] for table in _tables() if words in table), None)
+
+
+def _tables() -> Iterator[_Table]:
+    """The user's tables before the shipped one."""
+    yield from _given.values()
+    path = own_file()
+    try:
+        stat = path.stat()
+    except OSError as error:
+        if os.environ.get(VARIABLE):
+            raise HardwareError(f"{VARIABLE}={str(path)!r}: {error.strerror}: give a TOML file of chips") from error
+    else:
+        yield _own(path, stat.st_mtime_ns, stat.st_size)
+    yield _shipped()
+
+
+@functools.lru_cache(maxsize=8)
+def _own(path: Path, _changed_ns: int, _size: int) -> _Table:
+    """The user's table; read again when it has changed."""
+    return _table_of(path)
 
 
 @functools.cache
-def _table() -> dict[str, tuple[_Row, ...]]:
-    text = importlib.resources.files("lflops.hardware").joinpath("chips.toml").read_bytes()
-    return msgspec.toml.decode(text, type=dict[str, tuple[_Row, ...]])
+def _shipped() -> _Table:
+    with importlib.resources.as_file(importlib.resources.files("lflops.hardware") / "chips.toml") as path:
+        return _table_of(path)
 
 
-@functools.cache
-def _index() -> dict[frozenset[str], Hardware]:
-    return {_words(name): row.hardware() for rows in _table().values() for row in rows for name in (row.name, *row.names)}
+def _table_of(path: Path) -> _Table:
+    table: dict[frozenset[str], tuple[str, Hardware]] = {}
+    for vendor, rows in rows_in(path).items():
+        for row in rows:
+            chip = _hardware(row, path)
+            for name in (row.name, *row.names):
+                if table.setdefault(_words(name), (vendor, chip)) != (vendor, chip):
+                    raise HardwareError(f"{path}: two chips have the name {name!r}: give each its own")
+    return table
+
+
+def _hardware(row: Row, path: Path) -> Hardware:
+    source = f"{row.source or path}{f' ({row.date})' if row.date else ''}"
+    return Hardware(
+        name=row.name,
+        peak_flops_per_second=row.peaks,
+        bandwidth_bytes_per_second=row.bandwidth,
+        memory_bytes=_times(row.memory_gib, 2**30),
+        source=source,
+        cache_bytes=_times(row.cache_mib, 2**20),
+        usable_bytes=_times(row.usable_gib, 2**30),
+        link_bytes_per_second=row.link,
+    )
+
+
+def _times(size: float | None, unit: float) -> float | None:
+    return None if size is None else size * unit
 
 
 def _words(name: str) -> frozenset[str]:
@@ -159,9 +270,10 @@ def _nearest(name: str) -> list[str]:
     """Up to four chips that share the most words with a number in them; else those whose names are spelled much like it."""
     asked = {word for word in _words(name) if any(letter.isdigit() for letter in word)}
     shared: dict[str, int] = {}
-    for words, chip in _index().items():
+    every = {words: chip for table in _tables() for words, (_, chip) in table.items()}
+    for words, chip in every.items():
         shared[chip.name] = max(len(asked & words), shared.get(chip.name, 0))
-    most = max(shared.values())
+    most = max(shared.values(), default=0)
     if most:
         return [chip for chip, count in shared.items() if count == most][:4]
     spelled = {_joined(chip): chip for chip in names()}

@@ -59,8 +59,8 @@ class FlopsMonitor(Base):
         detailed: Whether the log has the long text, with lines for every module, in place of about 40 lines.
         ignore_modules: Names or classes of modules whose own work is left out of every total.
         output_file: Gets the long text of each window. What the same Trainer wrote there before is kept.
-        hardware: What the device can do: `"auto"` looks its name up, `"measure"` measures it, else a name of the table, your own figures,
-            or `None`.
+        hardware: What the device can do: `"auto"` looks its name up, `"measure"` measures it, else a chip by name or in a TOML file, your
+            own figures, or `None`.
         track: Whether to log step time, MFU and throughput over the whole run.
         units: A function from a batch to `{"samples": n, "tokens": n}`; `None` finds them in the shapes of its tensors.
         topology: A function from a rank to its coordinates, as `{"data": 0, "tensor": 1}`; `None` asks the strategy and the parameters.
@@ -156,6 +156,8 @@ class FlopsMonitor(Base):
             return
         try:
             self._settings.check()
+            if trainer.is_global_zero:
+                self._settings.try_folder()
         except LflopsError as error:
             raise MisconfigurationException(f"FlopsMonitor: {error}") from error
         has_folder = self._settings.dirpath is not None

@@ -124,8 +124,14 @@ class LoopMonitor:
         self._run: MonitoredRun | None = None
 
     def __enter__(self) -> Self:
-        """Begin to watch."""
+        """Begin to watch.
+
+        Raises:
+            CountError: `dirpath` cannot be written.
+        """
         rank, world_size = _rank_and_world_size()
+        if rank == 0:
+            self._settings.try_folder()
         store = None if world_size == 1 else meet(f"lflops/loop/{next(_RUNS)}", rank, timeout=self._settings.gather_timeout)
         self._run = MonitoredRun(self._settings, self._log_dir(), store)
         self.profiles = self._run.profiles

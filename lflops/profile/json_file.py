@@ -4,6 +4,7 @@ import os
 import re
 import reprlib
 import secrets
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import isfinite
@@ -26,6 +27,8 @@ LARGEST_FILE = 1 << 30
 LARGEST_SEARCH = 1 << 25
 DEEPEST_NESTING = 100
 LARGEST_SHOWN = 10**1000
+_GZIP, _BEGIN = b"\x1f\x8b", 1 << 16
+_TRACE = "is a trace of torch.profiler: lflops trace show reads it"
 _inclusive_counts, _own_counts = attrgetter(*COUNTS), attrgetter(*(f"own_{count}" for count in COUNTS))
 
 # Quoted content comes from an untrusted file.
@@ -87,6 +90,11 @@ def _content(path: Path) -> bytes:
         text = file.read(size)
     if not text.strip():
         raise ProfileError("is empty")
+    if text.startswith(_GZIP):
+        begin = b""
+        with suppress(zlib.error):  # damaged
+            begin = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(text, _BEGIN)
+        raise ProfileError(_TRACE if b'"traceEvents"' in begin else "is packed by gzip: unpack it first")
     try:
         # All of it, because msgspec does not look into the strings of fields that it ignores.
         text.decode()
@@ -97,7 +105,10 @@ def _content(path: Path) -> bytes:
 
 def _checked(text: bytes) -> Profile:
     """The profile in a text, after all checks."""
-    _check_version(bytes(_decoded(text, dict[str, Raw]).get("schema_version", Raw())))
+    fields = _decoded(text, dict[str, Raw])
+    if "schema_version" not in fields and "traceEvents" in fields:
+        raise ProfileError(_TRACE)
+    _check_version(bytes(fields.get("schema_version", Raw())))
     profile: Profile = _decoded(text, Profile)
     _check_rows(profile.modules)
     _check_references(profile)

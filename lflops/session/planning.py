@@ -25,4 +25,5 @@ def _notes(asked: Schedule, plan: Plan, accumulation: int, batches: float, say: 
         left = {name: getattr(plan, name) for name in ("skip_first", "wait", "warmup", "active")} | {"windows": plan.windows or 0}
         yield Note(code="schedule_shrunk", subject="", values={"batches": int(batches), **left})
         said = ", ".join(f"{name} {number}" for name, number in left.items())
-        say(f"lflops: {asked} does not fit into the run's {int(batches)} batches; what is left, in steps: {said}")
+        run = "1 batch" if batches == 1 else f"{int(batches)} batches"
+        say(f"lflops: {asked} does not fit into the run's {run}; shortened to these steps: {said}")

@@ -182,7 +182,7 @@ def test_limits_that_are_held_are_fine(option: list[str], runs: list[str], tmp_p
     assert 0 == main(["diff", *runs, *option])
 
 
-@pytest.mark.parametrize("option", [["--max-regress", "1.9%"], ["--max-memory", "1kB"], ["--max-memory", "1023"], ["--max-regress", "0"]])
+@pytest.mark.parametrize("option", [["--max-regress", "1.9%"], ["--max-memory", "1kB"], ["--max-memory", "1023B"], ["--max-regress", "0"]])
 def test_a_broken_limit_is_status_1(option: list[str], runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And says by how much, also as JSON."""
     files(tmp_path, *(_with_peak(Path(path), 1024) for path in runs))
@@ -238,6 +238,7 @@ def test_a_regress_within_the_noise_breaks_nothing() -> None:
         (["--max-regress", "nan"], "--max-regress='nan': give a share"),
         (["--min-mfu", "high"], "--min-mfu='high': give a share"),
         (["--max-memory", "24 apples"], "--max-memory='24 apples': give a size, as 24GiB or 24GB, or a growth, as 5%"),
+        (["--max-memory", "20"], "--max-memory='20' has no unit: give 20GiB, 20GB or, as a growth, 20%"),
         (["--max-memory", "iB"], "--max-memory='iB': give a size"),
         (["--max-memory", "x%"], "--max-memory='x%': give a share"),
         (["--max-memory", "5%"], "--max-memory='5%': the first run has no peak of memory, give a size, as 24GiB"),

@@ -6,6 +6,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -94,12 +95,12 @@ def test_tensorboard_has_the_curves_where_it_takes_no_text(tmp_path: Path, monke
 
 
 def test_where_no_file_can_be_written_the_summary_and_the_profiles_are_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A file is in the place of the folder: each kind of file is warned of once, for two windows."""
+    """A file comes into the place of the folder after setup: each kind of file is warned of once, for two windows."""
     way = tmp_path / "file"
-    way.touch()
     monitor, around, logger = tolerant(way / "folder", trace=True, html=True, output_file=way / "text"), Around(), Recorder()
+    in_the_way = LambdaCallback(on_fit_start=lambda trainer, module: way.touch())
     with pytest.warns(UserWarning, match="FlopsMonitor") as warned:
-        trainer = fit(Classifier(), around, monitor, logger=logger)
+        trainer = fit(Classifier(), around, monitor, in_the_way, logger=logger)
     assert sorted(["there is no trace", "the profile's file", "the page", f"output_file={str(way / 'text')!r}"]) == sorted(of_ours(warned))
     assert (30, 2, []) == (trainer.global_step, len(monitor.profiles), around.left())
     assert 2 == caplog.text.count("of live tensors at the peak")

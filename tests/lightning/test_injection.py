@@ -60,7 +60,7 @@ def test_a_trainer_gets_a_monitor_as_it_is_asked_for(package: Any, monkeypatch: 
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("value", ["1", "true", " True "])
+@pytest.mark.parametrize("value", ["1", "true", " True ", "yes", "ON"])
 def test_one_asks_for_a_monitor_as_it_is(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the arguments that `FlopsMonitor()` has; several Trainers have one each, and each fits."""
     monkeypatch.setenv("LFLOPS", value)
@@ -70,7 +70,7 @@ def test_one_asks_for_a_monitor_as_it_is(value: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("value", [None, "", " ", "0", "false"])
+@pytest.mark.parametrize("value", [None, "", " ", "0", "false", "no", "OFF"])
 def test_without_the_variable_there_is_none(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor where it says no."""
     if value is None:
@@ -82,7 +82,7 @@ def test_without_the_variable_there_is_none(value: str | None, monkeypatch: pyte
 
 WRONG = {
     "activ=5": "LFLOPS='activ=5': 'activ' is no setting; these are: wait, warmup, active, repeat, skip_first, ",
-    "yes": "LFLOPS='yes': 'yes' is no setting; these are: wait",
+    "maybe": "LFLOPS='maybe': 'maybe' is no setting; these are: wait",
     "wait=2,active=many": "LFLOPS='wait=2,active=many': active='many': give a whole number",
     "active=0": "LFLOPS='active=0': active=0: give a whole number, 1 or more",
     "warmup=0": "LFLOPS='warmup=0': warmup=0 leaves no step to count in",

@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def test_a_run_too_short_for_the_schedule_shrinks_it_and_says_so(
     assert steps == kinds(monitor)
     (note,) = [note for note in monitor.profiles[0].notes if note.code == "schedule_shrunk"]
     assert {"batches": batches, **left} == note.values
-    assert 1 == sum(f"does not fit into the run's {batches} batches" in message for message in caplog.messages)
+    assert 1 == sum(f"does not fit into the run's {batches} batch{'es' * (batches > 1)};" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize("options", [{"max_steps": 8}, {"limit_train_batches": 8}, {"max_epochs": 2, "limit_train_batches": 4}])
@@ -141,11 +142,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"track": None}, "track=None: give True or False"),
     ({"html": "page"}, "html='page': give True or False"),
     ({"output_file": 3}, "output_file=3: give a path, or None"),
+    ({"dirpath": __file__}, f"dirpath={__file__!r}: Not a directory: give a folder that can be written"),
+    ({"dirpath": f"{__file__}/below"}, "/below': Not a directory: give a folder that can be written"),
     ({"dirpath": True}, "dirpath=True: give a path, or None"),
     ({"units": {"samples": 3}}, "units={'samples': 3}: give a function from a batch"),
     ({"on_error": "ignore"}, "on_error='ignore': give 'warn' or 'raise'"),
-    ({"hardware": "H2000"}, "hardware='H2000': 'H2000' is not in the table of chips"),
-    ({"hardware": 312e12}, "hardware=312000000000000.0: give 'auto', 'measure'"),
     ({"trace": 1}, "trace=1: give True or False"),
     ({"record_shapes": None}, "record_shapes=None: give True or False"),
     ({"profile_memory": "yes"}, "profile_memory='yes': give True or False"),
@@ -179,6 +180,20 @@ def test_a_schedule_without_a_step_to_count_in_is_refused() -> None:
     assert [] == FlopsMonitor(Schedule(warmup=0), count=False).profiles
     with pytest.raises(ScheduleError, match=r"schedule=5: give an lflops\.Schedule"):
         FlopsMonitor(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("hardware", "message"),
+    [
+        ("H2000", "hardware='H2000': 'H2000' is not in the table of chips"),
+        (312e12, "hardware=312000000000000.0: give 'auto', 'measure', a chip's name, a TOML file"),
+    ],
+)
+def test_an_unknown_chip_is_refused_when_the_monitor_is_made(hardware: Any, message: str) -> None:
+    """Before a model is built or data are read, in a Trainer and in a loop."""
+    for make in (FlopsMonitor, partial(lflops.monitor, Classifier())):
+        with pytest.raises(lflops.HardwareError, match=re.escape(message)):
+            make(hardware=hardware)
 
 
 def test_it_can_be_pickled_also_in_the_middle_of_a_fit() -> None:

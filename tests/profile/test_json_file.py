@@ -1,3 +1,4 @@
+import gzip
 import itertools
 import json
 import os
@@ -21,6 +22,7 @@ from tests.support.profile_builders import cell, fields_of, module_profile, prof
 
 COUNTS = tuple(name for name, kind in work().__annotations__.items() if name in fields_of(work()) and fields_of(work())[name] == 0)
 SMALL = msgspec.json.encode(small_profile())
+TRACE = b'{"schemaVersion": 1, "traceEvents": []}'
 PLACEHOLDER = "what the test puts here"
 
 Keys = tuple[str | int, ...]
@@ -330,9 +332,12 @@ def test_every_missing_count_is_refused_with_its_place(path: Path) -> None:
         (b"hello", "JSON is malformed: invalid character (byte 0)"),
         (b"null", "not an lflops profile: expected `object`, got `null`"),
         (b"[1, 2]", "not an lflops profile: expected `object`, got `array`"),
-        (b'{"traceEvents": []}', "not an lflops profile: schema_version is missing"),
+        (b'{"events": []}', "not an lflops profile: schema_version is missing"),
         (b'{"schema_version": "1.0"}', "not an lflops profile: object missing required field `run`"),
-        (b"\x1f\x8b\x08", "byte 1 is not UTF-8"),
+        (b"\x1f\x8b\x08", "is packed by gzip: unpack it first"),
+        (gzip.compress(SMALL), "is packed by gzip: unpack it first"),
+        (TRACE, "is a trace of torch.profiler: lflops trace show reads it"),
+        (gzip.compress(TRACE), "is a trace of torch.profiler: lflops trace show reads it"),
         (b'\xef\xbb\xbf{"schema_version": "1.0"}', "JSON is malformed: invalid character (byte 0)"),
         (SMALL + b"}", f"JSON is malformed: trailing characters (byte {len(SMALL) + 1})"),
     ],

@@ -1,6 +1,7 @@
 """Two runs of a model, module by module: what changed in their work, and in the time that the same work takes."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -9,6 +10,7 @@ from lflops.analyze.compare.compared_run import ComparedRun, Fact, RunFigures, c
 from lflops.analyze.compare.matching import ModuleNode, Pair, matched
 from lflops.analyze.compare.module_pair import Change, ModuleFigures, ModulePair, ModuleSide, SharedPhases
 from lflops.analyze.compare.significance import CHANGED, CommonFactor, Judge, Timing, Verdict, judge_of, judge_of_steps
+from lflops.profile.json_file import load
 from lflops.profile.model import Profile
 from lflops.profile.records import PHASES, Phase
 
@@ -109,7 +111,7 @@ class Comparison(NamedTuple):
     pairs: Sequence[ModulePair]
 
 
-def diff(before: Profile, after: Profile) -> Diff:
+def diff(before: Profile | str | PathLike[str], after: Profile | str | PathLike[str]) -> Diff:
     """Compare two runs.
 
     Modules are matched by name, across wrappers and renames. Work is exact, so every difference in it is listed. A time is judged only
@@ -118,10 +120,14 @@ def diff(before: Profile, after: Profile) -> Diff:
     or a count has no times, so only its work and its memory are compared.
 
     Args:
-        before: A profile.
+        before: A profile, or the path of its file.
         after: Another one, of the same model or of a changed version of it.
+
+    Raises:
+        ProfileError: A file cannot be read.
     """
-    return compare(compared_run(before), compared_run(after)).diff
+    first, second = (each if isinstance(each, Profile) else load(each) for each in (before, after))
+    return compare(compared_run(first), compared_run(second)).diff
 
 
 def compare(before: ComparedRun, after: ComparedRun) -> Comparison:

@@ -48,7 +48,7 @@ CACHES, FEWEST_CACHES = 8, 4
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 
 
-TAKEN = 'give "auto", "measure", a name of lflops.hardware.names(), an lflops.Hardware, or None'
+TAKEN = 'give "auto", "measure", a name of lflops.hardware.names(), a TOML file, an lflops.Hardware, or None'
 
 
 def calibrate(
@@ -86,7 +86,7 @@ def calibrate(
         with machine.alone():
             peaks, bandwidth = measure(machine, clock or clock_of(torch.device(machine.kind)), wanted)
         today = dt.datetime.now(dt.UTC).date().isoformat()
-        source = f"measured by lflops.calibrate, {today}, torch {torch.__version__}, {threads} threads"
+        source = f"measured by lflops.calibrate, {today}, torch {torch.__version__}, {threads} thread{'s' * (threads != 1)}"
         hardware = Hardware(machine.name, peaks, bandwidth, machine.memory_bytes, source, machine.cache_bytes or None)
         _keep(key, hardware)
     return hardware

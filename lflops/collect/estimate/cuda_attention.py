@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from lflops.collect.estimate.fake_tensors import HOST
 from lflops.collect.torch_private.operators import attention_kernels
 from lflops.errors import CountError
-from lflops.hardware.chips import Hardware, chips, lookup
+from lflops.hardware.chips import Hardware, vendor_of
 from lflops.profile.notes import Note
 
 __all__ = ["Attention", "attention_on"]
@@ -144,7 +144,7 @@ def attention_on(chip: Hardware | None) -> Iterator[list[Note]]:
     Without CUDA, autocast for CUDA is an error in it. Torch only warns and ignores autocast, which is right for no chip.
     """
     notes: list[Note] = []
-    if chip is None or (found := lookup(chip.name)) is None or found not in chips()["NVIDIA"]:
+    if chip is None or vendor_of(chip.name) != "NVIDIA":
         yield notes
         return
     with warnings.catch_warnings(), _Choice(chip) as choice:

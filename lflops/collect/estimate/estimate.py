@@ -21,7 +21,7 @@ from lflops.collect.estimate.cuda_attention import attention_on
 from lflops.collect.estimate.fake_errors import values_refused
 from lflops.collect.estimate.fake_tensors import Fakes
 from lflops.collect.estimate.mesh import checked_mesh, mesh_group, parallelize, with_mesh
-from lflops.collect.estimate.optimizer_step import MakesOptimizer, Stepper
+from lflops.collect.estimate.optimizer_step import MakesOptimizer, Stepper, makes_optimizer
 from lflops.collect.estimate.progress import Meter, Progress
 from lflops.collect.inputs.arguments import check_arguments, check_module, check_pass, check_whole, describe
 from lflops.collect.inputs.tensors import tensors_in
@@ -30,7 +30,7 @@ from lflops.collect.model.restore import same_random_numbers
 from lflops.collect.torch_private.self_check import check_fake_tensors
 from lflops.collect.torch_private.tensors import local_part, only_shapes_run
 from lflops.errors import CountError
-from lflops.hardware.chips import Hardware, lookup, named
+from lflops.hardware.chips import Hardware, is_gpu, named
 from lflops.profile.model import Profile, Reserved
 from lflops.profile.notes import Note
 
@@ -47,7 +47,7 @@ def estimate(
     *,
     backward: bool = False,
     loss: Callable[[Any], Tensor] | None = None,
-    optimizer: MakesOptimizer | None = None,
+    optimizer: MakesOptimizer | str | None = None,
     grad_scaler: bool = False,
     hardware: Hardware | str | None = None,
     round_to: int = 1,
@@ -65,10 +65,10 @@ def estimate(
         kwargs: Its keyword arguments.
         backward: Whether to go backward from `loss(output)`.
         loss: From the output, which is freed before backward, to a scalar; without it, the sum of the floating outputs, not counted.
-        optimizer: Makes one from a list of parameters, as `torch.optim.AdamW`. Two steps run: the peak has its state, the work is of one.
+        optimizer: A name of `torch.optim`, as `"adamw"`, or a function of a list of parameters. Its state is in the peak.
         grad_scaler: Whether a `torch.amp.GradScaler` scales the loss and unscales the gradients, which all count as finite.
-        hardware: The chip to estimate for: a name in the table, or a `Hardware` with your own figures. For a chip of the table, attention
-            uses the kernel that torch takes on it. There optimizers also default to their `foreach` implementation.
+        hardware: The chip to estimate for: a name in the table, a TOML file, or a `Hardware` with your own figures. For a chip of the
+            table, attention uses the kernel that torch takes on it. There optimizers also default to their `foreach` implementation.
         round_to: The size of each tensor is rounded up to a multiple of so many bytes; CUDA's allocator uses 512.
         allocator: The settings of torch's allocator for CUDA, as the text of `PYTORCH_ALLOC_CONF`: it is simulated over the allocations of
             both steps, and `memory.reserved` has the result. For a chip of the table the default is simulated where nothing is given.
@@ -162,7 +162,7 @@ class Estimator:
 
     asker: str
     backward: bool
-    optimizer: MakesOptimizer | None = None
+    optimizer: MakesOptimizer | str | None = None
     hardware: Hardware | str | None = None
     grad_scaler: bool = False
     round_to: int = 1
@@ -198,7 +198,8 @@ class Estimator:
         """
         check_fake_tensors()
         chip = self._checked()
-        fakes, held = Fakes(on_host=not _is_listed(chip)), list(held)
+        makes = makes_optimizer(self.asker, self.optimizer)
+        fakes, held = Fakes(on_host=not is_gpu(chip)), list(held)
 
         def run(make: Callable[[], Subject]) -> Profile:
             with same_random_numbers(held):
@@ -208,7 +209,7 @@ class Estimator:
                     if self.mesh:
                         parallelize(self.asker, subject.model, self.mesh)
                 with fakes.swapped_into(subject.model):
-                    profile = self._run(subject, fakes, chip)
+                    profile = self._run(subject, fakes, chip, makes)
                     for parameter in subject.model.parameters():
                         parameter.grad = None
             fakes.forget()
@@ -221,10 +222,6 @@ class Estimator:
         """Check the options, and look the chip up."""
         if only_shapes_run(()):
             raise CountError(f"{self.asker}: a mode that makes tensors fake is open here already: call it outside")
-        if self.optimizer is not None and not callable(self.optimizer):
-            raise CountError(
-                f"{self.asker}: optimizer={describe(self.optimizer)}: give a function from parameters to one, as torch.optim.AdamW"
-            )
         if self.grad_scaler not in (True, False):
             raise CountError(f"{self.asker}: grad_scaler={describe(self.grad_scaler)}: give True or False")
         if self.grad_scaler and self.optimizer is None:
@@ -233,23 +230,23 @@ class Estimator:
         if self.allocator is not None:
             settings_of(self.allocator)
         if not isinstance(self.hardware, Hardware | str | None):
-            raise CountError(f"{self.asker}: hardware={describe(self.hardware)}: give a chip's name or a lflops.Hardware")
+            raise CountError(f"{self.asker}: hardware={describe(self.hardware)}: give a chip's name, a TOML file, or an lflops.Hardware")
         return named(self.hardware) if isinstance(self.hardware, str) else self.hardware
 
-    def _run(self, subject: Subject, fakes: Fakes, chip: Hardware | None) -> Profile:
+    def _run(self, subject: Subject, fakes: Fakes, chip: Hardware | None, makes: MakesOptimizer | None) -> Profile:
         model, loss = subject.model, subject.loss
         args, kwargs = given = fakes.of((tuple(subject.args), dict(subject.kwargs)))
         stepper = None
-        if self.optimizer is not None:
+        if makes is not None:
             if self.grad_scaler and loss is None:
                 raise CountError(f"{self.asker}: grad_scaler=True, but there is no loss to scale: give one")
-            stepper = Stepper(self.asker, self.optimizer, model, chip=chip, grad_scaler=self.grad_scaler)
+            stepper = Stepper(self.asker, makes, model, chip=chip, grad_scaler=self.grad_scaler)
             loss = stepper.scaled(loss)
         call = ModelCall(asker=self.asker, model=model, args=args, kwargs=kwargs, backward=self.backward, loss=loss, _given=given)
         if any(local_part(each) is not each for each in model.parameters()):
             self._step(call, stepper, chip, Meter(progress=False))  # torch infers the placements of results once, with its own tensors
             model.zero_grad()
-        log = AllocationLog() if self.watch is None and (self.allocator is not None or _is_listed(chip)) else None
+        log = AllocationLog() if self.watch is None and (self.allocator is not None or is_gpu(chip)) else None
         with Meter(self.progress) as meter:
             step = self._step(call, stepper, chip, meter, log)
             if stepper is not None:
@@ -273,7 +270,7 @@ class Estimator:
         calls = sum(cell.calls for cell in counting.profile.cells if cell.operator == LSTM_LAYER.name().removeprefix("aten::"))
         if calls and (self.backward or torch.is_grad_enabled()):
             notes.append(
-                Note(code="lstm_workspace", subject=chip.name if chip is not None and _is_listed(chip) else "", values={"calls": calls})
+                Note(code="lstm_workspace", subject=chip.name if chip is not None and is_gpu(chip) else "", values={"calls": calls})
             )
         profile = replace(counting.profile, notes=counting.profile.notes + tuple(notes))
         if self.watch is not None:
@@ -295,11 +292,6 @@ def _with_reserved(step: Profile, log: AllocationLog, settings: str) -> Profile:
         unused_bytes=simulated.at_reserved_peak.reserved - simulated.at_reserved_peak.allocated,
     )
     return replace(step, memory=replace(step.memory, reserved=reserved))
-
-
-def _is_listed(chip: Hardware | None) -> bool:
-    """Whether the chip is in the table. Other figures describe this machine."""
-    return chip is not None and lookup(chip.name) is not None
 
 
 def _with_the_higher_peak(step: Profile, other: Profile) -> Profile:

@@ -30,7 +30,7 @@ def largest_batch(
     *,
     memory_bytes: float,
     loss: Callable[[Any], Tensor] | None = None,
-    optimizer: MakesOptimizer | None = None,
+    optimizer: MakesOptimizer | str | None = None,
     hardware: Hardware | str | None = None,
     round_to: int = 1,
 ) -> int:
@@ -44,7 +44,7 @@ def largest_batch(
         make_args: From a number of samples to the model's arguments: a tuple, a lone tensor, or a mapping of keyword arguments.
         memory_bytes: The available memory in bytes.
         loss: From the output to a scalar. With it or an optimizer, a training step is estimated; without both, a forward pass.
-        optimizer: Makes an optimizer from a list of parameters, as in `estimate`.
+        optimizer: A name, or a function from a list of parameters, as in `estimate`.
         hardware: The chip, as in `estimate`. Its memory is `memory_bytes`, not the figure of the table.
         round_to: The size of each tensor is rounded up to a multiple of so many bytes, as in `estimate`.
 

@@ -13,30 +13,36 @@ from lflops.collect.estimate.fake_errors import values_refused
 from lflops.collect.estimate.fake_tensors import HOST
 from lflops.collect.inputs.arguments import describe
 from lflops.errors import CountError
-from lflops.hardware.chips import Hardware, lookup
+from lflops.hardware.chips import Hardware, is_gpu
 from lflops.profile.notes import Note
 
-__all__ = ["MakesOptimizer", "Stepper", "optimizer_named"]
+__all__ = ["MakesOptimizer", "Stepper", "makes_optimizer"]
 
 MakesOptimizer = Callable[[list[nn.Parameter]], Optimizer]
+"""A function from parameters to their optimizer, as `torch.optim.AdamW`."""
 
 
-def optimizer_named(name: str, *, fused: bool = False) -> MakesOptimizer:
-    """An optimizer of `torch.optim` with its default settings, by its name in any letter case.
+def makes_optimizer(asker: str, asked: MakesOptimizer | str | None, *, fused: bool = False) -> MakesOptimizer | None:
+    """The function that was given; of a name, the optimizer of `torch.optim` in any letter case, with its default settings.
 
     Args:
-        name: Of the optimizer.
-        fused: Whether it is the fused implementation.
+        asker: The function that errors name.
+        asked: The function or the name.
+        fused: Whether a name means the fused implementation.
 
     Raises:
-        CountError: There is no optimizer of that name, or it has no fused implementation.
+        CountError: It is no function, there is no optimizer of that name, or that one has no fused implementation.
     """
+    if asked is None or (callable(asked) and not isinstance(asked, str)):
+        return asked
+    if not isinstance(asked, str):
+        raise CountError(f"{asker}: optimizer={describe(asked)}: give a name, as 'adamw', or a function from parameters to an optimizer")
     known = {each.lower(): kind for each, kind in vars(torch.optim).items() if isinstance(kind, type) and issubclass(kind, Optimizer)}
-    if name.lower() not in known.keys() - {"optimizer"}:
-        raise CountError(f"optimizer={name!r}: give one of {', '.join(sorted(known.keys() - {'optimizer'}))}")
-    kind: Callable[..., Optimizer] = known[name.lower()]
+    if asked.lower() not in known.keys() - {"optimizer"}:
+        raise CountError(f"{asker}: optimizer={asked!r}: give one of {', '.join(sorted(known.keys() - {'optimizer'}))}")
+    kind: Callable[..., Optimizer] = known[asked.lower()]
     if fused and "fused" not in inspect.signature(kind).parameters:
-        raise CountError(f"optimizer={name!r} has no fused implementation: leave it out")
+        raise CountError(f"{asker}: optimizer={asked!r} has no fused implementation: leave it out")
     return partial(kind, fused=True) if fused else kind
 
 
@@ -59,7 +65,7 @@ class Stepper:
         kind, notes = type(self._optimizer).__name__, []
         if _settle(self._optimizer, "capturable", was=True, now=False):  # there is no graph to capture, and the state has the same size
             notes.append(Note(code="not_captured", subject=kind, values={}))
-        if chip is not None and lookup(chip.name) is not None and _settle(self._optimizer, "foreach", was=None, now=True):
+        if chip is not None and is_gpu(chip) and _settle(self._optimizer, "foreach", was=None, now=True):
             notes.append(Note(code="foreach_assumed", subject=chip.name, values={}))
         if grad_scaler:
             notes.append(Note(code="gradients_taken_for_finite", subject=kind, values={}))

@@ -16,8 +16,8 @@ def monitors() -> list[Any]:
         MisconfigurationException: The variable says something that cannot be.
     """
     asked = os.environ.get("LFLOPS", "").strip()
-    if asked.lower() in {"", "0", "false"}:
+    if asked.lower() in {"", "0", "false", "no", "off"}:
         return []
     from lflops.lightning.injection.injected import InjectedMonitor
 
-    return [InjectedMonitor("" if asked.lower() in {"1", "true"} else asked)]
+    return [InjectedMonitor("" if asked.lower() in {"1", "true", "yes", "on"} else asked)]

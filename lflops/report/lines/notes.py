@@ -110,7 +110,8 @@ def _rounded_to_cycles(note: Note) -> str:
 
 def _schedule_shrunk(note: Note) -> str:
     left = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in note.values.items() if name != "batches")
-    return f"the schedule is shrunk to the run's {_count(note, 'batches')} batches; what is left, in steps: {left or units.UNKNOWN}"
+    batches = "1 batch" if note.values.get("batches") == 1 else f"{_count(note, 'batches')} batches"
+    return f"the schedule is shortened to the run's {batches}, in steps: {left or units.UNKNOWN}"
 
 
 def _few_clean_steps(note: Note) -> str:

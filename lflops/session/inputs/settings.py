@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from lflops.collect.count import Ignored
@@ -11,7 +13,7 @@ from lflops.collect.inputs.arguments import describe
 from lflops.collect.kineto.tracer import ACTIVITIES, Activity
 from lflops.collect.ranks.unsharded import check_logical
 from lflops.errors import CountError, HardwareError, ScheduleError
-from lflops.hardware.chips import Hardware, named
+from lflops.hardware.chips import Hardware, named, names
 from lflops.profile.model import Profile
 from lflops.schedule import Schedule
 from lflops.session.inputs.training import STAGES
@@ -53,28 +55,30 @@ class Settings:
     on_oom: bool = False
 
     def __post_init__(self) -> None:
-        """See that the schedule can be.
+        """See that the schedule can be, and that the chip is known.
 
         Raises:
             ScheduleError: It is none, or leaves no step to count in.
+            HardwareError: The chip is not known, or the user's table of chips cannot be read.
         """
         if not isinstance(self.schedule, Schedule):
             raise ScheduleError(f"schedule={describe(self.schedule)}: give an lflops.Schedule")
         if not self.schedule.warmup and self.count is True:
             raise ScheduleError("warmup=0 leaves no step to count in: give warmup >= 1, or count=False")
+        self._check_hardware()
 
     def check(self) -> None:
         """See that the others can be.
 
         Raises:
             CountError: One of them cannot; the message names it, its value and what is taken.
-            HardwareError: The chip is not known.
         """
         for name in ("trace", "record_shapes", "profile_memory", "with_stack", "detailed", "track", "html", "on_oom"):
             if not isinstance(getattr(self, name), bool):
                 raise CountError(f"{name}={describe(getattr(self, name))}: give True or False")
         self._check_choices()
         self._check_ranks()
+        self._check_paths()
         if not isinstance(self.count, bool | Profile):
             raise CountError(f"count={describe(self.count)}: give True, False, or a Profile that was counted elsewhere")
         check_logical("", self.logical)
@@ -82,14 +86,25 @@ class Settings:
             value: object = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise CountError(f"{name}={describe(value)}: give a whole number, {least} or more")
-        for name in ("output_file", "dirpath"):
-            if not isinstance(getattr(self, name), str | PathLike | None):
-                raise CountError(f"{name}={describe(getattr(self, name))}: give a path, or None")
         if self.units is not None and not callable(self.units):
             raise CountError(f"units={describe(self.units)}: give a function from a batch to {{'samples': n, 'tokens': n}}, or None")
         if self.on_error not in {"warn", "raise"}:
             raise CountError(f"on_error={self.on_error!r}: give 'warn' or 'raise'")
-        self._check_hardware()
+
+    def try_folder(self) -> None:
+        """See that files can be written to `dirpath`, and leave nothing of the trial. The main process does so before the run.
+
+        Raises:
+            CountError: They cannot.
+        """
+        if self.dirpath is None:
+            return
+        folder = Path(self.dirpath).absolute()
+        try:
+            with TemporaryDirectory(dir=next(each for each in (folder, *folder.parents) if each.exists())):
+                pass
+        except OSError as error:
+            raise CountError(f"dirpath={str(self.dirpath)!r}: {error.strerror}: give a folder that can be written") from error
 
     @property
     def looks_inside_compiled(self) -> bool:
@@ -112,6 +127,11 @@ class Settings:
             if isinstance(value, str) or not isinstance(value, Collection) or not value or any(each not in known for each in value):
                 raise CountError(f"{name}={describe(value)}: give some of {', '.join(map(repr, known))}, in a tuple or a list")
 
+    def _check_paths(self) -> None:
+        for name in ("output_file", "dirpath"):
+            if not isinstance(getattr(self, name), str | PathLike | None):
+                raise CountError(f"{name}={describe(getattr(self, name))}: give a path, or None")
+
     def _check_ranks(self) -> None:
         if self.topology is not None and not callable(self.topology):
             raise CountError(f"topology={describe(self.topology)}: give a function from a rank to its coordinates, or None")
@@ -127,6 +147,8 @@ class Settings:
 
     def _check_hardware(self) -> None:
         if not isinstance(self.hardware, Hardware | str | None):
-            raise HardwareError(f"hardware={describe(self.hardware)}: give 'auto', 'measure', a chip's name, an lflops.Hardware, or None")
-        if isinstance(self.hardware, str) and self.hardware not in {"auto", "measure"}:
-            named(self.hardware)
+            raise HardwareError(
+                f"hardware={describe(self.hardware)}: give 'auto', 'measure', a chip's name, a TOML file, an lflops.Hardware, or None"
+            )
+        if isinstance(self.hardware, str):
+            named(self.hardware) if self.hardware not in {"auto", "measure"} else names()  # which reads the user's table

@@ -1,6 +1,7 @@
 import math
 import random
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -41,6 +42,17 @@ def test_a_module_that_is_slower_is_found_and_nothing_else() -> None:
     assert (pytest.approx(1.1), pytest.approx(2e-3)) == (time.beyond, time.lost)
     assert {"same"} == {module(found, name).inclusive.time.verdict for name in ("", "encoder", "encoder.b", "decoder")}
     assert pytest.approx(42 / 40) == module(found, "encoder").inclusive.time.ratio
+
+
+def test_runs_can_be_given_by_the_paths_of_their_files(tmp_path: Path) -> None:
+    """As text or as a path, each side for itself."""
+    before, after = ran(MODULES, width=0.01), ran(slowed(MODULES, 1.1, "encoder.b"), width=0.01)
+    before.save(tmp_path / "before.json")
+    after.save(tmp_path / "after.json")
+    compared = lflops.diff(before, after)
+    assert compared == lflops.diff(str(tmp_path / "before.json"), tmp_path / "after.json") == lflops.diff(before, tmp_path / "after.json")
+    with pytest.raises(lflops.ProfileError, match=r"none\.json: No such file or directory; give a file as Profile\.save writes it"):
+        lflops.diff(tmp_path / "none.json", after)
 
 
 def test_a_slower_machine_is_the_whole_run_and_no_module() -> None:

@@ -253,6 +253,15 @@ def test_the_first_step_gives_the_peak_where_it_needs_more() -> None:
     assert square == estimated.total()
 
 
+def test_an_optimizer_can_be_given_by_its_name() -> None:
+    """As in the shell, in any letter case; parameters, gradients and two moments of 20 + 5 floats each are there at the peak."""
+    named = lflops.estimate(nn.Linear(4, 5), fixed(2, 4), backward=True, optimizer="AdamW")
+    made = lflops.estimate(nn.Linear(4, 5), fixed(2, 4), backward=True, optimizer=torch.optim.AdamW)
+    assert made.memory == named.memory
+    assert named.memory is not None
+    assert 2 * 25 * 4 <= named.memory.by_category["optimizer_state"] <= 2 * 25 * 4 + 2 * 4  # and two step counters
+
+
 def test_on_a_chip_of_the_table_optimizers_work_on_lists_unless_told() -> None:
     """As torch does on CUDA; a note says so."""
     model, x = Block(), sequence()
@@ -633,13 +642,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a class": ({"model": nn.ReLU}, "ReLU is a class: give an instance, or lambda: ReLU(), which builds it without memory"),
     "builds none": ({"model": lambda: 3}, "3 is no torch.nn.Module"),
     "no backward": ({"optimizer": torch.optim.SGD}, "backward=False: give backward=True"),
-    "no optimizer": ({"optimizer": 3, "backward": True}, "optimizer=3: give a function"),
+    "no optimizer": ({"optimizer": 3, "backward": True}, "optimizer=3: give a name, as 'adamw', or a function"),
+    "an unknown optimizer": ({"optimizer": "adamx", "backward": True}, "estimate: optimizer='adamx': give one of adadelta, "),
     "makes none": ({"optimizer": len, "backward": True}, "optimizer gave 2: it has to give"),
     "no loss to scale": ({"optimizer": torch.optim.SGD, "backward": True, "grad_scaler": True}, "there is no loss to scale: give one"),
     "no gradients to scale": ({"loss": torch.sum, "backward": True, "grad_scaler": True}, "there is no optimizer"),
     "a scaler itself": ({"loss": torch.sum, "backward": True, "grad_scaler": 2}, "grad_scaler=2: give True or False"),
     "rounded to nothing": ({"round_to": 0}, "round_to=0: give a whole number, at least 1"),
-    "no chip": ({"hardware": 3}, "hardware=3: give a chip's name or a lflops.Hardware"),
+    "no chip": ({"hardware": 3}, "hardware=3: give a chip's name, a TOML file, or an lflops.Hardware"),
     "no progress": ({"progress": 3}, "progress=3: give True, False"),
     "lazy": ({"model": nn.LazyLinear(3)}, "no shape yet"),
 }

@@ -355,7 +355,7 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
         ),
         (
             Note(code="schedule_shrunk", subject="", values={"batches": 4, "skip_first": 0, "wait": 1, "windows": 1}),
-            "the schedule is shrunk to the run's 4 batches; what is left, in steps: skip first 0, wait 1, windows 1",
+            "the schedule is shortened to the run's 4 batches, in steps: skip first 0, wait 1, windows 1",
         ),
         (Note(code="few_clean_steps", subject="", values={"steps": 2}), "the times rest on few clean steps: 2"),
         (
