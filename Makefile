@@ -5,12 +5,16 @@ PEERS_READY := .venv-peers/ready
 PACKAGES := .venv-packages/bin
 PACKAGES_READY := .venv-packages/ready
 
-.PHONY: demo test lint lint-page docs coverage bench packages gpu clean
+.PHONY: demo pictures test lint lint-page docs coverage bench packages gpu clean
 
 demo: $(READY)
 	@$(BIN)/python examples/train_gpt.py
 	@$(BIN)/lflops show gpt/lflops/train-1-*.profile.json
 	@echo "In the browser, under the tab LFLOPS: $(BIN)/tensorboard --logdir gpt; as one file: $$(ls gpt/lflops/train-1-*.html)"
+
+# Of the documentation, from the demo's last window; needs Chromium.
+pictures: demo
+	@$(BIN)/python benchmarks/pictures.py
 
 test: lint
 	@$(BIN)/pytest

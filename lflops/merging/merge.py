@@ -18,6 +18,7 @@ from lflops.profile.model import SCHEMA_VERSION, Communication, Memory, ModulePr
 from lflops.profile.notes import Note
 from lflops.profile.records import PHASES, Count, Rank, Seconds, Trace
 from lflops.profile.steps import Step
+from lflops.profile.timeline import MOST_RANKS, StepTimeline
 
 __all__ = ["Brief", "brief_of", "merge", "merged"]
 
@@ -53,6 +54,7 @@ class Brief(Struct, frozen=True, kw_only=True):
     node: str | None = None
     coordinates: Mapping[str, Count] = {}
     communication_seconds: tuple[tuple[Seconds | None, Seconds | None], ...] = ()
+    timelines: tuple[StepTimeline, ...] = ()
 
 
 def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
@@ -118,6 +120,7 @@ def brief_of(
         node=node,
         coordinates=coordinates or {},
         communication_seconds=tuple((each.seconds, each.exposed_seconds) for each in profile.communication),
+        timelines=tuple(replace(each, rank=rank) for each in profile.timelines if rank < MOST_RANKS),
     )
 
 
@@ -170,6 +173,7 @@ def merged(
         steps=tuple(steps.merged()),
         memory=None if largest is None else memory_of(largest.rank),
         trace=_trace(kept, order),
+        timelines=tuple(each for rank in sorted(kept) for each in kept[rank].timelines),
     )
     times = rank_table(whole.patterns())
     ranks = tuple(_ranks(told, world, None if times is None else times_last(times), absent or {}))

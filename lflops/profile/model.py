@@ -23,6 +23,7 @@ from lflops.profile.module_names import ancestry, patterns
 from lflops.profile.notes import Note, notes_with
 from lflops.profile.records import PHASES, ByCategory, Count, ModulePhase, Phase, Rank, RankComparison, RankStat, Seconds, Spread, Trace
 from lflops.profile.steps import Step
+from lflops.profile.timeline import StepTimeline
 
 __all__ = ["PHASES", "SCHEMA_VERSION", "Phase", "Profile", "Work"]
 
@@ -306,6 +307,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     Attributes:
         waits: The modules and phases in which this rank waits for others: a collective runs there, or is awaited.
+        timelines: One step in time, of the rank that made the profile, or of the first ranks; empty where no step was traced or hooked.
     """
 
     schema_version: str
@@ -322,6 +324,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     rank_stats: tuple[RankStat, ...] = ()
     rank_comparison: RankComparison | None = None
     notes: tuple[Note, ...] = ()
+    timelines: tuple[StepTimeline, ...] = ()
 
     def __repr__(self) -> str:
         root = self.modules.get("")

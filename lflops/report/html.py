@@ -16,6 +16,7 @@ from lflops.profile.model import Profile
 from lflops.report.document import document
 from lflops.report.payload.compare import compared_pairs
 from lflops.report.payload.payload import payload
+from lflops.report.payload.timeline import timeline
 
 __all__ = ["page", "save", "write"]
 
@@ -38,6 +39,8 @@ def page(*analyses: Analysis, names: Sequence[str] = ()) -> str:
     heads = [html.escape(json.encode(each.head).decode()) for each in shown]
     windows = [f'{window} data-head="{head}"' for window, head in zip(chosen, heads, strict=True)]
     data = [_data(f"data{i or ''}", each, window) for i, (window, each) in enumerate(zip(windows, shown, strict=True))]
+    timelines = (timeline(analysis, each.memory) for analysis, each in zip(analyses, shown, strict=True))
+    data += [_data(f"timeline{i or ''}", each) for i, each in enumerate(timelines) if each is not None]
     data += [_data(f"comparison-{i}-{j}", comparison) for i, j, comparison in compared_pairs(profiles)]
     script = _joined("entry/offline", [])
     root = '<div id="root"><noscript>This page draws itself with JavaScript.</noscript></div>'

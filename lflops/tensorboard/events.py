@@ -15,6 +15,7 @@ from lflops.errors import needed_by
 from lflops.profile.model import Profile
 from lflops.report.payload.columns import VERSION
 from lflops.report.payload.payload import payload
+from lflops.report.payload.timeline import timeline
 from lflops.tensorboard.payload_event import PLUGIN, packed
 
 __all__ = ["log", "log_analysis"]
@@ -48,11 +49,14 @@ def log_analysis(writer: Any, analysis: Analysis, step: int, *, tag: str | None 
         raise TypeError(f"writer={type(writer).__name__}: give a torch.utils.tensorboard.SummaryWriter that is not closed")
     run = analysis.profile.run
     tag = tag or f"lflops/{run.stage or run.kind}/profile"
-    packed_payload = packed(json.encode(payload(analysis, Path(events.get_logdir()))))
+    shown = payload(analysis, Path(events.get_logdir()))
+    in_time = timeline(analysis, shown.memory)
+    values = [packed(json.encode(each)) for each in (shown, in_time) if each is not None]
     plugin_data = SummaryMetadata.PluginData(plugin_name=PLUGIN, content=str(VERSION).encode())
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=len(values))] if len(values) > 1 else [])
     value = Summary.Value(
         tag=tag,
-        tensor=TensorProto(dtype=DT_STRING, tensor_shape=TensorShapeProto(), string_val=[packed_payload]),
+        tensor=TensorProto(dtype=DT_STRING, tensor_shape=shape, string_val=values),
         # Without its class no loader of TensorBoard shows the run.
         metadata=SummaryMetadata(plugin_data=plugin_data, data_class=DATA_CLASS_TENSOR),
     )

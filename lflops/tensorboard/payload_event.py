@@ -8,7 +8,7 @@ from typing import Any
 
 from lflops.report.payload.columns import VERSION
 
-__all__ = ["LARGEST", "PLUGIN", "head", "metadata_problem", "packed", "unpacked"]
+__all__ = ["LARGEST", "PLUGIN", "head", "inflated", "metadata_problem", "packed", "unpacked"]
 
 PLUGIN = "lflops"
 """The name under which TensorBoard stores our summaries."""
@@ -43,20 +43,30 @@ def unpacked(value: object) -> bytes:
     Raises:
         ValueError: It is none; the message says why.
     """
+    payload = inflated(value)
+    start = _START.match(payload)
+    if problem := _version_problem(start[1].decode()) if start else _FOREIGN:
+        raise ValueError(problem)
+    return payload
+
+
+def inflated(value: object) -> bytes:
+    """The text that a value of a summary is.
+
+    Raises:
+        ValueError: It is damaged, or too large; the message says why.
+    """
     if not isinstance(value, bytes):
         raise ValueError(_FOREIGN)  # noqa: TRY004 - of what was written, not of an argument
     inflating = zlib.decompressobj()
     try:
-        payload = inflating.decompress(value, LARGEST)
+        text = inflating.decompress(value, LARGEST)
     except zlib.error:
         raise ValueError(_DAMAGED) from None
     if not inflating.eof:
         more = inflating.unconsumed_tail
         raise ValueError(f"inflates to more than {LARGEST} bytes" if more else _CUT)
-    start = _START.match(payload)
-    if problem := _version_problem(start[1].decode()) if start else _FOREIGN:
-        raise ValueError(problem)
-    return payload
+    return text
 
 
 def head(value: object) -> dict[str, Any]:

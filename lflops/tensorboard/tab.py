@@ -15,7 +15,7 @@ from tensorboard.backend import experiment_id  # type: ignore[import-untyped]
 from tensorboard.data.provider import RunTagFilter  # type: ignore[import-untyped]
 from tensorboard.plugins.base_plugin import FrontendMetadata, TBPlugin  # type: ignore[import-untyped]
 
-from lflops.tensorboard.payload_event import PLUGIN, head, metadata_problem, packed, unpacked
+from lflops.tensorboard.payload_event import PLUGIN, head, inflated, metadata_problem, packed, unpacked
 from lflops.tensorboard.traces import opened
 
 __all__ = ["Tab"]
@@ -27,6 +27,9 @@ _ALL = 1_000_000
 
 _CHUNK = 1 << 20
 """Bytes of a trace that are sent at once."""
+
+_PARTS = 2
+"""What is logged of a window: its payload, and its timeline if it has one."""
 
 _NOT_FOUND = "TensorBoard keeps no such window"
 
@@ -58,7 +61,8 @@ class Tab(TBPlugin):  # type: ignore[misc]
     def get_plugin_apps(self) -> dict[str, Callable[[dict[str, Any], _Start], _Answer]]:
         """The routes: the page's own files, each by its name, and the data."""
         files = {f"/{file.relative_to(_PAGE).as_posix()}": _file(file) for file in sorted(_PAGE.rglob("*.*")) if file.suffix in _TYPES}
-        return files | {"/windows": self._windows, "/window": self._window, "/compare": self._compare, "/trace": self._trace}
+        data = {"/windows": self._windows, "/window": self._window, "/timeline": self._timeline}
+        return files | data | {"/compare": self._compare, "/trace": self._trace}
 
     def is_active(self) -> bool:
         """TensorBoard itself sees from the data whether there is something to show."""
@@ -105,6 +109,17 @@ class Tab(TBPlugin):  # type: ignore[misc]
         except ValueError as error:
             return _refused(start, "422 Unprocessable Entity", f"it {error}")
         return _json(environ, start, payload, value)
+
+    def _timeline(self, environ: dict[str, Any], start: _Start) -> _Answer:
+        """The timeline of one window, which is logged behind its payload."""
+        window = self._requested(environ, _parameters(environ))
+        value = None if window is None else _value(window[1], 1)
+        if value is None:
+            return _refused(start, "404 Not Found", _NOT_FOUND if window is None else "it has no timeline")
+        try:
+            return _json(environ, start, inflated(value), value)
+        except ValueError as error:
+            return _refused(start, "422 Unprocessable Entity", f"it {error}")
 
     def _compare(self, environ: dict[str, Any], start: _Start) -> _Answer:
         """The comparison of two windows: `before_run`, `before_tag` and `before_step` of the one, `run`, `tag` and `step` of the other."""
@@ -164,8 +179,9 @@ def _parameters(environ: dict[str, Any]) -> dict[str, str]:
     return {name: values[-1] for name, values in parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True).items()}
 
 
-def _value(datum: Any) -> Any:
-    return datum.numpy.item() if datum.numpy.size == 1 else None
+def _value(datum: Any, index: int = 0) -> Any:
+    """The payload in what was logged, or with 1 its timeline; `None` if there is none."""
+    return datum.numpy.item(index) if index < datum.numpy.size <= _PARTS else None
 
 
 def _status(datum: Any) -> _Status:

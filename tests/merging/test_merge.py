@@ -27,7 +27,7 @@ from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, Phase, Rank, RankStat, Spread, Trace
 from lflops.profile.steps import Step
 from tests.support.processes import Ranks
-from tests.support.profile_builders import cell, product, profile, run, small_memory, small_profile, spread, weights
+from tests.support.profile_builders import cell, product, profile, run, small_memory, small_profile, small_timeline, spread, weights
 from tests.support.profile_checks import consistent, flops, macs
 from tests.support.small_models import Block, between_linears, down, hidden, length, sequence, square, up, wide
 
@@ -712,3 +712,11 @@ def test_two_processes_that_measure(two_ranks: Ranks, tmp_path: Path) -> None:
     }
     assert (("", "backward"),) == whole.waits
     assert ([], "measure") == (noted(whole, "ranks_differ"), whole.run.kind)
+
+
+def test_the_first_ranks_keep_their_steps_in_time() -> None:
+    """Of ten ranks eight, each under its own number."""
+    step = small_timeline()[:1]
+    found = merged(*(replica(timelines=step) for _ in range(10))).timelines
+    assert [*range(8)] == [each.rank for each in found]
+    assert {step[0].slices} == {each.slices for each in found}

@@ -16,7 +16,7 @@ from tests.support.rank_profiles import four_ranks
 from tests.support.repository import ROOT
 
 AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
-VIEWS = ("summary", "modules", "operators", "roofline", "memory", "ranks", "runs", "compare")
+VIEWS = ("summary", "modules", "timeline", "operators", "roofline", "memory", "ranks", "runs", "compare")
 CHIP = Hardware("abacus", {"fp32": 1e6}, bandwidth_bytes_per_second=1e6, memory_bytes=4000.0)
 
 
@@ -73,6 +73,7 @@ def test_axe_would_find_a_button_without_a_name(opening: Callable[..., Seen], fi
 WIDGETS = {
     "summary": ("main", "End", "(node) => String(node.scrollTop)"),
     "modules": (".icicle", "ArrowDown", "(node) => node.getAttribute('aria-activedescendant')"),
+    "timeline": (".step-timeline", "ArrowRight", "(node) => node.closest('section').querySelector('.timeline-caption').textContent"),
     "operators": ("[role=grid]", "ArrowDown", "(node) => node.getAttribute('aria-activedescendant')"),
     "roofline": (".picture", "ArrowRight", "(node) => node.querySelector('.card').textContent"),
     "memory": (".treemap", "ArrowRight", "(node) => node.getAttribute('aria-activedescendant')"),

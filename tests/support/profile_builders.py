@@ -33,6 +33,7 @@ from lflops.profile.records import (
     TracedOperator,
 )
 from lflops.profile.steps import Step
+from lflops.profile.timeline import ModuleSlice, StepTimeline, TimedWork
 
 COUNTS = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes")
 
@@ -168,6 +169,7 @@ def small_profile() -> Profile:
             Step(index=8, kind="counted", seconds=None, phases={}, samples=4, marks=("new_shapes",)),
         ),
         memory=small_memory(),
+        timelines=small_timeline(),
         trace=small_trace(),
         ranks=(
             Rank(rank=0, node="0", host="node0", device="cuda:0", coordinates={"dp": 0}, status="ok", step=spread(3e-3), macs=1408),
@@ -215,6 +217,24 @@ def small_memory() -> Memory:
             Moment("aten::addmm", "head", "forward", 3000, 2, ByCategory(712, 0, 0, 2288, 0, 0)),
             Moment("aten::mm", "head", "backward", 2500, 3, ByCategory(712, 136, 0, 1288, 364, 0)),
         ),
+    )
+
+
+def small_timeline() -> tuple[StepTimeline, ...]:
+    """A step of 3 ms that was traced on rank 0 and had hooks on rank 1: forward in its first ms, backward in the second."""
+    places = [("", 0, 1_000_000, 0), ("encoder", 0, 700_000, 1), ("encoder.0", 0, 500_000, 2), ("encoder.1", 500_000, 200_000, 2)]
+    forward = [ModuleSlice(row, "forward", start, length, depth) for row, start, length, depth in [*places, ("head", 700_000, 300_000, 1)]]
+    backward = [
+        ModuleSlice("", "backward", 1_000_000, 1_000_000, 0),
+        ModuleSlice("head", "backward", 1_000_000, 600_000, 1),
+        ModuleSlice("encoder", "backward", 1_600_000, 400_000, 1),
+    ]
+    slices = (*forward, *backward, ModuleSlice("", "optimizer", 2_000_000, 900_000, 0))
+    operators = tuple(TimedWork("aten::addmm", start, 200_000) for start in (0, 700_000))
+    kernels = (TimedWork("gemm", 100_000, 150_000), TimedWork("gemm", 800_000, 150_000), TimedWork("copy", 900_000, 10_000, 1))
+    return (
+        StepTimeline(rank=0, source="traced", length=3_000_000, slices=slices, operators=operators, kernels=kernels, left_out=(0, 2, 0)),
+        StepTimeline(rank=1, source="hooked", length=2_900_000, slices=slices[:6]),
     )
 
 

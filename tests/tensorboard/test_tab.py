@@ -18,6 +18,7 @@ from lflops.analyze.analysis import analyze
 from lflops.profile.records import Trace
 from lflops.report.payload.compare import compared_windows
 from lflops.report.payload.payload import payload
+from lflops.report.payload.timeline import timeline
 from lflops.tensorboard.payload_event import LARGEST, head, metadata_problem, packed, unpacked
 from lflops.tensorboard.tab import Tab
 from lflops.tensorboard.traces import opened
@@ -96,6 +97,18 @@ def test_a_window_comes_as_it_was_logged(server: Board, logdir: Path) -> None:
         status, headers, body = server.get("window", run="good", tag="lflops/fit/profile", step=8, accept=accept)
         assert (200, "application/json", sent) == (status, headers["Content-Type"], body)
         assert ("deflate" if sent is not logged else None) == headers.get("Content-Encoding")
+
+
+def test_the_timeline_of_a_window_comes_by_itself(server: Board) -> None:
+    """As Python makes it, deflated where the browser takes that; a window that has none says so."""
+    server.windows(expected=4 + len(PROBLEMS))
+    analysis = analyze(small_profile())
+    logged = msgspec.json.encode(timeline(analysis, payload(analysis).memory))
+    for accept, sent in ("identity", logged), ("gzip, deflate", packed(logged)):
+        status, _, body = server.get("timeline", run="good", tag="lflops/fit/profile", step=8, accept=accept)
+        assert (200, sent) == (status, body)
+    assert (404, b"it has no timeline") == server.get("timeline", run="bad", tag="bare", step=0)[::2]
+    assert 404 == server.get("timeline", run="good", tag="lflops/fit/profile", step=7)[0]
 
 
 def test_a_window_that_cannot_be_shown_is_refused(server: Board) -> None:

@@ -40,7 +40,8 @@ def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str])
     seconds = recording.device_seconds or {}
     modules = {name: _on_device(name, module, seconds) for name, module in profile.modules.items()}
     communication = _timed(profile.communication, recording.communication)
-    profile = replace(profile, modules=modules, communication=communication, trace=trace)
+    timelines = profile.timelines if recording.timeline is None else (recording.timeline,)
+    profile = replace(profile, modules=modules, communication=communication, trace=trace, timelines=timelines)
     return profile if recording.compiled is None else with_compiled(profile, recording.compiled, recording.call_times)
 
 

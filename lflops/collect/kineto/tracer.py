@@ -34,10 +34,12 @@ from lflops.collect.kineto.device_timeline import (
 from lflops.collect.kineto.events import STEP, Joined, join, read
 from lflops.collect.kineto.module_log import ModuleLog
 from lflops.collect.kineto.other_profilers import other_profiler_runs, recorded_events
+from lflops.collect.kineto.step_timeline import PhaseMark, timeline_of
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.scale_to_clean import spreads_of
 from lflops.collect.timing.stamps import inclusive
 from lflops.profile.records import Call, ModulePhase, Phase, Spread, TracedOperator
+from lflops.profile.timeline import StepTimeline
 
 __all__ = ["ACTIVITIES", "Activity", "Recording", "Refusal", "Tracer"]
 
@@ -71,6 +73,7 @@ class Recording:
         calls: Of modules and named parts, for the annotation.
         compiled: What ran inside of compiled graphs; `None` if that was not asked for, or none ran.
         call_times: Own nanoseconds of modules in each batch, by their calls; empty without `compiled`.
+        timeline: One whole step; `None` where none was recorded.
     """
 
     raw: Path | None
@@ -88,6 +91,7 @@ class Recording:
     calls: tuple[Call, ...]
     compiled: CompiledTimes | None = None
     call_times: tuple[Mapping[ModulePhase, float], ...] = ()
+    timeline: StepTimeline | None = None
 
 
 class Tracer:
@@ -129,6 +133,7 @@ class Tracer:
         self._profile: profile | None = None
         self._step: record_function | None = None
         self._ends: list[bool] = []  # of each batch, whether a step ended with it
+        self._phases: list[PhaseMark] = []
         self._hooks = contextlib.ExitStack()
         self.refusal: Refusal | None = None if self._activities else "no_activity"
         self.error: str | None = None
@@ -154,7 +159,7 @@ class Tracer:
             return False
         self._profile = self._start()
         self._recording.add(self)
-        self._ends = []
+        self._ends, self._phases = [], []
         try:
             self._hooks.enter_context(self._log.hooked())
             if batch:
@@ -192,6 +197,11 @@ class Tracer:
         """Say what is outside of every module from now on, until a module is called, or backward runs."""
         if self._profile is not None:
             self._log.outside(phase)
+
+    def phase(self, phase: str) -> None:
+        """Say which phase of the step is the innermost one from now on."""
+        if self._profile is not None:
+            self._phases.append((time.time_ns(), phase))
 
     def stop(self, folder: Path, worker: str, *, whole: bool | None = True) -> Recording | None:
         """End with the batch that is over now, and read what was recorded.
@@ -286,6 +296,7 @@ class Tracer:
             calls=tuple(joined.calls),
             compiled=compiled,
             call_times=() if compiled is None else call_times(joined.calls, joined.batch_at, len(joined.device)),
+            timeline=timeline_of(events, joined.calls, self._ends, self._phases),
         )
 
     def _compiled(self, joined: Joined) -> CompiledTimes:

@@ -130,7 +130,7 @@ function lastBegun(at, wanted) {
 
 // Stacked areas: the path of each is along its upper edge and back along its lower one.
 /** @type {(layers: Count[][], at: number[], across: Project, up: Project) => string[]} */
-function areas(layers, at, across, up) {
+export function areas(layers, at, across, up) {
   const floor = at.map(() => 0);
   /** @type {(row: number) => string} */
   const corner = (row) => `${across(at[row]).toFixed(1)},${up(floor[row]).toFixed(1)}`;

@@ -49,6 +49,7 @@ const source = {
     const traces = payload.traces?.map((/** @type {Trace} */ trace, /** @type {number} */ index) => ({ ...trace, address: addressOf("trace", { run, tag, step, index }) }));
     return { ...payload, traces };
   },
+  timeline: ({ run, tag, step }) => request("timeline", { run, tag, step }),
   compare: (before, after) => request("compare", {
     before_run: before.run, before_tag: before.tag, before_step: before.step, run: after.run, tag: after.tag, step: after.step,
   }),

@@ -42,11 +42,17 @@ interface Ranks {
 }
 
 interface Payload {
-  lflops: number; head: Head; title: string; partial: boolean; peak_flops_per_second: number | null;
+  lflops: number; head: Head; title: string; partial: boolean; has_timeline?: boolean; peak_flops_per_second: number | null;
   summary: { verdict: string[]; doubts: number; figures: Figure[]; phases: Part[]; budget: Part[]; why_no_budget: string; facts: Line[] };
   modules: Columns & { name: string[] }; operators: Operators | null; roofline: Roofs | null; memory: Memory | null; ranks: Ranks | null;
   traces?: Trace[];
 }
+
+interface RankTimeline {
+  rank: number; source: "traced" | "hooked"; length: number; names: string[]; slices: Lists; operators: Lists; kernels: Lists;
+  left_out: [number, number, number];
+}
+interface Timeline { ranks: RankTimeline[]; memory_at: number[] | null }
 
 interface Change { before: Count; after: Count }
 interface Timing {
@@ -88,6 +94,8 @@ interface Source {
   open?: string;
   list(): Promise<Listed>;
   read(window: ProfileWindow): Promise<Payload>;
+  /** Of a window that has one. */
+  timeline(window: ProfileWindow): Promise<Timeline>;
   compare(before: ProfileWindow, after: ProfileWindow): Promise<Comparison>;
   /** Shows a trace by its address, where that is possible. */
   viewer?: (address: string, title: string) => Promise<HTMLElement>;

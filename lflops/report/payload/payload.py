@@ -36,6 +36,7 @@ class Payload(Struct, frozen=True, kw_only=True):
         head: What a list of windows shows; second, so that a server reads it without the rest.
         title: What was profiled. When is in the head.
         partial: Whether the window was left before its end.
+        has_timeline: Whether there is a timeline of a step, which is a value of its own.
         peak_flops_per_second: The chip's, for the training's dtype: what MFU is a share of.
 
     A view for which there is nothing is `None`.
@@ -45,6 +46,7 @@ class Payload(Struct, frozen=True, kw_only=True):
     head: Head
     title: str
     partial: bool
+    has_timeline: bool
     peak_flops_per_second: float | None
     summary: Summary
     modules: Columns
@@ -81,6 +83,7 @@ def _made(analysis: Analysis) -> Payload:
         head=head(analysis),
         title=_title(profile),
         partial=profile.run.partial,
+        has_timeline=bool(profile.timelines),
         peak_flops_per_second=analysis.utilization.peak_flops_per_second,
         summary=summary(analysis),
         modules=modules(analysis),

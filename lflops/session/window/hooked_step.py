@@ -1,16 +1,22 @@
 """One step of the training with its modules hooked, to divide forward and backward over them."""
 
 import contextlib
+from itertools import pairwise
 from typing import Any
 
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.clock import Clock
 from lflops.collect.timing.module_hooks import ModuleTimer
 from lflops.collect.timing.stamps import PassTimes, Stamp
-from lflops.collect.timing.step_phases import OTHER
+from lflops.collect.timing.step_phases import OTHER, PhaseMarks
+from lflops.profile.timeline import OwnTime, StepTimeline, longest, nested
 from lflops.session.inputs.training import Stage
 
 __all__ = ["HookedStep"]
+
+
+_WITHOUT_SLICE = frozenset({"forward", "backward", OTHER, ""})
+"""Phases of a step that have the slices of their modules, or none."""
 
 
 class HookedStep:
@@ -25,6 +31,7 @@ class HookedStep:
     def __init__(self, stage: Stage, tree: ModuleTree, clock: Clock) -> None:
         """Begin."""
         self._timer = ModuleTimer(tree, clock)
+        self._clock = clock
         self._phases: list[str] = []
         self._begun = False
         self._passes: list[dict[str, list[Stamp]]] = []
@@ -47,6 +54,25 @@ class HookedStep:
             for part, times in self._timer.pass_times(each).items():
                 sums.setdefault(part, PassTimes()).add(times)
         return sums
+
+    def timeline(self, step: PhaseMarks) -> StepTimeline:
+        """The step in time, by the settled stamps.
+
+        Args:
+            step: Its phases, marked by the same clock.
+        """
+        marks, phases, end = step
+
+        def at(mark: Any) -> int:
+            return max(round(1e9 * self._clock.seconds(marks[0], mark)), 0)
+
+        stretches = []
+        for stamps in (stamps for each in self._passes for stamps in each.values()):
+            moments = [(at(mark), key) for mark, key, _ in stamps]
+            stretches += [OwnTime(*key, start, stop) for (start, key), (stop, _) in pairwise(moments) if key is not None]
+        between = pairwise([*map(at, marks), at(end)])
+        stretches += [OwnTime("", phase, *ends) for phase, ends in zip(phases, between, strict=True) if phase not in _WITHOUT_SLICE]
+        return longest("hooked", at(end), nested(sorted(stretches, key=lambda each: each.start)))
 
     @property
     def innermost(self) -> str:

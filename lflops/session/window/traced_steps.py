@@ -8,6 +8,7 @@ from typing import Any
 
 from lflops.collect.kineto.tracer import Recording, Tracer
 from lflops.collect.model.module_tree import ModuleTree
+from lflops.collect.timing.step_phases import OTHER
 from lflops.profile.notes import Note
 from lflops.report.lines.notes import sentence
 from lflops.session.inputs.messages import warn
@@ -25,11 +26,22 @@ class _Batches(OutsideModules):
     def __init__(self, tracer: Tracer) -> None:
         super().__init__(tracer.outside)
         self._tracer = tracer
+        self._running = [OTHER]
 
     def enter(self, phase: str, *given: Any) -> None:
         """A phase of the batch."""
         self._tracer.batch()
         super().enter(phase, *given)
+        self._running.append(phase)
+        self._tracer.phase(phase)
+
+    def leave(self) -> None:
+        """Back to what it was within."""
+        super().leave()
+        self._running.pop()
+        self._tracer.phase(self._running[-1])
+
+    drop = leave
 
 
 class TracedSteps:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from operator import itemgetter
 
 from msgspec.structs import replace
 
@@ -13,6 +14,7 @@ from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase
 from lflops.profile.steps import Step
+from lflops.profile.timeline import StepTimeline
 from lflops.session.window.step_clock import TimedStep
 
 __all__ = ["WANTED", "Window"]
@@ -111,7 +113,16 @@ class Window:
         )
         profile = replace(counted, run=run, steps=steps, notes=(*counted.notes, *notes, *few))
         pass_times = [step.hooked.pass_times() for step in self._steps if step.hooked]
+        profile = replace(profile, timelines=self._timelines(clock))
         return divided(profile, pass_times, hook_overhead(clock)) if pass_times else (profile, ())
+
+    def _timelines(self, clock: Clock) -> tuple[StepTimeline, ...]:
+        """That of the hooked step of median length, if no traced step has one."""
+        hooked = [(clock.seconds(step.stretch[0][0], step.stretch[-1]), step) for step in self._steps if step.hooked]
+        if not hooked or (self.recording is not None and self.recording.timeline is not None):
+            return ()
+        _, median = sorted(hooked, key=itemgetter(0))[(len(hooked) - 1) // 2]
+        return (median.hooked.timeline(median.stretch),) if median.hooked else ()
 
     @property
     def _clean(self) -> int:

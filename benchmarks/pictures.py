@@ -1,0 +1,64 @@
+"""The pictures of the documentation, taken in Chromium from a run of the demo: `make demo` first, then `make pictures`.
+
+python benchmarks/pictures.py [--page FILE] [--into FOLDER] [--width PIXELS]
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from playwright.sync_api import sync_playwright
+
+from tests.support.browser import CHROMIUM
+
+ROOT = Path(__file__).parents[1]
+VIEWS = {"summary": 830, "modules": 720, "timeline": 720, "roofline": 760, "memory": 760}
+"""The views, and how many pixels of each are shown from the top."""
+
+WANTED = {"summary": ".figures", "modules": ".grid-body [role=row]", "timeline": ".step-timeline svg", "roofline": ".picture svg"}
+"""What is waited for."""
+
+
+def take(browser: Any, page: Path, into: Path, *, width: int) -> None:
+    """Take each view in the light and in the dark theme: `summary.png`, `summary-dark.png`.
+
+    Args:
+        browser: Chromium.
+        page: The file of a window.
+        into: The folder of the pictures.
+        width: Of the window, in pixels.
+    """
+    for theme in ("light", "dark"):
+        opened = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=theme)
+        for view, height in VIEWS.items():
+            opened.set_viewport_size({"width": width, "height": height})
+            opened.goto(f"{page.resolve().as_uri()}#view={view}")
+            opened.reload()  # another fragment alone loads nothing
+            opened.locator(WANTED.get(view, ".timeline svg")).first.wait_for()
+            opened.screenshot(path=into / f"{view}{'-dark' if theme == 'dark' else ''}.png")
+        opened.close()
+
+
+def main() -> None:
+    """Take them from the last window of the demo."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--page", type=Path, help="the page of a window; else the demo's last one")
+    parser.add_argument("--into", type=Path, default=ROOT / "docs" / "images")
+    parser.add_argument("--width", type=int, default=1280)
+    asked = parser.parse_args()
+    page = asked.page or max((ROOT / "gpt" / "lflops").glob("train-*.html"), default=None)
+    if page is None or CHROMIUM is None:
+        sys.exit("There is no page: run `make demo` first." if page is None else "There is no Chromium: apt-get install chromium")
+    asked.into.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        take(browser, page, asked.into, width=asked.width)
+        browser.close()
+    print(f"{len(VIEWS) * 2} pictures in {asked.into}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""One step of one rank in time: slices of modules, operators and kernels. All times are integer nanoseconds since the step began."""
+
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+
+from lflops.profile.module_names import ancestry
+from lflops.profile.records import Count
+
+__all__ = ["MOST_RANKS", "ModuleSlice", "OwnTime", "StepTimeline", "TimedWork", "longest", "nested"]
+
+MOST_RANKS = 8
+"""A merged profile has the timelines of so many ranks, the first ones."""
+
+MOST_SLICES, MOST_WORK = 2_000, 1_500
+"""A timeline has so many slices of modules, operators and kernels at most, each the longest of their kind."""
+
+
+class ModuleSlice(Struct, frozen=True, array_like=True, gc=False):
+    """A module with all modules below it, from its first to its last moment.
+
+    Attributes:
+        phase: One of `PHASES`, or a phase of the step outside of modules, as `data`.
+        depth: How many slices it is within; 0 is a phase.
+        lane: Slices of one lane are nested; threads that run at the same time have lanes of their own.
+    """
+
+    row: str
+    phase: str
+    start: Count
+    length: Count
+    depth: Count
+    lane: Count = 0
+
+
+class TimedWork(Struct, frozen=True, array_like=True, gc=False):
+    """An operator on a thread, or a kernel on a stream; `lane` is the number of the thread or the stream."""
+
+    name: str
+    start: Count
+    length: Count
+    lane: Count = 0
+
+
+class StepTimeline(Struct, frozen=True, kw_only=True):
+    """One step of one rank.
+
+    Attributes:
+        source: Whether it is a traced step or one with hooks on its modules. Only a traced step has operators and kernels.
+        length: Of the step.
+        left_out: The number of shorter slices, operators and kernels that are not in it.
+    """
+
+    rank: Count = 0
+    source: Literal["traced", "hooked"]
+    length: Count
+    slices: tuple[ModuleSlice, ...]
+    operators: tuple[TimedWork, ...] = ()
+    kernels: tuple[TimedWork, ...] = ()
+    left_out: tuple[Count, Count, Count] = (0, 0, 0)
+
+
+class OwnTime(NamedTuple):
+    """A stretch in which one row was the innermost one that ran."""
+
+    row: str
+    phase: str
+    start: int
+    end: int
+
+
+def nested(stretches: Iterable[OwnTime], lane: int = 0) -> Iterator[ModuleSlice]:
+    """Slices of modules, each around those of the modules below it.
+
+    A slice ends where its module is followed by one that is not below it. So two calls of a module in a row are one slice. In backward, the
+    engine's own time between two nodes ends none.
+
+    Args:
+        stretches: Of one thread, in the order of time.
+        lane: That of the slices.
+    """
+    open_slices: list[tuple[OwnTime, int]] = []  # each with its depth, the outermost first
+    for stretch in _without_engine(stretches):
+        path = ancestry(stretch.row)[::-1]
+        common = 0
+        for (each, _), row in zip(open_slices, path, strict=False):
+            if each.row != row or each.phase != stretch.phase:
+                break
+            common += 1
+        while len(open_slices) > common:
+            yield _slice(*open_slices.pop(), lane)
+        open_slices = [(each._replace(end=max(each.end, stretch.end)), depth) for each, depth in open_slices]
+        open_slices += [(stretch._replace(row=row), depth) for depth, row in enumerate(path[common:], common)]
+    while open_slices:
+        yield _slice(*open_slices.pop(), lane)
+
+
+def _without_engine(stretches: Iterable[OwnTime]) -> Iterator[OwnTime]:
+    """The stretches without those of the root in backward that are between two modules."""
+    given = list(stretches)
+    for before, each, after in zip([None, *given], given, [*given[1:], None], strict=False):
+        phases = {each.phase, before and before.phase, after and after.phase}
+        is_between = before is not None and before.row and after is not None and after.row and phases == {"backward"}
+        if each.row or not is_between:
+            yield each
+
+
+def _slice(stretch: OwnTime, depth: int, lane: int) -> ModuleSlice:
+    return ModuleSlice(stretch.row, stretch.phase, stretch.start, stretch.end - stretch.start, depth, lane)
+
+
+def longest(
+    source: Literal["traced", "hooked"],
+    length: int,
+    slices: Iterable[ModuleSlice],
+    operators: Iterable[TimedWork] = (),
+    kernels: Iterable[TimedWork] = (),
+) -> StepTimeline:
+    """A timeline of the longest slices, operators and kernels, in the order of time.
+
+    A slice is never longer than the one around it, so none is left without that.
+    """
+    modules = sorted(slices, key=lambda each: (-each.length, each.depth, each.start))
+    works = [sorted(each, key=lambda work: (-work.length, work.start)) for each in (operators, kernels)]
+    return StepTimeline(
+        source=source,
+        length=length,
+        slices=tuple(sorted(modules[:MOST_SLICES], key=lambda each: (each.lane, each.start, each.depth))),
+        operators=tuple(sorted(works[0][:MOST_WORK], key=lambda work: (work.lane, work.start))),
+        kernels=tuple(sorted(works[1][:MOST_WORK], key=lambda work: (work.lane, work.start))),
+        left_out=(max(len(modules) - MOST_SLICES, 0), max(len(works[0]) - MOST_WORK, 0), max(len(works[1]) - MOST_WORK, 0)),
+    )

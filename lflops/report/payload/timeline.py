@@ -1,0 +1,162 @@
+"""The page's Timeline: one step of each rank in time, and when in it the memory was alive."""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from lflops.analyze.analysis import Analysis
+from lflops.profile.model import Moment
+from lflops.profile.timeline import ModuleSlice, StepTimeline
+from lflops.report.payload.columns import Columns
+from lflops.report.payload.memory import MemoryShown
+
+__all__ = ["TimelineShown", "timeline"]
+
+
+class RankTimeline(Struct, frozen=True, kw_only=True):
+    """One step of one rank; times are nanoseconds since it began.
+
+    Attributes:
+        names: Those of modules, operators and kernels, to which the columns `name` refer.
+        left_out: The number of slices, operators and kernels that are too short to be listed.
+    """
+
+    rank: int
+    source: str
+    length: int
+    names: list[str]
+    slices: Columns
+    operators: Columns
+    kernels: Columns
+    left_out: tuple[int, int, int]
+
+
+class TimelineShown(Struct, frozen=True, kw_only=True):
+    """What the view needs beside the payload of its window.
+
+    Attributes:
+        ranks: Those whose step is known.
+        memory_at: When each point of the view Memory was, in nanoseconds of the first of these ranks; `None` if that is unknown.
+    """
+
+    ranks: tuple[RankTimeline, ...]
+    memory_at: list[int] | None
+
+
+def timeline(analysis: Analysis, memory: MemoryShown | None) -> TimelineShown | None:
+    """The view; `None` if no step has a timeline."""
+    steps = analysis.profile.timelines
+    if not steps:
+        return None
+    return TimelineShown(ranks=tuple(map(_of_rank, steps)), memory_at=_memory_at(analysis, steps[0], memory))
+
+
+def _of_rank(step: StepTimeline) -> RankTimeline:
+    numbers: dict[str, int] = {}
+
+    def columns(rows: Sequence[Struct], fields: tuple[str, ...], name: str = "name") -> Columns:
+        table: Columns = {"name": [numbers.setdefault(getattr(row, name), len(numbers)) for row in rows]}
+        return table | {field: [getattr(row, field) for row in rows] for field in fields}
+
+    work = ("start", "length", "lane")
+    slices = columns(step.slices, ("phase", *work[:2], "depth", "lane"), "row")
+    operators, kernels = columns(step.operators, work), columns(step.kernels, work)
+    return RankTimeline(
+        rank=step.rank,
+        source=step.source,
+        length=step.length,
+        names=list(numbers),
+        slices=slices,
+        operators=operators,
+        kernels=kernels,
+        left_out=step.left_out,
+    )
+
+
+_UPDATE = ("", "optimizer")
+
+
+class _Anchor(NamedTuple):
+    """An operator of the counted step whose moment in the timed step is known."""
+
+    number: int
+    at: int
+
+
+def _memory_at(analysis: Analysis, step: StepTimeline, memory: MemoryShown | None) -> list[int] | None:
+    """When the points of the memory were in a step that ran the same modules: the step whose memory was counted was not timed.
+
+    A module that ran as often in both is an anchor. Between two anchors operators are spaced evenly.
+    """
+    counted = analysis.profile.memory
+    if memory is None or counted is None or any(moment.index is None for moment in counted.timeline):
+        return None
+    anchors = [_Anchor(0, 0), *_increasing(sorted(_anchors(counted.timeline, step))), _Anchor((memory.operators or 0) + 1, step.length)]
+    found, number = [], 0
+    for at in memory.points["at"] if isinstance(memory.points["at"], list) else ():
+        position = float(at or 0)
+        while number + 2 < len(anchors) and anchors[number + 1].number <= position:
+            number += 1
+        before, after = anchors[number], anchors[number + 1]
+        share = (position - before.number) / max(after.number - before.number, 1)
+        found.append(round(before.at + min(share, 1.0) * (after.at - before.at)))
+    return found if len(anchors) > 2 else None
+
+
+def _anchors(moments: Iterable[Moment], step: StepTimeline) -> Iterator[_Anchor]:
+    """Beginnings and ends of modules that ran as often in the counted step as in the timed one."""
+    counted: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    last = None
+    for moment in moments:
+        index = moment.index or 0
+        key = _key(moment.module, moment.phase)
+        if key == last:
+            counted[key][-1] = counted[key][-1][0], index + 1
+        else:
+            counted[key].append((index, index + 1))
+        last = key
+    timed: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    for each in _innermost(step.slices):
+        timed[_key(each.row, each.phase)].append((each.start, each.start + each.length))
+    if updates := timed.get(_UPDATE):  # an optimizer that calls a closure runs before it too, and computes nothing there
+        timed[_UPDATE] = sorted(sorted(updates, key=lambda ends: ends[0] - ends[1])[: len(counted[_UPDATE])])
+    for key in counted.keys() & timed.keys():
+        if len(counted[key]) == len(timed[key]):
+            for (first, end), (start, stop) in zip(counted[key], timed[key], strict=True):
+                yield _Anchor(first, start)
+                yield _Anchor(end, stop)
+
+
+def _key(row: str, phase: str) -> tuple[str, str]:
+    """A module and phase; an optimizer's step is not divided over modules in time."""
+    return _UPDATE if phase == "optimizer" else (row, phase)
+
+
+def _innermost(slices: Sequence[ModuleSlice]) -> Iterator[ModuleSlice]:
+    """The slices that no other is within; they are sorted by lane and time."""
+    for each, following in pairwise([*slices, None]):
+        if each is not None and (following is None or following.lane != each.lane or following.depth <= each.depth):
+            yield each
+
+
+def _increasing(anchors: Iterable[_Anchor]) -> Iterator[_Anchor]:
+    """The most anchors of these that are in the same order in both steps: modules may have run in another order."""
+    chain: list[_Anchor] = []
+    ends: list[int] = []  # the number of the anchor that a chain of each length ends with, and its moment
+    moments: list[int] = []
+    before: list[int] = []
+    for number, anchor in enumerate(anchors):
+        chain.append(anchor)
+        length = bisect_left(moments, anchor.at)
+        before.append(ends[length - 1] if length else -1)
+        ends[length : length + 1] = [number]
+        moments[length : length + 1] = [anchor.at]
+    kept, number = [], ends[-1] if ends else -1
+    while number >= 0:
+        kept.append(chain[number])
+        number = before[number]
+    yield from reversed(kept)
