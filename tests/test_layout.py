@@ -20,7 +20,7 @@ TORCH_PRIVATE = "lflops/collect/torch_private/"
 HOOKS = "lflops/collect/attribution/hooks.py"
 IS_MODULE_HOOK = re.compile(r"register_(module_)?(full_)?(forward|backward)(_pre)?_hook")
 
-VALUE = {"pypi:msgspec", "errors", "units", "schedule", "stretches", "profile", "hardware"}
+VALUE = {"pypi:msgspec", "errors", "units", "schedule", "stretches", "garbage", "profile", "hardware"}
 """What every folder may import: the value that flows through lflops, and what it is made of."""
 
 INSIDE = VALUE | {"pypi:torch", "collect.inputs", "collect.model", "collect.torch_private", "collect.attribution"}
@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "units": set(),
     "schedule": {"errors"},
     "stretches": set(),
+    "garbage": set(),
     "hardware": {"errors", "pypi:msgspec"},
     "profile": {"errors", "units", "hardware", "pypi:msgspec"},
     "merging": VALUE,

@@ -130,10 +130,17 @@ def _rows(profile: Profile, entries: Iterable[_Entry], twice: Mapping[tuple[str,
     for operator, phase, dtype, module, counts in entries:
         if dtype:
             dtypes[operator][dtype] = None
+        calls, macs, executed, flops, moved = counts
         for modules in sums[operator, None, ""], sums[operator, phase, dtype]:
-            of_module = modules.setdefault(module, [0] * len(counts))
-            for index, count in enumerate(counts):
-                of_module[index] += count
+            of_module = modules.get(module)
+            if of_module is None:
+                modules[module] = [*counts]
+                continue
+            of_module[0] += calls
+            of_module[1] += macs
+            of_module[2] += executed
+            of_module[3] += flops
+            of_module[4] += moved
     keys: tuple[Phase | None, ...] = (None, *PHASES)
     totals = {phase: _total(profile, phase) for phase in keys}
     fields = WorkCounts.__struct_fields__

@@ -18,7 +18,7 @@ from lflops.profile.records import Spread
 __all__ = ["SORT_KEYS", "Repeat", "Row", "WorkCounts", "flat", "has_times", "share_of", "totals", "tree", "walk"]
 
 
-class WorkCounts(Struct, frozen=True, kw_only=True):
+class WorkCounts(Struct, frozen=True, kw_only=True, gc=False):
     """Work in one phase. The fields mean what those of `Work` mean, inclusive or own as the row says."""
 
     calls: int = 0

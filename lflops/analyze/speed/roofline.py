@@ -59,7 +59,7 @@ class Ceiling(Struct, frozen=True, kw_only=True):
     is_judged_by: bool
 
 
-class Point(Struct, frozen=True, kw_only=True):
+class Point(Struct, frozen=True, kw_only=True, gc=False):
     """What ran in one phase, and what it could have taken at best. `None` is unknown.
 
     Attributes:
@@ -186,7 +186,11 @@ def _by_row(costs: Iterable["_Cost"], rows: Callable[[Cell], Iterable[str]]) -> 
 
 def _own(profile: Profile, of_rows: Mapping[tuple[str, Phase], list["_Cost"]]) -> Iterator[Point]:
     """In the model's order. Device time is inclusive, so a module with others below it in that phase has only its own host time."""
-    above = {(name, phase) for row, phase in of_rows for name in ancestry(row)[1:]}
+    above: set[tuple[str, Phase]] = set()
+    for row, phase in of_rows:
+        name = row
+        while name and ((name := name.rpartition(".")[0]), phase) not in above:
+            above.add((name, phase))
     fused = bytes_as_compiled(profile)
     for name, module in profile.modules.items():
         for phase in PHASES:
@@ -244,15 +248,21 @@ def _point(
     seconds: float | None = None,
     fused: int | None = None,
 ) -> Point:
-    roof = sum_known(cost.seconds for cost in costs)
-    figures = rates(sum(cost.flops for cost in costs), sum(cost.cell.bytes_moved for cost in costs), seconds, roof)
+    if len(costs) == 1:  # most are: a sum over one takes ten times as long
+        roof, flops, moved, calls = costs[0].seconds, costs[0].flops, costs[0].cell.bytes_moved, costs[0].cell.calls
+    else:
+        roof = sum_known(cost.seconds for cost in costs)
+        flops, moved, calls = (
+            sum(each) for each in zip(*((cost.flops, cost.cell.bytes_moved, cost.cell.calls) for cost in costs), strict=True)
+        )
+    figures = rates(flops, moved, seconds, roof)
     share = figures["share"]
     return Point(
         module=module,
         operator=operator,
         phase=phase,
         dtype=dtype,
-        calls=sum(cost.cell.calls for cost in costs),
+        calls=calls,
         **figures,
         bound=_bound(costs) if roof else None,
         seconds_to_win=max(seconds - roof, 0.0) if seconds is not None and roof is not None else None,
@@ -302,7 +312,8 @@ def _seconds(work: Work) -> float | None:
 
 def _ceilings(profile: Profile, chip: Hardware | None) -> Iterator[Ceiling]:
     """Of all that is known of the device, for each dtype in which something was multiplied."""
-    dtypes = dict.fromkeys(name_of_peak(cell.dtype, profile.run) for cell in profile.cells if cell.executed_macs)
+    multiplied = dict.fromkeys(cell.dtype for cell in profile.cells if cell.executed_macs)
+    dtypes = dict.fromkeys(name_of_peak(dtype, profile.run) for dtype in multiplied)
     chips = [chip, profile.run.hardware, lookup(profile.run.device_name)]
     for index, each in enumerate(chips):
         if each is not None and each not in chips[:index]:

@@ -6,11 +6,10 @@ one go, so that no other profiler comes between. Where another has begun meanwhi
 """
 
 import contextlib
-import gc
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -38,6 +37,7 @@ from lflops.collect.kineto.step_timeline import PhaseMark, timeline_of
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.scale_to_clean import spreads_of
 from lflops.collect.timing.stamps import inclusive
+from lflops.garbage import uncollected
 from lflops.profile.records import Call, ModulePhase, Phase, Spread, TracedOperator
 from lflops.profile.timeline import StepTimeline
 
@@ -218,7 +218,7 @@ class Tracer:
         recorder = self._end(whole=whole)
         if recorder is None:
             return None
-        with _uncollected():
+        with uncollected():  # several objects for each event
             recorder.stop_trace()
             raw = recorded_events(recorder)
             if not raw:
@@ -337,18 +337,6 @@ def _export(recorder: profile, into: Path) -> str | None:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
     return error
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage collection: to make several objects for each event would set off one after the other, and take three times as long."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _spreads(batches: Iterable[Mapping[ModulePhase, float]], ends: Sequence[bool]) -> dict[ModulePhase, Spread]:

@@ -19,8 +19,11 @@ Columns = dict[str, list[Value] | Value]
 
 def column(values: Iterable[Value]) -> list[Value] | Value:
     """A list, or the one value that all rows have."""
-    rows: list[Value] = [str(value) if type(value) is int and value >= _EXACT else value for value in values]  # a call for each is slow
-    return rows[0] if len(set(rows)) == 1 else rows
+    rows = list(values)
+    distinct = set(rows)
+    if any(type(value) is int and value >= _EXACT for value in distinct):  # few columns have any, and a look at every row is slow
+        rows = [str(value) if type(value) is int and value >= _EXACT else value for value in rows]
+    return rows[0] if len(distinct) == 1 else rows
 
 
 def exact(value: Value) -> Value:

@@ -1,5 +1,7 @@
 """The page's table of modules."""
 
+from operator import attrgetter
+
 from lflops.analyze.analysis import Analysis
 from lflops.profile.model import PHASES
 from lflops.report.payload.columns import Columns, column
@@ -30,11 +32,11 @@ def modules(analysis: Analysis) -> Columns:
     for phase in PHASES:
         works = [row.work(phase) for row in rows]
         for field in _COUNTED:
-            columns[f"{phase}.{field}"] = column(getattr(work, field) if counted else None for work in works)
+            columns[f"{phase}.{field}"] = column(map(attrgetter(field), works)) if counted else None
         for own in ("", "own_"):
-            masked = (2 * (getattr(work, f"{own}macs") - getattr(work, f"{own}executed_macs")) for work in works)
-            columns[f"{phase}.{own}masked_flops"] = column(each if counted else None for each in masked)
+            pairs = map(attrgetter(f"{own}macs", f"{own}executed_macs"), works)
+            columns[f"{phase}.{own}masked_flops"] = column([2 * (macs - executed) for macs, executed in pairs]) if counted else None
         for field in _TIMED:
-            spread = [getattr(work, field) for work in works]
-            columns[f"{phase}.{field}"] = column(None if each is None else each.median for each in spread)
+            spreads_of_phase = map(attrgetter(field), works)
+            columns[f"{phase}.{field}"] = column([None if each is None else each.median for each in spreads_of_phase])
     return columns

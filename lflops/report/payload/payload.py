@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops.analyze.analysis import Analysis
+from lflops.garbage import uncollected
 from lflops.profile.model import Profile
 from lflops.report.payload.columns import VERSION, Columns
 from lflops.report.payload.compare import RunShown, run_shown
@@ -67,7 +68,8 @@ def payload(analysis: Analysis, folder: Path | None = None) -> Payload:
     """
     made = _MADE.get(analysis)
     if made is None:
-        made = _MADE[analysis] = _made(analysis)
+        with uncollected():
+            made = _MADE[analysis] = _made(analysis)
     return replace(made, traces=_traces(analysis.profile, folder))
 
 

@@ -1,0 +1,19 @@
+"""Python's garbage collection, paused where many values are made that live on: it would look at all of them again and again."""
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+__all__ = ["uncollected"]
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage collection meanwhile."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
