@@ -132,7 +132,7 @@ class _PhaseHooks:
 
         def wrapped(optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
             listeners = self.listeners["train"]
-            around = listeners[0].innermost if listeners else OTHER
+            around = next((each.innermost for each in listeners if each.innermost), OTHER)  # what follows no phase has none
             return step(optimizer, self._around(closure, around, "train"), *args, **kwargs)
 
         return wrapped

@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
+from lflops.lightning.phase_hooks import listen
 from lflops.session import session
+from lflops.session.window.batch_work import HostBatch
 from tests.support.fake_clock import StillClock
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, fit, loader, steps, watching
 
@@ -295,3 +298,22 @@ def test_the_cpu_time_of_the_process_stands_beside_the_steps() -> None:
     monitor = watching()
     fit(Classifier(), monitor)
     assert all(step.cpu_user + step.cpu_system > 0 for step in monitor.profiles[0].steps)
+
+
+class ListensFirst(Callback):
+    """Has something listen that follows no phase, before the monitor does."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.undo = listen(trainer, "train", HostBatch())
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.undo()
+
+
+def test_every_phase_has_a_name() -> None:
+    """Also where the first that listens follows no phase: a part of the step had no name in the summary."""
+    monitor = watching()
+    fit(Classifier(), ListensFirst(), monitor)
+    assert {"data", "transfer", "forward", "backward", "optimizer", "other"} == {
+        phase for step in monitor.profiles[0].steps for phase in step.phases
+    }
