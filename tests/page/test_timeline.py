@@ -113,6 +113,17 @@ def test_the_pointer_says_what_was_alive(page_of: Callable[..., Seen]) -> None:
     assert "2.93 KiB" in caption(view)
 
 
+def test_memory_is_drawn_where_no_operator_runs(page_of: Callable[..., Seen]) -> None:
+    """In the optimizer's slice, behind the last operator, as much is alive as after it: the areas are as wide as the picture."""
+    seen = page_of(small_profile())
+    view = opened(seen)
+    view.locator(".bar-label", has_text="optimizer").dblclick(force=True)
+    seen.page.wait_for_function("() => location.hash.includes('timeline.from=')")
+    box, area = (view.locator(each).first.bounding_box() for each in (".step-timeline svg", ".step-timeline svg > path"))
+    assert area["width"] > 0.85 * box["width"]
+    assert area["height"] > 10
+
+
 def test_names_in_time_are_text(page_of: Callable[..., Seen]) -> None:
     """Of modules, operators, kernels and phases."""
     slices = (ModuleSlice(IMAGE, SCRIPT, 0, 90, 0), ModuleSlice(IMAGE, SCRIPT, 0, 90, 1))

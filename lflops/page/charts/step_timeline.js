@@ -102,13 +102,15 @@ export function stepTimeline({ bars, headings, height, length, memory, state, re
     const first = Math.max(at.findLastIndex((moment) => moment < from), 0);
     const end = at.findIndex((moment) => moment > to);
     const shown = [first, (end < 0 ? at.length : end + 1)];
+    /** @type {<Each>(values: Each[]) => Each[]} */
+    const edged = (values) => [values[0], ...values, values[values.length - 1]]; // as much is alive before the first operator and behind the last
     const most = points.live.reduce((/** @type {number} */ sum, /** @type {Count} */ bytes) => Math.max(sum, Number(bytes)), 1);
     const floor = height + GAP + MEMORY;
     /** @type {(bytes: number) => number} */
     const up = (bytes) => floor - (bytes / most) * (MEMORY - 16);
     /** @type {(moment: number) => number} */
     const inside = (moment) => Math.min(Math.max(across(moment), LEFT), width - RIGHT);
-    const paths = areas(layers.map((name) => points[name].slice(...shown)), at.slice(...shown), inside, up);
+    const paths = areas(layers.map((name) => edged(points[name].slice(...shown))), [from, ...at.slice(...shown), to], inside, up);
     return [
       ...paths.map((d, layer) => svg("path", { d, style: { fill: `var(--memory-${layers[layer]}, var(--rest))` } }, svg("title", {}, layers[layer].replaceAll("_", " ")))),
       svg("text", { class: "tick-label", x: LEFT - 8, y: height + GAP + 13, "text-anchor": "end" }, "live memory"),
