@@ -254,14 +254,18 @@ def _notes(collected: CountedPass) -> Iterable[Note]:
     for row, module in _scripted(collected.tree):
         if any(True for _ in module.children()):
             yield Note(code="scripted", subject=row, values={})
-    if calls := collected.totals.calls_in_hooks:
-        yield Note(code="communication_hook", subject="", values={"calls": calls})
-    for operator, error in collected.totals.failures.items():
+    yield from _notes_of_operators(collected.totals)
+
+
+def _notes_of_operators(totals: Totals) -> Iterable[Note]:
+    if totals.calls_in_hooks:
+        yield Note(code="communication_hook", subject="", values={"calls": totals.calls_in_hooks})
+    for operator, error in totals.failures.items():
         yield Note(code="formula_failed", subject=operator, values={"error": error})
-    for operator, calls in collected.totals.upper_bounds.items():
+    for operator, calls in totals.upper_bounds.items():
         yield Note(code="upper_bound", subject=operator, values={"calls": calls})
-    for operator, masks in collected.totals.dense_masks.items():
+    for operator, masks in totals.dense_masks.items():
         values = {"calls": masks.calls, "computed": masks.computed, "within": masks.within}
         yield Note(code="dense_mask", subject=operator, values=values)
-    for operator, calls in (+collected.totals.counted_inside).items():
+    for operator, calls in (+totals.counted_inside).items():
         yield Note(code="counted_inside", subject=operator, values={"calls": calls})
