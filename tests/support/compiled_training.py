@@ -124,6 +124,30 @@ def by_block() -> Any:
         return traced(net, lambda: net(x))
 
 
+class Broken(nn.Module):
+    """Two equal layers, each of which is a graph of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A graph break between them."""
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(x)
+
+
+def by_graph() -> Any:
+    """What a trace says of two graphs of equal code."""
+    torch._dynamo.reset()
+    net: Any = torch.compile(Broken())
+    x = torch.randn(32, 16)
+    with torch.no_grad():
+        net(x)
+        return traced(net, lambda: net(x))
+
+
 def main() -> None:
     """Train, and print."""
     torch.set_num_threads(1)
@@ -142,6 +166,7 @@ def main() -> None:
     found["from cache"] = train(torch.compile)
     found["hits"] = hits["autograd_cache_hit"]
     found["by block"] = by_block()
+    found["by graph"] = by_graph()
     tracking.stop()
     found["refusal"], found["left"] = tracking.refusal, settings() != before
     found["unrecorded"] = train(torch.compile)["code"]

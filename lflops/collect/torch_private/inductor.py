@@ -5,10 +5,14 @@ Import it within a function only, after the user asked for it: to load inductor 
 """
 
 import gc
+import hashlib
+import inspect
 import json
 import operator
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FrameType
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -18,19 +22,23 @@ from lflops.collect.torch_private.known_torch import differs, known_torch
 
 with known_torch():
     from torch._inductor import config, debug
+    from torch._inductor.codecache import FxGraphHashDetails
     from torch._inductor.custom_graph_pass import CustomSchedulerPass
     from torch._inductor.output_code import CompiledFxGraph
     from torch._inductor.virtualized import V
 
 aten = torch.ops.aten
 
-__all__ = ["CompiledGraph", "compiled_graphs", "is_recording", "kernel_calls", "record_graphs", "recorded_names"]
+__all__ = ["CompiledGraph", "compiled_graphs", "is_recording", "kernel_calls", "keys_have_graphs", "record_graphs", "recorded_names"]
 
 RECORD = "lflops"
 """Where our record lies in what inductor writes down of a graph's kernels. It is saved with the graph in inductor's caches."""
 
 _LEVEL, _PASS, _KERNEL_EVENTS = "trace.provenance_tracking_level", "_post_fusion_custom_pass", "cpp.enable_kernel_profile"
 _BASIC = 2
+_GRAPH = "gm"
+"""The argument of `FxGraphHashDetails` that is the graph."""
+
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
 _CALL = re.compile(r"\[Provenance debug handles\] (\S+:\d+)\s*$", re.MULTILINE)
 
@@ -58,8 +66,13 @@ class RecordGraph(CustomSchedulerPass):  # type: ignore[misc,unused-ignore]
     """
 
     def uuid(self) -> Any:
-        """What goes into the cache's key: the form of the record."""
-        return "lflops: modules of nodes, 2"
+        """What goes into the cache's key: the form of the record, and the graph's modules.
+
+        Without these, two layers of equal code would share a graph, and its record names one of them.
+        """
+        graph = _graph_of_key()
+        modules = [] if graph is None else [_own_module(node) for node in graph.graph.nodes]
+        return f"lflops: modules of nodes, 2, {hashlib.sha256(repr(modules).encode()).hexdigest()}"
 
     def __call__(self, nodes: Any) -> Any:
         """Record; an error leaves the graph without a record."""
@@ -108,6 +121,20 @@ def record_graphs() -> Callable[[], None]:
 def is_recording() -> bool:
     """Whether graphs that this thread compiles are recorded."""
     return isinstance(_get(_PASS), RecordGraph) and _get(_LEVEL) > 0 and _get(_KERNEL_EVENTS)
+
+
+def keys_have_graphs() -> bool:
+    """Whether inductor has a graph at hand where it makes the graph's key."""
+    return _GRAPH in inspect.signature(FxGraphHashDetails.__init__).parameters
+
+
+def _graph_of_key() -> fx.GraphModule | None:
+    """The graph whose key is being made: `RecordGraph.uuid` is not given it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not FxGraphHashDetails.__init__.__code__:
+        frame = frame.f_back
+    graph = None if frame is None else frame.f_locals.get(_GRAPH)
+    return graph if isinstance(graph, fx.GraphModule) else None
 
 
 def compiled_graphs(keys: Iterable[str]) -> Iterator[CompiledGraph]:

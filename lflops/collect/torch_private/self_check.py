@@ -100,6 +100,7 @@ def check_inductor() -> None:
             == ("cpp_fused_add_0:12",),
             "kernels have no nodes": names == ({"extern_kernels.mm:1": ["mm"]}, {"modules": []}),
             "compiled graphs cannot be listed": not list(inductor.compiled_graphs(())),
+            "keys of graphs cannot name their modules": inductor.keys_have_graphs(),
         }
     )
 

@@ -44,6 +44,8 @@ def test_a_training_inside_of_compiled_code(warm_python: WarmPython, tmp_path: P
     _adds_up(found["by block"])
     assert {(f"{block}.{layer}", "forward"): 1 for block in "01" for layer in ("up", "down")} == _products(found["by block"])
     assert (found["by block"]["graphs"], found["by block"]["regions"]) == (1, 4)
+    assert {("first", "forward"): 1, ("second", "forward"): 1} == _products(found["by graph"])
+    assert (found["by graph"]["graphs"], found["by graph"]["regions"]) == (2, 4)
     assert (found["hits before"], found["hits"]) == (0, 1)
     assert found["unrecorded"]["unrecorded_graphs"] == found["unrecorded"]["graphs"] == 2
     assert found["unrecorded"]["unassigned_seconds"] == found["unrecorded"]["seconds"] > 0
