@@ -8,6 +8,7 @@ import typer
 from lflops.analyze.trace.summary import TraceSummaries, summarise_all
 from lflops.cli.output import UsageError, draw, write_json
 from lflops.report.html import write
+from lflops.report.lines.text import counted
 from lflops.report.terminal.trace_summary import render_ranks, render_trace
 from lflops.report.trace_page import trace_page
 from lflops.traces.convert import compat as copy_of
@@ -81,7 +82,7 @@ def merge(
     if as_json:
         write_json(merged)
     else:
-        typer.echo(f"{merged.file}: {len(merged.ranks)} traces, {merged.events} events")
+        typer.echo(f"{merged.file}: {counted(len(merged.ranks), 'trace')}, {counted(merged.events, 'event')}")
 
 
 @trace.command()

@@ -113,7 +113,7 @@ def slowest_rank(analysis: Analysis) -> Iterator[tuple[float, str]]:
 
 def _sentence(row: Row, hosts: Mapping[int, str]) -> str:
     """As `rank 3 on node7 is 12.0 % slower than the other ranks in layers.0.mlp forward, in 10 of 10 steps: costs 4.00 ms a step`."""
-    often = "" if row.steps is None else f", in {row.slow_steps} of {row.steps} steps"
+    often = "" if row.steps is None else f", in {row.slow_steps} of {counted(row.steps, 'step')}"
     where = "everything" if row.phase == "all" else _where(row.module, row.phase)
     number = f" ({row.modules} modules)" if row.modules > 1 else ""
     costs = f"costs {units.duration(row.seconds_lost)} a step"

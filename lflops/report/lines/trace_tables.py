@@ -11,7 +11,7 @@ from lflops.analyze.trace.operators import ShapeTimes
 from lflops.analyze.trace.rank_skew import RankSkew
 from lflops.analyze.trace.summary import TraceSummary
 from lflops.analyze.trace.timeline import DeviceTimeline
-from lflops.report.lines.text import plain, shortened
+from lflops.report.lines.text import counted, plain, shortened
 from lflops.report.lines.trace_summary import CAUSES, STATES, kernel_name, launches, nanoseconds, shapes_text, share
 
 __all__ = ["TraceTable", "ranks_tables", "shapes_table", "tables"]
@@ -252,5 +252,5 @@ def ranks_tables(skew: RankSkew, top: int) -> Iterator[TraceTable]:
         "at most": [nanoseconds(row.skew_longest) for row in rows],
         "group": [shortened(plain(row.group), _OPERATOR) or units.UNKNOWN for row in rows],
     }
-    notes = (f"{skew.unmatched} collectives are in the trace of one rank alone",) if skew.unmatched else ()
+    notes = (f"{counted(skew.unmatched, 'collective')} only in the trace of one rank",) if skew.unmatched else ()
     yield TraceTable("collectives of all ranks", [row.kind for row in rows], columns, notes, len(skew.collectives))
