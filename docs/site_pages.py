@@ -77,7 +77,7 @@ def kind(schema: Any) -> str:
     if "enum" in schema:
         return ", ".join(f'`"{value}"`' for value in schema["enum"])
     if schema.get("type") == "array":
-        return f"array of {kind(schema['items'])}" if "items" in schema else "array"
+        return f"array of {kind(schema['items'])}" if schema.get("items") else "array"
     if schema.get("type") == "object" and "additionalProperties" in schema:
         return f"object of {kind(schema['additionalProperties'])} by name"
     return schema.get("type", "any")

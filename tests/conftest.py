@@ -29,11 +29,6 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
-def pytest_make_parametrize_id(val: object) -> str | None:
-    """Name bytes by their number. Their content may hold the time, as gzip's does; then the workers would collect different tests."""
-    return f"{len(val)} bytes" if isinstance(val, bytes) else None
-
-
 @pytest.fixture
 def cuda() -> torch.device:
     """A CUDA device; a test that asks for one is skipped where there is none."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from lflops.profile import model
+from lflops.profile import model, timeline
 
 __all__ = ["json_schema"]
 
@@ -32,7 +32,7 @@ def _describe(name: str, definition: dict[str, Any]) -> None:
         definition["description"] = " ".join(text.split())
     fields = definition.get("properties", {})
     if "prefixItems" in definition:  # an array, whose items are the fields of a tuple or of a struct
-        kind = getattr(model, name)
+        kind = getattr(model, name, None) or getattr(timeline, name)
         names = kind._fields if issubclass(kind, tuple) else kind.__struct_fields__
         fields = dict(zip(names, definition["prefixItems"], strict=True))
         for field, item in fields.items():

@@ -23,7 +23,7 @@ class ModuleSlice(Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         phase: One of `PHASES`, or a phase of the step outside of modules, as `data`.
         depth: How many slices it is within; 0 is a phase.
-        lane: Slices of one lane are nested; threads that run at the same time have lanes of their own.
+        lane: Slices of one lane are nested; each of several threads has its lane.
     """
 
     row: str

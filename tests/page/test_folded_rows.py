@@ -8,7 +8,6 @@ from lflops.analyze.modules.tree import Row, tree
 from lflops.profile.model import Profile
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import Phase
-from lflops.report.terminal.modules import _label
 from tests.support.browser import GRID, ROW, Seen
 from tests.support.profile_builders import clocked, product, profile, weights
 
@@ -58,6 +57,12 @@ def test_what_repeats_is_one_row_with_the_mean_of_the_times(page_of: Callable[..
     assert pytest.approx(2 * 100 / 3e-3) == float(seen.shown("forward FLOP/s")["blocks.0.fc"])
 
 
+def _label(row: Row) -> str:
+    """The name in its parent, of equal modules the first and the last, with how many they are."""
+    names = [name.rpartition(".")[2] for name in row.names]
+    return row.label if row.repeat is None else f"{names[0]}…{names[-1]} ×{row.times}"
+
+
 def test_the_rows_are_those_of_the_terminal(page_of: Callable[..., Seen]) -> None:
     """A block with other work parts the run; labels, work and times are those of the report."""
     given = repeated(1, 2, 3, 4, 5, 6, odd=2)
@@ -69,7 +74,7 @@ def test_the_rows_are_those_of_the_terminal(page_of: Callable[..., Seen]) -> Non
     labels = seen.page.locator(f"{ROW} .name").evaluate_all(
         "names => names.map((name) => [...name.querySelectorAll('.label, .mark')].map((part) => part.textContent).join(' '))"
     )
-    assert ["(root)", *(_label(row) for row in rows[1:])] == labels
+    assert ["(root)", *map(_label, rows[1:])] == labels
     assert {row.name: str(row.one("forward").macs) for row in rows} == seen.shown("forward MACs")
     assert {row.name: pytest.approx(row.time("forward")) for row in rows} == {
         name: float(text) for name, text in seen.shown("forward time").items()

@@ -37,7 +37,7 @@ class Payload(Struct, frozen=True, kw_only=True):
         head: What a list of windows shows; second, so that a server reads it without the rest.
         title: What was profiled. When is in the head.
         partial: Whether the window was left before its end.
-        has_timeline: Whether there is a timeline of a step, which is a value of its own.
+        has_timeline: Whether there is a timeline of a step, which is a separate value.
         peak_flops_per_second: The chip's, for the training's dtype: what MFU is a share of.
 
     A view for which there is nothing is `None`.

@@ -36,7 +36,7 @@ class RankTimeline(Struct, frozen=True, kw_only=True):
 
 
 class TimelineShown(Struct, frozen=True, kw_only=True):
-    """What the view needs beside the payload of its window.
+    """What the view needs next to the payload of its window.
 
     Attributes:
         ranks: Those whose step is known.

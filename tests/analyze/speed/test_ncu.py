@@ -127,7 +127,7 @@ def test_the_shell_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "ncu.log").write_text(LOG)
     assert 0 == main(["roofline", "--ncu", str(tmp_path / "ncu.log"), "--gpu-time", "20.4e-6"])
     lines = capsys.readouterr().out.splitlines()
-    assert ["all", "kernels", "2", "2.04", "M", "312.50", "KiB", "6.38", "20.40", "µs", "100.00", "G"] == lines[1].split()
+    assert ["all", "kernels", "2", "2.04", "M", "312.50", "KiB", "6.38", "20.4", "µs", "100.00", "G"] == lines[1].split()
     assert lines[2].startswith("sgemm_128x64_nn")
 
 

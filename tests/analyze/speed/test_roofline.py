@@ -235,7 +235,7 @@ def test_the_shell_shows_roofs_modules_and_operators(file: Path, capsys: pytest.
     lines = shown.splitlines()
     assert "roof              1.00 kFLOP/s in fp32, 100 B/s: chip, a pencil" == lines[0]
     norm = next(line for line in lines if line.startswith("block.norm"))
-    assert ["block.norm", "fwd", "memory", "0.75", "6.00", "s", "200.0", "%", "!"] == norm.split()[:9]
+    assert ["block.norm", "fwd", "6.00", "s", "200.0", "%", "!", "0", "s", "memory", "0.75"] == norm.split()[:11]
     assert "!: over its roof: a count, a time or a peak is wrong" in lines
     assert any(line.startswith("aten::addmm float32") for line in lines)
 
