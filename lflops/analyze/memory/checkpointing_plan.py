@@ -93,8 +93,9 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
         ]
         widths = [max(len(row[column]) for row in rows) for column in keep]
         lines = ["  ".join(row[column].ljust(width) for column, width in zip(keep, widths, strict=True)).rstrip() for row in rows]
+        beyond = " The allocator reserves too much besides." if self.peak_bytes <= self.memory_bytes and not self.fits else ""
         verdict = "fits" if self.fits else "does not fit, this is the lowest peak"
-        return "\n".join([*lines, f"{verdict}: {units.size(self.peak_bytes)} of {units.size(self.memory_bytes)} for tensors"])
+        return "\n".join([*lines, f"{verdict}: {units.size(self.peak_bytes)} of {units.size(self.memory_bytes)} for tensors.{beyond}"])
 
     def code(self) -> str:
         """Python code that applies the plan to `model`, before it is wrapped or compiled."""
