@@ -4,8 +4,10 @@ Each model is compiled in processes of their own, with fresh caches: without a r
 """
 
 import argparse
+import hashlib
 import json
 import os
+import re
 import resource
 import statistics
 import subprocess
@@ -13,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -62,29 +65,33 @@ class Blocks(nn.Module):
 
 
 class Experts(nn.Module):
-    """Four experts, each of which computes all tokens, weighted by a gate."""
+    """A mixture of four experts. Each takes the quarter of the tokens that the gate gives it the highest weights for."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate, self.experts = nn.Linear(WIDTH, 4), nn.ModuleList(Block(512) for _ in range(4))
+        self.gate, self.experts = nn.Linear(WIDTH, 4), nn.ModuleList(Block(4 * WIDTH) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
         """A loss."""
-        weights = self.gate(x).softmax(-1)
-        return sum((expert(x) * weights[:, number, None] for number, expert in enumerate(self.experts)), torch.zeros(())).square().mean()
+        weights, chosen = self.gate(x).softmax(-1).topk(len(x) // 4, dim=0)
+        out = x
+        for number, expert in enumerate(self.experts):
+            tokens = chosen[:, number]
+            out = out.index_add(0, tokens, expert(x[tokens]) * weights[:, number, None])
+        return out.square().mean()
 
 
 def language(model: nn.Module) -> tuple[nn.Module, Callable[[Any], Tensor]]:
     """A language model and its step."""
-    ids = torch.randint(1000, (4, 128))
+    ids = torch.randint(1000, (2, 64))
     return model, lambda compiled: compiled(input_ids=ids, labels=ids).loss
 
 
 def images() -> tuple[nn.Module, Callable[[Any], Tensor]]:
-    """A ResNet of bottlenecks and its step."""
-    config = ResNetConfig(embedding_size=32, hidden_sizes=[64, 128], depths=[2, 2], layer_type="bottleneck", num_labels=10)
-    pixels, labels = torch.randn(4, 3, 64, 64), torch.randint(10, (4,))
-    return ResNetForImageClassification(config), lambda compiled: compiled(pixel_values=pixels, labels=labels).loss
+    """ResNet-50 with one bottleneck in each stage, and its step."""
+    pixels, labels = torch.randn(2, 3, 96, 96), torch.randint(1000, (2,))
+    model = ResNetForImageClassification(ResNetConfig(depths=[1, 1, 1, 1], num_labels=1000))
+    return model, lambda compiled: compiled(pixel_values=pixels, labels=labels).loss
 
 
 def rows(model: nn.Module) -> tuple[nn.Module, Callable[[Any], Tensor]]:
@@ -93,42 +100,77 @@ def rows(model: nn.Module) -> tuple[nn.Module, Callable[[Any], Tensor]]:
     return model, lambda compiled: compiled(x)
 
 
-SMALL = {"vocab_size": 1000, "num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 4}
+LAYERS = int(os.environ.get("LAYERS", "4"))
+GPT2 = GPT2Config(n_layer=LAYERS)
+BERT = BertConfig(num_hidden_layers=LAYERS)
 CASES: dict[str, Callable[[], tuple[nn.Module, Callable[[Any], Tensor]]]] = {
-    "GPT-2, 2 layers of 128": lambda: language(GPT2LMHeadModel(GPT2Config(vocab_size=1000, n_layer=2, n_embd=128, n_head=4))),
-    "BERT, 2 layers of 128": lambda: language(BertForMaskedLM(BertConfig(**SMALL))),
-    "ResNet, 4 bottlenecks": images,
-    "4 experts and a gate": lambda: rows(Experts()),
+    f"GPT-2 small, {LAYERS} of 12 layers": lambda: language(GPT2LMHeadModel(GPT2)),
+    f"BERT base, {LAYERS} of 12 layers": lambda: language(BertForMaskedLM(BERT)),
+    "ResNet-50, 4 of 16 bottlenecks": images,
+    "a mixture of 4 experts": lambda: rows(Experts()),
     "3 blocks, a graph break after each": lambda: rows(Blocks(512, 512, 512, breaks=True)),
-    "12 blocks, the eighth 8 times as wide": lambda: rows(Blocks(*[512] * 7, WIDE, *[512] * 4)),
 }
-BOTH_WAYS = list(CASES)[2:5]
+BOTH_WAYS = [list(CASES)[number] for number in (0, 3, 4)]
 PLANTED = "planted"
-ROUNDS = 9
+ROUNDS = 40
 
 
-def child(name: str, *, recorded: bool) -> dict[str, Any]:
-    """Compile one model, and time it; with a record trace it as well."""
+def child(name: str, *, recorded: bool, both: bool) -> dict[str, Any]:
+    """Compile one model, and time it.
+
+    Args:
+        name: The model.
+        recorded: Whether its graphs are recorded; then it is traced as well.
+        both: Whether a copy without a record is timed in turn with it, which inductor's caches have.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model, loss = CASES[name]()
+    copy = deepcopy(model)
+    torch.compile(lambda x: x.sin().sum())(torch.ones(3, requires_grad=True)).backward()  # loads inductor, and tries the C++ compiler
+    before = kernel_files()
     tracking = CompileTracking()
     if recorded:
         tracking.start()
+    torch._dynamo.reset()  # noqa: SLF001 - it has no public name
     compiled = torch.compile(model)
-
-    def step() -> float:
-        start = cpu_seconds()
-        loss(compiled).backward()
-        return cpu_seconds() - start
-
-    first = step()
-    seconds = [step() for _ in range(STEPS)]
-    found: dict[str, Any] = {"compile": first, "step": statistics.median(seconds), "loss": loss(compiled).item()}
-    if recorded:
-        found |= looked_into(compiled, step)
-        tracking.stop()
+    found: dict[str, Any] = {"compile": cpu_seconds_of(loss, compiled), "kernels": kernels(kernel_files() - before)}
+    if not recorded:
+        return found | {"loss": seeded(loss, compiled)}
+    found |= looked_into(compiled, lambda: loss(compiled).backward())
+    tracking.stop()
+    found["loss"] = seeded(loss, compiled)
+    if both:
+        plain = torch.compile(copy)
+        seconds = [(cpu_seconds_of(loss, plain), cpu_seconds_of(loss, compiled)) for _ in range(STEPS + 1)][1:]
+        found["step"] = statistics.median(without for without, _ in seconds)
+        found["ratio"] = statistics.median(with_record / without for without, with_record in seconds)
     return found
+
+
+def seeded(loss: Callable[[Any], Tensor], model: Any) -> float:
+    """The loss, with the same dropout in every process."""
+    torch.manual_seed(1)
+    return loss(model).item()
+
+
+def cpu_seconds_of(loss: Callable[[Any], Tensor], model: Any) -> float:
+    """CPU time of a step."""
+    start = cpu_seconds()
+    loss(model).backward()
+    return cpu_seconds() - start
+
+
+def kernel_files() -> set[Path]:
+    """The C++ kernels in inductor's folder."""
+    return set(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).rglob("*.main.cpp"))
+
+
+def kernels(files: set[Path]) -> tuple[int, str]:
+    """How many different C++ kernels there are, and a hash of their text without the lines that make Kineto show them."""
+    profiled = re.compile(r".*(RAIIAtenRecordFunctionHandle|aoti_runtime/utils\.h).*\n")
+    texts = sorted({profiled.sub("", path.read_text()) for path in files})
+    return len(texts), hashlib.sha256("".join(texts).encode()).hexdigest()
 
 
 def cpu_seconds() -> float:
@@ -139,6 +181,19 @@ def cpu_seconds() -> float:
 
 def looked_into(model: nn.Module, step: Callable[[], object], steps: int = TRACED) -> dict[str, Any]:
     """What traced steps say of the compiled code."""
+    times = traced(model, step, steps)
+    code = times.code
+    parts = sum(kernel.host_seconds for kernel in code.kernels) + code.unassigned_seconds
+    return {
+        "graphs": code.graphs,
+        "assigned": 1 - code.unassigned_seconds / code.seconds,
+        "divided": code.divided_seconds / code.seconds,
+        "off": abs(parts / code.seconds - 1),
+    }
+
+
+def traced(model: nn.Module, step: Callable[[], object], steps: int) -> CompiledTimes:
+    """Trace so many steps."""
     tracer = Tracer(ModuleTree({"": model}), inside_compiled=True)
     tracer.begin()
     for number in range(steps):
@@ -148,90 +203,95 @@ def looked_into(model: nn.Module, step: Callable[[], object], steps: int = TRACE
         recording = tracer.stop(Path(folder), "benchmark", whole=None)
     if recording is None or recording.compiled is None:
         raise SystemExit(f"there is no recording: {tracer.refusal}")
-    code = recording.compiled.code
-    parts = sum(kernel.host_seconds for kernel in code.kernels) + code.unassigned_seconds
-    return {
-        "graphs": code.graphs,
-        "assigned": 1 - code.unassigned_seconds / code.seconds,
-        "divided": code.divided_seconds / code.seconds,
-        "off": abs(parts / code.seconds - 1),
-        "blocks": by_block(recording.compiled),
-    }
+    return recording.compiled
 
 
 def planted() -> dict[str, float]:
-    """The wide block among twelve, and compiled alone, in turn: what it takes there over what it takes here, and its rank among them."""
+    """The wide block among twelve, and the same block compiled alone: both run in every step of one traced window.
+
+    Returns:
+        What it takes among twelve over what it takes alone, step by step: the median and the quartiles; and in how many steps it was the
+        slowest of the twelve.
+    """
     torch.set_num_threads(1)
     tracking = CompileTracking()
     tracking.start()
-    steps = {}
+    both, losses = nn.ModuleDict(), {}
     for name, inner in {"twelve": [*[512] * 7, WIDE, *[512] * 4], "alone": [WIDE]}.items():
-        model, loss = rows(Blocks(*inner))
-        steps[name] = torch.compile(model), loss
-    took: dict[str, list[dict[str, float]]] = {name: [] for name in steps}
-    for number in range(ROUNDS + 2):
-        for name, (compiled, loss) in steps.items():
-            found = looked_into(compiled, lambda loss=loss, compiled=compiled: loss(compiled).backward(), steps=1)
-            if number > 1:
-                took[name].append(found["blocks"])
+        model, losses[name] = rows(Blocks(*inner))
+        both[name] = torch.compile(model)
+
+    def step() -> None:
+        for name, loss in losses.items():
+            loss(both[name]).backward()
+
+    for _ in range(3):
+        step()
+    took = by_block(traced(both, step, ROUNDS))
     tracking.stop()
-    ratios = [among["blocks.7"] / alone["blocks.0"] for among, alone in zip(took["twelve"], took["alone"], strict=True)]
-    return {"ratio": statistics.median(ratios), "slowest": sum(max(each, key=each.get) == "blocks.7" for each in took["twelve"])}
+    low, median, high = statistics.quantiles([each["twelve.blocks.7"] / each["alone.blocks.0"] for each in took], n=4)
+    among = [{block: seconds for block, seconds in each.items() if block.startswith("twelve.blocks")} for each in took]
+    slowest = sum(max(each, key=lambda block: each[block]) == "twelve.blocks.7" for each in among)
+    share = statistics.median(each["twelve.blocks.7"] / sum(each.values()) for each in among)
+    return {"ratio": median, "low": low, "high": high, "slowest": slowest, "share": share}
 
 
-def by_block(times: CompiledTimes) -> dict[str, float]:
-    """Median seconds of each block in a step."""
-    batches: list[dict[str, float]] = []
+def by_block(times: CompiledTimes) -> list[dict[str, float]]:
+    """Seconds of each block in each step, of both passes."""
+    steps: list[dict[str, float]] = []
     for batch in times.host:
         sums: dict[str, float] = {}
         for by_module in batch.values():
             for key, took in by_module.items():
-                block = ".".join(key.row.split(".")[:2])
+                block = ".".join(key.row.removeprefix("_orig_mod.").replace("._orig_mod", "").split(".")[:3])
                 sums[block] = sums.get(block, 0.0) + took / 1e9
-        batches.append(sums)
-    return {block: statistics.median(batch.get(block, 0.0) for batch in batches) for block in batches[0]}
+        steps.append(sums)
+    return steps
 
 
-def measured(name: str, *, recorded: bool) -> dict[str, Any]:
-    """The same in a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--child", name, *(["--recorded"] if recorded else [])]
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder}
-        done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)  # noqa: S603 - this very file
+def measured(name: str, folder: str, *options: str) -> dict[str, Any]:
+    """The same in a process of its own, with inductor's caches in a folder."""
+    command = [sys.executable, __file__, "--child", name, *options]
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)  # noqa: S603 - this very file
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    print(name, recorded, found, file=sys.stderr)
+    print(name, options, found, file=sys.stderr, flush=True)
     return found
 
 
 def main() -> None:
     """Measure, and write the section."""
-    inside = {name: measured(name, recorded=True) for name in CASES}
-    without = {name: measured(name, recorded=False) for name in BOTH_WAYS}
     lines = [
         "| model | graphs | assigned to modules | in fused kernels that are divided | parts and regions differ by |",
         "|---|---|---|---|---|",
     ]
-    lines += [
-        f"| {name} | {each['graphs']} | {each['assigned']:.1%} | {each['divided']:.1%} | {each['off']:.1e} |"
-        for name, each in inside.items()
-    ]
-    lines += [
+    costs = [
         "",
-        "| model | first step without | with | step without | with | same loss |",
-        "|---|---|---|---|---|---|",
+        "| model | first step without | with | step without | with | same loss | same kernels |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for name, plain in without.items():
-        each = inside[name]
-        times = f"{plain['compile']:.1f} s | {each['compile']:.1f} s | {1e3 * plain['step']:.2f} ms | {1e3 * each['step']:.2f} ms"
-        lines.append(f"| {name} | {times} | {'yes' if plain['loss'] == each['loss'] else 'no'} |")
-    wide = measured(PLANTED, recorded=True)
+    for name in CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            both = name in BOTH_WAYS
+            plain = measured(name, folder) if both else {}
+            each = measured(name, folder, "--recorded", *(["--both"] if both else []))
+        lines.append(f"| {name} | {each['graphs']} | {each['assigned']:.2%} | {each['divided']:.1%} | {each['off']:.1e} |")
+        if both:
+            loss, same = ("yes" if plain[fact] == each[fact] else "no" for fact in ("loss", "kernels"))
+            times = f"{plain['compile']:.1f} s | {each['compile']:.1f} s | {1e3 * each['step']:.1f} ms | {each['ratio'] - 1:+.1%}"
+            costs.append(f"| {name} | {times} | {loss} | {same}, {each['kernels'][0]} |")
+    with tempfile.TemporaryDirectory() as folder:
+        wide = measured(PLANTED, folder)
     lines += [
+        *costs,
         "",
-        f"The wide one of twelve blocks is the slowest in {wide['slowest']} of {ROUNDS} rounds. It takes {wide['ratio']:.3f} times what it",
-        "takes compiled alone: the median of the rounds, which take turns. Its seconds are of the clock.",
+        f"The eighth of twelve blocks is 8 times as wide. It is the slowest in {wide['slowest']} of {ROUNDS} steps, and takes",
+        f"{wide['share']:.1%} of the blocks' time: {wide['ratio']:.3f} times what it takes compiled alone (quartiles {wide['low']:.3f} to",
+        f"{wide['high']:.3f}). Both run in every step of one traced window, and the ratio is taken step by step.",
         "",
+        "First steps, which compile, and steps are in CPU time of the process and of its compilers. One thread, inductor's C++ backend,",
+        "fresh caches, real widths. Not run on CUDA.",
     ]
-    lines += ["First steps, which compile, and steps are in CPU time. One thread, inductor's C++ backend, fresh caches. Not run on CUDA."]
     record("compiled.py", "Inside of compiled code", lines)
 
 
@@ -239,8 +299,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--child", choices=[*CASES, PLANTED])
     parser.add_argument("--recorded", action="store_true")
+    parser.add_argument("--both", action="store_true")
     given = parser.parse_args()
     if given.child:
-        print(json.dumps(planted() if given.child == PLANTED else child(given.child, recorded=given.recorded)))
+        print(json.dumps(planted() if given.child == PLANTED else child(given.child, recorded=given.recorded, both=given.both)))
     else:
         main()
