@@ -28,7 +28,7 @@ def write(content: dict[str, Any], path: Path) -> None:
     """A trace, packed or not, with the decimals in full."""
     text = msgspec.json.Encoder(decimal_format="number").encode(content)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
 
 
 def moved(content: dict[str, Any], moment: int) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class TraceByHand:
 
     def write(self, path: Path) -> Path:
         """Write the file, packed if its name says so."""
-        path.write_bytes(gzip.compress(self.text()) if path.suffix == ".gz" else self.text())
+        path.write_bytes(gzip.compress(self.text(), mtime=0) if path.suffix == ".gz" else self.text())
         return path
 
     def read(self, folder: Path) -> RecordedTrace:

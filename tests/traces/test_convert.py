@@ -170,7 +170,7 @@ def test_the_copies_of_a_folder_are_beside_it(tmp_path: Path, capsys: pytest.Cap
     """Packed, each under the trace's own name; what is no trace has none."""
     folder, beside = tmp_path / "train-0-1", tmp_path / "compat-train-0-1"
     copied(tmp_path, STEP)
-    (folder / "host_1.8.pt.trace.json.gz").write_bytes(gzip.compress((folder / "host_0.7.pt.trace.json").read_bytes()))
+    (folder / "host_1.8.pt.trace.json.gz").write_bytes(gzip.compress((folder / "host_0.7.pt.trace.json").read_bytes(), mtime=0))
     (folder / "merged.trace.json.gz").touch()
     copies = [beside / f"host_{each}.pt.trace.json.gz" for each in ("0.7", "1.8")]
     assert 0 == main(["trace", "compat", str(folder)])

@@ -31,7 +31,7 @@ def named(pid: Any, name: str) -> dict[str, Any]:
 def written(folder: Path, name: str, events: Sequence[dict[str, Any]], **more: Any) -> None:
     """A trace; packed, if its name says so."""
     text = json.dumps({"schemaVersion": 1, "traceEvents": list(events), **more}, indent=1).encode()
-    (folder / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    (folder / name).write_bytes(gzip.compress(text, mtime=0) if name.endswith(".gz") else text)
 
 
 def merged(folder: Path) -> dict[str, Any]:
