@@ -1,7 +1,8 @@
-"""The same training in five loops: what each is said to take, and what watching its clean steps costs.
+"""One training in five loops: what each is reported to take, and what the monitor costs in its clean steps.
 
-One model, one batch and one optimizer, in Lightning, in a loop of one's own, in a Trainer of transformers, with Accelerate and with Fabric.
-Counts have to be equal. Times differ by what the loops themselves do between batches.
+One model, one batch and one optimizer, in Lightning, in your own loop, in a Trainer of transformers, with Accelerate and with Fabric.
+Counts have to be equal. Times have to agree if the work of the loops themselves does not matter: that is tried with a wide model, all loops
+in turn. The cost is measured with a thin model, from one forward to the next: the beginning and the end of a run are not in it.
 """
 
 import argparse
@@ -11,8 +12,9 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from statistics import median
-from typing import Any
+from itertools import pairwise
+from statistics import mean, median
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -26,24 +28,45 @@ from torch.utils.data import DataLoader, Dataset
 
 import lflops
 from lflops import FlopsMonitor, Profile, Schedule
-from lflops.analyze.analysis import analyze
+from lflops.analyze.analysis import Analysis, analyze
 from lflops.huggingface import FlopsCallback
 
-WIDTH, CLASSES, ROWS = 512, 16, 64
-Loop = Callable[[Schedule | None, int], Profile | None]
+CLASSES = 16
+
+
+class Size(NamedTuple):
+    """How large a training is.
+
+    Attributes:
+        width: Of the model.
+        rows: In a batch.
+        steps: In the run.
+    """
+
+    width: int
+    rows: int
+    steps: int
+
+
+WIDE, THIN = Size(1024, 512, 24), Size(128, 16, 200)
+Loop = Callable[[Schedule | None, Size], Profile | None]
+PHASES = ("data", "forward", "backward", "optimizer", "other")
+FORWARDS: list[float] = []
+"""When each forward of a run began."""
 
 
 class Model(LightningModule):
     """A perceptron of four products, that Lightning and transformers can train as well."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         """Make the same weights each time."""
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(3)], nn.Linear(WIDTH, CLASSES))
+        self.layers = nn.Sequential(*[nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(3)], nn.Linear(width, CLASSES))
 
     def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The loss of a batch."""
+        FORWARDS.append(time.perf_counter())
         return {"loss": F.cross_entropy(self.layers(x), labels)}
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:  # noqa: ARG002 - Lightning gives it
@@ -59,13 +82,13 @@ class Rows(Dataset[dict[str, Tensor]]):
     """Samples at random.
 
     Args:
-        number: How many.
+        size: How many, and how wide.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, size: Size) -> None:
         """Make them."""
         generator = torch.Generator().manual_seed(1)
-        self._x = torch.randn(number, WIDTH, generator=generator)
+        self._x = torch.randn(size.steps * size.rows, size.width, generator=generator)
 
     def __len__(self) -> int:
         """How many there are."""
@@ -81,12 +104,12 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-4)
 
 
-def in_lightning(schedule: Schedule | None, steps: int) -> Profile | None:
+def in_lightning(schedule: Schedule | None, size: Size) -> Profile | None:
     """With the callback."""
     monitor = None if schedule is None else FlopsMonitor(schedule, trace=False, html=False, on_error="raise")
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
-            max_steps=steps,
+            max_steps=size.steps,
             accelerator="cpu",
             logger=False,
             default_root_dir=folder,
@@ -95,18 +118,18 @@ def in_lightning(schedule: Schedule | None, steps: int) -> Profile | None:
             enable_model_summary=False,
             enable_checkpointing=False,
         )
-        trainer.fit(Model(), DataLoader(Rows(steps * ROWS), batch_size=ROWS))
+        trainer.fit(Model(size.width), DataLoader(Rows(size), batch_size=size.rows))
     return None if monitor is None else monitor.profiles[-1]
 
 
-def in_transformers(schedule: Schedule | None, steps: int) -> Profile | None:
+def in_transformers(schedule: Schedule | None, size: Size) -> Profile | None:
     """With its callback."""
     callback = None if schedule is None else FlopsCallback(schedule=schedule, trace=False, html=False, on_error="raise", log=lambda _: None)
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
             folder,
-            per_device_train_batch_size=ROWS,
-            max_steps=steps,
+            per_device_train_batch_size=size.rows,
+            max_steps=size.steps,
             use_cpu=True,
             report_to=[],
             save_strategy="no",
@@ -115,11 +138,11 @@ def in_transformers(schedule: Schedule | None, steps: int) -> Profile | None:
             remove_unused_columns=False,
             max_grad_norm=0,
         )
-        model = Model()
+        model = Model(size.width)
         trainer = transformers.Trainer(
             model,
             arguments,
-            train_dataset=Rows(steps * ROWS),
+            train_dataset=Rows(size),
             callbacks=[] if callback is None else [callback],
             optimizers=(optimizer_of(model), None),  # type: ignore[arg-type, unused-ignore]
         )
@@ -128,10 +151,10 @@ def in_transformers(schedule: Schedule | None, steps: int) -> Profile | None:
     return None if callback is None else callback.profiles[-1]
 
 
-def _loop(make: Callable[[], tuple[Any, Any, Any]]) -> Loop:
-    def run(schedule: Schedule | None, steps: int) -> Profile | None:
-        engine, model, optimizer = make()
-        loader = DataLoader(Rows(steps * ROWS), batch_size=ROWS)
+def _loop(make: Callable[[int], tuple[Any, Any, Any]]) -> Loop:
+    def run(schedule: Schedule | None, size: Size) -> Profile | None:
+        engine, model, optimizer = make(size.width)
+        loader = DataLoader(Rows(size), batch_size=size.rows)
 
         def one(batch: dict[str, Tensor]) -> None:
             loss = model(**batch)["loss"]
@@ -153,70 +176,92 @@ def _loop(make: Callable[[], tuple[Any, Any, Any]]) -> Loop:
     return run
 
 
-def _plain() -> tuple[Any, Any, Any]:
-    model = Model()
+def _plain(width: int) -> tuple[Any, Any, Any]:
+    model = Model(width)
     return None, model, optimizer_of(model)
 
 
-def _fabric() -> tuple[Any, Any, Any]:
-    fabric, model = Fabric(accelerator="cpu", devices=1), Model()
+def _fabric(width: int) -> tuple[Any, Any, Any]:
+    fabric, model = Fabric(accelerator="cpu", devices=1), Model(width)
     return (fabric, *fabric.setup(model, optimizer_of(model)))
 
 
-def _accelerate() -> tuple[Any, Any, Any]:
-    accelerator, model = Accelerator(cpu=True), Model()
+def _accelerate(width: int) -> tuple[Any, Any, Any]:
+    accelerator, model = Accelerator(cpu=True), Model(width)
     return (accelerator, *accelerator.prepare(model, optimizer_of(model)))
 
 
 LOOPS: dict[str, Loop] = {
     "Lightning": in_lightning,
-    "a loop of one's own": _loop(_plain),
+    "your own loop": _loop(_plain),
     "transformers": in_transformers,
     "Accelerate": _loop(_accelerate),
     "Fabric": _loop(_fabric),
 }
 
 
-def rows(steps: int, rounds: int) -> Iterator[str]:
-    """A line of the table for each loop."""
-    profiled = Schedule(wait=steps // 2, warmup=1, active=3, repeat=1)
-    idle = Schedule(wait=100_000)
+def agreement(rounds: int) -> Iterator[str]:
+    """A line for each loop: what the monitor reports of the wide training, as medians over the rounds, compared with the mean of all."""
+    found: dict[str, list[Analysis]] = {name: [] for name in LOOPS}
+    ratios: dict[str, list[float]] = {name: [] for name in LOOPS}
+    for _ in range(rounds):
+        for name, run in LOOPS.items():
+            FORWARDS.clear()
+            profile = run(Schedule(wait=WIDE.steps // 2, warmup=1, active=3, repeat=1), WIDE)
+            if profile is None:
+                raise AssertionError(name)
+            found[name].append(analyze(profile))
+            clocked = median(after - before for before, after in pairwise(FORWARDS[2 : WIDE.steps // 2]))
+            ratios[name].append(found[name][-1].step_times.seconds.median / clocked - 1)
+    steps = {name: median(each.step_times.seconds.median for each in all_of) for name, all_of in found.items()}
+    rates = {name: median(each.step_times.samples_per_second for each in all_of) for name, all_of in found.items()}
+    flops = {name: median(each.utilization.flops_per_second for each in all_of) for name, all_of in found.items()}
+    for name, all_of in found.items():
+        root = all_of[0].profile.modules[""]
+        columns = [f"{root.forward.macs + root.backward.macs:,}", f"{steps[name] * 1e3:.2f} ms", f"{median(ratios[name]):+.2%}"]
+        columns += [f"{each[name] / mean(each.values()) - 1:+.1%}" for each in (steps, rates, flops)]
+        phases = {phase: median(each.step_times.phases[phase].median for each in all_of) for phase in all_of[0].step_times.phases}
+        columns += [f"{phases[phase] * 1e3:.2f}" if phase in phases else "–" for phase in PHASES]
+        yield f"| {name} | {' | '.join(columns)} |"
+
+
+def cost(rounds: int) -> Iterator[str]:
+    """A line for each loop: from forward to forward of the thin training, without the monitor and with one that waits."""
     for name, run in LOOPS.items():
-        profile = run(profiled, steps)
-        if profile is None:
-            raise AssertionError(name)
-        found = analyze(profile)
         seconds: dict[bool, list[float]] = {True: [], False: []}
         for number in range(2 * rounds):
             watched = bool(number % 2)
-            start = time.perf_counter()
-            run(idle if watched else None, steps)
-            seconds[watched].append((time.perf_counter() - start) / steps)
-        cost = median(after - before for before, after in zip(seconds[False], seconds[True], strict=True))
-        root, times = profile.modules[""], found.step_times
-        phases = {key: spread.median * 1e3 for key, spread in times.phases.items()}
-        step = None if times.seconds is None else times.seconds.median * 1e3
-        known = " | ".join(f"{phases[key]:.2f}" if key in phases else "–" for key in ("data", "forward", "backward", "optimizer", "other"))
-        yield f"| {name} | {root.forward.macs + root.backward.macs:,} | {step:.2f} | {known} | {cost * 1e6:+.0f} µs |"
+            FORWARDS.clear()
+            run(Schedule(wait=100_000) if watched else None, THIN)
+            seconds[watched].append(median(after - before for before, after in pairwise(FORWARDS[20:])))
+        differences = [after - before for before, after in zip(seconds[False], seconds[True], strict=True)]
+        without, watched_step = (f"{median(seconds[each]) * 1e6:.0f} µs" for each in (False, True))
+        yield f"| {name} | {without} | {watched_step} | {median(differences) * 1e6:+.0f} µs |"
 
 
 def main() -> None:
     """Measure all of them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     asked = parser.parse_args()
     for name in ("lightning.pytorch", "lightning.fabric", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     lines = [
-        f"{asked.steps} steps of the same model, batch and optimizer, one thread. Times in ms: medians of the clean steps of one window.",
-        f"Last column: a training with the monitor waiting, less one without it, over {asked.rounds} pairs, for each step.",
+        f"One model, batch and optimizer, one thread; medians of {asked.rounds} rounds of all loops in turn.",
+        f"Width {WIDE.width}, {WIDE.rows} rows; further percentages are differences from the mean of the five loops, phases are in ms:",
         "",
-        "| loop | MACs, forward and backward | step | data | forward | backward | optimizer | other | a clean step's cost |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
-        *rows(asked.steps, asked.rounds),
+        "| loop | MACs, forward and backward | step | off the time between forwards | step | samples/s | FLOP/s, so MFU | "
+        f"{' | '.join(PHASES)} |",
+        f"|---|{'--:|' * (6 + len(PHASES))}",
+        *agreement(asked.rounds),
+        "",
+        f"Width {THIN.width}, {THIN.rows} rows: the median of {THIN.steps - 21} steps, from forward to forward:",
+        "",
+        "| loop | without the monitor | with a monitor that waits | a clean step's cost |",
+        "|---|--:|--:|--:|",
+        *cost(asked.rounds),
     ]
     record("drivers.py", "Five loops around one training", [*lines, "", "Not run on CUDA."])
 
