@@ -51,6 +51,7 @@ class Size(NamedTuple):
 WIDE, THIN = Size(1024, 512, 24), Size(128, 16, 200)
 Loop = Callable[[Schedule | None, Size], Profile | None]
 PHASES = ("data", "forward", "backward", "optimizer", "other")
+PHASE_COLUMNS = " | ".join(PHASES)
 FORWARDS: list[float] = []
 """When each forward of a run began."""
 
@@ -252,8 +253,7 @@ def main() -> None:
         f"One model, batch and optimizer, one thread; medians of {asked.rounds} rounds of all loops in turn.",
         f"Width {WIDE.width}, {WIDE.rows} rows; further percentages are differences from the mean of the five loops, phases are in ms:",
         "",
-        "| loop | MACs, forward and backward | step | off the time between forwards | step | samples/s | FLOP/s, so MFU | "
-        f"{' | '.join(PHASES)} |",
+        f"| loop | MACs, forward and backward | step | off the time between forwards | step | samples/s | MFU | {PHASE_COLUMNS} |",
         f"|---|{'--:|' * (6 + len(PHASES))}",
         *agreement(asked.rounds),
         "",
