@@ -19,6 +19,7 @@ _MOST = 0.6
 _LISTED = 3
 _LARGE_PHASE = 0.1
 _OUTLIERS = 2
+_REMEASURE = "If it was measured, measure it again on an idle machine: lflops hardware --measure."
 _FIRST = 2
 _NO_WORK = ("data", "transfer", "clip", "optimizer", "other")
 """Phases that are no work of the model's modules."""
@@ -36,6 +37,8 @@ def _reached(analysis: Analysis) -> Iterator[str]:
     seconds = analysis.step_times.seconds
     if reached.mfu is not None:
         yield f"{units.percent(reached.mfu)} MFU."
+        if reached.mfu > 1:
+            yield f"No step can exceed the peak, so the peak of {reached.hardware} is too low here. {_REMEASURE}"
     elif seconds is not None:
         yield f"A {one} takes {units.duration(seconds.median)}."
     elif analysis.profile.is_counted:

@@ -38,6 +38,13 @@ def test_a_wait_for_data_is_named_first() -> None:
     assert ("20.0 % MFU.", "60.0 % of the step is waiting for data.") == verdict(analyze(blocks({}, {"data": 24, "forward": 16})))
 
 
+def test_more_than_the_peak_is_no_achievement() -> None:
+    """8 ms of products at the peak in 4 ms: a peak that was measured beside other programs. The next sentence says what to do."""
+    found = verdict(analyze(blocks({}, {"forward": 4})))
+    assert "200.0 % MFU." == found[0]
+    assert found[1].startswith("No step can exceed the peak, so the peak of abacus is too low here.")
+
+
 def test_a_slow_block_is_named() -> None:
     """Its product takes 26 ms where the others take 2: 24 more, all of them below the roof, and so 24 of 40 ms are in that place."""
     found = verdict(analyze(blocks({"blocks.2.fc": 26.0}, {"forward": 40})))
