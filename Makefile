@@ -8,6 +8,7 @@ PACKAGES_READY := .venv-packages/ready
 .PHONY: demo pictures test lint lint-page docs coverage bench packages gpu clean
 
 demo: $(READY)
+	@rm -rf gpt
 	@$(BIN)/python examples/train_gpt.py
 	@$(BIN)/lflops show gpt/lflops/train-1-*.profile.json
 	@echo "In the browser, under the tab LFLOPS: $(BIN)/tensorboard --logdir gpt; as one file: $$(ls gpt/lflops/train-1-*.html)"

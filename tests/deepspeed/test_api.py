@@ -320,7 +320,7 @@ def test_a_profiler_around_one_forward_counts_and_times_it() -> None:
     assert ("954", "420 MACs", "82") == (prof.get_total_flops(True), prof.get_total_macs(as_string=True), prof.get_total_params(True))
     seconds = prof.get_total_duration()
     assert isinstance(seconds, float)
-    assert seconds > 0
+    assert seconds >= 0  # less what the hooks took, which on a busy machine may be all of it
     assert re.fullmatch(r"[\d.]+ m?u?s", str(prof.get_total_duration(as_string=True)))
     assert prof.profile.run.observer_ratio is not None
     assert isinstance(prof.profile, Profile)

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import multiprocessing
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
@@ -72,6 +73,20 @@ class Ranks:
     def _everywhere(self, function: Callable[[], Any]) -> list[Any]:
         running = [rank.submit(function) for rank in self._ranks]
         return [each.result(timeout=SECONDS) for each in running]
+
+
+def wait_for(path: Path) -> Path:
+    """Wait until a process that no one here can join has written a file.
+
+    Raises:
+        TimeoutError: It has not.
+    """
+    deadline = time.monotonic() + SECONDS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path} was not written within {SECONDS} s")
+        time.sleep(0.05)
+    return path
 
 
 def fork_context() -> Any:

@@ -21,6 +21,8 @@ _LATEX = {
     "…": r"\ldots{}",
     "×": r"$\times$",
     "µ": r"$\mu$",
+    "<": "$<$",
+    ">": "$>$",
     "–": "--",
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
 }
