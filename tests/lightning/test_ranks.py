@@ -212,7 +212,7 @@ def takes_what_gloo_took(profile: Profile) -> None:
     (reduced,) = profile.communication
     assert (pytest.approx(took[0], rel=1e-4), pytest.approx(min(took), rel=1e-4)) == (reduced.seconds, reduced.least_seconds)
     assert reduced.exposed_seconds is not None
-    assert 0 < reduced.exposed_seconds <= took[0]
+    assert 0 < reduced.exposed_seconds <= took[0] * (1 + 1e-9)  # summed in another order
 
 
 def shows_both_ranks(logs: Path, copies: Path) -> None:
