@@ -1,5 +1,6 @@
 """What tests ask for by name."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -8,6 +9,7 @@ import torch
 from hypothesis import settings
 
 from tests.support.browser import CHROMIUM
+from tests.support.process_state import settle
 from tests.support.warm_python import WarmPython
 
 # The same examples on every day, and none judged by how long it took: a pass is no matter of luck.
@@ -25,8 +27,8 @@ os.environ["LFLOPS_CHIPS"] = os.devnull
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than there are cores: a quarter of the time, a worker waits for processes that its test has started."""
-    return (os.cpu_count() or 1) + 1
+    """One worker more than there are cores for us: a quarter of the time, a worker waits for processes that its test has started."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.fixture
@@ -42,6 +44,16 @@ def warm_python() -> Iterator[WarmPython]:
     """Runs scripts in a process each, which need not load torch: that was done once for all."""
     with WarmPython() as python:
         yield python
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> Iterator[None]:
+    """What earlier tests have left goes before a module's tests compare what is open, and no garbage is collected while they do."""
+    settle()
+    threshold = gc.get_threshold()
+    gc.set_threshold(1_000_000_000)
+    yield
+    gc.set_threshold(*threshold)
 
 
 @pytest.fixture(autouse=True)

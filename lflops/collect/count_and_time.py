@@ -207,7 +207,7 @@ class _StampingMode(CountingMode):
 
 def _with_times(profile: Profile, times: PassTimes, overhead: HookOverhead) -> Profile:
     ignored = frozenset(note.subject for note in profile.notes if note.code == "ignored")
-    if all(seconds <= times.overhead(each, overhead) for each, seconds in times.own.items()):
+    if all(seconds <= times.overhead(each, overhead) for each, seconds in times.own.items() if each != OUTSIDE):
         overhead = NO_OVERHEAD  # what leaves nothing was measured while the machine was busy
     timed = with_times(profile, scale_to_clean([{"": times}], {}, overhead, ignored))
     phases = {phase: spread.median for phase in ("forward", "backward", "recompute") if (spread := timed.modules[""].work(phase).seconds)}

@@ -16,6 +16,9 @@ from lflops.traces.annotate_main import NO_COPY
 
 __all__ = ["AnnotationProcess"]
 
+LONGEST = 60.0
+"""Seconds that the end of a training waits for a trace to be annotated."""
+
 
 class AnnotationProcess:
     """A trace that is being annotated. The process goes on by itself if this one ends first.
@@ -72,12 +75,16 @@ class AnnotationProcess:
         """Whether the process has ended."""
         return self._process.poll() is not None
 
-    def finish(self, seconds: float = 60.0) -> str | None:
+    def finish(self, seconds: float | None = None) -> str | None:
         """Wait for it, so long at most, and pack the trace as it is where it failed.
+
+        Args:
+            seconds: `LONGEST` unless given.
 
         Returns:
             Why it is not annotated, or not copied, or not yet; `None` where it is.
         """
+        seconds = LONGEST if seconds is None else seconds
         try:
             status = self._process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:

@@ -14,6 +14,8 @@ from tests.support.canary_model import Patient, Raises, batch, in_forward, patie
 from tests.support.leaky_profilers import CULPRITS, Culprit, PlainMode
 from tests.support.process_state import MISSING, Facts, about, differences, during, everything, settings
 
+pytestmark = pytest.mark.usefixtures("undisturbed")
+
 
 @pytest.fixture
 def model() -> Patient:

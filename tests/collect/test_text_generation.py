@@ -15,6 +15,8 @@ from tests.support.fake_clock import StillClock
 from tests.support.process_state import differences, everything
 from tests.support.timed_modules import Part
 
+pytestmark = pytest.mark.usefixtures("undisturbed")
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> StillClock:

@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook
 import lflops
 from lflops.session import session
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, Validated, fit, loader, watching
-from tests.support.process_state import Facts, differences, global_hooks, modes, process
+from tests.support.process_state import Facts, differences, global_hooks, modes, process, settle
 
 pytestmark = LIGHTNINGS_WARNINGS
 
@@ -227,9 +227,11 @@ def test_a_process_is_left_as_it_was() -> None:
     """Files, threads, handlers, warnings: a watched training changes nothing of these that a plain one does not."""
     fit(Classifier(), watching())  # what is loaded once is loaded
     fit(Classifier())
+    settle()
     before = process()
     fit(Classifier())
     plain = differences(before, process())
+    settle()
     before = process()
     fit(Classifier(), watching())
     assert plain == differences(before, process())

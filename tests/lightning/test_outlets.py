@@ -280,8 +280,10 @@ def test_tensorboard_gets_curves_the_summary_and_a_layout(tmp_path: Path) -> Non
     assert 1 == max(drawn.values())
 
 
-def test_curves_of_modules_are_on_charts_of_their_own(tmp_path: Path) -> None:
+def test_curves_of_modules_are_on_charts_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the third window on."""
+    clock = TickingClock()
+    monkeypatch.setattr(session, "HostClock", lambda: clock)
     monitor, logger = watching(module_scalars=1, schedule=Schedule(wait=1, warmup=1, active=1, repeat=3)), TensorBoardLogger(tmp_path)
     fit(Classifier(), monitor, logger=logger)
     first = monitor.profiles[0]

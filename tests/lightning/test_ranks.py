@@ -192,14 +192,20 @@ def test_ranks_that_lightning_starts_by_running_the_script_again_leave_a_trace_e
     assert profile.trace is not None
     assert ["0", "1"] == list(profile.trace.files)
     (folder,) = (tmp_path / "lflops_traces").glob("train-*")
-    files = [wait_for(Path(path)) for path in profile.trace.files.values()]  # rank 1 may outlive the process that the test started
+    copies = folder.with_name(f"compat-{folder.name}")
+    has_copies = find_spec("torch_tb_profiler") is not None
+    files = [Path(path) for path in profile.trace.files.values()]
+    for file in files:  # rank 1 may outlive the process that the test started; a copy is the last that is written
+        wait_for(copies / file.name if has_copies else file)
+    for raw in folder.glob("*.raw*"):
+        wait_for(raw, exists=False)
     assert sorted(folder.iterdir()) == sorted(files)
     assert [0, 1] == [
         json.loads(gzip.decompress(Path(file).read_bytes()))["distributedInfo"]["rank"] for file in profile.trace.files.values()
     ]
     takes_what_gloo_took(profile)
-    if find_spec("torch_tb_profiler") is not None:
-        shows_both_ranks(tmp_path, folder.with_name(f"compat-{folder.name}"))
+    if has_copies:
+        shows_both_ranks(tmp_path, copies)
 
 
 def takes_what_gloo_took(profile: Profile) -> None:
@@ -212,7 +218,7 @@ def takes_what_gloo_took(profile: Profile) -> None:
     (reduced,) = profile.communication
     assert (pytest.approx(took[0], rel=1e-4), pytest.approx(min(took), rel=1e-4)) == (reduced.seconds, reduced.least_seconds)
     assert reduced.exposed_seconds is not None
-    assert 0 < reduced.exposed_seconds <= took[0] * (1 + 1e-9)  # summed in another order
+    assert 0 <= reduced.exposed_seconds <= took[0] * (1 + 1e-9)  # summed in another order
 
 
 def shows_both_ranks(logs: Path, copies: Path) -> None:

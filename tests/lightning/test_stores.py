@@ -26,7 +26,7 @@ def test_where_the_groups_store_has_one_connection_the_first_rank_opens_another_
 
 
 def test_a_refused_connection_keeps_the_training_waiting_for_the_gathers_timeout_alone() -> None:
-    """Two seconds, and not the hour of the group, which is its store's again afterwards. The second rank is missing in the profile."""
+    """Six seconds, and not the hour of the group, which is its store's again afterwards. The second rank is missing in the profile."""
     with Ranks(2) as ranks:
         (profiles, *first), (nothing, *second) = ranks.run(on_a_refused_connection)
     assert [["ok", "missing"]] == [[each.status for each in profile.ranks] for profile in profiles]

@@ -36,7 +36,7 @@ from tests.lightning.test_hooked_step import ADVERSARIES, ONCE, Adversaries, Cha
 from tests.lightning.test_outlets import Recorder
 from tests.lightning.test_same_training import train
 from tests.support.lightning_runs import CLASSES, LIGHTNINGS_WARNINGS, ROWS, WIDTH, Classifier, Validated, fit, watching
-from tests.support.process_state import differences, open_files, process
+from tests.support.process_state import differences, open_files, process, settle
 from tests.support.warm_python import WarmPython
 
 pytestmark = LIGHTNINGS_WARNINGS
@@ -523,9 +523,11 @@ def test_a_traced_training_leaves_the_process_as_it_was(tmp_path: Path) -> None:
     """Files, threads, handlers, warnings; no wrap, hook or mode."""
     fit(Classifier(), tracing_into(tmp_path))  # what is loaded once is loaded
     fit(Classifier())
+    settle()
     before = process()
     fit(Classifier())
     plain = differences(before, process())
+    settle()
     before, around = process(), Around()
     fit(Classifier(), around, tracing_into(tmp_path))
     assert [] == around.left()

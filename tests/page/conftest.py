@@ -1,5 +1,5 @@
 """The browser, for the tests of this folder alone: while it runs, no other test could have an event loop of its own."""
 
-from tests.support.browser import browser, opening, page_of
+from tests.support.browser import browser, opening, page_of, tabs
 
-__all__ = ["browser", "opening", "page_of"]
+__all__ = ["browser", "opening", "page_of", "tabs"]

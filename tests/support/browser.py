@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,10 @@ from tests.support.tensorboard_server import Board, board
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 PARTS = ROOT / "lflops" / "page"
+PATIENCE = 180_000
+"""Milliseconds that the browser may take for anything."""
+SIZE = {"width": 1280, "height": 800}
+"""Of a tab's viewport."""
 GRID = "[role=treegrid]"
 ROW = f"{GRID} .grid-body [role=row]"
 
@@ -28,7 +32,7 @@ def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("needs Chromium: apt-get install chromium")
     with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE)
         yield opened
         opened.close()
 
@@ -62,27 +66,64 @@ class Seen(NamedTuple):
         self.page.locator(ROW).first.wait_for()
 
 
+class Tabs:
+    """The tabs of a browser, each of which is used again when it is closed.
+
+    A new tab starts a process, which takes longer than most of what tests do in it.
+    """
+
+    def __init__(self, browser: Any) -> None:
+        self._browser = browser
+        self._closed: dict[frozenset[tuple[str, Any]], list[Any]] = {}
+
+    @contextmanager
+    def opened(self, **options: Any) -> Iterator[Any]:
+        """An empty tab of a context with these options. Nothing is left in it afterwards that the next test could see."""
+        closed = self._closed.setdefault(frozenset(options.items()), [])
+        page = closed.pop() if closed else self._new(options)
+        yield page
+        page.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
+        page.unroute_all()
+        page.mouse.up()
+        page.mouse.move(0, 0)
+        page.goto("about:blank")
+        page.set_viewport_size(SIZE)
+        closed.append(page)
+
+    def _new(self, options: dict[str, Any]) -> Any:
+        context = self._browser.new_context(viewport=SIZE, **options)
+        context.set_default_timeout(PATIENCE)
+        return context.new_page()
+
+
+@pytest.fixture(scope="package")
+def tabs(browser: Any) -> Tabs:
+    """The tabs of the browser."""
+    return Tabs(browser)
+
+
 @pytest.fixture
-def opening(browser: Any) -> Iterator[Callable[..., Seen]]:
-    """Opens an address in a context of its own; nothing may have gone wrong in it at the end."""
-    contexts, seen = [], []
+def opening(tabs: Tabs) -> Iterator[Callable[..., Seen]]:
+    """Opens an address in a tab of its own; nothing may have gone wrong in it at the end."""
+    seen: list[Seen] = []
+    with ExitStack() as undo:
 
-    def go(address: str, **options: Any) -> Seen:
-        context = browser.new_context(viewport={"width": 1280, "height": 800}, **options)
-        contexts.append(context)
-        found = Seen(context.new_page(), [], [])
-        seen.append(found)
-        found.page.on("request", lambda request: found.asked.append(request.url))
-        found.page.on("pageerror", lambda error: found.wrong.append(str(error)))
-        found.page.on("dialog", lambda dialog: found.wrong.append(dialog.message))
-        found.page.on("dialog", lambda dialog: dialog.dismiss())
-        found.page.goto(address)
-        return found
+        def go(address: str, **options: Any) -> Seen:
+            found = Seen(undo.enter_context(tabs.opened(**options)), [], [])
+            seen.append(found)
+            listeners: dict[str, Callable[[Any], object]] = {
+                "request": lambda request: found.asked.append(request.url),
+                "pageerror": lambda error: found.wrong.append(str(error)),
+                "dialog": lambda dialog: (found.wrong.append(dialog.message), dialog.dismiss()),
+            }
+            for event, listener in listeners.items():
+                found.page.on(event, listener)
+                undo.callback(found.page.remove_listener, event, listener)
+            found.page.goto(address)
+            return found
 
-    yield go
-    assert [] == [wrong for each in seen for wrong in each.wrong]
-    for context in contexts:
-        context.close()
+        yield go
+        assert [] == [wrong for each in seen for wrong in each.wrong]
 
 
 @pytest.fixture

@@ -1,16 +1,19 @@
 """The CPU allocator's own word on how much was alive at once."""
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from lflops.garbage import uncollected
 from tests.support.quarters import exact
 
 
 def allocated(begin: Callable[[], Callable[[], object]], folder: Path, steps: int = 2) -> list[int]:
     """The peak in each of some steps, by torch's profiler, of the bytes that were given out under it; `begin` makes what makes a step."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    gc.collect()  # garbage of earlier tests is not to go meanwhile: it would count as given back
+    with uncollected(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step = begin()
         for place in range(steps):
             with record_function(f"step {place}"):

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from lflops.lightning.monitor import FlopsMonitor
+from lflops.traces import annotate_in_background
 from tests.support.profile_checks import spent
 
 LIGHTNINGS_WARNINGS = [
@@ -30,6 +31,7 @@ LIGHTNINGS_WARNINGS = [
 """What Lightning itself warns of in trainings as small as these."""
 
 QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False, "accelerator": "cpu", "devices": 1}
+annotate_in_background.LONGEST = 600.0
 ROWS, WIDTH, CLASSES = 4, 8, 3
 """A batch, and what a `Classifier` makes of it."""
 

@@ -115,6 +115,14 @@ def names() -> Facts:
     return facts | {"torch.utils.flop_counter.flop_registry: entries": held(flop_counter.flop_registry)}
 
 
+def settle() -> None:
+    """Let what earlier tests have left go now, rather than between two looks: our threads end, and garbage is collected."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("lflops"):
+            thread.join(600)
+    gc.collect()
+
+
 def process() -> Facts:
     """What belongs to the whole process: streams, handlers, threads, files, filters."""
     root = logging.getLogger()

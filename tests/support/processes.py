@@ -17,7 +17,7 @@ from lflops import Profile
 __all__ = ["Ranks", "Scenario", "anywhere", "as_a_device_would", "fork_context"]
 
 Scenario = Callable[[], Profile]
-SECONDS = 240
+SECONDS = 900
 """That a scenario may take."""
 
 
@@ -75,18 +75,17 @@ class Ranks:
         return [each.result(timeout=SECONDS) for each in running]
 
 
-def wait_for(path: Path) -> Path:
-    """Wait until a process that no one here can join has written a file.
+def wait_for(path: Path, *, exists: bool = True) -> None:
+    """Wait until a process that no one here can join has written a file, or taken it away.
 
     Raises:
         TimeoutError: It has not.
     """
     deadline = time.monotonic() + SECONDS
-    while not path.exists():
+    while path.exists() != exists:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{path} was not written within {SECONDS} s")
+            raise TimeoutError(f"{path} was not {'written' if exists else 'taken away'} within {SECONDS} s")
         time.sleep(0.05)
-    return path
 
 
 def fork_context() -> Any:

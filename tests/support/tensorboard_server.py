@@ -4,6 +4,7 @@ import gzip
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,8 +40,8 @@ if __name__ == "__main__":  # it reads each trace in a process that loads this p
     sys.stdin.read()
 """
 
-PATIENCE = 50_000
-"""Questions to a server that is still reading: some minutes."""
+PATIENCE = 600
+"""Seconds that a server may take to read."""
 
 
 class Board:
@@ -74,10 +75,12 @@ class Board:
 
     def windows(self, *, expected: int) -> dict[str, Any]:
         """What the tab lists, as soon as TensorBoard has read so many windows and problems."""
-        for _ in range(PATIENCE):
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
             found: dict[str, Any] = json.loads(self.get("windows")[2])
             if len(found["windows"]) + len(found["problems"]) >= expected:
                 return found
+            time.sleep(0.05)
         raise AssertionError(f"TensorBoard never listed {expected}: {found}")
 
 
@@ -101,11 +104,11 @@ def profiler_board(logdir: Path, folder: Path, runs: int) -> Iterator[Board]:
     program.write_text(_PROFILER)
     with _runs([sys.executable, "-W", "ignore", str(program), str(logdir)]) as address:
         shown = Board(address, "pytorch_profiler")
-        for _ in range(PATIENCE):
-            found = shown.json("runs")
-            if len(found["runs"]) >= runs:
-                break
-        else:
+        until = time.monotonic() + PATIENCE
+        while len((found := shown.json("runs"))["runs"]) < runs:
+            if time.monotonic() < until:
+                time.sleep(0.05)
+                continue
             raise AssertionError(f"torch-tb-profiler never read {runs} runs: {found}")
         yield shown
 

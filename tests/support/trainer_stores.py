@@ -136,6 +136,6 @@ def on_a_refused_connection() -> tuple[list[Profile], timedelta, int]:
     store = server or TCPStore("127.0.0.1", Refusing(port).port, 2, is_master=False, wait_for_workers=False)
     store.set_timeout(hour)
     distributed.init_process_group("gloo", store=store, rank=rank(), world_size=2, timeout=hour)
-    monitor = watching(schedule=SOON, gather_timeout=2.0, on_error="warn")
+    monitor = watching(schedule=SOON, gather_timeout=6.0, on_error="warn")
     module = train("ddp", monitor)
     return monitor.profiles, store.timeout, len(module.losses)  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 
 from tests.support.repository import ROOT
 
-SECONDS = 240
+SECONDS = 900
 """After which a script is killed."""
 LOADED = ("torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torchmetrics")
 """What takes long, of others. Lightning loads the last one, and that loads transformers where they are installed."""

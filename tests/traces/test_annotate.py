@@ -267,7 +267,7 @@ def test_a_trace_of_torch_s_is_annotated_in_another_process(tmp_path: Path) -> N
     lflops.count(model, (sequence(),), backward=True).save(tmp_path / "p.json")
     recording = recorded(model, tmp_path / "window")
     annotation = AnnotationProcess(recording.raw, recording.path, recording.calls, batches=recording.batches, profile=tmp_path / "p.json")
-    assert None is annotation.finish()
+    assert None is annotation.finish(600)
     assert annotation.is_done
     assert [recording.path] == list(recording.path.parent.iterdir())
     content = exact(recording.path)

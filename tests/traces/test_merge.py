@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity
 from lflops.cli.main import main
 from lflops.errors import ProfileError
 from lflops.traces.merge import MERGED, merge
+from tests.support.process_state import settle
 
 BASE = 1_700_000_000_000_000_000
 
@@ -122,6 +123,7 @@ def test_no_more_is_held_than_a_trace_takes(tmp_path: Path) -> None:
         written(tmp_path, f"a_{rank}.1.pt.trace.json", events)
     text = (tmp_path / "a_0.1.pt.trace.json").stat().st_size
     merge(tmp_path)
+    settle()
     tracemalloc.start()
     merge(tmp_path)
     peak = tracemalloc.get_traced_memory()[1]

@@ -72,7 +72,7 @@ def trace(tmp_path: Path) -> Path:
     annotation = AnnotationProcess(
         recording.raw, recording.path, recording.calls, batches=3, rank=4, world_size=8, profile=tmp_path / "p.json"
     )
-    assert None is annotation.finish()
+    assert None is annotation.finish(600)
     return recording.path
 
 

@@ -13,7 +13,7 @@ from tests.support.processes import anywhere
 from tests.support.profile_checks import calls, flops, macs
 from tests.support.small_models import Block, Projections, Towers, between_linears, down, hidden, sequence, square, tokens, up, wide
 
-PATIENCE = 30
+PATIENCE = 300
 """Seconds that a thread waits for another before the test fails."""
 
 

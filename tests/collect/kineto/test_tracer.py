@@ -20,7 +20,7 @@ from lflops.collect.kineto.other_profilers import recorded_events
 from lflops.collect.kineto.tracer import Tracer
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.torch_private.modules import compilations
-from tests.support.process_state import differences, global_hooks, settings
+from tests.support.process_state import differences, global_hooks, settings, settle
 from tests.support.small_models import Block, Projections, hidden, sequence
 
 KERNEL = 1000
@@ -237,6 +237,7 @@ def test_a_recording_leaves_no_trace_but_the_trace(ending: str, tmp_path: Path) 
     """No hook, no filter, no setting, no open file, however it ends."""
     model, x = Projections(), sequence()
     train(model, x)
+    settle()
     before = settings() | global_hooks()
     tracer = Tracer(ModuleTree({"": model}))
     assert tracer.begin()

@@ -23,7 +23,7 @@ from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, RankWait
 from lflops.profile.steps import Step
 from tests.support.fake_clock import StillClock
-from tests.support.process_state import differences, process
+from tests.support.process_state import differences, process, settle
 from tests.support.profile_builders import product, profile, run, small_memory, weights
 from tests.support.warm_python import WarmPython
 
@@ -253,8 +253,9 @@ def test_nobody_waits_where_all_are_there() -> None:
     assert 0.0 == clock.clock.now
 
 
-def test_a_rank_that_was_left_by_an_exception_is_not_waited_for() -> None:
+def test_a_rank_that_was_left_by_an_exception_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second handed in what it had, the third nothing: both have failed, and the clock stands still."""
+    monkeypatch.setattr(gather_module, "EXIT_SECONDS", 60.0)
     store, clock, three = HashStore(), Pausing(), topology(3)
     second, third, first = (clock.of(store, rank, three) for rank in (1, 2, 0))
     left = Note(code="ended_early", subject="RuntimeError", values={})
@@ -450,6 +451,7 @@ def test_a_large_value_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_left_when_all_is_told() -> None:
     """No thread, nothing that the end of the process would call; also where nobody ever handed in."""
+    settle()
     before = process()
     gathered({0: (counted(), ()), 1: (counted(), ())})
     Gather(HashStore(), 1, topology(2), timeout=TIMEOUT).finish()
@@ -490,8 +492,12 @@ def test_a_collector_that_is_starved_takes_what_lies_in_the_store(monkeypatch: p
     patience = gather_module._Job.wait
 
     def wait(job: Any, seconds: float) -> None:
-        """A look at the collector, which is given a moment of real time, and all of the time that it may take."""
-        patience(job, 0.05)
+        """A look at the collector, which is given real time until it has come one answer further, and all of the time that it may take."""
+        answers, looks = first._store.answers, range(6000)
+        for _ in looks:
+            patience(job, 0.01)
+            if not job.is_running or first._store.answers > answers:
+                break
         clock.advance(max(seconds, 0.0))
 
     monkeypatch.setattr(gather_module._Job, "wait", wait)

@@ -1,5 +1,5 @@
 """The browser, for this folder alone: while it runs, no other test could have an event loop of its own."""
 
-from tests.support.browser import browser, opening
+from tests.support.browser import browser, opening, tabs
 
-__all__ = ["browser", "opening"]
+__all__ = ["browser", "opening", "tabs"]
