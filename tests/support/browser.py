@@ -111,12 +111,13 @@ def opening(tabs: Tabs) -> Iterator[Callable[..., Seen]]:
         def go(address: str, **options: Any) -> Seen:
             found = Seen(undo.enter_context(tabs.opened(**options)), [], [])
             seen.append(found)
-            listeners: dict[str, Callable[[Any], object]] = {
-                "request": lambda request: found.asked.append(request.url),
-                "pageerror": lambda error: found.wrong.append(str(error)),
-                "dialog": lambda dialog: (found.wrong.append(dialog.message), dialog.dismiss()),
-            }
-            for event, listener in listeners.items():
+            listeners: tuple[tuple[str, Callable[[Any], object]], ...] = (
+                ("request", lambda request: found.asked.append(request.url)),
+                ("pageerror", lambda error: found.wrong.append(str(error))),
+                ("dialog", lambda dialog: found.wrong.append(dialog.message)),
+                ("dialog", lambda dialog: dialog.dismiss()),
+            )
+            for event, listener in listeners:
                 found.page.on(event, listener)
                 undo.callback(found.page.remove_listener, event, listener)
             found.page.goto(address)
