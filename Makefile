@@ -17,8 +17,9 @@ demo: $(READY)
 pictures: demo
 	@$(BIN)/python benchmarks/pictures.py
 
+# Some hundred processes load the package: what one of them has compiled is kept for the next, also where the environment says otherwise.
 test: lint
-	@$(BIN)/pytest
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
 
 lint: $(READY) lint-page
 	@$(BIN)/ruff check
