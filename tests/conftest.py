@@ -27,8 +27,8 @@ os.environ["LFLOPS_CHIPS"] = os.devnull
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than there are cores for us: a quarter of the time, a worker waits for processes that its test has started."""
-    return len(os.sched_getaffinity(0)) + 1
+    """Two workers more than there are cores for us: a third of the time, a worker waits for processes that its test has started."""
+    return len(os.sched_getaffinity(0)) + 2
 
 
 @pytest.fixture

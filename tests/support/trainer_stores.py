@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from lflops.collect.ranks import store as rank_store
 from lflops.profile.model import Profile
 from tests.support.lightning_runs import watching
-from tests.support.trainer_ranks import IN_THE_WINDOW, SECONDS, SOON, Spread, rank, train
+from tests.support.trainer_ranks import FEW, IN_THE_WINDOW, SECONDS, SOON, Spread, rank, train
 
 
 class OneConnection(Store):
@@ -69,14 +69,14 @@ def on_one_connection() -> tuple[list[Profile], list[str]]:
 
 
 def without_a_store(folder: Path) -> tuple[list[Profile], list[str]]:
-    """What the monitor tells, and warns of."""
+    """What the monitor tells, and warns of. Both ranks close the window at the same step: at the end."""
     join()
     nothing: Any = lambda: None  # noqa: E731
     rank_store.group_store = nothing  # type: ignore[attr-defined]
     monitor = watching(schedule=SOON, dirpath=folder)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        train("ddp", monitor)
+        train("ddp", monitor, batches=FEW)
     return monitor.profiles, [said for each in warned if (said := str(each.message)).startswith("FlopsMonitor")]
 
 
