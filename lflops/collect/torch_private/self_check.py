@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn.modules.module import _global_forward_hooks_with_kwargs
 from torch.utils.hooks import RemovableHandle
 
-from lflops.collect.torch_private import autograd, dispatch_modes, distributed, modules, operators, tensors
+from lflops.collect.torch_private import autograd, cuda_memory, dispatch_modes, distributed, modules, operators, tensors
 from lflops.collect.torch_private.known_torch import differs, known_torch
 
-__all__ = ["check", "check_fake_group", "check_fake_tensors", "check_inductor"]
+__all__ = ["check", "check_cuda_memory", "check_fake_group", "check_fake_tensors", "check_inductor"]
 
 aten = torch.ops.aten
 
@@ -102,6 +102,55 @@ def check_inductor() -> None:
             "compiled graphs cannot be listed": not list(inductor.compiled_graphs(())),
             "keys of graphs cannot name their modules": inductor.keys_have_graphs(),
         }
+    )
+
+
+@functools.cache
+def check_cuda_memory(device: torch.device) -> None:
+    """Check the names that record the memory of a CUDA device: only a report about missing memory needs them.
+
+    If the user records already, that recording goes on, and only the snapshot's segments are checked.
+
+    Args:
+        device: Where a tensor of one number is made for the trial.
+
+    Raises:
+        CountError: One of them does not do what lflops takes it to do.
+    """
+    with known_torch(), dispatch_modes.without_modes():
+        is_users = cuda_memory.is_recording_memory()
+        if not is_users:
+            cuda_memory.record_memory(16)
+        try:
+            during = cuda_memory.is_recording_memory()
+            made = torch.zeros(1, device=device)
+            segments, trace = _of_snapshot(cuda_memory.memory_snapshot())
+            del made
+        finally:
+            if not is_users:
+                cuda_memory.stop_recording_memory()
+        after = cuda_memory.is_recording_memory()
+    _raise_if_wrong(
+        {
+            "a recording of CUDA's memory is not seen": during,
+            "a recording of CUDA's memory does not end": after == is_users,
+            "a snapshot of CUDA's memory has other blocks": segments,
+            "a snapshot of CUDA's memory has other traces": trace or is_users,
+        }
+    )
+
+
+def _of_snapshot(snapshot: Any) -> tuple[bool, bool]:
+    """Whether a snapshot has a block that is in use, and an allocation with its line of code, each with the parts that lflops reads."""
+    blocks = (block for segment in snapshot.get("segments", ()) for block in segment.get("blocks", ()))
+    entries = (entry for trace in snapshot.get("device_traces", ()) for entry in trace)
+    block_parts, entry_parts, frame_parts = {"size", "requested_size", "state"}, {"addr", "size", "frames"}, {"filename", "line", "name"}
+    return (
+        any(block.keys() >= block_parts and block["state"] == "active_allocated" for block in blocks),
+        any(
+            entry.get("action") == "alloc" and entry.keys() >= entry_parts and any(frame.keys() >= frame_parts for frame in entry["frames"])
+            for entry in entries
+        ),
     )
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from lflops import units
 from lflops.collect.torch_private.cuda_memory import is_recording_memory, memory_snapshot, record_memory, stop_recording_memory
+from lflops.collect.torch_private.self_check import check_cuda_memory
 from lflops.profile.model import Profile
 from lflops.report.lines.explained_memory import explained_lines
 from lflops.session.inputs.training import Training
@@ -52,7 +53,13 @@ class MemoryHistory:
     """The allocator's history, recorded for one run; a recording of the user's is left alone."""
 
     def __init__(self, device: torch.device) -> None:
-        """Begin, where the device is CUDA's."""
+        """Begin, where the device is CUDA's.
+
+        Raises:
+            CountError: This torch records memory in another way than lflops knows.
+        """
+        if device.type == "cuda":
+            check_cuda_memory(device)
         self._is_ours = device.type == "cuda" and not is_recording_memory()
         if self._is_ours:
             record_memory(RECORDED)

@@ -14,8 +14,12 @@ from torch import nn
 from torch.nn.modules.module import _global_forward_hooks_with_kwargs
 
 import lflops
-from lflops.collect.torch_private import autograd, dispatch_modes, distributed, modules, operators, tensors
+from lflops.collect.torch_private import autograd, cuda_memory, dispatch_modes, distributed, modules, operators, tensors
 from lflops.collect.torch_private import self_check as torch_check
+from lflops.session.outlets import out_of_memory
+from tests.support.memory_snapshots import Recorder, forward
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -108,6 +112,88 @@ def test_fake_tensors_that_mean_something_else_are_named(name: str, lie: Any, mo
     torch_check.check_fake_tensors()
 
 
+class Recording:
+    """The names of CUDA's memory with an allocator written by hand."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.asked: list[str] = []
+
+    def record_memory(self, most: int) -> None:
+        self.on = True
+        self.asked.append(f"record {most > 0}")
+
+    def stop_recording_memory(self) -> None:
+        self.on = False
+        self.asked.append("stop")
+
+    def is_recording_memory(self) -> bool:
+        return self.on
+
+    def memory_snapshot(self) -> Any:
+        recorder = Recorder()
+        recorder.allocate(512, forward(30))
+        return recorder.snapshot()
+
+    def put_in_place(self, patch: pytest.MonkeyPatch) -> None:
+        for name in cuda_memory.__all__:
+            patch.setattr(cuda_memory, name, getattr(self, name))
+        torch_check.check_cuda_memory.cache_clear()
+
+
+def renamed(snapshot: Any, part: str) -> Any:
+    """The snapshot with another name for a part, wherever it is."""
+    if isinstance(snapshot, dict):
+        return {f"new_{name}" if name == part else name: renamed(value, part) for name, value in snapshot.items()}
+    return [renamed(each, part) for each in snapshot] if isinstance(snapshot, list) else snapshot
+
+
+CUDA_LIES: dict[str, tuple[str, Callable[..., Any], str]] = {
+    "recordings are not seen": ("is_recording_memory", lambda: False, "a recording of CUDA's memory is not seen"),
+    "recordings go on": ("stop_recording_memory", lambda: None, "does not end"),
+    "recording is gone": ("record_memory", gone, "no such name"),
+    "recording takes other arguments": ("record_memory", lambda: None, "takes 0 positional arguments"),
+    "snapshots are gone": ("memory_snapshot", gone, "no such name"),
+    "blocks have other parts": ("memory_snapshot", lambda: renamed(Recording().memory_snapshot(), "requested_size"), "has other blocks"),
+    "traces have other parts": ("memory_snapshot", lambda: renamed(Recording().memory_snapshot(), "addr"), "has other traces"),
+    "stacks have other parts": ("memory_snapshot", lambda: renamed(Recording().memory_snapshot(), "filename"), "has other traces"),
+}
+
+
+@pytest.mark.parametrize(("name", "lie", "said"), CUDA_LIES.values(), ids=CUDA_LIES)
+def test_memory_of_cuda_that_is_recorded_otherwise_is_named(
+    name: str, lie: Callable[..., Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With torch's version. The allocator is one by hand, and the trial's tensor is on the CPU."""
+    Recording().put_in_place(monkeypatch)
+    torch_check.check_cuda_memory(CPU)
+    torch_check.check_cuda_memory.cache_clear()
+    monkeypatch.setattr(cuda_memory, name, lie)
+    with pytest.raises(lflops.CountError, match=said) as caught:
+        torch_check.check_cuda_memory(CPU)
+    assert f"torch {torch.__version__}: " in str(caught.value)
+
+
+def test_a_recording_of_the_users_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is neither begun again nor ended; without one, the trial ends its own."""
+    for was_on, asked in ((True, []), (False, ["record True", "stop"])):
+        recording = Recording()
+        recording.on = was_on
+        recording.put_in_place(monkeypatch)
+        torch_check.check_cuda_memory(CPU)
+        assert (was_on, asked) == (recording.on, recording.asked)
+
+
+def test_a_report_on_cuda_begins_with_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU there is none."""
+    tried: list[torch.device] = []
+    for name, stand_in in (("check_cuda_memory", tried.append), ("is_recording_memory", lambda: True)):
+        monkeypatch.setattr(out_of_memory, name, stand_in)
+    for device in (CPU, torch.device("cuda", 1)):
+        out_of_memory.MemoryHistory(device)
+    assert [torch.device("cuda", 1)] == tried
+
+
 PRIVATE = ["torch.autograd._get_sequence_nr", "torch._C._current_graph_task_id", "torch._C._current_autograd_node"]
 
 
@@ -122,7 +208,7 @@ def test_a_torch_without_a_private_name_is_named(name: str, monkeypatch: pytest.
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-SUBJECTS = (autograd, dispatch_modes, distributed, modules, operators, tensors)
+SUBJECTS = (autograd, cuda_memory, dispatch_modes, distributed, modules, operators, tensors)
 
 
 _INDUCTOR_PAGE = Path(str(torch_check.__file__)).with_name("inductor.py").read_text()
