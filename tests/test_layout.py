@@ -73,7 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report.terminal": VALUE | ANALYSES | {"analyze.trace", "report.lines", "report.tables", "pypi:rich"},
     "report.deepspeed_text": VALUE | ANALYSES | {"report.lines"},
     "report.figures": VALUE | ANALYSES | {"report.lines", "pypi:matplotlib"},
-    "report.payload": VALUE | ANALYSES | {"report.lines"},
+    "report.payload": VALUE | ANALYSES | {"report.lines", "snapshots"},
     "report": VALUE | ANALYSES | {"analyze.trace", "report.lines", "report.payload"},
     "tensorboard": VALUE | ANALYSES | {"report.figures", "report.payload", "pypi:tensorboard"},
     "deepspeed": VALUE | {"analyze", "pypi:torch", "collect", "collect.inputs", "collect.model", "collect.timing", "report.deepspeed_text"},

@@ -6,9 +6,11 @@ from typing import Annotated
 import typer
 from rich.console import Group
 
-from lflops.cli.output import draw, write_json
+from lflops.cli.output import UsageError, draw, write_json
 from lflops.hardware.chips import named
+from lflops.report.html import snapshot_page, write
 from lflops.report.lines.explained_memory import explained_lines
+from lflops.report.payload.snapshot import snapshot_shown
 from lflops.report.terminal.tables import prose
 from lflops.snapshots.explain import explain
 from lflops.snapshots.read import read_snapshot
@@ -26,12 +28,23 @@ def memory(
         str | None,
         typer.Option(metavar="NAME", help="A chip that `lflops hardware` lists, or a TOML file: shows other processes' memory."),
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="OUT", help="Write a page: memory through the record, and a treemap of the peak.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: causes, by_category, holders and totals.")] = False,
 ) -> None:
     """Say why a device ran out of memory, and who held what, from a snapshot of torch's allocator. The pickle runs no code."""
+    if html is not None and (as_json or html.resolve() == file.resolve()):
+        raise UsageError(
+            "--json writes no page: leave --html out" if as_json else f"--html {html}: this is the snapshot, give another place"
+        )
     chip = None if hardware is None else named(hardware)
-    explained = explain(read_snapshot(file, device), chip)
+    snapshot = read_snapshot(file, device)
+    explained = explain(snapshot, chip)
     if as_json:
         write_json(explained)
+    elif html is not None:
+        write(snapshot_page(snapshot_shown(snapshot, explained, chip)), html)
+        typer.echo(html)
     else:
         draw(Group(*(prose(line.strip(), indent=len(line) - len(line.lstrip())) for line in explained_lines(explained))))

@@ -16,9 +16,10 @@ from lflops.profile.model import Profile
 from lflops.report.document import document
 from lflops.report.payload.compare import compared_pairs
 from lflops.report.payload.payload import payload
+from lflops.report.payload.snapshot import SnapshotShown
 from lflops.report.payload.timeline import timeline
 
-__all__ = ["page", "save", "write"]
+__all__ = ["page", "save", "snapshot_page", "write"]
 
 _PARTS = Path(__file__).parents[1] / "page"
 _IMPORT = re.compile(r'^import\s*(\{[^}]*\})\s*from\s*"(\.\.?/[\w/.]+)\.js";', re.MULTILINE)
@@ -46,6 +47,12 @@ def page(*analyses: Analysis, names: Sequence[str] = ()) -> str:
     root = '<div id="root"><noscript>This page draws itself with JavaScript.</noscript></div>'
     title = " → ".join(names) or ", ".join(filter(None, (shown[0].title, shown[0].head.when)))
     return document(title, "\n".join([root, *data]), script=script)
+
+
+def snapshot_page(shown: SnapshotShown) -> str:
+    """The file's text for a snapshot of CUDA's memory."""
+    root = '<div id="root"><noscript>This page draws itself with JavaScript.</noscript></div>'
+    return document(f"memory of {shown.title}", "\n".join([root, _data("data", shown)]), script=_joined("entry/snapshot", []))
 
 
 def save(analysis: Analysis, path: Path) -> None:

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from lflops.hardware.chips import Hardware
 from lflops.snapshots.causes import Cause, causes_of
-from lflops.snapshots.holders import CATEGORIES, Category, StackHolder, category_of, holders_of, line_of
+from lflops.snapshots.holders import CATEGORIES, Category, StackHolder, category_of, holders_of, line_of, sizes_of_parameters
 from lflops.snapshots.peak import peak_of
 from lflops.snapshots.read import Snapshot
 
@@ -61,7 +61,7 @@ def explain(snapshot: Snapshot, chip: Hardware | None = None, total: int | None 
     if total is None and chip is not None:
         known = chip.usable_bytes if chip.usable_bytes is not None else chip.memory_bytes
         total = None if known is None else int(known)
-    before = frozenset(each.bytes for each in peak.alive if category_of(each) in ("parameters", "unknown"))
+    before = sizes_of_parameters(peak.alive)
     by_category: dict[Category, int] = dict.fromkeys(CATEGORIES, 0)
     for each in peak.alive:
         by_category[category_of(each, before)] += each.bytes

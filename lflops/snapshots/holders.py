@@ -8,7 +8,7 @@ from msgspec import Struct
 from lflops.snapshots.peak import Alive, is_optimizer
 from lflops.snapshots.read import Frame, Stack
 
-__all__ = ["CATEGORIES", "Category", "StackHolder", "category_of", "holders_of", "line_of"]
+__all__ = ["CATEGORIES", "Category", "StackHolder", "category_of", "holders_of", "line_of", "sizes_of_parameters"]
 
 Category = Literal["parameters", "gradients", "optimizer_state", "activations", "temporary", "copy", "other", "unknown"]
 CATEGORIES: tuple[Category, ...] = ("parameters", "gradients", "optimizer_state", "activations", "temporary", "copy", "other", "unknown")
@@ -43,6 +43,11 @@ def category_of(alive: Alive, parameter_sizes: frozenset[int] = frozenset()) -> 
     functions = {frame.function for frame in alive.stack}
     category: Category = next((category for category, holds in _RULES if holds(alive.stack, functions)), "other")
     return "gradients" if category == "temporary" and not is_optimizer(alive.stack) and alive.bytes in parameter_sizes else category
+
+
+def sizes_of_parameters(alive: Iterable[Alive]) -> frozenset[int]:
+    """The sizes in bytes that gradients may have: those of parameters, and of what was there before the recording."""
+    return frozenset(each.bytes for each in alive if category_of(each) in ("parameters", "unknown"))
 
 
 def _copies(stack: Stack, functions: set[str]) -> bool:

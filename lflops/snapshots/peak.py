@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from lflops.snapshots.read import Entry, Snapshot, Stack
 
-__all__ = ["Alive", "Peak", "is_forward", "is_optimizer", "peak_of"]
+__all__ = ["FREED", "Alive", "Peak", "is_forward", "is_optimizer", "peak_of"]
 
 OPTIMIZER = "torch/optim/"
 FREED = ("free_requested", "free")

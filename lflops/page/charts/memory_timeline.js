@@ -7,13 +7,16 @@ const HEIGHT = 340;
 const [LEFT, RIGHT, TOP, BOTTOM] = [76, 14, 34, 40];
 /** @typedef {{ name: string, from: number, to: number }} Band */
 /** @typedef {(value: number) => number} Project */
+/** @typedef {Pick<Memory, "points" | "capacity_bytes" | "peak_bytes" | "categories" | "peak" | "operators" | "chip">} Drawn */
 
 const BAND = 18;
 const FARTHEST_ROOF = 2;
 
 // A click or Enter calls `openModule` with the module at the cursor.
-/** @type {(memory: Memory, context: { state: State, remember: () => void, openModule: (name: string) => void }) => HTMLElement} */
-export function memoryTimeline(memory, { state, remember, openModule }) {
+// `unit` is what a point is, and `moment` is when its bytes are alive.
+/** @typedef {{ state: State, remember: () => void, openModule: (name: string) => void, unit?: string, moment?: string }} Options */
+/** @type {(memory: Drawn, options: Options) => HTMLElement} */
+export function memoryTimeline(memory, { state, remember, openModule, unit = "operator", moment = "before" }) {
   const { points } = memory;
   const WIDTH = chartWidth();
   const count = points.at.length;
@@ -42,7 +45,7 @@ export function memoryTimeline(memory, { state, remember, openModule }) {
     )),
     ...bands(points).flatMap((band) => phase(band, across)),
     ...ticksAcross(first, last).map((at) => label(across(at), HEIGHT - BOTTOM + 16, exact(at + 1))),
-    label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, "operator, in the order of execution"),
+    label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, `${unit}, in the order of execution`),
     ...(roof ? horizontalRule(up(roof), WIDTH, `${size(roof)}: all that ${memory.chip} has`, "roof") : []),
     ...(memory.peak === null ? [] : peakMark(across(points.at[memory.peak]), up(Number(memory.peak_bytes)), WIDTH, size(memory.peak_bytes))),
     line, dot,
@@ -50,7 +53,7 @@ export function memoryTimeline(memory, { state, remember, openModule }) {
   const caption = element("p", { class: "timeline-caption" });
   const legend = element("ul", { class: "legend" });
   const slider = element("div", {
-    class: "timeline", role: "slider", tabindex: 0, "aria-label": "operator of the step", "aria-valuemin": 1, "aria-valuemax": count,
+    class: "timeline", role: "slider", tabindex: 0, "aria-label": `${unit} of the step`, "aria-valuemin": 1, "aria-valuemax": count,
     onpointermove: (/** @type {PointerEvent} */ event) => moveTo(rowUnder(event)),
     onclick: (/** @type {MouseEvent} */ event) => { moveTo(rowUnder(event)); openAtCursor(); }, onkeydown: onKey,
   }, drawing);
@@ -68,9 +71,9 @@ export function memoryTimeline(memory, { state, remember, openModule }) {
     const [x, live] = [across(points.at[chosen]), bytesAt("live", chosen)];
     for (const [name, value] of [["x1", x], ["x2", x]]) line.setAttribute(String(name), String(value));
     for (const [name, value] of [["cx", x], ["cy", up(live)]]) dot.setAttribute(String(name), String(value));
-    const when = chosen === memory.peak ? "at the peak, in" : "before";
+    const when = chosen === memory.peak ? "at the peak, in" : moment;
     const ofAll = memory.operators === null ? "" : ` of ${exact(memory.operators)}`;
-    const where = `, ${points.phase[chosen]}, operator ${exact(Math.floor(points.at[chosen]) + 1)}${ofAll}`;
+    const where = `, ${points.phase[chosen]}, ${unit} ${exact(Math.floor(points.at[chosen]) + 1)}${ofAll}`;
     caption.replaceChildren(
       boldSize(points.live[chosen]), ` ${when} `, element("b", {}, points.operator[chosen]), " of ",
       element("b", {}, points.module[chosen] || "(root)"), element("span", { class: "quiet" }, where),

@@ -1,15 +1,10 @@
 // Entry of the file that opens offline: its windows and their comparisons are in the document, deflated.
 
 import { open } from "../shell/app.js";
+import { unpacked } from "../lib/unpack.js";
 
 /** @type {HTMLElement[]} */
 const parts = [...document.querySelectorAll("script")].filter(({ id }) => id.startsWith("data"));
-
-/** @type {(part: HTMLElement) => Promise<any>} */
-async function unpacked(part) {
-  const bytes = Uint8Array.from(atob(part.textContent ?? ""), (letter) => letter.charCodeAt(0));
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
-}
 
 /** @type {Source} */
 const source = {

@@ -37,6 +37,12 @@ interface Memory {
   by_category: [string, Count][]; modules: Lists; more: [number, Count]; largest: number; alive: Lists; savings: [string, Count, string][];
 }
 
+/** Of a snapshot of CUDA's memory. */
+interface Snapshot {
+  title: string; sentences: string[]; remedies: string[]; operators: number; peak_bytes: Count; peak: number | null; chip: string | null;
+  capacity_bytes: number | null; points: Lists; categories: string[]; by_category: [string, Count][]; holders: Lists;
+}
+
 interface Ranks {
   said: [string, string][]; ranks: Lists; slowest_first: number[]; compared: boolean; places: Lists; seconds: (number | null)[][];
 }

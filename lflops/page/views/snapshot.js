@@ -1,0 +1,90 @@
+// A snapshot of CUDA's memory: why it ran out, live bytes through the allocator's record, and what was alive, by category, line and file.
+
+import { memoryTimeline } from "../charts/memory_timeline.js";
+import { treemap } from "../charts/treemap.js";
+import { chartWidth, element, select } from "../lib/dom.js";
+import { exact, percent, size } from "../lib/format.js";
+
+const LISTED = 50;
+
+// Its state: at, the entry that the cursor is on; map, what the treemap is grouped by.
+/** @type {(data: Snapshot, state: State) => HTMLElement} */
+export function snapshot(data, state) {
+  const stack = element("pre", { class: "remark", "aria-label": "stack" });
+  /** @type {(row: number) => void} */
+  const showStack = (row) => { stack.textContent = `${described(data, row)}\n${data.holders.stack[row] || "no stack was recorded"}`; };
+  const [cause, ...facts] = data.sentences;
+  return element(
+    "section", { class: "memory", "aria-label": "memory" },
+    element("h2", {}, cause), ...facts.map((text) => element("p", {}, text)),
+    element("h2", {}, "What would free memory"), element("ul", {}, ...data.remedies.map((text) => element("li", {}, text))),
+    ...(data.peak === null ? [] : [
+      element("h2", {}, "Alive through the record"),
+      memoryTimeline(data, { state, remember: () => {}, openModule: () => {}, unit: "entry", moment: "after" }),
+      element("p", { class: "remark" }, `Drawn are ${exact(data.points.at.length)} of ${exact(data.operators)} entries of the allocator's record.`),
+    ]),
+    element("h2", {}, "Alive at the peak"),
+    peakMap(data, state, showStack), stack,
+    table("by category", ["category", "bytes", "share"], data.by_category.map(([name, bytes]) => [words(name), ...shares(data, bytes)])),
+    element("h2", {}, "By line of code"),
+    table("by line of code", ["category", "line", "number", "bytes", "share"], data.holders.bytes.slice(0, LISTED).map((bytes, row) => [
+      words(data.holders.category[row]),
+      element("button", { type: "button", class: "leading", title: data.holders.stack[row], onclick: () => showStack(row) }, data.holders.line[row] || "no stack"),
+      exact(data.holders.count[row]), ...shares(data, bytes),
+    ])),
+  );
+}
+
+/** @type {(data: Snapshot, state: State, showStack: (row: number) => void) => HTMLElement} */
+function peakMap(data, state, showStack) {
+  const { holders } = data;
+  const container = element("div", {});
+  const rows = holders.bytes.map((_, row) => row);
+  function draw() {
+    const key = holders[state.map || "category"];
+    const names = [...new Set(key)];
+    const groups = names.map((name) => {
+      const tiles = rows.filter((row) => key[row] === name).map((row) => ({
+        label: state.map === "line" ? words(holders.category[row]) : holders.line[row] || "no stack", value: Number(holders.bytes[row]),
+        colour: `var(--memory-${CSS.escape(holders.category[row])}, var(--rest))`, title: described(data, row), act: () => showStack(row),
+      }));
+      const known = tiles.reduce((sum, { value }) => sum + value, 0);
+      const value = state.map ? known : Number(data.by_category.find(([category]) => category === name)?.[1] ?? known);
+      if (value > known) tiles.push({ label: "smaller ones", value: value - known, colour: "var(--rest)", title: `smaller ones of ${words(name)}: ${size(value - known)}`, act: () => {} });
+      return { label: `${words(name) || "no stack"} ${size(value)}`, value, tiles };
+    });
+    container.replaceChildren(treemap(groups, chartWidth(), 320, "alive at the peak"));
+  }
+  const choices = [["", "category"], ["line", "line of code"], ["file", "file"]];
+  const choice = select("by", choices, state.map || "", (map) => { state.map = map; draw(); }, "group the treemap by");
+  draw();
+  return element("div", {}, choice, container);
+}
+
+/** @type {(data: Snapshot, row: number) => string} */
+function described({ holders }, row) {
+  return `${words(holders.category[row])}, ${exact(holders.count[row])} × ${holders.line[row] || "no stack"}: ${size(holders.bytes[row])}`;
+}
+
+/** @type {(data: Snapshot, bytes: Count) => HTMLElement[]} */
+function shares(data, bytes) {
+  const total = data.by_category.reduce((sum, [, each]) => sum + Number(each), 0);
+  return [element("span", { title: `${exact(bytes)} bytes` }, size(bytes)), element("span", {}, percent(Number(bytes) / total))];
+}
+
+// The numbers are on the right.
+/** @type {(label: string, head: string[], rows: (HTMLElement | string)[][]) => HTMLElement} */
+function table(label, head, rows) {
+  /** @type {(tag: "th" | "td") => (content: HTMLElement | string, at: number) => HTMLElement} */
+  const cell = (tag) => (content, at) => element(tag, { class: ["category", "line"].includes(head[at]) ? null : "amount" }, content);
+  return element(
+    "table", { class: "plain-table", "aria-label": label },
+    element("thead", {}, element("tr", {}, ...head.map(cell("th")))),
+    element("tbody", {}, ...rows.map((cells) => element("tr", {}, ...cells.map(cell("td"))))),
+  );
+}
+
+/** @type {(name: string) => string} */
+function words(name) {
+  return name.replaceAll("_", " ");
+}

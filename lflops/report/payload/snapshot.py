@@ -1,0 +1,115 @@
+"""The page of a CUDA memory snapshot: live bytes through the allocator's record, and what is alive at the peak, by line of code."""
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from lflops.hardware.chips import Hardware
+from lflops.report.lines.explained_memory import explained_lines, remedies
+from lflops.report.payload.columns import Columns, Value, exact
+from lflops.snapshots.explain import ExplainedMemory
+from lflops.snapshots.holders import CATEGORIES, Category, category_of, line_of, sizes_of_parameters
+from lflops.snapshots.peak import Alive, peak_of
+from lflops.snapshots.read import Snapshot, Stack
+from lflops.snapshots.timeline import Instant, timeline_of
+
+__all__ = ["SnapshotShown", "snapshot_shown"]
+
+_POINTS = 2_000
+_HOLDERS = 400
+
+
+class SnapshotShown(Struct, frozen=True, kw_only=True):
+    """A snapshot as the page draws it.
+
+    Attributes:
+        title: The device.
+        sentences: The cause, the request that failed, and the totals.
+        remedies: What would free memory.
+        operators: How many entries the trace has.
+        points: Bytes alive after each entry that allocates, frees or fails, at most 2,000 of them; a column for each category.
+        peak: The index in `points` of the moment that is explained; `None` without a trace.
+        by_category: The bytes at that moment.
+        holders: What is alive then, by category and stack, the most bytes first; of smaller ones the category has the rest.
+    """
+
+    title: str
+    sentences: list[str]
+    remedies: list[str]
+    operators: int
+    peak_bytes: Value
+    peak: int | None
+    chip: str | None
+    capacity_bytes: float | None
+    points: Columns
+    categories: tuple[str, ...]
+    by_category: list[tuple[str, Value]]
+    holders: Columns
+
+
+class _Holder(Struct, frozen=True):
+    category: Category
+    line: str
+    file: str
+    stack: str
+    count: int
+    bytes: int
+
+
+def snapshot_shown(snapshot: Snapshot, explained: ExplainedMemory, chip: Hardware | None = None) -> SnapshotShown:
+    """What the page shows of an explained snapshot."""
+    alive = peak_of(snapshot).alive
+    sizes = sizes_of_parameters(alive)
+    instants = timeline_of(snapshot, sizes, _POINTS)
+    categories = tuple(name for name in CATEGORIES if any(each.by_category[name] for each in instants))
+    points: Columns = {
+        "at": [each.at for each in instants],
+        "operator": [each.action for each in instants],
+        "module": [each.line or "no stack" for each in instants],
+        "phase": [each.phase for each in instants],
+        "live": [exact(each.live) for each in instants],
+    }
+    for name in categories:
+        points[name] = [exact(each.by_category[name]) for each in instants]
+    first, *others = explained_lines(explained)
+    return SnapshotShown(
+        title=f"device {explained.device}",
+        sentences=[first, *others[1 : others.index("by category") - 1]],
+        remedies=list(remedies(explained)),
+        operators=len(snapshot.trace),
+        peak_bytes=exact(max([explained.requested_bytes, *(each.live for each in instants)])),
+        peak=_place(instants),
+        chip=chip.name if chip is not None and chip.memory_bytes is not None else None,
+        capacity_bytes=None if chip is None else chip.memory_bytes,
+        points=points,
+        categories=categories,
+        by_category=[(name, exact(nbytes)) for name, nbytes in explained.by_category.items() if nbytes],
+        holders=_columns(_holders(alive, sizes)[:_HOLDERS]),
+    )
+
+
+def _place(instants: Sequence[Instant]) -> int | None:
+    return next((place for place, each in enumerate(instants) if each.is_peak), None)
+
+
+def _holders(alive: Iterable[Alive], sizes: frozenset[int]) -> list[_Holder]:
+    """By category and stack, the most bytes first."""
+    sums: dict[tuple[Category, Stack], list[int]] = {}
+    for each in alive:
+        entry = sums.setdefault((category_of(each, sizes), each.stack), [0, 0])
+        entry[0] += 1
+        entry[1] += each.bytes
+    rows = [
+        _Holder(category, line_of(stack), line_of(stack).partition(":")[0], _text(stack), count, nbytes)
+        for (category, stack), (count, nbytes) in sums.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.bytes, row.line))
+
+
+def _text(stack: Stack) -> str:
+    """A line for each frame, the innermost first."""
+    return "\n".join(f"{frame.file}:{frame.line} {frame.function}" for frame in stack)
+
+
+def _columns(rows: Sequence[_Holder]) -> Columns:
+    return {field: [exact(getattr(row, field)) for row in rows] for field in _Holder.__struct_fields__}
