@@ -35,6 +35,7 @@ def estimate(
     allocator: options.Allocator = None,
     ranks: options.Ranks = None,
     fsdp: options.Fsdp = None,
+    ddp: options.Ddp = None,
     hsdp: options.Hsdp = None,
     tp: options.Tp = None,
     seq: options.Tokens = None,
@@ -56,7 +57,7 @@ def estimate(
         "grad_scaler": grad_scaler,
         "round_to": round_to,
         "allocator": allocator,
-        "mesh": _mesh(fsdp, hsdp, tp),
+        "mesh": _mesh(ddp, fsdp, hsdp, tp),
     }
     changes = {"dtype": dtype, "precision": precision, "policy": ac, "adapter_rank": lora}
     step = Step(
@@ -79,8 +80,12 @@ def estimate(
     name_file(figure, as_json=as_json)
 
 
-def _mesh(fsdp: int | None, hsdp: str | None, tp: int | None) -> dict[str, int]:
+def _mesh(ddp: int | None, fsdp: int | None, hsdp: str | None, tp: int | None) -> dict[str, int]:
     """Ranks by dimension."""
+    if ddp is not None:
+        if any(each is not None for each in (fsdp, hsdp, tp)):
+            raise UsageError("--ddp replicates the whole model: give --hsdp for replicas of shards, or leave --fsdp, --hsdp and --tp out")
+        return {"replica": ddp}
     mesh = {} if fsdp is None else {"data": fsdp}
     if hsdp is not None:
         replicas, _, shards = hsdp.partition("x")

@@ -11,6 +11,7 @@ __all__ = [
     "AsJson",
     "Backward",
     "Checkpointing",
+    "Ddp",
     "Depth",
     "Dtype",
     "Figure",
@@ -73,6 +74,9 @@ Allocator = Annotated[
 ]
 Ranks = Annotated[
     int | None, typer.Option("--ranks", metavar="N", min=1, help="What each of N data-parallel ranks needs under DDP, ZeRO and FSDP2.")
+]
+Ddp = Annotated[
+    int | None, typer.Option("--ddp", metavar="N", min=1, help="As one of N ranks of DistributedDataParallel, with buckets of gradients.")
 ]
 Fsdp = Annotated[
     int | None, typer.Option("--fsdp", metavar="N", min=1, help="As one of N ranks on which FSDP2 shards each block and the rest.")

@@ -21,6 +21,7 @@ NoteCode = Literal[
     "compiled_unopened",
     "compiled_unrecorded",
     "counted_inside",
+    "ddp_buckets",
     "dense_mask",
     "ended_early",
     "experts",
@@ -69,6 +70,7 @@ NOTE_VALUES: Mapping[NoteCode, Mapping[str, type]] = {
     "compiled_unopened": {"error": str},  # modules inside of compiled ones were asked for, and cannot be had
     "compiled_unrecorded": {"graphs": int},  # compiled graphs that ran, and whose modules are not known
     # Estimates.
+    "ddp_buckets": {"buckets": int, "bytes": int},  # made by lflops in place of torch's
     "attention_on_cuda": {"*": int},  # subject: the chip; by kernel: calls
     "foreach_assumed": {},  # subject: the chip
     "gradients_taken_for_finite": {},  # subject: the optimizer's class

@@ -54,6 +54,7 @@ class Extent:
         round_to: The size of each tensor is rounded up to a multiple of so many bytes.
         log: Where allocations and frees are written in their order.
         moments: The most operators of the memory's timeline; of more the extremes are kept.
+        gradients: Memory for gradients that no module holds.
     """
 
     traffic: bool = True
@@ -62,6 +63,7 @@ class Extent:
     round_to: int = 1
     log: AllocationLog | None = None
     moments: int = LONGEST_TIMELINE
+    gradients: tuple[Tensor, ...] = ()
 
 
 class Call(NamedTuple):
@@ -90,6 +92,8 @@ class OperatorAccumulator:
         """Begin without sums."""
         self.scopes = scopes
         self.memory = LiveMemory(extent.round_to, extent.log, extent.moments) if extent.memory else None
+        if self.memory is not None:
+            self.memory.hold(extent.gradients, "gradients", "")
         self.fake = extent.fake
         self._traffic = extent.traffic
         self._local = ThreadTotals()

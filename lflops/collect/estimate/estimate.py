@@ -1,6 +1,7 @@
 """`estimate`: a step on fake tensors, so that nothing is allocated or computed."""
 
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -73,7 +74,8 @@ def estimate(
         allocator: The settings of torch's allocator for CUDA, as the text of `PYTORCH_ALLOC_CONF`: it is simulated over the allocations of
             both steps, and `memory.reserved` has the result. For a chip of the table the default is simulated where nothing is given.
         mesh: Ranks by dimension, as `{"data": 8, "tensor": 4}`: the built model is divided as one of them has it. FSDP2 shards each block
-            over `data`, in `replica` replicas; `tensor` follows the model's `tp_plan`. The batch is one rank's.
+            over `data`, in `replica` replicas; `tensor` follows the model's `tp_plan`. `{"replica": 8}` alone is DDP. A model that the
+            function has divided itself, as by its own `fully_shard`, stays so. The batch is one rank's.
         progress: Whether to write the progress to stderr; or a function of the finished operators and their total, `None` while unknown.
 
     Raises:
@@ -121,6 +123,8 @@ class Subject(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     loss: Callable[[Any], Tensor] | None
+    buckets: tuple[Tensor, ...] = ()
+    """Of gradients, where ranks are replicas."""
 
 
 def batch_of(asker: str, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -206,10 +210,9 @@ class Estimator:
                 with torch.inference_mode(mode=False):  # otherwise its parameters take no gradient
                     subject = make()
                     check_module(self.asker, subject.model)
-                    if self.mesh:
-                        parallelize(self.asker, subject.model, self.mesh)
+                    buckets = parallelize(self.asker, subject.model, self.mesh) if self.mesh else ()
                 with fakes.swapped_into(subject.model):
-                    profile = self._run(subject, fakes, chip, makes)
+                    profile = self._run(subject._replace(buckets=buckets), fakes, chip, makes)
                     for parameter in subject.model.parameters():
                         parameter.grad = None
             fakes.forget()
@@ -243,28 +246,33 @@ class Estimator:
             stepper = Stepper(self.asker, makes, model, chip=chip, grad_scaler=self.grad_scaler)
             loss = stepper.scaled(loss)
         call = ModelCall(asker=self.asker, model=model, args=args, kwargs=kwargs, backward=self.backward, loss=loss, _given=given)
+        moments = LONGEST_TIMELINE if self.watch is None else sys.maxsize
+        extent = Extent(fake=True, round_to=self.round_to, moments=moments, gradients=subject.buckets)
         if any(local_part(each) is not each for each in model.parameters()):
-            self._step(call, stepper, chip, Meter(progress=False))  # torch infers the placements of results once, with its own tensors
+            self._step(
+                call, stepper, chip, Meter(progress=False), extent
+            )  # torch infers the placements of results once, with its own tensors
             model.zero_grad()
         log = AllocationLog() if self.watch is None and (self.allocator is not None or is_gpu(chip)) else None
+        extent = dataclasses.replace(extent, log=log)
         with Meter(self.progress) as meter:
-            step = self._step(call, stepper, chip, meter, log)
+            step = self._step(call, stepper, chip, meter, extent)
             if stepper is not None:
                 meter.expect(2)
-                second = self._step(call, stepper, chip, meter, log)
+                second = self._step(call, stepper, chip, meter, extent)
                 step = _with_the_higher_peak(replace(second, notes=second.notes + stepper.notes), step)
         return step if log is None else _with_reserved(step, log, self.allocator or "")
 
-    def _step(
-        self, call: ModelCall, stepper: Stepper | None, chip: Hardware | None, meter: Meter, log: AllocationLog | None = None
-    ) -> Profile:
+    def _step(self, call: ModelCall, stepper: Stepper | None, chip: Hardware | None, meter: Meter, extent: Extent) -> Profile:
         call.prepare()
-        extent = Extent(fake=True, round_to=self.round_to, log=log, moments=LONGEST_TIMELINE if self.watch is None else sys.maxsize)
         counting = Counting({"": call.model}, phase="forward", batch=(call.args, call.kwargs), extent=extent, counter=meter.counter)
         with attention_on(chip) as notes, counting:
             call.run()
             if stepper is not None:
                 stepper.step()
+        if extent.gradients:
+            nbytes = sum(each.nbytes for each in extent.gradients)
+            notes.append(Note(code="ddp_buckets", subject="", values={"buckets": len(extent.gradients), "bytes": nbytes}))
         if self.round_to > 1:
             notes.append(Note(code="rounded_up", subject="", values={"bytes": self.round_to}))
         calls = sum(cell.calls for cell in counting.profile.cells if cell.operator == LSTM_LAYER.name().removeprefix("aten::"))

@@ -30,6 +30,12 @@ NO_CUDA = re.compile(
 )
 """Torch's messages about missing CUDA, in errors and in autocast's warning."""
 
+KEEPERS = (
+    ("DistributedDataParallel", "buckets as large as the gradients", "mesh={'replica': ranks}"),
+    ("FullyShardedDataParallel", "parameters", "mesh={'data': ranks} for FSDP2"),
+)
+"""Wrappers whose memory is outside of what fake tensors can replace: what that is, and the mesh to give."""
+
 _TORCHS, _OURS = (f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
 """Folders whose lines a user does not change."""
 
@@ -47,9 +53,12 @@ def refuse_what_keeps_tensors(module: nn.Module) -> None:
     kinds = {kind.__name__ for kind in type(module).__mro__}
     if isinstance(module, torch.jit.ScriptModule):
         raise CountError("estimate: a scripted module keeps its tensors to itself: give the one that it was made from")
-    if kinds & {"DistributedDataParallel", "FullyShardedDataParallel"}:
-        kept = "buckets as large as the gradients" if "DistributedDataParallel" in kinds else "parameters"
-        raise CountError(f"estimate: {type(module).__name__} keeps {kept} to itself: give the module that it wraps")
+    for kind, kept, mesh in KEEPERS:
+        if kind in kinds:
+            raise CountError(
+                f"estimate: {type(module).__name__} keeps {kept} to itself: give the module that it wraps, or a function that builds that "
+                f"module and {mesh}"
+            )
     if "FSDPModule" in kinds and any(type(local_part(each)) is not FakeTensor for each in module.parameters()):
         raise CountError(
             "estimate: fully_shard keeps a module's parameters to itself: give a function that builds the module and shards it"

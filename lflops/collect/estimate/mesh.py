@@ -1,4 +1,7 @@
-"""A model parallelized as one rank of a mesh has it, by torch's own wrappers, in a group whose other ranks do not exist."""
+"""A model parallelized as one rank of a mesh has it, in a group whose other ranks do not exist.
+
+Torch's own wrappers run on fake tensors, except for DistributedDataParallel, whose buckets lflops makes itself.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -7,23 +10,25 @@ from typing import Any
 
 import torch
 from msgspec.structs import replace
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
+from lflops.collect.estimate.gradient_buckets import gradient_buckets
 from lflops.collect.inputs.arguments import describe
 from lflops.collect.model.blocks import blocks_in
 from lflops.collect.torch_private.distributed import fake_group
 from lflops.collect.torch_private.self_check import check_fake_group
+from lflops.collect.torch_private.tensors import local_part
 from lflops.errors import CountError
 from lflops.profile.model import Profile
 
 __all__ = ["DIMENSIONS", "checked_mesh", "mesh_group", "parallelize", "with_mesh"]
 
 DIMENSIONS = ("replica", "data", "tensor")
-"""In the order of the mesh: replicas of what FSDP2 shards over `data`, each part of which `tensor` divides."""
+"""In the order of the mesh: replicas of what FSDP2 shards over `data`, each part of which `tensor` divides. Replicas alone are DDP's."""
 
 STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
@@ -50,8 +55,10 @@ def checked_mesh(asker: str, mesh: Any) -> dict[str, int]:
     for name, ranks in mesh.items():
         if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
             raise CountError(f"{asker}: mesh[{name!r}]={describe(ranks)}: give a whole number of ranks, 1 or more")
-    if "replica" in mesh and "data" not in mesh:
-        raise CountError(f"{asker}: mesh has 'replica' without 'data': replicas are of what 'data' shards")
+    if "replica" in mesh and "tensor" in mesh and "data" not in mesh:
+        raise CountError(
+            f"{asker}: mesh has 'replica' and 'tensor' without 'data': DistributedDataParallel takes no DTensors, give 'data' for 'replica'"
+        )
     return {name: mesh[name] for name in DIMENSIONS if name in mesh}
 
 
@@ -74,12 +81,21 @@ def mesh_group(asker: str, mesh: Mapping[str, int]) -> Iterator[None]:
         yield
 
 
-def parallelize(asker: str, model: nn.Module, mesh: Mapping[str, int]) -> None:
-    """Divide a model over a mesh: tensor parallelism by its own plan, then FSDP2 of each block and of the rest.
+def parallelize(asker: str, model: nn.Module, mesh: Mapping[str, int]) -> tuple[Tensor, ...]:
+    """Divide a model over a mesh: tensor parallelism by its own plan, then FSDP2 of each block and of the rest; or replicas of DDP.
+
+    A model whose function has divided it already is left as it is.
+
+    Returns:
+        DDP's buckets, which no module holds.
 
     Raises:
         CountError: The model has no plan, or one that is unknown.
     """
+    if any(local_part(each) is not each for each in model.parameters()):
+        return ()
+    if set(mesh) == {"replica"}:
+        return gradient_buckets(model, mesh["replica"])
     devices = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
     if "tensor" in mesh:
         parallelize_module(model, devices["tensor"], _plan(asker, model))
@@ -87,6 +103,7 @@ def parallelize(asker: str, model: nn.Module, mesh: Mapping[str, int]) -> None:
     if sharded:
         for part in (*blocks_in(model).values(), model):
             fully_shard(part, mesh=devices[sharded])
+    return ()
 
 
 def _plan(asker: str, model: nn.Module) -> dict[str, ParallelStyle]:
@@ -105,7 +122,7 @@ def with_mesh(profile: Profile, mesh: Mapping[str, int]) -> Profile:
     """The profile of one of a mesh's ranks."""
     if not mesh:
         return profile
-    strategy = {"replica": "hsdp", "data": "fsdp2", "tensor": "tensor parallel"}
+    strategy = {"replica": "hsdp" if "data" in mesh else "ddp", "data": "fsdp2", "tensor": "tensor parallel"}
     names = [strategy[name] for name in mesh if not (name == "data" and "replica" in mesh)]
     run = replace(
         profile.run,

@@ -157,6 +157,12 @@ def _gather_failed(note: Note) -> str:
     return f"the other ranks' profiles could not be gathered: {note.values.get('error', units.UNKNOWN)}"
 
 
+def _ddp_buckets(note: Note) -> str:
+    buckets = f"{_count(note, 'buckets')} bucket{'' if note.values.get('buckets') == 1 else 's'}"
+    size = units.size(nbytes if isinstance(nbytes := note.values.get("bytes"), int) else None)
+    return f"DistributedDataParallel cannot run on fake tensors: lflops made its {buckets} of gradients itself, {size}"
+
+
 def _foreach_assumed(note: Note) -> str:
     return f"the optimizer is taken to work on lists of parameters, as torch does on {note.subject} unless foreach=False"
 
@@ -235,6 +241,7 @@ SENTENCES: Mapping[NoteCode, Callable[[Note], str]] = {
     "only_on": _only_on,
     "logical_differs": _logical_differs,
     "gather_failed": _gather_failed,
+    "ddp_buckets": _ddp_buckets,
     "foreach_assumed": _foreach_assumed,
     "not_captured": _not_captured,
     "attention_on_cuda": _attention_on_cuda,

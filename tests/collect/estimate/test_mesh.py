@@ -14,8 +14,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lflops
+from lflops.collect.estimate.gradient_buckets import FIRST, LATER, assigned
 from lflops.profile.model import Memory, Profile
 from tests.support.processes import Ranks
+from tests.support.rank_memory import CASES, Size, rank_peak
 
 WIDTH, WIDE, SAMPLES, BLOCKS, FLOAT = 64, 256, 32, 3, 4
 BATCH = torch.zeros(SAMPLES, WIDTH)
@@ -112,12 +114,26 @@ def test_a_mesh_is_the_wrapper_applied_by_hand(mesh: dict[str, int], by_hand: Ca
     assert memory(expected).peak_bytes == memory(found).peak_bytes
 
 
+SMALL = Size(width=64, wide=256, blocks=3, samples=32)
+NUMBERS = 32
+"""Bytes of single numbers that a real step holds for a while: the sum, what it starts from, AdamW's step counts."""
+
+
 @pytest.mark.parametrize("world", [2, 4])
 def test_real_processes_hold_what_was_estimated(world: int, tmp_path: Path) -> None:
-    """Live bytes of gloo's ranks at the peak, under FSDP2 and tensor parallelism: the same but for the sum; the estimate has the batch."""
+    """Live bytes of gloo's ranks at the peak, by lflops and by a look at all storages that is none of lflops.
+
+    The estimate has the batch, which a loop's count does not see. Each strategy has a peak of its own, so a mixed-up one would be seen.
+    """
     builds: dict[str, Callable[[], nn.Module]] = {"data": partial(in_shards, world), "tensor": partial(in_columns_and_rows, world)}
     with Ranks(world, tmp_path) as ranks:
         real = {name: ranks.run(partial(trained, build)) for name, build in builds.items()}
+        cases = {name: case for name, case in CASES.items() if world == case.least}
+        held: dict[str, Any] = {name: ranks.run(partial(rank_peak, name, SMALL, world)) for name in cases}  # type: ignore[arg-type]
+    estimates = {name: case.estimated(SMALL, world) for name, case in cases.items()}
+    for name, peaks in held.items():
+        assert [0] * world == [max(abs(peak - estimates[name]) - NUMBERS, 0) for peak in peaks], name
+    assert len(estimates) == len({round(each / 1000) for each in estimates.values()})
     for name, profiles in real.items():
         found = memory(estimated(mesh={name: world})).peak_bytes - BATCH.nbytes
         assert all(abs(memory(each).peak_bytes - found) <= SUM for each in profiles)
@@ -134,6 +150,43 @@ def test_a_rank_is_named_in_the_run() -> None:
     ]
 
 
+def test_replicas_alone_have_buckets_as_large_as_the_gradients() -> None:
+    """By hand: of the parameters' bytes once more, in one bucket below a MiB; a note has them. A frozen layer needs none."""
+    alone, replicated = estimated(), estimated(mesh={"replica": 4})
+    parameters = (BLOCKS * (2 * WIDTH * WIDE + WIDE + WIDTH) + (WIDTH + 1) * WIDE) * FLOAT
+    assert parameters == memory(replicated).peak_bytes - memory(alone).peak_bytes
+    assert parameters == memory(replicated).by_category["gradients"] - memory(alone).by_category["gradients"]
+    assert ("ddp", 4, 4) == (replicated.run.strategy, replicated.run.world_size, replicated.run.data_parallel_size)
+    assert [{"buckets": 1, "bytes": parameters}] == [note.values for note in replicated.notes if note.code == "ddp_buckets"]
+    assert [parameters] == [each.bytes for each in replicated.communication]
+    assert not any(note.code == "ddp_buckets" for note in alone.notes)
+
+
+def test_buckets_are_those_of_torch() -> None:
+    """Sizes around both limits, in two dtypes: torch's own rule, in the order in which gradients become ready."""
+    sizes = [100, FIRST // 4 - 100, FIRST // 4, 7, LATER // 4, LATER // 8, LATER // 8 + 1, 3]
+    dtypes = [torch.float32, torch.bfloat16]
+    parameters = [
+        nn.Parameter(torch.empty(size, device="meta", dtype=dtypes[place % 3 == 2])) for place, size in enumerate(reversed(sizes))
+    ]
+    ready = parameters[::-1]
+    found, _ = distributed._compute_bucket_assignment_by_size(ready, [FIRST, LATER])
+    names = {id(each): place for place, each in enumerate(ready)}
+    assert sorted(found) == sorted([names[id(each)] for each in bucket] for bucket in assigned(parameters))
+
+
+def test_a_model_that_the_function_divided_stays_so() -> None:
+    """Shards that stay gathered after forward: the parameters of all blocks but the root's own are there at the end of it."""
+
+    def kept() -> nn.Module:
+        return CASES["FSDP2, not resharded after forward"].wrap(Blocks(), 4)
+
+    by_default, by_hand = (estimated(each, mesh={"data": 4}) for each in (whole, kept))
+    assert ("fsdp2", 4) == (by_hand.run.strategy, by_hand.run.world_size)
+    gathered = [max(each.by_category.parameters for each in memory(of).timeline if each.by_category) for of in (by_default, by_hand)]
+    assert (BLOCKS - 1) * (2 * WIDTH * WIDE + WIDE + WIDTH) * FLOAT <= gathered[1] - gathered[0]
+
+
 class Planless(nn.Linear):
     """Has no plan."""
 
@@ -143,7 +196,7 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
     "an unknown dimension": (whole, {"pipeline": 2}, "give ranks by 'replica', 'data', 'tensor'"),
     "no ranks": (whole, {"data": 0}, r"mesh\['data'\]=0: give a whole number of ranks"),
     "half a rank": (whole, {"data": 1.5}, r"mesh\['data'\]=1.5"),
-    "replicas of nothing": (whole, {"replica": 2}, "'replica' without 'data'"),
+    "replicas of DTensors": (whole, {"replica": 2, "tensor": 2}, "DistributedDataParallel takes no DTensors, give 'data' for 'replica'"),
     "a module": (Blocks(), {"data": 2}, "divides the model: give a function that builds it"),
     "no plan": (lambda: Planless(WIDTH, 2), {"tensor": 2}, "Planless has no tp_plan: apply parallelize_module"),
 }

@@ -1,0 +1,189 @@
+"""Ways to spread a model over ranks, each with its estimate and with what a real rank's storages hold."""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import lflops
+
+STEPS = 3
+HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+class LiveStorages(TorchDispatchMode):
+    """Looks at all storages that operators have made, before and after each operator. It shares no code with lflops.
+
+    What gloo allocates for itself is not among them: a collective makes it, and views of it alone are seen. A profiler has it, but misses
+    what gloo's threads free.
+
+    Attributes:
+        peak: The most bytes that were alive.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = 0
+        self._known: dict[int, StorageWeakRef] = {}
+
+    def hold(self, tensors: Iterable[Tensor]) -> None:
+        """Add what no operator has made here."""
+        for each in tensors:
+            if each.untyped_storage().device.type == "cpu":  # and not fake, as where shapes are inferred
+                storage = StorageWeakRef(each.untyped_storage())
+                self._known[storage.cdata] = storage
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # it comes again with the local parts
+        self._look()  # FSDP resizes storages between operators
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.hold(each for each in tree_leaves(out) if isinstance(each, Tensor))
+        self._look()
+        return out
+
+    def _look(self) -> None:
+        self._known = {key: each for key, each in self._known.items() if not _is_gone(each)}
+        storages: list[Any] = [torch.UntypedStorage._new_with_weak_ptr(each.cdata) for each in self._known.values()]
+        self.peak = max(self.peak, sum(each.nbytes() for each in storages if each is not None))
+
+
+def _is_gone(storage: StorageWeakRef) -> bool:
+    return bool(storage.expired())
+
+
+class Size(NamedTuple):
+    """Of a model and its batch."""
+
+    width: int
+    wide: int
+    blocks: int
+    samples: int
+
+
+class Blocks(nn.Module):
+    """Blocks of two layers, a head, and a plan for tensor parallelism in transformers' words."""
+
+    tp_plan: Mapping[str, str] = {"blocks.*.0": "colwise", "blocks.*.2": "rowwise", "head": "colwise_rep"}
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(size.width, size.wide), nn.GELU(), nn.Linear(size.wide, size.width)) for _ in range(size.blocks)
+        )
+        self.head = nn.Linear(size.width, size.wide)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def replicated(model: nn.Module, ranks: int) -> nn.Module:
+    """By DDP with its default settings."""
+    return DistributedDataParallel(model)
+
+
+def sharded(model: nn.Module, ranks: int, *, reshard: bool | None = None, policy: MixedPrecisionPolicy | None = None) -> nn.Module:
+    """By FSDP2, block by block."""
+    return _sharded(model, init_device_mesh("cpu", (ranks,)), reshard, policy)
+
+
+def replicated_shards(model: nn.Module, ranks: int) -> nn.Module:
+    """Two replicas of what FSDP2 shards."""
+    return _sharded(model, init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replica", "data")), None, None)
+
+
+def in_columns_and_rows(model: nn.Module, ranks: int) -> nn.Module:
+    """By `parallelize_module`."""
+    return _tensor_parallel(model, init_device_mesh("cpu", (ranks,)))
+
+
+def sharded_columns_and_rows(model: nn.Module, ranks: int) -> nn.Module:
+    """Tensor parallelism on two ranks, and FSDP2 of its parts."""
+    mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("data", "tensor"))
+    return _sharded(_tensor_parallel(model, mesh["tensor"]), mesh["data"], None, None)
+
+
+def _sharded(model: nn.Module, mesh: object, reshard: bool | None, policy: MixedPrecisionPolicy | None) -> nn.Module:
+    for part in (*model.blocks, model):  # type: ignore[misc]
+        fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy or MixedPrecisionPolicy())  # type: ignore[call-overload]
+    return model
+
+
+def _tensor_parallel(model: nn.Module, mesh: object) -> nn.Module:
+    plan = {"blocks.*.0": ColwiseParallel(), "blocks.*.2": RowwiseParallel(), "head": ColwiseParallel(output_layouts=Replicate())}
+    return parallelize_module(model, mesh, plan)  # type: ignore[arg-type]
+
+
+class Case(NamedTuple):
+    """One way.
+
+    Attributes:
+        wrap: What a training does with its model.
+        mesh: What an estimate is asked for, by the number of ranks.
+        by_hand: Whether the estimated function wraps the model itself: `mesh` alone does not say how.
+        least: The fewest ranks.
+    """
+
+    wrap: Callable[[nn.Module, int], nn.Module]
+    mesh: Callable[[int], Mapping[str, int]]
+    by_hand: bool = False
+    least: int = 2
+
+    def estimated(self, size: Size, ranks: int, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW) -> int:
+        """The estimated peak."""
+        build = (lambda: self.wrap(Blocks(size), ranks)) if self.by_hand else partial(Blocks, size)
+        profile = lflops.estimate(build, batch(size), backward=True, loss=lambda out: out.sum(), optimizer=optimizer, mesh=self.mesh(ranks))
+        memory = profile.memory
+        assert memory is not None
+        return memory.peak_bytes
+
+    def allocated(self, size: Size, ranks: int, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW) -> int:
+        """The peak of this process, which is one of the ranks, over a few steps."""
+        with LiveStorages() as storages:
+            model, x = self.wrap(Blocks(size), ranks), batch(size)
+            stepper = optimizer(model.parameters())
+            storages.peak = 0
+            for _ in range(STEPS):
+                model(x).sum().backward()
+                stepper.step()
+                stepper.zero_grad()
+        return storages.peak
+
+
+def batch(size: Size) -> Tensor:
+    """One rank's."""
+    return torch.zeros(size.samples, size.width)
+
+
+def over(*names: str) -> Callable[[int], Mapping[str, int]]:
+    """A mesh of these dimensions; of two, the one named last has as many ranks as are left by two of the first."""
+    return lambda ranks: {names[0]: ranks} if len(names) == 1 else {names[0]: 2, names[1]: ranks // 2}
+
+
+CASES: dict[str, Case] = {
+    "DDP": Case(replicated, over("replica")),
+    "FSDP2": Case(sharded, over("data")),
+    "FSDP2, not resharded after forward": Case(partial(sharded, reshard=False), over("data"), by_hand=True),
+    "FSDP2, bfloat16 by its policy": Case(partial(sharded, policy=HALF), over("data"), by_hand=True),
+    "HSDP": Case(replicated_shards, over("replica", "data"), least=4),
+    "tensor parallel": Case(in_columns_and_rows, over("tensor")),
+    "FSDP2 and tensor parallel": Case(sharded_columns_and_rows, lambda ranks: {"data": ranks // 2, "tensor": 2}, least=4),
+}
+
+
+def rank_peak(name: str, size: Size, ranks: int, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW) -> int:
+    """The peak of this rank under a case."""
+    return CASES[name].allocated(size, ranks, optimizer)
