@@ -57,8 +57,8 @@ def section(found: list[tuple[str, int, str, str, int, list[int]]]) -> list[str]
     )
     return [
         f"The largest difference is {largest} bytes, {100 * share:.5f} %. Real ranks are processes over gloo that make three steps.",
-        "The bytes of all their storages are summed before and after every operator. Of the ranks the farthest off is listed. What gloo copies",
-        "for itself is not among them: its reduce-scatter copies the gradients of a block.",
+        "The bytes of all their storages are summed before and after every operator, and the rank farthest off is listed.",
+        "What gloo copies for itself is not among them: its reduce-scatter copies the gradients of a block.",
         f"Models are {sizes}.",
         "",
         *HEAD,

@@ -59,13 +59,12 @@ def estimate(
         "allocator": allocator,
         "mesh": _mesh(ddp, fsdp, hsdp, tp),
     }
-    changes = {"dtype": dtype, "precision": precision, "policy": ac, "adapter_rank": lora}
     step = Step(
         target=target,
         samples=batch,
         tokens=seq,
         remote_code=trust_remote_code,
-        changes=changes,
+        changes={"dtype": dtype, "precision": precision, "policy": ac, "adapter_rank": lora},
         optimizer=optimizer,
         fused=fused,
         memory=memory,

@@ -74,8 +74,7 @@ def estimate(
         allocator: The settings of torch's allocator for CUDA, as the text of `PYTORCH_ALLOC_CONF`: it is simulated over the allocations of
             both steps, and `memory.reserved` has the result. For a chip of the table the default is simulated where nothing is given.
         mesh: Ranks by dimension, as `{"data": 8, "tensor": 4}`: the built model is divided as one of them has it. FSDP2 shards each block
-            over `data`, in `replica` replicas; `tensor` follows the model's `tp_plan`. `{"replica": 8}` alone is DDP. A model that the
-            function has divided itself, as by its own `fully_shard`, stays so. The batch is one rank's.
+            over `data`, in `replica` replicas; `tensor` follows its `tp_plan`. `{"replica": 8}` alone is DDP. The batch is one rank's.
         progress: Whether to write the progress to stderr; or a function of the finished operators and their total, `None` while unknown.
 
     Raises:

@@ -84,7 +84,7 @@ def mesh_group(asker: str, mesh: Mapping[str, int]) -> Iterator[None]:
 def parallelize(asker: str, model: nn.Module, mesh: Mapping[str, int]) -> tuple[Tensor, ...]:
     """Divide a model over a mesh: tensor parallelism by its own plan, then FSDP2 of each block and of the rest; or replicas of DDP.
 
-    A model whose function has divided it already is left as it is.
+    A model that is divided already is not changed.
 
     Returns:
         DDP's buckets, which no module holds.
