@@ -128,12 +128,16 @@ def test_memory_in_whole_blocks_and_a_scaled_loss(capsys: pytest.CaptureFixture[
     not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::scatter_", "Meta"), reason="collectives do not say what results look like"
 )
 def test_one_rank_of_a_mesh(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of FSDP2 over four 13 of the 50 rows, over two in two replicas 25. The optimizer's state is two of them, and a count."""
-    for options, state in ((["--fsdp", "4"], 2 * 13 * 100 * 4), (["--hsdp", "2x2"], 2 * 25 * 100 * 4)):
+    """Of FSDP2 over four 13 of the 50 rows, over two in two replicas 25, of DDP all. The optimizer's state is two of them, and a count."""
+    for options, rows in ((["--fsdp", "4"], 13), (["--hsdp", "2x2"], 25), (["--ddp", "4"], 50)):
         found = estimated(capsys, "planned:trained", "--optimizer", "adamw", *options)
-        assert state + 4 == found["profile"]["memory"]["by_category"]["optimizer_state"]
+        assert 2 * rows * 100 * 4 + 4 == found["profile"]["memory"]["by_category"]["optimizer_state"]
         assert 4 == found["profile"]["run"]["world_size"]
-    for wrong, said in ((["--hsdp", "8"], "give replicas x shards, as 2x8"), (["--fsdp", "2", "--hsdp", "2x2"], "give one of the two")):
+    for wrong, said in (
+        (["--hsdp", "8"], "give replicas x shards, as 2x8"),
+        (["--fsdp", "2", "--hsdp", "2x2"], "give one of the two"),
+        (["--ddp", "2", "--tp", "2"], "--ddp replicates the whole model"),
+    ):
         assert 2 == main(["estimate", "planned:trained", *wrong])
         assert said in capsys.readouterr().err
 

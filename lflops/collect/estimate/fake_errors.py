@@ -24,6 +24,9 @@ __all__ = ["refuse_real_optimizer", "refuse_what_keeps_tensors", "values_refused
 CALL = nn.Module.__call__.__code__
 """The code object of every call of a module."""
 
+OBJECTS_IN = "distributed_c10d.py"
+"""The name of the file in which torch sends Python objects."""
+
 NO_CUDA = re.compile(
     "not compiled with CUDA|not linked with support for cuda|CUDA is not available|Found no NVIDIA driver"
     "|CUDA driver version is insufficient"
@@ -119,7 +122,14 @@ def _wrong(error: Exception) -> str | None:
         return "it changes in place the shape of a tensor that has memory, by a fake one or to a large one: make a new tensor"
     if isinstance(error, NoCudaError) or NO_CUDA.search(str(error)):
         return "it asks for CUDA, which is not here: say no device, or that of a tensor, and give the chip as hardware"
-    return _value_asked_for(error)
+    return _object_sent(error) or _value_asked_for(error)
+
+
+def _object_sent(error: Exception) -> str | None:
+    """What a failed collective of Python objects does; stages of a pipeline tell each other their shapes by these."""
+    if not any("object" in each.name and each.filename.endswith(OBJECTS_IN) for each in traceback.extract_tb(error.__traceback__)):
+        return None
+    return "it sends Python objects to other ranks, which do not exist here: of a pipeline give one stage as the model, with one microbatch"
 
 
 def _value_asked_for(error: Exception) -> str | None:

@@ -122,13 +122,13 @@ NUMBERS = 32
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # torch's, of what a block of local parts returns
 @pytest.mark.parametrize("world", [2, 4])
 def test_real_processes_hold_what_was_estimated(world: int, tmp_path: Path) -> None:
-    """Live bytes of gloo's ranks at the peak, by lflops and by a look at all storages that is none of lflops.
+    """Live bytes of gloo's ranks at the peak, by a look at all storages that is none of lflops; on two ranks by lflops's count, too.
 
     The estimate has the batch, which a loop's count does not see. Each strategy has a peak of its own, so a mixed-up one would be seen.
     """
-    builds: dict[str, Callable[[], nn.Module]] = {"data": partial(in_shards, world), "tensor": partial(in_columns_and_rows, world)}
+    builds: dict[str, Callable[[], nn.Module]] = {"data": partial(in_shards, 2), "tensor": partial(in_columns_and_rows, 2)}
     with Ranks(world, tmp_path) as ranks:
-        real = {name: ranks.run(partial(trained, build)) for name, build in builds.items()}
+        real = {name: ranks.run(partial(trained, build)) for name, build in builds.items() if world == 2}
         cases = {name: case for name, case in CASES.items() if world == case.least}
         held: dict[str, Any] = {name: ranks.run(partial(rank_peak, name, SMALL, world)) for name in cases}  # type: ignore[arg-type]
     estimates = {name: case.estimated(SMALL, world) for name, case in cases.items()}
@@ -208,6 +208,21 @@ def test_a_wrong_mesh_is_named(model: Any, mesh: Any, said: str) -> None:
     """With what is taken; nothing is left open."""
     with pytest.raises(lflops.CountError, match=said):
         estimated(model, mesh=mesh)
+    assert not distributed.is_initialized()
+
+
+class Stage(nn.Linear):
+    """Tells the next rank its shape, as the stages of torch's pipelines do."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - its name in torch
+        distributed.send_object_list([input.shape], dst=1)
+        return super().forward(input)
+
+
+def test_a_stage_of_a_pipeline_is_named() -> None:
+    """With its line, and what to give in its place."""
+    with pytest.raises(lflops.CountError, match=r"send_object_list.*sends Python objects to other ranks.*give one stage as the model"):
+        lflops.estimate(lambda: Stage(WIDTH, 2), BATCH, mesh={"replica": 2})
     assert not distributed.is_initialized()
 
 
