@@ -6,15 +6,13 @@ from typing import Any
 
 from torch import distributed
 
+from lflops.collect.attribution.gradient_sums import ENGINE
 from lflops.collect.torch_private.autograd import ACCUMULATES_GRADIENT, current_node, sequence_number
 
 __all__ = ["in_communication_hook"]
 
 BUCKET: Any = getattr(distributed, "GradBucket", None)
 """What such a hook is given; there is none where torch was built without distributed training."""
-
-ENGINE = "_engine_run_backward"
-"""The function from which autograd's engine is called. Where it runs nodes on its own thread there is none."""
 
 
 def in_communication_hook() -> bool:

@@ -21,11 +21,18 @@ class AllocationLog:
         self.requests: list[Request] = []
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._made = 0
+        self._replaced: tuple[int, int] | None = None
+
+    def replaces(self, key: int) -> None:
+        """Note that the next allocation takes the place of this storage, if that one is freed before any other allocation."""
+        self._replaced = (key, len(self.requests))
 
     def allocated(self, storage: Any, key: int, nbytes: int) -> None:
         """Add a storage, unless it is in the log already."""
         if key in self._alive:
             return
+        if self._replaced is not None and self._replaced[1] != len(self.requests):
+            self._replaced = None
         self._made += 1
         self._alive[key] = (self._made, weakref.ref(storage, partial(self.freed, key)))
         self.requests.append(Request(self._made, nbytes))
@@ -33,7 +40,12 @@ class AllocationLog:
     def freed(self, key: int, _reference: object = None) -> None:
         """Add the free of a storage."""
         alive = self._alive.pop(key, None)
-        if alive is not None:
+        if alive is None:
+            return
+        if self._replaced is not None and self._replaced[0] == key:
+            self.requests.insert(self._replaced[1], Request(alive[0], None))
+            self._replaced = None
+        else:
             self.requests.append(Request(alive[0], None))
 
     def stop(self) -> None:

@@ -5,7 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
+from lflops.collect.attribution.gradient_sums import sums_gradients
 from lflops.collect.counting.accumulator import Call, OperatorAccumulator
+from lflops.collect.counting.live_memory import LiveMemory
 from lflops.collect.counting.operators import Kind, Operator, known_operators
 from lflops.collect.counting.sharded_tensors import is_sharded
 from lflops.collect.counting.traffic import tensors_of
@@ -17,6 +19,9 @@ __all__ = ["CountingMode", "OperatorCounter", "RealParameterError"]
 
 FREE, DECOMPOSED, UNCOUNTED = Kind.FREE, Kind.DECOMPOSED, Kind.UNCOUNTED
 """Aliases, because looking a member up on an enumeration is slow, and every operator asks."""
+
+ADD = "add"
+"""The operator by which autograd adds up the gradients of a tensor that is used more than once."""
 
 
 class RealParameterError(Exception):
@@ -122,11 +127,19 @@ class CountingMode(TorchDispatchMode):
             self._partial_tensors.follow(operator, row, args, kwargs, out)
         if operator.kind is not FREE and kernel is None:
             self._counter.record(Call(operator, row, phase, args, kwargs, out))
-        if self._memory is not None and operator.makes_storage:
-            self._memory.after(operator.name, self._counter.owner(row, phase), phase, out)
-        elif self._memory is not None and operator.fills:
-            self._memory.filled(operator.name, row, phase, tensors_of((kwargs["out"],)))
+        if self._memory is not None:
+            self._see_storages(self._memory, Call(operator, row, phase, args, kwargs, out))
         return out
+
+    def _see_storages(self, memory: LiveMemory, call: Call) -> None:
+        """Report the storages that an operator allocated."""
+        operator, row, phase, args, kwargs, out = call
+        if phase == "backward" and operator.name == ADD and not self._counter.in_sharded_operator and sums_gradients(args, kwargs):
+            memory.after_sum(operator.name, row, phase, out, args[0])
+        elif operator.makes_storage:
+            memory.after(operator.name, self._counter.owner(row, phase), phase, out)
+        elif operator.fills:
+            memory.filled(operator.name, row, phase, tensors_of((kwargs["out"],)))
 
     def _run_inside(self, operator: Operator, function: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator that is written in Python, and see the operators that it calls."""

@@ -40,6 +40,22 @@ class Birth(NamedTuple):
     phase: Phase
 
 
+class _Replaced(NamedTuple):
+    """A storage that a sum of gradients may take the place of, until the next operator.
+
+    Attributes:
+        key: The storage's key.
+        place: Where the sum's allocation is among the events.
+        live: Live bytes with both.
+        row: The module at work.
+    """
+
+    key: int
+    place: int
+    live: int
+    row: str
+
+
 class LiveMemory:
     """Follows storages from birth to death, and keeps none of them alive.
 
@@ -67,6 +83,7 @@ class LiveMemory:
         self._relabelled: dict[int, str] = {}
         self._fake: set[int] = set()
         self._resized: dict[int, Any] = {}
+        self._replaced: _Replaced | None = None
         self._log = log
 
     def hold(self, tensors: Iterable[Tensor], category: str, row: str) -> None:
@@ -78,6 +95,8 @@ class LiveMemory:
         """Record the live bytes before an operator runs."""
         if self._resized:
             self._drop_emptied()
+        if self._replaced is not None:
+            self._keep_both(self._replaced)
         live = self._live
         self._moments.append((operator, row, phase, live, len(self._events)))
         if live > self._highest.get(row, -1):
@@ -89,6 +108,34 @@ class LiveMemory:
             self._bear(tensor, BORN_IN[phase], operator, row, phase)
         if self._live > self._highest.get(row, -1):
             self._highest[row] = self._live
+
+    def after_sum(self, operator: str, row: str, phase: Phase, out: Tensor, term: Tensor) -> None:
+        """Record the sum of two gradients, which autograd writes over one of them.
+
+        It does so unless a dispatch mode is on: then the sum gets its own storage, and the term is freed right after. So the term
+        is taken to be freed before the sum is allocated. If something else keeps the term, autograd does not write over it, and both
+        are alive.
+        """
+        before, (_, sum_key), (_, term_key) = self._live, storage_key(out), storage_key(term)
+        if sum_key in self._alive or term_key not in self._alive or out.untyped_storage().nbytes() != term.untyped_storage().nbytes():
+            self.after(operator, row, phase, out)
+            return
+        place = len(self._events)
+        peak = self._peak, self._peak_event, self._peak_index
+        if self._log is not None:
+            self._log.replaces(term_key)
+        self._bear(out, BORN_IN[phase], operator, row, phase)
+        self._peak, self._peak_event, self._peak_index = peak
+        if self._live > before:
+            self._replaced = _Replaced(term_key, place, self._live, row)
+
+    def _keep_both(self, replaced: _Replaced) -> None:
+        """Note the live bytes at a sum whose term is still alive."""
+        self._replaced = None
+        if replaced.live > self._highest.get(replaced.row, -1):
+            self._highest[replaced.row] = replaced.live
+        if replaced.live > self._peak:
+            self._peak, self._peak_event, self._peak_index = replaced.live, replaced.place + 1, max(len(self._moments) - 1, 0)
 
     def filled(self, operator: str, row: str, phase: Phase, tensors: Iterable[Tensor]) -> None:
         """Add storages that got their memory without an operator, and watch them until it is freed.
@@ -139,6 +186,8 @@ class LiveMemory:
 
     def stop(self) -> None:
         """Stop following storages."""
+        if self._replaced is not None:
+            self._keep_both(self._replaced)
         self._alive.clear()
 
     def peak_of_rows(self) -> dict[str, int]:
@@ -198,7 +247,11 @@ class LiveMemory:
     def _die(self, key: int, _reference: object) -> None:
         alive = self._alive.pop(key, None)
         if alive is not None:
-            self._events.append(~alive[0])
+            if self._replaced is not None and self._replaced.key == key:
+                self._events.insert(self._replaced.place, ~alive[0])
+                self._replaced = None
+            else:
+                self._events.append(~alive[0])
             self._live -= self._births[alive[0]].nbytes
 
     def _timeline(self) -> tuple[list[Moment], dict[str, int]]:

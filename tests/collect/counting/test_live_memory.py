@@ -256,6 +256,67 @@ def test_the_peak_is_the_allocators_own(how: dict[str, Any], tmp_path: Path) -> 
     assert peaks == allocated(lambda: training(how)[1], tmp_path)
 
 
+class Chain(nn.Module):
+    """One square weight, used in every product of a chain; perhaps something keeps the last product's gradient of it."""
+
+    def __init__(self, keeps: list[Tensor] | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(256, 256))
+        self.keeps = keeps
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = x @ self.weight
+        return x @ Kept.apply(self.weight, self.keeps)
+
+
+class Kept(torch.autograd.Function):
+    """The same tensor, whose gradient something keeps."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor, keeps: list[Tensor] | None) -> Tensor:
+        Kept.keeps = keeps
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        if Kept.keeps is not None:
+            Kept.keeps.append(gradient)
+        return gradient, None
+
+    keeps: list[Tensor] | None = None
+
+
+@pytest.mark.parametrize(("keeps", "squares"), [(None, 3), ([], 4)], ids=["in place", "its term is kept"])
+def test_gradients_of_a_shared_weight_are_summed_in_place(keeps: list[Tensor] | None, squares: int, tmp_path: Path) -> None:
+    """Its gradients, and one more while it is made: 3 squares with the weight. What keeps a term has it beside the sum: 4.
+
+    The products are of one row each: 256 floats, of which at most four are alive with all squares.
+    """
+    square, row, x = 256 * 256 * FLOAT, 256 * FLOAT, torch.ones(1, 256)
+
+    def begin() -> Callable[[], None]:
+        model = Chain(keeps)
+
+        def step() -> None:
+            model(x).sum().backward()
+            model.weight.grad = None
+            if keeps is not None:
+                keeps.clear()
+
+        return step
+
+    real = max(allocated(begin, tmp_path))
+    model = Chain(keeps)
+    with lflops.counting(model) as counted:
+        model(x).sum().backward()
+    if keeps is not None:
+        keeps.clear()
+    estimated = lflops.estimate(lambda: Chain(keeps), x, backward=True, loss=lambda out: out.sum())
+    for found in (real, memory(counted.profile).peak_bytes, memory(estimated).peak_bytes):
+        assert squares * square <= found <= squares * square + 5 * row
+
+
 def test_the_peak_of_several_steps_is_that_of_the_largest() -> None:
     """Gradients that were let go after a step are not there in the next."""
     model, step = training({"foreach": False})
