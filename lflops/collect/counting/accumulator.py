@@ -55,6 +55,7 @@ class Extent:
         log: Where allocations and frees are written in their order.
         moments: The most operators of the memory's timeline; of more the extremes are kept.
         gradients: Memory for gradients that no module holds.
+        scratch: Whether the CPU's kernels run, whose scratch memory is known: it is not if fake tensors stand for another device's.
     """
 
     traffic: bool = True
@@ -64,6 +65,7 @@ class Extent:
     log: AllocationLog | None = None
     moments: int = LONGEST_TIMELINE
     gradients: tuple[Tensor, ...] = ()
+    scratch: bool = True
 
 
 class Call(NamedTuple):
@@ -94,7 +96,7 @@ class OperatorAccumulator:
         self.memory = LiveMemory(extent.round_to, extent.log, extent.moments) if extent.memory else None
         if self.memory is not None:
             self.memory.hold(extent.gradients, "gradients", "")
-        self.fake = extent.fake
+        self.fake, self.scratch = extent.fake, extent.scratch
         self._traffic = extent.traffic
         self._local = ThreadTotals()
         self._threads: list[Totals] = []

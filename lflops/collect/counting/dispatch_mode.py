@@ -11,6 +11,7 @@ from lflops.collect.counting.live_memory import LiveMemory
 from lflops.collect.counting.operators import Kind, Operator, known_operators
 from lflops.collect.counting.sharded_tensors import is_sharded
 from lflops.collect.counting.traffic import tensors_of
+from lflops.collect.operator_costs.scratch import SCRATCH
 from lflops.collect.torch_private.dispatch_modes import TorchDispatchMode, pop_mode, push_mode, route_higher_order_operators
 from lflops.collect.torch_private.operators import decompose, nested_kernel, python_kernel, run_kernel
 from lflops.collect.torch_private.tensors import NEEDS_VALUES, PLAIN, FakeTensor
@@ -138,6 +139,8 @@ class CountingMode(TorchDispatchMode):
             memory.after_sum(operator.name, row, phase, out, args[0])
         elif operator.makes_storage:
             memory.after(operator.name, self._counter.owner(row, phase), phase, out)
+            if self._counter.scratch and (scratch := SCRATCH.get(operator.name)) is not None:
+                memory.scratch(operator.name, row, phase, scratch(args))
         elif operator.fills:
             memory.filled(operator.name, row, phase, tensors_of((kwargs["out"],)))
 

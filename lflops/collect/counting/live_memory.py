@@ -137,6 +137,17 @@ class LiveMemory:
         if replaced.live > self._peak:
             self._peak, self._peak_event, self._peak_index = replaced.live, replaced.place + 1, max(len(self._moments) - 1, 0)
 
+    def scratch(self, operator: str, row: str, phase: Phase, nbytes: int) -> None:
+        """Record bytes that a kernel allocated besides its results, and freed before it returned."""
+        nbytes = -(-nbytes // self._round_to) * self._round_to
+        serial, live = len(self._births), self._live + nbytes
+        self._births.append(Birth(nbytes, "temporary", operator, row, phase))
+        self._events.append(serial)
+        self._highest[row] = max(self._highest.get(row, -1), live)
+        if live > self._peak:
+            self._peak, self._peak_event, self._peak_index = live, len(self._events), max(len(self._moments) - 1, 0)
+        self._events.append(~serial)
+
     def filled(self, operator: str, row: str, phase: Phase, tensors: Iterable[Tensor]) -> None:
         """Add storages that got their memory without an operator, and watch them until it is freed.
 

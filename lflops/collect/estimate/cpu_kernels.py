@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lflops.collect.operator_costs.scratch import FLOAT, PAGE, leading, rounded_up
 from lflops.collect.torch_private.distributed import wait_operator
 from lflops.collect.torch_private.operators import OpOverload
 
@@ -116,26 +117,12 @@ def _workspace(result: Tensor, args: Sequence[Any]) -> Tensor:
     x, hidden = args[0], args[10]
     steps, batch, width = x.shape
     each, widest = x.element_size(), max(width, hidden)
-    gates, states = (steps * batch * _leading(size, each) * each for size in (4 * hidden, hidden))
+    gates, states = (steps * batch * leading(size, each) * each for size in (4 * hidden, hidden))
     rows = 2 * (steps + 1) * batch  # of the layer's input and output, before the first step and after each
-    layer, cell = rows * _leading(widest, each) * each, rows * hidden * each
-    gradient = rows * _leading(widest, FLOAT) * FLOAT  # gradients are always float32
+    layer, cell = rows * leading(widest, each) * each, rows * hidden * each
+    gradient = rows * leading(widest, FLOAT) * FLOAT  # gradients are always float32
     parts = (gates, states, layer, cell, gradient, gradient, rows * hidden * FLOAT)
-    return torch.empty(sum(_up(part, PAGE) for part in parts), dtype=torch.uint8, device=x.device)
-
-
-FLOAT, LINE, PAGE, ALIASING = 4, 64, 4096, 256
-"""Bytes of a float32, a cache line and a page. Rows of a multiple of `ALIASING` elements get one more line."""
-
-
-def _leading(elements: int, each: int) -> int:
-    """Elements from a row of a matrix to the next."""
-    rounded = _up(elements, LINE // each)
-    return rounded if rounded % ALIASING else rounded + LINE // each
-
-
-def _up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
+    return torch.empty(sum(rounded_up(part, PAGE) for part in parts), dtype=torch.uint8, device=x.device)
 
 
 CORRECTIONS = (

@@ -246,7 +246,7 @@ class Estimator:
             loss = stepper.scaled(loss)
         call = ModelCall(asker=self.asker, model=model, args=args, kwargs=kwargs, backward=self.backward, loss=loss, _given=given)
         moments = LONGEST_TIMELINE if self.watch is None else sys.maxsize
-        extent = Extent(fake=True, round_to=self.round_to, moments=moments, gradients=subject.buckets)
+        extent = Extent(fake=True, round_to=self.round_to, moments=moments, gradients=subject.buckets, scratch=not is_gpu(chip))
         if any(local_part(each) is not each for each in model.parameters()):
             self._step(
                 call, stepper, chip, Meter(progress=False), extent

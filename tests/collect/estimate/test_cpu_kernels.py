@@ -229,9 +229,12 @@ def test_an_lstms_workspace_is_noted_and_left_out_on_a_chip() -> None:
     ]
     # Pages of 4096 bytes: 5 of the gates, 2 of the states, and 3 of each of the layer's and the cell's states and the four gradients.
     first, second = 90_112, 90_112
+    # The second layer's scratch: a sum of biases, 64 rows of 128 weights, and 5 + 2 + 1 pages with oneDNN's 568 bytes.
+    scratch = 128 * 4 + 64 * 128 * 4 + 8 * 4096 + 568
+    stacked = 2 * 2 * 4 * 32 * 4  # the last states of both layers, which are made after that and are in the chip's peak
     assert here.memory is not None
     assert there.memory is not None
-    assert first + second == here.memory.peak_bytes - there.memory.peak_bytes
+    assert first + second + scratch - stacked == here.memory.peak_bytes - there.memory.peak_bytes
     sentences = [sentence(note) for each in (here, there) for note in each.notes if note.code == "lstm_workspace"]
     assert ["of 2 LSTM calls are in the memory" in sentences[0], "leave room for them" in sentences[1]] == [True, True]
 
