@@ -14,10 +14,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
 from msgspec import json
 from msgspec.structs import replace
 from playwright.sync_api import sync_playwright
 from results import record
+from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
 import lflops
@@ -26,6 +29,9 @@ from lflops.profile.model import ModuleProfile, Profile, Work
 from lflops.profile.records import PHASES, Spread
 from lflops.report.html import page
 from lflops.report.payload.payload import payload
+from lflops.session.inputs.settings import Settings
+from lflops.session.inputs.training import Training
+from lflops.session.results import Results
 from tests.support.browser import CHROMIUM
 from tests.support.profile_builders import profile_of
 from tests.support.tensorboard_server import Board, board
@@ -159,6 +165,34 @@ def payload_made(profile: Profile) -> float:
     return statistics.median(seconds)
 
 
+def taken_of_training(profile: Profile, folder: Path) -> float:
+    """Median CPU seconds of the training's thread for a window that is profiled and saved: its page, and what TensorBoard is given."""
+    settings = Settings(dirpath=folder)
+    seconds = []
+    for number in range(REPEATS):
+        training = Training(
+            loop=nn.Identity(),
+            model=nn.Identity(),
+            root=nn.Identity(),
+            device=torch.device("cpu"),
+            loggers=[TensorBoardLogger(folder, version=number)],
+            logged_step=lambda: 1,
+            say=str,
+        )
+        results = Results.of(training, settings, str(folder), monitor=1, store=None)
+        window = replace(profile, run=replace(profile.run, stage="train", window=number))
+        results.save(window, results.paths.profile(window.run))
+        start = time.thread_time()
+        results.add(window, ())
+        while results.pending:
+            time.sleep(0.1)  # as a training step may take; it is no CPU time
+            results.report_ready()
+        seconds.append(time.thread_time() - start)
+        results.finish(failed=False)
+        training.loggers[0].experiment.close()
+    return statistics.median(seconds)
+
+
 def many_runs(browser: Any, logs: Path) -> dict[str, tuple[float, float | None]]:
     """Seconds of the list of many runs with many windows each, and of the tab with it."""
     small = profile_of(20)
@@ -203,6 +237,7 @@ def main() -> None:
         seconds |= {act: (each, 0.05) for act, each in acted(browser, file).items()}
         seconds |= many_runs(browser, Path(folder) / "many")
         seconds["the payload made, CPU time"] = (payload_made(profiles[0]), 1.0)
+        seconds["a window's page and payload: CPU time of the training's thread"] = (taken_of_training(profiles[0], Path(folder)), 0.05)
         browser.close()
         sizes = {"the file of a window": file.stat().st_size, "the file of two": both, "a window, as it is stored and sent": size}
     lines = ["| | seconds | at most |", "|---|--:|--:|"]

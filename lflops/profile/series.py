@@ -11,8 +11,7 @@ Number = TypeVar("Number", int, float)
 def sum_known(values: Iterable[Number | None]) -> Number | None:
     """The sum of the values; `None` where one of them is unknown."""
     terms = list(values)
-    known = [term for term in terms if term is not None]
-    return sum(known) if len(known) == len(terms) else None
+    return None if None in terms else sum(terms)  # type: ignore[arg-type]
 
 
 def extremes(values: Sequence[int], most: int, keep: Iterable[int] = ()) -> list[int]:

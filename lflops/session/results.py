@@ -2,14 +2,16 @@
 
 import contextlib
 import shlex
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from msgspec.structs import replace
 
-from lflops.analyze.analysis import analyze
+from lflops.analyze.analysis import Analysis, analyze
 from lflops.collect.ranks.gather import Gather
 from lflops.collect.ranks.topology import Topology, topology_of
 from lflops.merging.merge import merge
@@ -19,14 +21,18 @@ from lflops.profile.records import ModulePhase
 from lflops.session.inputs.messages import warn
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Training
+from lflops.session.outlets.background_call import BackgroundCall
 from lflops.session.outlets.failures import Failures
-from lflops.session.outlets.loggers import Outlets, scalars
+from lflops.session.outlets.loggers import Outlets, PreparedWindow, scalars
 from lflops.session.outlets.paths import OutputPaths, claim, release
 
 __all__ = ["Results"]
 
 _FOLDER = "folder"
 """The key of the ranks' store under which the main process says where files go."""
+
+LARGE = 5_000
+"""Modules and operators of a profile, from which on the page and what loggers are given are made in a thread: of less it takes 50 ms."""
 
 UNITS = ("samples", "tokens")
 
@@ -69,6 +75,23 @@ def _ended(profile: Profile, *, cut_short: bool) -> str:
     return early + (f" without the reports of ranks {missing}" if missing else "")
 
 
+class _Closed(NamedTuple):
+    """A window that is closed, and has yet to be logged.
+
+    Attributes:
+        message: What the log says of it first.
+        files: Those that are already written.
+        step: The loggers' x-axis.
+        is_first: Whether the run has none before it.
+    """
+
+    analysis: Analysis
+    message: str
+    files: list[Path]
+    step: int
+    is_first: bool
+
+
 class Results:
     """The windows of one monitor in one run of the Trainer, of all stages.
 
@@ -109,6 +132,7 @@ class Results:
         self._saved: tuple[Profile, Path] | None = None  # the last that was
         self._own: dict[tuple[str | None, int | None], _OwnWindow] = {}
         self._folder = folder
+        self._in_background: deque[tuple[_Closed, BackgroundCall[PreparedWindow]]] = deque()
 
     @classmethod
     def of(cls, training: Training, settings: Settings, log_dir: str | None, *, monitor: int, store: Any) -> Self:
@@ -154,12 +178,12 @@ class Results:
     @property
     def pending(self) -> bool:
         """Whether windows are on their way."""
-        return self._gather is not None and self._gather.pending
+        return bool(self._in_background) or (self._gather is not None and self._gather.pending)
 
     @property
     def busy(self) -> bool:
         """Whether something of that works in the background."""
-        return self._gather is not None and self._gather.busy
+        return bool(self._in_background) or (self._gather is not None and self._gather.busy)
 
     def add(self, profile: Profile, steps: tuple[Mapping[ModulePhase, float], ...]) -> None:
         """A window of this rank is closed.
@@ -185,7 +209,7 @@ class Results:
         ready = [] if self._gather is None else self._gather.ready()
         for profile in ready:
             self._report(profile)
-        return bool(ready)
+        return self._log_prepared() or bool(ready)
 
     def finish(self, *, failed: bool) -> None:
         """No more windows come: tell of those that are on their way. After a failure no rank is waited for."""
@@ -198,6 +222,7 @@ class Results:
     def _finish(self, *, failed: bool) -> None:
         for profile in [] if self._gather is None else self._gather.finish(failed=failed):
             self._report(profile)
+        self._log_prepared(all_of_them=True)
         if self.outlets is not None and not failed:
             self.outlets.end(self.profiles, self._training.logged_step())
 
@@ -237,15 +262,39 @@ class Results:
         self.shares[run.stage or ""] = own.shares(profile)
         step = self._training.logged_step()
         analysis = analyze(profile)
-        text, others = self.outlets.window(analysis, path, step)
-        files += others
-        message = [f"lflops: {run.stage} window {run.window} closed at step {run.step}{_ended(profile, cut_short=own.partial)}", text]
-        message += _labelled("files", map(str, files))
-        if len(self.profiles) == 1:
+        message = f"lflops: {run.stage} window {run.window} closed at step {run.step}{_ended(profile, cut_short=own.partial)}"
+        closed = _Closed(analysis, message, files, step, is_first=len(self.profiles) == 1)
+        prepare = partial(self.outlets.prepare, analysis, path, step)
+        if len(profile.modules) + len(profile.cells) < LARGE and not self._in_background:
+            self._log(closed, prepare())
+        else:
+            self._in_background.append((closed, BackgroundCall(prepare, f"lflops: {run.stage} window {run.window}")))
+
+    def _log(self, closed: "_Closed", prepared: PreparedWindow) -> None:
+        """Say that a window is closed, and give the loggers what was made of it."""
+        if self.outlets is None:
+            return
+        run, files = closed.analysis.profile.run, [*closed.files, *prepared.files]
+        message = [closed.message, prepared.text, *_labelled("files", map(str, files))]
+        self.outlets.log(prepared)
+        if closed.is_first:
             message += _labelled("to see more", _where(files, self.outlets.where()))
         self._training.say("\n".join(filter(None, message)))
-        self.outlets.scalars(scalars(analysis), run.stage or "", step)
-        self.outlets.module_scalars(analysis, step)
+        self.outlets.scalars(scalars(closed.analysis), run.stage or "", closed.step)
+        self.outlets.module_scalars(closed.analysis, closed.step)
+
+    def _log_prepared(self, *, all_of_them: bool = False) -> bool:
+        """Log the windows that the background is done with, in their order. Returns whether there were any.
+
+        Args:
+            all_of_them: Whether the others are waited for.
+        """
+        logged = False
+        while self._in_background and (all_of_them or self._in_background[0][1].is_done):
+            closed, call = self._in_background.popleft()
+            self._log(closed, call.result())
+            logged = True
+        return logged
 
 
 def _labelled(label: str, lines: Iterable[str]) -> Iterator[str]:

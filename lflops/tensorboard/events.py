@@ -18,7 +18,7 @@ from lflops.report.payload.payload import payload
 from lflops.report.payload.timeline import timeline
 from lflops.tensorboard.payload_event import PLUGIN, packed
 
-__all__ = ["log", "log_analysis"]
+__all__ = ["log", "summary_of"]
 
 _RGBA = 4
 """The channels of a picture, as TensorBoard counts them."""
@@ -39,11 +39,12 @@ def log(writer: Any, profile: Profile, step: int, *, tag: str | None = None, fig
     Raises:
         TypeError: The writer is none, or closed.
     """
-    log_analysis(writer, analyze(profile), step, tag=tag, figures=figures)
+    summary = summary_of(writer, analyze(profile), tag=tag, figures=figures)
+    writer.file_writer.add_summary(summary, step)
 
 
-def log_analysis(writer: Any, analysis: Analysis, step: int, *, tag: str | None = None, figures: bool = True) -> None:
-    """Write a profile that is already analyzed; the arguments are those of `log`."""
+def summary_of(writer: Any, analysis: Analysis, *, tag: str | None = None, figures: bool = True) -> Any:
+    """What `log` writes, of a profile that is already analyzed, and without writing it: any thread may do this."""
     events = getattr(writer, "file_writer", None)
     if events is None or not hasattr(events, "add_summary"):
         raise TypeError(f"writer={type(writer).__name__}: give a torch.utils.tensorboard.SummaryWriter that is not closed")
@@ -60,7 +61,7 @@ def log_analysis(writer: Any, analysis: Analysis, step: int, *, tag: str | None 
         # Without its class no loader of TensorBoard shows the run.
         metadata=SummaryMetadata(plugin_data=plugin_data, data_class=DATA_CLASS_TENSOR),
     )
-    events.add_summary(Summary(value=[value, *(_figures(analysis, tag.removesuffix("/profile")) if figures else ())]), step)
+    return Summary(value=[value, *(_figures(analysis, tag.removesuffix("/profile")) if figures else ())])
 
 
 def _figures(analysis: Analysis, root: str) -> Iterator[Summary.Value]:

@@ -5,6 +5,7 @@ import json
 import re
 import struct
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,9 @@ from lflops.report.html import page
 from lflops.report.log_text import log_text
 from lflops.report.payload.payload import payload
 from lflops.schedule import Schedule
-from lflops.session import session
+from lflops.session import results, session
 from lflops.session.outlets.module_curves import module_scalars
-from lflops.session.outlets.tensorboard_logger import LONGEST_TEXT
+from lflops.session.outlets.tensorboard_logger import LONGEST_TEXT, TensorBoardOutput
 from lflops.tensorboard.payload_event import unpacked
 from tests.lightning.test_endings import Ending, raises
 from tests.support.fake_clock import StillClock, TickingClock
@@ -304,6 +305,50 @@ def test_tensorboard_gets_the_window_for_its_tab(tmp_path: Path) -> None:
     (text,) = events.Tensors("lflops/train/summary/text_summary")
     assert text.step == window.step
     assert msgspec.json.encode(payload(analyze(monitor.profiles[0]))) == unpacked(window.tensor_proto.string_val[0])
+
+
+def test_what_is_shown_of_a_large_model_is_made_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training's thread logs it, the windows in their order; at the end nothing is missing and no thread is left."""
+    made_in: list[str] = []
+
+    def made(self: TensorBoardOutput, *given: Any) -> Any:
+        made_in.append(threading.current_thread().name)
+        log = window(self, *given)
+        return lambda: logged_in.append(threading.current_thread().name) or log()
+
+    logged_in: list[str] = []
+    window = TensorBoardOutput.window
+    monkeypatch.setattr(TensorBoardOutput, "window", made)
+    monkeypatch.setattr(results, "LARGE", 1)
+    logger = TensorBoardLogger(tmp_path / "logs")
+    monitor = watching(html=True, dirpath=tmp_path / "profiles", schedule=Schedule(wait=1, warmup=1, active=1, repeat=3), module_scalars=1)
+    fit(Classifier(), monitor, logger=logger)
+    assert [f"lflops: train window {number}" for number in range(3)] == made_in
+    assert ["MainThread"] * 3 == logged_in
+    assert 3 == len(list((tmp_path / "profiles").glob("*.html")))
+    steps = [event.step for event in EventAccumulator(logger.log_dir).Reload().Tensors("lflops/train/profile")]
+    assert 3 == len(steps)
+    assert sorted(steps) == steps
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("lflops: train window")]
+
+
+def test_an_error_in_that_thread_is_raised_in_the_training_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where errors are to be raised; else it is warned of, once, and the text is logged as it was."""
+
+    def failing(*_: Any) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(results, "LARGE", 1)
+    monkeypatch.setattr(TensorBoardOutput, "window", failing)
+    with pytest.raises(ZeroDivisionError, match="planted"):
+        fit(Classifier(), watching(), logger=TensorBoardLogger(tmp_path))
+    with pytest.warns(UserWarning, match="what TensorBoard is shown of a window failed.*planted") as warned:
+        fit(
+            Classifier(),
+            watching(on_error="warn", schedule=Schedule(wait=1, warmup=1, active=1, repeat=2)),
+            logger=TensorBoardLogger(tmp_path),
+        )
+    assert 1 == sum("planted" in str(each.message) for each in warned)
 
 
 def test_a_long_summary_is_cut_for_tensorboard(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """One run as a comparison reads it: made from a profile, or from the tables of the page's payload that was made from one."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from msgspec import Struct, convert
 
-from lflops.analyze.compare.significance import Measured, measured
+from lflops.analyze.compare.significance import Measured, error_of_median, measured
 from lflops.analyze.speed.step_times import StepTimes, step_times
 from lflops.analyze.speed.utilization import utilization
 from lflops.profile.model import Profile
@@ -138,13 +139,14 @@ def run_figures(profile: Profile, times: StepTimes, mfu: float | None) -> RunFig
 def time_columns(profile: Profile) -> dict[str, list[Any]]:
     """The columns of the times: their seconds, their errors in seconds, and the operator calls in them."""
     columns: dict[str, list[Any]] = {}
+    modules = profile.modules.values()
     for phase in TIMED:
-        works = [module.work(phase) for module in profile.modules.values()]
+        works = list(map(attrgetter(phase), modules))
         for own in _OWN_OR_INCLUSIVE:
-            times = [measured(getattr(work, f"{own}seconds")) for work in works]
-            columns[f"{phase}.{own}seconds"] = [time and time.seconds for time in times]
-            columns[f"{phase}.{own}error"] = [time and time.error for time in times]
-            columns[f"{phase}.{own}calls"] = [getattr(work, f"{own}calls") for work in works]
+            times = list(map(attrgetter(f"{own}seconds"), works))
+            columns[f"{phase}.{own}seconds"] = [None if time is None else time.median for time in times]
+            columns[f"{phase}.{own}error"] = [None if time is None else error_of_median(time) for time in times]
+            columns[f"{phase}.{own}calls"] = list(map(attrgetter(f"{own}calls"), works))
     return columns
 
 

@@ -35,6 +35,7 @@ __all__ = [
     "Measured",
     "Timing",
     "Verdict",
+    "error_of_median",
     "judge_of",
     "judge_of_steps",
     "measured",
@@ -177,9 +178,13 @@ class Judge(NamedTuple):
 
 def measured(spread: Spread | None) -> Measured | None:
     """The median over several steps, with its error."""
-    if spread is None:
-        return None
-    return Measured(spread.median, None if spread.n < 2 else 0.93 * (spread.high - spread.low) * math.sqrt(spread.n) / (spread.n - 1))
+    return None if spread is None else Measured(spread.median, error_of_median(spread))
+
+
+def error_of_median(spread: Spread) -> float | None:
+    """In seconds; `None` where fewer than two steps were timed."""
+    n = spread.n
+    return None if n < 2 else 0.93 * (spread.high - spread.low) * math.sqrt(n) / (n - 1)
 
 
 def total(parts: Sequence[tuple[float | None, float | None]]) -> Measured | None:

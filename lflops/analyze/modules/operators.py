@@ -1,9 +1,10 @@
 """What each operator did, over all modules and in each of them; and the operators that ran without a formula."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from heapq import nsmallest
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
+from operator import add, attrgetter
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -83,13 +84,22 @@ def operator_rows(profile: Profile) -> tuple[OperatorRow, ...]:
 
     A call that is in two phases, as a fused attention's backward with its second product in recompute, is one call of all together.
     """
-    counted = [
-        (cell.operator, cell.phase, cell.dtype, cell.module, (cell.calls, cell.macs, cell.executed_macs, cell.flops, cell.bytes_moved))
-        for cell in profile.cells
-    ]
     twice = _calls_in_two_phases(profile.cells)
-    uncounted = [(each.operator, each.phase, "", each.module, (each.calls, 0, 0, 0, each.bytes)) for each in profile.uncounted]
-    return (*_sorted(_rows(profile, uncounted, {}, is_counted=False)), *_sorted(_rows(profile, counted, twice, is_counted=True)))
+    uncounted = [
+        Cell(
+            module=each.module,
+            operator=each.operator,
+            phase=each.phase,
+            dtype="",
+            calls=each.calls,
+            macs=0,
+            executed_macs=0,
+            flops=0,
+            bytes_moved=each.bytes,
+        )
+        for each in profile.uncounted
+    ]
+    return (*_sorted(_rows(profile, uncounted, {}, is_counted=False)), *_sorted(_rows(profile, profile.cells, twice, is_counted=True)))
 
 
 def _calls_in_two_phases(cells: Iterable[Cell]) -> dict[tuple[str, str], int]:
@@ -120,47 +130,84 @@ def uncounted_operators(profile: Profile) -> tuple[UncountedOperator, ...]:
     return tuple(sorted(rows, key=lambda row: -row.bytes))
 
 
-_Entry = tuple[str, Phase, str, str, tuple[int, int, int, int, int]]
-"""Operator, phase, dtype, module, and the values of `WorkCounts` in their order: 200,000 structs would be slow."""
+_COUNTS_OF = attrgetter(*WorkCounts.__struct_fields__)
+_NOTHING = (0,) * len(WorkCounts.__struct_fields__)
+_MOST_OF = attrgetter("macs", "flops", "bytes_moved")
 
 
-def _rows(profile: Profile, entries: Iterable[_Entry], twice: Mapping[tuple[str, str], int], *, is_counted: bool) -> Iterator[OperatorRow]:
-    sums: defaultdict[tuple[str, Phase | None, str], dict[str, list[int]]] = defaultdict(dict)
-    dtypes: defaultdict[str, dict[str, None]] = defaultdict(dict)
-    for operator, phase, dtype, module, counts in entries:
-        if dtype:
-            dtypes[operator][dtype] = None
-        calls, macs, executed, flops, moved = counts
-        for modules in sums[operator, None, ""], sums[operator, phase, dtype]:
-            of_module = modules.get(module)
-            if of_module is None:
-                modules[module] = [*counts]
-                continue
-            of_module[0] += calls
-            of_module[1] += macs
-            of_module[2] += executed
-            of_module[3] += flops
-            of_module[4] += moved
-    keys: tuple[Phase | None, ...] = (None, *PHASES)
-    totals = {phase: _total(profile, phase) for phase in keys}
+def _rows(profile: Profile, cells: Sequence[Cell], twice: Mapping[tuple[str, str], int], *, is_counted: bool) -> Iterator[OperatorRow]:
+    kinds: defaultdict[tuple[str, Phase, str], list[Cell]] = defaultdict(list)
+    for key, cell in zip(map(attrgetter("operator", "phase", "dtype"), cells), cells, strict=True):
+        kinds[key].append(cell)
+    of_operators: defaultdict[str, list[tuple[Phase, str]]] = defaultdict(list)
+    for operator, phase, dtype in kinds:
+        of_operators[operator].append((phase, dtype))
+    totals = {phase: _total(profile, phase) for phase in (None, *PHASES)}
+
+    def row(operator: str, phase: Phase | None, dtypes: tuple[str, ...], found: "_Found") -> OperatorRow:
+        metric, total = totals[phase]
+        share = getattr(found.figures, metric) / total if is_counted and total else None
+        return OperatorRow(operator=operator, phase=phase, dtypes=dtypes, is_counted=is_counted, share=share, **found._asdict())
+
+    for operator, where in of_operators.items():
+        found = {each: _found(_together(kinds[operator, *each])) for each in where}
+        if len(where) == 1 and not any(name == operator for name, _ in twice):
+            everywhere = found[where[0]]
+        else:
+            everywhere = _found(_together([cell for each in where for cell in kinds[operator, *each]], twice))
+        dtypes = dict.fromkeys(dtype for _, dtype in where if dtype)
+        yield row(operator, None, tuple(dtypes), everywhere)
+        for phase, dtype in where:
+            yield row(operator, phase, (dtype,) if dtype else (), found[phase, dtype])
+
+
+class _Found(NamedTuple):
+    """What some cells did: fields of `OperatorRow`."""
+
+    figures: WorkCounts
+    modules: int
+    by_module: Mapping[str, WorkCounts]
+
+
+def _together(cells: Sequence[Cell], twice: Mapping[tuple[str, str], int] | None = None) -> "Sequence[Cell | _Sum]":
+    """One for each module, without the calls of `twice`. Most cells are the only ones of their module, and stay unchanged."""
+    if not twice and len(set(map(attrgetter("module"), cells))) == len(cells):
+        return cells
+    sums: dict[str, list[int]] = {}
+    for cell in cells:
+        counts: tuple[int, ...] = _COUNTS_OF(cell)
+        sums[cell.module] = list(map(add, sums.get(cell.module, _NOTHING), counts))
+    operator = cells[0].operator
+    for name, of_module in sums.items():
+        of_module[0] -= twice.get((operator, name), 0) if twice else 0
+    return [_Sum(name, *counts) for name, counts in sums.items()]
+
+
+class _Sum(NamedTuple):
+    """The counts of several cells of a module."""
+
+    module: str
+    calls: int
+    macs: int
+    executed_macs: int
+    flops: int
+    bytes_moved: int
+
+
+def _found(sums: Sequence[Cell | _Sum]) -> _Found:
+    """The total, and the modules with the most of it. Layers repeat, so few of the counts are different."""
     fields = WorkCounts.__struct_fields__
-    for (operator, when, dtype), modules in sums.items():
-        if when is None:
-            for name, of_module in modules.items():
-                of_module[0] -= twice.get((operator, name), 0)
-        first = nsmallest(MODULES, modules.items(), key=lambda item: (-item[1][1], -item[1][3], -item[1][4]))
-        done = WorkCounts(**{name: sum(values) for name, values in zip(fields, zip(*modules.values(), strict=True), strict=True)})
-        metric, total = totals[when]
-        yield OperatorRow(
-            operator=operator,
-            phase=when,
-            dtypes=tuple(dtypes[operator]) if when is None else (dtype,) if dtype else (),
-            figures=done,
-            is_counted=is_counted,
-            share=getattr(done, metric) / total if is_counted and total else None,
-            modules=len(modules),
-            by_module={name: WorkCounts(**dict(zip(fields, counts, strict=True))) for name, counts in first},
-        )
+    alike: defaultdict[tuple[int, ...], list[Cell | _Sum]] = defaultdict(list)
+    for counts, each in zip(map(_COUNTS_OF, sums), sums, strict=True):
+        alike[counts].append(each)
+    ranked = sorted(alike.items(), key=lambda item: _MOST_OF(item[1][0]), reverse=True)
+    first = islice(((each.module, counts) for counts, group in ranked for each in group), MODULES)
+    total = [sum(counts[place] * len(group) for counts, group in ranked) for place in range(len(fields))]
+    return _Found(
+        figures=WorkCounts(**dict(zip(fields, total, strict=True))),
+        modules=len(sums),
+        by_module={module: WorkCounts(**dict(zip(fields, counts, strict=True))) for module, counts in first},
+    )
 
 
 def _total(profile: Profile, phase: Phase | None) -> tuple[str, int]:

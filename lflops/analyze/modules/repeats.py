@@ -1,17 +1,17 @@
 """What repeats in a model, as its 48 layers, so that one row or one point stands for all of them."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from lflops.analyze.speed.roofline import Bound, Over, Point, rates
 from lflops.profile.model import COUNTS, PHASES, ModuleProfile, Profile
-from lflops.profile.module_names import fold_repeats
 from lflops.profile.series import sum_known
 
-__all__ = ["fold_points", "identical_subtrees"]
+__all__ = ["FoldedPoint", "fold_points", "identical_subtrees"]
 
 _COMPARED = (*COUNTS, *(f"own_{count}" for count in COUNTS), "logical_macs", "own_logical_macs")
 _FACTS = (
@@ -56,23 +56,44 @@ def _counts(module: ModuleProfile) -> tuple[Any, ...]:
     return (module.owner is None, _facts_of(module), *dtypes, *works)
 
 
-def fold_points(points: Iterable[Point], patterns: Mapping[str, str]) -> Iterator[tuple[int, Point]]:
-    """One point for modules that repeat at one place and did the same work, with how many they are.
+class FoldedPoint(NamedTuple):
+    """A point for modules that repeat at one place and did the same work.
 
-    The point is their sum under the names' pattern. Its bound is that of most of its time. It is above its roof if one of them is.
+    Attributes:
+        modules: How many they are.
+        point: Their sum under the names' pattern, or the only one.
+        first: The point of the first of them.
+    """
+
+    modules: int
+    point: Point
+    first: Point
+
+
+_WORK_OF = attrgetter("operator", "dtype", "phase", "flops", "bytes_moved")
+
+
+def fold_points(points: Iterable[Point], patterns: Mapping[str, str]) -> Iterator[FoldedPoint]:
+    """One point for modules that repeat at one place and did the same work, in the order of the first ones.
+
+    The point is their sum. Its bound is that of most of its time. It is above its roof if one of them is.
 
     Args:
         points: Of modules.
         patterns: Each module's name with `*` for the numbers of what repeats.
     """
-    folded = fold_repeats(
-        points, lambda point: (point.module, point.operator, point.dtype, point.phase, point.flops, point.bytes_moved), patterns
-    )
-    return ((len(group), group[0] if len(group) == 1 else _sum_of(label, group)) for label, group in folded)
+    groups: defaultdict[tuple[Any, ...], list[Point]] = defaultdict(list)
+    for point in points:
+        groups[patterns.get(point.module, point.module), _WORK_OF(point)].append(point)
+    for (pattern, _), group in groups.items():
+        first = group[0]
+        label = first.module if len({point.module for point in group}) == 1 else pattern
+        yield FoldedPoint(len(group), first if len(group) == 1 else _sum_of(label, group), first)
 
 
 def _sum_of(label: str, points: Sequence[Point]) -> Point:
     seconds, roof = sum_known(point.seconds for point in points), sum_known(point.roof_seconds for point in points)
+    over = {point.over for point in points}
     return replace(
         points[0],
         module=label,
@@ -80,6 +101,6 @@ def _sum_of(label: str, points: Sequence[Point]) -> Point:
         **rates(sum(point.flops for point in points), sum(point.bytes_moved for point in points), seconds, roof),
         bound=max(_BOUNDS, key=lambda bound: sum(point.roof_seconds or 0.0 for point in points if point.bound == bound)) if roof else None,
         seconds_to_win=sum_known(point.seconds_to_win for point in points),
-        over=next((over for over in _WORST_FIRST if any(point.over == over for point in points)), None),
+        over=next((each for each in _WORST_FIRST if each in over), None),
         fused_bytes=sum_known(point.fused_bytes for point in points),
     )

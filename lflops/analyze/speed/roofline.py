@@ -5,8 +5,10 @@ at the bandwidth. The least time of a module is the sum over its operators, beca
 only move bytes.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
@@ -129,76 +131,98 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
         HardwareError: The table does not have the name.
     """
     chip = chip_of(profile, hardware)
-    costs = _costs(profile, chip)
-    of_rows = _by_row(costs, lambda cell: ancestry(cell.module))
+    costs = _Costs(profile, chip)
+    of_rows = _by_row(profile, costs, lambda cell: ancestry(cell.module))
     fused = bytes_with_below(profile, bytes_as_compiled(profile))
     return replace(
         _overview(profile, chip, costs),
         modules=tuple(
-            _point(of_rows[name, phase], name, phase, seconds=_seconds(module.work(phase)), fused=fused.get(ModulePhase(name, phase)))
+            _point(
+                costs.total(of_rows[name, phase]),
+                name,
+                phase,
+                seconds=_seconds(module.work(phase)),
+                fused=fused.get(ModulePhase(name, phase)),
+            )
             for name, module in profile.modules.items()
             for phase in PHASES
             if (name, phase) in of_rows
         ),
         cells=tuple(
-            _point([cost], cost.cell.module, cost.cell.phase, operator=cost.cell.operator, dtype=cost.cell.dtype) for cost in costs
+            _point(costs.total([number]), cell.module, cell.phase, operator=cell.operator, dtype=cell.dtype)
+            for cell, number in zip(profile.cells, costs.numbers, strict=True)
         ),
     )
 
 
 def roofline_overview(profile: Profile, chip: Hardware | None) -> Roofline:
     """A roofline without `modules` and `cells`, which take most of the time: a large model has a point for each cell."""
-    return _overview(profile, chip, _costs(profile, chip))
+    return _overview(profile, chip, _Costs(profile, chip))
 
 
-def _overview(profile: Profile, chip: Hardware | None, costs: Sequence["_Cost"]) -> Roofline:
+def _overview(profile: Profile, chip: Hardware | None, costs: "_Costs") -> Roofline:
     return Roofline(
         ceilings=tuple(_ceilings(profile, chip)),
         modules=(),
         operators=tuple(_operators(profile, costs)),
         cells=(),
-        own=tuple(_own(profile, _by_row(costs, lambda cell: (cell.module,)))),
+        own=tuple(_own(profile, costs)),
     )
 
 
-def _operators(profile: Profile, costs: Sequence["_Cost"]) -> Iterator[Point]:
+def _operators(profile: Profile, costs: "_Costs") -> Iterator[Point]:
     """Traced operators with all their phases and dtypes as one, since their time is that of all."""
+    by_kind: defaultdict[tuple[str, Phase, str], list[int]] = defaultdict(list)
+    for key, number in zip(map(attrgetter("operator", "phase", "dtype"), profile.cells), costs.numbers, strict=True):
+        by_kind[key].append(number)
     traced = {name.removeprefix(_OF_TORCH): seconds for name, seconds in traced_seconds(profile).items()}
-    groups: defaultdict[tuple[str, Phase | None, str | None], list[_Cost]] = defaultdict(list)
-    for cost in costs:
-        cell = cost.cell
-        is_traced = bool(traced.get(cell.operator.removeprefix(_OF_TORCH)))
-        groups[cell.operator, None if is_traced else cell.phase, None if is_traced else cell.dtype].append(cost)
-    for (operator, _, _), group in groups.items():
-        phases, dtypes = ({cost.cell.phase for cost in group}, list(dict.fromkeys(cost.cell.dtype for cost in group)))
+    groups: defaultdict[tuple[str, Phase | None, str | None], list[tuple[Phase, str]]] = defaultdict(list)
+    for operator, phase, dtype in by_kind:
+        is_traced = bool(traced.get(operator.removeprefix(_OF_TORCH)))
+        groups[operator, None if is_traced else phase, None if is_traced else dtype].append((phase, dtype))
+    for (operator, _, _), kinds in groups.items():
+        phases, dtypes = ({phase for phase, _ in kinds}, dict.fromkeys(dtype for _, dtype in kinds))
         seconds = traced.get(operator.removeprefix(_OF_TORCH)) or None
-        phase: Phase | Literal["all"] = group[0].cell.phase if len(phases) == 1 else "all"
-        yield _point(group, "", phase, operator=operator, dtype=", ".join(dtypes), seconds=seconds)
+        shown: Phase | Literal["all"] = kinds[0][0] if len(phases) == 1 else "all"
+        numbers = [number for phase, dtype in kinds for number in by_kind[operator, phase, dtype]]
+        yield _point(costs.total(numbers), "", shown, operator=operator, dtype=", ".join(dtypes), seconds=seconds)
 
 
-def _by_row(costs: Iterable["_Cost"], rows: Callable[[Cell], Iterable[str]]) -> dict[tuple[str, Phase], list["_Cost"]]:
-    of_rows: defaultdict[tuple[str, Phase], list[_Cost]] = defaultdict(list)
-    for cost in costs:
-        for name in rows(cost.cell):
-            of_rows[name, cost.cell.phase].append(cost)
+def _by_row(profile: Profile, costs: "_Costs", rows: Callable[[Cell], Iterable[str]]) -> dict[tuple[str, Phase], list[int]]:
+    of_rows: defaultdict[tuple[str, Phase], list[int]] = defaultdict(list)
+    for cell, number in zip(profile.cells, costs.numbers, strict=True):
+        for name in rows(cell):
+            of_rows[name, cell.phase].append(number)
     return of_rows
 
 
-def _own(profile: Profile, of_rows: Mapping[tuple[str, Phase], list["_Cost"]]) -> Iterator[Point]:
+def _own(profile: Profile, costs: "_Costs") -> Iterator[Point]:
     """In the model's order. Device time is inclusive, so a module with others below it in that phase has only its own host time."""
-    above: set[tuple[str, Phase]] = set()
-    for row, phase in of_rows:
-        name = row
-        while name and ((name := name.rpartition(".")[0]), phase) not in above:
-            above.add((name, phase))
+    of_phases: dict[Phase, defaultdict[str, list[int]]] = {phase: defaultdict(list) for phase in PHASES}
+    for cell, number in zip(profile.cells, costs.numbers, strict=True):
+        of_phases[cell.phase][cell.module].append(number)
     fused = bytes_as_compiled(profile)
+    above = {phase: _above(of_phases[phase]) for phase in PHASES}
     for name, module in profile.modules.items():
         for phase in PHASES:
-            if (name, phase) in of_rows:
+            numbers = of_phases[phase].get(name)
+            if numbers is not None:
                 work = module.work(phase)
                 own = work.own_seconds.median if work.own_seconds else None
-                seconds = own if (name, phase) in above else _seconds(work)
-                yield _point(of_rows[name, phase], name, phase, seconds=seconds, fused=fused.get(ModulePhase(name, phase)))
+                seconds = own if name in above[phase] else _seconds(work)
+                yield _point(
+                    costs.total(numbers), name, phase, seconds=seconds, fused=fused.get(ModulePhase(name, phase)) if fused else None
+                )
+
+
+def _above(names: Iterable[str]) -> set[str]:
+    """The modules that others of these are below."""
+    above: set[str] = set()
+    for each in names:
+        name = each
+        while name and (name := name.rpartition(".")[0]) not in above:
+            above.add(name)
+    return above
 
 
 class _Cost(NamedTuple):
@@ -209,8 +233,9 @@ class _Cost(NamedTuple):
         is_compiled: Whether it runs otherwise than it was counted.
     """
 
-    cell: Cell
+    calls: int
     flops: int
+    bytes_moved: int
     compute: float | None
     memory: float | None
     is_cached: bool | None
@@ -221,25 +246,76 @@ class _Cost(NamedTuple):
         return None if self.compute is None or self.memory is None else max(self.compute, self.memory)
 
 
-def _costs(profile: Profile, chip: Hardware | None) -> list[_Cost]:
-    """Of each cell, in their order."""
-    bandwidth = chip.bandwidth_bytes_per_second if chip else None
-    cache = chip.cache_bytes if chip else None
-    peaks = {dtype: peak_of(dtype, profile.run, chip) for dtype in {cell.dtype for cell in profile.cells}}
-    compiled = {name for name, module in profile.modules.items() if module.compiled}
-    inside = {name for name in profile.modules if not compiled.isdisjoint(ancestry(name))} if compiled else compiled
-    costs = []
-    for cell in profile.cells:
-        flops, peak = cell.flops - 2 * (cell.macs - cell.executed_macs), peaks[cell.dtype]
-        # What moves integers has no peak, and needs none.
-        compute = flops / peak if peak else None if cell.executed_macs else 0.0
-        is_cached = None if cache is None else cell.bytes_moved <= cache * cell.calls
-        costs.append(_Cost(cell, flops, compute, cell.bytes_moved / bandwidth if bandwidth else None, is_cached, cell.module in inside))
-    return costs
+class _Total(NamedTuple):
+    """The sums over some cells.
+
+    Attributes:
+        seconds: At the roof; `None` is unknown.
+        bound: The side that most of these seconds are of.
+        costs: Of the cells, each with how many cells have it.
+    """
+
+    calls: int
+    flops: int
+    bytes_moved: int
+    seconds: float | None
+    bound: Bound
+    costs: Sequence[tuple[_Cost, int]]
+
+
+_WORK_OF_CELL = attrgetter("dtype", "calls", "macs", "executed_macs", "flops", "bytes_moved")
+
+
+class _Costs:
+    """The costs of all cells. Layers repeat, so there are few different ones, and each is computed once.
+
+    Args:
+        profile: What was counted.
+        chip: What it ran on; `None` is unknown.
+
+    Attributes:
+        numbers: Of each cell, in their order, that of its cost.
+    """
+
+    def __init__(self, profile: Profile, chip: Hardware | None) -> None:
+        """Compute them."""
+        bandwidth = chip.bandwidth_bytes_per_second if chip else None
+        cache = chip.cache_bytes if chip else None
+        compiled = {name for name, module in profile.modules.items() if module.compiled}
+        inside = {name for name in profile.modules if not compiled.isdisjoint(ancestry(name))} if compiled else compiled
+        known: dict[tuple[Any, bool], int] = {}
+        works = map(_WORK_OF_CELL, profile.cells)
+        are_inside = (cell.module in inside for cell in profile.cells) if inside else repeat(object=False)
+        self.numbers = [known.setdefault(key, len(known)) for key in zip(works, are_inside, strict=False)]
+        self._costs: list[_Cost] = []
+        for (dtype, calls, macs, executed_macs, flops, bytes_moved), is_compiled in known:
+            executed, peak = flops - 2 * (macs - executed_macs), peak_of(dtype, profile.run, chip)
+            # What moves integers has no peak, and needs none.
+            compute = executed / peak if peak else None if executed_macs else 0.0
+            is_cached = None if cache is None else bytes_moved <= cache * calls
+            memory = bytes_moved / bandwidth if bandwidth else None
+            self._costs.append(_Cost(calls, executed, bytes_moved, compute, memory, is_cached, is_compiled))
+        self._totals: dict[tuple[int, ...], _Total] = {}
+
+    def total(self, numbers: Sequence[int]) -> _Total:
+        """The sums over the cells with these costs."""
+        key = tuple(numbers)
+        total = self._totals.get(key)
+        if total is None:
+            costs = [(self._costs[number], times) for number, times in Counter(key).items()]
+            total = self._totals[key] = _Total(
+                calls=sum(cost.calls * times for cost, times in costs),
+                flops=sum(cost.flops * times for cost, times in costs),
+                bytes_moved=sum(cost.bytes_moved * times for cost, times in costs),
+                seconds=sum_known(None if cost.seconds is None else cost.seconds * times for cost, times in costs),
+                bound=_bound(costs),
+                costs=costs,
+            )
+        return total
 
 
 def _point(
-    costs: Sequence[_Cost],
+    total: _Total,
     module: str,
     phase: Phase | Literal["all"],
     *,
@@ -248,23 +324,23 @@ def _point(
     seconds: float | None = None,
     fused: int | None = None,
 ) -> Point:
-    if len(costs) == 1:  # most are: a sum over one takes ten times as long
-        roof, flops, moved, calls = costs[0].seconds, costs[0].flops, costs[0].cell.bytes_moved, costs[0].cell.calls
-    else:
-        roof = sum_known(cost.seconds for cost in costs)
-        flops, moved, calls = (
-            sum(each) for each in zip(*((cost.flops, cost.cell.bytes_moved, cost.cell.calls) for cost in costs), strict=True)
-        )
-    figures = rates(flops, moved, seconds, roof)
-    share = figures["share"]
-    return Point(
+    calls, flops, moved, roof, bound, costs = total
+    share = roof / seconds if roof is not None and seconds else None
+    return Point(  # a call of `rates` would double the time of this
         module=module,
         operator=operator,
         phase=phase,
         dtype=dtype,
         calls=calls,
-        **figures,
-        bound=_bound(costs) if roof else None,
+        flops=flops,
+        bytes_moved=moved,
+        intensity=flops / moved if moved else None,
+        seconds=seconds,
+        flops_per_second=flops / seconds if seconds else None,
+        roof_seconds=roof,
+        roof_flops_per_second=flops / roof if roof else None,
+        bound=bound if roof else None,
+        share=share,
         seconds_to_win=max(seconds - roof, 0.0) if seconds is not None and roof is not None else None,
         over=_over(costs, seconds) if seconds and share is not None and share > 1 + TOLERANCE else None,
         fused_bytes=fused,
@@ -285,23 +361,29 @@ def rates(flops: int, bytes_moved: int, seconds: float | None, roof_seconds: flo
     }
 
 
-def _bound(costs: Iterable[_Cost]) -> Bound:
+def _bound(costs: Iterable[tuple[_Cost, int]]) -> Bound:
     """The side that most of the roof's seconds are of."""
     sides = {"compute": 0.0, "memory": 0.0}
-    for cost in costs:
+    for cost, times in costs:
         compute, memory = cost.compute or 0.0, cost.memory or 0.0
-        sides["compute" if compute >= memory else "memory"] += max(compute, memory)
+        sides["compute" if compute >= memory else "memory"] += max(compute, memory) * times
     return "compute" if sides["compute"] >= sides["memory"] else "memory"
 
 
-def _over(costs: Sequence[_Cost], seconds: float) -> Over:
+def _over(costs: Sequence[tuple[_Cost, int]], seconds: float) -> Over:
     """The likely reason: bytes that stayed in the cache, bytes that compiled code did not move, or an error."""
+
+    def least(without_bytes: Callable[[_Cost], bool]) -> float | None:
+        """Seconds at the roof if these cells move no bytes."""
+        parts = ((cost.compute if without_bytes(cost) else cost.seconds, times) for cost, times in costs)
+        return sum_known(None if each is None else each * times for each, times in parts)
+
     without: Mapping[Over, float | None] = {
-        "cache": sum_known(cost.compute if cost.is_cached else cost.seconds for cost in costs),
-        "compiled": sum_known(cost.compute if cost.is_compiled else cost.seconds for cost in costs),
-        "cache_unknown": sum_known(cost.compute if cost.is_cached is None else cost.seconds for cost in costs),
+        "cache": least(lambda cost: bool(cost.is_cached)),
+        "compiled": least(lambda cost: cost.is_compiled),
+        "cache_unknown": least(lambda cost: cost.is_cached is None),
     }
-    return next((why for why, least in without.items() if least is not None and least <= seconds * (1 + TOLERANCE)), "error")
+    return next((why for why, each in without.items() if each is not None and each <= seconds * (1 + TOLERANCE)), "error")
 
 
 def _seconds(work: Work) -> float | None:

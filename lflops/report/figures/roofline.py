@@ -40,7 +40,7 @@ def save(roofline: Roofline, path: Path, patterns: Mapping[str, str]) -> None:
 def roofline_figure(roofline: Roofline, patterns: Mapping[str, str]) -> Figure:
     """Modules without what is below them, an area for their seconds; where none was timed, operators on the roof that they could reach."""
     figure, axes = drawn_on(9, 6)
-    timed = [point for _, point in fold_points(roofline.own, patterns) if point.intensity and point.flops_per_second]
+    timed = [point for _, point, _ in fold_points(roofline.own, patterns) if point.intensity and point.flops_per_second]
     reachable = [] if timed else [point for point in roofline.operators if point.intensity and point.roof_flops_per_second]
     shown = timed or reachable
     left, right = _range(point.intensity for point in shown)

@@ -20,12 +20,16 @@ Columns = dict[str, list[Value] | Value]
 def column(values: Iterable[Value]) -> list[Value] | Value:
     """A list, or the one value that all rows have."""
     rows = list(values)
-    distinct = set(rows)
-    if any(type(value) is int and value >= _EXACT for value in distinct):  # few columns have any, and a look at every row is slow
-        rows = [str(value) if type(value) is int and value >= _EXACT else value for value in rows]
-    return rows[0] if len(distinct) == 1 else rows
+    if rows and rows.count(rows[0]) == len(rows):
+        return exact(rows[0])
+    known = [value for value in rows if value is not None]
+    try:
+        has_large = max(known, default=0) >= _EXACT  # type: ignore[operator]  # numbers, without a loop in Python
+    except TypeError:
+        has_large = any(type(value) is int and value >= _EXACT for value in set(known))
+    return [exact(value) for value in rows] if has_large else rows
 
 
 def exact(value: Value) -> Value:
     """The value, as digits where JavaScript's numbers would round it."""
-    return str(value) if isinstance(value, int) and value >= _EXACT else value
+    return str(value) if type(value) is int and value >= _EXACT else value

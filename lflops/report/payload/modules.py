@@ -1,6 +1,6 @@
 """The page's table of modules."""
 
-from operator import attrgetter
+from operator import attrgetter, sub
 
 from lflops.analyze.analysis import Analysis
 from lflops.profile.model import PHASES
@@ -30,13 +30,14 @@ def modules(analysis: Analysis) -> Columns:
     columns["rank_spread"] = column(spreads.get(name) for name in profile.modules)
     columns["identical"] = column(analysis.identical_subtrees[name] for name in profile.modules)
     for phase in PHASES:
-        works = [row.work(phase) for row in rows]
+        works, whole = list(map(attrgetter(phase), rows)), profile.modules[""].work(phase)
         for field in _COUNTED:
-            columns[f"{phase}.{field}"] = column(map(attrgetter(field), works)) if counted else None
+            has_any = getattr(whole, field.removeprefix("own_"))  # the root has all of it: without any, no module has to be looked at
+            columns[f"{phase}.{field}"] = None if not counted else column(map(attrgetter(field), works)) if has_any else 0
         for own in ("", "own_"):
-            pairs = map(attrgetter(f"{own}macs", f"{own}executed_macs"), works)
-            columns[f"{phase}.{own}masked_flops"] = column([2 * (macs - executed) for macs, executed in pairs]) if counted else None
+            masked = map(sub, map(attrgetter(f"{own}macs"), works), map(attrgetter(f"{own}executed_macs"), works))
+            has_any = whole.macs != whole.executed_macs
+            columns[f"{phase}.{own}masked_flops"] = None if not counted else column([2 * macs for macs in masked]) if has_any else 0
         for field in _TIMED:
-            spreads_of_phase = map(attrgetter(field), works)
-            columns[f"{phase}.{field}"] = column([None if each is None else each.median for each in spreads_of_phase])
+            columns[f"{phase}.{field}"] = column([None if each is None else each.median for each in map(attrgetter(field), works)])
     return columns

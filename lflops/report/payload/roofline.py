@@ -82,35 +82,35 @@ def roofs(analysis: Analysis) -> Roofs | None:
         return None
     rows = {name: row for row, name in enumerate(profile.modules)}
     below = {name.rpartition(".")[0] for name in profile.modules if name}
-    own = [_PointRow(point, rows[point.module], has_below=point.module in below) for point in overview.own]
-    patterns = analysis.patterns
-    firsts = {_work(each.point, patterns[each.point.module], 1): each for each in reversed(own)}
-    folded = []
-    for times, point in fold_points(overview.own, patterns):
-        first = firsts[_work(point, patterns.get(point.module, point.module), times)]
-        folded.append(first._replace(point=point, times=times, label=point.module if times > 1 else None))
+    own = [_PointRow(point, rows[point.module], has_below=point.module in below) for point in _most(overview.own)]
+    groups = {id(each.point): each for each in fold_points(overview.own, analysis.patterns)}
+    repeats = []
+    for point in _most([each.point for each in groups.values()]):
+        times, _, first = groups[id(point)]
+        label = point.module if times > 1 else None
+        repeats.append(_PointRow(point, rows[first.module], label=label, times=times, has_below=first.module in below))
     return Roofs(
         ceilings=overview.ceilings,
         why_unknown=why_no_roof(profile.run, overview),
-        modules=_points(own),
-        repeats=_points(folded),
-        operators=_points([_PointRow(point, None, label=f"{point.operator} {point.dtype}") for point in overview.operators]),
+        modules=_points(own, len(overview.own)),
+        repeats=_points(repeats, len(groups)),
+        operators=_points(
+            [_PointRow(point, None, label=f"{point.operator} {point.dtype}") for point in _most(overview.operators)],
+            len(overview.operators),
+        ),
         fusion=saved_by_fusion(analysis.fusion),
     )
 
 
-def _work(point: Point, pattern: str, times: int) -> tuple[object, ...]:
-    """Grouping key of repeated modules."""
-    return pattern, point.phase, point.flops // times, point.bytes_moved // times
+def _most(points: Sequence[Point]) -> list[Point]:
+    """The points with the most time."""
+    return sorted(points, key=lambda point: -((point.seconds if point.seconds is not None else point.roof_seconds) or 0.0))[:MOST]
 
 
-def _points(points: Sequence[_PointRow]) -> Points:
-    """The points with the most time, and how many are left out."""
-    kept = sorted(points, key=lambda each: -((each.point.seconds if each.point.seconds is not None else each.point.roof_seconds) or 0.0))[
-        :MOST
-    ]
+def _points(kept: Sequence[_PointRow], number: int) -> Points:
+    """The points that are kept of so many."""
     columns: Columns = {"phase": [each.point.phase for each in kept]}
     columns |= {field: column(getattr(each, field) for each in kept) for field in ("module", "label", "times", "has_below")}
     columns |= {name: column(getattr(each.point, field) for each in kept) for name, field in _FIGURES.items()}
     columns["over"] = column(OVER[each.point.over] if each.point.over else None for each in kept)
-    return Points(table=columns, left_out=len(points) - len(kept))
+    return Points(table=columns, left_out=number - len(kept))

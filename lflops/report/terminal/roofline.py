@@ -44,7 +44,7 @@ def render_roofline(roofline: Roofline, patterns: Mapping[str, str], fusion: Seq
     return Group(
         _ceilings(roofline.ceilings),
         "",
-        _points("module, with all below it", [(_module(number, point), point) for number, point in modules[:top]], timed=True),
+        _points("module, with all below it", [(_module(number, point), point) for number, point, _ in modules[:top]], timed=True),
         "",
         _points("operator, in all modules", [(_operator(point), point) for point in operators[:top]], timed=is_timed),
         *_roofline_remarks(roofline, fusion, len(modules) - top, len(operators) - top),

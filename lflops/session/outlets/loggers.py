@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from lflops.analyze.analysis import Analysis
 from lflops.profile.model import Profile
@@ -29,8 +29,8 @@ class Output(Protocol):
 
     name: str
 
-    def window(self, analysis: Analysis, text: str, step: int, files: Sequence[Path]) -> None:
-        """A window is closed, and these files of it were written."""
+    def window(self, analysis: Analysis, text: str, step: int, files: Sequence[Path]) -> Callable[[], None]:
+        """A window is closed, and these files of it were written. Any thread may call this; the training calls the result."""
 
     def end(self, profiles: Iterable[Profile], step: int, traces: Sequence[Path]) -> None:
         """The run is over, with these windows and traces."""
@@ -66,6 +66,24 @@ def scalars(analysis: Analysis) -> dict[str, float]:
 
 def _output_of(logger: Any) -> Callable[[Any, str], Output] | None:
     return next((OUTPUTS[base.__name__] for base in type(logger).__mro__ if base.__name__ in OUTPUTS), None)
+
+
+class PreparedWindow(NamedTuple):
+    """A window that only has to be logged.
+
+    Attributes:
+        text: For the log.
+        files: Those that were written.
+        logs: Each logger, and what gives it its part.
+    """
+
+    text: str
+    files: list[Path]
+    logs: list[tuple[Output, Callable[[], None]]]
+
+
+def _shown_to(logger: Output) -> str:
+    return f"what {logger.name} is shown of a window"
 
 
 class Outlets:
@@ -110,16 +128,13 @@ class Outlets:
                     separator = given if isinstance(given, str) else "/"
                     logger.log_metrics({separator.join(names): value for names, value in values.items()}, step=step)
 
-    def window(self, analysis: Analysis, path: Path | None, step: int) -> tuple[str, list[Path]]:
-        """Log a window's text, and write the page next to its file.
+    def prepare(self, analysis: Analysis, path: Path | None, step: int) -> "PreparedWindow":
+        """Write the page next to a window's file, and make all that the loggers are given. Any thread may do this.
 
         Args:
             analysis: The window.
             path: Its file, if it is to have one.
             step: The loggers' x-axis.
-
-        Returns:
-            The log's text, and the files that were written.
         """
         text, long, files = "", "", []
         if path is not None and self._settings.html:
@@ -137,11 +152,20 @@ class Outlets:
                     file.write(f"{long}\n")
                 files.append(output)
         written = [file for file in (path, *files) if file is not None and file.exists()]
+        logs = []
         for logger in self._outputs:
-            with self._failures.contained(f"what {logger.name} is shown of a window"):
+            with self._failures.contained(_shown_to(logger)):
                 shown = long if len(long.splitlines()) <= LONGEST_TEXT else self._long_text(analysis, detailed=False)
-                logger.window(analysis, shown, step, written)
-        return text, files
+                logs.append((logger, logger.window(analysis, shown, step, written)))
+        with self._failures.contained("what is logged of modules"):
+            _ = analysis.busiest, analysis.patterns  # that the training's thread finds them there
+        return PreparedWindow(text, files, logs)
+
+    def log(self, prepared: "PreparedWindow") -> None:
+        """Give the loggers what was made of a window."""
+        for logger, log in prepared.logs:
+            with self._failures.contained(_shown_to(logger)):
+                log()
 
     def end(self, profiles: Sequence[Profile], step: int) -> None:
         """The run is over, with these windows."""

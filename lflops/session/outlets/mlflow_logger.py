@@ -1,7 +1,7 @@
 """What a window leaves in MLflow: pictures, the table of modules, the page, the profile and traces as artifacts of the run."""
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,23 +28,28 @@ class MLflowOutput:
         self._logger = logger
         self._root = root
 
-    def window(self, analysis: Analysis, text: str, step: int, files: Sequence[Path]) -> None:  # noqa: ARG002 - not on an axis
-        """Keep what can be seen of a window, and its files."""
+    def window(self, analysis: Analysis, text: str, step: int, files: Sequence[Path]) -> Callable[[], None]:  # noqa: ARG002 - not on an axis
+        """What can be seen of a window, and its files."""
         with needed_by("a figure"):
             from lflops.report.figures.pictures import pictures
 
         client, run = self._logger.experiment, self._logger.run_id
         folder = f"{self._root}/{analysis.profile.run.stage}-{analysis.profile.run.window}"
-        client.log_text(run, text, f"{folder}/summary.txt")
         rows = module_table(analysis)
-        client.log_table(run, {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)}, f"{folder}/modules.json")
-        with tempfile.TemporaryDirectory() as temporary:
-            for each in pictures(analysis):
-                path = Path(temporary, f"{each.name}.png")
-                path.write_bytes(each.png)
+        drawn = list(pictures(analysis))
+
+        def log() -> None:
+            client.log_text(run, text, f"{folder}/summary.txt")
+            client.log_table(run, {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)}, f"{folder}/modules.json")
+            with tempfile.TemporaryDirectory() as temporary:
+                for each in drawn:
+                    path = Path(temporary, f"{each.name}.png")
+                    path.write_bytes(each.png)
+                    client.log_artifact(run, str(path), folder)
+            for path in files:
                 client.log_artifact(run, str(path), folder)
-        for path in files:
-            client.log_artifact(run, str(path), folder)
+
+        return log
 
     def where(self) -> str:
         """The artifacts of the run."""

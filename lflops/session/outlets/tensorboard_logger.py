@@ -1,7 +1,7 @@
 """What a window leaves in a TensorBoardLogger, all of it through the logger's own writer: TensorBoard reads but one file of a folder."""
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +60,24 @@ class TensorBoardOutput:
         self._root = root
         self._laid_out = False
 
-    def window(self, analysis: Analysis, text: str, step: int, files: Sequence[Path]) -> None:  # noqa: ARG002 - it keeps none
-        """Write the text, what the tab draws and the figures; with the first window also a layout for the custom scalars."""
-        from lflops.tensorboard.events import log_analysis  # with tensorboard, which who has no such logger may not have
+    def window(self, analysis: Analysis, text: str, step: int, files: Sequence[Path]) -> Callable[[], None]:  # noqa: ARG002 - it keeps none
+        """The text, what the tab draws and the figures; with the first window also a layout for the custom scalars."""
+        from lflops.tensorboard.events import summary_of  # with tensorboard, which who has no such logger may not have
 
         writer, root = self._logger.experiment, f"{self._root}/{analysis.profile.run.stage}"
         lines = text.splitlines()
         if len(lines) > LONGEST_TEXT:
             lines = [*lines[: LONGEST_TEXT - 1], "…"]
-        writer.add_text(f"{root}/summary", "\n".join(["```", *lines, "```"]), global_step=step)
-        log_analysis(writer, analysis, step, tag=f"{root}/profile")
-        if not self._laid_out:
-            writer.add_custom_scalars(LAYOUT)
-            self._laid_out = True
+        shown = summary_of(writer, analysis, tag=f"{root}/profile")
+
+        def log() -> None:
+            writer.add_text(f"{root}/summary", "\n".join(["```", *lines, "```"]), global_step=step)
+            writer.file_writer.add_summary(shown, step)
+            if not self._laid_out:
+                writer.add_custom_scalars(LAYOUT)
+                self._laid_out = True
+
+        return log
 
     def where(self) -> str:
         """The command, and the tab."""

@@ -1,6 +1,6 @@
 """What a window leaves in Weights & Biases: pictures, the table of modules, the page, the profile and traces as an artifact."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ class WandbOutput:
         self._logger = logger
         self._root = root
 
-    def window(self, analysis: Analysis, text: str, step: int, files: Sequence[Path]) -> None:  # noqa: ARG002 - not on an axis
-        """Log what can be seen of a window, and keep its files."""
+    def window(self, analysis: Analysis, text: str, step: int, files: Sequence[Path]) -> Callable[[], None]:  # noqa: ARG002 - not on an axis
+        """What can be seen of a window, and its files."""
         import wandb
         from PIL import Image
 
@@ -42,13 +42,17 @@ class WandbOutput:
         seen[f"{stage}/summary"] = wandb.Html(f"<pre>{_escaped(text)}</pre>", inject=False)
         for page in (path for path in files if path.suffix == ".html"):
             seen[f"{stage}/page"] = wandb.Html(page.read_text("utf-8"), inject=False)
-        run.log(seen)
         kept = [path for path in files if path.name.endswith(".profile.json")]
-        if kept:
-            artifact = wandb.Artifact(f"{self._root}-{analysis.profile.run.stage}-{run.id}", type="profile")
-            for path in kept:
-                artifact.add_file(str(path))
-            run.log_artifact(artifact)
+
+        def log() -> None:
+            run.log(seen)
+            if kept:
+                artifact = wandb.Artifact(f"{self._root}-{analysis.profile.run.stage}-{run.id}", type="profile")
+                for path in kept:
+                    artifact.add_file(str(path))
+                run.log_artifact(artifact)
+
+        return log
 
     def where(self) -> str:
         """The run's page, or what uploads it where it is offline."""

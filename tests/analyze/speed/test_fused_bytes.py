@@ -60,7 +60,7 @@ def test_repeated_modules_add_their_bytes_up() -> None:
     patterns = {"a.0": "a.*", "a.1": "a.*"}
     for other, total in ((960, 1920), (None, None)):
         pair = (replace(point, module="a.0"), replace(point, module="a.1", fused_bytes=other))
-        assert [(number, each.fused_bytes) for number, each in fold_points(pair, patterns)] == [(2, total)]
+        assert [(number, each.fused_bytes) for number, each, _ in fold_points(pair, patterns)] == [(2, total)]
 
 
 def test_a_kernel_of_a_module_without_operators_counts_as_well() -> None:

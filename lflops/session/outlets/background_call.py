@@ -1,0 +1,48 @@
+"""A call in a thread, whose result or error is taken up by the thread that asked for it."""
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+__all__ = ["BackgroundCall"]
+
+Result = TypeVar("Result")
+
+
+class BackgroundCall(Generic[Result]):
+    """One call. The thread keeps the interpreter from ending, so that no file is left half written.
+
+    Args:
+        function: What is called.
+        name: Of the thread.
+    """
+
+    def __init__(self, function: Callable[[], Result], name: str) -> None:
+        """Start it."""
+        self._function = function
+        self._returned: list[Result] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._call, name=name)
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has returned, or failed."""
+        return not self._thread.is_alive()
+
+    def result(self) -> Result:
+        """Wait for it.
+
+        Raises:
+            Exception: What it raised.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._returned[0]
+
+    def _call(self) -> None:
+        try:
+            self._returned.append(self._function())
+        except BaseException as error:  # noqa: BLE001 - the other thread raises it
+            self._error = error
