@@ -93,10 +93,14 @@ class _Partners:
         waiting = [(before, after)]
         while waiting:
             one, other = waiting.pop()
-            self.of |= {one: other, other: one}
+            self.of[one], self.of[other] = other, one
             for key, as_many in _KEYS:
-                pairs = list(_same(list(self.single(one.children)), list(self.single(other.children)), key, as_many=as_many))
-                self.of |= dict(pairs) | {other: one for one, other in pairs}
+                left, right = list(self.single(one.children)), list(self.single(other.children))
+                if not left or not right:
+                    break
+                pairs = list(_same(left, right, key, as_many=as_many))
+                for first, second in pairs:
+                    self.of[first], self.of[second] = second, first
                 waiting += pairs
 
     def single(self, nodes: Iterable[ModuleNode]) -> Iterator[ModuleNode]:

@@ -50,7 +50,7 @@ class ModuleFigures(Struct, frozen=True, kw_only=True):
     @property
     def differs(self) -> bool:
         """Whether the work or the parameters do."""
-        return any(change.differs for change in (self.macs, self.flops, self.bytes_moved, self.parameters))
+        return self.macs.differs or self.flops.differs or self.bytes_moved.differs or self.parameters.differs
 
 
 class SharedPhases:
@@ -115,7 +115,9 @@ class ModuleSide(NamedTuple):
     def time(self, *, own: bool) -> Measured | None:
         """Of the phases that ran."""
         times = self.of.times["own_" if own else ""]
-        return total([each for row in (self.rows if own else self.rows[:1]) for each in times[row]])
+        if not own or len(self.rows) == 1:
+            return total(times[self.rows[0]])
+        return total([each for row in self.rows for each in times[row]])
 
     def in_phase(self, phase: Phase, field: str, *, own: bool) -> float | None:
         """Its `seconds`, or its `macs`, in one phase."""
@@ -146,13 +148,13 @@ class ModulePair(NamedTuple):
 
     def change(self, figure: Callable[[ModuleSide], float | None]) -> Change:
         """A figure of both sides."""
-        first, second = (None if side is None else figure(side) for side in self)
-        return Change(before=first, after=second)
+        before, after = self
+        return Change(before=None if before is None else figure(before), after=None if after is None else figure(after))
 
     def times(self, *, own: bool) -> tuple[Measured | None, Measured | None]:
         """Of both sides."""
-        first, second = (None if side is None else side.time(own=own) for side in self)
-        return first, second
+        before, after = self
+        return None if before is None else before.time(own=own), None if after is None else after.time(own=own)
 
     def same_work(self, *, own: bool) -> bool:
         """Whether MACs and FLOPs of each phase that has times are known to be the same."""

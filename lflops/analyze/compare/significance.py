@@ -189,11 +189,16 @@ def error_of_median(spread: Spread) -> float | None:
 
 def total(parts: Sequence[tuple[float | None, float | None]]) -> Measured | None:
     """The sum of several times, seconds and errors; `None` where one of them is unknown, or there is none."""
-    seconds = [each for each, _ in parts if each is not None]
-    errors = [error for _, error in parts if error is not None]
-    if not parts or len(seconds) < len(parts):
+    if not parts:
         return None
-    return Measured(sum(seconds), sum(errors) if len(errors) == len(parts) else None)
+    seconds: float = 0.0
+    errors: float | None = 0.0
+    for each, error in parts:
+        if each is None:
+            return None
+        seconds += each
+        errors = None if errors is None or error is None else errors + error
+    return Measured(seconds, errors)
 
 
 def unjudged(before: Measured | None, after: Measured | None, macs: float | None = None) -> Timing:

@@ -1,7 +1,6 @@
 """What the page and its server need to compare two windows, and the comparison as the page draws it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from itertools import permutations, product
 from typing import Any
 
@@ -12,6 +11,7 @@ from lflops.analyze.compare.compared_run import TIMED, ComparedRun, Fact, RunFig
 from lflops.analyze.compare.diff import Comparison, compare
 from lflops.analyze.compare.module_pair import Change, ModuleSide
 from lflops.analyze.compare.significance import CommonFactor, Timing
+from lflops.garbage import uncollected
 from lflops.profile.model import Profile
 from lflops.report.lines.diff import headline, is_news
 from lflops.report.payload.columns import Columns, Value, column, exact
@@ -85,7 +85,8 @@ def compared_windows(before: bytes, after: bytes) -> bytes:
         ValueError: One of them does not have what a comparison needs. The message says so.
     """
     try:
-        return json.encode(_shown(compare(_read(before), _read(after))))
+        with uncollected():
+            return json.encode(_shown(compare(_read(before), _read(after))))
     except (DecodeError, ValueError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"lack what a comparison needs: {error}") from None
 
@@ -113,14 +114,16 @@ def _modules(comparison: Comparison) -> Columns:
     is_own = [module.news is module.own.time for module in modules]
     changes: dict[str, list[Change]] = {name: [getattr(module.own, name) for module in modules] for name in _WORK}
     changes["peak_bytes"] = [module.peak_bytes for module in modules]
-    for phase, field in product(TIMED, ("seconds", "macs")):
-        changes[f"{phase}.{field}"] = [
-            pair.change(partial(ModuleSide.in_phase, phase=phase, field=field, own=own)) for pair, own in zip(pairs, is_own, strict=True)
-        ]
     columns: Columns = {name: column(getattr(module, name) for module in modules) for name in ("before", "after", "kind", "pattern")}
     columns |= {"own": column(is_own)} | {f"time.{name}": column(getattr(module.news, name) for module in modules) for name in _TIME}
     for name, values in changes.items():
         columns |= {f"{name}.before": column(each.before for each in values), f"{name}.after": column(each.after for each in values)}
+    for phase, field in product(TIMED, ("seconds", "macs")):
+        for side in ("before", "after"):
+            modules_of_side: list[ModuleSide | None] = [getattr(pair, side) for pair in pairs]
+            columns[f"{phase}.{field}.{side}"] = column(
+                None if each is None else each.in_phase(phase, field, own=own) for each, own in zip(modules_of_side, is_own, strict=True)
+            )
     return columns
 
 

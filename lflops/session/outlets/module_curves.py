@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from lflops.analyze.analysis import Analysis
-from lflops.profile.model import Phase, Profile, Work
+from lflops.profile.model import ModuleProfile, Phase, Profile, Work
 
 __all__ = ["FEWEST_WINDOWS", "ModuleCurves", "module_scalars"]
 
@@ -45,8 +45,11 @@ class ModuleCurves:
 def module_scalars(profile: Profile, patterns: Mapping[str, str], names: Iterable[str]) -> dict[tuple[str, str], float]:
     """Times and TFLOP/s of modules themselves, by figure and pattern; modules of one pattern are added up. What is unknown is left out."""
     scalars: dict[tuple[str, str], float] = {}
-    for pattern in names:
-        rows = [row for name, row in profile.modules.items() if patterns[name] == pattern]
+    rows_of: dict[str, list[ModuleProfile]] = {pattern: [] for pattern in names}
+    for name, row in profile.modules.items():
+        if (pattern := patterns[name]) in rows_of:
+            rows_of[pattern].append(row)
+    for pattern, rows in rows_of.items():
         label, total = pattern or "root", 0.0
         for phase in LEARNING:
             seconds = [each for row in rows if (each := _own_seconds(row.work(phase))) is not None]
