@@ -52,6 +52,21 @@ def test_a_snapshot_is_a_timeline_and_a_treemap_down_to_stacks(
     assert 0 == seen.page.locator("img").count()
 
 
+def test_a_failure_is_marked_where_it_was(opening: Callable[..., Seen], tmp_path: Path) -> None:
+    """8 MiB were alive before, 5 MiB when 9 more were asked for."""
+    recorder = Recorder()
+    recorder.allocate(5 * MIB, BUILD)
+    recorder.free(recorder.allocate(3 * MIB, forward(31)))
+    recorder.fail(9 * MIB, forward(40))
+    file, page = tmp_path / "snapshot.pickle", tmp_path / "page.html"
+    file.write_bytes(pickle.dumps(recorder.snapshot()))
+    assert 0 == main(["memory", str(file), "--html", str(page)])
+    seen = opening(page.as_uri())
+    assert seen.page.locator(".timeline-caption").inner_text().startswith("5.00 MiB at the failure, in oom of model.py:40 forward")
+    assert ["failure 5.00 MiB"] == seen.page.locator(".mark-label").all_text_contents()
+    assert "Alive at the failure" in seen.page.locator("h2").all_inner_texts()
+
+
 def test_json_or_the_snapshot_itself_is_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line each, and the snapshot is still there."""
     file = tmp_path / "snapshot.pickle"

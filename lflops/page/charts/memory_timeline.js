@@ -13,10 +13,10 @@ const BAND = 18;
 const FARTHEST_ROOF = 2;
 
 // A click or Enter calls `openModule` with the module at the cursor.
-// `unit` is what a point is, and `moment` is when its bytes are alive.
-/** @typedef {{ state: State, remember: () => void, openModule: (name: string) => void, unit?: string, moment?: string }} Options */
+// `unit` is what a point is, `moment` is when its bytes are alive, and `marked` is what the point that is marked is called.
+/** @typedef {{ state: State, remember: () => void, openModule: (name: string) => void, unit?: string, moment?: string, marked?: string }} Options */
 /** @type {(memory: Drawn, options: Options) => HTMLElement} */
-export function memoryTimeline(memory, { state, remember, openModule, unit = "operator", moment = "before" }) {
+export function memoryTimeline(memory, { state, remember, openModule, unit = "operator", moment = "before", marked = "peak" }) {
   const { points } = memory;
   const WIDTH = chartWidth();
   const count = points.at.length;
@@ -24,7 +24,7 @@ export function memoryTimeline(memory, { state, remember, openModule, unit = "op
   /** @type {Project} */
   const across = (at) => LEFT + ((at - first) / (last - first)) * (WIDTH - LEFT - RIGHT);
   const roof = memory.capacity_bytes !== null && memory.capacity_bytes <= FARTHEST_ROOF * Number(memory.peak_bytes) ? memory.capacity_bytes : 0;
-  const top = 1.12 * Math.max(Number(memory.peak_bytes), roof, 1);
+  const top = 1.12 * Math.max(Number(memory.peak_bytes), ...points.live.map(Number), roof, 1);
   /** @type {Project} */
   const up = (bytes) => HEIGHT - BOTTOM - (bytes / top) * (HEIGHT - BOTTOM - TOP);
   const layers = memory.categories.length ? memory.categories : ["live"];
@@ -47,7 +47,7 @@ export function memoryTimeline(memory, { state, remember, openModule, unit = "op
     ...ticksAcross(first, last).map((at) => label(across(at), HEIGHT - BOTTOM + 16, exact(at + 1))),
     label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, `${unit}, in the order of execution`),
     ...(roof ? horizontalRule(up(roof), WIDTH, `${size(roof)}: all that ${memory.chip} has`, "roof") : []),
-    ...(memory.peak === null ? [] : peakMark(across(points.at[memory.peak]), up(Number(memory.peak_bytes)), WIDTH, size(memory.peak_bytes))),
+    ...(memory.peak === null ? [] : peakMark(across(points.at[memory.peak]), up(Number(memory.peak_bytes)), WIDTH, `${marked} ${size(memory.peak_bytes)}`)),
     line, dot,
   );
   const caption = element("p", { class: "timeline-caption" });
@@ -71,7 +71,7 @@ export function memoryTimeline(memory, { state, remember, openModule, unit = "op
     const [x, live] = [across(points.at[chosen]), bytesAt("live", chosen)];
     for (const [name, value] of [["x1", x], ["x2", x]]) line.setAttribute(String(name), String(value));
     for (const [name, value] of [["cx", x], ["cy", up(live)]]) dot.setAttribute(String(name), String(value));
-    const when = chosen === memory.peak ? "at the peak, in" : moment;
+    const when = chosen === memory.peak ? `at the ${marked}, in` : moment;
     const ofAll = memory.operators === null ? "" : ` of ${exact(memory.operators)}`;
     const where = `, ${points.phase[chosen]}, ${unit} ${exact(Math.floor(points.at[chosen]) + 1)}${ofAll}`;
     caption.replaceChildren(
@@ -184,7 +184,7 @@ function peakMark(x, y, width, text) {
   const isLate = x > width / 2;
   return [
     svg("circle", { class: "peak", cx: x, cy: y, r: 4 }),
-    svg("text", { class: "mark-label", x: x + (isLate ? -9 : 9), y: y - 6, "text-anchor": isLate ? "end" : "start" }, `peak ${text}`),
+    svg("text", { class: "mark-label", x: x + (isLate ? -9 : 9), y: y - 6, "text-anchor": isLate ? "end" : "start" }, text),
   ];
 }
 

@@ -39,8 +39,8 @@ interface Memory {
 
 /** Of a snapshot of CUDA's memory. */
 interface Snapshot {
-  title: string; sentences: string[]; remedies: string[]; operators: number; peak_bytes: Count; peak: number | null; chip: string | null;
-  capacity_bytes: number | null; points: Lists; categories: string[]; by_category: [string, Count][]; holders: Lists;
+  title: string; sentences: string[]; remedies: string[]; ran_out: boolean; operators: number; peak_bytes: Count; peak: number | null;
+  chip: string | null; capacity_bytes: number | null; points: Lists; categories: string[]; by_category: [string, Count][]; holders: Lists;
 }
 
 interface Ranks {

@@ -14,16 +14,17 @@ export function snapshot(data, state) {
   /** @type {(row: number) => void} */
   const showStack = (row) => { stack.textContent = `${described(data, row)}\n${data.holders.stack[row] || "no stack was recorded"}`; };
   const [cause, ...facts] = data.sentences;
+  const marked = data.ran_out ? "failure" : "peak";
   return element(
     "section", { class: "memory", "aria-label": "memory" },
     element("h2", {}, cause), ...facts.map((text) => element("p", {}, text)),
     element("h2", {}, "What would free memory"), element("ul", {}, ...data.remedies.map((text) => element("li", {}, text))),
     ...(data.peak === null ? [] : [
       element("h2", {}, "Alive through the record"),
-      memoryTimeline(data, { state, remember: () => {}, openModule: () => {}, unit: "entry", moment: "after" }),
+      memoryTimeline(data, { state, remember: () => {}, openModule: () => {}, unit: "entry", moment: "after", marked }),
       element("p", { class: "remark" }, `Drawn are ${exact(data.points.at.length)} of ${exact(data.operators)} entries of the allocator's record.`),
     ]),
-    element("h2", {}, "Alive at the peak"),
+    element("h2", {}, `Alive at the ${marked}`),
     peakMap(data, state, showStack), stack,
     table("by category", ["category", "bytes", "share"], data.by_category.map(([name, bytes]) => [words(name), ...shares(data, bytes)])),
     element("h2", {}, "By line of code"),

@@ -26,6 +26,7 @@ class SnapshotShown(Struct, frozen=True, kw_only=True):
         title: The device.
         sentences: The cause, the request that failed, and the totals.
         remedies: What would free memory.
+        ran_out: Whether the moment that is explained is a request that failed; else it is the peak.
         operators: How many entries the trace has.
         points: Bytes alive after each entry that allocates, frees or fails, at most 2,000 of them; a column for each category.
         peak: The index in `points` of the moment that is explained; `None` without a trace.
@@ -36,6 +37,7 @@ class SnapshotShown(Struct, frozen=True, kw_only=True):
     title: str
     sentences: list[str]
     remedies: list[str]
+    ran_out: bool
     operators: int
     peak_bytes: Value
     peak: int | None
@@ -76,8 +78,9 @@ def snapshot_shown(snapshot: Snapshot, explained: ExplainedMemory, chip: Hardwar
         title=f"device {explained.device}",
         sentences=[first, *others[1 : others.index("by category") - 1]],
         remedies=list(remedies(explained)),
+        ran_out=explained.ran_out,
         operators=len(snapshot.trace),
-        peak_bytes=exact(max([explained.requested_bytes, *(each.live for each in instants)])),
+        peak_bytes=exact(explained.requested_bytes),
         peak=_place(instants),
         chip=chip.name if chip is not None and chip.memory_bytes is not None else None,
         capacity_bytes=None if chip is None else chip.memory_bytes,
