@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -9,9 +10,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MultipleLocator
 
 from lflops import units
+from lflops.analyze.memory.peak import peak_moment
 from lflops.errors import ProfileError
 from lflops.profile.model import Memory, Moment, Profile
-from lflops.profile.records import Phase
+from lflops.profile.records import ByCategory, Phase
 from lflops.report.figures.design import CATEGORIES, PHASES, QUIET, TEXT, drawn_on
 
 __all__ = ["memory_figure", "save_memory_figure"]
@@ -19,6 +21,10 @@ __all__ = ["memory_figure", "save_memory_figure"]
 _BAND = (1.02, 1.07)
 """Where the phases are, in heights of the axes."""
 _TICKS = 6
+_WITHIN = 0.5
+"""The peak lies between the operator that reached it and the next one."""
+_LATE = 0.75
+"""Behind this share of the step there is no room for a text to the right."""
 
 
 def memory_figure(profile: Profile) -> Figure:
@@ -31,16 +37,15 @@ def memory_figure(profile: Profile) -> Figure:
     if memory is None or not memory.timeline:
         raise ProfileError("the profile has no memory to draw: it was not counted")
     figure, axes = drawn_on(10, 4.2)
-    operators = [position if moment.index is None else moment.index for position, moment in enumerate(memory.timeline)]
-    _areas(axes, memory, operators)
+    operators: list[float] = [position if moment.index is None else moment.index for position, moment in enumerate(memory.timeline)]
+    reached = next((place for place, moment in enumerate(memory.timeline) if moment is peak_moment(memory)), None)
+    _areas(axes, memory, operators, reached)
     for phase, indices in _runs(memory.timeline):
         start, end = operators[indices[0]], operators[indices[-1]]
         axes.fill_between([start, end], *_BAND, color=PHASES[phase], linewidth=0, transform=axes.get_xaxis_transform(), clip_on=False)
         if end - start > 0.08 * (operators[-1] or 1):
             axes.text((start + end) / 2, sum(_BAND) / 2, phase, transform=axes.get_xaxis_transform(), ha="center", va="center", fontsize=8)
-    axes.axhline(memory.peak_bytes, color=TEXT, linewidth=0.8, linestyle=(0, (4, 3)))
-    peak = f"peak {units.size(memory.peak_bytes)}"
-    axes.annotate(peak, (operators[-1], memory.peak_bytes), va="bottom", ha="right", fontsize=9, color=TEXT, parse_math=False)
+    _mark_peak(axes, memory.peak_bytes, None if reached is None else operators[reached] + _WITHIN, operators[-1])
     axes.set(
         xlabel="operator, in the order of execution", xlim=(operators[0], max(operators[-1], 1)), ylim=(0, 1.12 * memory.peak_bytes or 1)
     )
@@ -49,13 +54,38 @@ def memory_figure(profile: Profile) -> Figure:
     return figure
 
 
-def _areas(axes: Axes, memory: Memory, operators: Sequence[int]) -> None:
-    """A stack of categories, the lasting ones below; of an older file, without categories, one area."""
+def _mark_peak(axes: Axes, nbytes: int, at: float | None, last: float) -> None:
+    """A point with its size next to it; where it is unknown when the peak was, a line across."""
+    style: dict[str, Any] = {"fontsize": 9, "color": TEXT, "textcoords": "offset points", "parse_math": False}
+    if at is None:
+        axes.axhline(nbytes, color=TEXT, linewidth=0.8, linestyle=(0, (4, 3)))
+        axes.annotate(f"peak {units.size(nbytes)}", (last, nbytes), xytext=(-2, 4), va="bottom", ha="right", **style)
+        return
+    axes.plot([at, at], [0, nbytes], color=TEXT, linewidth=0.8, linestyle=":")
+    axes.plot(at, nbytes, "o", markersize=6, markerfacecolor="white", markeredgecolor=TEXT)
+    is_late = at > _LATE * last
+    side = (-8, "right") if is_late else (8, "left")
+    axes.annotate(f"peak {units.size(nbytes)}", (at, nbytes), xytext=(side[0], 2), va="bottom", ha=side[1], weight="bold", **style)
+
+
+def _areas(axes: Axes, memory: Memory, operators: Sequence[float], reached: int | None) -> None:
+    """A stack of categories, the lasting ones below; of an older file, without categories, one area.
+
+    Args:
+        axes: Where they are drawn.
+        memory: What is.
+        operators: The places of its moments.
+        reached: The moment that reached the peak, which lies behind it; `None` is unknown.
+    """
     moments = memory.timeline
     parts = [moment.by_category for moment in moments if moment.by_category is not None]
     if len(parts) < len(moments):
         axes.fill_between(operators, [moment.live_bytes for moment in moments], color=CATEGORIES["optimizer_state"], linewidth=0)
         return
+    if reached is not None and memory.by_category:
+        peak = ByCategory(**{name: memory.by_category.get(name, 0) for name in ByCategory._fields})
+        parts.insert(reached + 1, peak)
+        operators = [*operators[: reached + 1], operators[reached] + _WITHIN, *operators[reached + 1 :]]
     shown = {name: colour for name, colour in CATEGORIES.items() if any(getattr(part, name) for part in parts)}
     columns = [[getattr(part, name) for part in parts] for name in shown]
     axes.stackplot(operators, columns, colors=list(shown.values()), linewidth=0)

@@ -1,10 +1,12 @@
 """What ran and what the chip could have done: every roof is worked out by hand."""
 
 import json
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from msgspec.structs import replace
 
 import lflops
@@ -273,8 +275,24 @@ def test_the_figure_shows_the_innermost_modules_below_the_roof() -> None:
     axes = roofline_figure(roofline(blocks(TIMED)), {}).axes[0]
     (points,) = axes.collections
     assert [(20.0, 500.0), (0.75, 150.0)] == [tuple(at) for at in points.get_offsets().tolist()]
-    (roof,) = axes.lines
+    roof, *_ = axes.lines
     assert (10.0, 1000.0) in list(zip(roof.get_xdata(), roof.get_ydata(), strict=True))
+
+
+def test_no_two_names_of_the_figure_overlap() -> None:
+    """In the picture as it is drawn: 30 points in a narrow place, of which few can be named. A ring marks one above its roof."""
+    names = [f"layers.{number}.projection" for number in range(30)]
+    works = [cell(each, "aten::mm", "forward", flops=10_000 + 300 * number, bytes_moved=1000) for number, each in enumerate(names)]
+    rows: dict[str, dict[str, Any]] = {"": {}, "layers": {}} | {each: {} for name in names for each in (name.rpartition(".")[0], name)}
+    times = {(name, "forward"): 100.0 + 7 * (number % 9) for number, name in enumerate(names)} | {(names[0], "forward"): 1e-3}
+    figure = roofline_figure(roofline(clocked(profile(rows, works, run=run(hardware=CHIP)), times)), {})
+    FigureCanvasAgg(figure).draw()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert len(boxes) > 1
+    assert not [(one, other) for one, other in combinations(boxes, 2) if one.overlaps(other)]
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    assert "over its roof" in [text.get_text() for text in legend.get_texts()]
 
 
 def test_the_figure_shows_what_a_block_runs_itself() -> None:
