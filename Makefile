@@ -57,6 +57,8 @@ bench: $(READY) $(PEERS_READY)
 	@$(BIN)/python benchmarks/roofline.py
 	@$(BIN)/python benchmarks/estimate.py
 	@$(BIN)/python benchmarks/memory_ranks.py --write
+	@$(BIN)/python benchmarks/memory.py
+	@$(BIN)/python benchmarks/checkpointing.py
 	@$(BIN)/python benchmarks/page.py
 	@$(PEERS)/python benchmarks/accuracy.py
 	@$(PEERS)/python benchmarks/latency.py

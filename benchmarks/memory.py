@@ -1,0 +1,244 @@
+"""Is the estimated memory right? Against what others measured or derived, and by trainings in processes that get no more than a limit."""
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from results import record
+
+import lflops
+from lflops.analyze.memory.sharding import sharded
+from lflops.profile.model import Memory
+from tests.support.limited_trainings import CASES, loss_of, map_every_tensor, trains
+from tests.support.published_models import FusedCrossEntropy, LlamaModel, MixedPrecisionAdam, PublishedLayer
+
+GIB, MIB, GB = 2**30, 2**20, 10**9
+MARGIN = 0.05
+"""The share of the limit that is left free in the trainings. CUDA's context and fragmentation need more; a process on a CPU has neither."""
+
+SHARES = (0.96, 1.04, 1.06, 1.3)
+"""Limits, as shares of the estimated peak."""
+
+
+def memory(profile: lflops.Profile) -> Memory:
+    """That of a profile that has some."""
+    if profile.memory is None:
+        raise ValueError("memory was not counted")
+    return profile.memory
+
+
+class Row(NamedTuple):
+    """One training of torchtune's table.
+
+    Attributes:
+        title: The steps of the table that it is after.
+        published: GiB.
+        build: Makes the model.
+        loss: From logits to a scalar.
+        optimizer: As `lflops.estimate` takes it.
+        rest: What is not as published, and what the rest of the difference is.
+    """
+
+    title: str
+    published: float
+    build: Callable[[], nn.Module]
+    loss: Callable[[Any], Tensor]
+    optimizer: Any
+    rest: str
+
+
+IDS = torch.zeros(2, 4096, dtype=torch.long)
+CHUNKS = 8
+
+
+def llama(**how: Any) -> nn.Module:
+    """Llama 3.2 3B in bfloat16, but for its table of rotations."""
+    model = LlamaModel(**how)
+    rotations = model.rotations
+    model.to(torch.bfloat16).rotations = rotations
+    return model
+
+
+def stepping(**how: Any) -> nn.Module:
+    """The same, each of whose parameters is updated as soon as its gradient is there."""
+    model = llama(**how)
+    for parameter in model.parameters():
+        optimizer = torch.optim.AdamW([parameter], fused=True)
+
+        def update(_: Tensor, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(update)
+    return model
+
+
+def fused(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """AdamW, with its state in the dtype of the parameters."""
+    return torch.optim.AdamW(parameters, fused=True)
+
+
+def whole_loss(logits: Tensor) -> Tensor:
+    """Of all logits at once, in single precision."""
+    return F.cross_entropy(logits.flatten(0, 1), IDS.flatten())
+
+
+def chunked_loss(of_chunk: Callable[[Tensor, Tensor], Tensor]) -> Callable[[list[Tensor]], Tensor]:
+    """The sum over chunks."""
+
+    def loss(chunks: list[Tensor]) -> Tensor:
+        return torch.stack([of_chunk(a.flatten(0, 1), b.flatten()) for a, b in zip(chunks, IDS.chunk(CHUNKS, 1), strict=True)]).sum()
+
+    return loss
+
+
+def eager_chunk(logits: Tensor, labels: Tensor) -> Tensor:
+    """A chunk's loss in single precision, as torchtune writes it."""
+    return F.cross_entropy(logits.float(), labels, reduction="sum")
+
+
+COMPILED = "blocks as written, not as compiled; the loss keeps bfloat16 logits and a statistic a token, as its compiled kernel does"
+ROWS = (
+    Row("packed data, nothing else", 60.0, llama, whole_loss, fused, "as published"),
+    Row(
+        "+ compile, chunked cross-entropy, activation checkpointing",
+        24.9,
+        lambda: llama(recomputes=True, chunks=CHUNKS),
+        chunked_loss(FusedCrossEntropy.apply),
+        fused,
+        COMPILED,
+    ),
+    Row(
+        "the same, with the loss as written",
+        24.9,
+        lambda: llama(recomputes=True, chunks=CHUNKS),
+        chunked_loss(eager_chunk),
+        fused,
+        "as above; 8 chunks' log-probabilities in single precision, 3.91 GiB, which the compiled loss does not keep",
+    ),
+    Row(
+        "+ optimizer in backward",
+        23.1,
+        lambda: stepping(recomputes=True, chunks=CHUNKS),
+        chunked_loss(FusedCrossEntropy.apply),
+        "sgd",  # gets no gradient; with an optimizer two steps are estimated, and the second has AdamW's state
+        COMPILED,
+    ),
+)
+
+
+def torchtune() -> Iterator[str]:
+    """The rows of its README's table of November 2024."""
+    yield "**torchtune, Llama 3.2 3B.** Full fine-tuning on an A100, batch 2, packed to 4,096 tokens, everything in bfloat16; the"
+    yield "peak of active memory in GiB, from the [README](https://github.com/pytorch/torchtune#optimization-flags). The model, written"
+    yield "in plain torch (`tests/support/published_models.py`): 3,212,749,824 parameters, tied embeddings, RMSNorm and rotary positions in"
+    yield "single precision, keys and values repeated to 24 heads, flash attention. AdamW is fused, and its state in bfloat16: by lists it"
+    yield "would need 5 copies of the parameters, 29.9 GiB, which is more than the rows below 25 GiB. Packed batches have a mask of blocks"
+    yield "(flex attention), here causal: both keep query, key, value, the result and a statistic a row."
+    yield ""
+    yield "| training | published | lflops | difference | parameters, gradients, state, activations, other | what is not as published |"
+    yield "|---|--:|--:|--:|---|---|"
+    for row in ROWS:
+        found = memory(
+            lflops.estimate(
+                row.build, (IDS, IDS), backward=True, loss=row.loss, optimizer=row.optimizer, hardware="NVIDIA A100-SXM4-80GB", round_to=512
+            )
+        )
+        kinds = found.by_category
+        parts = [kinds[name] for name in ("parameters", "gradients", "optimizer_state", "activations")]
+        split = ", ".join(f"{part / GIB:.2f}" for part in (*parts, found.peak_bytes - sum(parts)))
+        peak = found.peak_bytes / GIB
+        yield f"| {row.title} | {row.published} | {peak:.2f} | {peak / row.published - 1:+.1%} | {split} | {row.rest} |"
+
+
+WIDTH, DEPTH, RANKS = 10_000, 75, 64
+ZERO = (120.0, 31.4, 16.6, 1.9)
+
+
+def products() -> nn.Module:
+    """Blocks of one product each."""
+    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False)) for _ in range(DEPTH))).to(torch.bfloat16)
+
+
+def zero() -> Iterator[str]:
+    """The ZeRO paper's example."""
+    profile = lflops.estimate(products, torch.zeros(1, WIDTH, dtype=torch.bfloat16), backward=True, optimizer=MixedPrecisionAdam)
+    yield "**ZeRO** ([Rajbhandari et al., 2019](https://arxiv.org/abs/1910.02054), figure 1). 7.5 G parameters on 64 devices, Adam in mixed"
+    yield "precision: 2 bytes a parameter, 2 its gradient, 12 of optimizer state. Here 75 blocks of one product of 10,000 × 10,000, and a"
+    yield "batch of one row. In GB of 10^9 bytes. The paper counts these three alone; what a rank has besides is in the last two columns."
+    yield ""
+    yield "| | published | parameters, gradients and state by lflops | difference | a rank's peak | gathered, buffers | the rest |"
+    yield "|---|--:|--:|--:|--:|--:|--:|"
+    for each, published in zip(sharded(profile, RANKS), ZERO, strict=True):
+        states = each.parameter_bytes + each.gradient_bytes + each.optimizer_state_bytes
+        sizes = " | ".join(f"{size / GB:.2f}" for size in (each.total_bytes, each.gathered_bytes, each.rest_bytes))
+        yield f"| {each.strategy} | {published} | {states / GB:.2f} | {states / GB / published - 1:+.1%} | {sizes} |"
+    yield ""
+    yield "The three are those of the moment of the peak. Where that is in backward, the last gradients are not there yet: hence the small"
+    yield "negative differences. What is gathered under DDP are its buckets, as large as all gradients."
+    yield "`tests/collect/estimate/test_mesh.py` compares FSDP2 with real processes."
+
+
+def korthikanti() -> Iterator[str]:
+    """A layer's activations."""
+    yield "**A transformer layer's activations** ([Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198), section 4.1):"
+    yield "s·b·h·(34 + 5·a·s/h) bytes, of a layer that is written as theirs, in bfloat16. Torch also keeps the mean and the deviation of"
+    yield "each row in two layer norms, of 2 bytes each, which the paper leaves out. The layer's result is kept for the loss, and its"
+    yield "input is the caller's: the paper counts the input, of the same size. Masks of dropout have a byte an element, as in the paper."
+    yield ""
+    yield "| s, b, h, a | published | lflops | statistics | what is left |"
+    yield "|---|--:|--:|--:|--:|"
+    for s, b, h, a in ((2048, 4, 6144, 64), (2048, 1, 12288, 96), (512, 8, 1024, 16)):
+        x = torch.empty(b, s, h, dtype=torch.bfloat16, requires_grad=True, device="meta")
+        layer = partial(PublishedLayer, h, a)
+        found = memory(lflops.estimate(lambda layer=layer: layer().to(torch.bfloat16), x, backward=True, loss=torch.sum))
+        kept = next(each.by_category for each in found.timeline if each.operator == "sum" and each.phase == "forward")
+        if kept is None:
+            raise ValueError("the timeline has no categories")
+        published, statistics = s * b * h * 34 + 5 * a * s * s * b, 2 * 2 * s * b * 2
+        left = kept.activations - statistics - published
+        yield f"| {s}, {b}, {h}, {a} | {published:,} | {kept.activations:,} | {statistics:,} | {left:,} |"
+
+
+def limited() -> Iterator[str]:
+    """Trainings around a limit."""
+    map_every_tensor()
+    yield "**Trainings around a limit.** Does a training of two steps end in a process that gets no more memory?"
+    yield f"`fits(limit, margin={MARGIN})` answers before. The kernel enforces the limit (`RLIMIT_DATA`), and malloc maps each tensor by"
+    yield "itself, so that nothing of lflops counts. The limit comes on top of what the process has after the same training without one:"
+    yield "what libraries keep is outside of it (`tests/support/limited_trainings.py`). A training that was refused is also tried in 95 %"
+    yield "of the limit."
+    yield ""
+    yield "| training | estimated peak | limit | it fits | it trains | in 95 % of the limit |"
+    yield "|---|--:|--:|---|---|---|"
+    wrong, answers = 0, {True: "yes", False: "no"}
+    for name, case in CASES.items():
+        found = memory(lflops.estimate(case.build, case.batch(case.samples), backward=True, loss=loss_of, optimizer=case.optimizer))
+        for share in SHARES:
+            limit = int(found.peak_bytes * share)
+            fits, ends = found.fits(limit, margin=MARGIN), trains(name, limit)
+            spare = None if fits else trains(name, int(limit * (1 - MARGIN)))
+            wrong += (fits and not ends) or bool(spare)
+            last = "" if spare is None else answers[spare]
+            yield f"| {name} | {found.peak_bytes / MIB:.1f} MiB | {limit / MIB:.1f} MiB | {answers[fits]} | {answers[ends]} | {last} |"
+    yield ""
+    yield f"Of {len(CASES) * len(SHARES)} answers {wrong} are wrong: a training that was called fitting and did not train, or one that was"
+    yield "refused and trains with 5 % to spare."
+
+
+def main() -> None:
+    """Write the tables."""
+    trainings = list(limited())  # before anything else: each is a fork of this process, which is small by now
+    record("memory.py", "Memory", [*torchtune(), "", *zero(), "", *korthikanti(), "", *trainings])
+
+
+if __name__ == "__main__":
+    main()
