@@ -1,9 +1,10 @@
 """Curves of single modules: of the busiest few, once there are windows enough to draw a line through."""
 
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 
 from lflops.analyze.analysis import Analysis
-from lflops.profile.model import ModuleProfile, Phase, Profile, Work
+from lflops.profile.model import ModuleProfile, Phase, Profile
 
 __all__ = ["FEWEST_WINDOWS", "ModuleCurves", "module_scalars"]
 
@@ -52,15 +53,11 @@ def module_scalars(profile: Profile, patterns: Mapping[str, str], names: Iterabl
     for pattern, rows in rows_of.items():
         label, total = pattern or "root", 0.0
         for phase in LEARNING:
-            seconds = [each for row in rows if (each := _own_seconds(row.work(phase))) is not None]
+            seconds = [each.median for each in map(attrgetter(f"{phase}.own_seconds"), rows) if each is not None]
             if seconds:
                 scalars[f"{phase}_ms", label] = sum(seconds) * 1e3
                 total += sum(seconds)
         if total and profile.is_counted:
-            macs = sum(row.work(phase).own_macs for row in rows for phase in LEARNING)
+            macs = sum(sum(map(attrgetter(f"{phase}.own_macs"), rows)) for phase in LEARNING)
             scalars["tflops", label] = 2 * macs / total / 1e12
     return scalars
-
-
-def _own_seconds(work: Work) -> float | None:
-    return None if work.own_seconds is None else work.own_seconds.median
