@@ -20,7 +20,7 @@ const EXPLANATIONS = {
   FLOPs: "2 × MACs plus a convention for all other operators.",
   // Modules.
   module: "The module's name; repeated neighbours with the same counts share a row.",
-  "total time": "Forward, backward and recompute together, with all modules below: medians of the hooked steps, scaled to the clean ones.",
+  "total time": "Forward, backward and recompute together, with all modules below: medians of the hooked steps, scaled to the clean ones. It is unknown where one of these phases ran and was not timed; the columns of the phases have what is known.",
   "share of the step": "The module's total time over the time of the clean step.",
   "of the roof": "The least time that the chip allows for the module's operators, over the time that they took.",
   calls: "How often it was called in the counted step.",
