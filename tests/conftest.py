@@ -3,13 +3,16 @@
 import gc
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
+from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from tests.support.browser import CHROMIUM
 from tests.support.process_state import settle
+from tests.support.shared_starts import scope_of, shares_first
 from tests.support.warm_python import WarmPython
 
 # The same examples on every day, and none judged by how long it took: a pass is no matter of luck.
@@ -29,6 +32,23 @@ os.environ["LFLOPS_CHIPS"] = os.devnull
 def pytest_xdist_auto_num_workers() -> int:
     """Two workers more than there are cores for us: a third of the time, a worker waits for processes that its test has started."""
     return len(os.sched_getaffinity(0)) + 2
+
+
+class SharedStarts(LoadScopeScheduling):
+    """A file's tests run on one worker, and so do all files that share what takes long to start."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return scope_of(nodeid.partition("::")[0])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep tests together that share what takes long to start."""
+    return SharedStarts(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes long to start."""
+    items.sort(key=lambda item: shares_first(item.nodeid))
 
 
 @pytest.fixture

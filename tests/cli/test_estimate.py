@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 
 import lflops
 from lflops import Profile, ProfileError, load
+from lflops.analyze.analysis import analyze
 from lflops.cli.estimated_step import bytes_of
 from lflops.cli.main import main
 from lflops.profile.model import Memory
@@ -378,7 +379,7 @@ def remembered(*phases: str) -> Profile:
 
 def test_the_figure_has_a_band_for_each_stretch_of_a_phase() -> None:
     """Above the one area of a profile without categories, in the colours of the page."""
-    (axes,) = memory_figure(remembered("forward", "forward", "backward", "recompute", "recompute", "backward", "optimizer")).axes
+    (axes,) = memory_figure(analyze(remembered("forward", "forward", "backward", "recompute", "recompute", "backward", "optimizer"))).axes
     assert ["forward", "backward", "recompute", "backward", "optimizer"] == [
         next(phase for phase, colour in PHASES.items() if Patch(color=colour).get_facecolor() == tuple(area.get_facecolor()[0]))
         for area in axes.collections[1:]
@@ -387,7 +388,7 @@ def test_the_figure_has_a_band_for_each_stretch_of_a_phase() -> None:
 
 def test_the_figure_has_an_area_for_each_category() -> None:
     """Those that ever hold bytes, by name; the ticks are sizes, and the peak is named in its unit."""
-    (axes,) = memory_figure(small_profile()).axes
+    (axes,) = memory_figure(analyze(small_profile())).axes
     legend = axes.get_legend()
     assert legend is not None
     assert ["parameters", "gradients", "activations", "temporary"] == [each.get_text() for each in legend.get_texts()]
@@ -406,4 +407,4 @@ def test_the_figures_have_the_page_s_colours() -> None:
 def test_what_was_not_counted_is_not_drawn() -> None:
     """An error, not an empty picture."""
     with pytest.raises(ProfileError, match="has no memory to draw"):
-        memory_figure(profile({"": {}}, ()))
+        memory_figure(analyze(profile({"": {}}, ())))

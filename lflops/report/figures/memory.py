@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MultipleLocator
 
 from lflops import units
-from lflops.analyze.memory.peak import peak_moment
+from lflops.analyze.analysis import Analysis, analyze
 from lflops.errors import ProfileError
 from lflops.profile.model import Memory, Moment, Profile
 from lflops.profile.records import ByCategory, Phase
@@ -27,18 +27,18 @@ _LATE = 0.75
 """Behind this share of the step there is no room for a text to the right."""
 
 
-def memory_figure(profile: Profile) -> Figure:
+def memory_figure(analysis: Analysis) -> Figure:
     """Bytes alive before each operator of the timeline by category, where these are known, and the peak.
 
     Raises:
         ProfileError: Memory was not counted.
     """
-    memory = profile.memory
+    memory, peak = analysis.profile.memory, analysis.peak_moment
     if memory is None or not memory.timeline:
         raise ProfileError("the profile has no memory to draw: it was not counted")
     figure, axes = drawn_on(10, 4.2)
     operators: list[float] = [position if moment.index is None else moment.index for position, moment in enumerate(memory.timeline)]
-    reached = next((place for place, moment in enumerate(memory.timeline) if moment is peak_moment(memory)), None)
+    reached = next((place for place, moment in enumerate(memory.timeline) if moment is peak), None)
     _areas(axes, memory, operators, reached)
     for phase, indices in _runs(memory.timeline):
         start, end = operators[indices[0]], operators[indices[-1]]
@@ -110,7 +110,7 @@ def save_memory_figure(profile: Profile, path: Path) -> None:
     Raises:
         ProfileError: Memory was not counted, or the file cannot be written.
     """
-    figure = memory_figure(profile)
+    figure = memory_figure(analyze(profile))
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:

@@ -29,7 +29,7 @@ def pictures(analysis: Analysis) -> Iterator[Picture]:
     if roofline.ceilings:
         yield _drawn("roofline", roofline_figure(roofline, analysis.patterns))
     if profile.memory is not None and profile.memory.timeline:
-        yield _drawn("memory", memory_figure(profile))
+        yield _drawn("memory", memory_figure(analysis))
 
 
 def _drawn(name: str, figure: Figure) -> Picture:
