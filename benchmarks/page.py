@@ -244,7 +244,7 @@ def main() -> None:
     lines += [f"| {what} | {each:.3f} | {'' if most is None else most} |" for what, (each, most) in seconds.items()]
     lines += ["", "| | MB |", "|---|--:|", *(f"| {what} | {each / 1e6:.2f} |" for what, each in sizes.items())]
     chosen = f"{MODULES:,} modules, a time in every work; medians of {REPEATS}. The file of a window is to have 5 MB at most."
-    record("page.py", "The page with 20,000 modules", [*lines, "", chosen, "", "Run beside other work on the machine."])
+    record("page.py", "The page with 20,000 modules", [*lines, "", chosen])
 
 
 if __name__ == "__main__":
