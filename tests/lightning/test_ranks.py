@@ -252,9 +252,9 @@ ENDINGS = {
 def test_a_training_of_which_a_rank_comes_to_grief_ends_as_it_would_have(deed: str, error: str, steps: int, expected: list[str]) -> None:
     """With the same error behind the same step; and the profile says who is missing. A reduction that nobody joins is the last step's."""
     with Ranks(2) as ranks:
-        watched, other = ranks.run(ended, deed, True)
+        watched, other = ranks.outcomes(ended, deed, True)
     with Ranks(2) as ranks:
-        plain, _ = ranks.run(ended, deed, False)
+        plain, _ = ranks.outcomes(ended, deed, False)
     reached = steps + (error is not None)
     assert (error, reached) == (plain.error, plain.losses) == (watched.error, watched.losses)
     assert isinstance(other, BrokenProcessPool) == (deed != "cannot be watched")

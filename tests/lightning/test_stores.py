@@ -52,7 +52,7 @@ def test_where_ranks_cannot_reach_each_other_each_keeps_what_it_has(tmp_path: Pa
 def test_of_a_window_that_nobody_took_the_rank_keeps_a_file(tmp_path: Path) -> None:
     """The first rank was killed, and the store with it; the second's training ends as it would have."""
     with Ranks(2) as ranks:
-        killed, left_by = ranks.run(without_the_first, tmp_path)
+        killed, left_by = ranks.outcomes(without_the_first, tmp_path)
     assert isinstance(killed, BrokenProcessPool)
     assert "RuntimeError" == left_by
     (path,) = tmp_path.glob("*.json")  # beside what the killed one had claimed the folder by

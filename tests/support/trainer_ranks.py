@@ -66,6 +66,17 @@ class Ranks:
             rank.shutdown()
 
     def run(self, function: Callable[..., Any], *given: Any) -> list[Any]:
+        """What each gives.
+
+        Raises:
+            ExceptionGroup: With the error of each rank that was left by one.
+        """
+        outcomes = self.outcomes(function, *given)
+        if errors := [outcome for outcome in outcomes if isinstance(outcome, Exception)]:
+            raise ExceptionGroup("ranks were left by errors", errors)
+        return outcomes
+
+    def outcomes(self, function: Callable[..., Any], *given: Any) -> list[Any]:
         """What each gives, or the error that it is left by."""
         running = [rank.submit(function, *given) for rank in self._ranks]
         return [each.exception(SECONDS) or each.result() for each in running]

@@ -6,6 +6,7 @@ import socket
 import threading
 import warnings
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,9 @@ class OneConnection(Store):
         self.store.wait(keys, timeout or timedelta(seconds=SECONDS))
 
 
+@cache
 def join() -> OneConnection:
-    """Make the group, before Lightning would."""
+    """Make the group, before Lightning would. The first rank's store is the server of both: the cache keeps it until the process ends."""
     port = int(os.environ["MASTER_PORT"])
     store = OneConnection(TCPStore("127.0.0.1", port, 2, rank() == 0, timeout=timedelta(seconds=SECONDS)))
     distributed.init_process_group("gloo", store=store, rank=rank(), world_size=2, timeout=timedelta(seconds=SECONDS))
