@@ -25,6 +25,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
 
+# The programs that tests start print as they do where nobody says otherwise.
+for name in ("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "PYTHONUNBUFFERED"):
+    os.environ.pop(name, None)
+
 # An empty table: the chips of who runs the tests are not those of the tests.
 os.environ["LFLOPS_CHIPS"] = os.devnull
 
