@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lflops.collect.counting.allocation_log import AllocationLog
 from lflops.collect.counting.traffic import tensors_of
+from lflops.collect.operator_costs.scratch import rounded_up
 from lflops.collect.torch_private.tensors import FakeTensor, local_part, storage_key
 from lflops.profile.model import Allocation, Memory, Moment
 from lflops.profile.module_names import ancestry
@@ -139,7 +140,7 @@ class LiveMemory:
 
     def scratch(self, operator: str, row: str, phase: Phase, nbytes: int) -> None:
         """Record bytes that a kernel allocated besides its results, and freed before it returned."""
-        nbytes = -(-nbytes // self._round_to) * self._round_to
+        nbytes = rounded_up(nbytes, self._round_to)
         serial, live = len(self._births), self._live + nbytes
         self._births.append(Birth(nbytes, "temporary", operator, row, phase))
         self._events.append(serial)
@@ -240,7 +241,7 @@ class LiveMemory:
         if found is None:
             return
         storage, key = found
-        nbytes = -(-storage.nbytes() // self._round_to) * self._round_to
+        nbytes = rounded_up(storage.nbytes(), self._round_to)
         if key in self._alive or not nbytes:
             return
         if self._log is not None:
