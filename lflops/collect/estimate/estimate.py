@@ -248,9 +248,8 @@ class Estimator:
         moments = LONGEST_TIMELINE if self.watch is None else sys.maxsize
         extent = Extent(fake=True, round_to=self.round_to, moments=moments, gradients=subject.buckets, scratch=not is_gpu(chip))
         if any(local_part(each) is not each for each in model.parameters()):
-            self._step(
-                call, stepper, chip, Meter(progress=False), extent
-            )  # torch infers the placements of results once, with its own tensors
+            # Torch infers the placements of results in the first step only, with its own tensors.
+            self._step(call, stepper, chip, Meter(progress=False), extent)
             model.zero_grad()
         log = AllocationLog() if self.watch is None and (self.allocator is not None or is_gpu(chip)) else None
         extent = dataclasses.replace(extent, log=log)
