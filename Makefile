@@ -56,7 +56,7 @@ bench: $(READY) $(PEERS_READY)
 	@$(BIN)/python benchmarks/budget.py
 	@$(BIN)/python benchmarks/roofline.py
 	@$(BIN)/python benchmarks/estimate.py
-	@$(BIN)/python benchmarks/memory_ranks.py --write
+	@$(BIN)/python benchmarks/memory_ranks.py
 	@$(BIN)/python benchmarks/memory.py
 	@$(BIN)/python benchmarks/checkpointing.py
 	@$(BIN)/python benchmarks/page.py

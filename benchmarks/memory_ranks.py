@@ -1,9 +1,5 @@
-"""Does a rank hold what was estimated? One rank's estimated peak against real processes over gloo, by their storages.
+"""Does a rank hold what was estimated? One rank's estimated peak against real processes over gloo, by their storages."""
 
-python benchmarks/memory_ranks.py [--write]
-"""
-
-import argparse
 import logging
 import sys
 import tempfile
@@ -67,12 +63,6 @@ def section(found: list[tuple[str, int, str, str, int, list[int]]]) -> list[str]
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="put the section into RESULTS.md")
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    lines = section(rows())
-    if parser.parse_args().write:
-        record("memory_ranks.py", "One rank's memory", lines)
-    else:
-        print("\n".join(lines))
+    record("memory_ranks.py", "One rank's memory", section(rows()))
