@@ -36,6 +36,20 @@ Series = Mapping[int, Sequence[float]]
 """Seconds step by step, by rank."""
 
 
+class Repeated(NamedTuple):
+    """Several modules in one phase, as `layers.*.mlp` forward.
+
+    Attributes:
+        modules: Their number.
+        intervals: Those that they lie in.
+        seconds: The sum of them, by rank.
+    """
+
+    modules: int
+    intervals: tuple[int, ...]
+    seconds: Series
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankTable:
     """Seconds of all ranks in the same steps.
@@ -56,7 +70,7 @@ class RankTable:
     """
 
     seconds: Mapping[Place, Series]
-    repeated: Mapping[Place, "Repeated"]
+    repeated: Mapping[Place, Repeated]
     busy: Mapping[int, Series]
     waiting: Series
     intervals: Mapping[Place, int]
@@ -72,20 +86,6 @@ class RankTable:
     def ranks(self) -> Sequence[int]:
         """The ranks, in their order."""
         return tuple(self.waiting)
-
-
-class Repeated(NamedTuple):
-    """Several modules in one phase, as `layers.*.mlp` forward.
-
-    Attributes:
-        modules: Their number.
-        intervals: Those that they lie in.
-        seconds: The sum of them, by rank.
-    """
-
-    modules: int
-    intervals: tuple[int, ...]
-    seconds: Series
 
 
 def repeated_places(intervals: Mapping[Place, int], patterns: Mapping[str, str]) -> dict[Place, list[Place]]:

@@ -64,6 +64,25 @@ class UncountedOperator(Struct, frozen=True, kw_only=True):
     seconds: float | None
 
 
+class _Found(NamedTuple):
+    """What some cells did: fields of `OperatorRow`."""
+
+    figures: WorkCounts
+    modules: int
+    by_module: Mapping[str, WorkCounts]
+
+
+class _Sum(NamedTuple):
+    """The counts of several cells of a module."""
+
+    module: str
+    calls: int
+    macs: int
+    executed_macs: int
+    flops: int
+    bytes_moved: int
+
+
 def operators(profile: Profile, phase: Phase | None = "forward") -> tuple[Operator, ...]:
     """The operators of a phase, or of all of them, the most first: by MACs, then by FLOPs, then by bytes."""
     phases = PHASES if phase is None else (phase,)
@@ -142,16 +161,17 @@ def _rows(profile: Profile, cells: Sequence[Cell], twice: Mapping[tuple[str, str
     of_operators: defaultdict[str, list[tuple[Phase, str]]] = defaultdict(list)
     for operator, phase, dtype in kinds:
         of_operators[operator].append((phase, dtype))
+    in_two_phases = {operator for operator, _ in twice}
     totals = {phase: _total(profile, phase) for phase in (None, *PHASES)}
 
-    def row(operator: str, phase: Phase | None, dtypes: tuple[str, ...], found: "_Found") -> OperatorRow:
+    def row(operator: str, phase: Phase | None, dtypes: tuple[str, ...], found: _Found) -> OperatorRow:
         metric, total = totals[phase]
         share = getattr(found.figures, metric) / total if is_counted and total else None
         return OperatorRow(operator=operator, phase=phase, dtypes=dtypes, is_counted=is_counted, share=share, **found._asdict())
 
     for operator, where in of_operators.items():
         found = {each: _found(_together(kinds[operator, *each])) for each in where}
-        if len(where) == 1 and not any(name == operator for name, _ in twice):
+        if len(where) == 1 and operator not in in_two_phases:
             everywhere = found[where[0]]
         else:
             everywhere = _found(_together([cell for each in where for cell in kinds[operator, *each]], twice))
@@ -161,15 +181,7 @@ def _rows(profile: Profile, cells: Sequence[Cell], twice: Mapping[tuple[str, str
             yield row(operator, phase, (dtype,) if dtype else (), found[phase, dtype])
 
 
-class _Found(NamedTuple):
-    """What some cells did: fields of `OperatorRow`."""
-
-    figures: WorkCounts
-    modules: int
-    by_module: Mapping[str, WorkCounts]
-
-
-def _together(cells: Sequence[Cell], twice: Mapping[tuple[str, str], int] | None = None) -> "Sequence[Cell | _Sum]":
+def _together(cells: Sequence[Cell], twice: Mapping[tuple[str, str], int] | None = None) -> Sequence[Cell | _Sum]:
     """One for each module, without the calls of `twice`. Most cells are the only ones of their module, and stay unchanged."""
     if not twice and len(set(map(attrgetter("module"), cells))) == len(cells):
         return cells
@@ -181,17 +193,6 @@ def _together(cells: Sequence[Cell], twice: Mapping[tuple[str, str], int] | None
     for name, of_module in sums.items():
         of_module[0] -= twice.get((operator, name), 0) if twice else 0
     return [_Sum(name, *counts) for name, counts in sums.items()]
-
-
-class _Sum(NamedTuple):
-    """The counts of several cells of a module."""
-
-    module: str
-    calls: int
-    macs: int
-    executed_macs: int
-    flops: int
-    bytes_moved: int
 
 
 def _found(sums: Sequence[Cell | _Sum]) -> _Found:

@@ -22,23 +22,6 @@ _TRACED = ("own_device_seconds", "device_seconds", "own_host_seconds", "host_sec
 _OF_TORCH = "aten::"
 
 
-class Operators(Struct, frozen=True, kw_only=True):
-    """What ran, by operator.
-
-    Attributes:
-        table: Of each its `operator` and its `phase`, always lists; `all` is all phases together. Seconds are of the mean traced batch, of
-            all phases together: a trace does not separate them. A traced operator that was not counted has only seconds.
-        within: The modules of each, `row` and `module` as always lists of rows of this table and of that of modules.
-        uncounted: How many operators ran without a formula.
-        kernels: Of compiled code; `None` where none was looked into.
-    """
-
-    table: Columns
-    within: Columns
-    uncounted: int
-    kernels: "Kernels | None"
-
-
 class Kernels(Struct, frozen=True, kw_only=True):
     """The kernels of compiled code. Figures are of the mean traced batch.
 
@@ -58,6 +41,23 @@ class Kernels(Struct, frozen=True, kw_only=True):
     graphs: int
     assigned: float | None
     fused: float | None
+
+
+class Operators(Struct, frozen=True, kw_only=True):
+    """What ran, by operator.
+
+    Attributes:
+        table: Of each its `operator` and its `phase`, always lists; `all` is all phases together. Seconds are of the mean traced batch, of
+            all phases together: a trace does not separate them. A traced operator that was not counted has only seconds.
+        within: The modules of each, `row` and `module` as always lists of rows of this table and of that of modules.
+        uncounted: How many operators ran without a formula.
+        kernels: Of compiled code; `None` where none was looked into.
+    """
+
+    table: Columns
+    within: Columns
+    uncounted: int
+    kernels: Kernels | None
 
 
 def operators(analysis: Analysis) -> Operators | None:

@@ -128,7 +128,7 @@ class Outlets:
                     separator = given if isinstance(given, str) else "/"
                     logger.log_metrics({separator.join(names): value for names, value in values.items()}, step=step)
 
-    def prepare(self, analysis: Analysis, path: Path | None, step: int) -> "PreparedWindow":
+    def prepare(self, analysis: Analysis, path: Path | None, step: int) -> PreparedWindow:
         """Write the page next to a window's file, and make all that the loggers are given. Any thread may do this.
 
         Args:
@@ -161,7 +161,7 @@ class Outlets:
             _ = analysis.busiest, analysis.patterns  # that the training's thread finds them there
         return PreparedWindow(text, files, logs)
 
-    def log(self, prepared: "PreparedWindow") -> None:
+    def log(self, prepared: PreparedWindow) -> None:
         """Give the loggers what was made of a window."""
         for logger, log in prepared.logs:
             with self._failures.contained(_shown_to(logger)):
