@@ -68,7 +68,7 @@ def run_shown(analysis: Analysis) -> RunShown:
     """All that `lflops.diff` reads in a profile and the table of modules does not have."""
     figures = run_figures(analysis.profile, analysis.step_times, analysis.utilization.mfu)
     columns = {name: values for name, values in time_columns(analysis.profile).items() if not name.endswith("seconds")}
-    times = {name: column(_rounded(each) if name.endswith("error") else each for each in values) for name, values in columns.items()}
+    times = {name: column(map(_rounded, values) if name.endswith("error") else values) for name, values in columns.items()}
     return RunShown(**{name: getattr(figures, name) for name in RunFigures.__struct_fields__}, times=times)
 
 

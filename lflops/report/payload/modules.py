@@ -26,7 +26,7 @@ def modules(analysis: Analysis) -> Columns:
     profile = analysis.profile
     rows, counted = profile.modules.values(), profile.is_counted
     columns: Columns = {"name": list(profile.modules)}
-    columns |= {field: column(getattr(row, field) for row in rows) for field in _OF_MODULES}
+    columns |= {field: column(map(attrgetter(field), rows)) for field in _OF_MODULES}
     columns["rank_spread"] = column(spreads.get(name) for name in profile.modules)
     columns["identical"] = column(analysis.identical_subtrees[name] for name in profile.modules)
     for phase in PHASES:
