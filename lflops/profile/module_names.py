@@ -1,5 +1,6 @@
 """Dotted names of modules: what is above and below a name, and which names repeat, as those of 48 layers."""
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeVar
@@ -64,12 +65,13 @@ def fold_repeats(
         A label and the items of each group, in the order of their first items. The label is the names' pattern, or the name itself where
         all items are of one module.
     """
-    groups: dict[tuple[Hashable, ...], list[tuple[str, Item]]] = {}
+    groups: defaultdict[tuple[str, tuple[Hashable, ...]], list[Item]] = defaultdict(list)
     for item in items:
-        name, *rest = key(item)
-        groups.setdefault((patterns.get(name, name), *rest), []).append((name, item))
-    return [(_label({name for name, _ in group}, pattern), [item for _, item in group]) for (pattern, *_), group in groups.items()]
+        values = key(item)
+        groups[patterns.get(values[0], values[0]), values[1:]].append(item)
 
+    def label(pattern: str, group: Sequence[Item]) -> str:
+        name = key(group[0])[0]
+        return name if all(key(item)[0] == name for item in group) else pattern
 
-def _label(names: set[str], pattern: Hashable) -> str:
-    return next(iter(names)) if len(names) == 1 else str(pattern)
+    return [(label(pattern, group), group) for (pattern, _), group in groups.items()]

@@ -1,14 +1,14 @@
 """What repeats in a model, as its 48 layers, so that one row or one point stands for all of them."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from lflops.analyze.speed.roofline import Bound, Over, Point, rates
+from lflops.analyze.speed.roofline import Bound, Over, Point, Total, point_of
 from lflops.profile.model import COUNTS, PHASES, ModuleProfile, Profile
+from lflops.profile.module_names import fold_repeats
 from lflops.profile.series import sum_known
 
 __all__ = ["FoldedPoint", "fold_points", "identical_subtrees"]
@@ -28,7 +28,7 @@ _FACTS = (
 )
 
 
-_works_of, _facts_of = attrgetter(*_COMPARED), attrgetter(*_FACTS)  # five times as fast as a loop
+_COUNTS_OF = attrgetter(*_FACTS, *(f"{phase}.{count}" for phase in PHASES for count in _COMPARED))  # five times as fast as a loop
 
 _BOUNDS: tuple[Bound, ...] = ("compute", "memory")
 _WORST_FIRST: tuple[Over, ...] = ("error", "cache_unknown", "compiled", "cache")
@@ -51,9 +51,8 @@ def identical_subtrees(profile: Profile, below: Mapping[str, Sequence[str]]) -> 
 
 def _counts(module: ModuleProfile) -> tuple[Any, ...]:
     """The values that identical modules share: neither times nor the peak, which depend on when a module runs."""
-    works = (_works_of(module.work(phase)) for phase in PHASES)
     dtypes = ((dtype, share.parameters, share.bytes) for dtype, share in sorted(module.dtypes.items()))
-    return (module.owner is None, _facts_of(module), *dtypes, *works)
+    return (module.owner is None, _COUNTS_OF(module), *dtypes)
 
 
 class FoldedPoint(NamedTuple):
@@ -70,7 +69,7 @@ class FoldedPoint(NamedTuple):
     first: Point
 
 
-_WORK_OF = attrgetter("operator", "dtype", "phase", "flops", "bytes_moved")
+_MODULE_AND_WORK = attrgetter("module", "operator", "dtype", "phase", "flops", "bytes_moved")
 
 
 def fold_points(points: Iterable[Point], patterns: Mapping[str, str]) -> Iterator[FoldedPoint]:
@@ -82,25 +81,23 @@ def fold_points(points: Iterable[Point], patterns: Mapping[str, str]) -> Iterato
         points: Of modules.
         patterns: Each module's name with `*` for the numbers of what repeats.
     """
-    groups: defaultdict[tuple[Any, ...], list[Point]] = defaultdict(list)
-    for point in points:
-        groups[patterns.get(point.module, point.module), _WORK_OF(point)].append(point)
-    for (pattern, _), group in groups.items():
-        first = group[0]
-        label = first.module if len({point.module for point in group}) == 1 else pattern
-        yield FoldedPoint(len(group), first if len(group) == 1 else _sum_of(label, group), first)
+    for label, group in fold_repeats(points, _MODULE_AND_WORK, patterns):
+        yield FoldedPoint(len(group), group[0] if len(group) == 1 else _sum_of(label, group), group[0])
 
 
 def _sum_of(label: str, points: Sequence[Point]) -> Point:
-    seconds, roof = sum_known(point.seconds for point in points), sum_known(point.roof_seconds for point in points)
-    over = {point.over for point in points}
-    return replace(
-        points[0],
-        module=label,
+    first, over = points[0], {point.over for point in points}
+    total = Total(
         calls=sum(point.calls for point in points),
-        **rates(sum(point.flops for point in points), sum(point.bytes_moved for point in points), seconds, roof),
-        bound=max(_BOUNDS, key=lambda bound: sum(point.roof_seconds or 0.0 for point in points if point.bound == bound)) if roof else None,
+        flops=sum(point.flops for point in points),
+        bytes_moved=sum(point.bytes_moved for point in points),
+        seconds=sum_known(point.roof_seconds for point in points),
+        bound=max(_BOUNDS, key=lambda bound: sum(point.roof_seconds or 0.0 for point in points if point.bound == bound)),
+        costs=(),
+    )
+    seconds, fused = sum_known(point.seconds for point in points), sum_known(point.fused_bytes for point in points)
+    return replace(
+        point_of(total, label, first.phase, operator=first.operator, dtype=first.dtype, seconds=seconds, fused=fused),
         seconds_to_win=sum_known(point.seconds_to_win for point in points),
         over=next((each for each in _WORST_FIRST if each in over), None),
-        fused_bytes=sum_known(point.fused_bytes for point in points),
     )

@@ -18,12 +18,12 @@ from lflops.analyze.speed.fused_bytes import bytes_as_compiled, bytes_with_below
 from lflops.analyze.speed.peaks import chip_of, name_of_peak, peak_of
 from lflops.analyze.speed.traced_operators import traced_seconds
 from lflops.hardware.chips import Hardware, lookup
-from lflops.profile.model import Cell, Profile, Work
+from lflops.profile.model import Profile, Work
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, ModulePhase, Phase
 from lflops.profile.series import sum_known
 
-__all__ = ["Bound", "Ceiling", "Over", "Point", "Roofline", "rates", "roofline", "roofline_overview"]
+__all__ = ["Bound", "Ceiling", "Over", "Point", "Roofline", "Total", "point_of", "roofline", "roofline_overview"]
 
 Bound = Literal["compute", "memory"]
 
@@ -132,12 +132,15 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
     """
     chip = chip_of(profile, hardware)
     costs = _Costs(profile, chip)
-    of_rows = _by_row(profile, costs, lambda cell: ancestry(cell.module))
+    of_rows: defaultdict[tuple[str, Phase], list[int]] = defaultdict(list)
+    for cell, number in zip(profile.cells, costs.numbers, strict=True):
+        for name in ancestry(cell.module):
+            of_rows[name, cell.phase].append(number)
     fused = bytes_with_below(profile, bytes_as_compiled(profile))
     return replace(
         _overview(profile, chip, costs),
         modules=tuple(
-            _point(
+            point_of(
                 costs.total(of_rows[name, phase]),
                 name,
                 phase,
@@ -149,7 +152,7 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
             if (name, phase) in of_rows
         ),
         cells=tuple(
-            _point(costs.total([number]), cell.module, cell.phase, operator=cell.operator, dtype=cell.dtype)
+            point_of(costs.total([number]), cell.module, cell.phase, operator=cell.operator, dtype=cell.dtype)
             for cell, number in zip(profile.cells, costs.numbers, strict=True)
         ),
     )
@@ -185,15 +188,7 @@ def _operators(profile: Profile, costs: "_Costs") -> Iterator[Point]:
         seconds = traced.get(operator.removeprefix(_OF_TORCH)) or None
         shown: Phase | Literal["all"] = kinds[0][0] if len(phases) == 1 else "all"
         numbers = [number for phase, dtype in kinds for number in by_kind[operator, phase, dtype]]
-        yield _point(costs.total(numbers), "", shown, operator=operator, dtype=", ".join(dtypes), seconds=seconds)
-
-
-def _by_row(profile: Profile, costs: "_Costs", rows: Callable[[Cell], Iterable[str]]) -> dict[tuple[str, Phase], list[int]]:
-    of_rows: defaultdict[tuple[str, Phase], list[int]] = defaultdict(list)
-    for cell, number in zip(profile.cells, costs.numbers, strict=True):
-        for name in rows(cell):
-            of_rows[name, cell.phase].append(number)
-    return of_rows
+        yield point_of(costs.total(numbers), "", shown, operator=operator, dtype=", ".join(dtypes), seconds=seconds)
 
 
 def _own(profile: Profile, costs: "_Costs") -> Iterator[Point]:
@@ -210,9 +205,9 @@ def _own(profile: Profile, costs: "_Costs") -> Iterator[Point]:
                 work = module.work(phase)
                 own = work.own_seconds.median if work.own_seconds else None
                 seconds = own if name in above[phase] else _seconds(work)
-                yield _point(
-                    costs.total(numbers), name, phase, seconds=seconds, fused=fused.get(ModulePhase(name, phase)) if fused else None
-                )
+                # Without compiled code there is no key to make: 30 ms of 20,000 modules.
+                moved = fused.get(ModulePhase(name, phase)) if fused else None
+                yield point_of(costs.total(numbers), name, phase, seconds=seconds, fused=moved)
 
 
 def _above(names: Iterable[str]) -> set[str]:
@@ -246,7 +241,7 @@ class _Cost(NamedTuple):
         return None if self.compute is None or self.memory is None else max(self.compute, self.memory)
 
 
-class _Total(NamedTuple):
+class Total(NamedTuple):
     """The sums over some cells.
 
     Attributes:
@@ -295,15 +290,15 @@ class _Costs:
             is_cached = None if cache is None else bytes_moved <= cache * calls
             memory = bytes_moved / bandwidth if bandwidth else None
             self._costs.append(_Cost(calls, executed, bytes_moved, compute, memory, is_cached, is_compiled))
-        self._totals: dict[tuple[int, ...], _Total] = {}
+        self._totals: dict[tuple[int, ...], Total] = {}
 
-    def total(self, numbers: Sequence[int]) -> _Total:
+    def total(self, numbers: Sequence[int]) -> Total:
         """The sums over the cells with these costs."""
         key = tuple(numbers)
         total = self._totals.get(key)
         if total is None:
             costs = [(self._costs[number], times) for number, times in Counter(key).items()]
-            total = self._totals[key] = _Total(
+            total = self._totals[key] = Total(
                 calls=sum(cost.calls * times for cost, times in costs),
                 flops=sum(cost.flops * times for cost, times in costs),
                 bytes_moved=sum(cost.bytes_moved * times for cost, times in costs),
@@ -314,8 +309,8 @@ class _Costs:
         return total
 
 
-def _point(
-    total: _Total,
+def point_of(
+    total: Total,
     module: str,
     phase: Phase | Literal["all"],
     *,
@@ -324,9 +319,10 @@ def _point(
     seconds: float | None = None,
     fused: int | None = None,
 ) -> Point:
+    """The point of some cells together: what follows from their sums and their time."""
     calls, flops, moved, roof, bound, costs = total
     share = roof / seconds if roof is not None and seconds else None
-    return Point(  # a call of `rates` would double the time of this
+    return Point(
         module=module,
         operator=operator,
         phase=phase,
@@ -345,20 +341,6 @@ def _point(
         over=_over(costs, seconds) if seconds and share is not None and share > 1 + TOLERANCE else None,
         fused_bytes=fused,
     )
-
-
-def rates(flops: int, bytes_moved: int, seconds: float | None, roof_seconds: float | None) -> dict[str, Any]:
-    """The fields of a point that follow from its work, its time and its least time."""
-    return {
-        "flops": flops,
-        "bytes_moved": bytes_moved,
-        "intensity": flops / bytes_moved if bytes_moved else None,
-        "seconds": seconds,
-        "flops_per_second": flops / seconds if seconds else None,
-        "roof_seconds": roof_seconds,
-        "roof_flops_per_second": flops / roof_seconds if roof_seconds else None,
-        "share": roof_seconds / seconds if roof_seconds is not None and seconds else None,
-    }
 
 
 def _bound(costs: Iterable[tuple[_Cost, int]]) -> Bound:
