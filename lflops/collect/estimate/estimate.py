@@ -21,7 +21,7 @@ from lflops.collect.estimate.cpu_kernels import LSTM_LAYER
 from lflops.collect.estimate.cuda_attention import attention_on
 from lflops.collect.estimate.fake_errors import values_refused
 from lflops.collect.estimate.fake_tensors import Fakes
-from lflops.collect.estimate.mesh import checked_mesh, mesh_group, parallelize, with_mesh
+from lflops.collect.estimate.mesh import checked_mesh, checked_rank, mesh_group, parallelize, with_mesh
 from lflops.collect.estimate.optimizer_step import MakesOptimizer, Stepper, makes_optimizer
 from lflops.collect.estimate.progress import Meter, Progress
 from lflops.collect.inputs.arguments import check_arguments, check_module, check_pass, check_whole, describe
@@ -54,6 +54,8 @@ def estimate(
     round_to: int = 1,
     allocator: str | None = None,
     mesh: Mapping[str, int] | None = None,
+    rank: int = 0,
+    step: Callable[..., object] | None = None,
     progress: bool | Progress = False,
 ) -> Profile:
     """Estimate the work and the peak memory of a step. Nothing is allocated and nothing is computed.
@@ -75,6 +77,10 @@ def estimate(
             both steps, and `memory.reserved` has the result. For a chip of the table the default is simulated where nothing is given.
         mesh: Ranks by dimension, as `{"data": 8, "tensor": 4}`: the built model is divided as one of them has it. FSDP2 shards each block
             over `data`, in `replica` replicas; `tensor` follows its `tp_plan`. `{"replica": 8}` alone is DDP. The batch is one rank's.
+            Of `pipeline` the functions `model` and `step` make the stage of the rank.
+        rank: The rank of the mesh to estimate.
+        step: A training step without its optimizer, in place of the call, the loss and backward, as a pipeline's schedule makes it. It is
+            called as `step(model, *args, **kwargs)`, and goes backward itself.
         progress: Whether to write the progress to stderr; or a function of the finished operators and their total, `None` while unknown.
 
     Raises:
@@ -82,20 +88,23 @@ def estimate(
         HardwareError: The chip is unknown.
     """
     args = (args,) if isinstance(args, Tensor) else args
-    _check(model, args, kwargs, loss, mesh, backward=backward, stepped=optimizer is not None)
+    _check(model, args, kwargs, loss, mesh, backward=backward, stepped=optimizer is not None and step is None)
+    _check_step(step, loss, mesh, backward=backward, grad_scaler=grad_scaler)
+    checked = checked_mesh("estimate", mesh)
     estimator = Estimator(
         asker="estimate",
-        backward=backward,
+        backward=backward or step is not None,
         optimizer=optimizer,
         grad_scaler=grad_scaler,
         hardware=hardware,
         round_to=round_to,
         allocator=allocator,
-        mesh=checked_mesh("estimate", mesh),
+        mesh=checked,
+        rank=checked_rank("estimate", rank, checked),
         progress=progress,
     )
     held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
-    return estimator.run(lambda: Subject(built(model), args, dict(kwargs or {}), loss), held=(*held, *tensors_in((args, kwargs))))
+    return estimator.run(lambda: Subject(built(model), args, dict(kwargs or {}), loss, step=step), held=(*held, *tensors_in((args, kwargs))))
 
 
 def _check(model: Any, args: Any, kwargs: Any, loss: Any, mesh: Any, *, backward: Any, stepped: bool) -> None:
@@ -108,6 +117,18 @@ def _check(model: Any, args: Any, kwargs: Any, loss: Any, mesh: Any, *, backward
         raise CountError("estimate: optimizer is given, but backward=False: give backward=True as well")
     if mesh and isinstance(model, nn.Module):
         raise CountError(f"estimate: mesh={describe(mesh)} divides the model: give a function that builds it")
+
+
+def _check_step(step: Any, loss: Any, mesh: Any, *, backward: Any, grad_scaler: Any) -> None:
+    if step is None:
+        if isinstance(mesh, Mapping) and "pipeline" in mesh:
+            raise CountError(f"estimate: mesh={describe(mesh)}: give step=, a function that runs your schedule on the stage")
+        return
+    if not callable(step):
+        raise CountError(f"estimate: step={describe(step)}: give a function of the model and its arguments")
+    given = {"backward": backward, "loss": loss is not None, "grad_scaler": grad_scaler}
+    if name := next((name for name, value in given.items() if value), None):
+        raise CountError(f"estimate: step is given, and {name} as well: leave {name} out, a step computes its loss and goes backward itself")
 
 
 def built(model: Model) -> nn.Module:
@@ -124,6 +145,8 @@ class Subject(NamedTuple):
     loss: Callable[[Any], Tensor] | None
     buckets: tuple[Tensor, ...] = ()
     """Of gradients, where ranks are replicas."""
+    step: Callable[..., object] | None = None
+    """Runs in place of the call, the loss and backward."""
 
 
 def batch_of(asker: str, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -171,6 +194,7 @@ class Estimator:
     round_to: int = 1
     allocator: str | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
+    rank: int = 0
     progress: bool | Progress = False
     watch: Callable[[Profile], object] | None = None
 
@@ -217,7 +241,7 @@ class Estimator:
             fakes.forget()
             return with_mesh(replace(profile, run=replace(profile.run, kind="estimate", hardware=chip)), self.mesh)
 
-        with mesh_group(self.asker, self.mesh), same_random_numbers(held), fakes.running(), values_refused(self.asker):
+        with mesh_group(self.asker, self.mesh, self.rank), same_random_numbers(held), fakes.running(), values_refused(self.asker):
             yield run
 
     def _checked(self) -> Hardware | None:
@@ -244,7 +268,9 @@ class Estimator:
                 raise CountError(f"{self.asker}: grad_scaler=True, but there is no loss to scale: give one")
             stepper = Stepper(self.asker, makes, model, chip=chip, grad_scaler=self.grad_scaler)
             loss = stepper.scaled(loss)
-        call = ModelCall(asker=self.asker, model=model, args=args, kwargs=kwargs, backward=self.backward, loss=loss, _given=given)
+        passes = {"backward": self.backward, "loss": loss, "step": subject.step}
+        call = ModelCall(asker=self.asker, model=model, args=args, kwargs=kwargs, _given=given, **passes)
+        call.begin_without_gradients()
         moments = LONGEST_TIMELINE if self.watch is None else sys.maxsize
         extent = Extent(fake=True, round_to=self.round_to, moments=moments, gradients=subject.buckets, scratch=not is_gpu(chip))
         if any(local_part(each) is not each for each in model.parameters()):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lflops.collect.counting.traffic import tensors_of
 from lflops.collect.estimate.cpu_kernels import LSTM_LAYER, corrected
 from lflops.collect.torch_private.dispatch_modes import TorchDispatchMode, route_higher_order_operators, without_modes
+from lflops.collect.torch_private.distributed import receive_operator
 from lflops.collect.torch_private.operators import GROUPED_MM, OpOverload, written_arguments
 from lflops.collect.torch_private.tensors import NEEDS_VALUES, PLAIN, storage_key
 
@@ -35,6 +36,10 @@ _VALIDATORS = frozenset(f"{name}.__init__" for name in ("Distribution", "Geometr
 _TORCH, _OURS, _DISTRIBUTIONS = (
     f"{Path(each).parent}{os.sep}" for each in (torch.__file__, Path(__file__).parent, torch.distributions.__file__)
 )
+
+
+_VOTES, _STAGES = ("_warmup_forward_vote", "_warmup_backward_result"), str(Path("distributed", "pipelining", "stage.py"))
+"""Functions in which the stages of a pipeline vote, and their file."""
 
 
 class NoCudaError(Exception):
@@ -59,6 +64,7 @@ class KnownValues(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._on_host = on_host
         route_higher_order_operators(type(self))
+        self._receive = receive_operator()
         self._stale: dict[int, weakref.ref[Any]] = {}  # by storage key, while the storage is alive: keys are reused
 
     @classmethod
@@ -87,6 +93,9 @@ class KnownValues(TorchDispatchMode):
             if not known:
                 raise
             out = None
+        if function is self._receive:
+            self._receive_values(given)
+            return out
         if known and _is_worth_it(function, given, out):
             with without_modes():
                 return function(*args, **kwargs)
@@ -112,13 +121,37 @@ class KnownValues(TorchDispatchMode):
             return False
         return not self._stale or storage_key(tensor)[1] not in self._stale
 
+    def _receive_values(self, tensors: list[Tensor]) -> None:
+        """Note what real tensors have that were received of a rank that does not exist: nothing known, or the vote of a pipeline's stage."""
+        for each in tensors:
+            if type(each) is not Tensor:
+                continue
+            if _is_vote():
+                with without_modes():
+                    each.fill_(1)
+            else:
+                self._make_stale(each)
+
     def _forget(self, function: OpOverload, args: Any, kwargs: Any) -> None:
         """Note that the values of the tensors that the operator writes to are no longer known."""
         for name, position in written_arguments(function):
             for each in tensors_of((args[position] if position < len(args) else kwargs.get(name),)):
                 if type(each) is Tensor:
-                    storage, key = storage_key(each)
-                    self._stale[key] = weakref.ref(storage, partial(self._stale.pop, key))
+                    self._make_stale(each)
+
+    def _make_stale(self, tensor: Tensor) -> None:
+        storage, key = storage_key(tensor)
+        self._stale[key] = weakref.ref(storage, partial(self._stale.pop, key))
+
+
+def _is_vote() -> bool:
+    """Whether stages of torch's pipelines ask each other if their shapes are given. The others are taken to have them: 1 says so."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name in _VOTES and frame.f_code.co_filename.endswith(_STAGES):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_worth_it(function: OpOverload, given: list[Tensor], out: Any) -> bool:

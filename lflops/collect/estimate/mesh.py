@@ -25,10 +25,11 @@ from lflops.collect.torch_private.tensors import local_part
 from lflops.errors import CountError
 from lflops.profile.model import Profile
 
-__all__ = ["DIMENSIONS", "checked_mesh", "mesh_group", "parallelize", "with_mesh"]
+__all__ = ["DIMENSIONS", "checked_mesh", "checked_rank", "mesh_group", "parallelize", "with_mesh"]
 
-DIMENSIONS = ("replica", "data", "tensor")
-"""In the order of the mesh: replicas of what FSDP2 shards over `data`, each part of which `tensor` divides. Replicas alone are DDP's."""
+DIMENSIONS = ("pipeline", "replica", "data", "tensor")
+"""In the order of the mesh: stages of a pipeline, which the user's code makes; replicas of what FSDP2 shards over `data`, each part of which
+`tensor` divides. Replicas alone are DDP's."""
 
 STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
@@ -59,12 +60,26 @@ def checked_mesh(asker: str, mesh: Any) -> dict[str, int]:
         raise CountError(
             f"{asker}: mesh has 'replica' and 'tensor' without 'data': DistributedDataParallel takes no DTensors, give 'data' for 'replica'"
         )
+    if "pipeline" in mesh and "replica" in mesh and "data" not in mesh:
+        raise CountError(f"{asker}: mesh has 'pipeline' and 'replica': DistributedDataParallel of a stage is not estimated, give 'data'")
     return {name: mesh[name] for name in DIMENSIONS if name in mesh}
 
 
+def checked_rank(asker: str, rank: Any, mesh: Mapping[str, int]) -> int:
+    """The rank, which the mesh has.
+
+    Raises:
+        CountError: The mesh does not have it.
+    """
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < prod(mesh.values()):
+        taken = f"mesh={dict(mesh)} has ranks 0 to {prod(mesh.values()) - 1}" if mesh else "give a mesh, whose rank it is"
+        raise CountError(f"{asker}: rank={describe(rank)}: {taken}")
+    return rank
+
+
 @contextlib.contextmanager
-def mesh_group(asker: str, mesh: Mapping[str, int]) -> Iterator[None]:
-    """The process group of a mesh; none for an empty one.
+def mesh_group(asker: str, mesh: Mapping[str, int], rank: int = 0) -> Iterator[None]:
+    """The process group of a mesh, as the rank has it; none for an empty one.
 
     Raises:
         CountError: A process group is open already.
@@ -77,7 +92,7 @@ def mesh_group(asker: str, mesh: Mapping[str, int]) -> Iterator[None]:
             f"{asker}: mesh={dict(mesh)}, but a process group is open already: leave mesh out, and shard the model in the function"
         )
     check_fake_group()
-    with fake_group(prod(mesh.values())):
+    with fake_group(prod(mesh.values()), rank):
         yield
 
 
@@ -92,7 +107,7 @@ def parallelize(asker: str, model: nn.Module, mesh: Mapping[str, int]) -> tuple[
     Raises:
         CountError: The model has no plan, or one that is unknown.
     """
-    if any(local_part(each) is not each for each in model.parameters()):
+    if any(local_part(each) is not each for each in model.parameters()) or set(mesh) == {"pipeline"}:
         return ()
     if set(mesh) == {"replica"}:
         return gradient_buckets(model, mesh["replica"])
@@ -122,7 +137,7 @@ def with_mesh(profile: Profile, mesh: Mapping[str, int]) -> Profile:
     """The profile of one of a mesh's ranks."""
     if not mesh:
         return profile
-    strategy = {"replica": "hsdp" if "data" in mesh else "ddp", "data": "fsdp2", "tensor": "tensor parallel"}
+    strategy = {"pipeline": "pipeline", "replica": "hsdp" if "data" in mesh else "ddp", "data": "fsdp2", "tensor": "tensor parallel"}
     names = [strategy[name] for name in mesh if not (name == "data" and "replica" in mesh)]
     run = replace(
         profile.run,

@@ -36,6 +36,7 @@ class ModelCall:
         asker: The name of the public function, with which errors begin.
         args: The positional arguments, detached from any graph, as `kwargs` are.
         loss: From the output to a scalar. `None` is the sum of the floating outputs, which is not counted as work of the model.
+        step: Runs in place of the call, the loss and backward. It is given the model and the arguments.
     """
 
     asker: str
@@ -45,6 +46,7 @@ class ModelCall:
     backward: bool
     loss: Callable[[Any], Tensor] | None
     _given: tuple[tuple[Any, ...], dict[str, Any]]
+    step: Callable[..., object] | None = None
     _gradients: Gradients = field(default_factory=Gradients)
 
     @classmethod
@@ -70,6 +72,10 @@ class ModelCall:
         with untouched(self.model, self.inputs(), self._gradients):
             yield
 
+    def begin_without_gradients(self) -> None:
+        """Set the gradients of the model aside now, so that those of a backward inside of forward are no earlier ones."""
+        self._gradients.put_aside((*self.model.parameters(), *self.inputs()))
+
     def prepare(self) -> None:
         """Prepare another pass: drop the gradients of the last one, and copy the arguments anew, in case the model wrote to them."""
         self._gradients.clear()
@@ -82,6 +88,9 @@ class ModelCall:
             divide: Called after forward, before backward with the tensors that it starts from, and after backward.
         """
         with self._grad_mode():
+            if self.step is not None:
+                self.step(self.model, *self.args, **self.kwargs)
+                return
             output = self.model(*self.args, **self.kwargs)
             if self.backward:
                 results = self._results(output)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-__all__ = ["FlatPart", "fake_group", "flat_parts", "group_named", "group_store", "wait_operator"]
+__all__ = ["FlatPart", "fake_group", "flat_parts", "group_named", "group_store", "receive_operator", "wait_operator"]
 
 
 class FlatPart(NamedTuple):
@@ -48,6 +48,11 @@ def wait_operator() -> Any:
     return torch.ops._c10d_functional.wait_tensor.default
 
 
+def receive_operator() -> Any:
+    """The operator that receives tensors of another rank, and writes them; `None` in a torch without process groups."""
+    return getattr(getattr(torch.ops.c10d, "recv_", None), "default", None)
+
+
 def group_store() -> Any:
     """The store of the default process group; `None` without a group or a store."""
     with contextlib.suppress(AttributeError, RuntimeError, ValueError, AssertionError):
@@ -56,11 +61,11 @@ def group_store() -> Any:
 
 
 @contextlib.contextmanager
-def fake_group(world_size: int) -> Iterator[None]:
-    """A process group of rank 0 and others that do not exist: collectives return at once, with results of the right shape."""
+def fake_group(world_size: int, rank: int = 0) -> Iterator[None]:
+    """A process group of one rank and others that do not exist: collectives return at once, with results of the right shape."""
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
         yield
     finally:
