@@ -183,6 +183,7 @@ class Counting:
         for row, module in self._tree.modules.items():
             memory.hold(module.buffers(recurse=False), "other", row)
         memory.hold(tensors_in(self._batch), "other", "")
+        memory.hold_survivors()
 
     def _label(self) -> None:
         memory = self._counter.memory

@@ -5,9 +5,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -16,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import lflops
+from lflops.profile.model import Memory
 
 STEPS = 3
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -187,3 +190,54 @@ CASES: dict[str, Case] = {
 def rank_peak(name: str, size: Size, ranks: int, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW) -> int:
     """The peak of this rank under a case."""
     return CASES[name].allocated(size, ranks, optimizer)
+
+
+MICROBATCHES = 4
+SCHEDULES: Mapping[str, type[PipelineScheduleSingle]] = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}
+
+
+def stage_of(size: Size) -> nn.Module:
+    """The blocks of one stage, all of which are alike."""
+    return nn.Sequential(*Blocks(size).blocks)
+
+
+class ScheduledStep:
+    """A step by one of torch's schedules. Like a training, it makes the schedule once."""
+
+    def __init__(self, schedule: str, size: Size) -> None:
+        self._kind, self._size = SCHEDULES[schedule], size
+        self._schedule: PipelineScheduleSingle | None = None
+
+    def __call__(self, stage: nn.Module, x: Tensor) -> None:
+        rank, stages = distributed.get_rank(), distributed.get_world_size()
+        if self._schedule is None:
+            shape = (self._size.samples // MICROBATCHES, self._size.width)
+            given = torch.zeros(shape, requires_grad=rank > 0), torch.zeros(shape, requires_grad=True)
+            made = PipelineStage(stage, rank, stages, torch.device("cpu"), input_args=given[0], output_args=given[1])
+            self._schedule = self._kind(made, MICROBATCHES, loss_fn=lambda out, _: out.sum())
+        if rank == 0:
+            self._schedule.step(x)
+        else:
+            self._schedule.step(**({"target": x} if rank == stages - 1 else {}))
+
+
+def estimated_stage(schedule: str, size: Size, stages: int, rank: int) -> Memory:
+    """The estimate of one stage."""
+    step = ScheduledStep(schedule, size)
+    model = partial(stage_of, size)
+    profile = lflops.estimate(model, batch(size), optimizer=torch.optim.AdamW, mesh={"pipeline": stages}, rank=rank, step=step)
+    assert profile.memory is not None
+    return profile.memory
+
+
+def stage_peak(schedule: str, size: Size) -> int:
+    """The peak of this process as a stage, over a few steps."""
+    with LiveStorages() as storages:
+        stage, x, step = stage_of(size), batch(size), ScheduledStep(schedule, size)
+        stepper = torch.optim.AdamW(stage.parameters())
+        storages.peak = 0
+        for _ in range(STEPS):
+            step(stage, x)
+            stepper.step()
+            stepper.zero_grad()
+    return storages.peak

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from lflops.collect.attribution.communication_hooks import in_communication_hook
 from lflops.collect.attribution.module_tracker import ModuleTracker
 from lflops.collect.counting.allocation_log import AllocationLog
-from lflops.collect.counting.live_memory import LONGEST_TIMELINE, LiveMemory
+from lflops.collect.counting.live_memory import LONGEST_TIMELINE, LiveMemory, Survivors
 from lflops.collect.counting.operators import FOREACH, Kind, Operator, first_tensor
 from lflops.collect.counting.optimizer_owners import StepOwners
 from lflops.collect.counting.sharded_tensors import PartialTensors, logical_cost
@@ -56,6 +56,7 @@ class Extent:
         moments: The most operators of the memory's timeline; of more the extremes are kept.
         gradients: Memory for gradients that no module holds.
         scratch: Whether the CPU's kernels run, whose scratch memory is known: it is not if fake tensors stand for another device's.
+        survivors: Storages that the last step left, and that the next one begins with. Without a list, none are looked for.
     """
 
     traffic: bool = True
@@ -66,6 +67,7 @@ class Extent:
     moments: int = LONGEST_TIMELINE
     gradients: tuple[Tensor, ...] = ()
     scratch: bool = True
+    survivors: Survivors | None = None
 
 
 class Call(NamedTuple):
@@ -93,7 +95,7 @@ class OperatorAccumulator:
     def __init__(self, scopes: ModuleTracker, extent: Extent) -> None:
         """Begin without sums."""
         self.scopes = scopes
-        self.memory = LiveMemory(extent.round_to, extent.log, extent.moments) if extent.memory else None
+        self.memory = LiveMemory(extent.round_to, extent.log, extent.moments, extent.survivors) if extent.memory else None
         if self.memory is not None:
             self.memory.hold(extent.gradients, "gradients", "")
         self.fake, self.scratch = extent.fake, extent.scratch

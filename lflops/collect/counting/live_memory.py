@@ -18,7 +18,7 @@ from lflops.profile.module_names import ancestry
 from lflops.profile.records import CATEGORIES, ByCategory, Phase
 from lflops.profile.series import extremes
 
-__all__ = ["LONGEST_TIMELINE", "LiveMemory", "storage_of"]
+__all__ = ["LONGEST_TIMELINE", "LiveMemory", "Survivors", "storage_of"]
 
 LARGEST = 50
 LONGEST_TIMELINE = 20_000
@@ -39,6 +39,10 @@ class Birth(NamedTuple):
     operator: str
     row: str
     phase: Phase
+
+
+Survivors = list[tuple[int, weakref.ref[Any], Birth]]
+"""Keys and storages that a step made, and that were alive at its end. None is kept alive."""
 
 
 class _Replaced(NamedTuple):
@@ -66,9 +70,16 @@ class LiveMemory:
     Args:
         round_to: The size of each storage is rounded up to a multiple of so many bytes.
         moments: The most operators of the timeline; of more the extremes are kept.
+        survivors: Storages that the last step left: this one begins with those still alive, and at its end puts its own there.
     """
 
-    def __init__(self, round_to: int = 1, log: AllocationLog | None = None, moments: int = LONGEST_TIMELINE) -> None:
+    def __init__(
+        self,
+        round_to: int = 1,
+        log: AllocationLog | None = None,
+        moments: int = LONGEST_TIMELINE,
+        survivors: Survivors | None = None,
+    ) -> None:
         """Begin without live storages."""
         self._longest = moments
         self._round_to = round_to
@@ -86,11 +97,19 @@ class LiveMemory:
         self._resized: dict[int, Any] = {}
         self._replaced: _Replaced | None = None
         self._log = log
+        self._survivors = survivors
 
     def hold(self, tensors: Iterable[Tensor], category: str, row: str) -> None:
         """Add tensors that exist before the first operator."""
         for tensor in tensors:
             self._bear(tensor, category, "", row, "other")
+
+    def hold_survivors(self) -> None:
+        """Add what an earlier step made and something still keeps: the buffers of a pipeline's schedule, for one."""
+        for key, reference, birth in self._survivors or ():
+            storage = reference()
+            if storage is not None:
+                self._bear_storage(storage, key, birth, fake=True)
 
     def before(self, operator: str, row: str, phase: Phase) -> None:
         """Record the live bytes before an operator runs."""
@@ -200,6 +219,11 @@ class LiveMemory:
         """Stop following storages."""
         if self._replaced is not None:
             self._keep_both(self._replaced)
+        if self._survivors is not None:
+            labels = self._relabelled
+            alive = ((key, kept, serial) for key, (serial, kept) in self._alive.items())
+            # An optimizer's parameters lead to its state.
+            self._survivors[:] = [(key, kept, self._births[each]) for key, kept, each in alive if labels.get(each) != "optimizer_state"]
         self._alive.clear()
 
     def peak_of_rows(self) -> dict[str, int]:
@@ -241,16 +265,21 @@ class LiveMemory:
         if found is None:
             return
         storage, key = found
-        nbytes = rounded_up(storage.nbytes(), self._round_to)
+        if key not in self._alive:
+            birth = Birth(rounded_up(storage.nbytes(), self._round_to), category, operator, row, phase)
+            self._bear_storage(storage, key, birth, fake=tensor.is_meta or type(tensor) is FakeTensor)
+
+    def _bear_storage(self, storage: Any, key: int, birth: Birth, *, fake: bool) -> None:
+        nbytes = birth.nbytes
         if key in self._alive or not nbytes:
             return
         if self._log is not None:
             self._log.allocated(storage, key, storage.nbytes())
         serial = len(self._births)
-        self._births.append(Birth(nbytes, category, operator, row, phase))
+        self._births.append(birth)
         self._alive[key] = (serial, weakref.ref(storage, partial(self._die, key)))
         self._events.append(serial)
-        if tensor.is_meta or type(tensor) is FakeTensor:
+        if fake:
             self._fake.add(serial)
         self._live += nbytes
         if self._live > self._peak:

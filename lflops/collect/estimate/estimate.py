@@ -88,8 +88,8 @@ def estimate(
         HardwareError: The chip is unknown.
     """
     args = (args,) if isinstance(args, Tensor) else args
-    _check(model, args, kwargs, loss, mesh, backward=backward, stepped=optimizer is not None and step is None)
     _check_step(step, loss, mesh, backward=backward, grad_scaler=grad_scaler)
+    _check(model, args, kwargs, loss, mesh, backward=backward, stepped=optimizer is not None and step is None)
     checked = checked_mesh("estimate", mesh)
     estimator = Estimator(
         asker="estimate",
@@ -104,7 +104,9 @@ def estimate(
         progress=progress,
     )
     held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
-    return estimator.run(lambda: Subject(built(model), args, dict(kwargs or {}), loss, step=step), held=(*held, *tensors_in((args, kwargs))))
+    return estimator.run(
+        lambda: Subject(built(model), args, dict(kwargs or {}), loss, step=step), held=(*held, *tensors_in((args, kwargs)))
+    )
 
 
 def _check(model: Any, args: Any, kwargs: Any, loss: Any, mesh: Any, *, backward: Any, stepped: bool) -> None:
@@ -128,7 +130,9 @@ def _check_step(step: Any, loss: Any, mesh: Any, *, backward: Any, grad_scaler: 
         raise CountError(f"estimate: step={describe(step)}: give a function of the model and its arguments")
     given = {"backward": backward, "loss": loss is not None, "grad_scaler": grad_scaler}
     if name := next((name for name, value in given.items() if value), None):
-        raise CountError(f"estimate: step is given, and {name} as well: leave {name} out, a step computes its loss and goes backward itself")
+        raise CountError(
+            f"estimate: step is given, and {name} as well: leave {name} out, a step computes its loss and goes backward itself"
+        )
 
 
 def built(model: Model) -> nn.Module:
@@ -273,6 +277,8 @@ class Estimator:
         call.begin_without_gradients()
         moments = LONGEST_TIMELINE if self.watch is None else sys.maxsize
         extent = Extent(fake=True, round_to=self.round_to, moments=moments, gradients=subject.buckets, scratch=not is_gpu(chip))
+        if subject.step is not None:
+            extent = dataclasses.replace(extent, survivors=[])
         if any(local_part(each) is not each for each in model.parameters()):
             # Torch infers the placements of results in the first step only, with its own tensors.
             self._step(call, stepper, chip, Meter(progress=False), extent)

@@ -129,7 +129,7 @@ def _object_sent(error: Exception) -> str | None:
     """What a failed collective of Python objects does; stages of a pipeline tell each other their shapes by these."""
     if not any("object" in each.name and each.filename.endswith(OBJECTS_IN) for each in traceback.extract_tb(error.__traceback__)):
         return None
-    return "it sends Python objects to other ranks, which do not exist here: of a pipeline give one stage as the model, with one microbatch"
+    return "it sends Python objects to other ranks, which do not exist here: give each PipelineStage its input_args and output_args"
 
 
 def _value_asked_for(error: Exception) -> str | None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -17,7 +18,7 @@ import lflops
 from lflops.collect.estimate.gradient_buckets import FIRST, LATER, assigned
 from lflops.profile.model import Memory, Profile
 from tests.support.processes import Ranks
-from tests.support.rank_memory import CASES, Size, rank_peak
+from tests.support.rank_memory import CASES, MICROBATCHES, SCHEDULES, Size, estimated_stage, rank_peak, stage_peak
 
 WIDTH, WIDE, SAMPLES, BLOCKS, FLOAT = 64, 256, 32, 3, 4
 BATCH = torch.zeros(SAMPLES, WIDTH)
@@ -119,6 +120,11 @@ NUMBERS = 32
 """Bytes of single numbers that a real step holds for a while: the sum, what it starts from, AdamW's step counts."""
 
 
+STAGE = Size(width=64, wide=256, blocks=6, samples=1024)
+SENT = STAGE.samples // MICROBATCHES * STAGE.width * FLOAT
+"""Bytes of an output that gloo still holds after it was sent, until the schedule lets the send go."""
+
+
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # torch's, of what a block of local parts returns
 @pytest.mark.parametrize("world", [2, 4])
 def test_real_processes_hold_what_was_estimated(world: int, tmp_path: Path) -> None:
@@ -127,11 +133,18 @@ def test_real_processes_hold_what_was_estimated(world: int, tmp_path: Path) -> N
     The estimate has the batch, which a loop's count does not see. Each strategy has a peak of its own, so a mixed-up one would be seen.
     """
     builds: dict[str, Callable[[], nn.Module]] = {"data": partial(in_shards, 2), "tensor": partial(in_columns_and_rows, 2)}
+    staged = SCHEDULES if world == 2 else ()
     with Ranks(world, tmp_path) as ranks:
+        stages = {name: ranks.run(partial(stage_peak, name, STAGE)) for name in staged}
         real = {name: ranks.run(partial(trained, build)) for name, build in builds.items() if world == 2}
         cases = {name: case for name, case in CASES.items() if world == case.least}
         held: dict[str, Any] = {name: ranks.run(partial(rank_peak, name, SMALL, world)) for name in cases}  # type: ignore[arg-type]
     estimates = {name: case.estimated(SMALL, world) for name, case in cases.items()}
+    for name, peaks in stages.items():
+        more = [peak - estimated_stage(name, STAGE, world, rank).peak_bytes for rank, peak in enumerate(peaks)]
+        sent = [SENT if name == "1F1B" and rank < world - 1 else 0 for rank in range(world)]
+        assert all(-NUMBERS <= each <= most + NUMBERS for each, most in zip(more, sent, strict=True)), (name, more)
+        assert all(each < 0.01 * peak for each, peak in zip(more, peaks, strict=True))
     for name, peaks in held.items():
         assert [0] * world == [max(abs(peak - estimates[name]) - NUMBERS, 0) for peak in peaks], name
     assert len(estimates) == len({round(each / 1000) for each in estimates.values()})
@@ -193,8 +206,9 @@ class Planless(nn.Linear):
 
 
 WRONG: dict[str, tuple[Any, Any, str]] = {
-    "no mesh": (whole, 8, "mesh=8: give ranks by 'replica', 'data', 'tensor'"),
-    "an unknown dimension": (whole, {"pipeline": 2}, "give ranks by 'replica', 'data', 'tensor'"),
+    "no mesh": (whole, 8, "mesh=8: give ranks by 'pipeline', 'replica', 'data', 'tensor'"),
+    "an unknown dimension": (whole, {"stage": 2}, "give ranks by 'pipeline', 'replica', 'data', 'tensor'"),
+    "a pipeline without a schedule": (whole, {"pipeline": 2}, "give step=, a function that runs your schedule"),
     "no ranks": (whole, {"data": 0}, r"mesh\['data'\]=0: give a whole number of ranks"),
     "half a rank": (whole, {"data": 1.5}, r"mesh\['data'\]=1.5"),
     "replicas of DTensors": (whole, {"replica": 2, "tensor": 2}, "DistributedDataParallel takes no DTensors, give 'data' for 'replica'"),
@@ -211,6 +225,53 @@ def test_a_wrong_mesh_is_named(model: Any, mesh: Any, said: str) -> None:
     assert not distributed.is_initialized()
 
 
+@pytest.mark.parametrize(("schedule", "stages", "kept"), [("GPipe", 2, 4), ("GPipe", 6, 4), ("1F1B", 2, 2), ("1F1B", 3, 3), ("1F1B", 4, 4)])
+def test_the_first_of_p_stages_keeps_as_many_microbatches_as_its_schedule(schedule: str, stages: int, kept: int) -> None:
+    """By hand: of m microbatches GPipe keeps m and 1F1B min(p, m), each with two wide layers and one narrow in a block.
+
+    Each microbatch has a buffer for its output's gradient as well.
+    """
+    rows = STAGE.samples // MICROBATCHES
+    microbatch = STAGE.blocks * rows * (2 * STAGE.wide + STAGE.width) * FLOAT
+    found = estimated_stage(schedule, STAGE, stages, 0)
+    assert kept * microbatch + MICROBATCHES * SENT == found.most_by_category["activations"]
+
+
+def test_a_backward_inside_of_forward_has_one_set_of_gradients() -> None:
+    """By hand: both backward passes add to the same gradients, and so do both steps."""
+
+    class Twice(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - its name in torch
+            super().forward(input).sum().backward()
+            return super().forward(input)
+
+    of = memory(lflops.estimate(lambda: Twice(WIDTH, WIDE), BATCH, backward=True))
+    assert of.by_category["gradients"] == (WIDTH + 1) * WIDE * FLOAT
+
+
+STEPS: dict[str, tuple[dict[str, Any], str]] = {
+    "no function": ({"step": 1}, "step=1: give a function"),
+    "backward as well": ({"step": print, "backward": True}, "leave backward out"),
+    "a loss as well": ({"step": print, "loss": torch.sum}, "leave loss out"),
+    "a rank of none": ({"rank": 1}, "rank=1: give a mesh"),
+    "a rank too far": ({"rank": 2, "mesh": {"data": 2}}, "has ranks 0 to 1"),
+    "shapes not given": ({"step": lambda *_: _shapeless(), "mesh": {"pipeline": 2}, "rank": 1}, "input_args and output_args"),
+}
+
+
+def _shapeless() -> None:
+    """A stage whose shapes another stage would have to send."""
+    stage = PipelineStage(nn.Linear(WIDTH, WIDTH), 1, 2, torch.device("cpu"))
+    ScheduleGPipe(stage, 2, loss_fn=lambda out, _: out.sum()).step(target=BATCH)
+
+
+@pytest.mark.parametrize(("how", "said"), STEPS.values(), ids=STEPS)
+def test_a_wrong_step_is_named(how: dict[str, Any], said: str) -> None:
+    """With what to do."""
+    with pytest.raises(lflops.CountError, match=said):
+        lflops.estimate(whole, BATCH, **how)
+
+
 class Stage(nn.Linear):
     """Tells the next rank its shape, as the stages of torch's pipelines do."""
 
@@ -221,7 +282,7 @@ class Stage(nn.Linear):
 
 def test_a_stage_of_a_pipeline_is_named() -> None:
     """With its line, and what to give in its place."""
-    with pytest.raises(lflops.CountError, match=r"send_object_list.*sends Python objects to other ranks.*give one stage as the model"):
+    with pytest.raises(lflops.CountError, match=r"send_object_list.*sends Python objects to other ranks.*input_args and output_args"):
         lflops.estimate(lambda: Stage(WIDTH, 2), BATCH, mesh={"replica": 2})
     assert not distributed.is_initialized()
 
