@@ -103,6 +103,16 @@ def sharded(model: nn.Module, ranks: int, *, reshard: bool | None = None, policy
     return _sharded(model, init_device_mesh("cpu", (ranks,)), reshard, policy)
 
 
+def prefetched(model: nn.Module, ranks: int) -> nn.Module:
+    """By FSDP2; each block gathers the next two while it runs, forward and backward."""
+    model = sharded(model, ranks)
+    blocks: Any = model.blocks
+    for place, block in enumerate(blocks):
+        block.set_modules_to_forward_prefetch(list(blocks[place + 1 : place + 3]))
+        block.set_modules_to_backward_prefetch(list(reversed(blocks[max(place - 2, 0) : place])))
+    return model
+
+
 def replicated_shards(model: nn.Module, ranks: int) -> nn.Module:
     """Two replicas of what FSDP2 shards."""
     return _sharded(model, init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replica", "data")), None, None)
@@ -180,6 +190,7 @@ CASES: dict[str, Case] = {
     "DDP": Case(replicated, over("replica")),
     "FSDP2": Case(sharded, over("data")),
     "FSDP2, not resharded after forward": Case(partial(sharded, reshard=False), over("data"), by_hand=True),
+    "FSDP2, prefetched": Case(prefetched, over("data"), by_hand=True),
     "FSDP2, bfloat16 by its policy": Case(partial(sharded, policy=HALF), over("data"), by_hand=True),
     "HSDP": Case(replicated_shards, over("replica", "data"), least=4),
     "tensor parallel": Case(in_columns_and_rows, over("tensor")),
@@ -218,7 +229,7 @@ class ScheduledStep:
         if rank == 0:
             self._schedule.step(x)
         else:
-            self._schedule.step(**({"target": x} if rank == stages - 1 else {}))
+            self._schedule.step(target=x if rank == stages - 1 else None)
 
 
 def estimated_stage(schedule: str, size: Size, stages: int, rank: int) -> Memory:

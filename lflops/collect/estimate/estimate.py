@@ -272,8 +272,9 @@ class Estimator:
                 raise CountError(f"{self.asker}: grad_scaler=True, but there is no loss to scale: give one")
             stepper = Stepper(self.asker, makes, model, chip=chip, grad_scaler=self.grad_scaler)
             loss = stepper.scaled(loss)
-        passes = {"backward": self.backward, "loss": loss, "step": subject.step}
-        call = ModelCall(asker=self.asker, model=model, args=args, kwargs=kwargs, _given=given, **passes)
+        call = ModelCall(
+            asker=self.asker, model=model, args=args, kwargs=kwargs, backward=self.backward, loss=loss, step=subject.step, _given=given
+        )
         call.begin_without_gradients()
         moments = LONGEST_TIMELINE if self.watch is None else sys.maxsize
         extent = Extent(fake=True, round_to=self.round_to, moments=moments, gradients=subject.buckets, scratch=not is_gpu(chip))

@@ -93,10 +93,7 @@ class KnownValues(TorchDispatchMode):
             if not known:
                 raise
             out = None
-        if function is self._receive:
-            self._receive_values(given)
-            return out
-        if known and _is_worth_it(function, given, out):
+        if known and function is not self._receive and _is_worth_it(function, given, out):
             with without_modes():
                 return function(*args, **kwargs)
         if not isinstance(function, OpOverload):
@@ -122,7 +119,7 @@ class KnownValues(TorchDispatchMode):
         return not self._stale or storage_key(tensor)[1] not in self._stale
 
     def _receive_values(self, tensors: list[Tensor]) -> None:
-        """Note what real tensors have that were received of a rank that does not exist: nothing known, or the vote of a pipeline's stage."""
+        """Write what a rank that does not exist has sent: the vote of a pipeline's stage. The values of anything else are unknown."""
         for each in tensors:
             if type(each) is not Tensor:
                 continue
@@ -134,6 +131,8 @@ class KnownValues(TorchDispatchMode):
 
     def _forget(self, function: OpOverload, args: Any, kwargs: Any) -> None:
         """Note that the values of the tensors that the operator writes to are no longer known."""
+        if function is self._receive:
+            self._receive_values(args[0])
         for name, position in written_arguments(function):
             for each in tensors_of((args[position] if position < len(args) else kwargs.get(name),)):
                 if type(each) is Tensor:

@@ -28,8 +28,8 @@ from lflops.profile.model import Profile
 __all__ = ["DIMENSIONS", "checked_mesh", "checked_rank", "mesh_group", "parallelize", "with_mesh"]
 
 DIMENSIONS = ("pipeline", "replica", "data", "tensor")
-"""In the order of the mesh: stages of a pipeline, which the user's code makes; replicas of what FSDP2 shards over `data`, each part of which
-`tensor` divides. Replicas alone are DDP's."""
+"""In the order of the mesh: stages of a pipeline, which the user's code makes; replicas of what FSDP2 shards over `data`; `tensor`
+divides each part. Replicas alone are DDP's."""
 
 STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
