@@ -18,7 +18,7 @@ import lflops
 from lflops.collect.estimate.gradient_buckets import FIRST, LATER, assigned
 from lflops.profile.model import Memory, Profile
 from tests.support.processes import Ranks
-from tests.support.rank_memory import CASES, MICROBATCHES, SCHEDULES, Size, estimated_stage, rank_peak, stage_peak
+from tests.support.rank_memory import CASES, MICROBATCHES, SCHEDULES, LiveStorages, Size, estimated_stage, rank_peak, stage_peak
 
 WIDTH, WIDE, SAMPLES, BLOCKS, FLOAT = 64, 256, 32, 3, 4
 BATCH = torch.zeros(SAMPLES, WIDTH)
@@ -238,15 +238,23 @@ def test_the_first_of_p_stages_keeps_as_many_microbatches_as_its_schedule(schedu
 
 
 def test_a_backward_inside_of_forward_has_one_set_of_gradients() -> None:
-    """By hand: both backward passes add to the same gradients, and so do both steps."""
+    """As many bytes as a real pass has, whose passes backward both add to the same gradients."""
 
-    class Twice(nn.Linear):
-        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - its name in torch
-            super().forward(input).sum().backward()
-            return super().forward(input)
+    class Twice(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            super().forward(x).sum().backward()
+            return super().forward(x)
 
-    of = memory(lflops.estimate(lambda: Twice(WIDTH, WIDE), BATCH, backward=True))
-    assert of.by_category["gradients"] == (WIDTH + 1) * WIDE * FLOAT
+    def twice() -> nn.Module:
+        return Twice(*(nn.Linear(WIDE, WIDE) for _ in range(BLOCKS)))
+
+    x = torch.zeros(SAMPLES, WIDE)
+    found = memory(lflops.estimate(twice, x, backward=True, loss=lambda out: out.sum()))
+    with LiveStorages() as storages:
+        model, x = twice(), x.clone()
+        storages.peak = 0
+        model(x).sum().backward()
+    assert abs(found.peak_bytes - storages.peak) <= NUMBERS
 
 
 STEPS: dict[str, tuple[dict[str, Any], str]] = {
