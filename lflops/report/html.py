@@ -25,6 +25,7 @@ _PARTS = Path(__file__).parents[1] / "page"
 _IMPORT = re.compile(r'^import\s*(\{[^}]*\})\s*from\s*"(\.\.?/[\w/.]+)\.js";', re.MULTILINE)
 _RENAMED = re.compile(r"(\w+)\s+as\s+(\w+)")
 _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
+_ROOT = '<div id="root"><noscript>This page draws itself with JavaScript.</noscript></div>'
 
 
 def page(*analyses: Analysis, names: Sequence[str] = ()) -> str:
@@ -44,15 +45,13 @@ def page(*analyses: Analysis, names: Sequence[str] = ()) -> str:
     data += [_data(f"timeline{i or ''}", each) for i, each in enumerate(timelines) if each is not None]
     data += [_data(f"comparison-{i}-{j}", comparison) for i, j, comparison in compared_pairs(profiles)]
     script = _joined("entry/offline", [])
-    root = '<div id="root"><noscript>This page draws itself with JavaScript.</noscript></div>'
     title = " → ".join(names) or ", ".join(filter(None, (shown[0].title, shown[0].head.when)))
-    return document(title, "\n".join([root, *data]), script=script)
+    return document(title, "\n".join([_ROOT, *data]), script=script)
 
 
 def snapshot_page(shown: SnapshotShown) -> str:
     """The file's text for a snapshot of CUDA's memory."""
-    root = '<div id="root"><noscript>This page draws itself with JavaScript.</noscript></div>'
-    return document(f"memory of {shown.title}", "\n".join([root, _data("data", shown)]), script=_joined("entry/snapshot", []))
+    return document(f"memory of {shown.title}", "\n".join([_ROOT, _data("data", shown)]), script=_joined("entry/snapshot", []))
 
 
 def save(analysis: Analysis, path: Path) -> None:

@@ -1,13 +1,12 @@
 // The memory timeline: live bytes over the operators of a step. It has an area for each category, the phases above, and a cursor.
 
 import { chartWidth, element, svg } from "../lib/dom.js";
-import { exact, percent, size } from "../lib/format.js";
+import { exact, percent, size, words } from "../lib/format.js";
 
 const HEIGHT = 340;
 const [LEFT, RIGHT, TOP, BOTTOM] = [76, 14, 34, 40];
 /** @typedef {{ name: string, from: number, to: number }} Band */
 /** @typedef {(value: number) => number} Project */
-/** @typedef {Pick<Memory, "points" | "capacity_bytes" | "peak_bytes" | "categories" | "peak" | "operators" | "chip">} Drawn */
 
 const BAND = 18;
 const FARTHEST_ROOF = 2;
@@ -15,7 +14,7 @@ const FARTHEST_ROOF = 2;
 // A click or Enter calls `openModule` with the module at the cursor.
 // `unit` is what a point is, `moment` is when its bytes are alive, and `marked` is what the point that is marked is called.
 /** @typedef {{ state: State, remember: () => void, openModule: (name: string) => void, unit?: string, moment?: string, marked?: string }} Options */
-/** @type {(memory: Drawn, options: Options) => HTMLElement} */
+/** @type {(memory: LiveMemory, options: Options) => HTMLElement} */
 export function memoryTimeline(memory, { state, remember, openModule, unit = "operator", moment = "before", marked = "peak" }) {
   const { points } = memory;
   const WIDTH = chartWidth();
@@ -41,7 +40,7 @@ export function memoryTimeline(memory, { state, remember, openModule, unit = "op
       svg("text", { x: LEFT - 8, y: up(bytes) + 4, "text-anchor": "end" }, size(bytes).replace(".00", "")),
     )),
     ...areas(layers.map((name) => points[name]), points.at, across, up).map((d, layer) => svg(
-      "path", { d, style: { fill: `var(--memory-${layers[layer]}, var(--rest))` } }, svg("title", {}, layers[layer].replaceAll("_", " ")),
+      "path", { d, style: { fill: `var(--memory-${layers[layer]}, var(--rest))` } }, svg("title", {}, words(layers[layer])),
     )),
     ...bands(points).flatMap((band) => phase(band, across)),
     ...ticksAcross(first, last).map((at) => label(across(at), HEIGHT - BOTTOM + 16, exact(at + 1))),
@@ -80,7 +79,7 @@ export function memoryTimeline(memory, { state, remember, openModule, unit = "op
     );
     legend.replaceChildren(...layers.filter((name) => name !== "live").map((name) => element(
       "li", {}, element("span", { class: "key", style: { background: `var(--memory-${name}, var(--rest))` } }),
-      `${name.replaceAll("_", " ")} `, boldSize(points[name][chosen]),
+      `${words(name)} `, boldSize(points[name][chosen]),
       element("span", { class: "quiet" }, ` ${live ? percent(bytesAt(name, chosen) / live) : ""}`),
     )));
     slider.setAttribute("aria-valuenow", String(chosen + 1));

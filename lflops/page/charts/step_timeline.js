@@ -4,7 +4,7 @@
 import { areas } from "./memory_timeline.js";
 import { colourOfClass } from "./icicle.js";
 import { chartWidth, element, svg } from "../lib/dom.js";
-import { duration, exact, percent, size } from "../lib/format.js";
+import { duration, exact, percent, size, words } from "../lib/format.js";
 
 const [LEFT, RIGHT, AXIS] = [112, 10, 24];
 const [ROW, BAR, GAP] = [20, 18, 8];
@@ -112,7 +112,7 @@ export function stepTimeline({ bars, headings, height, length, memory, state, re
     const inside = (moment) => Math.min(Math.max(across(moment), LEFT), width - RIGHT);
     const paths = areas(layers.map((name) => edged(points[name].slice(...shown))), [from, ...at.slice(...shown), to], inside, up);
     return [
-      ...paths.map((d, layer) => svg("path", { d, style: { fill: `var(--memory-${layers[layer]}, var(--rest))` } }, svg("title", {}, layers[layer].replaceAll("_", " ")))),
+      ...paths.map((d, layer) => svg("path", { d, style: { fill: `var(--memory-${layers[layer]}, var(--rest))` } }, svg("title", {}, words(layers[layer])))),
       svg("text", { class: "tick-label", x: LEFT - 8, y: height + GAP + 13, "text-anchor": "end" }, "live memory"),
       svg("text", { class: "tick-label", x: LEFT - 8, y: height + GAP + 29, "text-anchor": "end" }, `≤ ${size(most)}`),
     ];

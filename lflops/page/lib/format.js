@@ -54,6 +54,12 @@ export function signed(ratio) {
   return ratio !== null && ratio > 1 && /^\d/.test(text) ? `+${text}` : text;
 }
 
+// A name of the code as words.
+/** @type {(name: string) => string} */
+export function words(name) {
+  return name.replaceAll("_", " ");
+}
+
 // The interval of a ratio.
 /** @type {(interval: { low: number | null, high: number | null }) => string} */
 export function between({ low, high }) {

@@ -31,16 +31,19 @@ interface Operators {
   kernels: Kernels | null;
 }
 
-interface Memory {
-  source: string; rank: number | null; operators: number | null; peak_bytes: Count; peak: number | null; chip: string | null;
-  capacity_bytes: number | null; allocator_peak_bytes: Count; reserved_bytes: Count; points: Lists; categories: string[];
-  by_category: [string, Count][]; modules: Lists; more: [number, Count]; largest: number; alive: Lists; savings: [string, Count, string][];
+interface LiveMemory {
+  operators: number | null; peak_bytes: Count; peak: number | null; chip: string | null; capacity_bytes: number | null; points: Lists;
+  categories: string[]; by_category: [string, Count][];
+}
+
+/** Of a step. */
+interface Memory extends LiveMemory {
+  source: string; rank: number | null; modules: Lists; more: [number, Count]; largest: number; alive: Lists; savings: [string, Count, string][];
 }
 
 /** Of a snapshot of CUDA's memory. */
-interface Snapshot {
-  title: string; sentences: string[]; remedies: string[]; ran_out: boolean; operators: number; peak_bytes: Count; peak: number | null;
-  chip: string | null; capacity_bytes: number | null; points: Lists; categories: string[]; by_category: [string, Count][]; holders: Lists;
+interface Snapshot extends LiveMemory {
+  title: string; sentences: string[]; remedies: string[]; ran_out: boolean; holders: Lists;
 }
 
 interface Ranks {

@@ -2,7 +2,7 @@
 
 import { changes, differs, ratioOf } from "./compare_table.js";
 import { element } from "../lib/dom.js";
-import { between, count, duration, exact, messageOf, percent, signed, size } from "../lib/format.js";
+import { between, count, duration, exact, messageOf, percent, signed, size, words } from "../lib/format.js";
 import { isSameWindow, nearest, windowChoices } from "../lib/windows.js";
 
 /** @type {View} */
@@ -74,7 +74,7 @@ function windowBefore(windows, others, window) {
 function verdict({ headline, is_news: isNews, step, facts }) {
   /** @type {(values: Value[]) => string} */
   const either = (values) => values.map((value) => value ?? "unknown").join(" → ");
-  const doubts = Object.entries(facts).map(([name, values]) => `${name.replaceAll("_", " ")}: ${either(values)}`);
+  const doubts = Object.entries(facts).map(([name, values]) => `${words(name)}: ${either(values)}`);
   const [first, ...others] = headline;
   return element(
     "div", { class: "sentences" },

@@ -3,8 +3,9 @@
 import { memoryTimeline } from "../charts/memory_timeline.js";
 import { treemap } from "../charts/treemap.js";
 import { chartWidth, element, select } from "../lib/dom.js";
-import { exact, percent, size } from "../lib/format.js";
+import { exact, percent, size, words } from "../lib/format.js";
 import { stateOfModules } from "../lib/module_link.js";
+import { amounts, plainTable, texts } from "../table/plain_table.js";
 import { figure } from "./summary.js";
 
 /** @type {View} */
@@ -59,7 +60,7 @@ function whatLowersIt({ savings, peak_bytes: peak }) {
   if (!savings.length) return [];
   return [
     element("h2", {}, "What would lower the peak"),
-    plainTable("what would lower the peak", ["what", "saves at most", "of the peak", "cost"], savings.map(([what, bytes, cost]) => [
+    plainTable("what would lower the peak", [...texts("what"), ...amounts("saves at most", "of the peak"), ...texts("cost")], savings.map(([what, bytes, cost]) => [
       what, amount(bytes), percent(Number(bytes) / Number(peak)), cost,
     ])),
   ];
@@ -124,7 +125,7 @@ function remarks(data) {
 /** @type {(data: Memory) => HTMLElement} */
 function categories(data) {
   const total = Number(data.peak_bytes);
-  return plainTable("by category", ["category", "bytes", "share"], data.by_category.map(([name, bytes]) => [
+  return plainTable("by category", [...texts("category"), ...amounts("bytes", "share")], data.by_category.map(([name, bytes]) => [
     element("span", { title: CATEGORIES[name] }, key(name), words(name)), amount(bytes), percent(Number(bytes) / total),
   ]));
 }
@@ -141,33 +142,18 @@ function holders(data, openModule) {
     linkButton(`${text || "(root)"}${modules[row] > 1 ? ` ×${modules[row]}` : ""}`, () => openModule(text)),
     amount(bytes[row]), percent(Number(bytes[row]) / total),
   ]);
-  return plainTable("by module", ["made or owned by", "bytes", "share"], left ? [...rows, [`${left} more`, amount(bytesLeft), percent(bytesLeft / total)]] : rows);
+  return plainTable("by module", [...texts("made or owned by"), ...amounts("bytes", "share")], left ? [...rows, [`${left} more`, amount(bytesLeft), percent(bytesLeft / total)]] : rows);
 }
 
 /** @type {(data: Memory, openModule: (name: string) => void) => HTMLElement} */
 function largest(data, openModule) {
   const { category, operator, module, phase, number, each_bytes: each } = data.alive;
-  return plainTable("largest storages", ["category", "module", "made by", "each", "number", "share"], each.map((bytes, row) => [
+  return plainTable("largest storages", [...texts("category", "module", "made by"), ...amounts("each", "number", "share")], each.map((bytes, row) => [
     element("span", { title: CATEGORIES[category[row]] ?? null }, key(category[row]), words(category[row])),
     linkButton(module[row] || "(root)", () => openModule(module[row])),
     operator[row] ? `${operator[row]} in ${phase[row]}` : "before the step",
     amount(bytes), exact(number[row]), percent((number[row] * Number(bytes)) / Number(data.peak_bytes)),
   ]));
-}
-
-// Numbers stand on the right.
-/** @type {(label: string, head: string[], rows: (HTMLElement | string)[][]) => HTMLElement} */
-function plainTable(label, head, rows) {
-  const texts = new Set(["category", "module", "made by", "made or owned by", "what", "cost"]);
-  /** @type {(tag: "th" | "td") => (content: HTMLElement | string, at: number) => HTMLElement} */
-  const cell = (tag) => (content, at) => element(
-    tag, { class: texts.has(head[at]) ? null : "amount", "data-value": (content instanceof HTMLElement && content.dataset.value) || null }, content,
-  );
-  return element(
-    "table", { class: "plain-table", "aria-label": label },
-    element("thead", {}, element("tr", {}, ...head.map(cell("th")))),
-    element("tbody", {}, ...rows.map((cells) => element("tr", {}, ...cells.map(cell("td"))))),
-  );
 }
 
 /** @type {(bytes: Count) => HTMLElement} */
@@ -183,9 +169,4 @@ function linkButton(text, act) {
 /** @type {(name: string) => HTMLElement} */
 function key(name) {
   return element("span", { class: "key", style: { background: `var(--memory-${CSS.escape(name)}, var(--rest))` } });
-}
-
-/** @type {(name: string) => string} */
-function words(name) {
-  return name.replaceAll("_", " ");
 }

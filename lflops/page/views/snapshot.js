@@ -3,7 +3,8 @@
 import { memoryTimeline } from "../charts/memory_timeline.js";
 import { treemap } from "../charts/treemap.js";
 import { chartWidth, element, select } from "../lib/dom.js";
-import { exact, percent, size } from "../lib/format.js";
+import { exact, percent, size, words } from "../lib/format.js";
+import { amounts, plainTable, texts } from "../table/plain_table.js";
 
 const LISTED = 50;
 
@@ -26,9 +27,9 @@ export function snapshot(data, state) {
     ]),
     element("h2", {}, `Alive at the ${marked}`),
     peakMap(data, state, showStack), stack,
-    table("by category", ["category", "bytes", "share"], data.by_category.map(([name, bytes]) => [words(name), ...shares(data, bytes)])),
+    plainTable("by category", [...texts("category"), ...amounts("bytes", "share")], data.by_category.map(([name, bytes]) => [words(name), ...shares(data, bytes)])),
     element("h2", {}, "By line of code"),
-    table("by line of code", ["category", "line", "number", "bytes", "share"], data.holders.bytes.slice(0, LISTED).map((bytes, row) => [
+    plainTable("by line of code", [...texts("category", "line"), ...amounts("number", "bytes", "share")], data.holders.bytes.slice(0, LISTED).map((bytes, row) => [
       words(data.holders.category[row]),
       element("button", { type: "button", class: "leading", title: data.holders.stack[row], onclick: () => showStack(row) }, data.holders.line[row] || "no stack"),
       exact(data.holders.count[row]), ...shares(data, bytes),
@@ -71,21 +72,4 @@ function described({ holders }, row) {
 function shares(data, bytes) {
   const total = data.by_category.reduce((sum, [, each]) => sum + Number(each), 0);
   return [element("span", { title: `${exact(bytes)} bytes` }, size(bytes)), element("span", {}, percent(Number(bytes) / total))];
-}
-
-// The numbers are on the right.
-/** @type {(label: string, head: string[], rows: (HTMLElement | string)[][]) => HTMLElement} */
-function table(label, head, rows) {
-  /** @type {(tag: "th" | "td") => (content: HTMLElement | string, at: number) => HTMLElement} */
-  const cell = (tag) => (content, at) => element(tag, { class: ["category", "line"].includes(head[at]) ? null : "amount" }, content);
-  return element(
-    "table", { class: "plain-table", "aria-label": label },
-    element("thead", {}, element("tr", {}, ...head.map(cell("th")))),
-    element("tbody", {}, ...rows.map((cells) => element("tr", {}, ...cells.map(cell("td"))))),
-  );
-}
-
-/** @type {(name: string) => string} */
-function words(name) {
-  return name.replaceAll("_", " ");
 }

@@ -2,7 +2,7 @@
 
 import { FIRST_ROW, barsOfRank, stepTimeline } from "../charts/step_timeline.js";
 import { element, select } from "../lib/dom.js";
-import { duration, exact, messageOf } from "../lib/format.js";
+import { duration, exact, messageOf, words } from "../lib/format.js";
 import { stateOfModules } from "../lib/module_link.js";
 
 /** @type {View} */
@@ -70,7 +70,7 @@ function drawn({ ranks, memory_at: at }, { memory }, { state, remember, go, rank
   return [
     element("div", { class: "side-by-side" }, element("h2", {}, `One step in time, ${duration(length / 1e9)}`), choice), container,
     ...(hasMemory && memory?.categories.length ? [element("ul", { class: "legend" }, ...memory.categories.map((name) => element(
-      "li", {}, element("span", { class: "key", style: { background: `var(--memory-${CSS.escape(name)}, var(--rest))` } }), name.replaceAll("_", " "),
+      "li", {}, element("span", { class: "key", style: { background: `var(--memory-${CSS.escape(name)}, var(--rest))` } }), words(name),
     )))] : []),
     element("p", { class: "remark" }, remarks.filter(Boolean).join(" ")),
   ];

@@ -4,9 +4,9 @@ A count that is no exact number in JavaScript is a string of its digits. An unkn
 value is that value, so that a page of 20,000 modules is small enough for a mail.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-__all__ = ["VERSION", "Columns", "Value", "column", "exact"]
+__all__ = ["VERSION", "Columns", "Value", "column", "exact", "lists"]
 
 VERSION = 2
 """Of the payload's format. The payload begins with it, and the server refuses another one by name."""
@@ -28,6 +28,11 @@ def column(values: Iterable[Value]) -> list[Value] | Value:
     except TypeError:
         has_large = any(type(value) is int and value >= _EXACT for value in set(known))
     return [exact(value) for value in rows] if has_large else rows
+
+
+def lists(rows: Sequence[object], fields: Iterable[str]) -> Columns:
+    """These attributes of the rows, each as a list."""
+    return {field: [exact(getattr(row, field)) for row in rows] for field in fields}
 
 
 def exact(value: Value) -> Value:

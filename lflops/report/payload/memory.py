@@ -1,6 +1,6 @@
 """The page's Memory view: live bytes through the step, and what is alive at the peak."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 from msgspec import Struct
 
@@ -9,26 +9,23 @@ from lflops.profile.model import Memory, Moment, Profile
 from lflops.profile.records import ByCategory, Phase
 from lflops.profile.series import extremes
 from lflops.report.lines.savings import savings
-from lflops.report.payload.columns import Columns, Value, exact
+from lflops.report.payload.columns import Columns, Value, exact, lists
+from lflops.report.payload.live_memory import POINTS, LiveMemoryShown, chip_memory
 
 __all__ = ["MemoryShown", "memory"]
 
-_POINTS = 2_000
 _HOLDERS = 24
 _STACKED = ("parameters", "optimizer_state", "other", "gradients", "activations", "temporary")
 """From the bottom: what stays, then what comes and goes."""
 
 
-class MemoryShown(Struct, frozen=True, kw_only=True):
+class MemoryShown(LiveMemoryShown, frozen=True, kw_only=True):
     """A step's live memory.
 
     Attributes:
         rank: Of several ranks, the one with the largest peak, whose memory this is.
-        operators: How many the step has; `None` where an older file does not say it.
-        points: Bytes alive before each operator, at most 2,000 of them: the extremes of equal buckets, and the peak, half an operator
-            after the one that reaches it. Categories that ever hold bytes have columns, the lowest of the stack first.
-        peak: The index of the peak in `points`.
-        by_category: The peak, in the same order.
+        points: Bytes alive before each operator: the extremes of equal buckets, and the peak, half an operator after the one that
+            reaches it.
         modules: The modules that hold the peak, the most bytes first; repeated ones together.
         more: How many modules are left out, and their bytes.
         largest: How many of the largest storages at the peak are listed.
@@ -38,14 +35,6 @@ class MemoryShown(Struct, frozen=True, kw_only=True):
 
     source: str
     rank: int | None
-    operators: int | None
-    peak_bytes: Value
-    peak: int | None
-    chip: str | None
-    capacity_bytes: float | None
-    points: Columns
-    categories: tuple[str, ...]
-    by_category: list[tuple[str, Value]]
     modules: Columns
     more: tuple[int, Value]
     largest: int
@@ -65,9 +54,10 @@ class _Point(Struct, frozen=True):
 def memory(analysis: Analysis) -> MemoryShown | None:
     """The view; `None` where memory was not counted."""
     profile = analysis.profile
-    counted, chip = profile.memory, profile.run.hardware
+    counted = profile.memory
     if counted is None or not counted.timeline:
         return None
+    chip, capacity = chip_memory(profile.run.hardware)
     points = list(_points(counted, analysis.peak_moment))
     parts = [point.parts for point in points if point.parts is not None]
     categories = [each for each in _STACKED if any(getattr(part, each) for part in parts)] if len(parts) == len(points) else []
@@ -77,15 +67,15 @@ def memory(analysis: Analysis) -> MemoryShown | None:
         operators=None if (last := counted.timeline[-1].index) is None else last + 1,
         peak_bytes=exact(counted.peak_bytes),
         peak=next((index for index, point in enumerate(points) if point.at % 1), None),
-        chip=chip.name if chip and chip.memory_bytes is not None else None,
-        capacity_bytes=chip.memory_bytes if chip else None,
-        points=_columns(points, ("at", "operator", "module", "phase", "live")) | _columns(parts, categories),
+        chip=chip,
+        capacity_bytes=capacity,
+        points=lists(points, ("at", "operator", "module", "phase", "live")) | lists(parts, categories),
         categories=tuple(categories),
         by_category=[(name, exact(nbytes)) for name in _STACKED if (nbytes := counted.by_category.get(name))],
-        modules=_columns(analysis.holders[:_HOLDERS], ("name", "modules", "bytes")),
+        modules=lists(analysis.holders[:_HOLDERS], ("name", "modules", "bytes")),
         more=(len(analysis.holders[_HOLDERS:]), exact(sum(each.bytes for each in analysis.holders[_HOLDERS:]))),
         largest=len(counted.alive),
-        alive=_columns(analysis.largest_storages, ("category", "operator", "module", "pattern", "phase", "number", "each_bytes")),
+        alive=lists(analysis.largest_storages, ("category", "operator", "module", "pattern", "phase", "number", "each_bytes")),
         savings=[(what, exact(nbytes), cost) for what, nbytes, cost in savings(analysis)],
     )
 
@@ -93,17 +83,13 @@ def memory(analysis: Analysis) -> MemoryShown | None:
 def _points(counted: Memory, reached: Moment | None) -> Iterator[_Point]:
     """In the order of the operators; the peak itself lies between the operator that reached it and the next."""
     peak = next((index for index, moment in enumerate(counted.timeline) if moment is reached), 0)
-    for each in extremes([moment.live_bytes for moment in counted.timeline], _POINTS - 1, [peak]):
+    for each in extremes([moment.live_bytes for moment in counted.timeline], POINTS - 1, [peak]):
         moment = counted.timeline[each]
         at = each if moment.index is None else moment.index
         yield _Point(at, moment.operator, moment.module, moment.phase, moment.live_bytes, moment.by_category)
         if moment is reached:
             parts = moment.by_category and ByCategory(**{name: counted.by_category.get(name, 0) for name in ByCategory._fields})
             yield _Point(at + 0.5, moment.operator, moment.module, moment.phase, counted.peak_bytes, parts)
-
-
-def _columns(rows: Sequence[Struct | ByCategory], fields: Iterable[str]) -> Columns:
-    return {field: [exact(getattr(row, field)) for row in rows] for field in fields}
 
 
 def _rank_of(profile: Profile, counted: Memory) -> int | None:

@@ -6,7 +6,8 @@ from msgspec import Struct
 
 from lflops.hardware.chips import Hardware
 from lflops.report.lines.explained_memory import explained_lines, remedies
-from lflops.report.payload.columns import Columns, Value, exact
+from lflops.report.payload.columns import Columns, exact, lists
+from lflops.report.payload.live_memory import POINTS, LiveMemoryShown, chip_memory
 from lflops.snapshots.explain import ExplainedMemory
 from lflops.snapshots.holders import CATEGORIES, Category, category_of, line_of, sizes_of_parameters
 from lflops.snapshots.peak import Alive, peak_of
@@ -15,11 +16,10 @@ from lflops.snapshots.timeline import Instant, timeline_of
 
 __all__ = ["SnapshotShown", "snapshot_shown"]
 
-_POINTS = 2_000
 _HOLDERS = 400
 
 
-class SnapshotShown(Struct, frozen=True, kw_only=True):
+class SnapshotShown(LiveMemoryShown, frozen=True, kw_only=True):
     """A snapshot as the page draws it.
 
     Attributes:
@@ -27,10 +27,8 @@ class SnapshotShown(Struct, frozen=True, kw_only=True):
         sentences: The cause, the request that failed, and the totals.
         remedies: What would free memory.
         ran_out: Whether the moment that is explained is a request that failed; else it is the peak.
-        operators: How many entries the trace has.
-        points: Bytes alive after each entry that allocates, frees or fails, at most 2,000 of them; a column for each category.
+        points: Bytes alive after each entry that allocates, frees or fails.
         peak: The index in `points` of the moment that is explained; `None` without a trace.
-        by_category: The bytes at that moment.
         holders: What is alive then, by category and stack, the most bytes first; of smaller ones the category has the rest.
     """
 
@@ -38,14 +36,6 @@ class SnapshotShown(Struct, frozen=True, kw_only=True):
     sentences: list[str]
     remedies: list[str]
     ran_out: bool
-    operators: int
-    peak_bytes: Value
-    peak: int | None
-    chip: str | None
-    capacity_bytes: float | None
-    points: Columns
-    categories: tuple[str, ...]
-    by_category: list[tuple[str, Value]]
     holders: Columns
 
 
@@ -62,7 +52,7 @@ def snapshot_shown(snapshot: Snapshot, explained: ExplainedMemory, chip: Hardwar
     """What the page shows of an explained snapshot."""
     alive = peak_of(snapshot).alive
     sizes = sizes_of_parameters(alive)
-    instants = timeline_of(snapshot, sizes, _POINTS)
+    instants = timeline_of(snapshot, sizes, POINTS)
     categories = tuple(name for name in CATEGORIES if any(each.by_category[name] for each in instants))
     points: Columns = {
         "at": [each.at for each in instants],
@@ -73,6 +63,7 @@ def snapshot_shown(snapshot: Snapshot, explained: ExplainedMemory, chip: Hardwar
     }
     for name in categories:
         points[name] = [exact(each.by_category[name]) for each in instants]
+    name_of_chip, capacity = chip_memory(chip)
     first, *others = explained_lines(explained)
     return SnapshotShown(
         title=f"device {explained.device}",
@@ -82,12 +73,12 @@ def snapshot_shown(snapshot: Snapshot, explained: ExplainedMemory, chip: Hardwar
         operators=len(snapshot.trace),
         peak_bytes=exact(explained.requested_bytes),
         peak=_place(instants),
-        chip=chip.name if chip is not None and chip.memory_bytes is not None else None,
-        capacity_bytes=None if chip is None else chip.memory_bytes,
+        chip=name_of_chip,
+        capacity_bytes=capacity,
         points=points,
         categories=categories,
         by_category=[(name, exact(nbytes)) for name, nbytes in explained.by_category.items() if nbytes],
-        holders=_columns(_holders(alive, sizes)[:_HOLDERS]),
+        holders=lists(_holders(alive, sizes)[:_HOLDERS], _Holder.__struct_fields__),
     )
 
 
@@ -112,7 +103,3 @@ def _holders(alive: Iterable[Alive], sizes: frozenset[int]) -> list[_Holder]:
 def _text(stack: Stack) -> str:
     """A line for each frame, the innermost first."""
     return "\n".join(f"{frame.file}:{frame.line} {frame.function}" for frame in stack)
-
-
-def _columns(rows: Sequence[_Holder]) -> Columns:
-    return {field: [exact(getattr(row, field)) for row in rows] for field in _Holder.__struct_fields__}

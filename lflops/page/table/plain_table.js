@@ -1,0 +1,28 @@
+// A table without scrolling and sorting: all of its rows are in the document.
+
+import { element } from "../lib/dom.js";
+
+// Of each column its label, and whether it has amounts, which are on the right. A cell that carries its exact value keeps it for a file.
+/** @typedef {{ label: string, isAmount?: boolean }} PlainColumn */
+/** @type {(label: string, columns: PlainColumn[], rows: (HTMLElement | string)[][]) => HTMLElement} */
+export function plainTable(label, columns, rows) {
+  /** @type {(tag: "th" | "td") => (content: HTMLElement | string, at: number) => HTMLElement} */
+  const cell = (tag) => (content, at) => element(
+    tag, { class: columns[at].isAmount ? "amount" : null, "data-value": (content instanceof HTMLElement && content.dataset.value) || null }, content,
+  );
+  return element(
+    "table", { class: "plain-table", "aria-label": label },
+    element("thead", {}, element("tr", {}, ...columns.map((column) => column.label).map(cell("th")))),
+    element("tbody", {}, ...rows.map((cells) => element("tr", {}, ...cells.map(cell("td"))))),
+  );
+}
+
+/** @type {(...labels: string[]) => PlainColumn[]} */
+export function texts(...labels) {
+  return labels.map((label) => ({ label }));
+}
+
+/** @type {(...labels: string[]) => PlainColumn[]} */
+export function amounts(...labels) {
+  return labels.map((label) => ({ label, isAmount: true }));
+}
