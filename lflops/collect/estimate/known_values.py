@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lflops.collect.counting.traffic import tensors_of
 from lflops.collect.estimate.cpu_kernels import LSTM_LAYER, corrected
 from lflops.collect.torch_private.dispatch_modes import TorchDispatchMode, route_higher_order_operators, without_modes
-from lflops.collect.torch_private.distributed import receive_operator
+from lflops.collect.torch_private.distributed import is_pipeline_vote, receive_operator
 from lflops.collect.torch_private.operators import GROUPED_MM, OpOverload, written_arguments
 from lflops.collect.torch_private.tensors import NEEDS_VALUES, PLAIN, storage_key
 
@@ -36,10 +36,6 @@ _VALIDATORS = frozenset(f"{name}.__init__" for name in ("Distribution", "Geometr
 _TORCH, _OURS, _DISTRIBUTIONS = (
     f"{Path(each).parent}{os.sep}" for each in (torch.__file__, Path(__file__).parent, torch.distributions.__file__)
 )
-
-
-_VOTES, _STAGES = ("_warmup_forward_vote", "_warmup_backward_result"), str(Path("distributed", "pipelining", "stage.py"))
-"""Functions in which the stages of a pipeline vote, and their file."""
 
 
 class NoCudaError(Exception):
@@ -123,7 +119,7 @@ class KnownValues(TorchDispatchMode):
         for each in tensors:
             if type(each) is not Tensor:
                 continue
-            if _is_vote():
+            if is_pipeline_vote():  # the others are taken to have them: 1 says so
                 with without_modes():
                     each.fill_(1)
             else:
@@ -141,16 +137,6 @@ class KnownValues(TorchDispatchMode):
     def _make_stale(self, tensor: Tensor) -> None:
         storage, key = storage_key(tensor)
         self._stale[key] = weakref.ref(storage, partial(self._stale.pop, key))
-
-
-def _is_vote() -> bool:
-    """Whether stages of torch's pipelines ask each other if their shapes are given. The others are taken to have them: 1 says so."""
-    frame: FrameType | None = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_name in _VOTES and frame.f_code.co_filename.endswith(_STAGES):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _is_worth_it(function: OpOverload, given: list[Tensor], out: Any) -> bool:

@@ -1,13 +1,15 @@
 """Process groups, their store, and the flat parameters of the first FSDP."""
 
 import contextlib
+import inspect
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["FlatPart", "fake_group", "flat_parts", "group_named", "group_store", "receive_operator", "wait_operator"]
+__all__ = ["FlatPart", "fake_group", "flat_parts", "group_named", "group_store", "is_pipeline_vote", "receive_operator", "wait_operator"]
 
 
 class FlatPart(NamedTuple):
@@ -51,6 +53,20 @@ def wait_operator() -> Any:
 def receive_operator() -> Any:
     """The operator that receives tensors of another rank, and writes them; `None` in a torch without process groups."""
     return getattr(getattr(torch.ops.c10d, "recv_", None), "default", None)
+
+
+_VOTES, _STAGES = ("_warmup_forward_vote", "_warmup_backward_result"), str(Path("distributed", "pipelining", "stage.py"))
+"""Functions in which the stages of a pipeline vote, and their file."""
+
+
+def is_pipeline_vote() -> bool:
+    """Whether stages of torch's pipelines are asking each other now if their shapes are given."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name in _VOTES and frame.f_code.co_filename.endswith(_STAGES):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def group_store() -> Any:
