@@ -1,5 +1,6 @@
 """The page and the tab in a real browser: what stands around the views, and the modules."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,7 +125,23 @@ def test_an_unknown_time_says_why(page_of: Callable[..., Seen]) -> None:
     seen = page_of(clocked(profile({"": {}, "a": {}, "b": {}}, cells), own))
     seen.modules()
     title = seen.page.locator(ROW, has_text="a").locator('.number[title^="total time"]').last.get_attribute("title")
-    assert "total time: unknown\nit ran in a phase in which its hooks saw no time of it" == title
+    assert "total time: unknown\nit ran in backward, but its hooks saw no time there" == title
+
+
+def test_classes_have_colours_of_their_own(page_of: Callable[..., Seen]) -> None:
+    """Eleven plain and the same eleven striped, each once; of 24 classes the last two are grey. The legend lists twelve."""
+    kinds = {f"m{number:02}": f"Class{number}" for number in range(23)}
+    cells = [product(name, "mm", "forward", macs=1, bytes_moved=1) for name in kinds]
+    counted = profile({"": {}, **{name: {} for name in kinds}}, cells)
+    modules = {name: replace(module, kind=kinds.get(name, "Root")) for name, module in counted.modules.items()}
+    seen = page_of(replace(counted, modules=modules))
+    seen.modules()
+    drawn = seen.page.locator(".icicle .block").evaluate_all("bars => bars.map((bar) => bar.style.background)")
+    times = Counter(drawn)
+    assert (24, 23, 2) == (len(drawn), len(times), times["var(--rest)"])
+    assert 11 == sum("gradient" in each for each in times)
+    assert 12 == seen.page.locator(".icicle-head .legend .key").count()
+    assert "12 more" == seen.page.locator(".icicle-head .legend .quiet").inner_text()
 
 
 def test_the_icicle_has_the_shares_and_zooms(page_of: Callable[..., Seen]) -> None:

@@ -6,12 +6,14 @@ import { element } from "../lib/dom.js";
 const LEVEL = 22;
 const LEVELS = 9;
 const NARROWEST = 0.0025;
-const CLASSES = 8;
+const PALETTE = 11; // the colours --class-0, --class-1 and so on
+const OTHER = "var(--rest)";
+const LISTED = 12; // classes in the legend
 const WHEEL = 60; // how far a wheel turns for one level
 
 /**
  * `below` has the rows below each row, `label` a row's short name, `full` its whole one, `read` its value, `describe` a line about it, `top` the
- * row that is drawn widest, and `above` those above that one. `colour` of a row is a colour. `isFound` tells what a search found, or null.
+ * row that is drawn widest, and `above` those above that one. `colour` of a row is a CSS background. `isFound` tells what a search found, or null.
  * `zoom` is called with the row that shall be the top, `choose` with the row that is clicked on or entered.
  * @typedef {{
  *   below: number[][], label: Reader<string>, full: Reader<string>, read: Reader, describe: Reader<string>, top: number, above: number[],
@@ -121,12 +123,38 @@ export function icicle({ below, label, full, read, describe, top, above, colour,
   return element("div", { class: "icicle-frame" }, element("div", { class: "icicle-head" }, path, caption, legend), chart);
 }
 
-// The same class has the same colour, here and in every other run.
-/** @type {(kind: string) => string} */
-export function colourOfClass(kind) {
+/** @type {(name: string) => number} */
+function hashOf(name) {
   let sum = 0;
-  for (const letter of kind) sum = (sum * 31 + (letter.codePointAt(0) ?? 0)) % 360;
-  return `hsl(${sum} 55% 72%)`;
+  for (const letter of name) sum = (sum * 31 + (letter.codePointAt(0) ?? 0)) % 360;
+  return sum;
+}
+
+// The same operator has the same colour in every run; two operators can share one.
+/** @type {(name: string) => string} */
+export function colourOfOperator(name) {
+  return `hsl(${hashOf(name)} 55% 72%)`;
+}
+
+// A look for each class, in the order in which they are given: no two share one, until the palette is used up, plain and striped; the rest is
+// grey. A class has the same colour in every run, if no earlier class has it already.
+/** @type {(kinds: string[]) => Map<string, string>} */
+export function looksOfClasses(kinds) {
+  /** @type {Map<string, string>} */
+  const looks = new Map();
+  /** @type {Set<number>} */
+  const taken = new Set();
+  for (const kind of kinds) {
+    if (looks.has(kind)) continue;
+    const first = taken.size < PALETTE ? 0 : PALETTE;
+    if (taken.size === 2 * PALETTE) { looks.set(kind, OTHER); continue; }
+    let place = hashOf(kind) % PALETTE;
+    while (taken.has(first + place)) place = (place + 1) % PALETTE;
+    taken.add(first + place);
+    const colour = `var(--class-${place})`;
+    looks.set(kind, first ? `repeating-linear-gradient(135deg, ${colour} 0 5px, color-mix(in oklab, ${colour} 55%, white) 5px 9px)` : colour);
+  }
+  return looks;
 }
 
 // From the model's share of the peak: low is warm, high is green, unknown is grey.
@@ -136,11 +164,14 @@ export function colourOfShare(share) {
   return `color-mix(in oklab, var(--efficient) ${Math.round(100 * Math.min(share / 0.6, 1))}%, var(--inefficient))`;
 }
 
-/** @type {(kinds: string[]) => HTMLElement} */
-export function legendOfClasses(kinds) {
-  return element("ul", { class: "legend" }, ...kinds.slice(0, CLASSES).map((kind) => element(
-    "li", {}, element("span", { class: "key", style: { background: colourOfClass(kind) } }), kind,
-  )));
+/** @type {(kinds: string[], looks: Map<string, string>) => HTMLElement} */
+export function legendOfClasses(kinds, looks) {
+  const [listed, others] = [kinds.slice(0, LISTED), kinds.slice(LISTED)];
+  return element(
+    "ul", { class: "legend" },
+    ...listed.map((kind) => element("li", {}, element("span", { class: "key", style: { background: looks.get(kind) ?? OTHER } }), kind)),
+    others.length ? element("li", { class: "quiet", title: others.join(", ") }, `${others.length} more`) : null,
+  );
 }
 
 /** @type {() => HTMLElement} */

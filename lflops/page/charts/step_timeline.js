@@ -2,7 +2,7 @@
 // keyboard, and pans by dragging. Only what is in the picture is drawn.
 
 import { areas } from "./memory_timeline.js";
-import { colourOfClass } from "./icicle.js";
+import { colourOfOperator } from "./icicle.js";
 import { chartWidth, element, svg } from "../lib/dom.js";
 import { duration, exact, percent, size, words } from "../lib/format.js";
 
@@ -277,7 +277,7 @@ export function barsOfRank(rank, top, levels, isAlone, { bars, headings }) {
       const rows = table.name.map((_, row) => row).filter((row) => table.lane[row] === lane);
       const begin = y;
       block(table, rows, lane ? `${place} ${exact(lane)}` : `${kind}s`, (row) => ({
-        y: begin, label: names[table.name[row]].replace(/^aten::/, ""), what: `${kind} ${names[table.name[row]]}`, row: null, colour: colourOfClass(names[table.name[row]]),
+        y: begin, label: names[table.name[row]].replace(/^aten::/, ""), what: `${kind} ${names[table.name[row]]}`, row: null, colour: colourOfOperator(names[table.name[row]]),
       }), 1);
     }
   }

@@ -60,6 +60,23 @@ function allTime(table) {
   return { total: made(""), own: made("own_") };
 }
 
+// Why a time is unknown, or what is computed from one: the phases that moved bytes and have no time. `id` is that of a column.
+/** @type {(table: Columns, id: string, isOwn: boolean) => Reader<string>} */
+export function whyUntimed(table, id, isOwn) {
+  const [phase] = id.split(".");
+  const phases = PHASES.includes(phase) ? [phase] : TIMED;
+  const compiled = reader(table, "compiled");
+  const [seconds, bytes] = ["seconds", "bytes_moved"].map((field) => phases.map((each) => ofPhase(table, each, field)[isOwn ? "own" : "total"]));
+  return (row) => {
+    if (compiled(row)) return "it runs inside a compiled module, which has one time";
+    const ran = phases.filter((_, at) => Number(bytes[at](row) ?? 0) > 0);
+    const untimed = phases.filter((each, at) => ran.includes(each) && seconds[at](row) === null);
+    if (untimed.length) return `it ran in ${untimed.join(" and in ")}, but its hooks saw no time there`;
+    if (ran.length) return id.endsWith(".device") ? "no trace has its kernels" : "the time or the chip's peak that it is computed from is unknown";
+    return `${isOwn ? "the module itself ran no operator" : "no operator of it ran"} in ${phases.join(", ")}`;
+  };
+}
+
 /** @type {(readers: Readers, change: (value: number, row: number, own: boolean) => number | null) => Readers} */
 function changed({ total, own }, change) {
   /** @type {(read: Reader, isOwn: boolean) => Reader} */

@@ -44,7 +44,10 @@ export class Grid {
     this.chosen = Math.max(Math.min(this.chosen, content.rows.length - 1), 0);
     this.node.setAttribute("aria-rowcount", String(content.rows.length + 1));
     this.node.setAttribute("aria-colcount", String(content.columns.length));
-    this.node.style.setProperty("--columns", String(content.columns.length - 1));
+    const others = content.columns.slice(1);
+    this.node.style.setProperty("--columns", String(others.length));
+    // Words need more room than figures, where there is room.
+    this.node.style.setProperty("--widths", others.map(({ kind }) => `minmax(var(--other), ${kind === "words" ? 1.8 : 1}fr)`).join(" "));
     this.body.style.height = `${content.rows.length * ROW}px`;
     const focused = [...this.header.children].findIndex((cell) => cell.contains(document.activeElement));
     this.header.replaceChildren(...content.columns.map((column) => element(

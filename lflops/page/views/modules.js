@@ -1,7 +1,7 @@
 // The view Modules: an icicle of where the time goes, and a tree or a flat list, filtered and sorted, with the columns that the user chose.
 
-import { colourOfClass, colourOfShare, icicle, legendOfClasses, legendOfShares } from "../charts/icicle.js";
-import { columns, reader, USUAL, valueOf } from "../table/module_columns.js";
+import { colourOfShare, icicle, legendOfClasses, legendOfShares, looksOfClasses } from "../charts/icicle.js";
+import { columns, reader, USUAL, valueOf, whyUntimed } from "../table/module_columns.js";
 import { element, select } from "../lib/dom.js";
 import { messageOf, percent, size } from "../lib/format.js";
 import { folded, runLabel } from "../table/fold.js";
@@ -22,6 +22,7 @@ function drawModules(payload, { state, remember }) {
   const all = names.map((_, row) => row);
   const [kinds, compiled, owner, identity] = ["kind", "compiled", "owner", "identical"].map((name) => reader(table, name));
   const below = children(names);
+  const looks = looksOfClasses([...new Set(all.map(kinds))]);
   const { figures } = payload.head;
   const known = columns(table, all, { step: figures.step ?? figures.pass ?? null, peak: payload.peak_flops_per_second });
   const usual = ["time", "forward.macs"].find((id) => known.some((column) => column.id === id)) ?? "";
@@ -163,9 +164,9 @@ function drawModules(payload, { state, remember }) {
       below: parts, label: shortName, full: (row) => `${names[row] || "(root)"} ${kinds(row)}`, describe: describer(column), top,
       above: ancestors(names, top).slice(0, -1), zoom, choose, title: `shares of ${names[top] || "the model"} in ${column.label}`,
       read: (row) => valueOf(column, column.total, standing(row), false),
-      colour: (row) => (isByShare ? colourOfShare(valueOf(mfu, mfu.total, standing(row), false)) : colourOfClass(kinds(row))),
+      colour: (row) => (isByShare ? colourOfShare(valueOf(mfu, mfu.total, standing(row), false)) : looks.get(kinds(row)) ?? "var(--rest)"),
       isFound: matches && ((row) => standing(row).some(matches)),
-      legend: isByShare ? legendOfShares() : legendOfClasses([...shownKinds].filter(Boolean)),
+      legend: isByShare ? legendOfShares() : legendOfClasses([...shownKinds].filter(Boolean), looks),
     }));
   }
 
@@ -207,16 +208,15 @@ function drawModules(payload, { state, remember }) {
     return element("button", { class: "mark", type: "button", tabindex: -1, "aria-label": spoken, title, onclick: () => { turn(row); draw(); } }, text);
   }
 
-  // Why a time is unknown.
+  // Why a value is unknown.
   /** @type {(column: ModuleColumn) => Reader<string>} */
   function reason(column) {
-    const isTime = /time|share|mfu|seconds|rate|device/.test(column.id);
+    const isTime = /time|share|mfu|seconds|[.]rate|device/.test(column.id);
     if (state.own && column.own(root) === null && column.total(root) !== null && !isTime) return () => "it is known only with all modules below";
-    return (row) => {
-      if (!isTime) return "this profile does not have it";
-      if (compiled(row)) return "it runs inside a compiled module, which has one time";
-      return "it ran in a phase in which its hooks saw no time of it";
-    };
+    const why = whyUntimed(table, column.id, Boolean(state.own));
+    const read = value(column);
+    // Of several modules the first whose value is unknown says it.
+    return (row) => (isTime ? why(standsFor(row).members.find((member) => read(member) === null) ?? row) : "this profile does not have it");
   }
 
   function drawTable() {
