@@ -2,8 +2,6 @@
 
 import base64
 import html
-import posixpath
-import re
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,16 +13,13 @@ from lflops.analyze.analysis import Analysis
 from lflops.profile.model import Profile
 from lflops.report.document import document
 from lflops.report.payload.compare import compared_pairs
+from lflops.report.payload.page_script import page_script
 from lflops.report.payload.payload import payload
 from lflops.report.payload.snapshot import SnapshotShown
 from lflops.report.payload.timeline import timeline
 
 __all__ = ["page", "save", "snapshot_page", "write"]
 
-_PARTS = Path(__file__).parents[1] / "page"
-_IMPORT = re.compile(r'^import\s*(\{[^}]*\})\s*from\s*"(\.\.?/[\w/.]+)\.js";', re.MULTILINE)
-_RENAMED = re.compile(r"(\w+)\s+as\s+(\w+)")
-_EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 _ROOT = '<div id="root"><noscript>This page draws itself with JavaScript.</noscript></div>'
 
 
@@ -44,14 +39,14 @@ def page(*analyses: Analysis, names: Sequence[str] = ()) -> str:
     timelines = (timeline(analysis, each.memory) for analysis, each in zip(analyses, shown, strict=True))
     data += [_data(f"timeline{i or ''}", each) for i, each in enumerate(timelines) if each is not None]
     data += [_data(f"comparison-{i}-{j}", comparison) for i, j, comparison in compared_pairs(profiles)]
-    script = _joined("entry/offline", [])
+    script = page_script("entry/offline")
     title = " → ".join(names) or ", ".join(filter(None, (shown[0].title, shown[0].head.when)))
     return document(title, "\n".join([_ROOT, *data]), script=script)
 
 
 def snapshot_page(shown: SnapshotShown) -> str:
     """The file's text for a snapshot of CUDA's memory."""
-    return document(f"memory of {shown.title}", "\n".join([_ROOT, _data("data", shown)]), script=_joined("entry/snapshot", []))
+    return document(f"memory of {shown.title}", "\n".join([_ROOT, _data("data", shown)]), script=page_script("entry/snapshot"))
 
 
 def save(analysis: Analysis, path: Path) -> None:
@@ -80,29 +75,3 @@ def _window(profile: Profile, name: str) -> str:
     run = profile.run
     step = next((at for at in (run.step, run.window) if at is not None), 0)
     return f' data-run="{html.escape(name)}" data-tag="{html.escape(run.stage or run.kind)}" data-step="{step}"'
-
-
-def _joined(name: str, taken: list[str]) -> str:
-    """A module and all that it imports as one script, as a page from disk may not load modules from other files.
-
-    What is imported comes first. Each module is a function with its own scope, and returns what it exports.
-    """
-    taken.append(name)
-    source = (_PARTS / f"{name}.js").read_text("utf-8")
-
-    def module(path: str) -> str:
-        return posixpath.normpath(posixpath.join(posixpath.dirname(name), path))
-
-    def taking(statement: re.Match[str]) -> str:
-        """`{ a as b }` of an import is `{ a: b }` of what the module's function returns."""
-        names = _RENAMED.sub(r"\1: \2", statement[1])
-        return f"const {names} = {_variable(module(statement[2]))};"
-
-    imported = [_joined(each, taken) for each in (module(path) for _, path in _IMPORT.findall(source)) if each not in taken]
-    exported = ", ".join(each for _, each in _EXPORT.findall(source))
-    body = _EXPORT.sub(r"\1", _IMPORT.sub(taking, source))
-    return "".join([*imported, f"const {_variable(name)} = (() => {{\n{body}return {{ {exported} }};\n}})();\n"])
-
-
-def _variable(name: str) -> str:
-    return "$" + name.replace("/", "_")

@@ -20,8 +20,9 @@ from lflops.tensorboard.traces import opened
 
 __all__ = ["Tab"]
 
-_PAGE = Path(__file__).parents[1] / "page"
-_TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
+_ENTRY, _STYLE = "/entry/tensorboard.js", "/shell/style.css"
+"""Of the page: its script, which has all that it imports, and its style sheet."""
+
 _ALL = 1_000_000
 """Steps of a summary: as many as TensorBoard has kept."""
 
@@ -59,8 +60,8 @@ class Tab(TBPlugin):  # type: ignore[misc]
         self._statuses: dict[tuple[object, ...], _Status] = {}
 
     def get_plugin_apps(self) -> dict[str, Callable[[dict[str, Any], _Start], _Answer]]:
-        """The routes: the page's own files, each by its name, and the data."""
-        files = {f"/{file.relative_to(_PAGE).as_posix()}": _file(file) for file in sorted(_PAGE.rglob("*.*")) if file.suffix in _TYPES}
+        """The routes: the page's script and style sheet, and the data."""
+        files = {_ENTRY: _script, _STYLE: _style}
         data = {"/windows": self._windows, "/window": self._window, "/timeline": self._timeline}
         return files | data | {"/compare": self._compare, "/trace": self._trace}
 
@@ -70,7 +71,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
 
     def frontend_metadata(self) -> Any:
         """The tab's name, and the page's entry."""
-        return FrontendMetadata(es_module_path="/entry/tensorboard.js", tab_name="LFLOPS")
+        return FrontendMetadata(es_module_path=_ENTRY, tab_name="LFLOPS")
 
     def _windows(self, environ: dict[str, Any], start: _Start) -> _Answer:
         """The windows, the latest last, and what is known not to be shown, with the reason."""
@@ -195,11 +196,15 @@ def _title(run: str, tag: str, datum: Any) -> str:
     return f"{tag} of run {run}{'' if datum is None else f', step {datum.step}'}"
 
 
-def _file(path: Path) -> Callable[[dict[str, Any], _Start], _Answer]:
-    def serve(_environ: dict[str, Any], start: _Start) -> _Answer:
-        return _answer(start, "200 OK", _TYPES[path.suffix], path.read_bytes())
+def _script(_environ: dict[str, Any], start: _Start) -> _Answer:
+    from lflops.report.payload.page_script import page_script  # which starting TensorBoard does not need
 
-    return serve
+    return _answer(start, "200 OK", "text/javascript; charset=utf-8", page_script("entry/tensorboard").encode())
+
+
+def _style(_environ: dict[str, Any], start: _Start) -> _Answer:
+    sheet = Path(__file__).parents[1] / "page" / "shell" / "style.css"
+    return _answer(start, "200 OK", "text/css; charset=utf-8", sheet.read_bytes())
 
 
 def _answer(start: _Start, status: str, kind: str, body: bytes, *headers: tuple[str, str]) -> _Answer:

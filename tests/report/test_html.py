@@ -68,7 +68,7 @@ def test_modules_stand_in_one_script_each_with_names_of_its_own(tmp_path: Path, 
         (tmp_path / f"{name}.js").write_text(source)
     (tmp_path / "shell").mkdir()
     (tmp_path / "shell" / "style.css").touch()
-    monkeypatch.setattr("lflops.report.html._PARTS", tmp_path)
+    monkeypatch.setattr("lflops.report.payload.page_script._PAGE", tmp_path)
     script = re.search(r'<script type="module">(.*?)</script>', page(analyze(small_profile())), re.DOTALL)
     assert script
     assert (
@@ -97,7 +97,7 @@ def test_an_import_may_be_written_over_lines_and_give_other_names(
     (tmp_path / "entry" / "offline.js").write_text(f"{statement}\n")
     (tmp_path / "lib" / "b.js").write_text("export const b = 1;\nexport const other = 2;\n")
     (tmp_path / "shell" / "style.css").touch()
-    monkeypatch.setattr("lflops.report.html._PARTS", tmp_path)
+    monkeypatch.setattr("lflops.report.payload.page_script._PAGE", tmp_path)
     b = "const $lib_b = (() => {\nconst b = 1;\nconst other = 2;\nreturn { b, other };\n})();\n"
     assert f'<script type="module">{b}const $entry_offline = (() => {{\n{expected}\nreturn {{  }};\n}})();\n</script>' in page(
         analyze(small_profile())

@@ -145,13 +145,15 @@ def test_windows_that_cannot_be_compared_are_refused(server: Board) -> None:
 
 
 def test_the_page_s_files_are_served_and_no_others(server: Board) -> None:
-    """Each by its own name."""
-    page = ROOT / "lflops" / "page"
-    for file in (file for file in page.rglob("*.*") if file.suffix != ".ts"):
-        status, headers, body = server.get(file.relative_to(page).as_posix())
-        assert (200, file.read_bytes()) == (status, body)
-        assert headers["Content-Type"].startswith("text/")
-    for path in ("../tensorboard/tab.py", "..%2Fprofile.py", "tab.py"):
+    """The style sheet as it is, and one script with all modules that the entry imports, which gives TensorBoard `render`."""
+    style = (ROOT / "lflops" / "page" / "shell" / "style.css").read_bytes()
+    (sheet, sheet_headers, sent), (status, headers, script) = server.get("shell/style.css"), server.get("entry/tensorboard.js")
+    assert (200, 200, style) == (sheet, status, sent)
+    assert ["text/css", "text/javascript"] == [each["Content-Type"].partition(";")[0] for each in (sheet_headers, headers)]
+    assert script.decode().endswith("export const { render } = $entry_tensorboard;\n")
+    assert b"const $shell_app = (() => {" in script
+    assert b"\nimport " not in script
+    for path in ("shell/app.js", "../tensorboard/tab.py", "..%2Fprofile.py", "tab.py"):
         assert 404 == server.get(path)[0]
 
 

@@ -68,10 +68,15 @@ def check_fake_group() -> None:
         ranks = torch.distributed.get_world_size()
         gathered = [torch.zeros(3, device="cpu") for _ in range(2)]
         torch.distributed.all_gather(gathered, torch.ones(3, device="cpu"))
+        receives = _Operators()
+        with receives:
+            torch.distributed.recv(torch.zeros(3, device="cpu"), src=1)
     _raise_if_wrong(
         {
             "a fake group has other ranks": ranks == 2,
             "collectives are not waited for": distributed.wait_operator().name().endswith("wait_tensor"),
+            "received tensors are not seen": distributed.receive_operator() in receives.seen,
+            "every received tensor is a vote of a pipeline's stage": not distributed.is_pipeline_vote(),
             "a fake group stays open": not torch.distributed.is_initialized(),
         }
     )
@@ -158,6 +163,19 @@ def _raise_if_wrong(facts: Mapping[str, bool]) -> None:
     wrong = [difference for difference, holds in facts.items() if not holds]
     if wrong:
         raise differs("; ".join(wrong))
+
+
+class _Operators(dispatch_modes.TorchDispatchMode):
+    """Notes the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[object] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run it."""
+        self.seen.append(function)
+        return function(*args, **(kwargs or {}))
 
 
 class _BackwardProducts(dispatch_modes.TorchDispatchMode):

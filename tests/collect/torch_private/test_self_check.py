@@ -112,6 +112,23 @@ def test_fake_tensors_that_mean_something_else_are_named(name: str, lie: Any, mo
     torch_check.check_fake_tensors()
 
 
+@pytest.mark.parametrize(
+    ("name", "lie", "said"),
+    [
+        ("receive_operator", lambda: None, "received tensors are not seen"),
+        ("is_pipeline_vote", lambda: True, "every received tensor is a vote"),
+    ],
+)
+def test_a_fake_group_that_means_something_else_is_named(name: str, lie: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only an estimate of a mesh tries it; the one after it tries it again."""
+    torch_check.check_fake_group.cache_clear()
+    with monkeypatch.context() as torch_changes:
+        torch_changes.setattr(distributed, name, lie)
+        with pytest.raises(lflops.CountError, match=said):
+            torch_check.check_fake_group()
+    torch_check.check_fake_group()
+
+
 class Recording:
     """The names of CUDA's memory with an allocator written by hand."""
 
