@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -17,7 +18,7 @@ from lflops.profile.records import Phase
 from lflops.profile.steps import Step
 from lflops.report.html import save
 from lflops.report.lines.verdict import verdict
-from tests.support.browser import GRID, ROW, Seen, tab
+from tests.support.browser import GRID, ROW, Seen, bench, tab
 from tests.support.malicious_names import IMAGE, SCRIPT, hostile_profile
 from tests.support.profile_builders import clocked, product, profile, profile_of, run, small_profile, untimed
 from tests.support.tensorboard_server import write
@@ -401,16 +402,13 @@ SHARES = [0, -0.0004, -0.25, 0.0004, 0.00051, 0.125, 0.5, 1, 2.5]
 SECONDS = [0, 1e-9, 2.5e-7, 1.5e-5, 2e-4, 0.0767, 0.9994, 1, 12.345, 3600]
 
 
-def test_numbers_read_as_in_the_report(opening: Callable[..., Seen], tmp_path: Path) -> None:
+def test_numbers_read_as_in_the_report(browser: Any) -> None:
     """Counts, bytes, seconds and shares: the page's text is that of `units`."""
-    with SummaryWriter(tmp_path) as writer:
-        lflops.tensorboard.log(writer, small_profile(), 1)
-    with tab(opening, tmp_path, expected=1) as (seen, _, _):
+    code = "async ([name, values]) => { const all = await import('/lib/format.js'); return values.map(all[name]); }"
+    with bench(browser) as page:
         for function, values in ("count", NUMBERS), ("size", NUMBERS), ("duration", SECONDS), ("percent", SHARES):
             given = [str(value) if isinstance(value, int) and value >= 1 << 53 else value for value in values]
-            module = "./data/plugin/lflops/lib/format.js"
-            code = f"async ([name, values]) => {{ const all = await import('{module}'); return values.map(all[name]); }}"
-            assert [getattr(units, function)(value) for value in [*values, None]] == seen.page.evaluate(code, [function, [*given, None]])
+            assert [getattr(units, function)(value) for value in [*values, None]] == page.evaluate(code, [function, [*given, None]])
 
 
 def test_the_step_s_bar_leaves_nothing_unnamed(page_of: Callable[..., Seen]) -> None:

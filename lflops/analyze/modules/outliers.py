@@ -64,9 +64,9 @@ def outliers(
             continue
         usual = statistics.median(seconds[name] or 0.0 for name in names)
         for name in names:
-            outlier = Outlier(module=name, others=len(names) - 1, seconds=seconds[name] or 0.0, usual_seconds=usual)
-            if usual and outlier.seconds >= _LEAST_RATIO * usual and outlier.excess >= _LEAST_SHARE * total:
-                found[name] = outlier
+            took = seconds[name] or 0.0
+            if usual and took >= _LEAST_RATIO * usual and took - usual >= _LEAST_SHARE * total:
+                found[name] = Outlier(module=name, others=len(names) - 1, seconds=took, usual_seconds=usual)
     tops = [each for name, each in found.items() if name.rpartition(".")[0] not in found]
     deepest = {each.module: each for each in (_deepest(top, found, below) for top in tops)}
     return tuple(sorted(deepest.values(), key=lambda each: -each.excess))

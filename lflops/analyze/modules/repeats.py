@@ -28,7 +28,7 @@ _FACTS = (
 )
 
 
-_COUNTS_OF = attrgetter(*_FACTS, *(f"{phase}.{count}" for phase in PHASES for count in _COMPARED))  # five times as fast as a loop
+_FACTS_OF, _WORKS_OF, _COUNTS_OF = attrgetter(*_FACTS), attrgetter(*PHASES), attrgetter(*_COMPARED)  # five times as fast as loops
 
 _BOUNDS: tuple[Bound, ...] = ("compute", "memory")
 _WORST_FIRST: tuple[Over, ...] = ("error", "cache_unknown", "compiled", "cache")
@@ -52,7 +52,7 @@ def identical_subtrees(profile: Profile, below: Mapping[str, Sequence[str]]) -> 
 def _counts(module: ModuleProfile) -> tuple[Any, ...]:
     """The values that identical modules share: neither times nor the peak, which depend on when a module runs."""
     dtypes = ((dtype, share.parameters, share.bytes) for dtype, share in sorted(module.dtypes.items()))
-    return (module.owner is None, _COUNTS_OF(module), *dtypes)
+    return (module.owner is None, _FACTS_OF(module), *map(_COUNTS_OF, _WORKS_OF(module)), *dtypes)
 
 
 class FoldedPoint(NamedTuple):

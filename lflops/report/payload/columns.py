@@ -20,14 +20,13 @@ Columns = dict[str, list[Value] | Value]
 def column(values: Iterable[Value]) -> list[Value] | Value:
     """A list, or the one value that all rows have."""
     rows = list(values)
-    if rows and rows.count(rows[0]) == len(rows):
+    if rows and rows[0] == rows[-1] and rows.count(rows[0]) == len(rows):
         return exact(rows[0])
-    known = [value for value in rows if value is not None]
-    try:
-        has_large = max(known, default=0) >= _EXACT  # type: ignore[operator]  # numbers, without a loop in Python
-    except TypeError:
-        has_large = any(type(value) is int and value >= _EXACT for value in set(known))
-    return [exact(value) for value in rows] if has_large else rows
+    kinds = set(map(type, rows))
+    if int not in kinds:
+        return rows
+    counts = rows if len(kinds) == 1 else [value for value in rows if type(value) is int]
+    return [exact(value) for value in rows] if max(counts) >= _EXACT else rows  # type: ignore[type-var, operator]  # all are counts
 
 
 def lists(rows: Sequence[object], fields: Iterable[str]) -> Columns:

@@ -1,6 +1,7 @@
 """The page's Roofline view: the roofs, and the points by module, by repeated module and by operator."""
 
 from collections.abc import Sequence
+from heapq import nlargest
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -104,7 +105,7 @@ def roofs(analysis: Analysis) -> Roofs | None:
 
 def _most(points: Sequence[Point]) -> list[Point]:
     """The points with the most time."""
-    return sorted(points, key=lambda point: -((point.seconds if point.seconds is not None else point.roof_seconds) or 0.0))[:MOST]
+    return nlargest(MOST, points, key=lambda point: (point.seconds if point.seconds is not None else point.roof_seconds) or 0.0)
 
 
 def _points(kept: Sequence[_PointRow], number: int) -> Points:
