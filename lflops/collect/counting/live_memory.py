@@ -108,7 +108,7 @@ class LiveMemory:
         """Add what an earlier step made and something still keeps: the buffers of a pipeline's schedule, for one."""
         for key, reference, birth in self._survivors or ():
             storage = reference()
-            if storage is not None:
+            if storage is not None and key not in self._alive:
                 self._bear_storage(storage, key, birth, fake=True)
 
     def before(self, operator: str, row: str, phase: Phase) -> None:
@@ -271,7 +271,7 @@ class LiveMemory:
 
     def _bear_storage(self, storage: Any, key: int, birth: Birth, *, fake: bool) -> None:
         nbytes = birth.nbytes
-        if key in self._alive or not nbytes:
+        if not nbytes:
             return
         if self._log is not None:
             self._log.allocated(storage, key, storage.nbytes())

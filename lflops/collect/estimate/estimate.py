@@ -275,9 +275,14 @@ class Estimator:
         )
         call.begin_without_gradients()
         moments = LONGEST_TIMELINE if self.watch is None else sys.maxsize
-        extent = Extent(fake=True, round_to=self.round_to, moments=moments, gradients=subject.buckets, scratch=not is_gpu(chip))
-        if subject.step is not None:
-            extent = dataclasses.replace(extent, survivors=[])
+        extent = Extent(
+            fake=True,
+            round_to=self.round_to,
+            moments=moments,
+            gradients=subject.buckets,
+            scratch=not is_gpu(chip),
+            survivors=None if subject.step is None else [],
+        )
         if any(local_part(each) is not each for each in model.parameters()):
             # Torch infers the placements of results in the first step only, with its own tensors.
             self._step(call, stepper, chip, Meter(progress=False), extent)
