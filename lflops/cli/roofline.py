@@ -72,10 +72,9 @@ def roofline(
 
 def _show_profile(file: Path, hardware: str | None, top: int, figure: Path | None, *, as_json: bool) -> None:
     analysis = analyze(load(file), hardware)
-    shown = analysis.roofline
     if figure is not None:
         _draw(analysis, figure)
-    write_json(shown) if as_json else draw(render_roofline(shown, analysis.patterns, analysis.fusion, top=top))
+    write_json(analysis.roofline) if as_json else draw(render_roofline(analysis, top=top))
     name_file(figure, as_json=as_json)
 
 
@@ -104,6 +103,6 @@ def _draw(analysis: Analysis, path: Path) -> None:
         from lflops.report.figures.roofline import save
 
     try:
-        save(analysis.roofline, path, analysis.patterns)
+        save(analysis.roofline_overview, path, analysis.patterns)
     except ValueError as error:
         raise UsageError(f"figure={error}") from error

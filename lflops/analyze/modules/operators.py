@@ -121,13 +121,15 @@ def operator_rows(profile: Profile) -> tuple[OperatorRow, ...]:
     return (*_sorted(_rows(profile, uncounted, {}, is_counted=False)), *_sorted(_rows(profile, profile.cells, twice, is_counted=True)))
 
 
-def _calls_in_two_phases(cells: Iterable[Cell]) -> dict[tuple[str, str], int]:
+def _calls_in_two_phases(cells: Sequence[Cell]) -> dict[tuple[str, str], int]:
     """By operator and module, the calls whose recomputed part is a separate cell: that part moves no bytes beyond those of the call."""
+    recomputed = [cell for cell in cells if cell.phase == "recompute" and not cell.bytes_moved]
+    if not recomputed:
+        return {}
     backward = {(cell.operator, cell.module, cell.dtype): cell.calls for cell in cells if cell.phase == "backward" and cell.bytes_moved}
     calls: defaultdict[tuple[str, str], int] = defaultdict(int)
-    for cell in cells:
-        if cell.phase == "recompute" and not cell.bytes_moved:
-            calls[cell.operator, cell.module] += min(cell.calls, backward.get((cell.operator, cell.module, cell.dtype), 0))
+    for cell in recomputed:
+        calls[cell.operator, cell.module] += min(cell.calls, backward.get((cell.operator, cell.module, cell.dtype), 0))
     return dict(calls)
 
 

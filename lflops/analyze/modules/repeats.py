@@ -1,17 +1,18 @@
 """What repeats in a model, as its 48 layers, so that one row or one point stands for all of them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import starmap
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from lflops.analyze.speed.roofline import Bound, Over, Point, Total, point_of
+from lflops.analyze.speed.roofline import Bound, Over, Part, Point, Total, point_of
 from lflops.profile.model import COUNTS, PHASES, ModuleProfile, Profile
 from lflops.profile.module_names import fold_repeats
 from lflops.profile.series import sum_known
 
-__all__ = ["FoldedPoint", "fold_points", "identical_subtrees"]
+__all__ = ["Repeats", "fold_parts", "identical_subtrees"]
 
 _COMPARED = (*COUNTS, *(f"own_{count}" for count in COUNTS), "logical_macs", "own_logical_macs")
 _FACTS = (
@@ -51,53 +52,61 @@ def identical_subtrees(profile: Profile, below: Mapping[str, Sequence[str]]) -> 
 
 def _counts(module: ModuleProfile) -> tuple[Any, ...]:
     """The values that identical modules share: neither times nor the peak, which depend on when a module runs."""
-    dtypes = ((dtype, share.parameters, share.bytes) for dtype, share in sorted(module.dtypes.items()))
-    return (module.owner is None, _FACTS_OF(module), *map(_COUNTS_OF, _WORKS_OF(module)), *dtypes)
+    return (module.owner is None, _FACTS_OF(module), *map(_COUNTS_OF, _WORKS_OF(module)), frozenset(module.dtypes.items()))
 
 
-class FoldedPoint(NamedTuple):
-    """A point for modules that repeat at one place and did the same work.
+class Repeats(NamedTuple):
+    """The parts of modules that repeat at one place and did the same work.
 
     Attributes:
-        modules: How many they are.
-        point: Their sum under the names' pattern, or the only one.
-        first: The point of the first of them.
+        label: The names' pattern, or the name of the only one.
+        parts: One of each, in the model's order.
     """
 
-    modules: int
-    point: Point
-    first: Point
+    label: str
+    parts: Sequence[Part]
+
+    @property
+    def seconds(self) -> float | None:
+        """Of all of them."""
+        return sum_known(part.seconds for part in self.parts)
+
+    @property
+    def roof_seconds(self) -> float | None:
+        """Of all of them."""
+        return sum_known(part.roof_seconds for part in self.parts)
+
+    @property
+    def point(self) -> Point:
+        """Their sum. Its bound is that of most of its time. It is above its roof if one of them is."""
+        first, *others = self.parts
+        if not others:
+            return point_of(first)
+        over = {part.over for part in self.parts}
+        total = Total(
+            calls=sum(part.total.calls for part in self.parts),
+            flops=sum(part.total.flops for part in self.parts),
+            bytes_moved=sum(part.total.bytes_moved for part in self.parts),
+            seconds=self.roof_seconds,
+            bound=max(_BOUNDS, key=lambda bound: sum(part.roof_seconds or 0.0 for part in self.parts if part.total.bound == bound)),
+            costs=(),
+        )
+        fused = sum_known(part.fused_bytes for part in self.parts)
+        return replace(
+            point_of(Part(total, self.label, first.phase, seconds=self.seconds, fused_bytes=fused)),
+            seconds_to_win=sum_known(part.seconds_to_win for part in self.parts),
+            over=next((each for each in _WORST_FIRST if each in over), None),
+        )
 
 
-_MODULE_AND_WORK = attrgetter("module", "operator", "dtype", "phase", "flops", "bytes_moved")
+_MODULE_AND_WORK = attrgetter("module", "phase", "total.flops", "total.bytes_moved")
 
 
-def fold_points(points: Iterable[Point], patterns: Mapping[str, str]) -> Iterator[FoldedPoint]:
-    """One point for modules that repeat at one place and did the same work, in the order of the first ones.
-
-    The point is their sum. Its bound is that of most of its time. It is above its roof if one of them is.
+def fold_parts(parts: Iterable[Part], patterns: Mapping[str, str]) -> Iterator[Repeats]:
+    """Group the parts of modules that repeat at one place and did the same work, in the order of the first ones.
 
     Args:
-        points: Of modules.
+        parts: Of modules.
         patterns: Each module's name with `*` for the numbers of what repeats.
     """
-    for label, group in fold_repeats(points, _MODULE_AND_WORK, patterns):
-        yield FoldedPoint(len(group), group[0] if len(group) == 1 else _sum_of(label, group), group[0])
-
-
-def _sum_of(label: str, points: Sequence[Point]) -> Point:
-    first, over = points[0], {point.over for point in points}
-    total = Total(
-        calls=sum(point.calls for point in points),
-        flops=sum(point.flops for point in points),
-        bytes_moved=sum(point.bytes_moved for point in points),
-        seconds=sum_known(point.roof_seconds for point in points),
-        bound=max(_BOUNDS, key=lambda bound: sum(point.roof_seconds or 0.0 for point in points if point.bound == bound)),
-        costs=(),
-    )
-    seconds, fused = sum_known(point.seconds for point in points), sum_known(point.fused_bytes for point in points)
-    return replace(
-        point_of(total, label, first.phase, operator=first.operator, dtype=first.dtype, seconds=seconds, fused=fused),
-        seconds_to_win=sum_known(point.seconds_to_win for point in points),
-        over=next((each for each in _WORST_FIRST if each in over), None),
-    )
+    return starmap(Repeats, fold_repeats(parts, _MODULE_AND_WORK, patterns))

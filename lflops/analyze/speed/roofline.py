@@ -7,12 +7,11 @@ only move bytes.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
+from itertools import count, repeat
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from lflops.analyze.speed.fused_bytes import bytes_as_compiled, bytes_with_below
 from lflops.analyze.speed.peaks import chip_of, name_of_peak, peak_of
@@ -23,7 +22,20 @@ from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, ModulePhase, Phase
 from lflops.profile.series import sum_known
 
-__all__ = ["Bound", "Ceiling", "Over", "Point", "Roofline", "Total", "point_of", "roofline", "roofline_overview"]
+__all__ = [
+    "Bound",
+    "Ceiling",
+    "Over",
+    "Overview",
+    "Part",
+    "Point",
+    "Roofline",
+    "Total",
+    "module_parts",
+    "point_of",
+    "roofline",
+    "roofline_overview",
+]
 
 Bound = Literal["compute", "memory"]
 
@@ -117,7 +129,21 @@ class Roofline(Struct, frozen=True, kw_only=True):
     modules: tuple[Point, ...]
     operators: tuple[Point, ...]
     cells: tuple[Point, ...]
-    own: tuple[Point, ...] = ()
+    own: tuple[Point, ...]
+
+
+class Overview(Struct, frozen=True, kw_only=True):
+    """What a picture of the roofline shows. A large model has a point for each cell, and few of them are drawn.
+
+    Attributes:
+        ceilings: As of `Roofline`.
+        operators: As of `Roofline`.
+        own: A part a module and phase, without what is below it: together they are all that ran, once.
+    """
+
+    ceilings: tuple[Ceiling, ...]
+    operators: tuple[Point, ...]
+    own: tuple["Part", ...]
 
 
 def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofline:
@@ -132,48 +158,47 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
     """
     chip = chip_of(profile, hardware)
     costs = _Costs(profile, chip)
+    return Roofline(
+        ceilings=tuple(_ceilings(profile, chip)),
+        modules=tuple(map(point_of, _modules(profile, costs))),
+        operators=tuple(map(point_of, _operators(profile, costs))),
+        cells=tuple(
+            point_of(Part(costs.total([number]), cell.module, cell.phase, operator=cell.operator, dtype=cell.dtype))
+            for cell, number in zip(profile.cells, costs.numbers, strict=True)
+        ),
+        own=tuple(map(point_of, _own(profile, costs))),
+    )
+
+
+def roofline_overview(profile: Profile, chip: Hardware | None) -> Overview:
+    """The roofline without what takes most of the time: modules with all below them, cells, and points that are not drawn."""
+    costs = _Costs(profile, chip)
+    return Overview(
+        ceilings=tuple(_ceilings(profile, chip)),
+        operators=tuple(map(point_of, _operators(profile, costs))),
+        own=tuple(_own(profile, costs)),
+    )
+
+
+def module_parts(profile: Profile, chip: Hardware | None) -> tuple["Part", ...]:
+    """A part a module and phase, in the model's order, with all below it."""
+    return tuple(_modules(profile, _Costs(profile, chip)))
+
+
+def _modules(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
     of_rows: defaultdict[tuple[str, Phase], list[int]] = defaultdict(list)
     for cell, number in zip(profile.cells, costs.numbers, strict=True):
         for name in ancestry(cell.module):
             of_rows[name, cell.phase].append(number)
     fused = bytes_with_below(profile, bytes_as_compiled(profile))
-    return replace(
-        _overview(profile, chip, costs),
-        modules=tuple(
-            point_of(
-                costs.total(of_rows[name, phase]),
-                name,
-                phase,
-                seconds=_seconds(module.work(phase)),
-                fused=fused.get(ModulePhase(name, phase)),
-            )
-            for name, module in profile.modules.items()
-            for phase in PHASES
-            if (name, phase) in of_rows
-        ),
-        cells=tuple(
-            point_of(costs.total([number]), cell.module, cell.phase, operator=cell.operator, dtype=cell.dtype)
-            for cell, number in zip(profile.cells, costs.numbers, strict=True)
-        ),
-    )
+    for name, module in profile.modules.items():
+        for phase in PHASES:
+            if (name, phase) in of_rows:
+                seconds, moved = _seconds(module.work(phase)), fused.get(ModulePhase(name, phase))
+                yield Part(costs.total(of_rows[name, phase]), name, phase, seconds=seconds, fused_bytes=moved)
 
 
-def roofline_overview(profile: Profile, chip: Hardware | None) -> Roofline:
-    """A roofline without `modules` and `cells`, which take most of the time: a large model has a point for each cell."""
-    return _overview(profile, chip, _Costs(profile, chip))
-
-
-def _overview(profile: Profile, chip: Hardware | None, costs: "_Costs") -> Roofline:
-    return Roofline(
-        ceilings=tuple(_ceilings(profile, chip)),
-        modules=(),
-        operators=tuple(_operators(profile, costs)),
-        cells=(),
-        own=tuple(_own(profile, costs)),
-    )
-
-
-def _operators(profile: Profile, costs: "_Costs") -> Iterator[Point]:
+def _operators(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
     """Traced operators with all their phases and dtypes as one, since their time is that of all."""
     by_kind: defaultdict[tuple[str, Phase, str], list[int]] = defaultdict(list)
     for key, number in zip(map(attrgetter("operator", "phase", "dtype"), profile.cells), costs.numbers, strict=True):
@@ -188,10 +213,10 @@ def _operators(profile: Profile, costs: "_Costs") -> Iterator[Point]:
         seconds = traced.get(operator.removeprefix(_OF_TORCH)) or None
         shown: Phase | Literal["all"] = kinds[0][0] if len(phases) == 1 else "all"
         numbers = [number for phase, dtype in kinds for number in by_kind[operator, phase, dtype]]
-        yield point_of(costs.total(numbers), "", shown, operator=operator, dtype=", ".join(dtypes), seconds=seconds)
+        yield Part(costs.total(numbers), "", shown, operator=operator, dtype=", ".join(dtypes), seconds=seconds)
 
 
-def _own(profile: Profile, costs: "_Costs") -> Iterator[Point]:
+def _own(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
     """In the model's order. Device time is inclusive, so a module with others below it in that phase has only its own host time."""
     of_phases: dict[Phase, defaultdict[str, list[int]]] = {phase: defaultdict(list) for phase in PHASES}
     for cell, number in zip(profile.cells, costs.numbers, strict=True):
@@ -207,7 +232,7 @@ def _own(profile: Profile, costs: "_Costs") -> Iterator[Point]:
                 seconds = own if name in above[phase] else _seconds(work)
                 # Most profiles have nothing compiled, and need no key for each module.
                 moved = fused.get(ModulePhase(name, phase)) if fused else None
-                yield point_of(costs.total(numbers), name, phase, seconds=seconds, fused=moved)
+                yield Part(costs.total(numbers), name, phase, seconds=seconds, fused_bytes=moved)
 
 
 def _above(names: Iterable[str]) -> set[str]:
@@ -278,10 +303,10 @@ class _Costs:
         cache = chip.cache_bytes if chip else None
         compiled = {name for name, module in profile.modules.items() if module.compiled}
         inside = {name for name in profile.modules if not compiled.isdisjoint(ancestry(name))} if compiled else compiled
-        known: dict[tuple[Any, bool], int] = {}
+        known: defaultdict[tuple[Any, bool], int] = defaultdict(count().__next__)
         works = map(_WORK_OF_CELL, profile.cells)
         are_inside = (cell.module in inside for cell in profile.cells) if inside else repeat(object=False)
-        self.numbers = [known.setdefault(key, len(known)) for key in zip(works, are_inside, strict=False)]
+        self.numbers = list(map(known.__getitem__, zip(works, are_inside, strict=False)))
         self._costs: list[_Cost] = []
         for (dtype, calls, macs, executed_macs, flops, bytes_moved), is_compiled in known:
             executed, peak = flops - 2 * (macs - executed_macs), peak_of(dtype, profile.run, chip)
@@ -309,24 +334,48 @@ class _Costs:
         return total
 
 
-def point_of(
-    total: Total,
-    module: str,
-    phase: Phase | Literal["all"],
-    *,
-    operator: str | None = None,
-    dtype: str | None = None,
-    seconds: float | None = None,
-    fused: int | None = None,
-) -> Point:
-    """The point of some cells together: what follows from their sums and their time."""
-    calls, flops, moved, roof, bound, costs = total
-    share = roof / seconds if roof is not None and seconds else None
+class Part(Struct, frozen=True, gc=False):
+    """Some cells together with their time, from which a point follows. The fields are those of `Point`.
+
+    Attributes:
+        total: The sums over the cells.
+    """
+
+    total: Total
+    module: str
+    phase: Phase | Literal["all"]
+    operator: str | None = None
+    dtype: str | None = None
+    seconds: float | None = None
+    fused_bytes: int | None = None
+
+    @property
+    def roof_seconds(self) -> float | None:
+        """As of `Point`."""
+        return self.total.seconds
+
+    @property
+    def seconds_to_win(self) -> float | None:
+        """As of `Point`."""
+        roof = self.total.seconds
+        return max(self.seconds - roof, 0.0) if self.seconds is not None and roof is not None else None
+
+    @property
+    def over(self) -> Over | None:
+        """As of `Point`."""
+        roof, seconds = self.total.seconds, self.seconds
+        return _over(self.total.costs, seconds) if roof is not None and seconds and roof > seconds * (1 + TOLERANCE) else None
+
+
+def point_of(part: Part) -> Point:
+    """What follows from the sums and the time."""
+    calls, flops, moved, roof, bound, _ = part.total
+    seconds = part.seconds
     return Point(
-        module=module,
-        operator=operator,
-        phase=phase,
-        dtype=dtype,
+        module=part.module,
+        operator=part.operator,
+        phase=part.phase,
+        dtype=part.dtype,
         calls=calls,
         flops=flops,
         bytes_moved=moved,
@@ -336,10 +385,10 @@ def point_of(
         roof_seconds=roof,
         roof_flops_per_second=flops / roof if roof else None,
         bound=bound if roof else None,
-        share=share,
-        seconds_to_win=max(seconds - roof, 0.0) if seconds is not None and roof is not None else None,
-        over=_over(costs, seconds) if seconds and share is not None and share > 1 + TOLERANCE else None,
-        fused_bytes=fused,
+        share=roof / seconds if roof is not None and seconds else None,
+        seconds_to_win=part.seconds_to_win,
+        over=part.over,
+        fused_bytes=part.fused_bytes,
     )
 
 

@@ -13,8 +13,8 @@ from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import Bbox
 
 from lflops import units
-from lflops.analyze.modules.repeats import fold_points
-from lflops.analyze.speed.roofline import Ceiling, Point, Roofline
+from lflops.analyze.modules.repeats import fold_parts
+from lflops.analyze.speed.roofline import Ceiling, Overview, Point
 from lflops.report.figures.design import PHASES, QUIET, TEXT, drawn_on
 
 __all__ = ["FORMATS", "roofline_figure", "save"]
@@ -32,7 +32,7 @@ _SHORT = {"forward": "fwd", "backward": "bwd", "recompute": "recomp", "optimizer
 _DECADE = 10.0
 
 
-def save(roofline: Roofline, path: Path, patterns: Mapping[str, str]) -> None:
+def save(roofline: Overview, path: Path, patterns: Mapping[str, str]) -> None:
     """Write the figure, in the format that the name ends with.
 
     Raises:
@@ -43,10 +43,11 @@ def save(roofline: Roofline, path: Path, patterns: Mapping[str, str]) -> None:
     roofline_figure(roofline, patterns).savefig(path, bbox_inches="tight")
 
 
-def roofline_figure(roofline: Roofline, patterns: Mapping[str, str]) -> Figure:
+def roofline_figure(roofline: Overview, patterns: Mapping[str, str]) -> Figure:
     """Modules without what is below them, an area for their seconds; where none was timed, operators on the roof that they could reach."""
     figure, axes = drawn_on(9, 6)
-    timed = [point for _, point, _ in fold_points(roofline.own, patterns) if point.intensity and point.flops_per_second]
+    points = [repeats.point for repeats in fold_parts(roofline.own, patterns)]
+    timed = [point for point in points if point.intensity and point.flops_per_second]
     reachable = [] if timed else [point for point in roofline.operators if point.intensity and point.roof_flops_per_second]
     shown = timed or reachable
     left, right = _range(point.intensity for point in shown)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from lflops import units
 from lflops.analyze.speed.fused_bytes import Fusion
-from lflops.analyze.speed.roofline import Over, Roofline
+from lflops.analyze.speed.roofline import Ceiling, Over
 from lflops.profile.model import Run
 
 __all__ = ["OVER", "saved_by_fusion", "why_no_roof"]
@@ -17,14 +17,14 @@ OVER: dict[Over, str] = {
 }
 
 
-def why_no_roof(run: Run, roofline: Roofline) -> str:
+def why_no_roof(run: Run, ceilings: Sequence[Ceiling]) -> str:
     """Why the points have no roof; empty where they have one."""
     if run.hardware is None:
         return (
             f'what {run.device_name} can do is not known; run FlopsMonitor or lflops.measure with hardware="measure", or with a name that '
             "lflops hardware lists"
         )
-    if not any(ceiling.is_judged_by for ceiling in roofline.ceilings):
+    if not any(ceiling.is_judged_by for ceiling in ceilings):
         return f"{run.hardware.name} has no known peak in any of the dtypes that were multiplied"
     if run.hardware.bandwidth_bytes_per_second is None:
         return f"the bandwidth of {run.hardware.name} is not known"

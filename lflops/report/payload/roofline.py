@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 from heapq import nlargest
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
 
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.modules.repeats import fold_points
-from lflops.analyze.speed.roofline import Ceiling, Point
+from lflops.analyze.modules.repeats import Repeats, fold_parts
+from lflops.analyze.speed.roofline import Ceiling, Part, Point, point_of
 from lflops.report.lines.roofline import OVER, saved_by_fusion, why_no_roof
 from lflops.report.payload.columns import Columns, column
 
 __all__ = ["MOST", "Points", "Roofs", "roofs"]
+
+Timed = TypeVar("Timed", Part, Repeats, Point)
 
 MOST = 2000
 """Points that a chart can show, and that the page has room for."""
@@ -83,29 +85,34 @@ def roofs(analysis: Analysis) -> Roofs | None:
         return None
     rows = {name: row for row, name in enumerate(profile.modules)}
     below = {name.rpartition(".")[0] for name in profile.modules if name}
-    own = [_PointRow(point, rows[point.module], has_below=point.module in below) for point in _most(overview.own)]
-    groups = {id(each.point): each for each in fold_points(overview.own, analysis.patterns)}
+    own = [_PointRow(point_of(part), rows[part.module], has_below=part.module in below) for part in _longest(overview.own)]
+    folded = list(fold_parts(overview.own, analysis.patterns))
     repeats = []
-    for point in _most([each.point for each in groups.values()]):
-        times, _, first = groups[id(point)]
-        label = point.module if times > 1 else None
-        repeats.append(_PointRow(point, rows[first.module], label=label, times=times, has_below=first.module in below))
+    for each in _longest(folded):
+        first, times = each.parts[0].module, len(each.parts)
+        label = each.label if times > 1 else None
+        repeats.append(_PointRow(each.point, rows[first], label=label, times=times, has_below=first in below))
     return Roofs(
         ceilings=overview.ceilings,
-        why_unknown=why_no_roof(profile.run, overview),
+        why_unknown=why_no_roof(profile.run, overview.ceilings),
         modules=_points(own, len(overview.own)),
-        repeats=_points(repeats, len(groups)),
+        repeats=_points(repeats, len(folded)),
         operators=_points(
-            [_PointRow(point, None, label=f"{point.operator} {point.dtype}") for point in _most(overview.operators)],
+            [_PointRow(point, None, label=f"{point.operator} {point.dtype}") for point in _longest(overview.operators)],
             len(overview.operators),
         ),
         fusion=saved_by_fusion(analysis.fusion),
     )
 
 
-def _most(points: Sequence[Point]) -> list[Point]:
-    """The points with the most time."""
-    return nlargest(MOST, points, key=lambda point: (point.seconds if point.seconds is not None else point.roof_seconds) or 0.0)
+def _longest(items: Sequence[Timed]) -> list[Timed]:
+    """Those with the most time, or with the most time at their roofs."""
+    return nlargest(MOST, items, key=_time)
+
+
+def _time(item: Part | Repeats | Point) -> float:
+    seconds = item.seconds
+    return (item.roof_seconds if seconds is None else seconds) or 0.0
 
 
 def _points(kept: Sequence[_PointRow], number: int) -> Points:

@@ -1,16 +1,17 @@
 """What a chip allows, on a terminal: the roofline, the lower bound of a step, and what Nsight Compute counted."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from lflops import units
-from lflops.analyze.modules.repeats import fold_points
+from lflops.analyze.analysis import Analysis
+from lflops.analyze.modules.repeats import Repeats, fold_parts
 from lflops.analyze.speed.fused_bytes import Fusion
 from lflops.analyze.speed.lower_bound import LowerBound
 from lflops.analyze.speed.ncu import Kernel, Measured
-from lflops.analyze.speed.roofline import Ceiling, Over, Point, Roofline
+from lflops.analyze.speed.roofline import Ceiling, Over, Point
 from lflops.report.lines.roofline import OVER, saved_by_fusion
 from lflops.report.lines.text import counted, plain, shortened
 from lflops.report.terminal.tables import FittedTable, margin, prose, text
@@ -24,30 +25,28 @@ _SHORT = {"forward": "fwd", "backward": "bwd", "recompute": "recomp", "optimizer
 _SIGNS: dict[Over, str] = {"cache": "c", "compiled": "t", "cache_unknown": "?", "error": "!"}
 
 
-def render_roofline(roofline: Roofline, patterns: Mapping[str, str], fusion: Sequence[Fusion] = (), *, top: int) -> RenderableType:
+def render_roofline(analysis: Analysis, *, top: int) -> RenderableType:
     """The ceilings, the modules that would win the most seconds at their roof, and the operators that need the most.
 
     Args:
-        roofline: What to show.
-        patterns: Each module's name with `*` for the numbers of what repeats.
-        fusion: What compiled code moves.
+        analysis: Of the profile.
         top: How many modules, and how many operators.
     """
-    modules = sorted(
-        fold_points(roofline.modules, patterns), key=lambda row: (-(row[1].seconds_to_win or 0.0), -(row[1].roof_seconds or 0.0))
-    )
+    folded = [(_module(repeats), repeats.point) for repeats in fold_parts(analysis.module_parts, analysis.patterns)]
+    modules = sorted(folded, key=lambda named: (-(named[1].seconds_to_win or 0.0), -(named[1].roof_seconds or 0.0)))
+    overview = analysis.roofline_overview
     operators = sorted(
-        roofline.operators,
+        overview.operators,
         key=lambda point: (-(point.seconds_to_win or 0.0), -(point.roof_seconds or 0.0), -point.flops, -point.bytes_moved),
     )
     is_timed = any(point.seconds is not None for point in operators)
     return Group(
-        _ceilings(roofline.ceilings),
+        _ceilings(overview.ceilings),
         "",
-        _points("module, with all below it", [(_module(number, point), point) for number, point, _ in modules[:top]], timed=True),
+        _points("module, with all below it", modules[:top], timed=True),
         "",
         _points("operator, in all modules", [(_operator(point), point) for point in operators[:top]], timed=is_timed),
-        *_roofline_remarks(roofline, fusion, len(modules) - top, len(operators) - top),
+        *_remarks([point for _, point in modules], analysis.fusion, len(modules) - top, len(operators) - top),
     )
 
 
@@ -89,23 +88,23 @@ def _points(heading: str, named: Sequence[tuple[str, Point]], *, timed: bool) ->
     return FittedTable(heading, [name for name, _ in named], columns, room=_NAME)
 
 
-def _module(number: int, point: Point) -> str:
-    return (plain(point.module) or "(root)") + (f" ×{number}" if number > 1 else "")
+def _module(repeats: Repeats) -> str:
+    return (plain(repeats.label) or "(root)") + (f" ×{len(repeats.parts)}" if len(repeats.parts) > 1 else "")
 
 
 def _operator(point: Point) -> str:
     return f"{plain(point.operator or '')} {plain(point.dtype or '')}"
 
 
-def _roofline_remarks(roofline: Roofline, fusion: Sequence[Fusion], more_modules: int, more_operators: int) -> Iterator[RenderableType]:
-    over = {point.over for point in roofline.modules}
+def _remarks(modules: Sequence[Point], fusion: Sequence[Fusion], more_modules: int, more_operators: int) -> Iterator[RenderableType]:
+    over = {point.over for point in modules}
     lines = [f"{_SIGNS[each]}: {sentence}" for each, sentence in OVER.items() if each in over]
     if saved := saved_by_fusion(fusion):
         lines.append(saved)
     left = [counted(number, f"more {noun}") for number, noun in ((more_modules, "module row"), (more_operators, "operator")) if number > 0]
     if left:
         lines.append(f"{' and '.join(left)}; --top N lists more, --json all")
-    if not any(point.seconds for point in roofline.modules):
+    if not any(point.seconds for point in modules):
         lines.append("nothing was timed: lflops.measure and FlopsMonitor do")
     if lines:
         yield ""

@@ -2,9 +2,9 @@
 
 from msgspec.structs import replace
 
-from lflops.analyze.modules.repeats import fold_points
+from lflops.analyze.modules.repeats import fold_parts
 from lflops.analyze.speed.fused_bytes import Fusion, fusion
-from lflops.analyze.speed.roofline import roofline
+from lflops.analyze.speed.roofline import roofline, roofline_overview
 from lflops.profile.notes import Note
 from lflops.profile.records import Phase
 from tests.support.compiled_profiles import compiled_profile, kernel
@@ -55,12 +55,12 @@ def test_a_point_has_the_bytes_of_its_kernels() -> None:
 
 
 def test_repeated_modules_add_their_bytes_up() -> None:
-    """Two points of 960 bytes; unknown where one of them is."""
-    point = next(point for point in roofline(compiled_profile()).own if point.fused_bytes == 960)
+    """Two parts of 960 bytes; unknown where one of them is."""
+    part = next(part for part in roofline_overview(compiled_profile(), None).own if part.fused_bytes == 960)
     patterns = {"a.0": "a.*", "a.1": "a.*"}
     for other, total in ((960, 1920), (None, None)):
-        pair = (replace(point, module="a.0"), replace(point, module="a.1", fused_bytes=other))
-        assert [(number, each.fused_bytes) for number, each, _ in fold_points(pair, patterns)] == [(2, total)]
+        pair = (replace(part, module="a.0"), replace(part, module="a.1", fused_bytes=other))
+        assert [(len(each.parts), each.point.fused_bytes) for each in fold_parts(pair, patterns)] == [(2, total)]
 
 
 def test_a_kernel_of_a_module_without_operators_counts_as_well() -> None:
