@@ -142,7 +142,7 @@ def process() -> Facts:
         "signals": {number: Same(signal.getsignal(number)) for number in SIGNALS},
         "atexit": atexit._ncallbacks(),
         "weakref.finalize": len(weakref.finalize._registry),  # type: ignore[attr-defined]
-        "gc": (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count(), held(dict(enumerate(gc.callbacks)))),
+        "gc": (gc.isenabled(), gc.get_threshold(), held(dict(enumerate(gc.callbacks)))),
         "environment": dict(os.environ),
         "directory": str(os.getcwd()),  # noqa: PTH109 - a Path would be another fact
     }
