@@ -11,20 +11,19 @@ from lflops.collect.torch_private.autograd import profiler_is_recording
 __all__ = ["other_profiler_runs", "recorded_events"]
 
 
-def other_profiler_runs(own: torch.profiler.profile | None = None) -> bool:
-    """Whether a profiler of torch's, other than this one, has been got ready or entered and is not stopped."""
-    if own is None and profiler_is_recording():
+def other_profiler_runs() -> bool:
+    """Whether a profiler of torch's has been got ready or entered and is not stopped."""
+    if profiler_is_recording():
         return True
     entered, begun = _and_its_subclasses(torch.autograd.profiler.profile), _and_its_subclasses(torch.profiler.profile)
-    within = None if own is None else own.profiler
     for each in gc.get_objects():
         # Nothing is called for each object: a profiler that records Python's stack would record a million calls.
         # And `isinstance` would ask a proxy for the class of its object.
         kind = type(each)
         if kind in entered:
-            running = each is not within and each.enabled and each.entered and each.kineto_results is None
+            running = each.enabled and each.entered and each.kineto_results is None
         elif kind in begun:
-            running = each is not own and each.step_rec_fn is not None and not _is_over(each)
+            running = each.step_rec_fn is not None and not _is_over(each)
         else:
             continue
         if running:

@@ -1,11 +1,12 @@
 """Drives torch.profiler over a few steps in a row, and reads what it recorded.
 
-Kineto has one session in a process. One that is got ready while another records cuts that one off, and one that is started after another
-has ended, without being got ready again, crashes. So `Tracer` starts nothing while another profiler runs. It gets ready and starts in
-one go, so that no other profiler comes between. Where another has begun meanwhile, it leaves Kineto to that one.
+Kineto has one session in a process. One that is got ready while another records cuts that one off, and sometimes crashes. One that is
+started after another has ended, without being got ready again, crashes. So `Tracer` starts nothing while another profiler runs. It gets
+ready and starts in one go, so that no other profiler comes between. When another gets ready meanwhile, it ends first.
 """
 
 import contextlib
+import threading
 import time
 import weakref
 from collections import defaultdict
@@ -37,6 +38,7 @@ from lflops.collect.kineto.step_timeline import PhaseMark, timeline_of
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.scale_to_clean import spreads_of
 from lflops.collect.timing.stamps import inclusive
+from lflops.collect.torch_private.autograd import before_each_profiler
 from lflops.garbage import uncollected
 from lflops.profile.records import Call, ModulePhase, Phase, Spread, TracedOperator
 from lflops.profile.timeline import StepTimeline
@@ -161,6 +163,7 @@ class Tracer:
         self._recording.add(self)
         self._ends, self._phases = [], []
         try:
+            self._hooks.enter_context(before_each_profiler(lambda _: self._give_way()))
             self._hooks.enter_context(self._log.hooked())
             if batch:
                 self.batch()
@@ -251,18 +254,21 @@ class Tracer:
         return recorder
 
     def _end(self, *, whole: bool | None) -> profile | None:
-        """Hook out. Returns what is still to be stopped; where somebody else's profiler has begun, to stop ours would stop theirs."""
+        """Hook out. Returns what is still to be stopped."""
         self._hooks.close()
         recorder, self._profile = self._profile, None
         self._recording.discard(self)
-        if recorder is None:
-            return None
         self._end_step(whole=whole)
-        if not other_profiler_runs(recorder):
-            return recorder
-        self.refusal = "cut_off"
-        recorder.profiler = None  # else it would be taken for one that runs
-        return None
+        return recorder
+
+    def _give_way(self) -> None:
+        """Somebody else's profiler gets ready."""
+        recorder, self._profile = self._profile, None
+        if recorder is not None:
+            self.refusal = "cut_off"
+            if threading.get_ident() == self._log.home:  # on another thread torch knows nothing of ours, and Kineto ends it
+                recorder.stop_trace()
+            recorder.profiler = None  # a cycle within it would keep the events
 
     def _end_step(self, *, whole: bool | None) -> None:
         if self._step is not None:

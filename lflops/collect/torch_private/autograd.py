@@ -1,10 +1,13 @@
 """Autograd: the numbers of nodes and backward passes, the leaves of a graph, and autograd's profiler."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from torch import Tensor
 from torch.autograd import Variable
+from torch.autograd.profiler import profile
 
 from lflops.collect.torch_private.known_torch import known_torch
 
@@ -17,6 +20,7 @@ __all__ = [
     "NO_BACKWARD",
     "after_backward",
     "backward_id",
+    "before_each_profiler",
     "current_node",
     "leaves",
     "next_sequence_number",
@@ -42,6 +46,24 @@ current_node: Callable[[], Any] = _current_autograd_node
 
 profiler_is_recording: Callable[[], bool] = _profiler_enabled
 """Whether one of torch's profilers is recording."""
+
+
+@contextlib.contextmanager
+def before_each_profiler(call: Callable[[profile], None]) -> Iterator[None]:
+    """Within, call the function with each profiler of torch's before it gets ready."""
+    prepare = profile._prepare_trace
+
+    @functools.wraps(prepare)
+    def after_the_call(self: profile) -> None:
+        call(self)
+        prepare(self)  # type: ignore[no-untyped-call]
+
+    profile._prepare_trace = after_the_call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        if profile._prepare_trace is after_the_call:  # else somebody else's calls ours, and puts it back
+            profile._prepare_trace = prepare  # type: ignore[method-assign]
 
 
 def after_backward(callback: Callable[[], None]) -> None:

@@ -225,7 +225,18 @@ def _numbering() -> dict[str, bool]:
         "nodes have no names": "MmBackward" in autograd.node_name((x * 1).mm(w).grad_fn),
         "a graph's leaves are not found": {id(each) for each in autograd.leaves([(x * 1).mm(w)])} == {id(x), id(w)},
         "a recording profiler is not seen": autograd.profiler_is_recording() in (True, False),
+        "profilers get ready unseen": _are_profilers_seen(),
     }
+
+
+def _are_profilers_seen() -> bool:
+    """Without one that gets ready: that would cut off another that records."""
+    kind = torch.autograd.profiler.profile
+    before = kind._prepare_trace
+    with autograd.before_each_profiler(lambda _: None):
+        within = kind._prepare_trace
+    callers = (kind.__enter__, torch.profiler.profile.prepare_trace)
+    return within is not before is kind._prepare_trace and all("_prepare_trace" in each.__code__.co_names for each in callers)
 
 
 def _of_operators() -> dict[str, bool]:

@@ -127,4 +127,4 @@ def _outliers(analysis: Analysis) -> Iterator[str]:
         return
     for each in analysis.outliers[:_OUTLIERS]:
         ratio = f"{each.seconds / each.usual_seconds:.1f}× as long as the {each.others} others like it"
-        yield f"{plain(each.module)} takes {ratio}: {units.duration(each.excess)} a step."
+        yield f"{plain(each.module)} takes {ratio}: {units.duration(each.excess)} more a step."

@@ -1,5 +1,6 @@
 """The private names of torch that lflops uses are tried out before the first count."""
 
+import contextlib
 import importlib
 import importlib.util
 import re
@@ -49,6 +50,7 @@ LIES: dict[str, tuple[ModuleType, str, Callable[..., Any], str]] = {
     "backward has no end": (autograd, "after_backward", lambda callback: None, "the end of a backward pass is not reported"),
     "graphs have no leaves": (autograd, "leaves", lambda tensors: [], "leaves are not found"),
     "profilers are gone": (autograd, "profiler_is_recording", gone, "no such name"),
+    "profilers get ready unseen": (autograd, "before_each_profiler", lambda call: contextlib.nullcontext(), "profilers get ready unseen"),
     "all storages are one": (tensors, "storage_key", lambda tensor: (tensor.untyped_storage(), id(tensor)), "a storage has no key"),
     "sparse tensors store all": (tensors, "stored_elements", lambda tensor: tensor.numel(), "other parts"),
     "everything is sharded": (tensors, "local_part", lambda tensor: tensor[0], "has a local part"),

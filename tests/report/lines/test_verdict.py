@@ -51,7 +51,7 @@ def test_a_slow_block_is_named() -> None:
     assert (
         "20.0 % MFU.",
         "70.0 % of the step is below the roofline, mostly in blocks.*.fc.",
-        "blocks.2.fc takes 13.0× as long as the 3 others like it: 24.0 ms a step.",
+        "blocks.2.fc takes 13.0× as long as the 3 others like it: 24.0 ms more a step.",
     ) == found
 
 
