@@ -250,6 +250,8 @@ class Tracer:
         # Of one that would not keep the events of several cycles torch 2.11 warns, though ours has but one.
         recorder = profile(activities=self._activities, acc_events=True, **self._options)
         recorder.prepare_trace()
+        within: Any = recorder.profiler
+        within.acc_events = False  # else torch makes its own events of all that is recorded as soon as it stops
         recorder.start_trace()
         return recorder
 

@@ -12,6 +12,7 @@ import { trend } from "../charts/trend.js";
 export const summary = { id: "summary", label: "Summary", draw: drawSummary, ofOneRank: true };
 
 const OPEN = 3; // parts of the budget with their advice
+const WORTH = 0.01; // of the step: advice for less would be noise
 
 /** @type {(payload: Payload, context: Context) => HTMLElement} */
 function drawSummary(payload, { source, listed, window, rank, follow, go }) {
@@ -59,7 +60,7 @@ function stacked(title, parts, missing, kind, openModules) {
     const slice = element("div", { class: name === "unaccounted" ? "slice unaccounted" : "slice", style: { flexGrow: share, flexBasis: 0 }, title: `${name}: ${text}` });
     if (name !== "unaccounted") paint(slice, colour);
     slice.append(element("span", {}, name));
-    bar.append(slice);
+    if (share) bar.append(slice);
     const key = element("span", { class: name === "unaccounted" ? "key unaccounted" : "key" });
     if (name !== "unaccounted") paint(key, colour);
     const links = modules.flatMap(([pattern, part], index) => [
@@ -71,7 +72,7 @@ function stacked(title, parts, missing, kind, openModules) {
     list.append(element(
       "li", {}, key, element("b", {}, name), ` ${text}`,
       isOpen && links.length ? element("div", { class: "quiet" }, "in ", ...links) : null,
-      isOpen && advice ? element("div", { class: "quiet" }, `${advice}.`) : null,
+      isOpen && advice && share >= WORTH ? element("div", { class: "quiet" }, `${advice}.`) : null,
     ));
   });
   return element("div", {}, heading, bar, list);

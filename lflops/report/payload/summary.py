@@ -123,7 +123,7 @@ def _budget(analysis: Analysis) -> Iterator[Part]:
     for name, share in sorted_parts(budget) if budget else ():
         modules = tuple(modules_of_part(analysis, budget, name)) if budget else ()
         seconds = budget.seconds if budget else 0.0
-        yield _part(name.replace("_", " "), share, seconds, advice(name), modules)
+        yield _part(name.replace("memory_bound", "memory-bound").replace("_", " "), share, seconds, advice(name), modules)
 
 
 def head(analysis: Analysis) -> Head:
