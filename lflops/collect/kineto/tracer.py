@@ -163,7 +163,7 @@ class Tracer:
         self._recording.add(self)
         self._ends, self._phases = [], []
         try:
-            self._hooks.enter_context(before_each_profiler(lambda _: self._give_way()))
+            self._hooks.enter_context(before_each_profiler(self._give_way))
             self._hooks.enter_context(self._log.hooked())
             if batch:
                 self.batch()

@@ -49,13 +49,13 @@ profiler_is_recording: Callable[[], bool] = _profiler_enabled
 
 
 @contextlib.contextmanager
-def before_each_profiler(call: Callable[[profile], None]) -> Iterator[None]:
-    """Within, call the function with each profiler of torch's before it gets ready."""
+def before_each_profiler(call: Callable[[], None]) -> Iterator[None]:
+    """Within, call the function whenever a profiler of torch's is about to get ready."""
     prepare = profile._prepare_trace
 
     @functools.wraps(prepare)
     def after_the_call(self: profile) -> None:
-        call(self)
+        call()
         prepare(self)  # type: ignore[no-untyped-call]
 
     profile._prepare_trace = after_the_call  # type: ignore[method-assign]

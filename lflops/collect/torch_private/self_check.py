@@ -233,7 +233,7 @@ def _are_profilers_seen() -> bool:
     """Without one that gets ready: that would cut off another that records."""
     kind = torch.autograd.profiler.profile
     before = kind._prepare_trace
-    with autograd.before_each_profiler(lambda _: None):
+    with autograd.before_each_profiler(lambda: None):
         within = kind._prepare_trace
     callers = (kind.__enter__, torch.profiler.profile.prepare_trace)
     return within is not before is kind._prepare_trace and all("_prepare_trace" in each.__code__.co_names for each in callers)
