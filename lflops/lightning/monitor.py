@@ -173,6 +173,10 @@ class FlopsMonitor(Base):
         """Begin."""
         self._begin("train", trainer, pl_module)
 
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Know that gradients may be accumulated otherwise from here on."""
+        self._guarded("train", lambda session: session.epoch_begins())
+
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Count or time it, if it is time to."""
         if (session := self._sessions.get("train")) is not None:

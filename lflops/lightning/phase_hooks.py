@@ -9,6 +9,7 @@ With several ranks the training's loop has such an attribute too: its check for 
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,8 +22,6 @@ __all__ = ["listen"]
 
 ALL = "all"
 """Receives the phases of the stage that is running."""
-
-"""Of the strategy: the forward of each stage."""
 
 METHODS = {
     "batch_to_device": ("transfer", ALL),
@@ -80,7 +79,7 @@ class _PhaseHooks:
         """Put them on."""
         self.listeners: dict[str, tuple[Listener, ...]] = dict.fromkeys((*STAGES, ALL), ())
         self.wrappers = Wrappers()
-        self._running = trainer.state  # not the Trainer: what is kept as long as it lives must not keep it
+        self.running = trainer.state  # not the Trainer: what is kept as long as it lives must not keep it
         try:
             self._install_all(trainer)
         except BaseException:
@@ -91,51 +90,20 @@ class _PhaseHooks:
         strategy, profiler = trainer.strategy, trainer.profiler
         for name, (phase, stage) in METHODS.items():
             method = getattr(strategy, name)
-            self.wrappers.install(strategy, name, self._around_step(method) if phase == "optimizer" else self._around(method, phase, stage))
+            if phase == "optimizer":
+                self.wrappers.install(strategy, name, _tell_of_step, method, self)
+            else:
+                self.wrappers.install(strategy, name, _tell, method, self, phase, stage)
         actions = _actions(trainer)
         if trainer.world_size > 1:
             synchronizing = [(strategy, name) for name in SYNCHRONIZING] + [(trainer.fit_loop.epoch_loop, SIGTERM_CHECK)]
             for owner, name in synchronizing:
                 if hasattr(owner, name):
-                    self.wrappers.install(owner, name, self._around(getattr(owner, name), SYNC, ALL))
+                    self.wrappers.install(owner, name, _tell, getattr(owner, name), self, SYNC, ALL)
         for name, wrapper in zip(("start", "stop"), self._with_actions(profiler.start, profiler.stop, actions), strict=True):
             self.wrappers.install(profiler, name, wrapper)
         if type(profiler).__name__ == "PassThroughProfiler":
             self.wrappers.install(profiler, "profile", self._replacement_of_profile(actions))
-
-    def _around(self, call: Callable[..., Any], phase: str, stage: str) -> Callable[..., Any]:
-        listeners_of, running = self.listeners, self._running
-
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if stage != ALL:
-                listeners = listeners_of[stage]
-            else:  # by the value: a hash of Lightning's own enumeration takes longer than all else here
-                current = running.stage
-                listeners = () if current is None else listeners_of.get(current.value, ())
-            for each in listeners:
-                each.enter(phase, *args)
-            try:
-                result = call(*args, **kwargs)
-            except BaseException:
-                for each in listeners:
-                    each.drop()
-                raise
-            for each in listeners:
-                each.leave()
-            return result
-
-        return wrapped
-
-    def _around_step(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """What the closure runs is not the step's: it is part of what the step is called in, training_step if that is by hand."""
-        step = self._around(method, "optimizer", "train")
-
-        def wrapped(optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
-            listeners = self.listeners["train"]
-            around = next((each.innermost for each in listeners if each.innermost), OTHER)  # what follows no phase has none
-            return step(optimizer, self._around(closure, around, "train"), *args, **kwargs)
-
-        return wrapped
 
     def _with_actions(
         self, start: _ActionCallback, stop: _ActionCallback, actions: dict[str, _PhaseOfStage]
@@ -177,6 +145,38 @@ class _PhaseHooks:
             return context
 
         return profile
+
+
+def _tell(call: Callable[..., Any], hooks: _PhaseHooks, phase: str, stage: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Call a method, and tell of it as a phase of a stage."""
+    if stage != ALL:
+        listeners = hooks.listeners[stage]
+    else:  # by the value: a hash of Lightning's own enumeration takes longer than all else here
+        current = hooks.running.stage
+        listeners = () if current is None else hooks.listeners.get(current._value_, ())
+    for each in listeners:
+        each.enter(phase, args)
+    try:
+        result = call(*args, **kwargs)
+    except BaseException:
+        for each in listeners:
+            each.drop()
+        raise
+    for each in listeners:
+        each.leave()
+    return result
+
+
+def _tell_of_step(
+    method: Callable[..., Any], hooks: _PhaseHooks, optimizer: Any, closure: Callable[[], Any], /, *args: Any, **kwargs: Any
+) -> Any:
+    """The same for the optimizer's. What its closure runs is part of what the step is called in, training_step if that is by hand."""
+    around = OTHER
+    for each in hooks.listeners["train"]:
+        if each.innermost:  # what follows no phase has none
+            around = each.innermost
+            break
+    return _tell(method, hooks, "optimizer", "train", optimizer, partial(_tell, closure, hooks, around, "train"), *args, **kwargs)
 
 
 class _Action:

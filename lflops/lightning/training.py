@@ -1,7 +1,6 @@
 """A Trainer, read into the values that a session takes."""
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -37,7 +36,7 @@ def training_of(trainer: Any, pl_module: Any) -> Training:
         scales_gradients=getattr(trainer.precision_plugin, "scaler", None) is not None,
         loggers=trainer.loggers,
         log_every=trainer.log_every_n_steps,
-        logged_step=_reader_of_logged_step(trainer),
+        logged_step=partial(_logged_step, trainer),
         say=say,
     )
 
@@ -50,9 +49,8 @@ def stage_of(name: str, trainer: Any, pl_module: Any) -> Stage:
         name=name,
         learns=learns,
         listen=partial(listen, trainer, name),
-        # No Python runs in either: every step calls them.
-        accumulation=partial(getattr, trainer, "accumulate_grad_batches") if learns and automatic else partial(int, 1),
-        ends_step=partial(_ends_step, trainer, pl_module) if learns else partial(bool, 1),
+        accumulation=lambda: trainer.accumulate_grad_batches if learns and automatic else 1,
+        ends_step=lambda: not learns or _ends_step(trainer, pl_module),
         batches_left=_batches_left(trainer, pl_module) if learns else stage.batches_left(trainer),
         updates=frozenset({"backward", "optimizer"}) if learns and automatic else frozenset(),
         fetches_itself=stage.fetches_itself(pl_module),
@@ -67,13 +65,10 @@ def _root_of(trainer: Any, pl_module: Any) -> nn.Module:
     return root
 
 
-def _reader_of_logged_step(trainer: Any) -> Callable[[], int]:
-    """Make a function that reads the loggers' x-axis, which several optimizers do not move several times.
-
-    Every step calls it, so no Python runs in it.
-    """
-    loop, name = trainer.fit_loop.epoch_loop, "_batches_that_stepped"
-    return partial(getattr, loop, name) if hasattr(loop, name) else partial(getattr, trainer, "global_step")
+def _logged_step(trainer: Any) -> int:
+    """The loggers' x-axis, which several optimizers do not move several times."""
+    steps: int = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001 - Lightning's own monitors read it
+    return steps
 
 
 def _ends_step(trainer: Any, pl_module: Any) -> bool:

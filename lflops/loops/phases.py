@@ -105,7 +105,7 @@ class LoopPhases:
     def _enter(self, phase: str, *given: Any) -> None:
         self._running.append(phase)
         for each in self._listeners.get(self._stage, ()):
-            each.enter(phase, *given)
+            each.enter(phase, given)
 
     def _leave(self) -> None:
         self._running.pop()

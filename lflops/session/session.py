@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lflops.collect.inputs.run_info import with_allocator_peaks
 from lflops.collect.kineto.attach_trace import with_trace
@@ -74,22 +73,18 @@ class Session:
         self._in_batch = False
         self._tree = ModuleTree({"": training.model})
         self._hooked: HookedStep | None = None
-        self._read_logged_step = training.logged_step
-        self._logged_step = self._read_logged_step()
-        self._quiet_until: float = 0  # nothing is due at the end of a step before this one
         here = traced and settings.traces_on(training.rank)
         self._tracing = TracedSteps(training, stage, self._tree, settings, places.traces) if places is not None and here else None
         tracked = stage.learns and settings.track and results.outlets is not None and training.loggers and training.log_every
         phases, on_host = StepPhases(self._clock), StepPhases(HostClock()) if device.type == "cuda" else None
-        self._listeners = [phases] if on_host is None else [phases, on_host]
         scaled = stage.learns and training.scales_gradients
-        self._step_clock = StepClock(phases, on_host, settings.units, updating=stage.updates, scaled=scaled)
+        self._step_clock = StepClock(phases, on_host, settings.units, training.logged_step(), updating=stage.updates, scaled=scaled)
+        self._plain = self._step_clock.plain
         self._live_metrics = LiveMetrics(self._step_clock.seconds, results.topology.sizes.get("data")) if tracked else None
-        self._updates = register_optimizer_step_post_hook(self._step_clock.update) if scaled else None
         self._listening = contextlib.ExitStack()
         self._transfers = contextlib.ExitStack()  # outlasts the windows where the curves need it
+        self._see: Callable[[int, Any], None] | None = None  # what the curves see of each batch; in most trainings nothing
         self._counts_step = False
-        self._times_phases = True
         self._is_annotating = False  # whether a trace of ours is being annotated
         try:
             self._open()
@@ -101,9 +96,10 @@ class Session:
     def resume(self) -> None:
         """The stage begins, or begins again: what was in between belongs to no step, and the first one is no measure of the others."""
         self._listen_to_transfers()
-        if self._times_phases:
-            for each in self._listeners:
+        if self._step_clock.times_phases:
+            for each in self._step_clock.listeners:
                 self._listening.callback(self._stage.listen(each))
+            self._end_plain_steps()
             self._step_clock.resume()
             self._step_clock.mark("cold")
             if self._tracing is not None:
@@ -112,13 +108,19 @@ class Session:
     def _listen_to_transfers(self) -> None:
         """Listen if the curves need it, and no longer than that."""
         self._transfers.close()
-        if self._live_metrics is not None and self._live_metrics.transfers is not None:
-            self._transfers.callback(self._stage.listen(self._live_metrics.transfers))
+        live, self._see = self._live_metrics, None
+        if live is not None and live.transfers is not None:
+            self._transfers.callback(self._stage.listen(live.transfers))
+            self._see = live.see
 
     def pause(self) -> None:
         """The stage ends, and may begin again: what comes between is in no trace of it."""
         self._listening.close()
         self._end_trace(failed=False)
+
+    def epoch_begins(self) -> None:
+        """Gradients may be accumulated otherwise from here on: ask again at the end of the next step."""
+        self._plain.left = 0
 
     def batch_begins(self, batch: Any) -> None:
         """Count it, or hook its modules, if its step is one of those."""
@@ -126,7 +128,7 @@ class Session:
             if self._in_batch:
                 self._abandon()
             self._in_batch = True
-            if self._step_clock.ordinal >= self._idle_until:
+            if not self._plain.left:
                 self._begin_batch(batch)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
             self._fail(error)
@@ -135,13 +137,10 @@ class Session:
         """Take note of it, and of the step that may end with it. In most steps that is all there is to do: those take the short way."""
         try:
             self._in_batch = False
-            clock = self._step_clock
-            if self._live_metrics is not None:
-                self._live_metrics.see(clock.ordinal, batch)
-            if clock.ordinal < self._quiet_until and self._stage.accumulation() == 1:
-                self._logged_step = self._read_logged_step()
-                if clock.end_plain(batch, self._logged_step):
-                    return
+            if self._see is not None:
+                self._see(self._step_clock.ordinal, batch)
+            if self._plain.left and self._plain.end(batch):
+                return
             self._end_batch(batch)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
             self._fail(error)
@@ -149,7 +148,7 @@ class Session:
             self._leave()
 
     def _begin_batch(self, batch: Any) -> None:
-        phase, begins_step = self._position.phase, not self._step_clock.shapes
+        phase, begins_step = self._position.phase, not self._step_clock.batches
         live = self._live_metrics
         if begins_step:
             is_sample = phase == "warmup" and self._settings.count is True and live is not None and live.is_sample(batch)
@@ -163,12 +162,14 @@ class Session:
 
     def _end_batch(self, batch: Any) -> None:
         is_counted, live = self._counts_step, self._live_metrics
+        self._step_clock.end_plain(self._training.logged_step())
         profile = self._counted_steps.end_batch() if is_counted else None
         shapes = self._step_clock.batch(batch)
         if profile is not None and live is not None:
             live.set_work(shapes, self._step_clock.tokens_of(shapes), live.lengths_of(self._step_clock.ordinal), profile)
             if live.transfers is None:
                 self._transfers.close()
+                self._see = None
         if not self._stage.ends_step():
             if self._tracing is not None:
                 self._tracing.batch()
@@ -179,14 +180,13 @@ class Session:
             self._window.counted = counted
         if self._is_annotating or self._results.pending:
             self._check_background_work()
-        self._logged_step = self._read_logged_step()
         # Where one rank records, the others wait for it.
         traced = self._position.phase == "traced" and (
             self._training.world_size > 1 or (self._tracing is not None and self._tracing.records)
         )
-        self._step_clock.end(self._logged_step, counted=counted is not None, hooked=self._end_hooked_step(), traced=traced)
+        self._step_clock.end(self._training.logged_step(), counted=counted is not None, hooked=self._end_hooked_step(), traced=traced)
         self._advance()
-        self._quiet_until = self._next_due() if self._stage.learns else 0
+        self._step_clock.expect_plain(self._steps_until_due() if self._stage.learns and self._stage.accumulation() == 1 else 0)
 
     def add_note(self, note: Note) -> None:
         """Add what the reader of every window has to know."""
@@ -209,18 +209,17 @@ class Session:
         finally:
             self.leave_annotations()
 
-    def detach(self, *, keep_transfers: bool = False) -> None:
-        """Take off every hook; the one on transfers may stay."""
-        if not keep_transfers:
+    def detach(self, *, keep_curves: bool = False) -> None:
+        """Take off every hook; those that the curves need may stay."""
+        if not keep_curves:
+            self._step_clock.close()
+        if not keep_curves or self._see is None:
             self._transfers.close()
         self._end_trace(failed=True)
         self._counted_steps.abandon()
         self._end_hooked_step()
         self._listening.close()
-        self._times_phases = self._step_clock.times_phases = False
-        if self._updates is not None:
-            self._updates.remove()
-            self._updates = None
+        self._step_clock.leave_phases()
 
     def leave_annotations(self) -> None:
         """Traces that are being annotated are left to their processes."""
@@ -236,6 +235,7 @@ class Session:
                 self._window.counted = self._counted_steps.with_facts(unfinished)
         else:
             self._clock.settle()
+        self._end_plain_steps()
         self.detach()
         for step in self._step_clock.read():
             self._add_step(step)
@@ -249,6 +249,11 @@ class Session:
         """Before its time: the window has what was recorded until now."""
         if self._tracing is not None:
             self._window.recording = self._tracing.end(failed=failed) or self._window.recording
+
+    def _end_plain_steps(self) -> None:
+        """Between two steps, where some loops have counted the last one already and others have not."""
+        logged_step = self._training.logged_step()
+        self._step_clock.end_plain(logged_step + (logged_step == self._step_clock.logged_step))
 
     def _end_hooked_step(self) -> HookedStep | None:
         """What the hooks of this step have stamped; nothing where it had none."""
@@ -268,7 +273,7 @@ class Session:
 
     def _advance(self) -> None:
         """A step is over: read those that can be read, and do what is due. In most steps nothing is."""
-        log = self._live_metrics is not None and not (self._logged_step + 1) % self._training.log_every
+        log = self._live_metrics is not None and not (self._step_clock.logged_step + 1) % self._training.log_every
         if self._step_clock.ordinal < self._idle_until and not self._closing and not log:
             return
         for step in self._step_clock.read():
@@ -278,27 +283,28 @@ class Session:
         for window in ready:
             self._closing.remove(window)
             self._report(window, failed=False)
-        if self._times_phases and self._window.complete and not self._closing:
-            self.detach(keep_transfers=self._live_metrics is not None and self._live_metrics.transfers is not None)
+        if self._step_clock.times_phases and self._window.complete and not self._closing:
+            self.detach(keep_curves=self._live_metrics is not None)
             self.over = self._live_metrics is None and not self._is_annotating and not self._results.pending
         if log:
             self._log_point()
         if busy or ready or log:
             self._step_clock.resume()
 
-    def _next_due(self) -> float:
-        """The first step at whose end something is due: a point of the curves, a window that opens, or work in the background."""
+    def _steps_until_due(self) -> float:
+        """Steps from here on at whose end nothing is due: no point of the curves, no window that opens, and no work in the background."""
         if self._closing or self._is_annotating or self._results.pending:
             return 0
+        until_window = max(self._idle_until - 1 - self._step_clock.ordinal, 0)
         if self._live_metrics is None:
-            return self._idle_until - 1
+            return until_window
         every: int = self._training.log_every
-        return min(self._idle_until - 1, self._step_clock.ordinal + every - 1 - (self._logged_step + 1) % every)
+        return min(until_window, every - 1 - (self._step_clock.logged_step + 1) % every)
 
     def _log_point(self) -> None:
         if self._live_metrics is not None and self._results.outlets is not None:
             self._results.outlets.scalars(
-                self._live_metrics.point(self._results.shares.get(self._stage.name, {})), self._stage.name, self._logged_step
+                self._live_metrics.point(self._results.shares.get(self._stage.name, {})), self._stage.name, self._step_clock.logged_step
             )
 
     def _change_phase(self) -> bool:
@@ -309,7 +315,7 @@ class Session:
         if self._tracing is not None:
             self._window.recording = self._tracing.step(traced=phase == "traced") or self._window.recording
         if number != self._window.number and not self._window.complete:
-            self._window.end(self._step_clock.ordinal, self._logged_step)
+            self._window.end(self._step_clock.ordinal, self._step_clock.logged_step)
             self._closing.append(self._window)
             if phase != "over":
                 self._window = Window(number, self._step_clock.ordinal)
@@ -323,7 +329,7 @@ class Session:
         if self._live_metrics is not None:
             self._live_metrics.open()
             self._listen_to_transfers()
-        where = f"at step {self._logged_step + 1}" if self._stage.learns else f"behind step {self._logged_step}"
+        where = f"at step {self._step_clock.logged_step + 1}" if self._stage.learns else f"behind step {self._step_clock.logged_step}"
         self._training.say(f"lflops: {self._stage.name} window {self._window.number} opens {where}")
         if self._tracing is not None:
             self._tracing.open()
@@ -336,7 +342,7 @@ class Session:
         reported = self._results.report_ready()
         if self._is_annotating or reported or self._results.busy:
             self._step_clock.mark("background")
-        if not self._times_phases and not self._is_annotating and not self._results.pending:
+        if not self._step_clock.times_phases and not self._is_annotating and not self._results.pending:
             self.over = self._live_metrics is None
 
     def _add_step(self, step: TimedStep) -> None:
@@ -354,7 +360,9 @@ class Session:
             return
         notes = self._notes if tracing is None else (*self._notes, *tracing.notes)
         counted = window.counted or self._counted_steps.without()
-        profile, steps = window.profile(counted, self._logged_step, notes, of=self._step_clock.step, clock=self._clock, failed=failed)
+        profile, steps = window.profile(
+            counted, self._step_clock.logged_step, notes, of=self._step_clock.step, clock=self._clock, failed=failed
+        )
         profile = replace(profile, run=with_allocator_peaks(profile.run))
         if recording is not None and tracing is not None and places is not None:
             trace = places.trace(profile.run, recording.path.name)

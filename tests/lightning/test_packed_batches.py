@@ -171,7 +171,7 @@ def test_lengths_are_read_on_the_host_before_the_transfer() -> None:
     there = {name: tensor.to("meta") for name, tensor in batch.items()}
     host = HostBatch()
     assert {} == host.of(there)
-    host.enter("transfer", batch)
+    host.enter("transfer", (batch,))
     assert {"cu_seqlens": 9 + 25 + 4} == host.of(there)
     host.forget()
     assert {} == host.of(there)

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
+from lflops import Schedule
 from lflops.lightning.phase_hooks import listen
 from lflops.session import session
 from lflops.session.window.batch_work import HostBatch
@@ -207,6 +209,19 @@ def test_a_step_without_a_backward_is_marked(clock: StillClock) -> None:
     monitor = watching()
     fit(Idle(clock), monitor)
     assert {("no_update",)} == {step.marks for step in steps(monitor)}
+
+
+@pytest.mark.parametrize("factors", [{0: 1, 1: 2}, {0: 2, 1: 1}])
+def test_where_accumulation_changes_within_a_wait_no_half_step_is_one(clock: StillClock, factors: dict[int, int]) -> None:
+    """The scheduler changes it between two epochs of 20 batches, where no window is near. A batch alone has no optimizer's step."""
+    monitor = watching(schedule=Schedule(wait=100, warmup=1, active=1))
+    data = loader(20)
+    fit(Clocked(clock), monitor, GradientAccumulationScheduler(factors), data=data, max_epochs=2)
+    found = [(step.seconds, step.marks) for step in steps(monitor)]
+    batch = TRANSFER + FORWARD + LOSS + BACKWARD
+    once, twice = batch + CLIP + OPTIMIZER, 2 * batch + CLIP + OPTIMIZER
+    assert {(once, ()), (twice, ())} >= set(found)
+    assert 10 <= len(found)
 
 
 def test_hooks_of_a_callback_alone_would_tell_another_story(clock: StillClock) -> None:

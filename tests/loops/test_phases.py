@@ -23,7 +23,7 @@ class Events:
     def innermost(self) -> str:
         return self._running[-1] if self._running else "other"
 
-    def enter(self, phase: str, *given: Any) -> None:
+    def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
         self._running.append(phase)
         self.heard.append(f"+{phase}")
 

@@ -8,6 +8,7 @@ A phase has the time from a mark at its beginning to one at its end, less that o
 Marks are read later: on CUDA they are events on the stream, so a phase is the time in which the stream had nothing but it to go on with.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lflops.collect.timing.clock import Clock
@@ -33,19 +34,23 @@ class StepPhases:
 
     Args:
         clock: What its marks are made by and read from.
+
+    Attributes:
+        mark: Marks this moment.
+        marks: When a phase became the innermost one, since the last step that was handed out. It is always the same list.
     """
 
     def __init__(self, clock: Clock) -> None:
         """Wait for the first step to begin."""
         self._clock = clock
-        self._mark = clock.mark
+        self.mark = clock.mark
         self._running: list[str] = [OTHER]
-        self._marks: list[Any] = []
+        self.marks: list[Any] = []
         self._phases: list[str] = []
 
-    def enter(self, phase: str, *_given: Any) -> None:
+    def enter(self, phase: str, _given: tuple[Any, ...] = ()) -> None:
         """A phase begins."""
-        self._marks.append(self._mark())
+        self.marks.append(self.mark())
         self._phases.append(phase)
         self._running.append(phase)
 
@@ -53,7 +58,7 @@ class StepPhases:
         """The innermost phase ends."""
         running = self._running
         running.pop()
-        self._marks.append(self._mark())
+        self.marks.append(self.mark())
         self._phases.append(running[-1])
 
     def drop(self) -> None:
@@ -67,16 +72,30 @@ class StepPhases:
 
     def begin(self) -> None:
         """A step begins now; what was marked since the last one ended belongs to none."""
-        self._marks = [self._mark()]
+        self.marks[:] = [self.mark()]
         self._phases = [self._running[-1]]
 
     def end(self) -> PhaseMarks:
         """The step ends, and the next begins."""
-        end = self._mark()
-        step = self._marks, self._phases, end
-        self._marks = [end]
+        end = self.mark()
+        step = self.marks[:], self._phases, end
+        self.marks[:] = [end]
         self._phases = [self._running[-1]]
         return step
+
+    def cut(self, ends: Iterable[tuple[int, Any]]) -> Iterator[PhaseMarks]:
+        """Steps that somebody else has noted the ends of.
+
+        Args:
+            ends: Of each step the length of `marks` when it ended, and a mark of that moment.
+        """
+        marks, phases, place = self.marks[:], self._phases, 0
+        first: PhaseMarks = [], [], None  # what the step that is going on has of the one before
+        for length, end in ends:
+            step = first[0] + marks[place:length], first[1] + phases[place:length], end
+            first, place = ([end], step[1][-1:], None), length
+            yield step
+        self.marks[:], self._phases = first[0] + marks[place:], first[1] + phases[place:]
 
     def has_come(self, step: PhaseMarks) -> bool:
         """Whether the step's marks can be read without waiting for a device."""

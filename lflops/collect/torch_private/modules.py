@@ -1,7 +1,7 @@
 """Modules: the registries of children, buffers and global hooks, and whether they are compiled."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -13,7 +13,16 @@ from lflops.collect.torch_private.known_torch import known_torch
 with known_torch():
     from torch.nn.modules.module import _global_forward_hooks_with_kwargs
 
-__all__ = ["buffers_of", "child_modules", "compilations", "compiles_its_hooks", "is_compiled", "packed_parameters", "remove_hook"]
+__all__ = [
+    "Compilations",
+    "buffers_of",
+    "child_modules",
+    "compilations",
+    "compiles_its_hooks",
+    "is_compiled",
+    "packed_parameters",
+    "remove_hook",
+]
 
 
 def child_modules(module: nn.Module) -> Iterable[tuple[str, nn.Module | None]]:
@@ -59,6 +68,40 @@ def compilations() -> int:
     """How many graphs torch.compile has compiled in this process. It does not load torch.compile."""
     loaded: Any = sys.modules.get("torch._dynamo.utils")
     return 0 if loaded is None else loaded.counters["stats"]["unique_graphs"]
+
+
+class Compilations:
+    """Tells when torch.compile begins to compile something, anywhere in the process.
+
+    Args:
+        tell: Is called each time.
+    """
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        """Hear nothing yet."""
+        self._tell = tell
+
+    @property
+    def listens(self) -> bool:
+        """Whether it would hear of one."""
+        return self._heard in self._handler.start_callbacks if self._handler is not None else False
+
+    def listen(self) -> None:
+        """Listen from here on, if torch.compile is loaded. To be called now and then, because torch.compiler.reset() ends it."""
+        if self._handler is not None and not self.listens:
+            self._handler.register_start_callback(self._heard)
+
+    def stop(self) -> None:
+        """Hear nothing any more."""
+        if self.listens:
+            self._handler.remove_start_callback(self._heard)
+
+    @property
+    def _handler(self) -> Any:
+        return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+
+    def _heard(self, _: object) -> None:
+        self._tell()
 
 
 def remove_hook(handle: RemovableHandle) -> None:

@@ -4,6 +4,7 @@ A torch that has changed is then an error that says what changed, rather than wr
 """
 
 import functools
+import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -272,6 +273,14 @@ def _of_tensors() -> dict[str, bool]:
     }
 
 
+def _hears_compilations() -> bool:
+    listener = modules.Compilations(lambda: None)
+    listener.listen()
+    was_heard = listener.listens
+    listener.stop()
+    return (was_heard or "torch._dynamo.callback" not in sys.modules) and not listener.listens
+
+
 def _of_modules() -> dict[str, bool]:
     child = nn.Identity()
     parent = nn.Sequential(child)
@@ -285,6 +294,7 @@ def _of_modules() -> dict[str, bool]:
         "a plain module is taken for a compiled one": not (modules.is_compiled(parent) or modules.compiles_its_hooks(parent)),
         "a plain module has packed parameters": modules.packed_parameters(parent) == [],
         "compilations are not numbered": modules.compilations() >= 0,
+        "compilations begin unheard": _hears_compilations(),
         "a hook leaves its mark": handle.id not in _global_forward_hooks_with_kwargs,
         "a plain module is taken for a sharded one": not list(distributed.flat_parts(parent)),
         "process groups are not found by name": distributed.group_named("no such group") is None,

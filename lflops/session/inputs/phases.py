@@ -15,7 +15,7 @@ class Listener(Protocol):
     def innermost(self) -> str:
         """The phase that is running."""
 
-    def enter(self, phase: str, *given: Any) -> None:
+    def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
         """The phase begins, with what its method is given."""
 
     def leave(self) -> None:
@@ -42,7 +42,7 @@ class OutsideModules:
         """Whether it is forward."""
         return self._phases[-1]
 
-    def enter(self, phase: str, *_given: Any) -> None:
+    def enter(self, phase: str, _given: tuple[Any, ...] = ()) -> None:
         """Forward, or something else; what comes behind a backward in the same training_step is clipping and the like."""
         if phase in {"backward", "optimizer"}:
             self._phases = ["other"] * len(self._phases)

@@ -36,7 +36,7 @@ class Training:
         scales_gradients: Whether gradients are scaled, so that an optimizer may skip a step.
         loggers: Objects with `log_metrics(values, step=...)`.
         log_every: Steps from one point of the curves to the next; 0 for no curves.
-        logged_step: Returns the step on the loggers' x-axis. Every step calls it.
+        logged_step: Returns the step on the loggers' x-axis, which goes up by one with each step.
         say: Logs a message, on the main process.
     """
 
@@ -68,7 +68,7 @@ class Stage:
         name: One of `STAGES`.
         learns: Whether batches are followed by backward and an optimizer.
         listen: Tells a listener of the stage's phases, until what it returns is called.
-        accumulation: Returns how many batches gradients are accumulated over, now. Every step calls it.
+        accumulation: Returns how many batches gradients are accumulated over, now.
         ends_step: Returns whether the batch that ends now ends a step.
         batches_left: How many batches are to come; infinity where that is not known.
         updates: The phases without which a step has learned nothing.

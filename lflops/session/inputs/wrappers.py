@@ -38,9 +38,9 @@ class Wrappers:
         """There are none."""
         self._replaced: list[_Replaced] = []
 
-    def install(self, owner: Any, name: str, wrapped: Callable[..., Any]) -> None:
-        """Set a function in the place of a method."""
-        wrapper = _Wrapper(wrapped)
+    def install(self, owner: Any, name: str, function: Callable[..., Any], *given: Any) -> None:
+        """Set a function in the place of a method, with what it is to be given before the method's own arguments."""
+        wrapper = _Wrapper(function, *given)
         wrapper.before = getattr(owner, name)
         self._replaced.append(_Replaced(owner, name, wrapper, vars(owner).get(name, _ABSENT)))
         setattr(owner, name, wrapper)

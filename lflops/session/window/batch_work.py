@@ -139,7 +139,7 @@ class HostBatch:
         """Have seen no batch."""
         self.lengths = NO_LENGTHS
 
-    def enter(self, phase: str, *given: Any) -> None:
+    def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
         """A transfer is given the batch."""
         if phase == "transfer" and given:
             self.lengths = lengths_of(given[0])

@@ -21,7 +21,7 @@ from lflops.session.inputs.phases import OutsideModules
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Stage, Training
 from lflops.session.window.batch_work import Lengths
-from lflops.session.window.step_clock import signature
+from lflops.session.window.plain_steps import signature
 
 __all__ = ["CountedBatch", "CountedSteps"]
 

@@ -79,7 +79,7 @@ class HookedStep:
         """The phase that is running."""
         return self._phases[-1] if self._phases else OTHER
 
-    def enter(self, phase: str, *given: Any) -> None:
+    def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
         """Forward begins or goes on; backward begins, from the loss; anything else is set aside."""
         within_forward = "forward" in self._phases
         self._phases.append(phase)

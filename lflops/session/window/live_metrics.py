@@ -7,7 +7,8 @@ from lflops.analyze.speed.peaks import peak_of
 from lflops.profile.model import Profile
 from lflops.profile.series import sum_known
 from lflops.session.window.batch_work import NO_LENGTHS, BatchWork, HostBatch, Lengths
-from lflops.session.window.step_clock import KEPT, TimedStep
+from lflops.session.window.plain_steps import MOST
+from lflops.session.window.step_clock import TimedStep
 
 __all__ = ["LiveMetrics"]
 
@@ -66,7 +67,7 @@ class LiveMetrics:
         if self._reads_lengths:
             self._lengths.setdefault(step, []).append(self._host.of(batch))
             self._host.forget()
-            self._lengths.pop(step - KEPT, None)
+            self._lengths.pop(step - MOST, None)
 
     def drop(self, step: int) -> None:
         """The batches of a step are left, and it begins anew."""

@@ -4,30 +4,28 @@ This runs in every step of the training. All that can wait until somebody asks f
 """
 
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator
+from functools import partial
 from resource import struct_rusage
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lflops.collect.inputs.batch import samples_and_tokens, units_of
-from lflops.collect.inputs.tensors import tensors_in
 from lflops.collect.timing.clock import cpu_usage
 from lflops.collect.timing.step_phases import PhaseMarks, StepPhases
-from lflops.collect.torch_private.modules import compilations
+from lflops.collect.torch_private.modules import Compilations
 from lflops.profile.steps import Step, StepKind, is_clean
 from lflops.session.window.hooked_step import HookedStep
+from lflops.session.window.plain_steps import MOST, BatchUnits, PlainSteps, signature
 
-__all__ = ["StepClock", "TimedStep", "signature"]
+__all__ = ["StepClock", "TimedStep"]
 
 COLD = 2
 """So many steps at the beginning of a run are no measure of the others."""
 
 MANY_SHAPES = 16
 """From so many on a new shape is what this training is like, and disturbs no step more than the others."""
-
-KEPT = 200
-"""Buffer of finished steps; the oldest are dropped when it is full."""
 
 
 class TimedStep(NamedTuple):
@@ -44,23 +42,23 @@ class TimedStep(NamedTuple):
         stretch: Its phases on the training's device.
         on_host: Its phases by the host's clock, where the device has another one.
         shapes: The signatures of its batches.
-        cpu: The process's CPU time when the step began, and when it ended.
+        cpu: The process's CPU time when the step began, and when it ended; `None` where that was not read.
     """
 
     ordinal: int
     logged_step: int
-    counted: bool
-    hooked: HookedStep | None
-    traced: bool
-    is_complete: bool
     times_phases: bool
     stretch: PhaseMarks
-    on_host: PhaseMarks | None
-    marks: tuple[str, ...]
     shapes: tuple[Hashable, ...]
     samples: int | None
     tokens: int | None
-    cpu: tuple[struct_rusage, struct_rusage]
+    cpu: tuple[struct_rusage, struct_rusage] | None
+    on_host: PhaseMarks | None = None
+    counted: bool = False
+    hooked: HookedStep | None = None
+    traced: bool = False
+    is_complete: bool = True
+    marks: tuple[str, ...] = ()
 
     @property
     def kind(self) -> StepKind:
@@ -77,22 +75,6 @@ class TimedStep(NamedTuple):
         return self.is_complete and is_clean(self.kind, self.marks)
 
 
-def signature(batch: Any) -> Hashable:
-    """The shapes of a batch's tensors in their structure: two batches of one signature are the same work."""
-    if isinstance(batch, Tensor):
-        return batch.numel() if batch.is_nested else batch.shape
-    if isinstance(batch, list | tuple):
-        return tuple([signature(each) for each in batch])
-    if isinstance(batch, Mapping):
-        return tuple([(key, signature(value)) for key, value in batch.items()])
-    if batch is None or isinstance(batch, str | int | float):
-        return None
-    return tuple(map(signature, tensors_in(batch)))
-
-
-_PHASE_MARKS = TimedStep._fields.index("stretch")
-
-
 class StepClock:
     """Makes a step of the batches that gradients are accumulated over.
 
@@ -100,85 +82,133 @@ class StepClock:
         phases: A listener to the phases.
         on_host: A listener by the host's clock, where `phases` have another.
         units: As `FlopsMonitor` is given it.
+        logged_step: What the loggers call the last step so far.
         updating: The phases without which a step has learned nothing.
         scaled: Whether gradients are scaled, so that an optimizer that should step may not.
 
     Attributes:
-        ordinal: The number of the step that is going on, from 0.
-        shapes: The signatures of its batches that are over.
+        listeners: What has to listen to phases.
+        batches: The batches of the step that are over.
+        plain: The plain steps since the last one that was none.
         times_phases: Whether the phases are recorded.
     """
 
-    def __init__(self, phases: StepPhases, on_host: StepPhases | None, units: Any, *, updating: frozenset[str], scaled: bool) -> None:
+    def __init__(
+        self,
+        phases: StepPhases,
+        on_host: StepPhases | None,
+        units: Any,
+        logged_step: int,
+        *,
+        updating: frozenset[str],
+        scaled: bool,
+    ) -> None:
         """Begin the first step."""
-        self.ordinal = 0
-        self.shapes: list[Hashable] = []
+        self.listeners = [phases] if on_host is None else [phases, on_host]
+        self.batches: list[BatchUnits] = []
+        self.plain = PlainSteps(phases.mark, phases.marks)
         self.times_phases = True
+        self._ended = 0
+        self._logged_step = logged_step
         self._phases = phases
         self._on_host = on_host
         self._units = units
         self._updating = updating
-        self._scaled = scaled
-        self._updated = False
-        self._units_of: dict[Hashable, tuple[int | None, int | None]] = {}
-        self._marks: dict[str, None] = {}
-        self._units_of_batches: list[tuple[int | None, int | None]] = []
-        self._pending: deque[tuple[Any, ...]] = deque(maxlen=KEPT)  # the fields of a TimedStep, which is made when it is read
-        self._compiled = compilations()
-        self._cpu = cpu_usage()
+        self._marks: dict[str, None] = {"cold": None}
+        self._pending: deque[TimedStep] = deque(maxlen=MOST)
+        self._cpu: struct_rusage | None = None
         self._is_torn = False
-        self._can_be_plain = on_host is None and units is None and not scaled
+        self._updated = not scaled
+        self._updates = register_optimizer_step_post_hook(self._update) if scaled else None
+        self._compilations = Compilations(partial(self.mark, "recompiled"))
+        self._compilations.listen()
         self.resume()
+
+    @property
+    def ordinal(self) -> int:
+        """The number of the step that is going on, from 0."""
+        return self._ended + len(self.plain.steps)
+
+    @property
+    def logged_step(self) -> int:
+        """What the loggers call the step that ended last."""
+        return self._logged_step + len(self.plain.steps)
+
+    def leave_phases(self) -> None:
+        """From here on steps have a total time alone."""
+        self.times_phases = self.plain.reads_cpu = False
+
+    def close(self) -> None:
+        """No step comes any more."""
+        self._compilations.stop()
+        if self._updates is not None:
+            self._updates.remove()
+
+    def _update(self, *_: object) -> None:
+        """An optimizer has made a step."""
+        self._updated = True
 
     def mark(self, mark: str) -> None:
         """Note something about the step that is going on."""
         self._marks[mark] = None
+        self.plain.left = 0
 
-    def update(self, *_: object) -> None:
-        """An optimizer has made a step."""
-        self._updated = True
+    def expect_plain(self, steps: float) -> None:
+        """So many steps from here on may be plain, if nothing happens in them."""
+        has_more = self._marks or self._on_host is not None or self._units is not None or self._updates is not None
+        self.plain.left = 0 if has_more else int(min(steps, MOST))
+
+    def end_plain(self, logged_step: int) -> None:
+        """The plain steps are over: the one that is going on may be none.
+
+        Args:
+            logged_step: What the loggers call the step that is going on. If they have not counted a step for each batch, gradients were
+                accumulated, and the batches were parts of steps.
+        """
+        first, is_complete = self._ended, logged_step == self.logged_step + 1
+        steps, usage = self.plain.take()
+        stretches = self._phases.cut((length, end) for _, length, end in steps)
+        for number, ((batch, *_), stretch) in enumerate(zip(steps, stretches, strict=True), 1):
+            before, self._cpu = self._cpu, usage.get(number)
+            self._logged_step += 1
+            step = TimedStep(
+                ordinal=first + number - 1,
+                logged_step=self._logged_step,
+                times_phases=self.times_phases,
+                stretch=stretch,
+                shapes=(batch.shapes,),
+                samples=batch.samples,
+                tokens=batch.tokens,
+                cpu=_between(before, self._cpu),
+                is_complete=is_complete,
+            )
+            self._pending.append(step)
+            self._ended += 1
 
     def drop_batches(self) -> None:
         """A batch was left before it was over: its step begins again with the next one, and is not timed."""
         self._is_torn = True
-        self.shapes, self._units_of_batches = [], []
+        self.batches = []
+        self.plain.left = 0
 
     def batch(self, batch: Any) -> Hashable:
         """A batch is over. Returns its signature."""
-        shapes = signature(batch)
-        units = self._units_of.get(shapes)
+        shapes, known = signature(batch), self.plain.known
+        units = known.get(shapes)
         if units is None:
-            units = self._units_of[shapes] = samples_and_tokens((batch,), {})
-            if len(self._units_of) <= MANY_SHAPES:
+            units = known[shapes] = BatchUnits(shapes, *samples_and_tokens((batch,), {}))
+            if len(known) <= MANY_SHAPES:
                 self.mark("new_shapes")
         if self._units is not None:
             given = units_of("FlopsMonitor", self._units, (batch,), {})
-            units = given.get("samples_per_step", units[0]), given.get("tokens_per_step", units[1])
-        self.shapes.append(shapes)
-        self._units_of_batches.append(units)
+            units = BatchUnits(shapes, given.get("samples_per_step", units.samples), given.get("tokens_per_step", units.tokens))
+        self.batches.append(units)
         return shapes
 
     def tokens_of(self, shapes: Hashable) -> int | None:
         """Tokens of a batch of this signature."""
-        return self._units_of.get(shapes, (None, None))[1]
-
-    def end_plain(self, batch: Any, logged_step: int) -> bool:
-        """End a step of one batch in which nothing else happened: as `batch` and `end`, with as little as possible on the way.
-
-        Returns whether it was such a step; where not, nothing is done.
-        """
-        shapes = signature(batch)
-        units, compiled = self._units_of.get(shapes), compilations()
-        if units is None or not self._can_be_plain or self._marks or self.shapes or self.ordinal < COLD or compiled != self._compiled:
-            return False
-        before = self._cpu
-        if self.times_phases:
-            self._cpu = cpu_usage()
-        samples, tokens = units
-        flags, cpu = (False, None, False, True, self.times_phases), (before, self._cpu)  # neither counted, hooked nor traced, but complete
-        self._pending.append((self.ordinal, logged_step, *flags, self._phases.end(), None, (), (shapes,), samples, tokens, cpu))
-        self.ordinal += 1
-        return True
+        known = self.plain.known.get(shapes)
+        return None if known is None else known.tokens
 
     def end(self, logged_step: int, *, counted: bool, hooked: HookedStep | None = None, traced: bool = False) -> None:
         """The step is over, and the next one begins.
@@ -189,37 +219,33 @@ class StepClock:
             hooked: What its modules' hooks have stamped.
             traced: Whether it was recorded.
         """
-        stretch, compiled = self._phases.end(), compilations()
-        on_host = None if self._on_host is None else self._on_host.end()
-        cpu = cpu_usage() if self.times_phases else self._cpu
-        marks, units = self._marks, self._units_of_batches
-        if self.ordinal < COLD:
-            marks["cold"] = None
-        if compiled != self._compiled:
-            marks["recompiled"] = None
-        if self._scaled and not self._updated:
+        marks, batches = self._marks, self.batches
+        if not self._updated:
             marks["no_update"] = None
-        samples, tokens = units[0] if len(units) == 1 else (_sum(each) for each in zip(*units, strict=True))
-        step = (
-            self.ordinal,
-            logged_step,
-            counted,
-            hooked,
-            traced,
-            not self._is_torn,
-            self.times_phases,
-            stretch,
-            on_host,
-            tuple(marks),
-            tuple(self.shapes),
-            samples,
-            tokens,
-            (self._cpu, cpu),
+        before, self._cpu = self._cpu, cpu_usage() if self.times_phases else None
+        self._pending.append(
+            TimedStep(
+                ordinal=self._ended,
+                logged_step=logged_step,
+                times_phases=self.times_phases,
+                stretch=self._phases.end(),
+                shapes=tuple(each.shapes for each in batches),
+                samples=_sum(each.samples for each in batches),
+                tokens=_sum(each.tokens for each in batches),
+                cpu=_between(before, self._cpu),
+                on_host=None if self._on_host is None else self._on_host.end(),
+                counted=counted,
+                hooked=hooked,
+                traced=traced,
+                is_complete=not self._is_torn,
+                marks=tuple(marks),
+            )
         )
-        self._pending.append(step)
-        self.ordinal += 1
-        self._marks, self.shapes, self._units_of_batches, self._is_torn, self._updated = {}, [], [], False, False
-        self._cpu, self._compiled = cpu, compiled
+        self._ended += 1
+        self._logged_step = logged_step
+        self._marks = {"cold": None} if self._ended < COLD else {}
+        self.batches, self._is_torn, self._updated = [], False, self._updates is None
+        self._compilations.listen()
 
     def resume(self) -> None:
         """Begin the step anew: what ran since the last one ended was our own."""
@@ -230,8 +256,8 @@ class StepClock:
 
     def read(self) -> Iterator[TimedStep]:
         """The steps that are over and can be timed without waiting."""
-        while self._pending and self._phases.has_come(self._pending[0][_PHASE_MARKS]):
-            yield TimedStep._make(self._pending.popleft())
+        while self._pending and self._phases.has_come(self._pending[0].stretch):
+            yield self._pending.popleft()
 
     def seconds(self, step: TimedStep) -> float:
         """How long a step took."""
@@ -241,7 +267,7 @@ class StepClock:
         """A step as a value."""
         phases = self._phases.seconds(step.stretch) if step.times_phases else {}
         idle = step.times_phases and not self._updating <= phases.keys() and "no_update" not in step.marks
-        before, after = step.cpu
+        before, after = step.cpu or (None, None)
         return Step(
             index=step.logged_step,
             kind=step.kind,
@@ -250,13 +276,18 @@ class StepClock:
             host_phases=self._on_host.seconds(step.on_host)
             if self._on_host and step.on_host and step.times_phases and not step.counted
             else {},
-            cpu_user=after.ru_utime - before.ru_utime if step.times_phases else None,
-            cpu_system=after.ru_stime - before.ru_stime if step.times_phases else None,
+            cpu_user=after.ru_utime - before.ru_utime if before and after else None,
+            cpu_system=after.ru_stime - before.ru_stime if before and after else None,
             samples=step.samples,
             tokens=step.tokens,
             marks=(*step.marks, "no_update") if idle else step.marks,
         )
 
 
-def _sum(counts: Any) -> int | None:
-    return None if None in counts else sum(counts)
+def _between(before: struct_rusage | None, after: struct_rusage | None) -> tuple[struct_rusage, struct_rusage] | None:
+    return None if before is None or after is None else (before, after)
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    known = list(counts)
+    return None if None in known else sum(filter(None, known))

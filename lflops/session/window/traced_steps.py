@@ -28,10 +28,10 @@ class _Batches(OutsideModules):
         self._tracer = tracer
         self._running = [OTHER]
 
-    def enter(self, phase: str, *given: Any) -> None:
+    def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
         """A phase of the batch."""
         self._tracer.batch()
-        super().enter(phase, *given)
+        super().enter(phase, given)
         self._running.append(phase)
         self._tracer.phase(phase)
 

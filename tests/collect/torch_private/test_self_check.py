@@ -40,7 +40,7 @@ def gone(*_: object) -> Any:
     raise AttributeError("no such name")
 
 
-LIES: dict[str, tuple[ModuleType, str, Callable[..., Any], str]] = {
+LIES: dict[str, tuple[ModuleType | type, str, Callable[..., Any], str]] = {
     "numbers stand still": (autograd, "next_sequence_number", lambda: 0, "not numbered in the order they are built"),
     "numbers are gone": (autograd, "next_sequence_number", gone, "no such name"),
     "nodes have other numbers": (autograd, "sequence_number", lambda node: 0, "does not survive to backward"),
@@ -62,6 +62,8 @@ LIES: dict[str, tuple[ModuleType, str, Callable[..., Any], str]] = {
     "nothing has overloads": (operators, "overloads_of", lambda operator: [], "overloads are not listed"),
     "modules have no children": (modules, "child_modules", lambda module: [], "children are registered elsewhere"),
     "everything is compiled": (modules, "is_compiled", lambda module: True, "taken for a compiled one"),
+    "nothing is heard of compilations": (modules.Compilations, "listen", lambda listener: None, "compilations begin unheard"),
+    "compilations are heard for ever": (modules.Compilations, "stop", lambda listener: None, "compilations begin unheard"),
     "hooks stay": (modules, "remove_hook", lambda handle: None, "a hook leaves its mark"),
     "everything is flat": (distributed, "flat_parts", lambda module: [module], "taken for a sharded one"),
 }

@@ -1,0 +1,86 @@
+"""The short way through a step in which nothing happens: one batch, of shapes that are known, and no figure is due at its end.
+
+Almost every step of a training is like that. All that is touched here has left the processor's caches since the last step, and to fetch it
+takes longer than to run it. So as few objects as possible are touched; what the steps were is made out when somebody asks.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sized
+from resource import struct_rusage
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from lflops.collect.inputs.tensors import tensors_in
+from lflops.collect.timing.clock import cpu_usage
+
+__all__ = ["MOST", "BatchUnits", "PlainSteps", "signature"]
+
+MOST = 200
+"""So many steps are plain at most, until they are made out."""
+
+CPU_EVERY = 16
+"""CPU time is read for one plain step in so many: the system adds it up over all threads, which takes longer than all else here."""
+
+
+class BatchUnits(NamedTuple):
+    """What is known of batches of the same shapes."""
+
+    shapes: Hashable
+    samples: int | None
+    tokens: int | None
+
+
+def signature(batch: Any) -> Hashable:
+    """The shapes of a batch's tensors in their structure: two batches of one signature are the same work."""
+    if isinstance(batch, Tensor):
+        return batch.numel() if batch.is_nested else batch.shape
+    if isinstance(batch, list | tuple):
+        return tuple([signature(each) for each in batch])
+    if isinstance(batch, Mapping):
+        return tuple([(key, signature(value)) for key, value in batch.items()])
+    if batch is None or isinstance(batch, str | int | float):
+        return None
+    return tuple(map(signature, tensors_in(batch)))
+
+
+class PlainSteps:
+    """Notes the plain steps since the last one that was none.
+
+    Args:
+        mark: Marks this moment.
+        marks: Those of the phases.
+
+    Attributes:
+        left: How many steps from here on may be plain.
+        known: Batches by their signature.
+        steps: Of each step so far its batch, how many marks there were when it ended, and a mark of that moment.
+        cpu: What the process had used of the CPU by the end of a step, by how many steps there were; only some are there.
+        reads_cpu: Whether that is read at all.
+    """
+
+    def __init__(self, mark: Callable[[], Any], marks: Sized) -> None:
+        """No step may be plain yet."""
+        self.left = 0
+        self.known: dict[Hashable, BatchUnits] = {}
+        self.steps: list[tuple[BatchUnits, int, Any]] = []
+        self.cpu: dict[int, struct_rusage] = {}
+        self.reads_cpu = True
+        self._mark = mark
+        self._marks = marks
+
+    def end(self, batch: Any) -> bool:
+        """End a step that may be plain. Returns whether it is one; where not, nothing is done."""
+        known = self.known.get(signature(batch))
+        if known is None:
+            return False
+        self.steps.append((known, len(self._marks), self._mark()))
+        self.left = left = self.left - 1
+        if self.reads_cpu and left % CPU_EVERY < 2:
+            self.cpu[len(self.steps)] = cpu_usage()
+        return True
+
+    def take(self) -> tuple[list[tuple[BatchUnits, int, Any]], Mapping[int, struct_rusage]]:
+        """The steps so far, to begin anew."""
+        taken = self.steps, self.cpu
+        self.left, self.steps, self.cpu = 0, [], {}
+        return taken

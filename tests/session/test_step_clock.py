@@ -1,0 +1,201 @@
+"""Plain steps are noted in a short way and made out later: they are what the long way makes of them."""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lflops.collect.timing.step_phases import StepPhases
+from lflops.collect.torch_private.modules import Compilations
+from lflops.profile.steps import Step
+from lflops.session.window.plain_steps import CPU_EVERY, MOST
+from lflops.session.window.step_clock import StepClock
+from tests.support.fake_clock import StillClock
+
+BATCH, OTHER_BATCH = torch.zeros(4, 3), torch.zeros(2, 3)
+COLD = 2
+
+
+class Run:
+    """A run of steps on a clock that stands still but for what the test lets pass.
+
+    Args:
+        is_short: Whether plain steps take the short way.
+    """
+
+    def __init__(self, *, is_short: bool = True) -> None:
+        """Make the cold steps."""
+        self.clock = StillClock()
+        self.phases = StepPhases(self.clock)
+        self.steps = StepClock(self.phases, None, None, 0, updating=frozenset(), scaled=False)
+        self.logged = 0
+        self._is_short = is_short
+        for _ in range(COLD):
+            self.end(BATCH)
+
+    def play(self, script: str) -> None:
+        """A letter enters its phase, `)` leaves the innermost, and a digit lets that many seconds pass."""
+        for sign in script:
+            if sign.isdigit():
+                self.clock.advance(int(sign))
+            elif sign != ")":
+                self.phases.enter({"d": "data", "f": "forward", "b": "backward"}[sign])
+            elif self.phases.innermost != "other":
+                self.phases.leave()
+
+    def end(self, batch: Any) -> bool:
+        """A step of one batch ends. Returns whether it was taken for a plain one."""
+        plain = self.steps.plain
+        is_plain = bool(plain.left) and plain.end(batch)
+        if not is_plain:
+            self.steps.end_plain(self.logged)
+            self.steps.batch(batch)
+            self.steps.end(self.logged, counted=False)
+            self.steps.expect_plain(math.inf if self._is_short else 0)
+        self.logged += 1
+        return is_plain
+
+    def read(self) -> Iterator[Step]:
+        """All steps but the cold ones."""
+        self.steps.end_plain(self.logged)
+        return map(self.steps.step, [step for step in self.steps.read() if step.is_complete and step.ordinal >= COLD])
+
+
+def seen(run: Run) -> list[tuple[Any, ...]]:
+    """What a test compares of the steps."""
+    return [(step.index, step.seconds, step.phases, step.samples, step.marks) for step in run.read()]
+
+
+def test_a_plain_step_has_its_phases() -> None:
+    """1 s of fetching, 2 of forward within 7 of something else; a phase that goes on over the step's end belongs to both."""
+    run = Run()
+    run.play("d1)3f2)4")
+    assert run.end(BATCH)
+    run.play("5d1")
+    assert run.end(BATCH)
+    run.play("2)3")
+    assert run.end(BATCH)
+    assert [
+        (2, 10.0, {"data": 1.0, "forward": 2.0, "other": 7.0}, 4, ()),
+        (3, 6.0, {"data": 1.0, "other": 5.0}, 4, ()),
+        (4, 5.0, {"data": 2.0, "other": 3.0}, 4, ()),
+    ] == seen(run)
+
+
+@given(st.lists(st.tuples(st.text("dfb)123", max_size=12), st.booleans(), st.booleans()), max_size=12))
+def test_the_short_way_is_the_long_one(script: list[tuple[str, bool, bool]]) -> None:
+    """Whatever happens in the steps: phases that go on over several, other shapes, something that is marked."""
+    short, long = Run(), Run(is_short=False)
+    for run in (short, long):
+        for within, is_other, is_marked in script:
+            run.play(within)
+            if is_marked:
+                run.steps.mark("validation")
+            run.end(OTHER_BATCH if is_other else BATCH)
+    assert seen(long) == seen(short)
+
+
+def test_a_step_in_which_something_happens_is_not_plain() -> None:
+    """It has a mark, or shapes that were not seen before; the next one is plain again."""
+    run = Run()
+    assert run.end(BATCH)
+    run.steps.mark("checkpoint")
+    assert [False, True] == [run.end(BATCH), run.end(BATCH)]
+    assert [False, True, True] == [run.end(OTHER_BATCH), run.end(OTHER_BATCH), run.end(BATCH)]
+    assert [(), ("checkpoint",), (), ("new_shapes",), (), ()] == [step.marks for step in run.read()]
+
+
+def test_a_step_whose_batch_was_left_is_not_plain() -> None:
+    """It began twice, so its time is no step's."""
+    run = Run()
+    run.play("1")
+    run.end(BATCH)
+    run.play("2")
+    run.steps.drop_batches()
+    run.play("3")
+    assert not run.end(BATCH)
+    run.play("4")
+    run.end(BATCH)
+    assert [1.0, 4.0] == [step.seconds for step in run.read()]
+
+
+def test_batches_that_turn_out_to_be_parts_of_steps_are_none() -> None:
+    """The loggers have counted fewer steps than there were batches: gradients were accumulated."""
+    run = Run()
+    for _ in range(3):
+        assert run.end(BATCH)
+    run.logged -= 1
+    assert [] == [*run.read()]
+    run.end(BATCH)
+    assert [run.logged - 1] == [step.index for step in run.read()]
+
+
+def test_there_are_only_so_many_plain_steps_in_a_row() -> None:
+    """What is noted of them takes memory; the last ones are there for who asks."""
+    run = Run()
+    assert [*[True] * MOST, False, True] == [run.end(BATCH) for _ in range(MOST + 2)]
+    assert MOST + 2 == run.steps.ordinal - COLD
+    assert [*range(4, MOST + 4)] == [step.index for step in run.read()]
+
+
+def test_the_cpu_time_of_some_plain_steps_is_read() -> None:
+    """Of one in so many; in a row that is short enough, of all of them."""
+    run = Run()
+    run.steps.expect_plain(3 * CPU_EVERY)
+    for _ in range(3 * CPU_EVERY):
+        assert run.end(BATCH)
+    read = [place for place, step in enumerate(run.read(), 1) if step.cpu_user is not None]
+    assert [CPU_EVERY, 2 * CPU_EVERY, 3 * CPU_EVERY] == read
+    run = Run()
+    run.steps.expect_plain(2)
+    assert [True, True] == [run.end(BATCH), run.end(BATCH)]
+    assert all(step.cpu_user is not None and step.cpu_system is not None for step in run.read())
+
+
+def compiled() -> Any:
+    """A new function, compiled by a backend that only runs it."""
+    return torch.compile(lambda x: x + 1, backend="eager", dynamic=False)
+
+
+def test_a_step_in_which_torch_compile_compiles_is_marked() -> None:
+    """The first call compiles, and so does one with another number of dimensions; in between it runs what there is."""
+    torch._dynamo.reset()
+    run, function = Run(), compiled()
+    for shape in ((2,), (2,), (2, 2), (2, 2)):
+        function(torch.zeros(shape))
+        run.end(BATCH)
+    assert [("recompiled",), (), ("recompiled",), ()] == [step.marks for step in run.read()]
+    run.steps.close()
+
+
+def test_torch_compile_is_heard_again_after_its_reset() -> None:
+    """torch.compiler.reset() takes off everybody's callbacks; with the next step that is not plain ours is there again."""
+    run = Run()
+    torch.compiler.reset()
+    run.steps.mark("checkpoint")
+    run.end(BATCH)
+    compiled()(torch.zeros(2))
+    run.end(BATCH)
+    assert [("checkpoint",), ("recompiled",)] == [step.marks for step in run.read()]
+    run.steps.close()
+
+
+def test_nothing_is_left_with_torch_compile() -> None:
+    """Each listener takes itself off, once and for all; one that does not is there."""
+    callbacks = torch._dynamo.callback_handler.start_callbacks
+    before = list(callbacks)
+    heard: list[int] = []
+    first, second = Compilations(partial(heard.append, 1)), Compilations(partial(heard.append, 2))
+    for each in (first, first, second):
+        each.listen()
+    assert len(before) + 2 == len(callbacks)
+    first.stop()
+    first.stop()
+    compiled()(torch.zeros(3))
+    assert {2} == set(heard)
+    second.stop()
+    assert before == callbacks
