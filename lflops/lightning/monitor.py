@@ -20,6 +20,7 @@ from lflops.lightning.training import stage_of, training_of
 from lflops.profile.model import Profile
 from lflops.schedule import Schedule
 from lflops.session.inputs.settings import DEFAULT_SCHEDULE, Settings
+from lflops.session.inputs.training import STAGES
 from lflops.session.run import MonitoredRun
 from lflops.session.session import Session
 
@@ -121,7 +122,7 @@ class FlopsMonitor(Base):
         self.profiles: list[Profile] = []
         self._enabled = True
         self._run: MonitoredRun | None = None
-        self._sessions: dict[str, Session | None] = {}  # the run's, which every batch asks for
+        self._sessions: dict[str, Session | None] = dict.fromkeys(STAGES)  # the run's, which every batch asks for
 
     @classmethod
     def from_deepspeed(cls, config: str | PathLike[str] | Mapping[str, Any]) -> Self:
@@ -144,7 +145,7 @@ class FlopsMonitor(Base):
         """The settings and the profiles so far, without the run: a copy, or what is unpickled, is a monitor that has not begun."""
         lightnings = {"log", "log_dict"}  # set on every callback of a Trainer: methods of its model
         kept = {name: value for name, value in self.__dict__.items() if name not in lightnings}
-        return kept | {"_run": None, "_sessions": {}, "profiles": list(self.profiles)}
+        return kept | {"_run": None, "_sessions": dict.fromkeys(STAGES), "profiles": list(self.profiles)}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Check the arguments, and ask where files go and how ranks reach each other: on every process, for that takes all of them.
@@ -179,12 +180,12 @@ class FlopsMonitor(Base):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Count or time it, if it is time to."""
-        if (session := self._sessions.get("train")) is not None:
+        if (session := self._sessions["train"]) is not None:
             session.batch_begins(batch)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Read the clock."""
-        if (session := self._sessions.get("train")) is not None:
+        if (session := self._sessions["train"]) is not None:
             session.batch_ends(batch)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -199,14 +200,14 @@ class FlopsMonitor(Base):
 
     def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Count or time it, if it is time to."""
-        if (session := self._sessions.get("validate")) is not None and not trainer.sanity_checking:
+        if (session := self._sessions["validate"]) is not None and not trainer.sanity_checking:
             session.batch_begins(batch)
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Read the clock."""
-        if (session := self._sessions.get("validate")) is not None and not trainer.sanity_checking:
+        if (session := self._sessions["validate"]) is not None and not trainer.sanity_checking:
             session.batch_ends(batch)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
@@ -219,12 +220,12 @@ class FlopsMonitor(Base):
 
     def on_test_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Count or time it, if it is time to."""
-        if (session := self._sessions.get("test")) is not None:
+        if (session := self._sessions["test"]) is not None:
             session.batch_begins(batch)
 
     def on_test_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Read the clock."""
-        if (session := self._sessions.get("test")) is not None:
+        if (session := self._sessions["test"]) is not None:
             session.batch_ends(batch)
 
     def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
@@ -233,12 +234,12 @@ class FlopsMonitor(Base):
 
     def on_predict_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Count or time it, if it is time to."""
-        if (session := self._sessions.get("predict")) is not None:
+        if (session := self._sessions["predict"]) is not None:
             session.batch_begins(batch)
 
     def on_predict_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Read the clock."""
-        if (session := self._sessions.get("predict")) is not None:
+        if (session := self._sessions["predict"]) is not None:
             session.batch_ends(batch)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ The first one before that step comes before forward, because the step calls forw
 With several ranks the training's loop has such an attribute too: its check for SIGTERM is a broadcast, in which ranks wait for each other.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -79,7 +79,7 @@ class _PhaseHooks:
         """Put them on."""
         self.listeners: dict[str, tuple[Listener, ...]] = dict.fromkeys((*STAGES, ALL), ())
         self.wrappers = Wrappers()
-        self.running = trainer.state  # not the Trainer: what is kept as long as it lives must not keep it
+        self._running = trainer.state  # not the Trainer: what is kept as long as it lives must not keep it
         try:
             self._install_all(trainer)
         except BaseException:
@@ -91,15 +91,17 @@ class _PhaseHooks:
         for name, (phase, stage) in METHODS.items():
             method = getattr(strategy, name)
             if phase == "optimizer":
-                self.wrappers.install(strategy, name, _tell_of_step, method, self)
+                self.wrappers.install(strategy, name, _tell_of_step, method, self.listeners)
+            elif stage == ALL:
+                self.wrappers.install(strategy, name, _tell_stage, method, self.listeners, phase, self._running)
             else:
-                self.wrappers.install(strategy, name, _tell, method, self, phase, stage)
+                self.wrappers.install(strategy, name, _tell, method, self.listeners, phase, stage)
         actions = _actions(trainer)
         if trainer.world_size > 1:
             synchronizing = [(strategy, name) for name in SYNCHRONIZING] + [(trainer.fit_loop.epoch_loop, SIGTERM_CHECK)]
             for owner, name in synchronizing:
                 if hasattr(owner, name):
-                    self.wrappers.install(owner, name, _tell, getattr(owner, name), self, SYNC, ALL)
+                    self.wrappers.install(owner, name, _tell_stage, getattr(owner, name), self.listeners, SYNC, self._running)
         for name, wrapper in zip(("start", "stop"), self._with_actions(profiler.start, profiler.stop, actions), strict=True):
             self.wrappers.install(profiler, name, wrapper)
         if type(profiler).__name__ == "PassThroughProfiler":
@@ -147,13 +149,13 @@ class _PhaseHooks:
         return profile
 
 
-def _tell(call: Callable[..., Any], hooks: _PhaseHooks, phase: str, stage: str, /, *args: Any, **kwargs: Any) -> Any:
+_Listeners = Mapping[str, Sequence[Listener]]
+"""By stage."""
+
+
+def _tell(call: Callable[..., Any], listeners_of: _Listeners, phase: str, stage: str, /, *args: Any, **kwargs: Any) -> Any:
     """Call a method, and tell of it as a phase of a stage."""
-    if stage != ALL:
-        listeners = hooks.listeners[stage]
-    else:  # by the value: a hash of Lightning's own enumeration takes longer than all else here
-        current = hooks.running.stage
-        listeners = () if current is None else hooks.listeners.get(current._value_, ())
+    listeners = listeners_of[stage]
     for each in listeners:
         each.enter(phase, args)
     try:
@@ -167,16 +169,26 @@ def _tell(call: Callable[..., Any], hooks: _PhaseHooks, phase: str, stage: str, 
     return result
 
 
+def _tell_stage(call: Callable[..., Any], listeners_of: _Listeners, phase: str, running: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """The same of the stage that is running. That is asked by its value, which is quicker than a hash of Lightning's own enumeration."""
+    stage = running.stage
+    if stage is None or stage._value_ not in listeners_of:
+        return call(*args, **kwargs)
+    return _tell(call, listeners_of, phase, stage._value_, *args, **kwargs)
+
+
 def _tell_of_step(
-    method: Callable[..., Any], hooks: _PhaseHooks, optimizer: Any, closure: Callable[[], Any], /, *args: Any, **kwargs: Any
+    method: Callable[..., Any], listeners_of: _Listeners, optimizer: Any, closure: Callable[[], Any], /, *args: Any, **kwargs: Any
 ) -> Any:
-    """The same for the optimizer's. What its closure runs is part of what the step is called in, training_step if that is by hand."""
+    """The same of the optimizer's. What its closure runs is part of what the step is called in, training_step if that is by hand."""
     around = OTHER
-    for each in hooks.listeners["train"]:
+    for each in listeners_of["train"]:
         if each.innermost:  # what follows no phase has none
             around = each.innermost
             break
-    return _tell(method, hooks, "optimizer", "train", optimizer, partial(_tell, closure, hooks, around, "train"), *args, **kwargs)
+    return _tell(
+        method, listeners_of, "optimizer", "train", optimizer, partial(_tell, closure, listeners_of, around, "train"), *args, **kwargs
+    )
 
 
 class _Action:

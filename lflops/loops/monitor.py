@@ -205,7 +205,7 @@ class LoopMonitor:
             self._run.begin(name, self._training, partial(self._stage_of, name))
 
     def _batch_begins(self, batch: Any) -> None:
-        session = None if self._run is None else self._run.sessions.get(self._stage)
+        session = None if self._run is None else self._run.sessions[self._stage]
         if session is not None:
             session.batch_begins(batch)
         self._phases.begin_step()
@@ -213,7 +213,7 @@ class LoopMonitor:
     def _batch_ends(self, batch: Any) -> None:
         self._phases.end_step()
         ends_step = self._ends_step()
-        session = None if self._run is None else self._run.sessions.get(self._stage)
+        session = None if self._run is None else self._run.sessions[self._stage]
         if session is not None:
             session.batch_ends(batch)
         if self._stage == "train":

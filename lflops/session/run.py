@@ -12,7 +12,7 @@ from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.session.inputs.messages import warn
 from lflops.session.inputs.settings import Settings
-from lflops.session.inputs.training import Stage, Training
+from lflops.session.inputs.training import STAGES, Stage, Training
 from lflops.session.outlets.out_of_memory import MemoryHistory, ran_out_of_memory, write_report
 from lflops.session.outlets.paths import OutputPaths
 from lflops.session.results import Results
@@ -30,13 +30,14 @@ class MonitoredRun:
         store: That all ranks reach; `None` where they have none, or there is one rank.
 
     Attributes:
-        sessions: By stage; `None` is one that is over.
+        sessions: By stage; `None` is one that has not begun, or is over.
         profiles: The windows that are closed, on the main process.
     """
 
     def __init__(self, settings: Settings, log_dir: str | None, store: Any) -> None:
         """No stage has begun."""
-        self.sessions: dict[str, Session | None] = {}
+        self.sessions: dict[str, Session | None] = dict.fromkeys(STAGES)
+        self._begun: set[str] = set()
         self.profiles: list[Profile] = []
         self._settings = settings
         self._log_dir = log_dir
@@ -64,9 +65,10 @@ class MonitoredRun:
         """
         if self._failed:
             return
-        if name in self.sessions:
+        if name in self._begun:
             self.guarded(name, lambda session: session.resume())
         elif name in self._settings.stages:
+            self._begun.add(name)
             try:
                 self.sessions[name] = self._session(name, training, stage, monitor)
             except LflopsError:
@@ -89,7 +91,7 @@ class MonitoredRun:
 
     def guarded(self, name: str, action: Callable[[Session], None]) -> None:
         """Do something with a stage's session, if it has one; an error of it ends the watching, not the training."""
-        session = self.sessions.get(name)
+        session = self.sessions[name]
         if session is None:
             return
         try:
@@ -103,7 +105,7 @@ class MonitoredRun:
         """The run is over, or left by an error: tell what there is to tell."""
         training = self._training
         self._tracking.stop()
-        for name in tuple(self.sessions):
+        for name in STAGES:
             self.guarded(name, lambda session: session.close(error))
         results, self._results, self._training = self._results, None, None
         if results is not None:
@@ -132,7 +134,7 @@ class MonitoredRun:
         """End the watching, not the training: take everything off, and warn once."""
         self._tracking.stop()
         sessions, self._failed = dict(self.sessions), True
-        self.sessions.clear()
+        self.sessions.update(dict.fromkeys(STAGES))
         results, self._results, self._training = self._results, None, None
         for session in filter(None, sessions.values()):
             for end in (session.detach, session.leave_annotations):

@@ -70,7 +70,6 @@ class Session:
         self._idle_until = self._plan.waits_until(0)
         self._window = Window(0, 0)
         self._closing: list[Window] = []
-        self._in_batch = False
         self._tree = ModuleTree({"": training.model})
         self._hooked: HookedStep | None = None
         here = traced and settings.traces_on(training.rank)
@@ -79,11 +78,11 @@ class Session:
         phases, on_host = StepPhases(self._clock), StepPhases(HostClock()) if device.type == "cuda" else None
         scaled = stage.learns and training.scales_gradients
         self._step_clock = StepClock(phases, on_host, settings.units, training.logged_step(), updating=stage.updates, scaled=scaled)
-        self._plain = self._step_clock.plain
+        self._plain, self._in_batch = self._step_clock.plain, False
+        self._see: Callable[[int, Any], None] | None = None  # what the curves see of each batch; in most trainings nothing
         self._live_metrics = LiveMetrics(self._step_clock.seconds, results.topology.sizes.get("data")) if tracked else None
         self._listening = contextlib.ExitStack()
         self._transfers = contextlib.ExitStack()  # outlasts the windows where the curves need it
-        self._see: Callable[[int, Any], None] | None = None  # what the curves see of each batch; in most trainings nothing
         self._counts_step = False
         self._is_annotating = False  # whether a trace of ours is being annotated
         try:
