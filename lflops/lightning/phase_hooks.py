@@ -27,9 +27,8 @@ METHODS = {
     "batch_to_device": ("transfer", ALL),
     **{stage.step: ("forward", name) for name, stage in STAGES.items()},
     "backward": ("backward", "train"),
-    "optimizer_step": ("optimizer", "train"),
 }
-"""Of the strategy: the phase that it is, and whose."""
+"""Of the strategy: the phase that it is, and whose. `optimizer_step` is the phase `optimizer`."""
 
 SYNCHRONIZING = ("all_gather", "barrier", "broadcast", "reduce", "reduce_boolean_decision")
 """Of the strategy: Lightning's own collectives, in which ranks wait for each other."""
@@ -89,23 +88,22 @@ class _PhaseHooks:
     def _install_all(self, trainer: Any) -> None:
         strategy, profiler = trainer.strategy, trainer.profiler
         for name, (phase, stage) in METHODS.items():
-            method = getattr(strategy, name)
-            if phase == "optimizer":
-                self.wrappers.install(strategy, name, _tell_of_step, method, self.listeners)
-            elif stage == ALL:
-                self.wrappers.install(strategy, name, _tell_stage, method, self.listeners, phase, self._running)
-            else:
-                self.wrappers.install(strategy, name, _tell, method, self.listeners, phase, stage)
+            self._install(strategy, name, phase, stage)
+        self.wrappers.install(strategy, "optimizer_step", _tell_of_step, strategy.optimizer_step, self.listeners)
         actions = _actions(trainer)
         if trainer.world_size > 1:
             synchronizing = [(strategy, name) for name in SYNCHRONIZING] + [(trainer.fit_loop.epoch_loop, SIGTERM_CHECK)]
             for owner, name in synchronizing:
                 if hasattr(owner, name):
-                    self.wrappers.install(owner, name, _tell_stage, getattr(owner, name), self.listeners, SYNC, self._running)
+                    self._install(owner, name, SYNC, ALL)
         for name, wrapper in zip(("start", "stop"), self._with_actions(profiler.start, profiler.stop, actions), strict=True):
             self.wrappers.install(profiler, name, wrapper)
         if type(profiler).__name__ == "PassThroughProfiler":
             self.wrappers.install(profiler, "profile", self._replacement_of_profile(actions))
+
+    def _install(self, owner: Any, name: str, phase: str, stage: str) -> None:
+        tell, whose = (_tell_running, self._running) if stage == ALL else (_tell, stage)
+        self.wrappers.install(owner, name, tell, getattr(owner, name), self.listeners, phase, whose)
 
     def _with_actions(
         self, start: _ActionCallback, stop: _ActionCallback, actions: dict[str, _PhaseOfStage]
@@ -154,7 +152,7 @@ _Listeners = Mapping[str, Sequence[Listener]]
 
 
 def _tell(call: Callable[..., Any], listeners_of: _Listeners, phase: str, stage: str, /, *args: Any, **kwargs: Any) -> Any:
-    """Call a method, and tell of it as a phase of a stage."""
+    """Call a method, and tell of it as a phase of a stage. What it takes is bound to it, which touches less memory than a closure does."""
     listeners = listeners_of[stage]
     for each in listeners:
         each.enter(phase, args)
@@ -169,7 +167,7 @@ def _tell(call: Callable[..., Any], listeners_of: _Listeners, phase: str, stage:
     return result
 
 
-def _tell_stage(call: Callable[..., Any], listeners_of: _Listeners, phase: str, running: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _tell_running(call: Callable[..., Any], listeners_of: _Listeners, phase: str, running: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The same of the stage that is running. That is asked by its value, which is quicker than a hash of Lightning's own enumeration."""
     stage = running.stage
     if stage is None or stage._value_ not in listeners_of:
