@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lflops.collect.timing.step_phases import StepPhases
@@ -86,6 +86,7 @@ def test_a_plain_step_has_its_phases() -> None:
     ] == seen(run)
 
 
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.text("dfb)123", max_size=12), st.booleans(), st.booleans()), max_size=12))
 def test_the_short_way_is_the_long_one(script: list[tuple[str, bool, bool]]) -> None:
     """Whatever happens in the steps: phases that go on over several, other shapes, something that is marked."""
