@@ -176,7 +176,7 @@ def _tell_running(call: Callable[..., Any], listeners_of: _Listeners, phase: str
 
 
 def _tell_of_step(
-    method: Callable[..., Any], listeners_of: _Listeners, optimizer: Any, closure: Callable[[], Any], /, *args: Any, **kwargs: Any
+    method: Callable[..., Any], listeners_of: _Listeners, /, optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any
 ) -> Any:
     """The same of the optimizer's. What its closure runs is part of what the step is called in, training_step if that is by hand."""
     around = OTHER

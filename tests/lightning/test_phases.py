@@ -1,6 +1,7 @@
 """Where a training step's time goes, on a clock that stands still but for what the data, the model and the optimizer let pass."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -202,6 +203,20 @@ def test_a_scaled_step_that_is_skipped_is_marked(clock: StillClock) -> None:
     times = {step.index: (step.marks, step.phases["optimizer"]) for step in steps(monitor)}
     assert (("no_update",), 0.0) == times.pop(5)
     assert {((), OPTIMIZER)} == set(times.values())
+
+
+def test_the_strategy_takes_what_it_is_given_by_name(clock: StillClock) -> None:
+    """A plugin may call its methods so."""
+
+    class Named(Manual):
+        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:  # type: ignore[override]
+            for optimizer in self.optimizers(use_pl_optimizer=False):
+                closure = partial(Clocked.training_step, self, batch, batch_idx)
+                self.trainer.strategy.optimizer_step(optimizer=optimizer, closure=closure, model=self)
+
+    monitor = watching()
+    fit(Named(clock), monitor)
+    assert {2 * OPTIMIZER} == {step.phases["optimizer"] for step in steps(monitor)}
 
 
 def test_a_step_without_a_backward_is_marked(clock: StillClock) -> None:

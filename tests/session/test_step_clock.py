@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lflops.collect.timing.step_phases import StepPhases
@@ -38,14 +38,14 @@ class Run:
             self.end(BATCH)
 
     def play(self, script: str) -> None:
-        """A letter enters its phase, `)` leaves the innermost, and a digit lets that many seconds pass."""
+        """A letter enters its phase, `)` leaves the innermost, `!` by an exception, and a digit lets that many seconds pass."""
         for sign in script:
             if sign.isdigit():
                 self.clock.advance(int(sign))
-            elif sign != ")":
+            elif sign not in ")!":
                 self.phases.enter({"d": "data", "f": "forward", "b": "backward"}[sign])
             elif self.phases.innermost != "other":
-                self.phases.leave()
+                (self.phases.leave if sign == ")" else self.phases.drop)()
 
     def end(self, batch: Any) -> bool:
         """A step of one batch ends. Returns whether it was taken for a plain one."""
@@ -86,8 +86,17 @@ def test_a_plain_step_has_its_phases() -> None:
     ] == seen(run)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(st.lists(st.tuples(st.text("dfb)123", max_size=12), st.booleans(), st.booleans()), max_size=12))
+def test_a_phase_that_was_left_by_an_exception_is_over_in_the_next_step() -> None:
+    """Its end has no mark, so all until the step's end is its time; the step behind that begins outside of it."""
+    run = Run()
+    run.play("1f2!3")
+    assert run.end(BATCH)
+    run.play("4")
+    assert run.end(BATCH)
+    assert [{"other": 1.0, "forward": 5.0}, {"other": 4.0}] == [step.phases for step in run.read()]
+
+
+@given(st.lists(st.tuples(st.text("dfb)!123", max_size=12), st.booleans(), st.booleans()), max_size=12))
 def test_the_short_way_is_the_long_one(script: list[tuple[str, bool, bool]]) -> None:
     """Whatever happens in the steps: phases that go on over several, other shapes, something that is marked."""
     short, long = Run(), Run(is_short=False)

@@ -37,7 +37,8 @@ class StepPhases:
 
     Attributes:
         mark: Marks this moment.
-        marks: When a phase became the innermost one, since the last step that was handed out. It is always the same list.
+        marks: When a phase became the innermost one, since the last step that was handed out; always the same list. A moment that was not
+            marked is `None`.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -62,8 +63,10 @@ class StepPhases:
         self._phases.append(running[-1])
 
     def drop(self) -> None:
-        """The innermost phase is left by an exception: unmarked, so that nothing of ours can go wrong on its way."""
+        """The innermost phase is left by an exception. No moment is marked, so that nothing of ours can go wrong on its way."""
         self._running.pop()
+        self.marks.append(None)
+        self._phases.append(self._running[-1])
 
     @property
     def innermost(self) -> str:
@@ -78,7 +81,7 @@ class StepPhases:
     def end(self) -> PhaseMarks:
         """The step ends, and the next begins."""
         end = self.mark()
-        step = self.marks[:], self._phases, end
+        step = _marked(self.marks[:], self._phases, end)
         self.marks[:] = [end]
         self._phases = [self._running[-1]]
         return step
@@ -94,7 +97,7 @@ class StepPhases:
         for length, end in ends:
             step = first[0] + marks[place:length], first[1] + phases[place:length], end
             first, place = ([end], step[1][-1:], None), length
-            yield step
+            yield _marked(*step)
         self.marks[:], self._phases = first[0] + marks[place:], first[1] + phases[place:]
 
     def has_come(self, step: PhaseMarks) -> bool:
@@ -115,3 +118,9 @@ class StepPhases:
         for start, phase, stop in zip(marks, innermost, [*marks[1:], end], strict=True):
             phases[phase] += self._clock.seconds(start, stop)
         return phases
+
+
+def _marked(marks: list[Any], phases: list[str], end: Any) -> PhaseMarks:
+    """A step without what was not marked: its time is that of the phase before."""
+    known = [(mark, phase) for mark, phase in zip(marks, phases, strict=True) if mark is not None]
+    return [mark for mark, _ in known], [phase for _, phase in known], end
