@@ -193,13 +193,13 @@ class _Action:
     """Tells of an action that is a phase, each time that it is entered."""
 
     def __init__(self, hooks: _PhaseHooks, name: str, known: _PhaseOfStage) -> None:
-        self._wraps = hooks
+        self._hooks = hooks
         self._name = name
         self._phase, self._stage = known
         self._told: list[tuple[Listener, ...]] = []
 
     def __enter__(self) -> str:
-        listeners = self._wraps.listeners[self._stage]
+        listeners = self._hooks.listeners[self._stage]
         self._told.append(listeners)
         for each in listeners:
             each.enter(self._phase)

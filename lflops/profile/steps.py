@@ -33,7 +33,7 @@ class Step(Struct, frozen=True, kw_only=True):
         kind: `clean` ran without hooks or traces; `counted` ran under the dispatch mode, `hooked` with module hooks, `traced` under Kineto.
         phases: Seconds of each phase, which add up to the step: stream time on CUDA, host time on a CPU.
         host_phases: On CUDA, the host's seconds in each phase.
-        cpu_user: Seconds of the CPU in the process's own code, over all threads. In long waits it is read for one step in sixteen.
+        cpu_user: Seconds of the CPU in the process's own code, over all threads. It is not read in each step.
         cpu_system: The same in the system's kernel.
         marks: Other events in the step: one of the `DISTURBANCES`, or `no_update`.
     """

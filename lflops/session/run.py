@@ -68,9 +68,9 @@ class MonitoredRun:
         if name in self._begun:
             self.guarded(name, lambda session: session.resume())
         elif name in self._settings.stages:
-            self._begun.add(name)
             try:
                 self.sessions[name] = self._session(name, training, stage, monitor)
+                self._begun.add(name)
             except LflopsError:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training

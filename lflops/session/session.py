@@ -98,7 +98,7 @@ class Session:
         if self._step_clock.times_phases:
             for each in self._step_clock.listeners:
                 self._listening.callback(self._stage.listen(each))
-            self._end_plain_steps()
+            self._make_out_plain_steps()
             self._step_clock.resume()
             self._step_clock.mark("cold")
             if self._tracing is not None:
@@ -119,7 +119,7 @@ class Session:
 
     def epoch_begins(self) -> None:
         """Gradients may be accumulated otherwise from here on: ask again at the end of the next step."""
-        self._plain.left = 0
+        self._plain.limit = 0
 
     def batch_begins(self, batch: Any) -> None:
         """Count it, or hook its modules, if its step is one of those."""
@@ -127,7 +127,7 @@ class Session:
             if self._in_batch:
                 self._abandon()
             self._in_batch = True
-            if not self._plain.left:
+            if len(self._plain.steps) >= self._plain.limit:
                 self._begin_batch(batch)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
             self._fail(error)
@@ -138,7 +138,7 @@ class Session:
             self._in_batch = False
             if self._see is not None:
                 self._see(self._step_clock.ordinal, batch)
-            if self._plain.left and self._plain.end(batch):
+            if len(self._plain.steps) < self._plain.limit and self._plain.note(batch):
                 return
             self._end_batch(batch)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
@@ -161,7 +161,6 @@ class Session:
 
     def _end_batch(self, batch: Any) -> None:
         is_counted, live = self._counts_step, self._live_metrics
-        self._step_clock.end_plain(self._training.logged_step())
         profile = self._counted_steps.end_batch() if is_counted else None
         shapes = self._step_clock.batch(batch)
         if profile is not None and live is not None:
@@ -183,8 +182,11 @@ class Session:
         traced = self._position.phase == "traced" and (
             self._training.world_size > 1 or (self._tracing is not None and self._tracing.records)
         )
+        was_noted = bool(self._plain.steps)  # to make those out takes a while, which is no step's
         self._step_clock.end(self._training.logged_step(), counted=counted is not None, hooked=self._end_hooked_step(), traced=traced)
         self._advance()
+        if was_noted:
+            self._step_clock.resume()
         self._step_clock.expect_plain(self._steps_until_due() if self._stage.learns and self._stage.accumulation() == 1 else 0)
 
     def add_note(self, note: Note) -> None:
@@ -234,7 +236,7 @@ class Session:
                 self._window.counted = self._counted_steps.with_facts(unfinished)
         else:
             self._clock.settle()
-        self._end_plain_steps()
+        self._make_out_plain_steps()
         self.detach()
         for step in self._step_clock.read():
             self._add_step(step)
@@ -249,10 +251,10 @@ class Session:
         if self._tracing is not None:
             self._window.recording = self._tracing.end(failed=failed) or self._window.recording
 
-    def _end_plain_steps(self) -> None:
-        """Between two steps, where some loops have counted the last one already and others have not."""
-        logged_step = self._training.logged_step()
-        self._step_clock.end_plain(logged_step + (logged_step == self._step_clock.logged_step))
+    def _make_out_plain_steps(self) -> None:
+        """Between two steps. Lightning counts a step behind its callbacks' on_train_batch_end, so it may be at the one that is over."""
+        logged_step, last = self._training.logged_step(), self._step_clock.logged_step
+        self._step_clock.make_out_plain(last + 1 if logged_step == last else logged_step)
 
     def _end_hooked_step(self) -> HookedStep | None:
         """What the hooks of this step have stamped; nothing where it had none."""

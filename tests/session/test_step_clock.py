@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lflops.collect.timing.step_phases import StepPhases
 from lflops.collect.torch_private.modules import Compilations
 from lflops.profile.steps import Step
-from lflops.session.window.plain_steps import CPU_EVERY, MOST
+from lflops.session.window.plain_steps import CPU_ROUND, MOST
 from lflops.session.window.step_clock import StepClock
 from tests.support.fake_clock import StillClock
 
@@ -50,9 +50,8 @@ class Run:
     def end(self, batch: Any) -> bool:
         """A step of one batch ends. Returns whether it was taken for a plain one."""
         plain = self.steps.plain
-        is_plain = bool(plain.left) and plain.end(batch)
+        is_plain = len(plain.steps) < plain.limit and plain.note(batch)
         if not is_plain:
-            self.steps.end_plain(self.logged)
             self.steps.batch(batch)
             self.steps.end(self.logged, counted=False)
             self.steps.expect_plain(math.inf if self._is_short else 0)
@@ -61,7 +60,7 @@ class Run:
 
     def read(self) -> Iterator[Step]:
         """All steps but the cold ones."""
-        self.steps.end_plain(self.logged)
+        self.steps.make_out_plain(self.logged)
         return map(self.steps.step, [step for step in self.steps.read() if step.is_complete and step.ordinal >= COLD])
 
 
@@ -153,17 +152,29 @@ def test_there_are_only_so_many_plain_steps_in_a_row() -> None:
 
 
 def test_the_cpu_time_of_some_plain_steps_is_read() -> None:
-    """Of one in so many; in a row that is short enough, of all of them."""
+    """Of the first three in each sixteen, so of all in a short row; the system's figures before and behind a step make it."""
     run = Run()
-    run.steps.expect_plain(3 * CPU_EVERY)
-    for _ in range(3 * CPU_EVERY):
+    for _ in range(2 * CPU_ROUND + 2):
         assert run.end(BATCH)
-    read = [place for place, step in enumerate(run.read(), 1) if step.cpu_user is not None]
-    assert [CPU_EVERY, 2 * CPU_EVERY, 3 * CPU_EVERY] == read
+    read = [place for place, step in enumerate(run.read(), 1) if step.cpu_user is not None and step.cpu_system is not None]
+    assert [1, 2, 3, 17, 18, 19, 33, 34] == read
+
+
+def test_what_is_made_out_is_in_no_step() -> None:
+    """The end of a step is marked before the notes on those before it are looked at, however long that takes."""
     run = Run()
-    run.steps.expect_plain(2)
-    assert [True, True] == [run.end(BATCH), run.end(BATCH)]
-    assert all(step.cpu_user is not None and step.cpu_system is not None for step in run.read())
+    for _ in range(3):
+        run.play("2")
+        run.end(BATCH)
+    cut, run.phases.cut = run.phases.cut, lambda ends: (cut(ends), run.clock.advance(50))[0]  # type: ignore[method-assign,return-value]
+    run.play("3")
+    run.steps.mark("checkpoint")
+    run.end(BATCH)
+    run.phases.cut = cut  # type: ignore[method-assign]
+    run.steps.resume()
+    run.play("4")
+    run.end(BATCH)
+    assert [2.0, 2.0, 2.0, 3.0, 4.0] == [step.seconds for step in run.read()]
 
 
 def compiled() -> Any:
@@ -192,6 +203,30 @@ def test_torch_compile_is_heard_again_after_its_reset() -> None:
     run.end(BATCH)
     assert [("checkpoint",), ("recompiled",)] == [step.marks for step in run.read()]
     run.steps.close()
+
+
+def test_what_was_compiled_unheard_was_in_any_of_the_steps() -> None:
+    """Behind a reset nothing is heard, but the graphs are counted: the steps until that is seen are none to measure others by."""
+    run = Run()
+    run.end(BATCH)
+    torch.compiler.reset()
+    compiled()(torch.zeros(2))
+    assert [True, True] == [run.end(BATCH), run.end(BATCH)]
+    run.steps.mark("checkpoint")
+    run.end(BATCH)
+    run.end(BATCH)
+    assert [("recompiled",)] * 3 + [("checkpoint", "recompiled"), ()] == [step.marks for step in run.read()]
+    run.steps.close()
+
+
+def test_a_run_that_is_closed_hears_nothing_more() -> None:
+    """Steps may still end, while work in the background is waited for."""
+    before = list(torch._dynamo.callback_handler.start_callbacks)
+    run = Run()
+    run.steps.close()
+    run.steps.mark("background")
+    run.end(BATCH)
+    assert before == torch._dynamo.callback_handler.start_callbacks
 
 
 def test_nothing_is_left_with_torch_compile() -> None:

@@ -8,7 +8,7 @@ A phase has the time from a mark at its beginning to one at its end, less that o
 Marks are read later: on CUDA they are events on the stream, so a phase is the time in which the stream had nothing but it to go on with.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from lflops.collect.timing.clock import Clock
@@ -80,25 +80,22 @@ class StepPhases:
 
     def end(self) -> PhaseMarks:
         """The step ends, and the next begins."""
-        end = self.mark()
-        step = _marked(self.marks[:], self._phases, end)
-        self.marks[:] = [end]
-        self._phases = [self._running[-1]]
-        return step
+        return self.cut([(len(self.marks), self.mark())])[0]
 
-    def cut(self, ends: Iterable[tuple[int, Any]]) -> Iterator[PhaseMarks]:
+    def cut(self, ends: Iterable[tuple[int, Any]]) -> list[PhaseMarks]:
         """Steps that somebody else has noted the ends of.
 
         Args:
             ends: Of each step the length of `marks` when it ended, and a mark of that moment.
         """
-        marks, phases, place = self.marks[:], self._phases, 0
+        steps, marks, phases, place = [], self.marks[:], self._phases, 0
         first: PhaseMarks = [], [], None  # what the step that is going on has of the one before
         for length, end in ends:
             step = first[0] + marks[place:length], first[1] + phases[place:length], end
             first, place = ([end], step[1][-1:], None), length
-            yield _marked(*step)
+            steps.append(_marked(*step))
         self.marks[:], self._phases = first[0] + marks[place:], first[1] + phases[place:]
+        return steps
 
     def has_come(self, step: PhaseMarks) -> bool:
         """Whether the step's marks can be read without waiting for a device."""

@@ -100,7 +100,7 @@ class Compilations:
     def _handler(self) -> Any:
         return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
 
-    def _heard(self, _: object) -> None:
+    def _heard(self, *_: object) -> None:
         self._tell()
 
 

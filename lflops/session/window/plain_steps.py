@@ -18,8 +18,8 @@ __all__ = ["MOST", "BatchUnits", "PlainSteps", "signature"]
 MOST = 200
 """So many steps are plain at most, until they are made out."""
 
-CPU_EVERY = 16
-"""CPU time is read for one plain step in so many: the system adds it up over all threads, which takes longer than all else here."""
+CPU_ROUND, CPU_READ = 16, 3
+"""In each round of so many plain steps, the CPU time of so many is read: the system adds it up over all threads, which takes long."""
 
 
 class BatchUnits(NamedTuple):
@@ -51,7 +51,7 @@ class PlainSteps:
         marks: Those of the phases.
 
     Attributes:
-        left: How many steps from here on may be plain.
+        limit: How many steps may be plain, until they are made out.
         known: Batches by their signature.
         steps: Of each step so far its batch, how many marks there were when it ended, and a mark of that moment.
         cpu: What the process had used of the CPU by the end of a step, by how many steps there were; only some are there.
@@ -60,7 +60,7 @@ class PlainSteps:
 
     def __init__(self, mark: Callable[[], Any], marks: Sized) -> None:
         """No step may be plain yet."""
-        self.left = 0
+        self.limit = 0
         self.known: dict[Hashable, BatchUnits] = {}
         self.steps: list[tuple[BatchUnits, int, Any]] = []
         self.cpu: dict[int, struct_rusage] = {}
@@ -68,19 +68,22 @@ class PlainSteps:
         self._mark = mark
         self._marks = marks
 
-    def end(self, batch: Any) -> bool:
+    def note(self, batch: Any) -> bool:
         """End a step that may be plain. Returns whether it is one; where not, nothing is done."""
         known = self.known.get(signature(batch))
         if known is None:
             return False
         self.steps.append((known, len(self._marks), self._mark()))
-        self.left = left = self.left - 1
-        if self.reads_cpu and left % CPU_EVERY < 2:
+        if self.reads_cpu and len(self.steps) % CPU_ROUND <= CPU_READ:
             self.cpu[len(self.steps)] = cpu_usage()
         return True
+
+    def ends(self) -> list[tuple[int, Any]]:
+        """Where they ended."""
+        return [(length, end) for _, length, end in self.steps]
 
     def take(self) -> tuple[list[tuple[BatchUnits, int, Any]], Mapping[int, struct_rusage]]:
         """The steps so far, to begin anew."""
         taken = self.steps, self.cpu
-        self.left, self.steps, self.cpu = 0, [], {}
+        self.limit, self.steps, self.cpu = 0, [], {}
         return taken

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from lflops.collect.inputs.batch import samples_and_tokens, units_of
 from lflops.collect.timing.clock import cpu_usage
 from lflops.collect.timing.step_phases import PhaseMarks, StepPhases
-from lflops.collect.torch_private.modules import Compilations
+from lflops.collect.torch_private.modules import Compilations, compilations
 from lflops.profile.steps import Step, StepKind, is_clean
 from lflops.session.window.hooked_step import HookedStep
 from lflops.session.window.plain_steps import MOST, BatchUnits, PlainSteps, signature
@@ -118,11 +118,14 @@ class StepClock:
         self._pending: deque[TimedStep] = deque(maxlen=MOST)
         self._cpu: struct_rusage | None = None
         self._is_torn = False
-        self._updated = not scaled
-        self._updates = register_optimizer_step_post_hook(self._update) if scaled else None
+        self._scaled = scaled
+        self._updated = False
         self._compilations = Compilations(partial(self.mark, "recompiled"))
-        self._compilations.listen()
+        self._compiled = compilations()
+        self._is_closed = False
         self.resume()
+        self._compilations.listen()
+        self._updates = register_optimizer_step_post_hook(self._update) if scaled else None
 
     @property
     def ordinal(self) -> int:
@@ -139,7 +142,8 @@ class StepClock:
         self.times_phases = self.plain.reads_cpu = False
 
     def close(self) -> None:
-        """No step comes any more."""
+        """Take off every hook, for good: no step is looked into any more."""
+        self._is_closed = True
         self._compilations.stop()
         if self._updates is not None:
             self._updates.remove()
@@ -151,28 +155,31 @@ class StepClock:
     def mark(self, mark: str) -> None:
         """Note something about the step that is going on."""
         self._marks[mark] = None
-        self.plain.left = 0
+        self.plain.limit = 0
 
     def expect_plain(self, steps: float) -> None:
         """So many steps from here on may be plain, if nothing happens in them."""
-        has_more = self._marks or self._on_host is not None or self._units is not None or self._updates is not None
-        self.plain.left = 0 if has_more else int(min(steps, MOST))
+        has_more = self._marks or self._on_host is not None or self._units is not None or self._scaled
+        self.plain.limit = 0 if has_more else int(min(steps, MOST))
 
-    def end_plain(self, logged_step: int) -> None:
-        """The plain steps are over: the one that is going on may be none.
+    def make_out_plain(self, logged_step: int) -> None:
+        """Make steps of the notes. The one that is going on goes on.
 
         Args:
-            logged_step: What the loggers call the step that is going on. If they have not counted a step for each batch, gradients were
-                accumulated, and the batches were parts of steps.
+            logged_step: What the loggers call the step that is going on.
         """
-        first, is_complete = self._ended, logged_step == self.logged_step + 1
-        steps, usage = self.plain.take()
-        stretches = self._phases.cut((length, end) for _, length, end in steps)
-        for number, ((batch, *_), stretch) in enumerate(zip(steps, stretches, strict=True), 1):
+        self._make_out(logged_step, self._phases.cut(self.plain.ends()))
+
+    def _make_out(self, logged_step: int, stretches: Iterable[PhaseMarks]) -> None:
+        """If the loggers have not counted a step for each batch, gradients were accumulated, and the batches were parts of steps."""
+        is_complete = logged_step == self.logged_step + 1
+        marks = ("recompiled",) if self._may_have_compiled() else ()
+        notes, usage = self.plain.take()
+        for number, ((batch, *_), stretch) in enumerate(zip(notes, stretches, strict=True), 1):
             before, self._cpu = self._cpu, usage.get(number)
             self._logged_step += 1
             step = TimedStep(
-                ordinal=first + number - 1,
+                ordinal=self._ended,
                 logged_step=self._logged_step,
                 times_phases=self.times_phases,
                 stretch=stretch,
@@ -181,18 +188,24 @@ class StepClock:
                 tokens=batch.tokens,
                 cpu=_between(before, self._cpu),
                 is_complete=is_complete,
+                marks=marks,
             )
             self._pending.append(step)
             self._ended += 1
+
+    def _may_have_compiled(self) -> bool:
+        """Whether torch.compile has compiled something unheard, since torch.compiler.reset() takes off what hears it."""
+        return not self._is_closed and not self._compilations.listens and compilations() != self._compiled
 
     def drop_batches(self) -> None:
         """A batch was left before it was over: its step begins again with the next one, and is not timed."""
         self._is_torn = True
         self.batches = []
-        self.plain.left = 0
+        self.plain.limit = 0
 
     def batch(self, batch: Any) -> Hashable:
         """A batch is over. Returns its signature."""
+        self.plain.limit = 0
         shapes, known = signature(batch), self.plain.known
         units = known.get(shapes)
         if units is None:
@@ -219,21 +232,28 @@ class StepClock:
             hooked: What its modules' hooks have stamped.
             traced: Whether it was recorded.
         """
+        ends = [*self.plain.ends(), (len(self._phases.marks), self._phases.mark())]  # what follows takes a while
+        on_host = None if self._on_host is None else self._on_host.end()
+        usage = cpu_usage() if self.times_phases else None
+        *plain, stretch = self._phases.cut(ends)
+        self._make_out(logged_step, plain)
         marks, batches = self._marks, self.batches
-        if not self._updated:
+        if self._scaled and not self._updated:
             marks["no_update"] = None
-        before, self._cpu = self._cpu, cpu_usage() if self.times_phases else None
+        if self._may_have_compiled():
+            marks["recompiled"] = None
+        before, self._cpu = self._cpu, usage
         self._pending.append(
             TimedStep(
                 ordinal=self._ended,
                 logged_step=logged_step,
                 times_phases=self.times_phases,
-                stretch=self._phases.end(),
+                stretch=stretch,
                 shapes=tuple(each.shapes for each in batches),
                 samples=_sum(each.samples for each in batches),
                 tokens=_sum(each.tokens for each in batches),
                 cpu=_between(before, self._cpu),
-                on_host=None if self._on_host is None else self._on_host.end(),
+                on_host=on_host,
                 counted=counted,
                 hooked=hooked,
                 traced=traced,
@@ -244,8 +264,10 @@ class StepClock:
         self._ended += 1
         self._logged_step = logged_step
         self._marks = {"cold": None} if self._ended < COLD else {}
-        self.batches, self._is_torn, self._updated = [], False, self._updates is None
-        self._compilations.listen()
+        self.batches, self._is_torn, self._updated = [], False, False
+        self._compiled = compilations()
+        if not self._is_closed:
+            self._compilations.listen()
 
     def resume(self) -> None:
         """Begin the step anew: what ran since the last one ended was our own."""
