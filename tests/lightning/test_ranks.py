@@ -20,6 +20,7 @@ from tests.support.tensorboard_server import profiler_board
 from tests.support.trainer_ranks import (
     BATCHES,
     FEW,
+    FEWER,
     IN_THE_WINDOW,
     SOON,
     STRATEGIES,
@@ -242,7 +243,7 @@ def test_a_window_of_all_ranks_is_told_of_while_the_training_goes_on(two: Ranks)
 ENDINGS = {
     "raises": ("RuntimeError", IN_THE_WINDOW, ["failed", "failed"]),
     "is killed": ("RuntimeError", IN_THE_WINDOW, ["failed", "missing"]),
-    "is killed at the end": (None, FEW, ["ok", "missing"]),
+    "is killed at the end": (None, FEWER, ["ok", "missing"]),
     "cannot be watched": (None, FEW, ["ok", "failed"]),
 }
 """What becomes of the second rank: by which error the training of the first is left, behind how many steps, and what is told of both."""
