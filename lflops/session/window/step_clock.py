@@ -168,12 +168,11 @@ class StepClock:
         Args:
             logged_step: What the loggers call the step that is going on.
         """
-        self._make_out(logged_step, self._phases.cut(self.plain.ends()))
+        self._make_out(logged_step, self._phases.cut(self.plain.ends()), self._unheard())
 
-    def _make_out(self, logged_step: int, stretches: Iterable[PhaseMarks]) -> None:
+    def _make_out(self, logged_step: int, stretches: Iterable[PhaseMarks], marks: tuple[str, ...]) -> None:
         """If the loggers have not counted a step for each batch, gradients were accumulated, and the batches were parts of steps."""
         is_complete = logged_step == self.logged_step + 1
-        marks = ("recompiled",) if self._may_have_compiled() else ()
         notes, usage = self.plain.take()
         for number, ((batch, *_), stretch) in enumerate(zip(notes, stretches, strict=True), 1):
             before, self._cpu = self._cpu, usage.get(number)
@@ -193,9 +192,10 @@ class StepClock:
             self._pending.append(step)
             self._ended += 1
 
-    def _may_have_compiled(self) -> bool:
-        """Whether torch.compile has compiled something unheard, since torch.compiler.reset() takes off what hears it."""
-        return not self._is_closed and not self._compilations.listens and compilations() != self._compiled
+    def _unheard(self) -> tuple[str, ...]:
+        """The mark of steps in which torch.compile may have compiled unheard: torch.compiler.reset() takes off what hears it."""
+        is_deaf = not self._is_closed and not self._compilations.listens
+        return ("recompiled",) if is_deaf and compilations() != self._compiled else ()
 
     def drop_batches(self) -> None:
         """A batch was left before it was over: its step begins again with the next one, and is not timed."""
@@ -236,12 +236,11 @@ class StepClock:
         on_host = None if self._on_host is None else self._on_host.end()
         usage = cpu_usage() if self.times_phases else None
         *plain, stretch = self._phases.cut(ends)
-        self._make_out(logged_step, plain)
-        marks, batches = self._marks, self.batches
+        unheard = self._unheard()
+        self._make_out(logged_step, plain, unheard)
+        marks, batches = self._marks | dict.fromkeys(unheard), self.batches
         if self._scaled and not self._updated:
             marks["no_update"] = None
-        if self._may_have_compiled():
-            marks["recompiled"] = None
         before, self._cpu = self._cpu, usage
         self._pending.append(
             TimedStep(
