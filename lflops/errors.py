@@ -3,7 +3,16 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["CountError", "HardwareError", "LflopsError", "MissingPackageError", "ProfileError", "ScheduleError", "needed_by"]
+__all__ = [
+    "CountError",
+    "HardwareError",
+    "LflopsError",
+    "MissingPackageError",
+    "ProfileError",
+    "ScheduleError",
+    "UnknownTorchError",
+    "needed_by",
+]
 
 
 class LflopsError(Exception):
@@ -20,6 +29,10 @@ class ScheduleError(LflopsError):
 
 class CountError(LflopsError):
     """A count cannot be made, or one of its arguments is wrong; the message names it and what is taken."""
+
+
+class UnknownTorchError(CountError):
+    """This torch's internals are not those that lflops knows; the message names its version and the difference."""
 
 
 class HardwareError(LflopsError):

@@ -3,6 +3,7 @@
 trainer = transformers.Trainer(model, args, callbacks=[lflops.huggingface.FlopsCallback()], ...)
 """
 
+import copy
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +14,8 @@ from torch import nn
 from lflops.errors import CountError, needed_by
 from lflops.loops.monitor import LoopMonitor, monitor
 from lflops.profile.model import Profile
-from lflops.session.inputs.wrappers import Wrappers
+from lflops.session.inputs.wrappers import wrap
+from lflops.session.outlets.writer import loggers_of
 
 with needed_by("lflops.huggingface"):
     from transformers import TrainerCallback
@@ -24,8 +26,8 @@ __all__ = ["FlopsCallback"]
 class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Tells where a training step's FLOPs, bytes and milliseconds go, as `FlopsMonitor` does under Lightning.
 
-    Files are below `args.output_dir`. Curves, text and figures are in TensorBoard's folder where `report_to` has "tensorboard", and go by
-    `trainer.log` to every other reporter.
+    Files are below `args.output_dir`. Where `report_to` has "tensorboard" or "wandb", their writer and run get curves, text and tables;
+    every other reporter gets the curves. `log_history`, the progress bar and your own callbacks see nothing of it.
 
     Args:
         log: Is called with the summary of each window, on the main process.
@@ -49,32 +51,36 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._log = log
         self._settings = settings
         self._monitor: LoopMonitor | None = None
-        self._wrappers = Wrappers()
         self._batch: Any = None
+        self._writer: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings and the profiles: a copy is a callback that has not begun."""
         kept = {"profiles": list(self.profiles), "_log": self._log, "_settings": self._settings}
-        return kept | {"_monitor": None, "_wrappers": Wrappers(), "_batch": None}
+        return kept | {"_monitor": None, "_batch": None, "_writer": None}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin to watch the Trainer that calls."""
+        self._close(None)  # of a training that was left by an exception
         trainer = _caller_of(self)
         settings = {"dirpath": f"{args.output_dir}/lflops"} | self._settings
+        loggers, self._writer = _loggers_of(trainer) if state.is_world_process_zero else ([], None)
         self._monitor = monitor(
             trainer.model,
             trainer.optimizer,
             engine=trainer.accelerator,
-            logger=[_Reporter(trainer)],
+            logger=loggers,
             accumulation=args.gradient_accumulation_steps,
             log_every=max(int(state.logging_steps or args.logging_steps), 0),
             steps=max(state.max_steps - state.global_step, 1),
             log=self._log,
             **settings,
         )
+        self._monitor.go_on_from(state.global_step)
         self._monitor.__enter__()
         self.profiles = self._monitor.profiles
-        self._install(trainer)
+        with self._monitor.boundary:
+            self._install(self._monitor, trainer)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A batch is over, and its step is not."""
@@ -93,32 +99,33 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         """Close what is open."""
         self._close(None)
 
-    def _install(self, trainer: Any) -> None:
-        watched = self._monitor
-        if watched is None:
-            return
-        install, phase = self._wrappers.install, watched.phase
-        install(trainer, "get_batch_samples", _within(partial(phase, "data"), trainer.get_batch_samples))
-        install(trainer, "_prepare_inputs", _within(partial(phase, "transfer"), trainer._prepare_inputs))  # noqa: SLF001 - overridable
-        install(trainer, "training_step", partial(self._training_step, trainer.training_step))
-        install(trainer, "prediction_step", partial(self._prediction_step, trainer.prediction_step))
-        install(trainer, "evaluation_loop", _within(partial(watched.stage, "validate"), trainer.evaluation_loop))
-        # The Trainer calls no callback when its loop is left by an exception.
-        install(trainer, "_run_epoch", partial(self._run_epoch, trainer._run_epoch))  # noqa: SLF001
+    def _install(self, watched: LoopMonitor, trainer: Any) -> None:
+        phase, stage = watched.phase, watched.stage
+        around = {
+            "get_batch_samples": _within(partial(phase, "data")),
+            "_prepare_inputs": _within(partial(phase, "transfer")),
+            "training_step": self._training_step,
+            "prediction_step": self._prediction_step,
+            "evaluation_loop": _within(partial(stage, "validate")),
+            "_run_epoch": self._run_epoch,  # the Trainer calls no callback when its loop is left by an exception
+        }
+        for name, function in around.items():
+            if hasattr(trainer, name):
+                wrap(watched.undo, trainer, name, function)
 
-    def _training_step(self, call: Callable[..., Any], model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def _training_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._monitor is None:
-            return call(model, inputs, *args, **kwargs)
-        self._batch = self._monitor.step(inputs)
+            return call(*args, **kwargs)
+        self._batch = self._monitor.step(_inputs_in(args, kwargs))
         self._batch.__enter__()
         with self._monitor.phase("forward"):
-            return call(model, inputs, *args, **kwargs)
+            return call(*args, **kwargs)
 
-    def _prediction_step(self, call: Callable[..., Any], model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def _prediction_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._monitor is None:
-            return call(model, inputs, *args, **kwargs)
-        with self._monitor.step(inputs), self._monitor.phase("forward"):
-            return call(model, inputs, *args, **kwargs)
+            return call(*args, **kwargs)
+        with self._monitor.step(_inputs_in(args, kwargs)), self._monitor.phase("forward"):
+            return call(*args, **kwargs)
 
     def _run_epoch(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
@@ -133,34 +140,60 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             batch.__exit__(None, None, None)
 
     def _close(self, error: BaseException | None) -> None:
-        self._wrappers.uninstall()
-        watched, self._monitor, self._batch = self._monitor, None, None
+        watched, writer = self._monitor, self._writer
+        self._monitor = self._batch = self._writer = None
         if watched is not None:
             watched.__exit__(None if error is None else type(error), error, None)
+        if writer is not None:
+            writer.close()  # the Trainer closed it at its end, and the last window was written after that
 
 
 class _Reporter:
-    """The reporters of a Trainer as one logger.
+    """A reporter of transformers as a logger, which hears of our figures alone, and by itself: no flag and no history of the Trainer's.
 
     Args:
-        trainer: Whose reporters they are.
+        trainer: Whose reporter it is.
+        callback: The reporter.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        """Write nothing yet."""
+    def __init__(self, trainer: Any, callback: Any) -> None:
         self._trainer = trainer
+        self._callback = callback
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        """Give them to every reporter, with the Trainer's own step."""
-        self._trainer.log(dict(metrics))
+        """Give it the figures, with copies of what it may write to."""
+        trainer = self._trainer
+        state, control = copy.copy(trainer.state), copy.copy(trainer.control)
+        self._callback.on_log(trainer.args, state, control, model=trainer.model, logs=dict(metrics))
 
 
-def _within(context: Callable[[], Any], call: Callable[..., Any]) -> Callable[..., Any]:
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+def _loggers_of(trainer: Any) -> tuple[list[Any], Any]:
+    """The reporters of a Trainer as loggers, and TensorBoard's writer if there is one."""
+    loggers: list[Any] = []
+    writer = None
+    for callback in trainer.callback_handler.callbacks:
+        names = {base.__name__ for base in type(callback).__mro__ if base.__module__.startswith("transformers.integrations")}
+        if "TensorBoardCallback" in names and callback.tb_writer is not None:
+            writer = callback.tb_writer
+            loggers += loggers_of(writer)
+        elif "WandbCallback" in names and getattr(callback._wandb, "run", None) is not None:  # noqa: SLF001 - there is no public one
+            loggers += loggers_of(callback._wandb.run)  # noqa: SLF001
+        elif names and "on_log" in {name for base in type(callback).__mro__ if base is not TrainerCallback for name in vars(base)}:
+            loggers.append(_Reporter(trainer, callback))
+    return loggers, writer
+
+
+def _within(context: Callable[[], Any]) -> Callable[..., Any]:
+    def around(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with context():
             return call(*args, **kwargs)
 
-    return wrapped
+    return around
+
+
+def _inputs_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a Trainer's step is given after the model."""
+    return args[1] if len(args) > 1 else kwargs.get("inputs")
 
 
 def _caller_of(callback: TrainerCallback) -> Any:

@@ -20,7 +20,7 @@ TORCH_PRIVATE = "lflops/collect/torch_private/"
 HOOKS = "lflops/collect/attribution/hooks.py"
 IS_MODULE_HOOK = re.compile(r"register_(module_)?(full_)?(forward|backward)(_pre)?_hook")
 
-VALUE = {"pypi:msgspec", "errors", "units", "schedule", "stretches", "garbage", "profile", "hardware"}
+VALUE = {"pypi:msgspec", "errors", "units", "schedule", "stretches", "garbage", "boundary", "profile", "hardware"}
 """What every folder may import: the value that flows through lflops, and what it is made of."""
 
 INSIDE = VALUE | {"pypi:torch", "collect.inputs", "collect.model", "collect.torch_private", "collect.attribution"}
@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "schedule": {"errors"},
     "stretches": set(),
     "garbage": set(),
+    "boundary": set(),
     "hardware": {"errors", "pypi:msgspec"},
     "profile": {"errors", "units", "hardware", "pypi:msgspec"},
     "merging": VALUE,
@@ -94,7 +95,7 @@ MAY_IMPORT |= {
     | {"collect.inputs", "collect.torch_private", "pypi:torch", "pypi:wandb", "pypi:PIL", "session.inputs", "snapshots", "tensorboard"},
     "session": VALUE | COLLECT | {"analyze", "pypi:torch", "merging", "session.inputs", "session.window", "session.outlets"},
     "loops": VALUE | COLLECT | SESSION | {"pypi:torch", "session.outlets"},
-    "huggingface": {"errors", "profile", "loops", "session.inputs", "pypi:transformers", "pypi:torch"},
+    "huggingface": {"errors", "profile", "loops", "session.inputs", "session.outlets", "pypi:transformers", "pypi:torch"},
     "lightning": VALUE | COLLECT | SESSION | {"pypi:torch", "pypi:lightning", "pypi:pytorch_lightning", "deepspeed"},
     "lightning.injection": {"errors", "schedule", "lightning"},
     "__main__": {"cli"},

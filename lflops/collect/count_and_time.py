@@ -6,7 +6,6 @@ a CPU. `observer_ratio` says how much longer the pass took than that.
 """
 
 import functools
-import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -133,9 +132,9 @@ class _StampingTracker(ModuleTracker):
             self.stamps.append((self._mark(), module_phase, ""))
             self._backward = backward_id()
 
-    def enter_module(self, module: nn.Module, _args: Any) -> None:
+    def enter_module(self, module: nn.Module, args: Any) -> None:
         self.pause(ENTERS)
-        self._enter_from(module, sys._getframe(1))  # noqa: SLF001 - as in the class above
+        super().enter_module(module, args)
         self.resume()
 
     def leave_module(self, module: nn.Module, *values: Any) -> None:

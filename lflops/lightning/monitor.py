@@ -16,11 +16,11 @@ from lflops.errors import LflopsError
 from lflops.hardware.chips import Hardware
 from lflops.lightning.compat import Base, MisconfigurationException
 from lflops.lightning.log_dir import log_dir_of
+from lflops.lightning.phase_hooks import HearsPhases, TrainerPhases, phases_of
 from lflops.lightning.training import stage_of, training_of
 from lflops.profile.model import Profile
 from lflops.schedule import Schedule
 from lflops.session.inputs.settings import DEFAULT_SCHEDULE, Settings
-from lflops.session.inputs.training import STAGES
 from lflops.session.run import MonitoredRun
 from lflops.session.session import Session
 
@@ -30,7 +30,7 @@ _RUNS = itertools.count()
 """Numbers the runs on several ranks, of all monitors in the process: a process group outlives them, and what they left in its store."""
 
 
-class FlopsMonitor(Base):
+class FlopsMonitor(Base, HearsPhases):
     """Tells where a training step's FLOPs, bytes and milliseconds go, from a few steps of the run.
 
     One batch of a window is counted, operator by operator and eagerly; the active ones are traced by torch.profiler, and in as many behind
@@ -122,7 +122,7 @@ class FlopsMonitor(Base):
         self.profiles: list[Profile] = []
         self._enabled = True
         self._run: MonitoredRun | None = None
-        self._sessions: dict[str, Session | None] = dict.fromkeys(STAGES)  # the run's, which every batch asks for
+        self._phases: TrainerPhases | None = None
 
     @classmethod
     def from_deepspeed(cls, config: str | PathLike[str] | Mapping[str, Any]) -> Self:
@@ -145,7 +145,7 @@ class FlopsMonitor(Base):
         """The settings and the profiles so far, without the run: a copy, or what is unpickled, is a monitor that has not begun."""
         lightnings = {"log", "log_dict"}  # set on every callback of a Trainer: methods of its model
         kept = {name: value for name, value in self.__dict__.items() if name not in lightnings}
-        return kept | {"_run": None, "_sessions": dict.fromkeys(STAGES), "profiles": list(self.profiles)}
+        return kept | {"_run": None, "_phases": None, "profiles": list(self.profiles)}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Check the arguments, and ask where files go and how ranks reach each other: on every process, for that takes all of them.
@@ -161,14 +161,17 @@ class FlopsMonitor(Base):
                 self._settings.try_folder()
         except LflopsError as error:
             raise MisconfigurationException(f"FlopsMonitor: {error}") from error
-        has_folder = self._settings.dirpath is not None
-        log_dir = None if has_folder else log_dir_of(trainer, without_logger=self._writes_without_logger)
-        store = None
-        if trainer.world_size > 1:
-            name = f"lflops/{self._number(trainer)}/{next(_RUNS)}"
-            store = meet(name, trainer.global_rank, timeout=self._settings.gather_timeout)
-        self._run = MonitoredRun(self._settings, log_dir, store)
-        self.profiles, self._sessions = self._run.profiles, self._run.sessions
+        self._run = run = MonitoredRun(self._settings)
+        self.profiles = run.profiles
+        self._phases = phases_of(trainer)
+        with run.boundary:
+            run.open()
+            if self._settings.dirpath is None:
+                run.log_dir = log_dir_of(trainer, without_logger=self._writes_without_logger)
+            if trainer.world_size > 1:
+                name = f"lflops/{self._number(trainer)}/{next(_RUNS)}"
+                run.store = meet(name, trainer.global_rank, timeout=self._settings.gather_timeout)
+            self._phases.join(run.boundary, run.undo)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin."""
@@ -180,13 +183,31 @@ class FlopsMonitor(Base):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Count or time it, if it is time to."""
-        if (session := self._sessions["train"]) is not None:
-            session.batch_begins(batch)
+        if self._run is not None:
+            self._run.batch_begins("train", batch)
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        """Know that backward begins."""
+        if self._run is not None and self._phases is not None:
+            with self._run.boundary:
+                self._phases.backward_begins(loss)
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        """Know that it is over."""
+        if self._run is not None and self._phases is not None:
+            with self._run.boundary:
+                self._phases.backward_ends()
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Know that the optimizer's own work begins."""
+        if self._run is not None and self._phases is not None:
+            with self._run.boundary:
+                self._phases.optimizer_begins()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Read the clock."""
-        if (session := self._sessions["train"]) is not None:
-            session.batch_ends(batch)
+        if self._run is not None:
+            self._run.batch_ends("train", batch)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Close what is open."""
@@ -200,15 +221,15 @@ class FlopsMonitor(Base):
 
     def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Count or time it, if it is time to."""
-        if (session := self._sessions["validate"]) is not None and not trainer.sanity_checking:
-            session.batch_begins(batch)
+        if self._run is not None and not trainer.sanity_checking:
+            self._run.batch_begins("validate", batch)
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Read the clock."""
-        if (session := self._sessions["validate"]) is not None and not trainer.sanity_checking:
-            session.batch_ends(batch)
+        if self._run is not None and not trainer.sanity_checking:
+            self._run.batch_ends("validate", batch)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Rest until the next validation."""
@@ -220,13 +241,13 @@ class FlopsMonitor(Base):
 
     def on_test_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Count or time it, if it is time to."""
-        if (session := self._sessions["test"]) is not None:
-            session.batch_begins(batch)
+        if self._run is not None:
+            self._run.batch_begins("test", batch)
 
     def on_test_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Read the clock."""
-        if (session := self._sessions["test"]) is not None:
-            session.batch_ends(batch)
+        if self._run is not None:
+            self._run.batch_ends("test", batch)
 
     def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin."""
@@ -234,13 +255,13 @@ class FlopsMonitor(Base):
 
     def on_predict_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Count or time it, if it is time to."""
-        if (session := self._sessions["predict"]) is not None:
-            session.batch_begins(batch)
+        if self._run is not None:
+            self._run.batch_begins("predict", batch)
 
     def on_predict_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Read the clock."""
-        if (session := self._sessions["predict"]) is not None:
-            session.batch_ends(batch)
+        if self._run is not None:
+            self._run.batch_ends("predict", batch)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Know why this step takes longer; nothing is added to the checkpoint."""

@@ -1,231 +1,260 @@
-"""Events at the beginning and end of each training phase, by instance attributes on the Trainer's strategy and profiler alone.
+"""The phases of a Trainer, from what Lightning tells its profiler and its callbacks.
 
-Lightning looks the strategy's methods up on the instance at each call, in automatic and in manual optimization. It reports every fetch of a
-batch, and the clipping of gradients, to its profiler, whichever that is. Callback hooks are too few. None comes after the optimizer's step.
-The first one before that step comes before forward, because the step calls forward.
+Lightning reports each fetch of a batch, its transfer, each step of a stage, the optimizer's step and the clipping of gradients to its
+profiler, whichever that is, in automatic and in manual optimization. Backward begins and ends with callback hooks, and the optimizer's own
+work begins with one:
 
-With several ranks the training's loop has such an attribute too: its check for SIGTERM is a broadcast, in which ranks wait for each other.
+    [data] [transfer]  optimizer_step: (training_step: [forward])  on_before_backward: [backward]  on_before_optimizer_step: [optimizer]
+
+So two or three methods of the profiler are wrapped, from the beginning of the run to its end. With several ranks Lightning's own
+collectives are wrapped as well, because ranks wait for each other in them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
+from lflops.boundary import Boundary, Undo
+from lflops.collect.attribution.hooks import hook_optimizers
 from lflops.collect.timing.step_phases import OTHER, SYNC
 from lflops.lightning.stages import STAGES
-from lflops.session.inputs.phases import Listener
-from lflops.session.inputs.wrappers import Wrappers
+from lflops.session.inputs.phases import Phases
+from lflops.session.inputs.wrappers import wrap
 
-__all__ = ["listen"]
-
-ALL = "all"
-"""Receives the phases of the stage that is running."""
-
-METHODS = {
-    "batch_to_device": ("transfer", ALL),
-    **{stage.step: ("forward", name) for name, stage in STAGES.items()},
-    "backward": ("backward", "train"),
-}
-"""Of the strategy: the phase that it is, and whose. `optimizer_step` is the phase `optimizer`."""
+__all__ = ["HearsPhases", "TrainerPhases", "phases_of"]
 
 SYNCHRONIZING = ("all_gather", "barrier", "broadcast", "reduce", "reduce_boolean_decision")
-"""Of the strategy: Lightning's own collectives, in which ranks wait for each other."""
+"""Of the strategy: Lightning's own collectives."""
 
 SIGTERM_CHECK = "_broadcast_sigterm_tensor"
 """Of the training's loop: a broadcast before each batch, in newer Lightnings."""
 
-FETCHES = {"train_dataloader_next": "train", "val_next": "validate", "test_next": "test", "predict_next": "predict"}
+RUNNING = None
+"""In place of a stage: the one that is running."""
+
+ACTIONS: dict[str, tuple[str | None, str | None]] = {
+    "train_dataloader_next": ("data", "train"),
+    "val_next": ("data", "validate"),
+    "test_next": ("data", "test"),
+    "predict_next": ("data", "predict"),
+    ".batch_to_device": ("transfer", RUNNING),
+    **{f".{stage.step}": ("forward", name) for name, stage in STAGES.items()},
+    "optimizer_step": (None, "train"),  # of itself no phase, but what began within it is over with it
+}
+"""Actions of the profiler, by the end of their names: the phase that each is, and whose. The longest end counts."""
+
 CLIP, BEFORE_STEP = "configure_gradient_clipping", "on_before_optimizer_step"
-"""Actions of the profiler, by the end of their names. The hook before the optimizer's step runs within the step's method."""
+"""Actions that are phases of the training if somebody gives them something to do."""
 
 DEFAULT_HOOKS = (".core.hooks", ".core.module", ".callbacks.callback")
 """Where Lightning keeps the hooks that do nothing unless somebody gives them something to do."""
 
 
-_ActionCallback = Callable[[str], None]
-_PhaseOfStage = tuple[str, str]
-"""A phase, and the stage that it belongs to."""
+class HearsPhases:
+    """A monitor, whose hooks tell of phases: a mark for its class."""
 
 
-def listen(trainer: Any, stage: str, listener: Listener) -> Callable[[], None]:
-    """Tell a listener of a stage's phases, until what is returned is called.
+class TrainerPhases(Phases):
+    """The phases of one Trainer. They come in every step of the training, so little is done for each, and nothing twice.
 
-    All listeners share the wraps: the first one's are put on, and are taken off with the last.
+    Args:
+        trainer: Whose profiler is heard.
     """
-    hooks = _HOOKS.get(trainer)
-    if hooks is None:
-        hooks = _HOOKS[trainer] = _PhaseHooks(trainer)
-    listeners = hooks.listeners
-    for each in (stage, ALL):
-        listeners[each] = (*listeners[each], listener)
-
-    def undo() -> None:
-        for each in (stage, ALL):
-            listeners[each] = tuple(other for other in listeners[each] if other is not listener)
-        if not listeners[ALL] and _HOOKS.get(trainer) is hooks:
-            del _HOOKS[trainer]
-            hooks.wrappers.uninstall()
-
-    return undo
-
-
-class _PhaseHooks:
-    """Those of one Trainer. They run in every step of the training, so they do little, and nothing twice."""
 
     def __init__(self, trainer: Any) -> None:
-        """Put them on."""
-        self.listeners: dict[str, tuple[Listener, ...]] = dict.fromkeys((*STAGES, ALL), ())
-        self.wrappers = Wrappers()
-        self._running = trainer.state  # not the Trainer: what is kept as long as it lives must not keep it
-        try:
-            self._install_all(trainer)
-        except BaseException:
-            self.wrappers.uninstall()
-            raise
+        super().__init__()
+        self._trainer = ref(trainer)  # what is kept as long as it lives must not keep it
+        self._state = trainer.state
+        self._known: dict[str, tuple[str | None, str | None] | None] = {}
+        self._begun: list[tuple[str, int]] = []
+        self._contexts: dict[str, AbstractContextManager[str]] = {}
+        self._steps = self._steps_around = 0  # of optimizers that run, one within the other; around the last that began its own work
+        self._users: list[Boundary] = []
+        self._boundary = Boundary(self._fail)
+        self._undo = Undo()
 
-    def _install_all(self, trainer: Any) -> None:
-        strategy, profiler = trainer.strategy, trainer.profiler
-        for name, (phase, stage) in METHODS.items():
-            self._install(strategy, name, phase, stage)
-        self.wrappers.install(strategy, "optimizer_step", _tell_of_step, strategy.optimizer_step, self.listeners)
-        actions = _actions(trainer)
-        if trainer.world_size > 1:
-            synchronizing = [(strategy, name) for name in SYNCHRONIZING] + [(trainer.fit_loop.epoch_loop, SIGTERM_CHECK)]
-            for owner, name in synchronizing:
-                if hasattr(owner, name):
-                    self._install(owner, name, SYNC, ALL)
-        for name, wrapper in zip(("start", "stop"), self._with_actions(profiler.start, profiler.stop, actions), strict=True):
-            self.wrappers.install(profiler, name, wrapper)
-        if type(profiler).__name__ == "PassThroughProfiler":
-            self.wrappers.install(profiler, "profile", self._replacement_of_profile(actions))
+    def join(self, boundary: Boundary, undo: Undo) -> None:
+        """Hear the Trainer for one more monitor, until `undo` is closed; with the last one the wrappers come off.
 
-    def _install(self, owner: Any, name: str, phase: str, stage: str) -> None:
-        tell, whose = (_tell_running, self._running) if stage == ALL else (_tell, stage)
-        self.wrappers.install(owner, name, tell, getattr(owner, name), self.listeners, phase, whose)
-
-    def _with_actions(
-        self, start: _ActionCallback, stop: _ActionCallback, actions: dict[str, _PhaseOfStage]
-    ) -> tuple[_ActionCallback, _ActionCallback]:
-        known: dict[str, _PhaseOfStage | None] = {}
-        begun: list[tuple[str, tuple[Listener, ...]]] = []
-
-        def started(action_name: str) -> None:
-            start(action_name)
-            if action_name not in known:
-                known[action_name] = _phase_of(action_name, actions)
-            if (found := known[action_name]) is not None:
-                phase, stage = found
-                begun.append((action_name, self.listeners[stage]))
-                for each in self.listeners[stage]:
-                    each.enter(phase)
-
-        def stopped(action_name: str) -> None:
-            # What began before the wraps were put on is none of theirs.
-            if begun and begun[-1][0] == action_name:
-                for each in begun.pop()[1]:
-                    each.leave()
-            stop(action_name)
-
-        return started, stopped
-
-    def _replacement_of_profile(self, actions: dict[str, _PhaseOfStage]) -> Callable[[str], AbstractContextManager[str]]:
-        """What tells of actions where Lightning's profiler does nothing.
-
-        Its own makes a generator for each of them, and calls what does nothing twice: that takes longer than all that is done here.
+        Args:
+            boundary: The monitor's, which hears of an error in here.
+            undo: The monitor's.
         """
-        contexts: dict[str, AbstractContextManager[str]] = {}
+        undo.add(self._leave, boundary)
+        is_first = not self._users
+        self._users.append(boundary)
+        if is_first:
+            self._install(self._trainer())
 
-        def profile(action_name: str) -> AbstractContextManager[str]:
-            context = contexts.get(action_name)
-            if context is None:
-                known = _phase_of(action_name, actions)
-                context = contexts[action_name] = nullcontext(action_name) if known is None else _Action(self, action_name, known)
-            return context
+    def _leave(self, boundary: Boundary) -> None:
+        self._users[:] = [each for each in self._users if each is not boundary]
+        if not self._users:
+            self._undo.close()
+            self.forget()
+            trainer = self._trainer()
+            if trainer is not None:
+                _PHASES.pop(trainer, None)
 
-        return profile
+    def backward_begins(self, loss: Any) -> None:
+        """Of the callback: the loss is about to go backward."""
+        if self.innermost != "backward":
+            self.enter("backward", "train", (loss,))
 
+    def backward_ends(self) -> None:
+        """Of the callback: it went."""
+        if self.innermost == "backward":
+            self.leave(self.depth - 1)
 
-_Listeners = Mapping[str, Sequence[Listener]]
-"""By stage."""
+    def optimizer_begins(self) -> None:
+        """Of the callback: the gradients are there, and the optimizer's own work begins.
 
+        It ends with the optimizer's step. With mixed precision that has yet to begin; with a closure it is already running.
+        """
+        if self.innermost != "optimizer":
+            self.enter("optimizer", "train")
+            self._steps_around = max(self._steps - 1, 0)
 
-def _tell(call: Callable[..., Any], listeners_of: _Listeners, phase: str, stage: str, /, *args: Any, **kwargs: Any) -> Any:
-    """Call a method, and tell of it as a phase of a stage. What it takes is bound to it, which touches less memory than a closure does."""
-    listeners = listeners_of[stage]
-    for each in listeners:
-        each.enter(phase, args)
-    try:
+    def _install(self, trainer: Any) -> None:
+        strategy, profiler = trainer.strategy, trainer.profiler
+        step_begins, step_ends = self._boundary.guard(self._step_begins), self._boundary.guard(self._step_ends)
+        hook_optimizers(self._undo, step_begins, step_ends)
+        wrap(self._undo, profiler, "start", self._start)
+        wrap(self._undo, profiler, "stop", self._stop)
+        if type(profiler).__name__ == "PassThroughProfiler":
+            wrap(self._undo, profiler, "profile", self._profile)
+        if trainer.world_size > 1:
+            for owner, name in [*((strategy, name) for name in SYNCHRONIZING), (trainer.fit_loop.epoch_loop, SIGTERM_CHECK)]:
+                if hasattr(owner, name):
+                    wrap(self._undo, owner, name, self._synchronize)
+
+    def _fail(self, error: BaseException) -> None:
+        for each in self._users[:]:
+            each.contains(error)
+
+    def _step_begins(self) -> None:
+        self._steps += 1
+
+    def _step_ends(self) -> None:
+        self._steps -= 1
+        if self.innermost == "optimizer" and self._steps <= self._steps_around:
+            self.leave(self.depth - 1)
+
+    def _start(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = call(*args, **kwargs)
-    except BaseException:
-        for each in listeners:
-            each.drop()
-        raise
-    for each in listeners:
-        each.leave()
-    return result
+        with self._boundary:
+            self._begins(_name(args, kwargs))
+        return result
 
-
-def _tell_running(call: Callable[..., Any], listeners_of: _Listeners, phase: str, running: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """The same of the stage that is running. That is asked by its value, which is quicker than a hash of Lightning's own enumeration."""
-    stage = running.stage
-    if stage is None or stage._value_ not in listeners_of:
+    def _stop(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self._boundary:
+            self._ends(_name(args, kwargs))
         return call(*args, **kwargs)
-    return _tell(call, listeners_of, phase, stage._value_, *args, **kwargs)
 
+    def _profile(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """In place of Lightning's own, which makes a generator for each action, and calls what does nothing twice.
 
-def _tell_of_step(
-    method: Callable[..., Any], listeners_of: _Listeners, /, optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any
-) -> Any:
-    """The same of the optimizer's. What its closure runs is part of what the step is called in, training_step if that is by hand."""
-    around = OTHER
-    for each in listeners_of["train"]:
-        if each.innermost:  # what follows no phase has none
-            around = each.innermost
-            break
-    return _tell(
-        method, listeners_of, "optimizer", "train", optimizer, partial(_tell, closure, listeners_of, around, "train"), *args, **kwargs
-    )
+        That would take longer than all that is done here. What is no phase, and is Lightning's own to name, gets a context of Python's.
+        """
+        name = _name(args, kwargs)
+        context = self._contexts.get(name)
+        if context is None:
+            if not name.startswith("[") and name != "run_training_batch":
+                return call(*args, **kwargs)
+            context = self._contexts[name] = nullcontext(name) if self._phase_of(name) is None else _Action(self, name)
+        return context
+
+    def _synchronize(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        stage, depth = self._running_stage(), self.depth
+        if stage is None:
+            return call(*args, **kwargs)
+        with self._boundary:
+            self.enter(SYNC, stage, args)
+        try:
+            result = call(*args, **kwargs)
+        except BaseException:
+            with self._boundary:
+                self.leave(depth, failed=True)
+            raise
+        with self._boundary:
+            self.leave(depth)
+        return result
+
+    def _begins(self, name: str) -> None:
+        known = self._phase_of(name)
+        if known is None:
+            return
+        phase, stage = known
+        stage = stage or self._running_stage()
+        self._begun.append((name, self.depth))
+        if phase is not None and stage is not None:
+            self.enter(phase, stage)
+
+    def _ends(self, name: str, *, failed: bool = False) -> None:
+        # What began before the wrappers were there is none of theirs; what was left without an end is over with what it is within.
+        for place in reversed(range(len(self._begun))):
+            if self._begun[place][0] == name:
+                depth = self._begun[place][1]
+                del self._begun[place:]
+                self.leave(depth, failed=failed)
+                return
+
+    def _running_stage(self) -> str | None:
+        stage = self._state.stage
+        name: str | None = None if stage is None else stage._value_  # quicker than a hash of Lightning's own enumeration
+        return name if name in STAGES else None
+
+    def _phase_of(self, name: str) -> tuple[str | None, str | None] | None:
+        """The phase of an action. It is asked once for each name."""
+        if name not in self._known:
+            self._known[name] = self._look_up(name)
+        return self._known[name]
+
+    def _look_up(self, name: str) -> tuple[str | None, str | None] | None:
+        trainer = self._trainer()
+        if name.endswith(BEFORE_STEP):
+            return (OTHER, "train") if trainer is not None and _has_hook_before_step(trainer, name) else None
+        if name.endswith(CLIP):
+            does_clip = trainer is not None and (trainer.gradient_clip_val or _is_overridden(trainer.lightning_module, CLIP))
+            return ("clip", "train") if does_clip else None
+        return next((known for end, known in ACTIONS.items() if name.endswith(end)), None)
 
 
 class _Action:
     """Tells of an action that is a phase, each time that it is entered."""
 
-    def __init__(self, hooks: _PhaseHooks, name: str, known: _PhaseOfStage) -> None:
-        self._hooks = hooks
+    def __init__(self, phases: TrainerPhases, name: str) -> None:
+        self._phases = phases
         self._name = name
-        self._phase, self._stage = known
-        self._told: list[tuple[Listener, ...]] = []
 
     def __enter__(self) -> str:
-        listeners = self._hooks.listeners[self._stage]
-        self._told.append(listeners)
-        for each in listeners:
-            each.enter(self._phase)
+        with self._phases._boundary:  # noqa: SLF001 - the two are one
+            self._phases._begins(self._name)  # noqa: SLF001
         return self._name
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for each in self._told.pop():
-            if kind is None:
-                each.leave()
-            else:
-                each.drop()
+        with self._phases._boundary:  # noqa: SLF001
+            self._phases._ends(self._name, failed=kind is not None)  # noqa: SLF001
 
 
-def _phase_of(action_name: str, actions: dict[str, _PhaseOfStage]) -> _PhaseOfStage | None:
-    return next((known for end, known in actions.items() if action_name.endswith(end)), None)
+def phases_of(trainer: Any) -> TrainerPhases:
+    """The phases of a Trainer, which all its monitors share."""
+    phases = _PHASES.get(trainer)
+    if phases is None:
+        phases = _PHASES[trainer] = TrainerPhases(trainer)
+    return phases
 
 
-def _actions(trainer: Any) -> dict[str, _PhaseOfStage]:
-    """What to listen for. A hook that does nothing is not worth a mark."""
-    module = trainer.lightning_module
-    actions = {action: ("data", stage) for action, stage in FETCHES.items()}
-    if trainer.gradient_clip_val or _is_overridden(module, CLIP):
-        actions[CLIP] = "clip", "train"
-    if any(_is_overridden(each, BEFORE_STEP) for each in (module, *trainer.callbacks)):
-        actions[BEFORE_STEP] = OTHER, "train"
-    return actions
+def _name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The action's name, by position or by keyword."""
+    return str(args[0] if args else kwargs.get("action_name", ""))
+
+
+def _has_hook_before_step(trainer: Any, action: str) -> bool:
+    """Whether somebody but a monitor has a hook there. In a monitor's the phase of the optimizer begins, so that is no phase itself."""
+    others = [each for each in trainer.callbacks if not isinstance(each, HearsPhases)]
+    is_monitors = any(action == f"[Callback]{each.state_key}.{BEFORE_STEP}" for each in trainer.callbacks if each not in others)
+    return not is_monitors and any(_is_overridden(each, BEFORE_STEP) for each in (trainer.lightning_module, *others))
 
 
 def _is_overridden(owner: Any, hook: str) -> bool:
@@ -233,4 +262,4 @@ def _is_overridden(owner: Any, hook: str) -> bool:
     return not (home.startswith(("lightning.pytorch.", "pytorch_lightning.")) and home.endswith(DEFAULT_HOOKS))
 
 
-_HOOKS: WeakKeyDictionary[Any, _PhaseHooks] = WeakKeyDictionary()
+_PHASES: WeakKeyDictionary[Any, TrainerPhases] = WeakKeyDictionary()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lflops.lightning.compat import say
-from lflops.lightning.phase_hooks import listen
+from lflops.lightning.phase_hooks import phases_of
 from lflops.lightning.stages import STAGES
 from lflops.session.inputs.training import Stage, Training
 
@@ -48,7 +48,7 @@ def stage_of(name: str, trainer: Any, pl_module: Any) -> Stage:
     return Stage(
         name=name,
         learns=learns,
-        listen=partial(listen, trainer, name),
+        listen=partial(phases_of(trainer).listen, name),
         accumulation=lambda: trainer.accumulate_grad_batches if learns and automatic else 1,
         ends_step=lambda: not learns or _ends_step(trainer, pl_module),
         batches_left=_batches_left(trainer, pl_module) if learns else stage.batches_left(trainer),

@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
+from lflops.boundary import Boundary, Undo
 from lflops.collect.inputs.arguments import describe
 from lflops.collect.inputs.tensors import device_of
 from lflops.collect.ranks.store import meet
@@ -122,6 +123,7 @@ class LoopMonitor:
         self._batches = 0
         self._steps_done = 0
         self._run: MonitoredRun | None = None
+        self._ends = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         """Begin to watch.
@@ -132,14 +134,31 @@ class LoopMonitor:
         rank, world_size = _rank_and_world_size()
         if rank == 0:
             self._settings.try_folder()
-        store = None if world_size == 1 else meet(f"lflops/loop/{next(_RUNS)}", rank, timeout=self._settings.gather_timeout)
-        self._run = MonitoredRun(self._settings, self._log_dir(), store)
-        self.profiles = self._run.profiles
-        self._begin("train")
+        self._run = run = MonitoredRun(self._settings)
+        self.profiles = run.profiles
+        self._ends.callback(run.take_off)
+        self._ends.push(self._close)
+        with self._ends.pop_all() as ends:  # closed by an error in here, as Python calls no `__exit__` then
+            with run.boundary:
+                run.log_dir = self._log_dir()
+                run.open()
+                if world_size > 1:
+                    run.store = meet(f"lflops/loop/{next(_RUNS)}", rank, timeout=self._settings.gather_timeout)
+                self._phases.install(run.boundary, run.undo)
+            self._begin("train")
+            self._ends.push(ends.pop_all())
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close what is open. An exception of the loop goes on."""
+    @property
+    def __exit__(self) -> Callable[..., bool | None]:  # noqa: PLE0302, PYI036 - it gives the method
+        """Close what is open; an exception of the loop goes on.
+
+        Python asks for this before the loop begins. What it gets is a method of Python's own, so that an interrupt as it is called, before
+        a line of ours runs, is still followed by what takes everything off.
+        """
+        return self._ends.__exit__
+
+    def _close(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
         run, self._run = self._run, None
         if run is not None:
             run.close(error)
@@ -195,6 +214,26 @@ class LoopMonitor:
             self._stage = before
             run.guarded(name, lambda session: session.pause())
 
+    def go_on_from(self, step: int) -> None:
+        """The steps before this one were made by an earlier run: number those of this one from here."""
+        self._steps_done = step
+
+    @property
+    def boundary(self) -> Boundary:
+        """What code of a driver that builds on this monitor runs in: its errors end the watching, and not the training."""
+        return self._phases.boundary
+
+    @property
+    def undo(self) -> Undo:
+        """Takes off, at the end of the run, what such a driver installs. Before the run and after it that is nobody's.
+
+        Raises:
+            CountError: No run is going on.
+        """
+        if self._run is None:
+            raise CountError("monitor: it is not entered, so there is nothing to undo at its end: use it in a `with`")
+        return self._run.undo
+
     def mark(self, what: str) -> None:
         """Note that something else happens in this step, as "checkpoint": it is no measure of the others."""
         if self._run is not None:
@@ -205,17 +244,16 @@ class LoopMonitor:
             self._run.begin(name, self._training, partial(self._stage_of, name))
 
     def _batch_begins(self, batch: Any) -> None:
-        session = None if self._run is None else self._run.sessions[self._stage]
-        if session is not None:
-            session.batch_begins(batch)
+        if self._run is not None:
+            self._run.batch_begins(self._stage, batch)
         self._phases.begin_step()
 
     def _batch_ends(self, batch: Any) -> None:
-        self._phases.end_step()
+        with self._phases.boundary:
+            self._phases.end_step()
         ends_step = self._ends_step()
-        session = None if self._run is None else self._run.sessions[self._stage]
-        if session is not None:
-            session.batch_ends(batch)
+        if self._run is not None:
+            self._run.batch_ends(self._stage, batch)
         if self._stage == "train":
             self._batches += 1
             self._steps_done += ends_step
@@ -282,7 +320,8 @@ class _Batch:
         if kind is None:
             self._monitor._batch_ends(self._batch)  # noqa: SLF001
         else:
-            self._monitor._phases.drop_step()  # noqa: SLF001
+            with self._monitor._phases.boundary:  # noqa: SLF001
+                self._monitor._phases.end_step(failed=True)  # noqa: SLF001
 
 
 def _models(model: Any) -> dict[str, nn.Module]:

@@ -11,16 +11,18 @@ A loss that is computed outside of the model has its own gradient counted as for
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lflops.collect.attribution.hooks import around_each_call, around_each_step
+from lflops.boundary import Boundary, Undo
+from lflops.collect.attribution.hooks import hook_model, hook_optimizer
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.collect.torch_private.autograd import after_backward
-from lflops.session.inputs.phases import Listener
-from lflops.session.inputs.wrappers import Wrappers
+from lflops.session.inputs.phases import Phases
+from lflops.session.inputs.wrappers import wrap
 
 __all__ = ["LoopPhases"]
 
@@ -28,8 +30,8 @@ ENGINE_PHASES = {"backward": "backward", "clip_grad_norm_": "clip", "clip_grad_v
 """Methods of a `Fabric` or an `Accelerator`, and the phase that each of them is."""
 
 
-class LoopPhases:
-    """Tells listeners of the phases of one loop. Its hooks are on as long as somebody listens.
+class LoopPhases(Phases):
+    """The phases of one loop.
 
     Args:
         models: The modules that the loop calls.
@@ -38,32 +40,34 @@ class LoopPhases:
     """
 
     def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], engine: Any = None) -> None:
-        """Touch nothing yet."""
+        super().__init__()
         self._engine = engine
         self._models = models
         self._optimizers = optimizers
-        self._listeners: dict[str, tuple[Listener, ...]] = {}
         self._stage = "train"
         self._in_step = False
-        self._running: list[str] = []
-        self._hooks = contextlib.ExitStack()
+        self._boundary = Boundary(_ignore)
 
-    def listen(self, stage: str, listener: Listener) -> Callable[[], None]:
-        """Tell a listener of a stage's phases, until what is returned is called."""
-        if not any(self._listeners.values()):
-            self._install()
-        self._listeners[stage] = (*self._listeners.get(stage, ()), listener)
+    def install(self, boundary: Boundary, undo: Undo) -> None:
+        """Hook the models, the optimizers and the engine, until `undo` is closed.
 
-        def undo() -> None:
-            self._listeners[stage] = tuple(each for each in self._listeners[stage] if each is not listener)
-            if not any(self._listeners.values()):
-                self._hooks.close()
-
-        return undo
+        Args:
+            boundary: Hears of errors in here.
+            undo: Takes the hooks off.
+        """
+        self._boundary, guard = boundary, boundary.guard
+        undo.add(self.forget)
+        for model in self._models:
+            hook_model(undo, model, guard(self._model_is_called), guard(self._model_returns))
+        for optimizer in self._optimizers:
+            hook_optimizer(undo, optimizer, guard(self._optimizer_begins), guard(self._optimizer_ends))
+        for name, phase in ENGINE_PHASES.items():
+            if hasattr(self._engine, name):
+                wrap(undo, self._engine, name, partial(self._within, phase))
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """The loop is in another stage. A step that is going on goes on behind it."""
+        """The loop is in another stage. A step that is going on goes on after it."""
         before, self._stage = self._stage, name
         in_step, self._in_step = self._in_step, False
         try:
@@ -75,99 +79,78 @@ class LoopPhases:
         """The models that are called from here on are called for a step."""
         self._in_step = True
 
-    def end_step(self) -> None:
-        """The step is over, and so are its phases."""
-        while self._running:
-            self._leave()
+    def end_step(self, *, failed: bool = False) -> None:
+        """The step is over, and so are its phases; or it is left by an exception."""
         self._in_step = False
+        self.leave(0, failed=failed)
 
-    def drop_step(self) -> None:
-        """The step is left by an exception."""
-        while self._running:
-            self._running.pop()
-            for each in self._listeners.get(self._stage, ()):
-                each.drop()
-        self._in_step = False
-
-    @contextlib.contextmanager
-    def named(self, phase: str, *given: Any) -> Iterator[None]:
+    def named(self, phase: str, *given: Any) -> "_NamedPhase":
         """A phase that the loop names itself, with what it is about: the loss of a backward pass."""
+        return _NamedPhase(self, phase, given)
+
+    def begin(self, phase: str, given: tuple[Any, ...]) -> int:
+        """A named phase begins. Returns how many are around it."""
         self._leave_forward()
-        self._enter(phase, *given)
-        depth = len(self._running)
-        try:
-            yield
-        except BaseException:
-            self._unwind(depth - 1, failed=True)
-            raise
-        self._unwind(depth - 1)
+        self.enter(phase, self._stage, given)
+        return self.depth - 1
 
-    def _enter(self, phase: str, *given: Any) -> None:
-        self._running.append(phase)
-        for each in self._listeners.get(self._stage, ()):
-            each.enter(phase, given)
+    @property
+    def boundary(self) -> Boundary:
+        """The run's."""
+        return self._boundary
 
-    def _leave(self) -> None:
-        self._running.pop()
-        for each in self._listeners.get(self._stage, ()):
-            each.leave()
-
-    def _unwind(self, depth: int, *, failed: bool = False) -> None:
-        while len(self._running) > depth:
-            if not failed:
-                self._leave()
-                continue
-            self._running.pop()
-            for each in self._listeners.get(self._stage, ()):
-                each.drop()
+    def _within(self, phase: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.named(phase, *args[:1]):
+            return call(*args, **kwargs)
 
     def _leave_forward(self) -> None:
         """Forward has no hook at its end: it lasts until the next phase begins."""
-        if self._running and self._running[-1] == "forward":
-            self._leave()
-
-    def _install(self) -> None:
-        with contextlib.ExitStack() as hooks:
-            for model in self._models:
-                hooks.enter_context(around_each_call(model, self._model_is_called, self._model_returns))
-            for optimizer in self._optimizers:
-                hooks.enter_context(around_each_step(optimizer, self._optimizer_begins, self._optimizer_ends))
-            wrappers = Wrappers()
-            hooks.callback(wrappers.uninstall)
-            for name, phase in ENGINE_PHASES.items():
-                if hasattr(self._engine, name):
-                    wrappers.install(self._engine, name, self._within(phase, getattr(self._engine, name)))
-            self._hooks = hooks.pop_all()
-
-    def _within(self, phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            with self.named(phase, *args[:1]):
-                return call(*args, **kwargs)
-
-        return wrapped
+        if self.innermost == "forward":
+            self.leave(self.depth - 1)
 
     def _model_is_called(self) -> None:
-        if self._in_step and (not self._running or self._running[-1] == "optimizer"):
-            self._enter("forward")
+        if self._in_step and self.is_heard(self._stage) and self.innermost in {None, "optimizer"}:
+            self.enter("forward", self._stage)
 
     def _model_returns(self, output: Any) -> None:
-        if self._in_step:
+        if self._in_step and self.is_heard(self._stage):
+            begins = self._boundary.guard(self._backward_begins)
             for tensor in tensors_in(output):
                 if tensor.requires_grad:
-                    tensor.register_hook(self._backward_begins)
+                    tensor.register_hook(begins)
 
     def _backward_begins(self, _gradient: Tensor) -> None:
-        if self._in_step and "backward" not in self._running:
+        if self._in_step and not self.is_running("backward"):
             self._leave_forward()
-            self._enter("backward")
-            depth = len(self._running)
-            after_backward(lambda: self._unwind(depth - 1))
+            self.enter("backward", self._stage)
+            after_backward(self._boundary.guard(partial(self.leave, self.depth - 1)))
 
     def _optimizer_begins(self) -> None:
         if self._in_step:
             self._leave_forward()
-            self._enter("optimizer")
+            self.enter("optimizer", self._stage)
 
     def _optimizer_ends(self) -> None:
-        if "optimizer" in self._running:
-            self._unwind(len(self._running) - 1 - self._running[::-1].index("optimizer"))
+        self.leave_last("optimizer")
+
+
+class _NamedPhase:
+    """The `with` of a phase that the loop names."""
+
+    def __init__(self, phases: LoopPhases, phase: str, given: tuple[Any, ...]) -> None:
+        self._phases = phases
+        self._phase = phase
+        self._given = given
+        self._around = 0
+
+    def __enter__(self) -> None:
+        with self._phases.boundary:
+            self._around = self._phases.begin(self._phase, self._given)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._phases.boundary:
+            self._phases.leave(self._around, failed=kind is not None)
+
+
+def _ignore(_error: BaseException) -> None:
+    """Before a run begins, nothing is installed."""

@@ -1,13 +1,14 @@
 """One run of a training as a monitor sees it: a session for each stage, and nothing of ours that could end the training."""
 
-import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lflops.boundary import Boundary, Undo, call_each
 from lflops.collect.kineto.compile_tracking import CompileTracking
-from lflops.errors import LflopsError
+from lflops.errors import LflopsError, UnknownTorchError
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.session.inputs.messages import warn
@@ -26,29 +27,36 @@ class MonitoredRun:
 
     Args:
         settings: What is asked for.
-        log_dir: The run's, if it has one.
-        store: That all ranks reach; `None` where they have none, or there is one rank.
 
     Attributes:
+        log_dir: The run's folder; `None` where it has none.
+        store: That all ranks reach; `None` where they have none, or there is one rank.
         sessions: By stage; `None` is one that has not begun, or is over.
         profiles: The windows that are closed, on the main process.
+        boundary: All that the training calls of ours goes through it.
+        undo: Takes off what the driver has installed, at the end of the run.
     """
 
-    def __init__(self, settings: Settings, log_dir: str | None, store: Any) -> None:
+    def __init__(self, settings: Settings) -> None:
         """No stage has begun."""
         self.sessions: dict[str, Session | None] = dict.fromkeys(STAGES)
         self._begun: set[str] = set()
         self.profiles: list[Profile] = []
         self._settings = settings
-        self._log_dir = log_dir
-        self._store = store
+        self.log_dir: str | None = None
+        self.store: Any = None
         self._training: Training | None = None
         self._results: Results | None = None
         self._history: MemoryHistory | None = None
         self._monitor = 1
         self._failed = False
+        self.boundary = Boundary(self.fail)
+        self.undo = Undo()
         self._tracking = CompileTracking()
-        if settings.looks_inside_compiled:
+
+    def open(self) -> None:
+        """The run is about to begin: what is compiled from here on is tracked, if that is asked for."""
+        if self._settings.looks_inside_compiled:
             self._tracking.start()
 
     def begin(self, name: str, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int = 1) -> None:
@@ -66,83 +74,108 @@ class MonitoredRun:
         if self._failed:
             return
         if name in self._begun:
-            self.guarded(name, lambda session: session.resume())
+            self.guarded(name, Session.resume)
         elif name in self._settings.stages:
-            try:
-                self.sessions[name] = self._session(name, training, stage, monitor)
-                self._begun.add(name)
-            except LflopsError:
-                raise
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
-                self.fail(error)
+            wrong: LflopsError | None = None
+            with self.boundary:
+                try:
+                    self._begin(name, training, stage, monitor)
+                except UnknownTorchError:
+                    raise
+                except LflopsError as error:
+                    wrong = error
+            if wrong is not None:
+                self.take_off()
+                raise wrong
 
-    def _session(self, name: str, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int) -> Session:
+    def _begin(self, name: str, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int) -> None:
+        session = self.sessions[name] = self._session(training, stage, monitor)
+        session.begin()
+        self._begun.add(name)
+
+    def _session(self, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int) -> Session:
         if self._training is None:
             self._training, self._monitor = training(), monitor
-            self._history = MemoryHistory(self._training.device) if self._settings.on_oom else None
+            if self._settings.on_oom:
+                self._history = MemoryHistory(self._training.device)
+                self.undo.add(self._history.stop)
+                self._history.start()
         if self._results is None:
-            self._results = Results.of(self._training, self._settings, self._log_dir, monitor=monitor, store=self._store)
+            self._results = Results.of(self._training, self._settings, self.log_dir, monitor=monitor, store=self.store)
             self._results.profiles = self.profiles
-        leave = partial(self.sessions.__setitem__, name, None)
-        session = Session(self._settings, self._training, stage(), results=self._results, fail=self.fail, leave=leave)
+        watched = stage()
+        watched = replace(watched, listen=partial(watched.listen, guard=self.boundary.guard))
+        session = Session(self._settings, self._training, watched, results=self._results, guard=self.boundary.guard)
         if self._tracking.refusal is not None:
             session.add_note(Note(code="compiled_unopened", subject="", values={"error": self._tracking.refusal}))
         return session
 
+    def batch_begins(self, name: str, batch: Any) -> None:
+        """A batch of a stage begins."""
+        if (session := self.sessions[name]) is not None:
+            with self.boundary:
+                session.batch_begins(batch)
+
+    def batch_ends(self, name: str, batch: Any) -> None:
+        """It ends."""
+        if (session := self.sessions[name]) is not None:
+            with self.boundary:
+                session.batch_ends(batch)
+            if session.over:
+                self.sessions[name] = None
+
     def guarded(self, name: str, action: Callable[[Session], None]) -> None:
-        """Do something with a stage's session, if it has one; an error of it ends the watching, not the training."""
-        session = self.sessions[name]
-        if session is None:
-            return
-        try:
-            action(session)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
-            self.fail(error)
-        if session.over:
-            self.sessions[name] = None
+        """Do something with a stage's session, if it has one."""
+        if (session := self.sessions[name]) is not None:
+            with self.boundary:
+                action(session)
+            if session.over:
+                self.sessions[name] = None
 
     def close(self, error: BaseException | None = None) -> None:
         """The run is over, or left by an error: tell what there is to tell."""
         training = self._training
-        self._tracking.stop()
         for name in STAGES:
             self.guarded(name, lambda session: session.close(error))
-        results, self._results, self._training = self._results, None, None
-        if results is not None:
-            try:
-                results.finish(failed=error is not None)
-            except Exception as mistake:  # noqa: BLE001 - whatever it is, it is not to end the user's training
-                self.fail(mistake)
-        if self._history is not None:
-            self._end_history(error, training)
+        with self.boundary:
+            if self._results is not None:
+                self._results.finish(failed=error is not None)
+            self._results = self._training = None
+        with self.boundary:
+            if self._history is not None:
+                self._end_history(error, training)
+            self.take_off()
 
     def _end_history(self, error: BaseException | None, training: Training | None) -> None:
-        """Stop recording memory, and report what an error says of it."""
-        history, self._history = self._history, None
+        """Report what an error says of memory."""
+        self._history = None
         try:
-            paths = OutputPaths.of(self._log_dir, None if self._settings.dirpath is None else Path(self._settings.dirpath), self._monitor)
+            paths = OutputPaths.of(self.log_dir, None if self._settings.dirpath is None else Path(self._settings.dirpath), self._monitor)
             if error is not None and ran_out_of_memory(error) and training is not None and paths is not None:
                 last = self.profiles[-1] if self.profiles else None
                 training.say(f"FlopsMonitor: out of memory, explained in {write_report(error, training, last, paths.profiles)}")
         except Exception as mistake:  # noqa: BLE001 - the training's own error is what its user has to see
             warn(f"FlopsMonitor: the report on memory failed: {type(mistake).__name__}: {mistake}")
-        finally:
-            if history is not None:
-                history.stop()
 
-    def fail(self, error: Exception) -> None:
-        """End the watching, not the training: take everything off, and warn once."""
-        self._tracking.stop()
-        sessions, self._failed = dict(self.sessions), True
-        self.sessions.update(dict.fromkeys(STAGES))
-        results, self._results, self._training = self._results, None, None
-        for session in filter(None, sessions.values()):
-            for end in (session.detach, session.leave_annotations):
-                with contextlib.suppress(Exception):
-                    end()
-        if results is not None:
-            with contextlib.suppress(Exception):
+    def fail(self, error: BaseException) -> None:
+        """Take everything off. After an error of ours, also warn once and watch no more; after an interrupt the run can still be closed."""
+        failed_before, self._failed = self._failed, True
+        try:
+            self.take_off()
+            if not isinstance(error, Exception):
+                return
+            results, self._results, self._training = self._results, None, None
+            if results is not None:
                 results.finish(failed=True)
+        except Exception:  # noqa: BLE001 - the first error is told, not those that follow from it
+            self._results = self._training = None
         if self._settings.on_error == "raise":
             raise error
-        warn(f"FlopsMonitor has failed and is off from here on; the training goes on: {type(error).__name__}: {error}")
+        if not failed_before:
+            warn(f"FlopsMonitor has failed and is off from here on; the training goes on: {type(error).__name__}: {error}")
+
+    def take_off(self) -> None:
+        """Take off every hook, wrapper and mode of this run. It can be called again."""
+        sessions = [each for each in self.sessions.values() if each is not None]
+        parts = [part for each in sessions for part in (each.detach, each.leave_annotations)]
+        call_each([*parts, self._tracking.stop, self.undo.close, partial(self.sessions.update, dict.fromkeys(STAGES))])

@@ -1,11 +1,12 @@
 """One stage of a run: which batch is counted, which steps are kept, when a window is reported, and how all of it ends."""
 
-import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
 
+from lflops.boundary import Guard, Undo, call_each
 from lflops.collect.inputs.run_info import with_allocator_peaks
 from lflops.collect.kineto.attach_trace import with_trace
 from lflops.collect.model.module_tree import ModuleTree
@@ -35,8 +36,7 @@ class Session:
         training: The run that is watched.
         stage: The stage of it.
         results: Receives the windows that are closed.
-        fail: Ends the watching after an error of ours.
-        leave: Is called when there is nothing left to do.
+        guard: Keeps errors of our hooks from the training.
 
     Attributes:
         over: Whether there is nothing left to do.
@@ -49,15 +49,12 @@ class Session:
         stage: Stage,
         *,
         results: Results,
-        fail: Callable[[Exception], None],
-        leave: Callable[[], None],
+        guard: Guard,
     ) -> None:
-        """Begin when the stage does."""
         self.over = False
         self._stage = stage
         self._results = results
-        self._fail = fail
-        self._leave = leave
+        self._guard = guard
         self._settings = settings
         self._training = training
         device = training.device
@@ -73,7 +70,9 @@ class Session:
         self._tree = ModuleTree({"": training.model})
         self._hooked: HookedStep | None = None
         here = traced and settings.traces_on(training.rank)
-        self._tracing = TracedSteps(training, stage, self._tree, settings, places.traces) if places is not None and here else None
+        self._tracing = (
+            TracedSteps(training, stage, self._tree, settings, places.traces, guard=guard) if places is not None and here else None
+        )
         tracked = stage.learns and settings.track and results.outlets is not None and training.loggers and training.log_every
         phases, on_host = StepPhases(self._clock), StepPhases(HostClock()) if device.type == "cuda" else None
         scaled = stage.learns and training.scales_gradients
@@ -81,23 +80,23 @@ class Session:
         self._plain, self._in_batch = self._step_clock.plain, False
         self._see: Callable[[int, Any], None] | None = None  # what the curves see of each batch; in most trainings nothing
         self._live_metrics = LiveMetrics(self._step_clock.seconds, results.topology.sizes.get("data")) if tracked else None
-        self._listening = contextlib.ExitStack()
-        self._transfers = contextlib.ExitStack()  # outlasts the windows where the curves need it
+        self._listening = Undo()
+        self._transfers = Undo()  # outlasts the windows where the curves need it
         self._counts_step = False
         self._is_annotating = False  # whether a trace of ours is being annotated
-        try:
-            self._open()
-            self.resume()
-        except BaseException:
-            self.detach()
-            raise
+
+    def begin(self) -> None:
+        """The stage begins for the first time. If this fails, `detach` takes off what was installed until then."""
+        self._step_clock.install(self._guard)
+        self._open()
+        self.resume()
 
     def resume(self) -> None:
         """The stage begins, or begins again: what was in between belongs to no step, and the first one is no measure of the others."""
         self._listen_to_transfers()
         if self._step_clock.times_phases:
             for each in self._step_clock.listeners:
-                self._listening.callback(self._stage.listen(each))
+                self._listening.add(self._stage.listen(each))
             self._make_out_plain_steps()
             self._step_clock.resume()
             self._step_clock.mark("cold")
@@ -109,7 +108,7 @@ class Session:
         self._transfers.close()
         live, self._see = self._live_metrics, None
         if live is not None and live.transfers is not None:
-            self._transfers.callback(self._stage.listen(live.transfers))
+            self._transfers.add(self._stage.listen(live.transfers))
             self._see = live.see
 
     def pause(self) -> None:
@@ -123,28 +122,19 @@ class Session:
 
     def batch_begins(self, batch: Any) -> None:
         """Count it, or hook its modules, if its step is one of those."""
-        try:
-            if self._in_batch:
-                self._abandon()
-            self._in_batch = True
-            if len(self._plain.steps) >= self._plain.limit:
-                self._begin_batch(batch)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
-            self._fail(error)
+        if self._in_batch:
+            self._abandon()
+        self._in_batch = True
+        if len(self._plain.steps) >= self._plain.limit:
+            self._begin_batch(batch)
 
     def batch_ends(self, batch: Any) -> None:
         """Take note of it, and of the step that may end with it. In most steps that is all there is to do: those take the short way."""
-        try:
-            self._in_batch = False
-            if self._see is not None:
-                self._see(self._step_clock.ordinal, batch)
-            if len(self._plain.steps) < self._plain.limit and self._plain.note(batch):
-                return
+        self._in_batch = False
+        if self._see is not None:
+            self._see(self._step_clock.ordinal, batch)
+        if len(self._plain.steps) >= self._plain.limit or not self._plain.note(batch):
             self._end_batch(batch)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
-            self._fail(error)
-        if self.over:
-            self._leave()
 
     def _begin_batch(self, batch: Any) -> None:
         phase, begins_step = self._position.phase, not self._step_clock.batches
@@ -158,6 +148,7 @@ class Session:
             self._counted_steps.begin_batch(batch)
         elif phase == "hooked" and begins_step:
             self._hooked = HookedStep(self._stage, self._tree, self._clock)
+            self._hooked.start(self._guard)
 
     def _end_batch(self, batch: Any) -> None:
         is_counted, live = self._counts_step, self._live_metrics
@@ -202,25 +193,23 @@ class Session:
 
         After an error nothing waits for the device, or for anybody.
         """
-        if self.over:
-            return
-        self.over = True
-        try:
-            self._close(error)
-        finally:
-            self.leave_annotations()
+        if not self.over:
+            call_each([partial(self._close, error), self.leave_annotations])
+            self.over = True
 
     def detach(self, *, keep_curves: bool = False) -> None:
-        """Take off every hook; those that the curves need may stay."""
-        if not keep_curves:
-            self._step_clock.close()
+        """Take off every hook; those that the curves need may stay. It can be called again."""
+        parts: list[Callable[[], object]] = [
+            partial(self._end_trace, failed=True),
+            self._counted_steps.abandon,
+            self._end_hooked_step,
+            self._listening.close,
+        ]
         if not keep_curves or self._see is None:
-            self._transfers.close()
-        self._end_trace(failed=True)
-        self._counted_steps.abandon()
-        self._end_hooked_step()
-        self._listening.close()
-        self._step_clock.leave_phases()
+            parts.append(self._transfers.close)
+        if not keep_curves:
+            parts.append(self._step_clock.close)
+        call_each([*parts, self._step_clock.leave_phases])
 
     def leave_annotations(self) -> None:
         """Traces that are being annotated are left to their processes."""
@@ -258,9 +247,10 @@ class Session:
 
     def _end_hooked_step(self) -> HookedStep | None:
         """What the hooks of this step have stamped; nothing where it had none."""
-        hooked, self._hooked = self._hooked, None
+        hooked = self._hooked
         if hooked is not None:
             hooked.stop()
+        self._hooked = None
         return hooked
 
     def _abandon(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook
@@ -51,7 +51,7 @@ class Around(Callback):
     def __init__(self) -> None:
         self.trainer: Any = None
 
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self.trainer = trainer
         self.before = self.look()
 
@@ -336,17 +336,17 @@ def test_an_error_as_the_counting_begins_ends_it(monkeypatch: pytest.MonkeyPatch
 
 
 def test_wraps_that_cannot_all_be_put_on_are_taken_off() -> None:
-    """A strategy that refuses the last of ours."""
+    """A profiler that refuses the second of ours."""
 
-    class Refusing(SingleDeviceStrategy):
+    class Refusing(SimpleProfiler):
         def __setattr__(self, name: str, value: object) -> None:
-            if name == "optimizer_step":
+            if name == "stop":
                 raise AttributeError("planted")
             super().__setattr__(name, value)
 
     around = Around()
     with pytest.warns(UserWarning, match="FlopsMonitor has failed .* AttributeError: planted"):
-        trainer = fit(Classifier(), around, watching(on_error="warn"), strategy=Refusing(device="cpu"), accelerator="auto")
+        trainer = fit(Classifier(), around, watching(on_error="warn"), profiler=Refusing())
     assert (30, []) == (trainer.global_step, around.left())
 
 

@@ -380,7 +380,7 @@ class Looking(Timed):
 
     def hooked(self) -> set[int]:
         """The steps that had any."""
-        return {step for step, hooks in self.seen.items() if hooks}
+        return {step for step, hooks in self.seen.items() if any("module" in each for each in hooks)}
 
 
 TIMES_ALONE: dict[str, Any] = {"count": False, "schedule": Schedule(wait=7, warmup=0, active=3)}
@@ -424,7 +424,7 @@ class Failing(Timed):
 class Around(Callback):
     """Takes down what the strategy and the profiler have of their own, and all hooks."""
 
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self.trainer = trainer
         self.before = self.look()
 

@@ -12,7 +12,8 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
 from lflops import Schedule
-from lflops.lightning.phase_hooks import listen
+from lflops.boundary import unguarded
+from lflops.lightning.phase_hooks import phases_of
 from lflops.session import session
 from lflops.session.window.batch_work import HostBatch
 from tests.support.fake_clock import StillClock
@@ -334,7 +335,7 @@ class ListensFirst(Callback):
     """Has something listen that follows no phase, before the monitor does."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.undo = listen(trainer, "train", HostBatch())
+        self.undo = phases_of(trainer).listen("train", HostBatch(), unguarded)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.undo()

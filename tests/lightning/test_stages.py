@@ -17,6 +17,7 @@ from torch import Tensor
 
 import lflops
 from lflops.lightning.monitor import FlopsMonitor
+from lflops.lightning.phase_hooks import phases_of
 from lflops.profile.model import Profile
 from lflops.schedule import Schedule
 from lflops.session import session
@@ -310,29 +311,29 @@ def test_what_is_not_asked_for_is_not_watched(tmp_path: Path) -> None:
         assert ([], expected) == (monitor.profiles, names(folder))
 
 
-class Wraps(Callback):
-    """Takes down, in each batch of the training, whether the strategy is listened to."""
+class Listened(Callback):
+    """Takes down, in each batch of the training, whether validations are listened to."""
 
     def __init__(self) -> None:
         self.seen: set[bool] = set()
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        self.seen.add("training_step" in vars(trainer.strategy))
+        self.seen.add(phases_of(trainer).is_heard("validate"))
 
 
 def test_between_two_validations_nothing_of_theirs_is_on() -> None:
     """A training that is not watched is not listened to."""
-    wraps = Wraps()
-    fit(Validated(), wraps, watching(stages=("validate",)), val_check_interval=5)
-    assert {False} == wraps.seen
+    listened = Listened()
+    fit(Validated(), listened, watching(stages=("validate",)), val_check_interval=5)
+    assert {False} == listened.seen
 
 
 def test_a_validation_that_does_not_rest_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check above can fail."""
     monkeypatch.setattr(session.Session, "pause", lambda _: None)
-    wraps = Wraps()
-    fit(Validated(), wraps, watching(stages=("validate",)), val_check_interval=5)
-    assert {False, True} == wraps.seen
+    listened = Listened()
+    fit(Validated(), listened, watching(stages=("validate",)), val_check_interval=5)
+    assert {False, True} == listened.seen
 
 
 def fails(stage: str, batch: int) -> type[Staged]:

@@ -154,11 +154,53 @@ def test_a_second_training_begins_anew(tmp_path: Path) -> None:
         assert FORWARD == macs(profile)[0]
 
 
+def test_the_trainers_own_log_is_as_without(tmp_path: Path) -> None:
+    """Every loss of it, and nothing of ours."""
+    histories = []
+    for callbacks in ((), (watching(trace=False),)):
+        trained = trainer(tmp_path, *callbacks, logging_steps=5)
+        trained.train()
+        histories.append([{name: entry[name] for name in entry.keys() & {"loss", "step"}} for entry in trained.state.log_history])
+        assert not any("lflops" in name for entry in trained.state.log_history for name in entry)
+    assert histories[0] == histories[1]
+    assert [5, 10, 15, 20] == [entry["step"] for entry in histories[0] if "loss" in entry]
+
+
+class Reporter(transformers.integrations.NeptuneCallback):  # type: ignore[misc, unused-ignore]
+    """Stands in for a reporter that transformers ships."""
+
+    def __init__(self) -> None:
+        self.logged: list[tuple[int, set[str]]] = []
+
+    def setup(self, *_: Any, **__: Any) -> None:
+        """Need no service."""
+
+    on_init_end = on_train_begin = on_train_end = on_save = __del__ = setup
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Write down what it is given, and tamper with what it was given it with."""
+        self.logged.append((state.global_step, set(logs)))
+        control.should_training_stop = any("lflops" in name for name in logs)
+
+
 def test_curves_go_to_the_trainers_reporters(tmp_path: Path) -> None:
-    """Under the Trainer's own step."""
-    trained = trainer(tmp_path, watching(trace=False), logging_steps=5)
+    """Under the Trainer's own step, with a control flag of their own."""
+    reporter = Reporter()
+    trained = trainer(tmp_path, watching(trace=False), reporter, logging_steps=5)
     trained.train()
-    assert {10, 15, 20} <= {entry["step"] for entry in trained.state.log_history if "lflops/train/step_ms" in entry}
+    assert {10, 15, 20} <= {step for step, names in reporter.logged if "lflops/train/step_ms" in names}
+    assert 20 == trained.state.global_step
+
+
+def test_tensorboard_gets_text_and_the_tab(tmp_path: Path) -> None:
+    """In the folder of the Trainer's own curves."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trainer(tmp_path, watching(trace=False), logging_steps=5, report_to=["tensorboard"]).train()
+    folder = next(iter((tmp_path / "runs").iterdir())) if (tmp_path / "runs").exists() else tmp_path
+    found = EventAccumulator(str(folder)).Reload()
+    assert {"train/loss", "lflops/train/step_ms"} <= set(found.Tags()["scalars"])
+    assert {"lflops/train/summary/text_summary"} <= set(found.Tags()["tensors"])
 
 
 def test_copies_and_pickles_have_the_settings() -> None:

@@ -1,5 +1,7 @@
 """Which phases a loop of one's own is seen to have, by torch's hooks and by name."""
 
+import copy
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lflops.boundary import Boundary, Undo, unguarded
 from lflops.loops.phases import LoopPhases
 from tests.support.compilers import Backend
 
@@ -34,15 +37,25 @@ class Events:
         self.heard.append(f"!{self._running.pop()}")
 
 
+def raising(error: BaseException) -> None:
+    """Where a test is to see our own errors."""
+    raise error
+
+
 class Loop:
     """A model, its optimizer and what was heard of them."""
 
     def __init__(self) -> None:
         self.model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.phases = LoopPhases([self.model], [self.optimizer])
         self.events = Events()
-        self.undo = self.phases.listen("train", self.events)
+        self.watch()
+
+    def watch(self) -> None:
+        """Install the hooks, and listen."""
+        self.phases, self.undo = LoopPhases([self.model], [self.optimizer]), Undo()
+        self.phases.install(Boundary(raising), self.undo)
+        self.undo.add(self.phases.listen("train", self.events, unguarded))
 
     def loss(self) -> Tensor:
         return F.mse_loss(self.model(torch.ones(2, 4)), torch.zeros(2, 1))
@@ -72,7 +85,7 @@ def loop() -> Iterator[Loop]:
     """Listened to, and left without a hook."""
     loop = Loop()
     yield loop
-    loop.undo()
+    loop.undo.close()
     assert 0 == loop.hooks
 
 
@@ -114,9 +127,8 @@ def test_a_closure_runs_within_its_optimizer() -> None:
     """L-BFGS calls the model again and again within one step."""
     loop = Loop()
     loop.optimizer = torch.optim.LBFGS(loop.model.parameters(), max_iter=2, line_search_fn=None)  # type: ignore[assignment]
-    loop.undo()
-    loop.phases = LoopPhases([loop.model], [loop.optimizer])
-    loop.undo = loop.phases.listen("train", loop.events)
+    loop.undo.close()
+    loop.watch()
 
     def closure() -> Tensor:
         loop.optimizer.zero_grad()
@@ -127,7 +139,7 @@ def test_a_closure_runs_within_its_optimizer() -> None:
     loop.phases.begin_step()
     loop.optimizer.step(closure)  # type: ignore[arg-type]
     loop.phases.end_step()
-    loop.undo()
+    loop.undo.close()
     inner = "+forward -forward +backward -backward"
     assert f"+optimizer {inner} {inner} -optimizer" == loop.heard
 
@@ -150,14 +162,14 @@ def test_an_exception_leaves_no_phase_open(loop: Loop) -> None:
     loop.loss()
     with pytest.raises(ZeroDivisionError), loop.phases.named("clip"):
         raise ZeroDivisionError
-    loop.phases.drop_step()
+    loop.phases.end_step(failed=True)
     assert ("+forward -forward +clip !clip", "other") == (loop.heard, loop.events.innermost)
 
 
 def test_another_stage_is_no_part_of_a_training_step(loop: Loop) -> None:
     """Who listens to training hears nothing of it."""
     other = Events()
-    undo = loop.phases.listen("validate", other)
+    undo = loop.phases.listen("validate", other, unguarded)
     with loop.phases.stage("validate"):
         loop.phases.begin_step()
         loop.loss()
@@ -166,16 +178,26 @@ def test_another_stage_is_no_part_of_a_training_step(loop: Loop) -> None:
     assert ("", ["+forward", "-forward"]) == (loop.heard, other.heard)
 
 
-def test_hooks_go_with_the_last_listener() -> None:
-    """Not before."""
+def test_where_nobody_listens_the_hooks_do_nothing() -> None:
+    """They stand until the run is over, and no tensor gets one."""
     loop = Loop()
-    other = Events()
-    second = loop.phases.listen("validate", other)
-    assert 4 == loop.hooks
-    loop.undo()
-    assert 4 == loop.hooks
-    second()
+    loop.phases.forget()
+    loop.phases.begin_step()
+    output = loop.model(torch.ones(2, 4))
+    assert (4, None) == (loop.hooks, output._backward_hooks)
+    loop.undo.close()
     assert 0 == loop.hooks
+
+
+def test_a_copy_of_the_model_has_no_hook_of_ours(loop: Loop) -> None:
+    """As that of an average of the weights; nor has a file that the model is saved to, which is read without lflops."""
+    average = copy.deepcopy(loop.model)
+    saved = pickle.dumps(loop.model)
+    loop.phases.begin_step()
+    average(torch.ones(2, 4))
+    assert ("", False) == (loop.heard, b"lflops" in saved)
+    loop.model(torch.ones(2, 4))
+    assert "+forward" == loop.heard
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")  # where another test's library has left a global hook
@@ -191,12 +213,13 @@ def test_a_compiled_model_is_compiled_once(in_place: bool) -> None:
     model(torch.ones(2, 4)).sum().backward()
     before = backend.compilations
     events = Events()
-    phases = LoopPhases([model], [])
-    undo = phases.listen("train", events)
+    phases, undo = LoopPhases([model], []), Undo()
+    phases.install(Boundary(raising), undo)
+    undo.add(phases.listen("train", events, unguarded))
     phases.begin_step()
     model(torch.ones(2, 4)).sum().backward()
     phases.end_step()
-    undo()
+    undo.close()
     model(torch.ones(2, 4)).sum().backward()
     assert before == backend.compilations
     assert ([] if in_place else ["+forward", "-forward", "+backward", "-backward"]) == events.heard

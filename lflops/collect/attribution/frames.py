@@ -15,7 +15,11 @@ from torch.utils import checkpoint
 from lflops.collect.attribution.autograd_segments import AutogradSegments
 from lflops.collect.torch_private.autograd import NO_BACKWARD
 
-__all__ = ["Frame", "FrameStack", "ThreadLocal", "ThreadState", "TrackedFrame", "checkpoint_is_running", "is_running"]
+__all__ = ["Frame", "FrameStack", "ThreadLocal", "ThreadState", "TrackedFrame", "caller", "checkpoint_is_running", "is_running"]
+
+
+_AROUND_HOOKS = ("lflops/boundary.py", "lflops/collect/count_and_time.py", "torch/_dynamo/eval_frame.py")
+"""Files whose functions may stand between torch's call of a hook and `ModuleTracker`."""
 
 
 @dataclass(slots=True)
@@ -100,6 +104,14 @@ class ThreadLocal(threading.local):
     def __init__(self) -> None:
         """Begin a thread."""
         self.state = ThreadState()
+
+
+def caller() -> FrameType | None:
+    """The Python frame that called a hook of ours, past the guard around it."""
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - in half the time of `inspect.currentframe`
+    while frame is not None and frame.f_code.co_filename.endswith(_AROUND_HOOKS):
+        frame = frame.f_back
+    return frame
 
 
 def is_running(caller: FrameType | None) -> bool:

@@ -1,9 +1,11 @@
 """Every hook that lflops installs on modules and optimizers, and the listeners that they call.
 
-    with installed_hooks(listener):
+    with Undo() as undo:
+        install_hooks(undo, listener)
         model(x)        # listener.enter_module(model, args) … listener.leave_module(model, …, output)
 
-The hooks are torch's global ones: nothing is written on a module or an optimizer. Leaving the `with` removes them, also by an error.
+Those for all modules are torch's global hooks: nothing is written on a module or an optimizer. Leaving the `with` removes them, also by an
+error or an interrupt.
 """
 
 import contextlib
@@ -16,11 +18,21 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lflops.collect.model.compile_guard import uncompiled, unremarked_hooks
+from lflops.boundary import Guard, Undo, unguarded
+from lflops.collect.model.compile_guard import uncompiled, unremark_hooks
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.torch_private.modules import compiles_its_hooks, remove_hook
 
-__all__ = ["LISTENERS", "ModuleListener", "OptimizerListener", "after_each_call", "around_each_call", "around_each_step", "installed_hooks"]
+__all__ = [
+    "LISTENERS",
+    "ModuleListener",
+    "OptimizerListener",
+    "after_each_call",
+    "hook_model",
+    "hook_optimizer",
+    "hook_optimizers",
+    "install_hooks",
+]
 
 
 class ModuleListener(Protocol):
@@ -72,30 +84,44 @@ LISTENERS: list[ModuleListener] = []
 """Those whose hooks are installed, of all threads; `lflops.scope` calls them."""
 
 
-@contextlib.contextmanager
-def installed_hooks(listener: ModuleListener, steps: OptimizerListener | None = None, *, eager: bool = False) -> Iterator[None]:
-    """Call the listener for every module and scope until the `with` is left.
+def install_hooks(
+    undo: Undo, listener: ModuleListener, steps: OptimizerListener | None = None, *, guard: Guard = unguarded, eager: bool = False
+) -> None:
+    """Call the listener for every module and scope, until `undo` is closed.
 
     Args:
-        listener: Its methods become the hooks themselves, so a call costs nothing more.
+        undo: Takes the hooks off.
+        listener: Its methods become the hooks.
         steps: Is called for the steps of optimizers.
+        guard: Keeps our errors from whoever calls a module.
         eager: Whether compiled functions run eagerly meanwhile, so that torch.compile meets none of the hooks.
     """
     compiled = listener.tree.compiled
-    guarded: Callable[..., Any] = (lambda hook: hook) if eager else partial(uncompiled, compiled=compiled)
-    with contextlib.ExitStack() as hooks:
-        if compiled:
-            hooks.enter_context(unremarked_hooks())
-        hooks.callback(remove_hook, register_module_forward_pre_hook(guarded(listener.enter_module)))
-        # always_call: early-stopped recomputation leaves forward by an exception
-        after = register_module_forward_hook(guarded(listener.leave_module), with_kwargs=True, always_call=True)
-        hooks.callback(remove_hook, after)
-        if steps is not None:
-            hooks.callback(register_optimizer_step_pre_hook(partial(_enter_step, steps)).remove)
-            hooks.callback(register_optimizer_step_post_hook(lambda optimizer, *_: steps.leave_step(optimizer)).remove)
-        LISTENERS.append(listener)
-        hooks.callback(LISTENERS.remove, listener)
-        yield
+    if compiled:
+        unremark_hooks(undo)
+
+    def module_hook(function: Callable[..., Any]) -> Callable[..., Any]:
+        hook = guard(function) if eager else uncompiled(guard(function), compiled=compiled)
+        undo.add(remove_hook, hook)
+        return hook
+
+    def optimizer_hook(function: Callable[..., Any]) -> Callable[..., Any]:
+        hook = guard(function)
+        undo.add(remove_hook, hook)
+        return hook
+
+    register_module_forward_pre_hook(module_hook(listener.enter_module))
+    # always_call: early-stopped recomputation leaves forward by an exception
+    register_module_forward_hook(module_hook(listener.leave_module), with_kwargs=True, always_call=True)
+    if steps is not None:
+        register_optimizer_step_pre_hook(optimizer_hook(partial(_enter_step, steps)))
+        register_optimizer_step_post_hook(optimizer_hook(lambda optimizer, *_: steps.leave_step(optimizer)))
+    undo.add(_forget, listener)
+    LISTENERS.append(listener)
+
+
+def _forget(listener: ModuleListener) -> None:
+    LISTENERS[:] = [each for each in LISTENERS if each is not listener]
 
 
 @contextlib.contextmanager
@@ -108,26 +134,51 @@ def after_each_call(module: nn.Module, action: Callable[[], None]) -> Iterator[N
         handle.remove()
 
 
-@contextlib.contextmanager
-def around_each_call(module: nn.Module, before: Callable[[], None], after: Callable[[Any], None]) -> Iterator[None]:
-    """Run an action before each call of this one module, and one behind it with the output. It gets one separate hook, and nothing else.
+class _ModelHook:
+    """A hook on a user's own module. What is copied or pickled with the module in its place does nothing, and needs no lflops to load."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> None:
+        """Call the function with what torch gives the hook."""
+        self._function(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A function of Python's own that takes any arguments, and returns `None`."""
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def hook_model(undo: Undo, module: nn.Module, before: Callable[[], None], after: Callable[[Any], None]) -> None:
+    """Run an action before each call of this one module, and one after it with the output, until `undo` is closed.
 
     A module that was compiled in place gets none: hooks are compiled with it, so it would be compiled anew.
     """
-    with contextlib.ExitStack() as hooks:
-        if not compiles_its_hooks(module):
-            hooks.callback(module.register_forward_pre_hook(lambda *_: before()).remove)
-            hooks.callback(module.register_forward_hook(lambda _module, _args, output: after(output)).remove)
-        yield
+    if compiles_its_hooks(module):
+        return
+    begins, ends = _ModelHook(lambda *_: before()), _ModelHook(lambda _module, _args, output: after(output))
+    for hook in (begins, ends):
+        undo.add(remove_hook, hook, module)
+    module.register_forward_pre_hook(begins)
+    module.register_forward_hook(ends)
 
 
-@contextlib.contextmanager
-def around_each_step(optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]) -> Iterator[None]:
-    """Run an action before each step of this one optimizer, and one behind it."""
-    with contextlib.ExitStack() as hooks:
-        hooks.callback(optimizer.register_step_pre_hook(lambda *_: before()).remove)
-        hooks.callback(optimizer.register_step_post_hook(lambda *_: after()).remove)
-        yield
+def hook_optimizer(undo: Undo, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]) -> None:
+    """Run an action before each step of this one optimizer, and one after it, until `undo` is closed."""
+    begins, ends = lambda *_: before(), lambda *_: after()
+    for hook in (begins, ends):
+        undo.add(remove_hook, hook, optimizer)
+    optimizer.register_step_pre_hook(begins)
+    optimizer.register_step_post_hook(ends)
+
+
+def hook_optimizers(undo: Undo, before: Callable[[], None], after: Callable[[], None]) -> None:
+    """The same for each step of all optimizers."""
+    begins, ends = lambda *_: before(), lambda *_: after()
+    for hook in (begins, ends):
+        undo.add(remove_hook, hook)
+    register_optimizer_step_pre_hook(begins)
+    register_optimizer_step_post_hook(ends)
 
 
 def _enter_step(steps: OptimizerListener, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:

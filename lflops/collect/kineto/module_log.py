@@ -9,10 +9,9 @@ the number of a node says which module built it; a module that is entered while 
     belongs to            q, forward                                  k, forward              k         q, backward
 """
 
-import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -21,10 +20,11 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.profiler import record_function
 
+from lflops.boundary import Guard, Undo, unguarded
 from lflops.collect.attribution.autograd_segments import AutogradSegments
 from lflops.collect.attribution.frames import Frame, FrameStack
-from lflops.collect.attribution.hooks import installed_hooks
-from lflops.collect.model.compile_guard import unremarked_hooks
+from lflops.collect.attribution.hooks import install_hooks
+from lflops.collect.model.compile_guard import unremark_hooks
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.torch_private.autograd import NO_BACKWARD, backward_id, next_sequence_number
 from lflops.profile.records import PHASES, Call, ModulePhase, Phase
@@ -56,13 +56,12 @@ class ModuleLog:
         self.home = threading.get_ident()
         self.threads: dict[int, list[LogEntry]] = {}
 
-    @contextlib.contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Install the hooks, on the thread that trains; remove them."""
+    def install(self, undo: Undo, guard: Guard = unguarded) -> None:
+        """Install the hooks, on the thread that trains, until `undo` is closed."""
         self.home = threading.get_ident()
         self.threads = {self.home: []}
-        with unremarked_hooks(), installed_hooks(self, self):
-            yield
+        unremark_hooks(undo)
+        install_hooks(undo, self, self, guard=guard)
 
     def step(self) -> None:
         """Log that a training step begins: what has not been left by now was left by an exception."""

@@ -12,12 +12,14 @@ import weakref
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
+from lflops.boundary import Guard, Undo, call_each, unguarded
 from lflops.collect.kineto.attach_compiled import call_times
 from lflops.collect.kineto.compile_tracking import recorded_graphs
 from lflops.collect.kineto.compiled_graph import rows_of
@@ -38,7 +40,7 @@ from lflops.collect.kineto.step_timeline import PhaseMark, timeline_of
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.scale_to_clean import spreads_of
 from lflops.collect.timing.stamps import inclusive
-from lflops.collect.torch_private.autograd import before_each_profiler
+from lflops.collect.torch_private.autograd import hear_profilers, hear_profilers_no_more
 from lflops.garbage import uncollected
 from lflops.profile.records import Call, ModulePhase, Phase, Spread, TracedOperator
 from lflops.profile.timeline import StepTimeline
@@ -106,6 +108,7 @@ class Tracer:
         profile_memory: Allocations as well.
         with_stack: Python's stack as well; it breaks the nesting of the user's own `record_function` in the trace.
         inside_compiled: Whether to divide compiled graphs over modules; they have to be recorded as they are compiled.
+        guard: Keeps errors of our hooks from the training.
 
     Attributes:
         refusal: Why there is no recording, or no file of it; `None` while nothing is against one.
@@ -123,6 +126,7 @@ class Tracer:
         profile_memory: bool = False,
         with_stack: bool = False,
         inside_compiled: bool = False,
+        guard: Guard = unguarded,
     ) -> None:
         """Touch nothing yet."""
         self._inside_compiled = inside_compiled
@@ -136,7 +140,9 @@ class Tracer:
         self._step: record_function | None = None
         self._ends: list[bool] = []  # of each batch, whether a step ended with it
         self._phases: list[PhaseMark] = []
-        self._hooks = contextlib.ExitStack()
+        self._guard = guard
+        self._hooks = Undo()
+        self._way = guard(self._give_way)
         self.refusal: Refusal | None = None if self._activities else "no_activity"
         self.error: str | None = None
 
@@ -145,7 +151,10 @@ class Tracer:
         if not self._is_free():
             return False
         if self._device:
-            self._start().stop_trace()
+            try:
+                self._start()
+            finally:
+                self.abandon()
         return True
 
     def begin(self, *, batch: bool = True) -> bool:
@@ -159,12 +168,12 @@ class Tracer:
         """
         if not self._is_free():
             return False
-        self._profile = self._start()
-        self._recording.add(self)
         self._ends, self._phases = [], []
         try:
-            self._hooks.enter_context(before_each_profiler(self._give_way))
-            self._hooks.enter_context(self._log.hooked())
+            self._start()
+            self._hooks.add(hear_profilers_no_more, self._way)
+            hear_profilers(self._way)
+            self._log.install(self._hooks, self._guard)
             if batch:
                 self.batch()
         except BaseException:
@@ -218,11 +227,11 @@ class Tracer:
             `None`, with `refusal` set, where somebody else's profiler began meanwhile. Where the trace could not be written, `refusal` and
             `error` say why, and the recording has no file.
         """
-        recorder = self._end(whole=whole)
-        if recorder is None:
-            return None
+        call_each([self._hooks.close, partial(self._end_step, whole=whole)])
         with uncollected():  # several objects for each event
-            recorder.stop_trace()
+            recorder = self._stop_recording()
+            if recorder is None:
+                return None
             raw = recorded_events(recorder)
             if not raw:
                 self.refusal = "cut_off"
@@ -236,31 +245,29 @@ class Tracer:
             return self._read(raw, unfinished if self.error is None else None, path)
 
     def abandon(self) -> None:
-        """End without a recording: nothing of ours goes on."""
-        recorder = self._end(whole=None)
-        if recorder is not None:
-            recorder.stop_trace()
+        """End without a recording: nothing of ours goes on. It can be called again."""
+        call_each([self._hooks.close, partial(self._end_step, whole=None), self._stop_recording])
 
     def _is_free(self) -> bool:
         if self.refusal is None and other_profiler_runs():
             self.refusal = "own_trace" if self._recording else "other_profiler"
         return self.refusal is None
 
-    def _start(self) -> profile:
+    def _start(self) -> None:
         # Of one that would not keep the events of several cycles torch 2.11 warns, though ours has but one.
-        recorder = profile(activities=self._activities, acc_events=True, **self._options)
-        recorder.prepare_trace()
-        within: Any = recorder.profiler
+        self._profile = profile(activities=self._activities, acc_events=True, **self._options)
+        self._recording.add(self)
+        self._profile.prepare_trace()
+        within: Any = self._profile.profiler
         within.acc_events = False  # else torch makes its own events of all that is recorded as soon as it stops
-        recorder.start_trace()
-        return recorder
+        self._profile.start_trace()
 
-    def _end(self, *, whole: bool | None) -> profile | None:
-        """Hook out. Returns what is still to be stopped."""
-        self._hooks.close()
-        recorder, self._profile = self._profile, None
+    def _stop_recording(self) -> profile | None:
+        recorder = self._profile
+        if recorder is not None and recorder.profiler is not None:
+            recorder.stop_trace()
+        self._profile = None
         self._recording.discard(self)
-        self._end_step(whole=whole)
         return recorder
 
     def _give_way(self) -> None:
@@ -274,8 +281,8 @@ class Tracer:
 
     def _end_step(self, *, whole: bool | None) -> None:
         if self._step is not None:
-            self._step.__exit__(None, None, None)
-            self._step = None
+            step, self._step = self._step, None
+            step.__exit__(None, None, None)
             if whole is not None:
                 self._ends.append(whole)
 

@@ -4,14 +4,17 @@ import contextlib
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 
+from lflops.boundary import Undo
 from lflops.collect.torch_private.modules import compilations
 
-__all__ = ["force_eager", "uncompiled", "unremarked_hooks"]
+__all__ = ["force_eager", "uncompiled", "unremark_hooks"]
+
+_REMARK = r"Using `torch\.compile\(module\)` when there are global hooks"
 
 
 class _Eager:
@@ -62,14 +65,15 @@ def uncompiled(hook: Callable[..., None], compiled: Collection[str] | None = Non
     return left_alone
 
 
-@contextlib.contextmanager
-def unremarked_hooks() -> Iterator[None]:
-    """Suppress torch's warning about global hooks on compiled modules: ours expect to be called for the wrapper too."""
+def unremark_hooks(undo: Undo) -> None:
+    """Suppress torch's warning about global hooks on compiled modules, until `undo` is closed: ours expect to be called for the wrapper."""
     before = list(warnings.filters)
-    warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks", category=UserWarning)
-    ours = warnings.filters[0]
-    try:
-        yield
-    finally:
-        if ours in warnings.filters and ours not in before:
-            warnings.filters.remove(ours)  # type: ignore[attr-defined]
+    undo.add(_remove_new_filter, before)
+    warnings.filterwarnings("ignore", message=_REMARK, category=UserWarning)
+
+
+def _remove_new_filter(before: list[Any]) -> None:
+    """Remove our filter, unless it, or one like it, was there before."""
+    for each in list(warnings.filters):
+        if each not in before and each[1] is not None and getattr(each[1], "pattern", None) == _REMARK:
+            warnings.filters.remove(each)  # type: ignore[attr-defined]

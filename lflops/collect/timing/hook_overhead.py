@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from lflops.boundary import Undo
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.clock import Clock, HostClock, StreamClock, seconds_of
 from lflops.collect.timing.module_hooks import ModuleTimer
@@ -102,7 +103,8 @@ def _of_timer(kind: Callable[[], Clock]) -> HookOverhead:
 
 def _timed(clock: Clock, chain: nn.Module, x: Tensor, *, backward: bool = False) -> dict[str, PassTimes]:
     timer = ModuleTimer(ModuleTree({"": chain}), clock)
-    with timer.hooked():
+    with Undo() as undo:
+        timer.install(undo)
         timer.begin()
         result = chain(x)
         if backward:

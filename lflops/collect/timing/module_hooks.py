@@ -11,17 +11,17 @@ Some nodes are reached by no crossing tensor: those of a gate that is computed e
 left. What a checkpoint computes again within backward is stamped as recompute.
 """
 
-import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
+from lflops.boundary import Guard, Undo, unguarded
 from lflops.collect.attribution.frames import Frame, FrameStack
-from lflops.collect.attribution.hooks import installed_hooks
+from lflops.collect.attribution.hooks import install_hooks
 from lflops.collect.inputs.tensors import nodes_of
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.clock import Clock
@@ -83,15 +83,14 @@ class ModuleTimer:
         self._ends_backward = False  # whether the engine calls `_end_segments` after this backward
         self._forward, self._recompute = _PassStack("forward", "forward"), _PassStack("recompute", "backward")
         self._handles: list[Any] = []
+        self._guard: Guard = unguarded
 
-    @contextlib.contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Install the hooks, on the thread that is the first; remove them, also those on autograd nodes."""
+    def install(self, undo: Undo, guard: Guard = unguarded) -> None:
+        """Install the hooks, on the thread that is the first, until `undo` is closed; that also removes those on autograd nodes."""
         self.home = threading.get_ident()
-        with contextlib.ExitStack() as hooks:
-            hooks.callback(self._release)
-            hooks.enter_context(installed_hooks(self))
-            yield
+        self._guard = guard
+        undo.add(self._release)
+        install_hooks(undo, self, guard=guard)
 
     def begin(self) -> None:
         """Start a pass: from here on the root's forward runs."""
@@ -230,7 +229,7 @@ class ModuleTimer:
             self._hook(node, unhooked[index][2])
 
     def _hook(self, node: Any, row: str) -> None:
-        self._handles.append(node.register_prehook(partial(self._begin_segment, ModulePhase(row, "backward"))))
+        self._handles.append(node.register_prehook(self._guard(partial(self._begin_segment, ModulePhase(row, "backward")))))
 
     def _begin_segment(self, module_phase: ModulePhase, _gradients: Any) -> None:
         if not self._paused:
@@ -238,7 +237,7 @@ class ModuleTimer:
             self._stamps.append((self._mark(), module_phase, SEGMENT))
             if not self._ends_backward:
                 self._ends_backward = True
-                after_backward(self._end_segments)
+                after_backward(self._guard(self._end_segments))
 
     def _end_segments(self) -> None:
         """Every node has run: what the engine calls now is the root's own, as DDP's wait for the gradients of all ranks."""

@@ -58,20 +58,17 @@ class StepPhases:
     def leave(self) -> None:
         """The innermost phase ends."""
         running = self._running
-        running.pop()
+        if len(running) > 1:  # the first is what is in no phase
+            running.pop()
         self.marks.append(self.mark())
         self._phases.append(running[-1])
 
     def drop(self) -> None:
         """The innermost phase is left by an exception. No moment is marked, so that nothing of ours can go wrong on its way."""
-        self._running.pop()
+        if len(self._running) > 1:
+            self._running.pop()
         self.marks.append(None)
         self._phases.append(self._running[-1])
-
-    @property
-    def innermost(self) -> str:
-        """The phase that is running."""
-        return self._running[-1]
 
     def begin(self) -> None:
         """A step begins now; what was marked since the last one ended belongs to none."""

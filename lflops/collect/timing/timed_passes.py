@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lflops.boundary import Undo
 from lflops.collect.model.call import ASIDE, Divide
 from lflops.collect.timing.clock import Clock, cpu_seconds
 from lflops.collect.timing.module_hooks import ModuleTimer
@@ -107,7 +108,8 @@ def _hooked(one: Pass, timer: ModuleTimer, clock: Clock) -> _Timed:
             timer.begin_backward(results)
 
     one.prepare()
-    with timer.hooked():
+    with Undo() as undo:
+        timer.install(undo)
         before = cpu_seconds()
         marks.append(clock.mark())
         timer.begin()

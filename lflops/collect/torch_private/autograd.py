@@ -1,8 +1,7 @@
 """Autograd: the numbers of nodes and backward passes, the leaves of a graph, and autograd's profiler."""
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from torch import Tensor
@@ -20,8 +19,9 @@ __all__ = [
     "NO_BACKWARD",
     "after_backward",
     "backward_id",
-    "before_each_profiler",
     "current_node",
+    "hear_profilers",
+    "hear_profilers_no_more",
     "leaves",
     "next_sequence_number",
     "node_name",
@@ -48,9 +48,8 @@ profiler_is_recording: Callable[[], bool] = _profiler_enabled
 """Whether one of torch's profilers is recording."""
 
 
-@contextlib.contextmanager
-def before_each_profiler(call: Callable[[], None]) -> Iterator[None]:
-    """Within, call the function whenever a profiler of torch's is about to get ready."""
+def hear_profilers(call: Callable[[], None]) -> None:
+    """Call the function whenever a profiler of torch's is about to get ready, until `hear_profilers_no_more`."""
     prepare = profile._prepare_trace
 
     @functools.wraps(prepare)
@@ -58,12 +57,15 @@ def before_each_profiler(call: Callable[[], None]) -> Iterator[None]:
         call()
         prepare(self)  # type: ignore[no-untyped-call]
 
+    after_the_call.calls = call  # type: ignore[attr-defined]
     profile._prepare_trace = after_the_call  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        if profile._prepare_trace is after_the_call:  # else somebody else's calls ours, and puts it back
-            profile._prepare_trace = prepare  # type: ignore[method-assign]
+
+
+def hear_profilers_no_more(call: Callable[[], None]) -> None:
+    """End that. Where somebody else has replaced the method since, theirs stays, and calls ours."""
+    current: Any = profile._prepare_trace
+    if getattr(current, "calls", None) is call:
+        profile._prepare_trace = current.__wrapped__  # type: ignore[method-assign]
 
 
 def after_backward(callback: Callable[[], None]) -> None:

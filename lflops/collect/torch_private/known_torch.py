@@ -5,22 +5,22 @@ from collections.abc import Iterator
 
 import torch
 
-from lflops.errors import CountError
+from lflops.errors import UnknownTorchError
 
 __all__ = ["differs", "known_torch"]
 
 
-def differs(difference: object) -> CountError:
+def differs(difference: object) -> UnknownTorchError:
     """The error that names this torch's version and the difference."""
-    return CountError(f"torch {torch.__version__}: its internals are not as lflops knows them: {difference}")
+    return UnknownTorchError(f"torch {torch.__version__}: its internals are not as lflops knows them: {difference}")
 
 
 @contextlib.contextmanager
 def known_torch() -> Iterator[None]:
-    """Imports and uses of private names: one that is missing, or takes other arguments, is a `CountError` with torch's version.
+    """Imports and uses of private names: one that is missing, or takes other arguments, is an `UnknownTorchError`.
 
     Raises:
-        CountError: A private name is missing or behaves differently.
+        UnknownTorchError: A private name is missing or behaves differently.
     """
     try:
         yield

@@ -6,12 +6,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch.optim import Optimizer
 
 from lflops.collect.torch_private.known_torch import known_torch
 
 with known_torch():
-    from torch.nn.modules.module import _global_forward_hooks_with_kwargs
+    from torch.nn.modules.module import (
+        _global_forward_hooks,
+        _global_forward_hooks_always_called,
+        _global_forward_hooks_with_kwargs,
+        _global_forward_pre_hooks,
+    )
+    from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 __all__ = [
     "Compilations",
@@ -80,14 +86,25 @@ class Compilations:
     def __init__(self, tell: Callable[[], None]) -> None:
         """Hear nothing yet."""
         self._tell = tell
+        self._heard = self._hear
 
     @property
     def listens(self) -> bool:
         """Whether it would hear of one."""
         return self._heard in self._handler.start_callbacks if self._handler is not None else False
 
-    def listen(self) -> None:
-        """Listen from here on, if torch.compile is loaded. To be called now and then, because torch.compiler.reset() ends it."""
+    def listen(self, guard: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Listen from here on, if torch.compile is loaded.
+
+        Args:
+            guard: Keeps our errors from the compilation.
+        """
+        self.stop()
+        self._heard = guard(self._hear)
+        self.listen_again()
+
+    def listen_again(self) -> None:
+        """To be called now and then, because torch.compile may be loaded later, and torch.compiler.reset() ends it."""
         if self._handler is not None and not self.listens:
             self._handler.register_start_callback(self._heard)
 
@@ -100,11 +117,27 @@ class Compilations:
     def _handler(self) -> Any:
         return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
 
-    def _heard(self, *_: object) -> None:
+    def _hear(self, *_: object) -> None:
         self._tell()
 
 
-def remove_hook(handle: RemovableHandle) -> None:
-    """Remove a global module hook, and the mark that it takes keyword arguments, which torch would leave."""
-    handle.remove()
-    _global_forward_hooks_with_kwargs.pop(handle.id, None)
+def remove_hook(hook: Callable[..., Any], owner: nn.Module | Optimizer | None = None) -> None:
+    """Remove a hook wherever torch has it. A handle would be lost in an interrupt right after the hook was installed.
+
+    Args:
+        hook: Was, or was about to be, installed.
+        owner: The module or optimizer that it is on; `None` for a global hook.
+    """
+    for registry in _registries(owner):
+        for number in [number for number, each in list(registry.items()) if each is hook]:
+            registry.pop(number, None)
+            for marks in (_global_forward_hooks_with_kwargs, _global_forward_hooks_always_called):
+                marks.pop(number, None)  # torch leaves the first of these
+
+
+def _registries(owner: nn.Module | Optimizer | None) -> tuple[dict[int, Any], ...]:
+    if isinstance(owner, nn.Module):
+        return owner._forward_pre_hooks, owner._forward_hooks
+    if isinstance(owner, Optimizer):
+        return owner._optimizer_step_pre_hooks, owner._optimizer_step_post_hooks
+    return _global_forward_pre_hooks, _global_forward_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks

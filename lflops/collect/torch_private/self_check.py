@@ -6,13 +6,14 @@ A torch that has changed is then an error that says what changed, rather than wr
 import functools
 import sys
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import _global_forward_hooks_with_kwargs
-from torch.utils.hooks import RemovableHandle
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lflops.collect.torch_private import autograd, cuda_memory, dispatch_modes, distributed, modules, operators, tensors
 from lflops.collect.torch_private.known_torch import differs, known_torch
@@ -234,8 +235,13 @@ def _are_profilers_seen() -> bool:
     """Without one that gets ready: that would cut off another that records."""
     kind = torch.autograd.profiler.profile
     before = kind._prepare_trace
-    with autograd.before_each_profiler(lambda: None):
-        within = kind._prepare_trace
+
+    def call() -> None:
+        """Do nothing."""
+
+    autograd.hear_profilers(call)
+    within = kind._prepare_trace
+    autograd.hear_profilers_no_more(call)
     callers = (kind.__enter__, torch.profiler.profile.prepare_trace)
     return within is not before is kind._prepare_trace and all("_prepare_trace" in each.__code__.co_names for each in callers)
 
@@ -275,18 +281,40 @@ def _of_tensors() -> dict[str, bool]:
 
 def _hears_compilations() -> bool:
     listener = modules.Compilations(lambda: None)
-    listener.listen()
+    listener.listen(lambda function: function)
     was_heard = listener.listens
     listener.stop()
     return (was_heard or "torch._dynamo.callback" not in sys.modules) and not listener.listens
 
 
+def _are_hooks_found(module: nn.Module) -> bool:
+    """By hooks that do nothing, there for a moment: on a module and an optimizer of ours, and for all."""
+    optimizer = Optimizer.__new__(Optimizer)  # to make one in the usual way would load torch.compile
+    optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+
+    def hook(*_: object) -> None:
+        """Do nothing."""
+
+    owners: list[tuple[Any, list[Callable[..., Any]]]] = [
+        (module, [module.register_forward_pre_hook, module.register_forward_hook]),
+        (optimizer, [optimizer.register_step_pre_hook, optimizer.register_step_post_hook]),
+        (None, [register_module_forward_pre_hook, register_module_forward_hook]),
+        (None, [register_optimizer_step_pre_hook, register_optimizer_step_post_hook]),
+    ]
+    found = True
+    for owner, registers in owners:
+        handles = [register(hook) for register in registers]
+        modules.remove_hook(hook, owner)
+        for handle in handles:
+            registry = handle.hooks_dict_ref()
+            found = found and registry is not None and handle.id not in registry
+            handle.remove()
+    return found
+
+
 def _of_modules() -> dict[str, bool]:
     child = nn.Identity()
     parent = nn.Sequential(child)
-    handle = RemovableHandle(OrderedDict())
-    _global_forward_hooks_with_kwargs[handle.id] = True
-    modules.remove_hook(handle)
     return {
         "children are registered elsewhere": list(modules.child_modules(parent)) == [("0", child)],
         "buffers are registered elsewhere": modules.buffers_of(nn.BatchNorm1d(1, device="meta")).keys()
@@ -295,7 +323,7 @@ def _of_modules() -> dict[str, bool]:
         "a plain module has packed parameters": modules.packed_parameters(parent) == [],
         "compilations are not numbered": modules.compilations() >= 0,
         "compilations begin unheard": _hears_compilations(),
-        "a hook leaves its mark": handle.id not in _global_forward_hooks_with_kwargs,
+        "hooks are registered elsewhere": _are_hooks_found(parent),
         "a plain module is taken for a sharded one": not list(distributed.flat_parts(parent)),
         "process groups are not found by name": distributed.group_named("no such group") is None,
         "the default group has no store": distributed.group_store() is None or torch.distributed.is_initialized(),

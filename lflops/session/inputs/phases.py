@@ -1,19 +1,16 @@
-"""Listeners to the phases of a training, from any driver."""
+"""The phases of a training as they begin and end, from any driver, and who listens to them."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from lflops.boundary import Guard
 from lflops.profile.records import Phase
 
-__all__ = ["Listener", "OutsideModules"]
+__all__ = ["Listener", "OutsideModules", "Phases"]
 
 
 class Listener(Protocol):
     """A listener to phases."""
-
-    @property
-    def innermost(self) -> str:
-        """The phase that is running."""
 
     def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
         """The phase begins, with what its method is given."""
@@ -23,6 +20,85 @@ class Listener(Protocol):
 
     def drop(self) -> None:
         """The innermost phase is left by an exception."""
+
+
+class _Ear(NamedTuple):
+    """A listener whose methods never raise."""
+
+    listener: Listener
+    enter: Callable[..., None]
+    leave: Callable[[], None]
+    drop: Callable[[], None]
+
+
+class Phases:
+    """The phases that one training is in, the innermost last.
+
+    A driver enters and leaves them. A listener hears the end of those phases alone whose beginning it heard.
+    """
+
+    def __init__(self) -> None:
+        self._ears: dict[str, tuple[_Ear, ...]] = {}
+        self._running: list[tuple[str, tuple[_Ear, ...]]] = []
+
+    def listen(self, stage: str, listener: Listener, guard: Guard) -> Callable[[], None]:
+        """Call a listener for a stage's phases. Returns what ends that; it can be called again.
+
+        Args:
+            stage: Whose phases.
+            listener: Its methods are called.
+            guard: Keeps its errors from the training.
+        """
+        ear = _Ear(listener, guard(listener.enter), guard(listener.leave), guard(listener.drop))
+
+        def undo() -> None:
+            self._ears[stage] = tuple(each for each in self._ears.get(stage, ()) if each is not ear)
+            self._running[:] = [(phase, tuple(each for each in ears if each is not ear)) for phase, ears in self._running]
+
+        self._ears[stage] = (*self._ears.get(stage, ()), ear)
+        return undo
+
+    @property
+    def innermost(self) -> str | None:
+        """The phase that is running."""
+        return self._running[-1][0] if self._running else None
+
+    @property
+    def depth(self) -> int:
+        """How many are running, one within the other."""
+        return len(self._running)
+
+    def enter(self, phase: str, stage: str, given: tuple[Any, ...] = ()) -> None:
+        """A phase of a stage begins, with what its method is given."""
+        ears = self._ears.get(stage, ())
+        self._running.append((phase, ears))
+        for each in ears:
+            each.enter(phase, given)
+
+    def leave(self, depth: int, *, failed: bool = False) -> None:
+        """All phases beyond that depth end; by an exception, if one passes."""
+        while len(self._running) > depth:
+            for each in self._running.pop()[1]:
+                (each.drop if failed else each.leave)()
+
+    def is_heard(self, stage: str) -> bool:
+        """Whether anybody listens to a stage."""
+        return bool(self._ears.get(stage))
+
+    def is_running(self, phase: str) -> bool:
+        """Whether a phase is running, also with others within it."""
+        return any(each == phase for each, _ in self._running)
+
+    def leave_last(self, phase: str) -> None:
+        """The innermost phase of that name ends, and what is within it; if there is one."""
+        names = [each for each, _ in self._running]
+        if phase in names:
+            self.leave(len(names) - 1 - names[::-1].index(phase))
+
+    def forget(self) -> None:
+        """Nobody listens any more, and no phase is running."""
+        self._ears.clear()
+        self._running.clear()
 
 
 class OutsideModules:
@@ -36,11 +112,6 @@ class OutsideModules:
         """Begin outside of a step."""
         self._tell = tell
         self._phases: list[Phase] = ["other"]
-
-    @property
-    def innermost(self) -> str:
-        """Whether it is forward."""
-        return self._phases[-1]
 
     def enter(self, phase: str, _given: tuple[Any, ...] = ()) -> None:
         """Forward, or something else; what comes behind a backward in the same training_step is clipping and the like."""

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from lflops.session.inputs.phases import Listener
-
 __all__ = ["STAGES", "Stage", "Training"]
 
 STAGES = ("train", "validate", "test", "predict")
@@ -67,7 +65,7 @@ class Stage:
     Attributes:
         name: One of `STAGES`.
         learns: Whether batches are followed by backward and an optimizer.
-        listen: Tells a listener of the stage's phases, until what it returns is called.
+        listen: Tells a listener of the stage's phases, until what it returns is called. The run gives a driver's its guard.
         accumulation: Returns how many batches gradients are accumulated over, now.
         ends_step: Returns whether the batch that ends now ends a step.
         batches_left: How many batches are to come; infinity where that is not known.
@@ -77,7 +75,7 @@ class Stage:
 
     name: str
     learns: bool
-    listen: Callable[[Listener], Callable[[], None]]
+    listen: Callable[..., Callable[[], None]]
     accumulation: Callable[[], int]
     ends_step: Callable[[], bool]
     batches_left: float

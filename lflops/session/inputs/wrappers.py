@@ -1,56 +1,94 @@
-"""Attributes that are set on a user's object for a while, to hear when a method of it is called."""
+"""Methods of a user's object that are wrapped for a run, where nothing from beneath tells when they are called.
+
+A wrapper cannot be told from the method by what a program asks of it: attributes, equality, hash, class, signature, copying, pickling.
+"""
 
 import copy
+import inspect
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-__all__ = ["Wrappers"]
+from lflops.boundary import Undo
+
+__all__ = ["wrap"]
 
 _ABSENT = object()
 
 
-class _Wrapper(partial[Any]):
-    """What is set on an owner. Copying and pickling give what was there before, which for a method is that of the owner's copy."""
+class _Wrapper:
+    """Stands in the place of a method, as an attribute of the instance.
 
-    before: Any = None
+    Args:
+        owner: The object.
+        name: Of the method.
+        around: Is called with the method and its arguments, and calls it.
+    """
+
+    __slots__ = ("_lflops_around", "_lflops_before", "_lflops_bound", "_lflops_found", "_lflops_name", "_lflops_owner")
+
+    def __init__(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        self._lflops_owner = owner
+        self._lflops_name = name
+        self._lflops_around = around
+        self._lflops_before = vars(owner).get(name, _ABSENT)
+        self._lflops_found = self._lflops_bound = _ABSENT
+
+    @property
+    def __wrapped__(self) -> Any:
+        """The method: what was set on the instance before, else what its class has now, which somebody may have replaced since."""
+        if self._lflops_before is not _ABSENT:
+            return self._lflops_before
+        owner, kind = self._lflops_owner, type(self._lflops_owner)
+        found = getattr(kind, self._lflops_name)
+        if found is not self._lflops_found:
+            static = inspect.getattr_static(kind, self._lflops_name)
+            self._lflops_bound = static.__get__(owner, kind) if hasattr(static, "__get__") else static
+            self._lflops_found = found
+        return self._lflops_bound
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._lflops_around(self.__wrapped__, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self.__wrapped__)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.__wrapped__ == (other.__wrapped__ if type(other) is _Wrapper else other))
+
+    def __hash__(self) -> int:
+        return hash(self.__wrapped__)
+
+    def __repr__(self) -> str:
+        return repr(self.__wrapped__)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return copy.deepcopy(self.before, memo)
+        return copy.deepcopy(self.__wrapped__, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return copy.copy, (self.before,)
+        return copy.copy, (self.__wrapped__,)
 
 
-class _Replaced(NamedTuple):
-    """An attribute that was set, and what was there before it."""
+def wrap(undo: Undo, owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Wrap a method of one object, until `undo` is closed. Nothing but an attribute of this instance is set: no class, no module.
 
-    owner: Any
-    name: str
-    wrapper: Any
-    before: Any
+    Args:
+        undo: Takes the wrapper off; one that somebody else has wrapped since stays below theirs, and goes on to call the method.
+        owner: The object.
+        name: Of the method.
+        around: Is called with the method and what the caller gives.
+    """
+    wrapper = _Wrapper(owner, name, around)
+    undo.add(_unwrap, owner, name, wrapper)
+    setattr(owner, name, wrapper)
 
 
-class Wrappers:
-    """The wrappers of one listener. Nothing but attributes of these instances is set: no class, no module."""
-
-    def __init__(self) -> None:
-        """There are none."""
-        self._replaced: list[_Replaced] = []
-
-    def install(self, owner: Any, name: str, function: Callable[..., Any], *given: Any) -> None:
-        """Set a function in the place of a method, with what it is to be given before the method's own arguments."""
-        wrapper = _Wrapper(function, *given)
-        wrapper.before = getattr(owner, name)
-        self._replaced.append(_Replaced(owner, name, wrapper, vars(owner).get(name, _ABSENT)))
-        setattr(owner, name, wrapper)
-
-    def uninstall(self) -> None:
-        """Put back what was there; a wrapper that somebody else has wrapped since stays below theirs, and goes on to call the method."""
-        for owner, name, wrapper, before in reversed(self._replaced):
-            if vars(owner).get(name) is wrapper:
-                if before is _ABSENT:
-                    delattr(owner, name)
-                else:
-                    setattr(owner, name, before)
-        self._replaced.clear()
+def _unwrap(owner: Any, name: str, wrapper: _Wrapper) -> None:
+    if vars(owner).get(name) is wrapper:
+        if wrapper._lflops_before is _ABSENT:  # noqa: SLF001 - the two are one
+            delattr(owner, name)
+        else:
+            setattr(owner, name, wrapper._lflops_before)  # noqa: SLF001

@@ -50,25 +50,33 @@ class OutOfMemory(Struct, frozen=True, kw_only=True):
 
 
 class MemoryHistory:
-    """The allocator's history, recorded for one run; a recording of the user's is left alone."""
+    """The allocator's history, recorded for one run; a recording of the user's is left alone.
+
+    Args:
+        device: The training's.
+    """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._is_ours = False
+
+    def start(self) -> None:
         """Begin, where the device is CUDA's.
 
         Raises:
             CountError: This torch records memory in another way than lflops knows.
         """
-        if device.type == "cuda":
-            check_cuda_memory(device)
-        self._is_ours = device.type == "cuda" and not is_recording_memory()
+        if self._device.type == "cuda":
+            check_cuda_memory(self._device)
+            self._is_ours = not is_recording_memory()
         if self._is_ours:
             record_memory(RECORDED)
 
     def stop(self) -> None:
         """End it, if it is ours."""
         if self._is_ours:
-            self._is_ours = False
             stop_recording_memory()
+            self._is_ours = False
 
 
 def ran_out_of_memory(error: BaseException | None) -> bool:

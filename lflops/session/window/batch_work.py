@@ -133,8 +133,6 @@ def _reads_lengths(operator: str) -> bool:
 class HostBatch:
     """Listens to transfers, and reads each batch before it: afterwards its lengths are on the device, and to read them would be to wait."""
 
-    innermost = ""
-
     def __init__(self) -> None:
         """Have seen no batch."""
         self.lengths = NO_LENGTHS

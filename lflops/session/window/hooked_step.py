@@ -1,9 +1,9 @@
 """One step of the training with its modules hooked, to divide forward and backward over them."""
 
-import contextlib
 from itertools import pairwise
 from typing import Any
 
+from lflops.boundary import Guard, Undo, call_each
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.clock import Clock
 from lflops.collect.timing.module_hooks import ModuleTimer
@@ -20,7 +20,7 @@ _WITHOUT_SLICE = frozenset({"forward", "backward", OTHER, ""})
 
 
 class HookedStep:
-    """Stamps the modules from when it is made until it is stopped. The LightningModule is the root, and training_step its forward.
+    """Stamps the modules from its start until it is stopped. The LightningModule is the root, and training_step its forward.
 
     Args:
         stage: Tells when forward and backward run.
@@ -29,23 +29,22 @@ class HookedStep:
     """
 
     def __init__(self, stage: Stage, tree: ModuleTree, clock: Clock) -> None:
-        """Begin."""
+        self._stage = stage
         self._timer = ModuleTimer(tree, clock)
         self._clock = clock
         self._phases: list[str] = []
         self._begun = False
         self._passes: list[dict[str, list[Stamp]]] = []
-        with contextlib.ExitStack() as undo:
-            undo.enter_context(self._timer.hooked())
-            undo.callback(stage.listen(self))
-            self._undo = undo.pop_all()
+        self._undo = Undo()
+
+    def start(self, guard: Guard) -> None:
+        """Begin."""
+        self._timer.install(self._undo, guard)
+        self._undo.add(self._stage.listen(self))
 
     def stop(self) -> None:
-        """End."""
-        try:
-            self._end_pass()
-        finally:
-            self._undo.close()
+        """End. It can be called again."""
+        call_each([self._end_pass, self._undo.close])
 
     def pass_times(self) -> dict[str, PassTimes]:
         """What the settled stamps say of forward and of backward, over all passes of the step."""
@@ -74,11 +73,6 @@ class HookedStep:
         stretches += [OwnTime("", phase, *ends) for phase, ends in zip(phases, between, strict=True) if phase not in _WITHOUT_SLICE]
         return longest("hooked", at(end), nested(sorted(stretches, key=lambda each: each.start)))
 
-    @property
-    def innermost(self) -> str:
-        """The phase that is running."""
-        return self._phases[-1] if self._phases else OTHER
-
     def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
         """Forward begins or goes on; backward begins, from the loss; anything else is set aside."""
         within_forward = "forward" in self._phases
@@ -99,7 +93,7 @@ class HookedStep:
         self.drop()
         if self._begun:
             self._timer.set_aside()
-            if self.innermost == "forward":
+            if self._phases[-1:] == ["forward"]:
                 self._timer.resume_forward()
 
     def drop(self) -> None:

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from lflops.boundary import Guard, Undo
 from lflops.collect.inputs.batch import samples_and_tokens, units_of
 from lflops.collect.timing.clock import cpu_usage
 from lflops.collect.timing.step_phases import PhaseMarks, StepPhases
-from lflops.collect.torch_private.modules import Compilations, compilations
+from lflops.collect.torch_private.modules import Compilations, compilations, remove_hook
 from lflops.profile.steps import Step, StepKind, is_clean
 from lflops.session.window.hooked_step import HookedStep
 from lflops.session.window.plain_steps import MOST, BatchUnits, PlainSteps, signature
@@ -123,9 +124,17 @@ class StepClock:
         self._compilations = Compilations(partial(self.mark, "recompiled"))
         self._compiled = compilations()
         self._is_closed = False
+        self._hooks = Undo()
         self.resume()
-        self._compilations.listen()
-        self._updates = register_optimizer_step_post_hook(self._update) if scaled else None
+
+    def install(self, guard: Guard) -> None:
+        """Listen to compilations, and to optimizers where a step may be skipped, until `close`."""
+        self._hooks.add(self._compilations.stop)
+        self._compilations.listen(guard)
+        if self._scaled:
+            update = guard(self._update)
+            self._hooks.add(remove_hook, update)
+            register_optimizer_step_post_hook(update)
 
     @property
     def ordinal(self) -> int:
@@ -144,9 +153,7 @@ class StepClock:
     def close(self) -> None:
         """Take off every hook, for good: no step is looked into any more."""
         self._is_closed = True
-        self._compilations.stop()
-        if self._updates is not None:
-            self._updates.remove()
+        self._hooks.close()
 
     def _update(self, *_: object) -> None:
         """An optimizer has made a step."""
@@ -266,7 +273,7 @@ class StepClock:
         self.batches, self._is_torn, self._updated = [], False, False
         self._compiled = compilations()
         if not self._is_closed:
-            self._compilations.listen()
+            self._compilations.listen_again()
 
     def resume(self) -> None:
         """Begin the step anew: what ran since the last one ended was our own."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lflops.boundary import Guard, call_each
 from lflops.collect.kineto.tracer import Recording, Tracer
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.step_phases import OTHER
@@ -53,18 +54,20 @@ class TracedSteps:
         tree: The modules and their names.
         settings: What to record.
         folder: Where traces go; each window has a folder in it.
+        guard: Keeps errors of our hooks from the training.
 
     Attributes:
         notes: Why there is no trace, if there is none.
     """
 
-    def __init__(self, training: Training, stage: Stage, tree: ModuleTree, settings: Settings, folder: Path) -> None:
+    def __init__(self, training: Training, stage: Stage, tree: ModuleTree, settings: Settings, folder: Path, *, guard: Guard) -> None:
         """Touch nothing yet."""
         self._training = training
         self._stage = stage
         self._tree = tree
         self._settings = settings
         self._folder = folder
+        self._guard = guard
         self._tracer: Tracer | None = None
         self._stop_listening: Callable[[], None] | None = None
         self._annotations: list[AnnotationProcess] = []
@@ -80,6 +83,7 @@ class TracedSteps:
             profile_memory=asked.profile_memory,
             with_stack=asked.with_stack,
             inside_compiled=asked.looks_inside_compiled,
+            guard=self._guard,
         )
         if not self._tracer.warm_up():
             self._refused(self._tracer)
@@ -113,13 +117,15 @@ class TracedSteps:
     def end(self, *, failed: bool) -> Recording | None:
         """No further step for now: what was recorded until here; nothing after a failure, when nothing may wait."""
         tracer = self._tracer
-        if tracer is None or self._stop_listening is None:
+        if tracer is None:
+            return None
+        if self._stop_listening is None:
+            tracer.abandon()
             return None
         if tracer.batches and not failed:
             return self._stop(tracer)
-        self._stop_listening()
+        call_each([self._stop_listening, tracer.abandon])
         self._stop_listening = None
-        tracer.abandon()
         return None
 
     def annotate(self, recording: Recording, into: Path, profile: Path) -> None:
@@ -175,8 +181,8 @@ class TracedSteps:
     def _stop(self, tracer: Tracer) -> Recording | None:
         if self._stop_listening is not None:
             self._stop_listening()
-        self._tracer = self._stop_listening = None
         recording = tracer.stop(self._folder, f"{platform.node()}_{self._training.rank}", whole=None)
+        self._tracer = self._stop_listening = None
         if tracer.refusal is not None:
             self._refused(tracer)
         return recording

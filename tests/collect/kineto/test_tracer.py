@@ -20,6 +20,7 @@ from lflops.collect.kineto.other_profilers import recorded_events
 from lflops.collect.kineto.tracer import Tracer
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.torch_private.modules import compilations
+from tests.support.installed import installed
 from tests.support.process_state import differences, global_hooks, settings, settle
 from tests.support.small_models import Block, Projections, hidden, sequence
 
@@ -41,7 +42,7 @@ def traced(model: nn.Module, *steps: Callable[[], Any]) -> Joined:
     """Run the steps under Kineto, and join what it recorded."""
     tree = ModuleTree({"": model})
     boundaries = ModuleLog(tree)
-    with profile(activities=[ProfilerActivity.CPU]) as recorder, boundaries.hooked():
+    with profile(activities=[ProfilerActivity.CPU]) as recorder, installed(boundaries):
         for number, step in enumerate(steps):
             with record_function(f"ProfilerStep#{number}"):
                 boundaries.step()
@@ -274,7 +275,7 @@ def test_modules_enclose_their_operators_in_the_same_clock() -> None:
     model = nn.Sequential(nn.Linear(hidden, hidden), nn.Linear(hidden, hidden))
     tree = ModuleTree({"": model})
     boundaries = ModuleLog(tree)
-    with profile(activities=[ProfilerActivity.CPU]) as recorder, boundaries.hooked(), record_function("ProfilerStep#0"):
+    with profile(activities=[ProfilerActivity.CPU]) as recorder, installed(boundaries), record_function("ProfilerStep#0"):
         model(sequence())
     events = read(recorded_events(recorder), device=False, stack=False)
     calls = {call.row: call for call in join(events, boundaries.threads, boundaries.home, tree).calls}

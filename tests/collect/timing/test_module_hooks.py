@@ -16,6 +16,7 @@ from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.module_hooks import ModuleTimer
 from lflops.collect.timing.stamps import PassTimes, inclusive
 from tests.support.fake_clock import StillClock
+from tests.support.installed import installed
 from tests.support.timed_modules import Itself, Part, Takes
 
 Model = Callable[[StillClock], nn.Module]
@@ -27,7 +28,7 @@ def pass_of(
 ) -> dict[str, PassTimes]:
     """A hooked pass, backward too where there is a loss."""
     spans = ModuleTimer(ModuleTree({"": model}), clock)
-    with spans.hooked():
+    with installed(spans):
         spans.begin()
         output = model(*args, **kwargs)
         if loss is not None:
@@ -359,7 +360,7 @@ def test_a_graph_that_is_kept_is_timed_each_time_that_it_goes_backward() -> None
     clock = StillClock()
     model = projections(clock)
     spans = ModuleTimer(ModuleTree({"": model}), clock)
-    with spans.hooked():
+    with installed(spans):
         spans.begin()
         result = model(ones()).sum()
         spans.set_aside()
@@ -496,7 +497,7 @@ def test_hooks_and_graphs_are_as_they_were_when_the_spans_are_left() -> None:
     spans = ModuleTimer(ModuleTree({"": model}), clock)
 
     def fail() -> None:
-        with spans.hooked():
+        with installed(spans):
             spans.begin()
             outputs.append(model(x))
             raise ValueError("planted")

@@ -73,7 +73,7 @@ def test_a_phase_that_is_left_by_an_exception_is_not_running(phases: StepPhases,
     clock.advance(1)
     phases.drop()
     phases.drop()
-    assert "other" == phases.innermost
+    assert ["other"] == phases._running
     clock.advance(1)
     assert {"other": 3.0, "optimizer": 0.0, "forward": 2.0, "backward": 4.0} == whole_seconds(phases, clock, "b4)3")
 

@@ -1,6 +1,5 @@
 """The private names of torch that lflops uses are tried out before the first count."""
 
-import contextlib
 import importlib
 import importlib.util
 import re
@@ -50,7 +49,8 @@ LIES: dict[str, tuple[ModuleType | type, str, Callable[..., Any], str]] = {
     "backward has no end": (autograd, "after_backward", lambda callback: None, "the end of a backward pass is not reported"),
     "graphs have no leaves": (autograd, "leaves", lambda tensors: [], "leaves are not found"),
     "profilers are gone": (autograd, "profiler_is_recording", gone, "no such name"),
-    "profilers get ready unseen": (autograd, "before_each_profiler", lambda call: contextlib.nullcontext(), "profilers get ready unseen"),
+    "profilers get ready unseen": (autograd, "hear_profilers", lambda call: None, "profilers get ready unseen"),
+    "profilers are heard for ever": (autograd, "hear_profilers_no_more", lambda call: None, "profilers get ready unseen"),
     "all storages are one": (tensors, "storage_key", lambda tensor: (tensor.untyped_storage(), id(tensor)), "a storage has no key"),
     "sparse tensors store all": (tensors, "stored_elements", lambda tensor: tensor.numel(), "other parts"),
     "everything is sharded": (tensors, "local_part", lambda tensor: tensor[0], "has a local part"),
@@ -62,9 +62,9 @@ LIES: dict[str, tuple[ModuleType | type, str, Callable[..., Any], str]] = {
     "nothing has overloads": (operators, "overloads_of", lambda operator: [], "overloads are not listed"),
     "modules have no children": (modules, "child_modules", lambda module: [], "children are registered elsewhere"),
     "everything is compiled": (modules, "is_compiled", lambda module: True, "taken for a compiled one"),
-    "nothing is heard of compilations": (modules.Compilations, "listen", lambda listener: None, "compilations begin unheard"),
+    "nothing is heard of compilations": (modules.Compilations, "listen", lambda listener, guard: None, "compilations begin unheard"),
     "compilations are heard for ever": (modules.Compilations, "stop", lambda listener: None, "compilations begin unheard"),
-    "hooks stay": (modules, "remove_hook", lambda handle: None, "a hook leaves its mark"),
+    "hooks stay": (modules, "remove_hook", lambda hook, owner: None, "hooks are registered elsewhere"),
     "everything is flat": (distributed, "flat_parts", lambda module: [module], "taken for a sharded one"),
 }
 
@@ -211,7 +211,7 @@ def test_a_report_on_cuda_begins_with_the_trial(monkeypatch: pytest.MonkeyPatch)
     for name, stand_in in (("check_cuda_memory", tried.append), ("is_recording_memory", lambda: True)):
         monkeypatch.setattr(out_of_memory, name, stand_in)
     for device in (CPU, torch.device("cuda", 1)):
-        out_of_memory.MemoryHistory(device)
+        out_of_memory.MemoryHistory(device).start()
     assert [torch.device("cuda", 1)] == tried
 
 

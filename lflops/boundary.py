@@ -1,0 +1,126 @@
+"""The boundary between a training and lflops: all that a training calls of ours enters through it.
+
+What fails behind it is taken off and warned of once, and the training goes on. An interrupt, as Ctrl-C, takes off the same, and goes on.
+
+    boundary = Boundary(fail)
+    hook = boundary.guard(listener.enter_module)     # a hook that never raises
+    with boundary:                                   # the same for a block
+        session.batch_ends(batch)
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+__all__ = ["Boundary", "Guard", "Undo", "call_each", "unguarded"]
+
+Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Makes a function of ours one that a training may call."""
+
+
+def unguarded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The guard where lflops was called by its user, who is to see our errors."""
+    return function
+
+
+class Boundary:
+    """The way into lflops from one training.
+
+    Args:
+        fail: Takes off all that is ours. It is given what was raised, may be called again, and may raise that to end the training.
+    """
+
+    def __init__(self, fail: Callable[[BaseException], None]) -> None:
+        self._fail = fail
+
+    def guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, from which no error of ours comes out: after one it returns `None`."""
+
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except BaseException as error:
+                if not self.contains(error):
+                    raise
+                return None
+
+        return guarded
+
+    def __enter__(self) -> None:
+        """Begin a block of ours."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        """End it; an error of it goes no further."""
+        return error is not None and self.contains(error)
+
+    def contains(self, error: BaseException) -> bool:
+        """Take everything off. Returns whether the error ends here: an interrupt goes on."""
+        try:
+            self._fail(error)
+        except BaseException as another:
+            if another is not error and not isinstance(another, Exception):
+                self._fail(another)  # an interrupt of the taking off itself
+            raise
+        return isinstance(error, Exception)
+
+
+class Undo:
+    """What is installed, and how to take it off.
+
+    Each part is noted before it is installed, so that an interrupt between the two loses nothing. What takes it off has to do no harm where
+    it is called twice, or where nothing was installed.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[Callable[[], object]] = []
+
+    def add(self, take_off: Callable[..., object], *given: Any) -> None:
+        """Note what takes a part off, with its arguments. Then install the part."""
+        self._parts.append(partial(take_off, *given))
+
+    def close(self) -> None:
+        """Take off all parts, the last one first, each by itself. It can be called again after an interrupt.
+
+        Raises:
+            BaseException: What the first part raised that failed.
+        """
+        call_each([self._take_off_last] * len(self._parts))
+
+    def __enter__(self) -> Self:
+        """Install parts."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take them off."""
+        self.close()
+
+    def _take_off_last(self) -> None:
+        if self._parts:
+            try:
+                self._parts[-1]()
+            except Exception:
+                self._parts.pop()
+                raise
+            self._parts.pop()  # after an interrupt it stays, to be taken off again
+
+
+def call_each(functions: Iterable[Callable[[], object]]) -> None:
+    """Call all of them, also after one that fails. One that is interrupted is called once more.
+
+    Raises:
+        BaseException: What was raised first; an interrupt before all else.
+    """
+    failures: list[BaseException] = []
+    for function in functions:
+        for _ in range(2):
+            try:
+                function()
+            except Exception as error:  # noqa: BLE001 - the others are called first
+                failures.append(error)
+            except BaseException as interrupt:  # noqa: BLE001 - the same
+                failures.insert(0, interrupt)
+                continue
+            break
+    if failures:
+        raise failures[0]

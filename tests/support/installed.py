@@ -1,0 +1,24 @@
+"""What installs hooks, for the time of a `with`."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Protocol
+
+from lflops.boundary import Undo
+
+__all__ = ["installed"]
+
+
+class Installs(Protocol):
+    """A timer or a log of modules."""
+
+    def install(self, undo: Undo) -> None:
+        """Install its hooks."""
+
+
+@contextlib.contextmanager
+def installed(listener: Installs) -> Iterator[None]:
+    """Its hooks are on within."""
+    with Undo() as undo:
+        listener.install(undo)
+        yield
