@@ -8,6 +8,7 @@ What fails behind it is taken off and warned of once, and the training goes on. 
         session.batch_ends(batch)
 """
 
+import contextlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import TracebackType
@@ -91,9 +92,16 @@ class Undo:
         """Install parts."""
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Take them off."""
-        self.close()
+    @property
+    def __exit__(self) -> Callable[..., bool | None]:  # noqa: PLE0302, PYI036 - it gives the method
+        """Take them off, and once more where that was interrupted.
+
+        Python asks for this before the block begins. It gets a method of Python's own, so an interrupt before our first line loses nothing.
+        """
+        ends = contextlib.ExitStack()
+        ends.callback(self.close)
+        ends.callback(self.close)
+        return ends.__exit__
 
     def _take_off_last(self) -> None:
         if self._parts:

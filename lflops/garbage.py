@@ -10,10 +10,8 @@ __all__ = ["uncollected"]
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
     """No garbage collection meanwhile."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with contextlib.ExitStack() as undo:
+        if gc.isenabled():
+            undo.callback(gc.enable)
+            gc.disable()
         yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -1,0 +1,237 @@
+"""Ctrl-C at every line of lflops that runs inside of a training: nothing of ours is left, and the same exception arrives.
+
+python benchmarks/interrupts.py [--only plain|lightning|ranks] [--every N]
+"""
+
+import argparse
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from torch import Tensor, distributed, nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import lflops
+from lflops.traces import annotate_in_background
+from tests.support.interrupts import Outcome, interrupt_each, lines_of, look
+from tests.support.process_state import Facts
+
+SCHEDULE = lflops.Schedule(wait=2, warmup=1, active=1, repeat=1)
+STEPS = 9
+EXPECTED = {"plain": {"KeyboardInterrupt"}, "lightning": {"SystemExit", "KeyboardInterrupt"}, "ranks": {"KeyboardInterrupt"}}
+"""What comes out: Lightning turns it into an exit."""
+
+watched: dict[str, Any] = {}
+"""The user's objects of the last training."""
+
+
+class Log:
+    """A logger of the user's."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        """Keep nothing."""
+
+
+def settings(folder: str) -> dict[str, Any]:
+    """Those of every monitor here."""
+    return {"schedule": SCHEDULE, "dirpath": folder, "hardware": None, "module_scalars": 2, "html": False}
+
+
+def plain() -> None:
+    """A loop of one's own, with a validation."""
+    folder = tempfile.mkdtemp()
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watched.update(model=model, optimizer=optimizer)
+    try:
+        with lflops.monitor(model, optimizer, logger=Log(), log_every=2, log=_say_nothing, steps=STEPS, **settings(folder)) as monitor:
+            for batch in monitor.data([torch.ones(2, 4)] * STEPS):
+                with monitor.step(batch):
+                    loss = model(batch).sum()
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            with monitor.stage("validate"), torch.no_grad():
+                model(torch.ones(2, 4))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Module(lightning.LightningModule):
+    """Logs, validates and saves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def training_step(self, batch: Tensor, _batch_idx: int) -> Tensor:
+        loss: Tensor = self.model(batch).sum()
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch: Tensor, _batch_idx: int) -> None:
+        self.log("validation", self.model(batch).sum())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def in_lightning() -> None:
+    """A Trainer with a logger."""
+    folder = tempfile.mkdtemp()
+    module = Module()
+    from lightning.pytorch.loggers import CSVLogger
+
+    try:
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            devices=1,
+            max_steps=STEPS,
+            logger=CSVLogger(folder),
+            log_every_n_steps=2,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            enable_checkpointing=False,
+            num_sanity_val_steps=0,
+            val_check_interval=6,
+            callbacks=[lflops.FlopsMonitor(**settings(folder), stages=("train", "validate"))],
+        )
+        watched.update(model=module, trainer=trainer)
+        data = torch.utils.data.DataLoader(torch.ones(2 * STEPS, 4), batch_size=2)
+        trainer.fit(module, data, torch.utils.data.DataLoader(torch.ones(4, 4), batch_size=2))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def on_ranks() -> None:
+    """The first of two ranks of DDP; the other one is a child that is ended with it."""
+    folder = tempfile.mkdtemp()
+    other = os.fork()
+    rank = int(other == 0)
+    if rank:
+        sys.settrace(None)
+    try:
+        distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+        model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        watched.update(model=model, optimizer=optimizer)
+        options = settings(folder) | {"trace": False, "gather_timeout": 5.0}
+        with lflops.monitor(model, optimizer, log=_say_nothing, steps=STEPS, **options) as monitor:
+            for batch in monitor.data([torch.ones(2, 4)] * STEPS):
+                with monitor.step(batch):
+                    loss = model(batch).sum()
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+    finally:
+        if rank:
+            os._exit(0)
+        os.kill(other, signal.SIGKILL)
+        os.waitpid(other, 0)
+        distributed.destroy_process_group()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _say_nothing(_message: str) -> None:
+    pass
+
+
+def left_on_objects() -> Facts:
+    """Hooks and attributes of ours on what the last training had."""
+    owners = [watched.get("model"), watched.get("optimizer")]
+    trainer = watched.get("trainer")
+    if trainer is not None:
+        owners += [trainer, trainer.strategy, trainer.profiler, trainer.fit_loop.epoch_loop]
+    watched.clear()
+    facts: Facts = {}
+    for owner in filter(None, owners):
+        for name, value in vars(owner).items():
+            if "hooks" in name and isinstance(value, dict) and any("lflops" in repr(type(each)) + repr(each) for each in value.values()):
+                facts[f"{type(owner).__name__}.{name}"] = len(value)
+            elif object.__getattribute__(value, "__class__") is not type(value):
+                facts[f"{type(owner).__name__}.{name}"] = "wrapped"
+    return facts
+
+
+def look_at_all() -> Facts:
+    """The process and the objects."""
+    return look() | left_on_objects()
+
+
+TRAININGS: dict[str, Callable[[], None]] = {"plain": plain, "lightning": in_lightning, "ranks": on_ranks}
+
+
+def lines_in_children(train: Callable[[], None]) -> tuple[list[Any], list[Any]]:
+    """The lines of a training in a process that trained before, and those that only the first one runs."""
+    import json
+
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        cold, warm = lines_of(train), lines_of(train)
+        with os.fdopen(writing, "w") as pipe:
+            json.dump([cold, warm], pipe)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        cold, warm = ([tuple(each) for each in lines] for lines in json.load(pipe))
+    os.waitpid(child, 0)
+    return warm, [each for each in cold if each not in set(warm)]
+
+
+def main() -> int:
+    """Interrupt all of them."""
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--only", choices=TRAININGS)
+    asked.add_argument("--every", type=int, default=1, help="take one line of so many")
+    asked.add_argument("--within", default="", help="only lines of files whose name has this, as session/")
+    given = asked.parse_args()
+    warnings.simplefilter("ignore")
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lflops"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    torch.set_num_threads(1)
+    popen = subprocess.Popen
+    annotate_in_background.subprocess.Popen = lambda *_, **given: popen(["true"], **given)  # type: ignore[misc]
+    wrong, done = 0, set()
+    print("| training | lines | interrupted | another exception came out | something was left | minutes |\n|---|--:|--:|--:|--:|--:|")
+    for name, train in TRAININGS.items():
+        if given.only not in {None, name}:
+            continue
+        begun = time.monotonic()
+        warm, cold = ([each for each in lines if given.within in each[0]] for lines in lines_in_children(train))
+        if name == "ranks":
+            warm = [each for each in warm if each not in done]
+        done |= {*warm, *cold}
+        outcomes: list[Outcome] = []
+        for places, fresh in ((warm, False), (cold, True)):
+            for outcome in interrupt_each(train, places[:: given.every], fresh=fresh, look_at=look_at_all):
+                outcomes.append(outcome)
+                if outcome.left or outcome.came_out not in EXPECTED[name]:
+                    print(f"  {outcome}", file=sys.stderr, flush=True)
+        others = [each for each in outcomes if each.came_out not in EXPECTED[name] | {"(not reached)"}]
+        left = [each for each in outcomes if each.left]
+        counts = Counter(each.came_out for each in outcomes)
+        reached = len(outcomes) - counts["(not reached)"]
+        print(
+            f"| {name} | {len(warm) + len(cold)} | {reached} | {len(others)} | {len(left)} | {(time.monotonic() - begun) / 60:.1f} |",
+            flush=True,
+        )
+        wrong += len(others) + len(left)
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""Ctrl-C at every line of lflops that runs inside of a training: what comes out of it, and what is left.
+
+A trace function of Python's raises KeyboardInterrupt where a line is about to run. Each training is a function that trains from the
+beginning to the end; it is run once to learn which lines it runs, and once for each of them.
+"""
+
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lflops
+from lflops.collect.attribution.hooks import LISTENERS
+from lflops.collect.torch_private.autograd import profile
+from tests.support.process_state import Facts, Same, differences, global_hooks, modes, process
+
+__all__ = ["Outcome", "Place", "interrupt_each", "lines_of", "look", "outcome_of"]
+
+PACKAGE = str(Path(lflops.__file__).parent)
+LONGEST = 120.0
+"""Seconds that one training may take."""
+
+Place = tuple[str, int]
+"""A file of the package and a line in it."""
+
+Train = Callable[[], object]
+
+
+class Outcome(NamedTuple):
+    """What became of a training that was interrupted.
+
+    Attributes:
+        place: Where.
+        came_out: The exception's class; empty if there was none.
+        left: What is there that was not there before.
+    """
+
+    place: Place
+    came_out: str
+    left: list[str]
+
+
+@contextmanager
+def traced(at_line: Callable[[Place], None]) -> Iterator[None]:
+    """Call a function before each line of the package that this thread runs."""
+
+    def local(frame: Any, event: str, _arg: object) -> Any:
+        if event == "line":
+            at_line((frame.f_code.co_filename[len(PACKAGE) + 1 :], frame.f_lineno))
+        return local
+
+    def called(frame: Any, _event: str, _arg: object) -> Any:
+        return local if frame.f_code.co_filename.startswith(PACKAGE) else None
+
+    before = sys.gettrace()
+    sys.settrace(called)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def lines_of(train: Train) -> list[Place]:
+    """The lines that a training runs, in the order in which they first run."""
+    seen: dict[Place, None] = {}
+    with traced(lambda place: seen.setdefault(place)):
+        train()
+    return list(seen)
+
+
+def look() -> Facts:
+    """What lflops could leave behind in this process."""
+    unstable = {"threads", "files", "signals", "sys.settrace", "weakref.finalize", "atexit", "environment", "logging"}
+    facts = {name: value for name, value in {**process(), **modes(), **global_hooks()}.items() if name not in unstable}
+    dynamo = sys.modules.get("torch._dynamo.callback")
+    callbacks = [] if dynamo is None else [Same(each) for each in dynamo.callback_handler.start_callbacks]
+    return facts | {
+        "listeners": list(map(Same, LISTENERS)),
+        "profilers": Same(profile._prepare_trace),
+        "torch.compile's callbacks": callbacks,
+    }
+
+
+def outcome_of(train: Train, place: Place, look_at: Callable[[], Facts] = look) -> Outcome:
+    """Train, with an interrupt before the first run of that line."""
+    planted: list[bool] = []
+
+    def at_line(now: Place) -> None:
+        if now == place and not planted:
+            planted.append(True)
+            raise KeyboardInterrupt
+
+    before, handler = look_at(), signal.getsignal(signal.SIGINT)
+    came_out = ""
+    try:
+        with traced(at_line):
+            train()
+    except BaseException as error:  # noqa: BLE001 - it is what this is about
+        came_out = type(error).__name__
+    finally:
+        signal.signal(signal.SIGINT, handler)  # Lightning ignores it once it was interrupted
+    for thread in threading.enumerate():
+        if thread.name.startswith("lflops"):
+            thread.join(30)
+    return Outcome(place, came_out if planted else "(not reached)", differences(before, look_at()))
+
+
+def interrupt_each(train: Train, places: Sequence[Place], *, fresh: bool = False, look_at: Callable[[], Facts] = look) -> Iterator[Outcome]:
+    """The outcome at each place, from child processes. One goes on to the next place unless something was left.
+
+    Args:
+        train: What is interrupted.
+        places: The lines.
+        fresh: Whether each has a process of its own, for lines that run but once in a process.
+        look_at: What could be left.
+    """
+    waiting = list(places)
+    while waiting:
+        for outcome in _in_a_child(train, waiting[:1] if fresh else waiting, look_at, warm=not fresh):
+            waiting.pop(0)
+            yield outcome
+
+
+def _in_a_child(train: Train, places: Sequence[Place], look_at: Callable[[], Facts], *, warm: bool) -> Iterator[Outcome]:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        try:
+            os.setsid()
+            with os.fdopen(writing, "w", buffering=1) as pipe:
+                if warm:
+                    train()
+                for place in places:
+                    outcome = outcome_of(train, place, look_at)
+                    pipe.write(json.dumps(outcome) + "\n")
+                    if outcome.left:
+                        break
+        except BaseException:  # noqa: BLE001 - the parent sees that it is gone
+            traceback.print_exc()
+        os._exit(0)
+    os.close(writing)
+    answered = 0
+    with os.fdopen(reading) as pipe:
+        while True:
+            ready, _, _ = select.select([pipe], [], [], LONGEST)
+            line = pipe.readline() if ready else ""
+            if not line:
+                break
+            answered += 1
+            (file, number), came_out, left = json.loads(line)
+            yield Outcome((file, number), came_out, left)
+            if answered == len(places):
+                break
+    end = time.monotonic() + 5
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > end:
+            os.killpg(child, signal.SIGKILL)
+        time.sleep(0.01)
+    if not answered:
+        yield Outcome(places[0], "(died or hung)", [])
