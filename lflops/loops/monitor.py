@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -138,7 +139,7 @@ class LoopMonitor:
         self.profiles = run.profiles
         self._ends.callback(run.take_off)
         self._ends.push(self._close)
-        with self._ends.pop_all() as ends:  # closed by an error in here, as Python calls no `__exit__` then
+        try:
             with run.boundary:
                 run.log_dir = self._log_dir()
                 run.open()
@@ -146,8 +147,10 @@ class LoopMonitor:
                     run.store = meet(f"lflops/loop/{next(_RUNS)}", rank, timeout=self._settings.gather_timeout)
                 self._phases.install(run.boundary, run.undo)
             self._begin("train")
-            self._ends.push(ends.pop_all())
-        return self
+            return self  # noqa: TRY300 - an interrupt here is one in here
+        except BaseException:
+            self._ends.__exit__(*sys.exc_info())  # Python does not call ours then
+            raise
 
     @property
     def __exit__(self) -> Callable[..., bool | None]:  # noqa: PLE0302, PYI036 - it gives the method

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import lflops
 from lflops.collect.attribution.hooks import LISTENERS
@@ -71,7 +71,7 @@ def traced(at_line: Callable[[Place], None]) -> Iterator[None]:
 def lines_of(train: Train) -> list[Place]:
     """The lines that a training runs, in the order in which they first run."""
     seen: dict[Place, None] = {}
-    with traced(lambda place: seen.setdefault(place)):
+    with traced(seen.setdefault):
         train()
     return list(seen)
 
@@ -124,7 +124,7 @@ def interrupt_each(train: Train, places: Sequence[Place], *, fresh: bool = False
     """
     waiting = list(places)
     while waiting:
-        for outcome in _in_a_child(train, waiting[:1] if fresh else waiting, look_at, warm=not fresh):
+        for outcome in _in_a_child(train, waiting[:1] if fresh else waiting[:], look_at, warm=not fresh):
             waiting.pop(0)
             yield outcome
 
@@ -134,23 +134,11 @@ def _in_a_child(train: Train, places: Sequence[Place], look_at: Callable[[], Fac
     child = os.fork()
     if not child:
         os.close(reading)
-        try:
-            os.setsid()
-            with os.fdopen(writing, "w", buffering=1) as pipe:
-                if warm:
-                    train()
-                for place in places:
-                    outcome = outcome_of(train, place, look_at)
-                    pipe.write(json.dumps(outcome) + "\n")
-                    if outcome.left:
-                        break
-        except BaseException:  # noqa: BLE001 - the parent sees that it is gone
-            traceback.print_exc()
-        os._exit(0)
+        _report(train, places, look_at, writing, warm=warm)
     os.close(writing)
     answered = 0
     with os.fdopen(reading) as pipe:
-        while True:
+        while answered < len(places):
             ready, _, _ = select.select([pipe], [], [], LONGEST)
             line = pipe.readline() if ready else ""
             if not line:
@@ -158,12 +146,32 @@ def _in_a_child(train: Train, places: Sequence[Place], look_at: Callable[[], Fac
             answered += 1
             (file, number), came_out, left = json.loads(line)
             yield Outcome((file, number), came_out, left)
-            if answered == len(places):
-                break
+    _end(child)
+    if not answered:
+        yield Outcome(places[0], "(died or hung)", [])
+
+
+def _report(train: Train, places: Sequence[Place], look_at: Callable[[], Facts], writing: int, *, warm: bool) -> NoReturn:
+    """Write a line for each outcome, in the child, until something is left."""
+    try:
+        os.setsid()
+        with os.fdopen(writing, "w", buffering=1) as pipe:
+            if warm:
+                train()
+            for place in places:
+                outcome = outcome_of(train, place, look_at)
+                pipe.write(json.dumps(outcome) + "\n")
+                if outcome.left:
+                    break
+    except BaseException:  # noqa: BLE001 - the parent sees that it is gone
+        traceback.print_exc()
+    os._exit(0)
+
+
+def _end(child: int) -> None:
+    """Wait for a child to end, and after five seconds end it."""
     end = time.monotonic() + 5
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         if time.monotonic() > end:
             os.killpg(child, signal.SIGKILL)
         time.sleep(0.01)
-    if not answered:
-        yield Outcome(places[0], "(died or hung)", [])
