@@ -5,7 +5,7 @@ PEERS_READY := .venv-peers/ready
 PACKAGES := .venv-packages/bin
 PACKAGES_READY := .venv-packages/ready
 
-.PHONY: demo pictures test lint lint-page docs coverage bench packages gpu clean
+.PHONY: demo pictures test lint lint-page docs coverage bench harmless packages gpu clean
 
 demo: $(READY)
 	@rm -rf gpt
@@ -65,6 +65,10 @@ bench: $(READY) $(PEERS_READY)
 	@$(BIN)/python benchmarks/own_time.py
 	@$(BIN)/python benchmarks/drivers.py
 	@$(PEERS)/python benchmarks/callback.py
+
+# Several hundred trainings, each with and without the monitor: a quarter of an hour on two cores.
+harmless: $(READY)
+	@$(BIN)/python benchmarks/harmless.py
 
 # Other packages' kernels, really installed, where a CPU runs them.
 packages: $(PACKAGES_READY)
