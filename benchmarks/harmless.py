@@ -1,7 +1,7 @@
 """Whether a training notices that it is watched: pairs of the same training, with and without the monitor, compared to the bit.
 
-The cases are those of `tests/harmless/cases.py`, which crosses loops, numbers of ranks, and what trainings have. Give a regular expression to
-run some of them.
+The cases are those of `tests/harmless/cases.py`, which crosses loops, numbers of ranks, and what trainings have. A regular expression
+chooses some of them.
 """
 
 import argparse
@@ -17,10 +17,10 @@ from results import record
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.harmless.case import Case
+from tests.harmless.case import Case, Verdict
 from tests.harmless.cases import AXES, CASES
 from tests.harmless.culprits import CULPRITS
-from tests.harmless.judge import Verdict, judge, prepare
+from tests.harmless.judge import judge, prepare
 
 OUTCOMES = ("equal", "different", "hung", "unsteady", "broken")
 COLUMNS = ("cases", *OUTCOMES, "windows", "gave up")
@@ -41,9 +41,12 @@ def lines(verdicts: Sequence[Verdict], seconds: float, processes: int) -> Iterat
     """The section."""
     of = {verdict.case: CASES[verdict.case] for verdict in verdicts}
     yield (
-        f"{len(verdicts)} trainings, each run with and without the monitor in processes of its own, {processes} at a time, in {seconds:.0f} s. "
-        "Compared are losses, weights, gradients, the states of optimizers and schedulers, what loggers, callbacks and files were given, random "
-        "numbers to come, how often the user's hooks and modules were called, prints, exceptions, exit codes, and what is left in the process."
+        f"{len(verdicts)} trainings, each with and without the monitor, in processes of their own, {processes} at a time: {seconds:.0f} s."
+    )
+    yield (
+        "Compared are losses, weights, gradients, the states of optimizers and schedulers, what loggers, callbacks and files were given, "
+        "random numbers to come, how often the user's hooks and modules were called, prints, exceptions, exit codes, and what is left in "
+        "the process."
     )
     yield ""
     drivers = sorted({(case.driver, case.ranks) for case in of.values()})

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-__all__ = ["Case", "Facts", "Watch", "crossed"]
+__all__ = ["Case", "Facts", "Run", "Verdict", "Watch", "crossed"]
 
 Facts = dict[str, Any]
 """What became of a training, by name. Values are compared and pickled, so they are texts, numbers, and lists of them."""
@@ -55,3 +55,30 @@ def crossed(driver: str, ranks: Iterable[int], *axes: Iterable[str], **settings:
 
 Run = Callable[[Case, Watch], Facts]
 """Runs a case in this process, which is one of its ranks."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of one pair.
+
+    Attributes:
+        case: Its name.
+        by: Who watched.
+        outcome: "equal", "different", "hung", or "unsteady" where two runs that nobody watched differ as well.
+        difference: The first one, with both values.
+        off: What the monitor warned of as it gave up, if it did.
+        windows: How many profiles it has written.
+        alone: How the training ends where nobody watches, if not orderly.
+        seconds: That both runs took.
+        differing: The names of all facts that differ.
+    """
+
+    case: str
+    by: str
+    outcome: str
+    difference: str = ""
+    off: str = ""
+    windows: int = 0
+    alone: str = ""
+    seconds: float = 0.0
+    differing: tuple[str, ...] = ()

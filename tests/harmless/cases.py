@@ -30,7 +30,18 @@ MODULES += ["skips some", "ends epochs", "overrides", "looks at the strategy", "
 DATA = ["stream", "workers", "data module", "data module, per cluster"]
 MODELS = ["batch norm", "cond", "scan", "map", "while_loop", "recomputed", "recomputed, reentrant", "autograd function", "vmap and grad"]
 MODELS += ["gradient penalty", "LSTM", "attention", "tied and called twice", "parametrized", "copies itself", "in place"]
-ODD = ["None", "string", "dict", "dict subclass", "frozen dataclass", "named tuple", "opaque object", "generator", "iterator", "nested lists"]
+ODD = [
+    "None",
+    "string",
+    "dict",
+    "dict subclass",
+    "frozen dataclass",
+    "named tuple",
+    "opaque object",
+    "generator",
+    "iterator",
+    "nested lists",
+]
 ODD += ["number", "function", "list that holds itself", "distribution", "sparse tensor", "set of texts"]
 OUTPUTS = [f"output {name}" for name in ODD]
 PARTS = ["dict", "nested", "dataclass", "strings", "None", "sparse COO", "integer COO", "integer CSR", "integer COO as input_ids"]
@@ -77,6 +88,7 @@ def _lightning() -> Iterator[Case]:
     yield from crossed(LIGHTNING, (1,), ["log", "log on_epoch", "log_dict", "log metric object"], ["two epochs"])
     yield from crossed(LIGHTNING, (2,), LOGS, ["no logger"])
     yield from crossed(LIGHTNING, (2,), ["log", "log_dict"], ["two epochs"], track=False)
+    yield from crossed(LIGHTNING, (1, 2), ["looks at the strategy"], ["two epochs"], track=False)
     yield from crossed(LIGHTNING, (1, 2), MORE_LOGS)
     yield from crossed(LIGHTNING, (1, 2), ["log"], PLACES)
     yield from crossed(LIGHTNING, (2,), ["log sync_dist"], ["in on_train_epoch_end", "in on_validation_epoch_end"])
@@ -95,10 +107,15 @@ def _lightning() -> Iterator[Case]:
     yield from crossed(LIGHTNING, (2,), ["simple profiler"])
     # Modules, models and batches.
     yield from crossed(LIGHTNING, (1,), [*MODULES, *DATA, "global module hooks"])
-    yield from crossed(LIGHTNING, (2,), ["manual", "overrides", "looks at the strategy", "returns a dict", *DATA[2:]], ["log"])
+    yield from crossed(LIGHTNING, (2,), ["overrides", "looks at the strategy", "returns a dict", *DATA[2:]], ["log"])
+    yield from crossed(LIGHTNING, (2,), ["unused parameters"], ["manual"], ["log"])
     yield from crossed(LIGHTNING, (1,), ["cond", "scan", "map", "while_loop", "recomputed", "attention", "LSTM", "parametrized"])
-    yield from crossed(LIGHTNING, (1,), [f"output {name}" for name in ("opaque object", "generator", "dict subclass", "list that holds itself")])
-    yield from crossed(LIGHTNING, (1,), [name for name in BATCHES if name not in {"batch recursive", "batch opaque", "batch lazy"}])
+    yield from crossed(
+        LIGHTNING, (1,), [f"output {name}" for name in ("opaque object", "generator", "dict subclass", "list that holds itself")]
+    )
+    yield from crossed(
+        LIGHTNING, (1,), [name for name in BATCHES if name not in {"batch recursive", "batch opaque", "batch lazy", "batch meta"}]
+    )
     # Endings and stages.
     yield from crossed(LIGHTNING, (1,), [name for name in ENDINGS if name != "left early"])
     yield from crossed(LIGHTNING, (2,), ["should_stop", "StopIteration"], ["log"])
@@ -117,7 +134,9 @@ def _lightning() -> Iterator[Case]:
 
 def _transformers() -> Iterator[Case]:
     yield from crossed(TRANSFORMERS, (1,), LOGGED, ["", "evaluated"])
-    yield from crossed(TRANSFORMERS, (1,), [*EVALUATED, *SAVES, *ARGUMENTS, *LANGUAGE, "accumulated", "SGD", "Adafactor", "stream", "workers"])
+    yield from crossed(
+        TRANSFORMERS, (1,), [*EVALUATED, *SAVES, *ARGUMENTS, *LANGUAGE, "accumulated", "SGD", "Adafactor", "stream", "workers"]
+    )
     yield from crossed(TRANSFORMERS, (1,), ["own loss", "raises", "KeyboardInterrupt", "decides itself", "trained twice"])
     yield from crossed(TRANSFORMERS, (1,), ["evaluates and predicts", "tensorboard", "two monitors", "compiled"])
     yield from crossed(TRANSFORMERS, (2,), ["", "evaluated", "accumulated", "the best is loaded", "logs each step", "logs nothing"])
@@ -151,7 +170,9 @@ AXES: dict[str, frozenset[str]] = {
     "batches": frozenset(BATCHES),
     "the user's hooks and modes": frozenset(HOOKS),
     "endings": frozenset(ENDINGS),
-    "several stages, fits, monitors": frozenset({*STAGES, "stages", "two monitors", "watched twice", "trained twice", "evaluates and predicts"}),
+    "several stages, fits, monitors": frozenset(
+        {*STAGES, "stages", "two monitors", "watched twice", "trained twice", "evaluates and predicts"}
+    ),
     "strategies and shards": frozenset(STRATEGIES),
     "profilers": frozenset({*PROFILERS, "trace"}),
 }

@@ -73,9 +73,13 @@ def clears_a_flag(model: nn.Module, loop: Any) -> None:
 
 
 def replaces_reduce(model: nn.Module, loop: Any) -> None:
-    """As a wrapper does that is put on or taken off in the middle of an epoch."""
-    method = loop.strategy.reduce
-    loop.strategy.reduce = lambda *args, **kwargs: method(*args, **kwargs)
+    """As a wrapper does that is put on or taken off in the middle of an epoch; here for each batch."""
+    method = type(loop.strategy).reduce.__get__(loop.strategy)
+
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs)
+
+    loop.strategy.reduce = replaced
 
 
 def waits_for_others(model: nn.Module, loop: Any) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import faulthandler
 import gc
 import importlib
+import itertools
 import json
 import os
 import pickle
@@ -26,20 +27,21 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from lflops import Schedule
 from tests.harmless import lightning_driver, loop_driver, transformers_driver
-from tests.harmless.case import Case, Facts, Run, Watch
+from tests.harmless.case import Case, Facts, Run, Verdict, Watch
 from tests.harmless.cases import CASES
 from tests.harmless.culprits import CULPRITS, HANGING
 from tests.support.ports import free_port
 
-__all__ = ["Verdict", "judge", "prepare"]
+__all__ = ["judge", "prepare"]
 
 SECONDS = 120.0
 """That a run may take that nobody watches."""
@@ -56,36 +58,12 @@ RUNS: dict[str, Run] = {
     "Accelerate": loop_driver.run,
     "Fabric": loop_driver.run,
 }
+TRAITS = {"Lightning": lightning_driver.TRAITS, "transformers": transformers_driver.TRAITS}
 USUAL = {"trace": False, "html": False}
 LATE = ("torch._dynamo", "torch._higher_order_ops", "torch.utils.tensorboard", "lflops.session.results")
 """What trainings import while they run, and what takes long."""
 SHORT = {"wait": 1, "warmup": 1, "active": 1, "repeat": 3}
 """Windows that open and close several times in a dozen batches."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Of one pair.
-
-    Attributes:
-        case: Its name.
-        by: Who watched.
-        outcome: "equal", "different", "hung", or "unsteady" where two runs that nobody watched differ as well.
-        difference: The first one, with both values.
-        off: What the monitor warned of as it gave up, if it did.
-        windows: How many profiles it has written.
-        seconds: That both runs took.
-        differing: The names of all facts that differ.
-    """
-
-    case: str
-    by: str
-    outcome: str
-    difference: str = ""
-    off: str = ""
-    windows: int = 0
-    seconds: float = 0.0
-    differing: tuple[str, ...] = ()
 
 
 class _Ranks:
@@ -95,6 +73,7 @@ class _Ranks:
         self.folder = folder
         self.started = time.monotonic()
         self.deadline = self.started + seconds
+        self.seconds = 0.0
         self.hung = False
         port = free_port()
         sys.stdout.flush()
@@ -127,6 +106,7 @@ class _Ranks:
                 self.statuses[rank] = -int(signal.SIGKILL)
             self.waiting.clear()
         if not self.waiting:
+            self.seconds = time.monotonic() - self.started
             for group in self.groups:
                 _kill(group)  # what they have started and left
         return not self.waiting
@@ -148,9 +128,9 @@ class _Ranks:
             facts |= {f"{name} (rank {rank})" if len(self.statuses) > 1 else name: value for name, value in of_rank.items()}
         return facts
 
-    def said(self) -> str:
-        """What they wrote to stderr."""
-        return "\n".join((self.folder / str(rank) / "stderr").read_text("utf-8", "replace") for rank in sorted(self.statuses))
+    def said(self) -> list[str]:
+        """What each wrote to stderr."""
+        return [(self.folder / str(rank) / "stderr").read_text("utf-8", "replace") for rank in sorted(self.statuses)]
 
 
 def _kill(group: int) -> None:
@@ -172,8 +152,8 @@ def _child(case: Case, watch: Watch, rank: int, port: int, folder: Path) -> None
         os.chdir(folder / "work")
         os.environ.update(TMPDIR=str(folder), LFLOPS_CHIPS=os.devnull, OMP_NUM_THREADS="1", TQDM_DISABLE="1", CUDA_VISIBLE_DEVICES="")
         if case.ranks > 1:
-            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": case.ranks, "LOCAL_WORLD_SIZE": case.ranks, "NODE_RANK": 0}
-            place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
+            place: dict[str, Any] = {"RANK": rank, "LOCAL_RANK": rank, "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            place |= {"WORLD_SIZE": case.ranks, "LOCAL_WORLD_SIZE": case.ranks, "ACCELERATE_USE_CPU": "true"}
             os.environ.update({name: str(value) for name, value in place.items()})
         if case.ranks > 1 and case.driver == "Lightning":
             del os.environ["RANK"]  # Lightning counts by the others
@@ -194,65 +174,94 @@ def _child(case: Case, watch: Watch, rank: int, port: int, folder: Path) -> None
         os._exit(status)
 
 
-class _Pair:
-    """The runs of one case, one after the other: nobody's, a watched one, and nobody's again where those two differ."""
+class _Trial:
+    """The runs of one case, one after the other: one that nobody watches, and for each who watches it a watched one.
 
-    def __init__(self, case: Case, by: str, folder: Path) -> None:
-        self.case, self.by, self.folder = case, by, folder
-        settings = USUAL | {"schedule": _schedule()} | dict(case.settings)
-        self.watches = [Watch(), Watch(by, settings if by == "lflops" else {}), Watch()]
-        self.begun = time.monotonic()
-        self.runs: list[_Ranks] = []
-        self.verdict: Verdict | None = None
-        self._next(SECONDS)
+    Where a watched one differs, nobody's is run again: what differs then as well is not the watcher's doing.
+    """
 
-    def _next(self, seconds: float) -> None:
-        number = len(self.runs)
-        self.runs.append(_Ranks(self.case, self.watches[number], self.folder / str(number), seconds))
+    def __init__(self, case: Case, watchers: Sequence[str], folder: Path) -> None:
+        self.case, self.folder = case, folder
+        self.watchers = list(watchers)
+        self.verdicts: list[Verdict] = []
+        self._again: Facts | None = None
+        self._numbers = itertools.count()
+        self._begun = time.monotonic()
+        self._plain: _Ranks | None = None
+        self._watched: _Ranks | None = None
+        self._facts: Facts = {}
+        self._running = self._start(Watch(), SECONDS)
+
+    def _start(self, watch: Watch, seconds: float) -> _Ranks:
+        return _Ranks(self.case, watch, self.folder / str(next(self._numbers)), seconds)
 
     def over(self) -> bool:
         """Begin the next run if one has ended; whether all have."""
-        if self.verdict is None and self.runs[-1].over():
+        if self.watchers and self._running.over():
             self._go_on()
-        return self.verdict is not None
+        if not self.watchers:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        return not self.watchers
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._running.kill()
 
     def _go_on(self) -> None:
-        last = self.runs[-1]
-        if len(self.runs) == 1:
-            if last.hung or "outcome" not in " ".join(last.facts()):
-                self._close("broken", last.said()[-1500:])
+        ended = self._running
+        if self._plain is None:
+            self._plain, self._facts = ended, ended.facts()
+            if ended.hung or not any(name.startswith("outcome") for name in self._facts):
+                for by in list(self.watchers):
+                    self._close(by, "broken", " / ".join(ended.said())[-1500:])
                 return
-            longest = max((LONG.get(trait, 0.0) for trait in self.case.traits), default=0.0)
-            usual = max(LEAST, TIMES * (time.monotonic() - last.started), longest)
-            self._next(SOON if self.by in HANGING else usual)
-            return
-        plain, watched = self.runs[0].facts(), self.runs[1].facts()
-        differing = _differing(plain, watched)
-        if len(self.runs) == 2:
-            if self.runs[1].hung:
-                self._close("hung", _where(self.runs[1].said()), differing)
-            elif not differing:
-                self._close("equal")
-            else:
-                self._next(SECONDS)
-            return
-        again = _differing(plain, last.facts())
-        steady = [name for name in differing if name not in again]
-        self._close("different" if steady else "unsteady", _first(plain, watched, steady or differing, self.runs[1].said()), steady or differing)
+        elif self._watched is None:
+            self._watched = ended
+            differing = _differing(self._facts, ended.facts())
+            if differing and self._again is None and not ended.hung:
+                self._running = self._start(Watch(), SECONDS)
+                return
+            self._compare(differing)
+        else:
+            self._again = ended.facts()
+            self._compare(_differing(self._facts, self._watched.facts()))
+        if self.watchers:
+            self._watched = None
+            self._begun = time.monotonic()
+            self._running = self._start(*self._next())
 
-    def _close(self, outcome: str, difference: str = "", differing: Sequence[str] = ()) -> None:
-        off = re.search(r"FlopsMonitor has failed.*", self.runs[1].said()) if len(self.runs) > 1 else None
-        seconds = time.monotonic() - self.begun
-        windows = len(list((self.folder / "1").rglob("*.profile.json")))
-        said = off.group() if off else ""
-        self.verdict = Verdict(self.case.name, self.by, outcome, difference, said, windows, round(seconds, 1), tuple(differing))
-        shutil.rmtree(self.folder, ignore_errors=True)
+    def _next(self) -> tuple[Watch, float]:
+        by = self.watchers[0]
+        if by in HANGING:
+            return Watch(by), SOON
+        longest = max((LONG.get(trait, 0.0) for trait in self.case.traits), default=0.0)
+        plain = self._plain.seconds if self._plain is not None else 0.0
+        settings = USUAL | {"schedule": Schedule(**SHORT)} | dict(self.case.settings)
+        return Watch(by, settings if by == "lflops" else {}), max(LEAST, TIMES * plain, longest)
 
+    def _compare(self, differing: list[str]) -> None:
+        assert self._watched is not None
+        by, watched = self.watchers[0], self._watched.facts()
+        unsteady = [] if self._again is None else _differing(self._facts, self._again)
+        steady = [name for name in differing if name not in unsteady]
+        if self._watched.hung:
+            self._close(by, "hung", "; ".join(map(_where, self._watched.said())), differing)
+        elif steady:
+            self._close(by, "different", _first(self._facts, watched, steady, self._watched.said()[0]), steady)
+        elif differing:
+            self._close(by, "unsteady", _first(self._facts, watched, differing, ""), differing)
+        else:
+            self._close(by, "equal")
 
-def _schedule() -> Any:
-    from lflops import Schedule
-
-    return Schedule(**SHORT)
+    def _close(self, by: str, outcome: str, difference: str = "", differing: Sequence[str] = ()) -> None:
+        self.watchers.remove(by)
+        said = [] if self._watched is None else self._watched.said()
+        off = next((match.group() for text in said if (match := re.search(r"FlopsMonitor has failed.*", text))), "")
+        windows = 0 if self._watched is None else len(list(self._watched.folder.rglob("*.profile.json")))
+        ends = {name: value for name, value in self._facts.items() if name.startswith("outcome") and value != "ended"}
+        alone = _short(next(iter(ends.values()), ""))
+        seconds = round(time.monotonic() - self._begun, 1)
+        self.verdicts.append(Verdict(self.case.name, by, outcome, difference, off, windows, alone, seconds, tuple(differing)))
 
 
 def _differing(plain: Facts, watched: Facts) -> list[str]:
@@ -270,7 +279,8 @@ def _first(plain: Facts, watched: Facts, differing: Sequence[str], said: str) ->
         for number, pair in enumerate(zip(before, after, strict=False)):
             if pair[0] != pair[1]:
                 return f"{name}[{number}]: {_short(pair[0])} became {_short(pair[1])}"
-        return f"{name}: {len(before)} entries became {len(after)}: {_short((before if len(before) > len(after) else after)[min(len(before), len(after)):])}"
+        longer = max(before, after, key=len)
+        return f"{name}: {len(before)} entries became {len(after)}: {_short(longer[min(len(before), len(after)) :])}"
     if isinstance(before, dict) and isinstance(after, dict):
         key = next(key for key in {**before, **after} if before.get(key) != after.get(key))
         return f"{name}[{key!r}]: {_short(before.get(key))} became {_short(after.get(key))}"
@@ -297,23 +307,30 @@ def judge(cases: Sequence[tuple[Case, str]], *, processes: int = 2) -> Iterator[
     Args:
         cases: What to run, and who watches: "lflops", or a culprit.
         processes: Of all runs together; a run with more ranks has the machine for itself.
+
+    Raises:
+        ValueError: A case names a trait that its driver does not know.
     """
-    waiting, running = list(cases), list[_Pair]()
+    for case, _ in cases:
+        if unknown := set(case.traits) - set(TRAITS.get(case.driver, loop_driver.TRAITS)):
+            raise ValueError(f"{case.name}: no driver knows {', '.join(unknown)}")
+    watchers: dict[Case, list[str]] = {}
+    for case, by in cases:
+        watchers.setdefault(case, []).append(by)
+    waiting, running, number = list(watchers), list[_Trial](), itertools.count()
     directory = tempfile.mkdtemp()  # which no fork takes away as it ends
-    number = 0
     try:
         while waiting or running:
-            while waiting and (not running or sum(each.case.ranks for each in running) + waiting[0][0].ranks <= processes):
-                number += 1
-                running.append(_Pair(*waiting.pop(0), Path(directory, str(number))))
-            for pair in [each for each in running if each.over()]:
-                running.remove(pair)
-                if pair.verdict is not None:
-                    yield pair.verdict
+            while waiting and (not running or sum(each.case.ranks for each in running) + waiting[0].ranks <= processes):
+                case = waiting.pop(0)
+                running.append(_Trial(case, watchers[case], Path(directory, str(next(number)))))
+            for trial in [each for each in running if each.over()]:
+                running.remove(trial)
+                yield from trial.verdicts
             time.sleep(0.005)
     finally:
-        for pair in running:
-            pair.runs[-1].kill()
+        for trial in running:
+            trial.kill()
         shutil.rmtree(directory, ignore_errors=True)
 
 

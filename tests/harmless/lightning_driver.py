@@ -29,13 +29,12 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Sin
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from lflops import FlopsMonitor
 from tests.harmless.case import Case, Facts, Watch
 from tests.harmless.culprits import Culprit
-from tests.harmless.facts import Recorder, around, attributes, checkpoints, digest, of_modules, of_optimizers, own
+from tests.harmless.facts import Recorder, around, attributes, checkpoints, digest, of_modules, of_optimizers, own, says
 from tests.harmless.tasks import TASKS, Loads, Net
 
 __all__ = ["LOGS", "PLACES", "TRAITS", "run"]
@@ -94,7 +93,7 @@ class Module(LightningModule):
         self.losses.append(digest(loss))
         self.record(loss, "training_step")
         if not batch_idx % 4:
-            print(f"user: batch {batch_idx} loss {loss.item()!r}")
+            says(f"batch {batch_idx} loss {loss.item()!r}")
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
@@ -112,7 +111,7 @@ class Module(LightningModule):
         return TASKS[self.plan.task].loss(self.net, batch)
 
     def on_train_epoch_end(self) -> None:
-        print(f"user: epoch {self.current_epoch} over")
+        says(f"epoch {self.current_epoch} over")
         self.record(torch.tensor(float(self.current_epoch)), "on_train_epoch_end")
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
@@ -148,7 +147,7 @@ class Plan:
         self.stream = False
         self.workers = 0
         self.ending: tuple[int, Callable[[Module], Any]] | None = None
-        self.stages: list[Callable[[Trainer, Module, "Plan"], Any]] = [fit]
+        self.stages: list[Callable[[Trainer, Module, Plan], Any]] = [fit]
         self.monitors = 1
         self.recorded = True
         self.recorder = Recording()
@@ -239,9 +238,9 @@ LOGS: dict[str, Callable[[Any, Tensor, str], None]] = {
     "log metric object": lambda module, value, place: (module.mean.update(value), module.log("mean", module.mean, on_epoch=True)),  # type: ignore[func-returns-value]
     "log metric collection": lambda module, value, place: _log_collection(module, value),
     "log twice": lambda module, value, place: (module.log("first", value), module.log("second", value * 2, on_epoch=True)),  # type: ignore[func-returns-value]
-    "log to the logger": lambda module, value, place: module.logger.log_metrics({"direct": float(value)}, step=module.global_step)
-    if module.logger
-    else None,
+    "log to the logger": lambda module, value, place: (
+        module.logger.log_metrics({"direct": float(value)}, step=module.global_step) if module.logger else None
+    ),
 }
 
 PLACES = (
@@ -293,7 +292,7 @@ def predict(trainer: Trainer, module: Module, plan: Plan) -> None:
 
 def resume(trainer: Trainer, module: Module, plan: Plan) -> None:
     """Train on from the last checkpoint, with a new Trainer that has no monitor of its own."""
-    path = Path("last.ckpt").absolute()
+    path = Path.cwd().parents[1] / "last.ckpt"  # the same one on all ranks
     trainer.save_checkpoint(path)
     trainer.fit_loop.max_epochs = (trainer.fit_loop.max_epochs or 0) + 1
     trainer.fit(module, ckpt_path=path, weights_only=False)
@@ -437,13 +436,12 @@ class Overrides:
 
 
 class LooksAtItself:
-    """Looks at its Trainer's methods in each step, as those do who patch them."""
+    """Compares its strategy's methods with those of the first step, as Lightning does with what `self.log` reduces by."""
 
     def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
         strategy = self.trainer.strategy
         for name in ("training_step", "backward", "optimizer_step", "reduce", "barrier", "broadcast", "batch_to_device"):
             method = getattr(strategy, name)
-            self.note(f"{name} is a {type(method).__name__} of {getattr(method, '__module__', '')}")
             self.note(f"{name} is the first one: {self.__dict__.setdefault('seen', {}).setdefault(name, method) == method}")
         return super().training_step(batch, batch_idx)  # type: ignore[misc]
 
@@ -514,7 +512,7 @@ class Data(LightningDataModule):
         self.prepare_data_per_node = per_node
 
     def prepare_data(self) -> None:
-        print("user: prepared")
+        says("prepared")
 
     def train_dataloader(self) -> Any:
         return loader(self.plan, BATCHES)
@@ -558,8 +556,12 @@ TRAITS: dict[str, Trait] = {
     "validated, no sanity check": _validated(num_sanity_val_steps=0),
     "validated with gradients": _validated(inference_mode=False),
     "checkpoint every 3 steps": _with(_checkpoint(every_n_train_steps=3, save_top_k=-1), enable_checkpointing=True),
-    "checkpoint of the best": _with(_checkpoint(monitor="val_loss", save_top_k=1, save_last=True), validated=True, enable_checkpointing=True),
-    "checkpoint at the epoch's end": _with(_checkpoint(save_on_train_epoch_end=True, save_last=True), enable_checkpointing=True, max_epochs=2),
+    "checkpoint of the best": _with(
+        _checkpoint(monitor="val_loss", save_top_k=1, save_last=True), validated=True, enable_checkpointing=True
+    ),
+    "checkpoint at the epoch's end": _with(
+        _checkpoint(save_on_train_epoch_end=True, save_last=True), enable_checkpointing=True, max_epochs=2
+    ),
     "checkpoint when it ends by an exception": _with(_checkpoint(save_on_exception=True), enable_checkpointing=True),
     "resumed": _then(fit, resume),
     # Callbacks.
@@ -575,7 +577,7 @@ TRAITS: dict[str, Trait] = {
     "throughput": _with(lambda: ThroughputMonitor(batch_size_fn=lambda batch: 4, window_size=3)),
     "timer": _with(lambda: Timer("00:01:00:00", verbose=False)),
     "progress": _with(RichProgressBar, enable_progress_bar=True),
-    "lambda callback": _with(lambda: LambdaCallback(on_train_batch_end=lambda *_: print("user: batch over"))),
+    "lambda callback": _with(lambda: LambdaCallback(on_train_batch_end=lambda *_: says("batch over"))),
     "lr finder": _with(lambda: LearningRateFinder(num_training_steps=6)),
     "batch size finder": _with(lambda: BatchSizeFinder(mode="power", steps_per_trial=2, max_trials=2, batch_arg_name="batch_size")),
     # The Trainer's options.
@@ -634,13 +636,15 @@ TRAITS: dict[str, Trait] = {
     # Stages.
     "fits twice": _then(fit, fit_again),
     "all stages": _then(fit, validate, test, predict, validated=True),
-    "validates alone": _then(validate),
+    "validates alone": _then(validate, validated=True),
     "tests alone": _then(test),
     "predicts alone": _then(predict),
     "two monitors": _sets(monitors=2),
     # Strategies.
     "own strategy": lambda plan: plan.options.update(
-        strategy=type("Own", (Spy, DDPStrategy), {})() if plan.case.ranks > 1 else type("Own", (Spy, SingleDeviceStrategy), {})(device="cpu")
+        strategy=type("Own", (Spy, DDPStrategy), {})()
+        if plan.case.ranks > 1
+        else type("Own", (Spy, SingleDeviceStrategy), {})(device="cpu")
     ),
     "FSDP2": lambda plan: (_is(Sharded)(plan), plan.options.update(strategy=ModelParallelStrategy(plan.case.ranks, 1)))[0],
     "tensor parallel": lambda plan: (_is(Sharded)(plan), plan.options.update(strategy=ModelParallelStrategy(1, plan.case.ranks)))[0],
@@ -705,7 +709,11 @@ def _results(trainer: Trainer, module: Module, plan: Plan) -> Facts:
         "scheduler": [digest(each.scheduler.state_dict()) for each in trainer.lr_scheduler_configs],
         **of_optimizers(trainer.optimizers),
         **attributes(
-            Trainer=trainer, strategy=trainer.strategy, profiler=trainer.profiler, loop=trainer.fit_loop, epoch_loop=trainer.fit_loop.epoch_loop
+            Trainer=trainer,
+            strategy=trainer.strategy,
+            profiler=trainer.profiler,
+            loop=trainer.fit_loop,
+            epoch_loop=trainer.fit_loop.epoch_loop,
         ),
         **of_modules(module),
     }

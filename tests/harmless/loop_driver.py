@@ -14,12 +14,13 @@ from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lflops
 from tests.harmless.case import Case, Facts, Watch
 from tests.harmless.culprits import Culprit
-from tests.harmless.facts import Recorder, around, attributes, checkpoints, digest, of_modules, of_optimizers
+from tests.harmless.facts import Recorder, around, attributes, checkpoints, digest, of_modules, of_optimizers, says
 from tests.harmless.tasks import TASKS, Loads, Net
 
 __all__ = ["TRAITS", "run"]
@@ -121,7 +122,9 @@ class _Loop:
             from lightning.fabric import Fabric
 
             precision = "bf16-mixed" if "autocast" in self.traits else "32-true"
-            engine = Fabric(accelerator="cpu", devices=self.case.ranks, strategy="ddp" if self.case.ranks > 1 else "auto", precision=precision)
+            engine = Fabric(
+                accelerator="cpu", devices=self.case.ranks, strategy="ddp" if self.case.ranks > 1 else "auto", precision=precision
+            )
             engine.launch()
             return engine, *engine.setup(own, make(own.parameters())), engine.backward
         model: nn.Module = own
@@ -185,16 +188,21 @@ class _Loop:
         if "own dispatch mode" in traits:
             yield _Counting(self)
         if "saved tensors hooks" in traits:
-            yield torch.autograd.graph.saved_tensors_hooks(self._called, self._called)
+            yield torch.autograd.graph.saved_tensors_hooks(self.called, self.called)
         if "anomaly mode" in traits:
             yield torch.autograd.detect_anomaly(check_nan=False)
         if "deterministic" in traits:
             torch.use_deterministic_algorithms(mode=True)
         yield _hooks(self)
 
-    def _called(self, value: Any) -> Any:
+    def called(self, value: Any) -> Any:
+        """A hook that gives back what it is given."""
         self.hook_calls += 1
         return value
+
+    def count(self, *_: Any) -> None:
+        """A hook that gives nothing."""
+        self.hook_calls += 1
 
     def _batches(self) -> Iterator[Any]:
         rank = int(os.environ.get("RANK", "0"))
@@ -265,14 +273,14 @@ class _Loop:
         if index == 6:
             self._come_to_grief()
         if "tensor hooks" in self.traits:
-            loss.register_hook(self._called)
+            loss.register_hook(self.called)
         self.backward(self.scaler.scale(loss))
         self.losses.append(digest(loss))
         if "gathered losses" in self.traits:
             total = loss.detach().clone()
             distributed.all_reduce(total)
             self.losses.append(digest(total))
-        print(f"user: step {index} loss {loss.item()!r}")
+        says(f"step {index} loss {loss.item()!r}")
         return loss
 
     def _come_to_grief(self) -> None:
@@ -347,53 +355,79 @@ class _Counting(TorchDispatchMode):
 @contextlib.contextmanager
 def _hooks(loop: _Loop) -> Iterator[None]:
     """Those of the user's, as long as the loop runs. Each call is counted."""
-
-    def count(*_: Any) -> None:
-        loop.hook_calls += 1
-
-    def replace(module: nn.Module, inputs: Any, output: Any) -> Any:
-        loop.hook_calls += 1
-        return output * 1.5 if isinstance(module, nn.Linear) else None
-
-    def with_kwargs(module: nn.Module, args: Any, kwargs: Any, output: Any = None) -> None:
-        loop.hook_calls += 1
-
-    def fail(*_: Any) -> None:
-        loop.hook_calls += 1
-        if len(loop.losses) == 6:
-            raise ValueError("a hook of the user's")
-
-    modules, places = nn.modules.module, list(loop.own.modules())
-    handles: list[Any] = []
-    if "global module hooks" in loop.traits:
-        handles += [
-            modules.register_module_forward_pre_hook(count),
-            modules.register_module_forward_hook(count),
-            modules.register_module_full_backward_pre_hook(count),
-            modules.register_module_full_backward_hook(count),
-        ]
-    if "global hook that replaces" in loop.traits:
-        handles.append(modules.register_module_forward_hook(replace))
-    if "module hooks" in loop.traits:
-        handles += [each.register_forward_pre_hook(count) for each in places] + [each.register_forward_hook(count) for each in places]
-        handles += [each.register_full_backward_hook(count) for each in places]
-    if "hook with kwargs" in loop.traits:
-        handles += [each.register_forward_hook(with_kwargs, with_kwargs=True, always_call=True) for each in places]
-        handles += [each.register_forward_pre_hook(with_kwargs, with_kwargs=True) for each in places]
-    if "hook that raises" in loop.traits:
-        handles.append(loop.own.head.register_forward_hook(fail))
-    if "tensor hooks" in loop.traits:
-        handles += [each.register_post_accumulate_grad_hook(count) for each in loop.own.parameters()]
-        handles += [each.register_hook(loop._called) for each in loop.own.parameters()]
-    if "optimizer hooks" in loop.traits:
-        inner = getattr(loop.optimizer, "optimizer", loop.optimizer)
-        handles += [inner.register_step_pre_hook(count), inner.register_step_post_hook(count)]
-        handles.append(torch.optim.optimizer.register_optimizer_step_post_hook(count))
+    handles = [handle for trait, register in HOOKS.items() if trait in loop.traits for handle in register(loop)]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _on_every_module(loop: _Loop) -> list[Any]:
+    modules = nn.modules.module
+    return [
+        modules.register_module_forward_pre_hook(loop.count),
+        modules.register_module_forward_hook(loop.count),
+        modules.register_module_full_backward_pre_hook(loop.count),
+        modules.register_module_full_backward_hook(loop.count),
+    ]
+
+
+def _that_replaces(loop: _Loop) -> list[Any]:
+    def replace(module: nn.Module, inputs: Any, output: Any) -> Any:
+        loop.hook_calls += 1
+        return output * 1.5 if isinstance(module, nn.Linear) else None
+
+    return [nn.modules.module.register_module_forward_hook(replace)]
+
+
+def _on_modules(loop: _Loop) -> list[Any]:
+    places = list(loop.own.modules())
+    handles = [each.register_forward_pre_hook(loop.count) for each in places]
+    return (
+        handles
+        + [each.register_forward_hook(loop.count) for each in places]
+        + [each.register_full_backward_hook(loop.count) for each in places]
+    )
+
+
+def _with_kwargs(loop: _Loop) -> list[Any]:
+    places = list(loop.own.modules())
+    handles = [each.register_forward_hook(loop.count, with_kwargs=True, always_call=True) for each in places]
+    return handles + [each.register_forward_pre_hook(loop.count, with_kwargs=True) for each in places]
+
+
+def _that_raises(loop: _Loop) -> list[Any]:
+    def fail(*_: Any) -> None:
+        loop.hook_calls += 1
+        if len(loop.losses) == 6:
+            raise ValueError("a hook of the user's")
+
+    return [loop.own.head.register_forward_hook(fail)]
+
+
+def _on_tensors(loop: _Loop) -> list[Any]:
+    parameters = list(loop.own.parameters())
+    handles = [each.register_post_accumulate_grad_hook(loop.count) for each in parameters]
+    return handles + [each.register_hook(loop.called) for each in parameters]
+
+
+def _on_optimizers(loop: _Loop) -> list[Any]:
+    inner = getattr(loop.optimizer, "optimizer", loop.optimizer)
+    handles = [inner.register_step_pre_hook(loop.count), inner.register_step_post_hook(loop.count)]
+    return [*handles, register_optimizer_step_post_hook(loop.count)]
+
+
+HOOKS: dict[str, Callable[[_Loop], list[Any]]] = {
+    "global module hooks": _on_every_module,
+    "global hook that replaces": _that_replaces,
+    "module hooks": _on_modules,
+    "hook with kwargs": _with_kwargs,
+    "hook that raises": _that_raises,
+    "tensor hooks": _on_tensors,
+    "optimizer hooks": _on_optimizers,
+}
+"""What registers them, and gives their handles."""
 
 
 def run(case: Case, watch: Watch) -> Facts:

@@ -300,6 +300,13 @@ class Forgetful(Net):
         return self.kept.pop()
 
 
+def recursive(x: Tensor) -> list[Any]:
+    """A list that holds itself."""
+    made: list[Any] = [x]
+    made.append(made)
+    return made
+
+
 ODD_OUTPUTS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
     "string": (lambda x: ("text", x), lambda made: made[1]),
     "dict": (lambda x: {"a": x, 3: None, None: "b"}, lambda made: made["a"]),
@@ -312,17 +319,11 @@ ODD_OUTPUTS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] 
     "nested lists": (lambda x: [[x], [[x * 2]]], lambda made: made[0][0] + made[1][0][0]),
     "number": (lambda x: (float(x.sum()), x), lambda made: made[1] * made[0]),
     "function": (lambda x: lambda: x, lambda made: made()),
-    "list that holds itself": (lambda x: _recursive(x), lambda made: made[0]),
+    "list that holds itself": (recursive, lambda made: made[0]),
     "distribution": (lambda x: torch.distributions.Normal(x, 1.0), lambda made: made.mean),
     "sparse tensor": (lambda x: x.to_sparse(), lambda made: made.to_dense()),
     "set of texts": (lambda x: ({"a", "b"}, x), lambda made: made[1]),
 }
-
-
-def _recursive(x: Tensor) -> list[Any]:
-    made: list[Any] = [x]
-    made.append(made)
-    return made
 
 
 @dataclasses.dataclass
@@ -404,14 +405,17 @@ ODD_BATCHES: dict[str, tuple[Callable[[int], Any], Callable[[Any, Any], Tensor]]
     "integer COO as input_ids": (with_parts(input_ids=lambda x, y: integers(x, "COO")), of_dict),
     "0-d attention_mask": (with_parts(input_ids=lambda x, y: y[None], attention_mask=lambda x, y: torch.tensor(1)), of_dict),
     "0-d position_ids": (with_parts(input_ids=lambda x, y: y[None], position_ids=lambda x, y: torch.tensor(0)), of_dict),
-    "position_ids": (with_parts(position_ids=lambda x, y: torch.arange(ROWS)[None], cu_seqlens=lambda x, y: torch.tensor([0, 2, 4])), of_dict),
+    "position_ids": (
+        with_parts(position_ids=lambda x, y: torch.arange(ROWS)[None], cu_seqlens=lambda x, y: torch.tensor([0, 2, 4])),
+        of_dict,
+    ),
     "nested tensors": (with_parts(jagged=lambda x, y: torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged)), of_dict),
     "packed sequence": (with_parts(packed=lambda x, y: nn.utils.rnn.pack_sequence([x, x[:2]])), of_dict),
     "complex and bool": (with_parts(c=lambda x, y: x.to(torch.complex64), b=lambda x, y: x > 0), of_dict),
     "empty": (with_parts(empty=lambda x, y: x[:0], none=lambda x, y: [], no=lambda x, y: {}), of_dict),
     "lazy": (Loads, lambda model, batch: crossentropy(model, batch.load())),
     "opaque": (with_parts(opaque=lambda x, y: Opaque(x)), of_dict),
-    "recursive": (with_parts(recursive=lambda x, y: _recursive(x)), of_dict),
+    "recursive": (with_parts(recursive=lambda x, y: recursive(x)), of_dict),
     "meta": (with_parts(meta=lambda x, y: torch.empty(4, device="meta")), of_dict),
     "numbers": (with_parts(n=lambda x, y: 4, f=lambda x, y: 0.5, k=lambda x, y: {1: 2}), of_dict),
 }

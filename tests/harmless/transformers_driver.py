@@ -14,7 +14,7 @@ from lflops.huggingface import FlopsCallback
 from tests.harmless.case import Case, Facts, Watch
 from tests.harmless.culprits import Culprit
 from tests.harmless.facts import Recorder, around, attributes, checkpoints, digest, of_modules, of_optimizers, own
-from tests.harmless.tasks import CLASSES, WIDTH, Net, tensors
+from tests.harmless.tasks import Net, tensors
 
 __all__ = ["TRAITS", "run"]
 
@@ -215,9 +215,7 @@ TRAITS: dict[str, Callable[[Plan], None]] = {
         EVALUATED,
         _arguments(save_strategy="steps", save_steps=4, load_best_model_at_end=True, metric_for_best_model="eval_loss", save_total_limit=2),
     ),
-    "resumed": _several(
-        _arguments(save_strategy="steps", save_steps=4), _sets(stages=[lambda trainer: trainer.train(), _resume])
-    ),
+    "resumed": _several(_arguments(save_strategy="steps", save_steps=4), _sets(stages=[lambda trainer: trainer.train(), _resume])),
     "early stopping": _several(
         EVALUATED,
         _arguments(load_best_model_at_end=True, save_strategy="steps", save_steps=4, metric_for_best_model="eval_loss"),
@@ -244,7 +242,11 @@ TRAITS: dict[str, Callable[[Plan], None]] = {
     "decides itself": lambda plan: plan.callbacks.append(Decides()),
     "trained twice": _sets(stages=[lambda trainer: trainer.train(), lambda trainer: trainer.train()]),
     "evaluates and predicts": _sets(
-        stages=[lambda trainer: trainer.train(), lambda trainer: own(trainer.evaluate()), lambda trainer: digest(trainer.predict(Rows())[0])]
+        stages=[
+            lambda trainer: trainer.train(),
+            lambda trainer: own(trainer.evaluate()),
+            lambda trainer: digest(trainer.predict(Rows())[0]),
+        ]
     ),
     "tensorboard": _arguments(report_to=["tensorboard"]),
     "two monitors": _sets(monitors=2),
