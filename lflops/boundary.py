@@ -14,7 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["Boundary", "Guard", "Undo", "call_each", "unguarded"]
+__all__ = ["Boundary", "ExitBy", "Guard", "Undo", "call_each", "unguarded"]
 
 Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Makes a function of ours one that a training may call."""
@@ -66,6 +66,27 @@ class Boundary:
         return isinstance(error, Exception)
 
 
+class ExitBy:
+    """The `__exit__` of a class, by a stack of Python's own.
+
+    Python asks an object for it before the block begins. What it gets has no line of ours, so that an interrupt as it is called is still
+    followed by all that is on the stack.
+
+    Args:
+        stack_of: Returns the stack of an object of the class.
+    """
+
+    def __init__(self, stack_of: Callable[[Any], contextlib.ExitStack]) -> None:
+        self._stack_of = stack_of
+
+    def __get__(self, instance: Any, owner: type) -> Callable[..., bool | None]:
+        return self if instance is None else self._stack_of(instance).__exit__
+
+    def __call__(self, instance: Any, *error: Any) -> bool | None:
+        """As `contextlib.ExitStack` calls the `__exit__` of a class."""
+        return self._stack_of(instance).__exit__(*error)
+
+
 class Undo:
     """What is installed, and how to take it off.
 
@@ -92,16 +113,14 @@ class Undo:
         """Install parts."""
         return self
 
-    @property
-    def __exit__(self) -> Callable[..., bool | None]:  # noqa: PLE0302, PYI036 - it gives the method
-        """Take them off, and once more where that was interrupted.
-
-        Python asks for this before the block begins. It gets a method of Python's own, so an interrupt before our first line loses nothing.
-        """
+    def _ends(self) -> contextlib.ExitStack:
+        """Takes them off, and once more where that was interrupted."""
         ends = contextlib.ExitStack()
         ends.callback(self.close)
         ends.callback(self.close)
-        return ends.__exit__
+        return ends
+
+    __exit__ = ExitBy(_ends)
 
     def _take_off_last(self) -> None:
         if self._parts:

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any, Self, TypeVar
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
-from lflops.boundary import Boundary, Undo
+from lflops.boundary import Boundary, ExitBy, Undo
 from lflops.collect.inputs.arguments import describe
 from lflops.collect.inputs.tensors import device_of
 from lflops.collect.ranks.store import meet
@@ -152,14 +153,7 @@ class LoopMonitor:
             self._ends.__exit__(*sys.exc_info())  # Python does not call ours then
             raise
 
-    @property
-    def __exit__(self) -> Callable[..., bool | None]:  # noqa: PLE0302, PYI036 - it gives the method
-        """Close what is open; an exception of the loop goes on.
-
-        Python asks for this before the loop begins. What it gets is a method of Python's own, so that an interrupt as it is called, before
-        a line of ours runs, is still followed by what takes everything off.
-        """
-        return self._ends.__exit__
+    __exit__ = ExitBy(operator.attrgetter("_ends"))
 
     def _close(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
         run, self._run = self._run, None

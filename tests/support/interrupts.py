@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from torch.autograd.profiler import profile
+
 import lflops
 from lflops.collect.attribution.hooks import LISTENERS
-from lflops.collect.torch_private.autograd import profile
 from tests.support.process_state import Facts, Same, differences, global_hooks, modes, process
 
 __all__ = ["Outcome", "Place", "interrupt_each", "lines_of", "look", "outcome_of"]
