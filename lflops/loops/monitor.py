@@ -23,6 +23,7 @@ from lflops.collect.ranks.store import meet
 from lflops.errors import CountError
 from lflops.loops.phases import LoopPhases
 from lflops.profile.model import Profile
+from lflops.session.inputs.messages import warn
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import STAGES, Stage, Training
 from lflops.session.outlets.writer import loggers_of
@@ -123,6 +124,7 @@ class LoopMonitor:
         self._phases = LoopPhases([*loop.models.values()], loop.optimizers, loop.engine)
         self._stage = "train"
         self._batches = 0
+        self._has_batches = False
         self._steps_done = 0
         self._run: MonitoredRun | None = None
         self._ends = contextlib.ExitStack()
@@ -159,6 +161,8 @@ class LoopMonitor:
         run, self._run = self._run, None
         if run is not None:
             run.close(error)
+            if not self._has_batches and error is None:
+                warn("lflops.monitor saw no step, so there is nothing to tell: put each batch in `with monitor.step(batch):`")
 
     def data(self, loader: Iterable[Item]) -> Iterator[Item]:
         """Go through a loader's batches. The time until each of them is there is the phase `data`."""
@@ -241,6 +245,7 @@ class LoopMonitor:
             self._run.begin(name, self._training, partial(self._stage_of, name))
 
     def _batch_begins(self, batch: Any) -> None:
+        self._has_batches = True
         if self._run is not None:
             self._run.batch_begins(self._stage, batch)
         self._phases.begin_step()

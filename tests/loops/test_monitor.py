@@ -288,3 +288,10 @@ def test_the_curves_have_a_point_every_so_many_steps() -> None:
     steps = [step for step, values in logger.points if "lflops/train/step_ms" in values]
     assert [9, 19, 29, 39, 40] == steps
     assert all(math.isfinite(value) and value > 0 for _, values in logger.points for value in values.values())
+
+
+def test_a_loop_that_names_no_step_is_told() -> None:
+    """Else nothing is said at all, and nobody knows why."""
+    model = nn.Linear(4, 1)
+    with pytest.warns(UserWarning, match=r"saw no step.*with monitor\.step\(batch\)"), lflops.monitor(model, trace=False):
+        model(torch.ones(2, 4)).sum().backward()
