@@ -226,7 +226,7 @@ class LoopMonitor:
 
     @property
     def undo(self) -> Undo:
-        """Takes off, at the end of the run, what such a driver installs. Before the run and after it that is nobody's.
+        """Takes off, at the end of the run, what such a driver installs.
 
         Raises:
             CountError: No run is going on.

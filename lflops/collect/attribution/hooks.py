@@ -93,7 +93,7 @@ def install_hooks(
         undo: Takes the hooks off.
         listener: Its methods become the hooks.
         steps: Is called for the steps of optimizers.
-        guard: Keeps our errors from whoever calls a module.
+        guard: Keeps our errors from the code that calls a module.
         eager: Whether compiled functions run eagerly meanwhile, so that torch.compile meets none of the hooks.
     """
     compiled = listener.tree.compiled

@@ -96,7 +96,7 @@ class Phases:
             self.leave(len(names) - 1 - names[::-1].index(phase))
 
     def forget(self) -> None:
-        """Nobody listens any more, and no phase is running."""
+        """Drop all listeners; no phase is running any more."""
         self._ears.clear()
         self._running.clear()
 

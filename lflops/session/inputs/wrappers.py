@@ -1,6 +1,6 @@
 """Methods of a user's object that are wrapped for a run, where nothing from beneath tells when they are called.
 
-A wrapper cannot be told from the method by what a program asks of it: attributes, equality, hash, class, signature, copying, pickling.
+A wrapper looks like the method to a program that asks for attributes, equality, hash, class or signature, or that copies or pickles it.
 """
 
 import copy
