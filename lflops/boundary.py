@@ -101,6 +101,11 @@ class Undo:
         """Note what takes a part off, with its arguments. Then install the part."""
         self._parts.append(partial(take_off, *given))
 
+    def enter(self, context: contextlib.AbstractContextManager[Any]) -> None:
+        """Enter a context manager, and leave it at the end."""
+        self.add(context.__exit__, None, None, None)
+        context.__enter__()
+
     def close(self) -> None:
         """Take off all parts, the last one first, each by itself. It can be called again after an interrupt.
 

@@ -1,6 +1,5 @@
 """Counting that users call: `count` for one pass, and `counting` around their own loop."""
 
-import contextlib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -9,18 +8,23 @@ from typing import Any, Self
 import msgspec
 from torch import Tensor, nn
 
+from lflops.boundary import Guard, Undo, unguarded
 from lflops.collect.attribution.module_tracker import ModuleTracker
 from lflops.collect.counting.accumulator import Extent
 from lflops.collect.counting.build_profile import CountedPass, build_profile
+from lflops.collect.counting.compiled_regions import CompiledRegions
 from lflops.collect.counting.dispatch_mode import OperatorCounter
-from lflops.collect.counting.package_functions import watched
+from lflops.collect.counting.package_functions import unwatch, watch
+from lflops.collect.counting.totals import Resolved
 from lflops.collect.inputs.arguments import check_module
 from lflops.collect.inputs.run_info import run_of
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.collect.model.call import ModelCall
-from lflops.collect.model.compile_guard import force_eager
+from lflops.collect.model.compile_guard import KeptGraphs, force_eager
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.ranks.unsharded import check_logical, with_logical
+from lflops.collect.torch_private.dispatch_modes import end_mode, passes_dynamo, push_mode
+from lflops.collect.torch_private.modules import compilations
 from lflops.collect.torch_private.self_check import check
 from lflops.collect.torch_private.tensors import only_shapes_run
 from lflops.errors import CountError
@@ -69,7 +73,8 @@ def count(
 
 def counted(call: ModelCall, ignore: Ignored, logical: Profile | None = None) -> Profile:
     """What one pass of a call does."""
-    counting = Counting({"": call.model}, phase="forward", ignore=ignore, logical=logical, batch=(call.args, call.kwargs))
+    batch = (call.args, call.kwargs)
+    counting = Counting({"": call.model}, phase="forward", ignore=ignore, logical=logical, batch=batch, eager=True)
     with counting:
         call.run()
     return counting.profile
@@ -110,8 +115,14 @@ class Counting:
         extent: Extent | None = None,
         tracker: Callable[..., ModuleTracker] = ModuleTracker,
         counter: Callable[[ModuleTracker, Extent], OperatorCounter] = OperatorCounter,
+        eager: bool = False,
+        guard: Guard = unguarded,
     ) -> None:
-        """Name the modules; nothing is touched until the `with` is entered."""
+        """Name the modules; nothing is touched until the `with` is entered.
+
+        With `eager`, compiled code runs eagerly meanwhile. No training may depend on such a pass: it has other random numbers, and may need
+        more memory. `guard` keeps our errors from the training that is counted.
+        """
         check()
         self._tree = ModuleTree(roots)
         self._ignore = [ignore] if isinstance(ignore, str | nn.Module) or not isinstance(ignore, Iterable) else list(ignore)
@@ -120,8 +131,12 @@ class Counting:
         self._batch = batch
         self._scopes = tracker(self._tree, phase=phase, follow=self._follow)
         self._counter = counter(self._scopes, extent or Extent())
-        self._undo = contextlib.ExitStack()
+        self._undo = Undo()
+        self._guard = guard
         self._entered = False
+        self._eager = eager
+        self._graphs = KeptGraphs()
+        self._resolved: Resolved | None = None
         self._profile: Profile | None = None
         self._run = run_of("count", (each for each, _ in self._tree.parameters()), *batch)
 
@@ -132,20 +147,31 @@ class Counting:
         self._entered = True
         if not self._counter.fake and only_shapes_run([*(each for each, _ in self._tree.parameters()), *tensors_in(self._batch)]):
             raise CountError("counting: tensors are fake here, and nothing would be counted: use device='meta', or lflops.estimate")
-        with contextlib.ExitStack() as undo:
-            undo.enter_context(force_eager())
-            undo.enter_context(watched())
-            self._hold()
-            undo.callback(self._scopes.stop)
-            self._scopes.start()
-            undo.callback(self._counter.follow())
-            self._undo = undo.pop_all()
+        try:
+            self._begin()
+        except BaseException:
+            self._undo.close()
+            raise
         return self
+
+    def _begin(self) -> None:
+        undo = self._undo
+        self._prepare_compiled(undo)
+        undo.add(unwatch, self)
+        watch(self)
+        self._hold()
+        undo.add(self._scopes.stop)
+        self._scopes.start(self._guard)
+        self._counter.guard = self._guard
+        mode = self._counter.mode()
+        undo.add(end_mode, mode)
+        push_mode(mode)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Stop, and put the profile together."""
         self._undo.close()
         self._label()
+        self._resolved = self._resolve()
         self._profile = self._assemble(partial=kind is not None)
         del self._tree, self._scopes, self._counter, self._batch  # what was counted may be freed while the profile is read
         _warn_of_failures(self._profile)
@@ -170,6 +196,35 @@ class Counting:
         cells = self._counter.total().cells.values()
         return sum(counts.macs for counts in cells), sum(counts.flops for counts in cells)
 
+    def stop(self) -> None:
+        """Take everything off. It can be called again, and then with what was counted there is a profile."""
+        self._undo.close()
+
+    def _prepare_compiled(self, undo: Undo) -> None:
+        """Let compiled code run as it does, and write its calls down; or let it run eagerly."""
+        if self._counter.fake or not passes_dynamo():
+            undo.enter(force_eager())
+            return
+        from lflops.collect.torch_private.dynamo import with_control_flow_compiled
+
+        if self._eager and (self._tree.compiled or compilations()):
+            undo.enter(force_eager())
+            undo.enter(with_control_flow_compiled())
+        undo.add(self._graphs.stop)
+        self._graphs.start()
+        self._counter.regions = regions = CompiledRegions(self._scopes, self._guard)
+        undo.add(regions.stop)
+        regions.start()
+
+    def _resolve(self) -> Resolved:
+        """The sums, with what compiled code did."""
+        totals, regions = self._counter.total(), self._counter.regions
+        if regions is None or not regions.calls:
+            return Resolved(totals)
+        from lflops.collect.counting.resolved_regions import resolve
+
+        return resolve(totals, regions.calls, self._tree, traffic=self._counter.counts_traffic)
+
     def _follow(self) -> Callable[[], None]:
         return self._counter.follow()
 
@@ -193,12 +248,13 @@ class Counting:
             memory.stop()
 
     def _assemble(self, *, partial: bool) -> Profile:
-        memory = self._counter.memory
+        resolved = self._resolved or self._resolve()
+        memory = self._counter.memory if resolved.is_memory_known else None
         run = msgspec.structs.replace(self._run, partial=True) if partial else self._run
         collected = CountedPass(
             tree=self._tree,
-            calls=self._scopes.calls,
-            totals=self._counter.total(),
+            calls=self._scopes.calls + resolved.calls,
+            totals=resolved.totals,
             memory=None if memory is None else memory.result(),
             peaks={} if memory is None else memory.peak_of_rows(),
             ignored=_ignored(self._tree, self._ignore),  # a shared module has more rows by now
@@ -210,8 +266,10 @@ class Counting:
     def _notes(self) -> Iterable[Note]:
         if self._scopes.ambiguous:
             yield Note(code="ambiguous_threads", subject="", values={"calls": self._scopes.ambiguous})
-        if self._tree.compiled:
+        if self._tree.compiled and (self._eager or self._counter.regions is None):
             yield Note(code="compiled_ran_eager", subject=str(len(self._tree.compiled)), values={})
+        if self._resolved is not None:
+            yield from self._resolved.notes
 
 
 def _warn_of_failures(profile: Profile) -> None:

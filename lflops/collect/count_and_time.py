@@ -7,7 +7,6 @@ a CPU. `observer_ratio` says how much longer the pass took than that.
 
 import functools
 import threading
-from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -30,7 +29,6 @@ from lflops.collect.timing.hook_overhead import Chain, median_overhead, of_modul
 from lflops.collect.timing.scale_to_clean import scale_to_clean
 from lflops.collect.timing.stamps import ENTERS, NO_OVERHEAD, OPERATOR, HookOverhead, PassTimes, Stamp, pass_times
 from lflops.collect.torch_private.autograd import NO_BACKWARD, backward_id
-from lflops.collect.torch_private.dispatch_modes import pop_mode, push_mode
 from lflops.profile.model import Profile
 from lflops.profile.records import ModulePhase
 from lflops.profile.steps import Step
@@ -171,10 +169,8 @@ class _StampingCounter(OperatorCounter):
         super().__init__(tracker, extent)
         self.tracker = tracker
 
-    def follow(self) -> Callable[[], None]:
-        mode = _StampingMode(self)
-        push_mode(mode)
-        return lambda: pop_mode(mode)
+    def mode(self) -> CountingMode:
+        return _StampingMode(self)
 
 
 class _StampingMode(CountingMode):

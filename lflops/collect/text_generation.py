@@ -49,7 +49,7 @@ def measure_generate(
             generate(*call.args, **call.kwargs)
 
     with call.untouched():
-        counting = Counting({"": model}, phase="forward", ignore=ignore, batch=(call.args, call.kwargs))
+        counting = Counting({"": model}, phase="forward", ignore=ignore, batch=(call.args, call.kwargs), eager=True)
         work_after_calls: list[tuple[int, int]] = []
         with counting, after_each_call(called, lambda: work_after_calls.append(counting.so_far())):
             generate(*call.args, **call.kwargs)

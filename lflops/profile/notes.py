@@ -17,7 +17,9 @@ NoteCode = Literal[
     "backward_assumed",
     "communication_hook",
     "compiled_by_module",
+    "compiled_differs",
     "compiled_ran_eager",
+    "compiled_uncounted",
     "compiled_unopened",
     "compiled_unrecorded",
     "counted_inside",
@@ -52,14 +54,16 @@ NOTE_VALUES: Mapping[NoteCode, Mapping[str, type]] = {
     # Counting.
     "ambiguous_threads": {"calls": int},  # operator calls in backward whose module is unknown; they are the root's own
     "communication_hook": {"calls": int},  # operator calls of a communication hook of DDP, counted as `other`
+    "compiled_differs": {"seen": int, "counted": int},  # subject: the row; MACs seen while compiled code ran, and those of its graph
     "compiled_ran_eager": {},  # subject: how many compiled modules
+    "compiled_uncounted": {"calls": int},  # subject: why the work of these calls of compiled graphs is not known
     "counted_inside": {"calls": int},  # subject: a custom operator without a formula, counted by the operators that run inside it
     "dense_mask": {"calls": int, "computed": int, "within": int},  # subject: attention; scores computed, and those within a sequence
     "formula_failed": {"error": str},  # subject: the operator
     "generated": {"prefill_macs": int, "prefill_flops": int, "decode_macs": int, "decode_flops": int, "decode_calls": int},
     "ignored": {"calls": int, "macs": int, "flops": int, "seconds": float},  # subject: the row; seconds only where it was timed
     "logical_differs": {"phase": str},  # subject: the first row that differs from the model given as `logical=`
-    "not_counted": {},  # there are times and no counts
+    "not_counted": {},  # there are times and no counts; subject: `compiled` where this torch cannot count compiled code as it runs
     "scripted": {},  # subject: the row of a ScriptModule
     "upper_bound": {"calls": int},  # subject: the operator; values that decide its cost were not known
     # Timing.

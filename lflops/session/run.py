@@ -8,6 +8,8 @@ from typing import Any
 
 from lflops.boundary import Boundary, Undo, call_each
 from lflops.collect.kineto.compile_tracking import CompileTracking
+from lflops.collect.model.compile_guard import KeptGraphs
+from lflops.collect.torch_private.dispatch_modes import sweep_modes
 from lflops.errors import LflopsError, UnknownTorchError
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
@@ -52,10 +54,12 @@ class MonitoredRun:
         self._failed = False
         self.boundary = Boundary(self.fail)
         self.undo = Undo()
+        self._graphs = KeptGraphs()
         self._tracking = CompileTracking()
 
     def open(self) -> None:
-        """The run is about to begin: what is compiled from here on is tracked, if that is asked for."""
+        """The run is about to begin: graphs that are compiled from here on are kept, and tracked if that is asked for."""
+        self._graphs.start()
         if self._settings.looks_inside_compiled:
             self._tracking.start()
 
@@ -73,6 +77,8 @@ class MonitoredRun:
         """
         if self._failed:
             return
+        with self.boundary:
+            self._graphs.start()  # torch.compile may have been loaded since
         if name in self._begun:
             self.guarded(name, Session.resume)
         elif name in self._settings.stages:
@@ -112,6 +118,8 @@ class MonitoredRun:
 
     def batch_begins(self, name: str, batch: Any) -> None:
         """A batch of a stage begins."""
+        if self._failed:
+            sweep_modes()  # one that counted may have been taken off within a backward pass
         if (session := self.sessions[name]) is not None:
             with self.boundary:
                 session.batch_begins(batch)
@@ -178,4 +186,13 @@ class MonitoredRun:
         """Take off every hook, wrapper and mode of this run. It can be called again."""
         sessions = [each for each in self.sessions.values() if each is not None]
         parts = [part for each in sessions for part in (each.detach, each.leave_annotations)]
-        call_each([*parts, self._tracking.stop, self.undo.close, partial(self.sessions.update, dict.fromkeys(STAGES))])
+        call_each(
+            [
+                *parts,
+                sweep_modes,
+                self._graphs.stop,
+                self._tracking.stop,
+                self.undo.close,
+                partial(self.sessions.update, dict.fromkeys(STAGES)),
+            ]
+        )

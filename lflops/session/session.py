@@ -58,7 +58,7 @@ class Session:
         self._settings = settings
         self._training = training
         device = training.device
-        self._counted_steps = CountedSteps(settings, training, stage, results.topology)
+        self._counted_steps = CountedSteps(settings, training, stage, results.topology, guard)
         self._clock: Clock = StreamClock() if device.type == "cuda" else HostClock()
         places = results.paths
         traced = settings.trace and places is not None
@@ -201,7 +201,7 @@ class Session:
         """Take off every hook; those that the curves need may stay. It can be called again."""
         parts: list[Callable[[], object]] = [
             partial(self._end_trace, failed=True),
-            self._counted_steps.abandon,
+            self._counted_steps.take_off,
             self._end_hooked_step,
             self._listening.close,
         ]

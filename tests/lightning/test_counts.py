@@ -279,7 +279,7 @@ COMPILED: dict[str, Callable[[Classifier], Any]] = {
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch 2.15's compiler of itself
 @pytest.mark.parametrize("compile_", COMPILED.values(), ids=COMPILED)
 def test_a_compiled_model_is_counted_as_it_is_written(compile_: Callable[[Classifier], Any]) -> None:
-    """Module by module, in the names of the model; a note says that the counted batch ran eagerly."""
+    """Module by module, in the names of the model."""
     torch.compiler.reset()
     model, monitor = Classifier(), watching()
     compile_(model)
@@ -287,5 +287,5 @@ def test_a_compiled_model_is_counted_as_it_is_written(compile_: Callable[[Classi
     (profile,) = monitor.profiles
     assert {"body.0": BODY, "head": HEAD} == own_macs(profile, "forward")
     assert {"body.0": BODY, "head": 2 * HEAD} == own_macs(profile, "backward")
-    assert "compiled_ran_eager" in {note.code for note in profile.notes}
+    assert [] == [note.code for note in profile.notes if note.code.startswith("compiled")]
     torch.compiler.reset()

@@ -184,15 +184,15 @@ def graphs(make: Callable[[Backend], Any], *callbacks: Any) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("make", [compiled_part, compiled_step])
-def test_what_is_compiled_is_compiled_as_often_and_runs_but_for_the_counted_batch(make: Callable[[Backend], Any]) -> None:
-    """One batch of the thirty runs eagerly."""
+def test_what_is_compiled_is_compiled_and_runs_as_often_as_without_the_monitor(make: Callable[[Backend], Any]) -> None:
+    """In the counted batch as in the others."""
     plain = graphs(make)
     monitor = watching()
     watched = graphs(make, monitor)
-    assert plain[0] == watched[0] >= 1
-    assert plain[1] - plain[1] // 30 == watched[1]
+    assert plain == watched
+    assert plain[0] >= 1
     (profile,) = monitor.profiles
-    assert "compiled_ran_eager" in {note.code for note in profile.notes}
+    assert "compiled_ran_eager" not in {note.code for note in profile.notes}
     assert {0} == {step.index for step in profile.steps if "recompiled" in step.marks}
 
 

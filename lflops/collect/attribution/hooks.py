@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from lflops.boundary import Guard, Undo, unguarded
 from lflops.collect.model.compile_guard import uncompiled, unremark_hooks
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.torch_private.modules import compiles_its_hooks, remove_hook
+from lflops.collect.torch_private.modules import HiddenHooks, compiles_its_hooks, never_compiled, remove_hook
 
 __all__ = [
     "LISTENERS",
@@ -84,38 +84,33 @@ LISTENERS: list[ModuleListener] = []
 """Those whose hooks are installed, of all threads; `lflops.scope` calls them."""
 
 
-def install_hooks(
-    undo: Undo, listener: ModuleListener, steps: OptimizerListener | None = None, *, guard: Guard = unguarded, eager: bool = False
-) -> None:
-    """Call the listener for every module and scope, until `undo` is closed.
+def install_hooks(undo: Undo, listener: ModuleListener, steps: OptimizerListener | None = None, *, guard: Guard = unguarded) -> None:
+    """Call the listener for every module and scope, until `undo` is closed. What is compiled meanwhile is compiled without the hooks.
 
     Args:
         undo: Takes the hooks off.
         listener: Its methods become the hooks.
         steps: Is called for the steps of optimizers.
         guard: Keeps our errors from the code that calls a module.
-        eager: Whether compiled functions run eagerly meanwhile, so that torch.compile meets none of the hooks.
     """
-    compiled = listener.tree.compiled
-    if compiled:
+    if listener.tree.compiled:
         unremark_hooks(undo)
-
-    def module_hook(function: Callable[..., Any]) -> Callable[..., Any]:
-        hook = guard(function) if eager else uncompiled(guard(function), compiled=compiled)
+    enters, leaves = guard(listener.enter_module), guard(listener.leave_module)
+    hidden = HiddenHooks((enters, leaves))
+    for hook in (enters, leaves):
+        never_compiled(hook)
         undo.add(remove_hook, hook)
-        return hook
-
-    def optimizer_hook(function: Callable[..., Any]) -> Callable[..., Any]:
-        hook = guard(function)
-        undo.add(remove_hook, hook)
-        return hook
-
-    register_module_forward_pre_hook(module_hook(listener.enter_module))
+    undo.add(hidden.stop)
+    register_module_forward_pre_hook(enters)
     # always_call: early-stopped recomputation leaves forward by an exception
-    register_module_forward_hook(module_hook(listener.leave_module), with_kwargs=True, always_call=True)
+    register_module_forward_hook(leaves, with_kwargs=True, always_call=True)
+    hidden.start()
     if steps is not None:
-        register_optimizer_step_pre_hook(optimizer_hook(partial(_enter_step, steps)))
-        register_optimizer_step_post_hook(optimizer_hook(lambda optimizer, *_: steps.leave_step(optimizer)))
+        begins, ends = guard(partial(_enter_step, steps)), guard(lambda optimizer, *_: steps.leave_step(optimizer))
+        for hook in (begins, ends):
+            undo.add(remove_hook, hook)
+        register_optimizer_step_pre_hook(begins)
+        register_optimizer_step_post_hook(ends)
     undo.add(_forget, listener)
     LISTENERS.append(listener)
 

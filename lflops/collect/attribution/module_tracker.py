@@ -70,8 +70,12 @@ class ModuleTracker:
 
     def start(self, guard: Guard = unguarded) -> None:
         """Hook in, on the thread that is the first."""
+        self.begin()
+        install_hooks(self._hooks, self, self, guard=guard)
+
+    def begin(self) -> None:
+        """Follow this thread without a hook: only what is entered by name."""
         self.home = threading.get_ident()
-        install_hooks(self._hooks, self, self, guard=guard, eager=True)
         self._boundary("", NO_BACKWARD)
 
     def stop(self) -> None:
@@ -160,6 +164,17 @@ class ModuleTracker:
     def leave_scope(self, key: int) -> None:
         """Pop the scope's frame."""
         self._pop(key)
+
+    def enter_row(self, key: int, row: str) -> None:
+        """Push a frame for a row of any name. It is no call of a module, and changes no phase outside of modules."""
+        state, backward = self._local.state, backward_id()
+        self._top(backward)
+        state.stack.append(TrackedFrame(key, row, self.tree.nearest(row), backward, None))
+        self._boundary(row, backward)
+
+    def running(self) -> str:
+        """The row that is running on this thread."""
+        return self._running()[0]
 
     def enter_step(self, optimizer: Optimizer) -> None:
         """An optimizer's own work begins on this thread."""

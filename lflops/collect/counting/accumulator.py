@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lflops.boundary import Guard, unguarded
 from lflops.collect.attribution.communication_hooks import in_communication_hook
 from lflops.collect.attribution.module_tracker import ModuleTracker
 from lflops.collect.counting.allocation_log import AllocationLog
+from lflops.collect.counting.compiled_regions import CompiledRegions
 from lflops.collect.counting.live_memory import LONGEST_TIMELINE, LiveMemory, Survivors
 from lflops.collect.counting.operators import FOREACH, Kind, Operator, first_tensor
 from lflops.collect.counting.optimizer_owners import StepOwners
@@ -90,21 +92,26 @@ class OperatorAccumulator:
 
     Attributes:
         partial_tensors: The plain tensors that are parts of sharded ones.
+        counts_traffic: Whether bytes are counted.
+        regions: The calls of compiled graphs, where these are written down.
+        guard: Keeps errors of the modes from the code that they count.
     """
 
     def __init__(self, scopes: ModuleTracker, extent: Extent) -> None:
         """Begin without sums."""
         self.scopes = scopes
+        self.guard: Guard = unguarded
         self.memory = LiveMemory(extent.round_to, extent.log, extent.moments, extent.survivors) if extent.memory else None
         if self.memory is not None:
             self.memory.hold(extent.gradients, "gradients", "")
         self.fake, self.scratch = extent.fake, extent.scratch
-        self._traffic = extent.traffic
+        self.counts_traffic = extent.traffic
         self._local = ThreadTotals()
         self._threads: list[Totals] = []
         self._step: StepOwners | None = None
         self._optimizers: dict[int, Optimizer] = {}
         self._repeated: dict[str, Counter[Any]] = {}  # operator to products that its backward makes again
+        self.regions: CompiledRegions | None = None
         self.partial_tensors = PartialTensors(scopes.tree)
 
     def total(self) -> Totals:
@@ -216,7 +223,7 @@ class OperatorAccumulator:
         operator, _, phase, args, kwargs, out = call
         try:
             cost = operator.cost(args, kwargs, out)
-            moved = bytes_moved(operator, args, kwargs, out) if self._traffic else 0
+            moved = bytes_moved(operator, args, kwargs, out) if self.counts_traffic else 0
         except Exception as error:  # noqa: BLE001 - a user's formula must not stop the run that it counts
             totals.failures[operator.name] = f"{type(error).__name__}: {error}"
             _add_uncounted(totals, call)

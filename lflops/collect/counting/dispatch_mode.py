@@ -1,5 +1,6 @@
 """The dispatch mode: it sees every operator that runs on its thread once, below autograd and above the kernels."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -7,19 +8,34 @@ from torch import Tensor
 
 from lflops.collect.attribution.gradient_sums import sums_gradients
 from lflops.collect.counting.accumulator import Call, OperatorAccumulator
+from lflops.collect.counting.compiled_regions import row_of_region
 from lflops.collect.counting.live_memory import LiveMemory
 from lflops.collect.counting.operators import Kind, Operator, known_operators
 from lflops.collect.counting.sharded_tensors import is_sharded
 from lflops.collect.counting.traffic import tensors_of
 from lflops.collect.operator_costs.scratch import SCRATCH
-from lflops.collect.torch_private.dispatch_modes import TorchDispatchMode, pop_mode, push_mode, route_higher_order_operators
-from lflops.collect.torch_private.operators import decompose, nested_kernel, python_kernel, run_kernel
+from lflops.collect.torch_private.dispatch_modes import (
+    TorchDispatchMode,
+    end_mode,
+    is_tracing,
+    pop_mode,
+    push_mode,
+    route_higher_order_operators,
+)
+from lflops.collect.torch_private.modules import never_compiled
+from lflops.collect.torch_private.operators import HigherOrderOperator, decompose, nested_kernel, python_kernel, run_kernel
 from lflops.collect.torch_private.tensors import NEEDS_VALUES, PLAIN, FakeTensor
+from lflops.profile.records import Phase
 
 __all__ = ["CountingMode", "OperatorCounter", "RealParameterError"]
 
 FREE, DECOMPOSED, UNCOUNTED = Kind.FREE, Kind.DECOMPOSED, Kind.UNCOUNTED
 """Aliases, because looking a member up on an enumeration is slow, and every operator asks."""
+
+CONTROL_FLOW = frozenset({"cond", "while_loop", "while_loop_stack_output", "map_impl", "scan", "associative_scan"})
+"""Operators that call functions: branches, and bodies of loops."""
+DECIDES = frozenset({"cond", "while_loop", "while_loop_stack_output"})
+"""Those of which values decide what they call, and how often."""
 
 ADD = "add"
 """The operator by which autograd adds up the gradients of a tensor that is used more than once."""
@@ -32,11 +48,15 @@ class RealParameterError(Exception):
 class OperatorCounter(OperatorAccumulator):
     """An accumulator that puts a dispatch mode on a thread."""
 
+    def mode(self) -> "CountingMode":
+        """A mode that counts on the thread that it is put on."""
+        return CountingMode(self)
+
     def follow(self) -> Callable[[], None]:
         """Count on this thread too; call the returned function to end that."""
-        mode = CountingMode(self)
+        mode = self.mode()
         push_mode(mode)
-        return lambda: pop_mode(mode)
+        return lambda: end_mode(mode)
 
 
 class CountingMode(TorchDispatchMode):
@@ -48,21 +68,31 @@ class CountingMode(TorchDispatchMode):
         """Report to an accumulator."""
         super().__init__()  # type: ignore[no-untyped-call]
         route_higher_order_operators(type(self))
+        never_compiled(type(self).__torch_dispatch__)
         self._counter = counter
         self._scopes = counter.scopes
         self._memory = counter.memory
         self._partial_tensors = counter.partial_tensors
         self._fake = counter.fake
         self._operators = known_operators()
+        self.is_off = False
+        self._before, self._after = counter.guard(self._before_operator), counter.guard(self._after_operator)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Do not wrap the mode in a frame that dynamo skips: it loads dynamo and doubles the cost of each operator."""
         return False
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile compile and run under the mode as without it."""
+        return True
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator and report it."""
         kwargs = kwargs or {}
+        if self.is_off:
+            return function(*args, **kwargs)
         for kind in types:
             if issubclass(kind, FakeTensor):
                 if not self._fake:
@@ -72,8 +102,13 @@ class CountingMode(TorchDispatchMode):
                 return self._run_sharded(function, args, kwargs) if any(map(is_sharded, types)) else NotImplemented
         if self._fake:
             _refuse_real_parameters(args)
-        if self._partial_tensors.active and self._counter.infers_shapes(args, kwargs):
+        elif isinstance(function, HigherOrderOperator) and function.name() in CONTROL_FLOW and not is_tracing():
+            return self._run_control_flow(function, args, kwargs)
+        if (self._fake and is_tracing()) or (self._partial_tensors.active and self._counter.infers_shapes(args, kwargs)):
             return function(*args, **kwargs)
+        return self._count(function, args, kwargs)
+
+    def _count(self, function: Any, args: Any, kwargs: Any) -> Any:
         known = self._operators.get(id(function))  # its own hash is written in Python
         if known is None:
             known = self._add_operator(function)
@@ -112,25 +147,60 @@ class CountingMode(TorchDispatchMode):
 
         return self._counter.run_sharded(operator, function, run, args, kwargs)
 
+    def _run_control_flow(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Run `torch.cond` or a loop, and see the operators of what it calls."""
+        row, phase = self._scopes.current(args)
+        regions = self._counter.regions
+        place = None if regions is None or function.name() not in DECIDES else regions.decide(row, phase)
+        calls: Counter[int] = Counter()
+
+        def seen(part: Any, number: int) -> Any:
+            def run(*operands: Any) -> Any:
+                calls[number] += 1
+                push_mode(self)
+                try:
+                    return part(*operands)
+                finally:
+                    pop_mode(self)
+
+            return run
+
+        out = function(*(seen(each, number) if callable(each) else each for number, each in enumerate(args)), **kwargs)
+        if regions is not None:  # of a condition and two branches the second is the one for yes; of a loop it is the body
+            regions.decided(row, place, calls[1])
+        return out
+
     def _run(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
+        place = self._before(operator, args)
+        if place is None:
+            return function(*args, **kwargs)
+        kernel = python_kernel(function, args, kwargs) if operator.kind is UNCOUNTED else None
+        out = function(*args, **kwargs) if kernel is None else self._run_inside(operator, function, kernel, args, kwargs)
+        self._after(Call(operator, place[0], place[1], args, kwargs, out), runs_inside=kernel is not None)
+        return out
+
+    def _before_operator(self, operator: Operator, args: Any) -> tuple[str, Phase] | None:
+        """The row and the phase of an operator that is about to run; `None` if nothing is to be reported of it."""
         row, phase = self._scopes.current(args)
         if operator.waits:
             self._counter.wait(row, phase)
         if operator.kind is FREE and not operator.makes_storage:
             if phase == "optimizer":
                 self._counter.see_view(args)
-            return function(*args, **kwargs)
+            return None
         if self._memory is not None:
-            self._memory.before(operator.name, row, phase)
-        kernel = python_kernel(function, args, kwargs) if operator.kind is UNCOUNTED else None
-        out = function(*args, **kwargs) if kernel is None else self._run_inside(operator, function, kernel, args, kwargs)
+            self._memory.before(operator.name, row_of_region(row), phase)
+        return row, phase
+
+    def _after_operator(self, call: Call, *, runs_inside: bool) -> None:
+        """Report an operator that has run."""
+        operator, row, _, args, kwargs, out = call
         if self._partial_tensors.active and not self._counter.in_sharded_operator:
             self._partial_tensors.follow(operator, row, args, kwargs, out)
-        if operator.kind is not FREE and kernel is None:
-            self._counter.record(Call(operator, row, phase, args, kwargs, out))
+        if operator.kind is not FREE and not runs_inside:
+            self._counter.record(call)
         if self._memory is not None:
-            self._see_storages(self._memory, Call(operator, row, phase, args, kwargs, out))
-        return out
+            self._see_storages(self._memory, call._replace(row=row_of_region(row)))
 
     def _see_storages(self, memory: LiveMemory, call: Call) -> None:
         """Report the storages that an operator allocated."""

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from lflops.boundary import Undo
 from lflops.collect.counting.operators import Operator
 from lflops.collect.operator_costs.table import shapes, values_or_shape
 from lflops.collect.torch_private.dispatch_modes import open_modes
 from lflops.formulas.table import FUNCTIONS, Cost, FunctionFormula
 
-__all__ = ["Watcher", "watched"]
+__all__ = ["Watcher", "unwatch", "watch"]
 
 
 class Watcher(Protocol):
@@ -44,28 +45,27 @@ class _Covered(threading.local):
     depth = 0
 
 
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()
 _COVERED = _Covered()
 _COUNTS: list[object] = []
 """The counts that are running."""
-_undo = contextlib.ExitStack()
+_undo = Undo()
 
 
-@contextlib.contextmanager
-def watched() -> Iterator[None]:
-    """Watch the functions of the packages that are loaded. Counts that overlap share the wraps; the last one takes them off."""
-    count = object()
+def watch(count: object) -> None:
+    """Watch the functions of the packages that are loaded, until `unwatch`. Counts that overlap share the wraps."""
     with _LOCK:
         _COUNTS.append(count)
         if len(_COUNTS) == 1:
             _install()
-    try:
-        yield
-    finally:
-        with _LOCK:
-            _COUNTS.remove(count)
-            if not _COUNTS:
-                _undo.close()
+
+
+def unwatch(count: object) -> None:
+    """End that for one count. It can be called again."""
+    with _LOCK:
+        _COUNTS[:] = [each for each in _COUNTS if each is not count]
+        if not _COUNTS:
+            _undo.close()
 
 
 def _install() -> None:
@@ -76,18 +76,17 @@ def _install() -> None:
         for parent in parents:
             owner = getattr(owner, parent, None)
         function = vars(owner).get(last) if owner is not None and hasattr(owner, "__dict__") else None
-        if callable(function) and _replaced(owner, last, wrapped := _wrapper(name, function, entry)):
-            _undo.callback(_put_back, _Wrapped(owner, last, wrapped, function))
+        if callable(function):
+            wrapped = _wrapper(name, function, entry)
+            _undo.add(_put_back, _Wrapped(owner, last, wrapped, function))
+            _replace(owner, last, wrapped)
     _watch_triton()
 
 
-def _replaced(owner: Any, name: str, value: Any) -> bool:
+def _replace(owner: Any, name: str, value: Any) -> None:
     """Set an attribute; where that cannot be, the function stays unseen."""
-    try:
+    with contextlib.suppress(AttributeError, TypeError):
         setattr(owner, name, value)
-    except (AttributeError, TypeError):
-        return False
-    return True
 
 
 def _put_back(wrapped: _Wrapped) -> None:
@@ -179,11 +178,16 @@ def _watch_triton() -> None:
         return
     before = knobs.launch_enter_hook
     if hasattr(before, "add") and hasattr(before, "remove"):
+        _undo.add(_remove_from, before)
         before.add(_launched)
-        _undo.callback(before.remove, _launched)
     elif before is None:  # one that is there is somebody's profiler
+        _undo.add(setattr, knobs, "launch_enter_hook", None)
         knobs.launch_enter_hook = _launched
-        _undo.callback(setattr, knobs, "launch_enter_hook", None)
+
+
+def _remove_from(hooks: Any) -> None:
+    with contextlib.suppress(KeyError, ValueError):  # it was removed before
+        hooks.remove(_launched)
 
 
 def _launched(metadata: Any) -> None:

@@ -1,17 +1,18 @@
 """The running sums of a count. Each thread has its own, so that threads need no lock."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from lflops.formulas.table import Cost
+from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, Phase
 from lflops.profile.series import sum_known
 
-__all__ = ["CellKey", "CollectiveKey", "Counts", "Totals", "Transfers", "UncountedKey"]
+__all__ = ["CellKey", "CollectiveKey", "Counts", "Resolved", "Totals", "Transfers", "UncountedKey"]
 
 
 CellKey = tuple[str, str, Phase, "torch.dtype | None"]
@@ -148,9 +149,47 @@ class Totals:
         for key, macs in other.logical_difference.items():
             self._add_difference(key, macs)
 
+    def moved(self, to: Callable[[str, Phase], tuple[str, Phase]]) -> "Totals":
+        """The same sums, each in another row and phase."""
+        found = Totals(
+            failures=dict(self.failures),
+            upper_bounds=Counter(self.upper_bounds),
+            counted_inside=Counter(self.counted_inside),
+            calls_in_hooks=self.calls_in_hooks,
+            waits={ModulePhase(*to(*each)) for each in self.waits},
+        )
+        for (row, operator, phase, dtype), counts in self.cells.items():
+            row_, phase_ = to(row, phase)
+            found.cells[row_, operator, phase_, dtype].add(counts)
+        for (row, operator, phase), sums in self.uncounted.items():
+            row_, phase_ = to(row, phase)
+            found.uncounted[row_, operator, phase_].add(sums)
+        for (row, phase, *collective), sums in self.collectives.items():
+            found.collectives[*to(row, phase), *collective].add(sums)  # type: ignore[index]
+        for operator, masks in self.dense_masks.items():
+            found.dense_masks[operator].add(masks)
+        for key, macs in self.logical_difference.items():
+            found._add_difference(ModulePhase(*to(*key)), macs)
+        return found
+
     def rows(self) -> Iterator[str]:
         """Every row that has any sum, with repetitions."""
         yield from (key[0] for keys in (self.cells, self.uncounted, self.collectives) for key in keys)
+
+
+@dataclass
+class Resolved:
+    """A step with its compiled graphs.
+
+    Attributes:
+        calls: Calls of modules inside of the graphs.
+        is_memory_known: Whether every allocation of the step was seen.
+    """
+
+    totals: Totals
+    calls: Counter[str] = field(default_factory=Counter)
+    notes: list[Note] = field(default_factory=list)
+    is_memory_known: bool = True
 
 
 def _merge(mine: defaultdict[Any, Any], theirs: dict[Any, Any]) -> None:

@@ -15,7 +15,7 @@ from torch.amp import grad_scaler
 from torch.optim import Optimizer
 
 from lflops.collect.counting.dispatch_mode import RealParameterError
-from lflops.collect.estimate.known_values import NoCudaError
+from lflops.collect.counting.known_values import NoCudaError
 from lflops.collect.torch_private.tensors import NEEDS_VALUES, NO_FAKE_KERNEL, FakeTensor, local_part, only_shapes_run
 from lflops.errors import CountError, LflopsError
 

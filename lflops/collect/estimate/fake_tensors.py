@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from lflops.collect.counting.known_values import LARGEST, KnownValues
 from lflops.collect.estimate.fake_errors import refuse_real_optimizer, refuse_what_keeps_tensors
-from lflops.collect.estimate.known_values import LARGEST, KnownValues
 from lflops.collect.inputs.tensors import DEEPEST
 from lflops.collect.torch_private.dispatch_modes import pop_mode, push_mode, without_modes
 from lflops.collect.torch_private.tensors import FakeTensor, fake_mode, local_part

@@ -7,20 +7,12 @@ A module has the name by which the compiled function reaches it, as `L['self'].b
 runs: a graph may be compiled once and run for each of twelve blocks.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from torch import nn
-
-from lflops.collect.model.module_tree import ModuleTree
-
-__all__ = ["GraphKernels", "KernelCall", "Share", "rows_of"]
-
-_ROOT = re.compile(r"^[LG]\['(\w+)'\]")
-_ITEM = re.compile(r"\.?(?:_modules)?\[['\"]?([^\]'\"]+)['\"]?\]")
+__all__ = ["GraphKernels", "KernelCall", "Share"]
 
 
 class Share(NamedTuple):
@@ -133,55 +125,3 @@ def _event(name: str) -> str:
     if parts[0] == "extern_kernels":
         return f"aten::{parts[1]}"
     return f"{parts[0]}::{parts[1]}" if len(parts) > 1 else name
-
-
-def rows_of(modules: Sequence[tuple[str, str]], running: str, tree: ModuleTree) -> list[str | None]:
-    """The row of each module of a graph while a module runs; `None` where several could be meant, or none.
-
-    The compiled function is the running module's, or that of one below it that is the only one to have such modules.
-    """
-    named = [_path(name) for name, _ in modules]
-    rows: list[str | None] = [None] * len(modules)
-    for root in {root for root, _ in named}:
-        wanted = [(number, path, modules[number][1]) for number, (at, path) in enumerate(named) if at == root]
-        base = _base([(path, kind) for _, path, kind in wanted], running, tree)
-        if base is not None:
-            for number, path, _ in wanted:
-                rows[number] = _row(base, path, tree)
-    return rows
-
-
-def _base(wanted: Sequence[tuple[str, str]], running: str, tree: ModuleTree) -> str | None:
-    """The row of the module that has all of these below it."""
-    running = tree.nearest(running)
-    if _has_all(running, wanted, tree):
-        return running
-    below = [row for row in tree.modules if row.startswith(f"{running}." if running else "") and row != running]
-    fitting = [row for row in below if _has_all(row, wanted, tree)]
-    return fitting[0] if len(fitting) == 1 else None
-
-
-def _has_all(row: str, wanted: Sequence[tuple[str, str]], tree: ModuleTree) -> bool:
-    return all(
-        (module := _below(tree.modules.get(row), path)) is not None and (not path or type(module).__name__ == kind) for path, kind in wanted
-    )
-
-
-def _row(base: str, path: str, tree: ModuleTree) -> str | None:
-    module = _below(tree.modules[base], path)
-    return tree.row(module, base) if path and module is not None and module in tree else base
-
-
-def _below(module: nn.Module | None, path: str) -> nn.Module | None:
-    for name in filter(None, path.split(".")):
-        child = getattr(module, name, None)
-        module = child if isinstance(child, nn.Module) else None
-    return module
-
-
-def _path(name: str) -> tuple[str, str]:
-    """The variable that a name begins with, and the path from it: `L['self'].blocks[0]` is `self` and `blocks.0`."""
-    begins = _ROOT.match(name)
-    path = _ITEM.sub(r".\1", name[begins.end() if begins else 0 :])
-    parts = [part for part in path.split(".") if part and part != "_modules"]
-    return begins.group(1) if begins else "", ".".join(parts)

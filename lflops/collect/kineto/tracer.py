@@ -22,7 +22,6 @@ from torch.profiler import ProfilerActivity, profile, record_function, supported
 from lflops.boundary import Guard, Undo, call_each, unguarded
 from lflops.collect.kineto.attach_compiled import call_times
 from lflops.collect.kineto.compile_tracking import recorded_graphs
-from lflops.collect.kineto.compiled_graph import rows_of
 from lflops.collect.kineto.compiled_time import CompiledTimes, times_of
 from lflops.collect.kineto.device_timeline import (
     communication,
@@ -37,6 +36,7 @@ from lflops.collect.kineto.events import STEP, Joined, join, read
 from lflops.collect.kineto.module_log import ModuleLog
 from lflops.collect.kineto.other_profilers import other_profiler_runs, recorded_events
 from lflops.collect.kineto.step_timeline import PhaseMark, timeline_of
+from lflops.collect.model.compiled_rows import rows_of
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.scale_to_clean import spreads_of
 from lflops.collect.timing.stamps import inclusive

@@ -1,4 +1,4 @@
-"""Compiled functions run eagerly while they are counted, and their compiled code is kept."""
+"""What is done so that compiled functions run as without lflops; or eagerly, in a pass of lflops' own."""
 
 import contextlib
 import sys
@@ -12,7 +12,7 @@ import torch
 from lflops.boundary import Undo
 from lflops.collect.torch_private.modules import compilations
 
-__all__ = ["force_eager", "uncompiled", "unremark_hooks"]
+__all__ = ["KeptGraphs", "force_eager", "uncompiled", "unremark_hooks"]
 
 _REMARK = r"Using `torch\.compile\(module\)` when there are global hooks"
 
@@ -43,10 +43,7 @@ _EAGER = _Eager()
 
 
 def force_eager() -> contextlib.AbstractContextManager[None]:
-    """A context in which compiled functions run eagerly and keep their compiled code.
-
-    It is needed even if nothing is compiled yet: a model that compiles at its first call would compile under our dispatch mode.
-    """
+    """A context in which compiled functions run eagerly and keep their compiled code. It is for a pass that no training depends on."""
     return _EAGER
 
 
@@ -63,6 +60,24 @@ def uncompiled(hook: Callable[..., None], compiled: Collection[str] | None = Non
         return hook
     left_alone: Callable[..., None] = torch.compiler.disable(hook)
     return left_alone
+
+
+class KeptGraphs:
+    """Keeps a copy of each graph that torch.compile makes from `start` to `stop`, so that compiled code can be counted."""
+
+    def start(self) -> None:
+        """Begin, if torch.compile is loaded. To be called again where it may have been loaded since."""
+        if "torch._dynamo" in sys.modules:
+            from lflops.collect.torch_private.dynamo import keep_graphs
+
+            keep_graphs(self)
+
+    def stop(self) -> None:
+        """End. It can be called again."""
+        if "torch._dynamo" in sys.modules:
+            from lflops.collect.torch_private.dynamo import release_graphs
+
+            release_graphs(self)
 
 
 def unremark_hooks(undo: Undo) -> None:

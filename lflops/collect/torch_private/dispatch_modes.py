@@ -1,6 +1,7 @@
 """Dispatch modes, and the stack of them that each thread has."""
 
 import contextlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,18 @@ with known_torch():
     from torch.utils import _python_dispatch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["TorchDispatchMode", "open_modes", "pop_mode", "push_mode", "route_higher_order_operators", "without_modes"]
+__all__ = [
+    "TorchDispatchMode",
+    "end_mode",
+    "is_tracing",
+    "open_modes",
+    "passes_dynamo",
+    "pop_mode",
+    "push_mode",
+    "route_higher_order_operators",
+    "sweep_modes",
+    "without_modes",
+]
 
 without_modes: Callable[[], contextlib.AbstractContextManager[Any]] = _python_dispatch._disable_current_modes
 """A context in which no mode sees the operators that run."""
@@ -30,12 +42,40 @@ def route_higher_order_operators(kind: type[TorchDispatchMode]) -> None:
             each.python_key_table.setdefault(kind, lambda mode, *args, _of=each, **kwargs: mode.__torch_dispatch__(_of, (), args, kwargs))
 
 
+def passes_dynamo() -> bool:
+    """Whether torch.compile can be told to compile and run under a mode as without it."""
+    return hasattr(TorchDispatchMode, "ignore_compile_internals")
+
+
+def is_tracing() -> bool:
+    """Whether operators are traced into a graph, as the backward of `torch.cond` is."""
+    proxies: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return proxies is not None and proxies._CURRENT_MAKE_FX_TRACER is not None
+
+
 def push_mode(mode: TorchDispatchMode) -> None:
     """Put a mode on top of this thread's stack.
 
     The mode's own `__enter__` would also mark it for dynamo, which then never again compiles the frames that it saw.
     """
     _python_dispatch._push_mode(mode)
+
+
+def end_mode(mode: Any) -> None:
+    """Take a mode off for good. It can be called again.
+
+    After a backward pass torch puts back the stack of modes that was there before it. So a mode that is taken off within one is marked, and
+    does nothing from then on; `sweep_modes` takes it off once the pass is over.
+    """
+    mode.is_off = True
+    sweep_modes()
+
+
+def sweep_modes() -> None:
+    """Take off the modes of this thread that have ended."""
+    for mode in open_modes():
+        if getattr(mode, "is_off", False):
+            pop_mode(mode)
 
 
 def pop_mode(mode: TorchDispatchMode) -> None:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from lflops.collect.torch_private.known_torch import known_torch
 
 with known_torch():
+    from torch._C._dynamo import eval_frame
     from torch.nn.modules.module import (
         _global_forward_hooks,
         _global_forward_hooks_always_called,
@@ -21,11 +22,13 @@ with known_torch():
 
 __all__ = [
     "Compilations",
+    "HiddenHooks",
     "buffers_of",
     "child_modules",
     "compilations",
     "compiles_its_hooks",
     "is_compiled",
+    "never_compiled",
     "packed_parameters",
     "remove_hook",
 ]
@@ -115,7 +118,7 @@ class Compilations:
 
     @property
     def _handler(self) -> Any:
-        return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+        return _compilation_callbacks()
 
     def _hear(self, *_: object) -> None:
         self._tell()
@@ -141,3 +144,63 @@ def _registries(owner: nn.Module | Optimizer | None) -> tuple[dict[int, Any], ..
     if isinstance(owner, Optimizer):
         return owner._optimizer_step_pre_hooks, owner._optimizer_step_post_hooks
     return _global_forward_pre_hooks, _global_forward_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks
+
+
+def never_compiled(function: Callable[..., Any]) -> None:
+    """Let dynamo never look into calls of a function, nor into what it calls.
+
+    Code that dynamo does not compile runs under its eye all the same: of a module that is compiled in place, the hooks do. It costs a call
+    nothing, and adds no frame, as `torch.compiler.disable` does.
+    """
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
+
+
+class HiddenHooks:
+    """Takes global module hooks off whenever torch.compile begins to compile, and puts them back when it has ended.
+
+    Dynamo would compile them with the modules. A module that is called on another thread meanwhile is not hooked.
+
+    Args:
+        hooks: Those that are hidden.
+    """
+
+    def __init__(self, hooks: Iterable[Callable[..., Any]]) -> None:
+        self._hooks = {id(each) for each in hooks}
+        self._registries: list[dict[int, Any]] = [_global_forward_pre_hooks, _global_forward_hooks]  # type: ignore[list-item,unused-ignore]
+        self._before: list[dict[int, Any]] = []
+        self._hides, self._shows = self._hide, self._show
+
+    def start(self) -> None:
+        """Begin, if torch.compile is loaded."""
+        if (handler := _compilation_callbacks()) is not None:
+            handler.register_start_callback(self._hides)
+            handler.register_end_callback(self._shows)
+
+    def stop(self) -> None:
+        """End: hooks that are hidden stay off. It can be called again."""
+        self._before.clear()
+        handler = _compilation_callbacks()
+        if handler is not None and self._hides in handler.start_callbacks:  # `torch.compiler.reset` forgets all
+            handler.remove_start_callback(self._hides)
+        if handler is not None and self._shows in handler.end_callbacks:
+            handler.remove_end_callback(self._shows)
+
+    def _hide(self, *_: object) -> None:
+        if not self._before:
+            self._before.extend(dict(each) for each in self._registries)
+            for each in self._registries:
+                for number in [number for number, hook in each.items() if id(hook) in self._hooks]:
+                    del each[number]
+
+    def _show(self, *_: object) -> None:
+        for each, was in zip(self._registries, self._before, strict=False):
+            now = dict(each)
+            each.clear()  # users' hooks are called in their order, ours among them
+            each.update({number: hook for number, hook in was.items() if number in now or id(hook) in self._hooks} | now)
+        self._before.clear()
+
+
+def _compilation_callbacks() -> Any:
+    """What torch.compile calls as it begins and ends to compile; `None` where it is not loaded."""
+    return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)

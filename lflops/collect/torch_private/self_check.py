@@ -218,7 +218,11 @@ def _numbering() -> dict[str, bool]:
         torch.autograd.grad([first, second], [x, w], [torch.zeros_like(first)] * 2)
     finally:
         dispatch_modes.pop_mode(products)
+    dispatch_modes.push_mode(products)
+    dispatch_modes.end_mode(products)
+    dispatch_modes.sweep_modes()
     return {
+        "modes do not end": products not in dispatch_modes.open_modes(),
         "autograd nodes are not numbered in the order they are built": before <= between - 1 and between <= after - 1,
         "a node's number does not survive to backward": products.numbers == [after - 1] * 2 + [between - 1] * 2,
         "backward passes cannot be distinguished": outside == autograd.NO_BACKWARD,
@@ -274,8 +278,10 @@ def _of_tensors() -> dict[str, bool]:
     return {
         "a storage has no key": key == tensors.storage_key(x.view(4))[1] and storage.nbytes() == x.nbytes,
         "a sparse tensor has other parts": (*indices.shape, *values.shape, tensors.stored_elements(sparse)) == (2, 3, 3, 3),
+        "writes are not numbered": tensors.version(x.zero_()) == 1,
         "a plain tensor has a local part": tensors.local_part(x) is x,
         "modes cannot be listed": not tensors.only_shapes_run([x]),
+        "tracing is seen where there is none": not dispatch_modes.is_tracing() and dispatch_modes.passes_dynamo() in (True, False),
     }
 
 
@@ -312,6 +318,22 @@ def _are_hooks_found(module: nn.Module) -> bool:
     return found
 
 
+def _hides_hooks() -> bool:
+    """Whether a hook is off while torch.compile compiles, where that is loaded, and its code can be left alone."""
+
+    def hook(*_: object) -> None:
+        """Do nothing."""
+
+    modules.never_compiled(hook)
+    handler: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+    before = () if handler is None else tuple(handler.start_callbacks)
+    hidden = modules.HiddenHooks((hook,))
+    hidden.start()
+    heard = handler is None or len(handler.start_callbacks) == len(before) + 1
+    hidden.stop()
+    return heard and (handler is None or tuple(handler.start_callbacks) == before)
+
+
 def _of_modules() -> dict[str, bool]:
     child = nn.Identity()
     parent = nn.Sequential(child)
@@ -323,6 +345,7 @@ def _of_modules() -> dict[str, bool]:
         "a plain module has packed parameters": modules.packed_parameters(parent) == [],
         "compilations are not numbered": modules.compilations() >= 0,
         "compilations begin unheard": _hears_compilations(),
+        "hooks cannot be hidden from compilations": _hides_hooks(),
         "hooks are registered elsewhere": _are_hooks_found(parent),
         "a plain module is taken for a sharded one": not list(distributed.flat_parts(parent)),
         "process groups are not found by name": distributed.group_named("no such group") is None,

@@ -29,6 +29,7 @@ __all__ = [
     "sparse_parts",
     "storage_key",
     "stored_elements",
+    "version",
 ]
 
 PLAIN = (Tensor, nn.Parameter)
@@ -45,6 +46,11 @@ def storage_key(tensor: Tensor) -> tuple[Any, int]:
     """A tensor's storage, which takes weak references, and its key. Two storages that are alive never share a key."""
     storage = tensor.untyped_storage()
     return storage, storage._cdata
+
+
+def version(tensor: Tensor) -> int:
+    """How often a tensor was written to in place."""
+    return tensor._version
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -64,6 +64,18 @@ def _compiled_ran_eager(note: Note) -> str:
     return f"{modules} counted eagerly: the work is that of the code as written, not as compiled"
 
 
+def _compiled_uncounted(note: Note) -> str:
+    calls = "1 call of a compiled graph is" if note.values.get("calls") == 1 else f"{_count(note, 'calls')} calls of compiled graphs are"
+    what = "products by library kernels are counted in the row that called it, generated kernels are not"
+    return f"{calls} not counted in full: {what} ({note.subject})"
+
+
+def _compiled_differs(note: Note) -> str:
+    seen, counted = _count(note, "seen"), _count(note, "counted")
+    where = note.subject or "the root"
+    return f"compiled code called by {where} ran kernels of {seen} MACs, and its graphs have {counted}: do not rely on them"
+
+
 def _compiled_by_module(note: Note) -> str:
     graphs = f"{_count(note, 'graphs')} compiled graph{'' if note.values.get('graphs') == 1 else 's'}"
     assigned, divided = _percent(note, "assigned"), _percent(note, "divided")
@@ -127,8 +139,9 @@ def _no_trace(note: Note) -> str:
     return f"there is no trace: {_REFUSALS.get(note.subject, note.subject or 'the reason is not known')}{error}"
 
 
-def _not_counted(_note: Note) -> str:
-    return "no step was counted: there are times, and no work"
+def _not_counted(note: Note) -> str:
+    why = ": under this torch compiled code would run otherwise in a counted step; count it with lflops.count" if note.subject else ""
+    return f"no step was counted: there are times, and no work{why}"
 
 
 def _ranks_missing(note: Note) -> str:
@@ -222,7 +235,9 @@ SENTENCES: Mapping[NoteCode, Callable[[Note], str]] = {
     "communication_hook": _communication_hook,
     "formula_failed": _formula_failed,
     "compiled_by_module": _compiled_by_module,
+    "compiled_differs": _compiled_differs,
     "compiled_ran_eager": _compiled_ran_eager,
+    "compiled_uncounted": _compiled_uncounted,
     "compiled_unopened": _compiled_unopened,
     "compiled_unrecorded": _compiled_unrecorded,
     "scripted": _scripted,

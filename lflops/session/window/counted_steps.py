@@ -1,18 +1,20 @@
 """What the steps of a stage take: counted once for each shape of batch, with the facts of the run."""
 
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
 from msgspec.structs import replace
 
+from lflops.boundary import Guard, Undo, call_each
 from lflops.collect.calibration.calibrate import hardware_of
 from lflops.collect.count import Counting, Ignored
 from lflops.collect.counting.accumulator import Extent
 from lflops.collect.model.module_tree import ModuleTree, parameter_sizes
 from lflops.collect.ranks.topology import Topology
+from lflops.collect.torch_private.dispatch_modes import passes_dynamo
+from lflops.collect.torch_private.modules import compilations
 from lflops.errors import CountError
 from lflops.merging.accumulation import sum_of_batches
 from lflops.profile.model import Profile, Run
@@ -34,10 +36,12 @@ class CountedSteps:
         training: What is watched.
         stage: Whose steps they are.
         topology: Where the ranks stand.
+        guard: Keeps our errors from the training.
     """
 
-    def __init__(self, settings: Settings, training: Training, stage: Stage, topology: Topology) -> None:
+    def __init__(self, settings: Settings, training: Training, stage: Stage, topology: Topology, guard: Guard) -> None:
         """Count nothing yet; wrong arguments raise now."""
+        self._guard = guard
         self._settings = settings
         self._stage = stage
         self._training = training
@@ -55,6 +59,9 @@ class CountedSteps:
 
     def begin_step(self, batch: Any, lengths: Lengths) -> Profile | None:
         """Count the step that begins with this batch, unless one like it was counted: then return that one."""
+        if not self._can_count():
+            self._step = None
+            return self.without()
         self._key = (signature(batch), frozenset(lengths.items()))
         known = None if self._stage.fetches_itself else self._counted.get(self._key)
         self._step = [] if known is None else None
@@ -64,7 +71,10 @@ class CountedSteps:
         """Count this batch, if its step is counted."""
         if self._step is not None:
             settings = self._settings
-            self._batch = CountedBatch(self._stage, self._root, batch, ignore=settings.ignore_modules, logical=settings.logical)
+            self._batch = CountedBatch(
+                self._stage, self._root, batch, ignore=settings.ignore_modules, logical=settings.logical, guard=self._guard
+            )
+            self._batch.start()
 
     def end_batch(self) -> Profile | None:
         """Returns what was counted of the batch, with the run's facts."""
@@ -89,16 +99,28 @@ class CountedSteps:
 
     def stop(self, error: BaseException | None = None) -> Profile | None:
         """Take the count off, if one is on, and return it."""
-        batch, self._batch = self._batch, None
-        return None if batch is None else batch.stop(error)
+        batch = self._batch
+        profile = None if batch is None else batch.stop(error)
+        self._batch = None
+        return profile
+
+    def take_off(self) -> None:
+        """Count no further, and make nothing of what was counted. It can be called again."""
+        if self._batch is not None:
+            self._batch.take_off()
+        self._batch = self._step = None
 
     def with_facts(self, profile: Profile) -> Profile:
         """What was counted, as part of this run."""
-        notes = profile.notes
-        if self._training.is_compiled and all(note.code != "compiled_ran_eager" for note in notes) and profile.cells:
-            notes = (*notes, Note(code="compiled_ran_eager", subject="1", values={}))
         run = replace(_facts_of(profile, self._training, self._stage), hardware=self._hardware)
-        return replace(profile, run=self._topology.of(run), notes=notes)
+        return replace(profile, run=self._topology.of(run))
+
+    def _can_count(self) -> bool:
+        """Whether a step can be counted as it runs: under this torch, what is compiled would not run compiled meanwhile."""
+        return passes_dynamo() or not (self._training.is_compiled or ModuleTree({"": self._root}).compiled or compilations())
+
+    def _why_not(self) -> Note:
+        return Note(code="not_counted", subject="" if self._can_count() else "compiled", values={})
 
     def without(self) -> Profile:
         """The profile of a run that was not counted here: what was counted elsewhere, or nothing at all."""
@@ -108,13 +130,12 @@ class CountedSteps:
             with torch.no_grad(), Counting({"": self._root}, extent=Extent(traffic=False, memory=False)) as nothing:
                 pass
             profile = self.with_facts(nothing.profile)
-            notes = (note for note in profile.notes if note.code != "compiled_ran_eager")
-            self._nothing = replace(profile, notes=(*notes, Note(code="not_counted", subject="", values={})))
+            self._nothing = replace(profile, notes=(*profile.notes, self._why_not()))
         return self._nothing
 
 
 class CountedBatch:
-    """Counts what runs on this thread from when it is made until it is stopped. The LightningModule is the root.
+    """Counts what runs on this thread from its start until it is stopped. The LightningModule is the root.
 
     Args:
         stage: Tells when forward runs.
@@ -122,23 +143,30 @@ class CountedBatch:
         batch: What it is trained on.
         ignore: As `count` takes it.
         logical: As `count` takes it.
+        guard: Keeps our errors from the training.
     """
 
-    def __init__(self, stage: Stage, root: Any, batch: Any, *, ignore: Ignored, logical: Profile | None) -> None:
-        """Begin."""
+    def __init__(self, stage: Stage, root: Any, batch: Any, *, ignore: Ignored, logical: Profile | None, guard: Guard) -> None:
         positional = tuple(batch) if isinstance(batch, list | tuple) else () if isinstance(batch, Mapping) else (batch,)
         named = {str(name): value for name, value in batch.items()} if isinstance(batch, Mapping) else {}
-        self._counting = Counting({"": root}, ignore=ignore, logical=logical, batch=(positional, named))
-        with contextlib.ExitStack() as undo:
-            undo.enter_context(self._counting)
-            self._stop_listening: Callable[[], None] = stage.listen(OutsideModules(self._counting.outside))
-            undo.pop_all()
+        self._stage = stage
+        self._listening = Undo()
+        self._counting = Counting({"": root}, ignore=ignore, logical=logical, batch=(positional, named), guard=guard)
+
+    def start(self) -> None:
+        """Begin."""
+        self._counting.__enter__()
+        self._listening.add(self._stage.listen(OutsideModules(self._counting.outside)))
 
     def stop(self, error: BaseException | None = None) -> Profile:
         """End, by an error or without one, and tell what was counted."""
-        self._stop_listening()
+        self._listening.close()
         self._counting.__exit__(None if error is None else type(error), error, None)
         return self._counting.profile
+
+    def take_off(self) -> None:
+        """End, without a profile. It can be called again."""
+        call_each([self._listening.close, self._counting.stop])
 
 
 def _check_same_model(counted: Profile, training: Training) -> None:

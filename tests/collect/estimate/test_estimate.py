@@ -31,9 +31,9 @@ from transformers import (
 )
 
 import lflops
+from lflops.collect.counting.known_values import LARGEST
 from lflops.collect.estimate import fake_tensors as fake
 from lflops.collect.estimate import largest_batch
-from lflops.collect.estimate.known_values import LARGEST
 from lflops.profile.model import Profile
 from tests.conformance.at_hand import runs_here
 from tests.support.count_function import Function, fixed

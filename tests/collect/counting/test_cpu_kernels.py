@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lflops
-from lflops.collect.estimate.cpu_kernels import CORRECTIONS
+from lflops.collect.counting.cpu_kernels import CORRECTIONS
 from lflops.collect.estimate.fake_tensors import Fakes
 from lflops.collect.torch_private.tensors import storage_key
 from lflops.report.lines.notes import sentence

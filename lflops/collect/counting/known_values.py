@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lflops.collect.counting.cpu_kernels import LSTM_LAYER, corrected
 from lflops.collect.counting.traffic import tensors_of
-from lflops.collect.estimate.cpu_kernels import LSTM_LAYER, corrected
 from lflops.collect.torch_private.dispatch_modes import TorchDispatchMode, route_higher_order_operators, without_modes
 from lflops.collect.torch_private.distributed import is_pipeline_vote, receive_operator
 from lflops.collect.torch_private.operators import GROUPED_MM, OpOverload, written_arguments

@@ -1,0 +1,286 @@
+"""What compiled graphs do, counted after the step: their operators run on fake tensors, each in the row of its module.
+
+The graphs are those that dynamo handed to its backend. No code of the user's runs. What a graph was given is stood in for by fake tensors
+of the same shape, and small tensors of integers by copies. A graph whose backward ran goes backward here as well, so what is recomputed
+is seen as it is without torch.compile.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils.checkpoint import checkpoint
+
+from lflops.collect.attribution.module_tracker import ModuleTracker
+from lflops.collect.counting.accumulator import Extent
+from lflops.collect.counting.compiled_regions import GivenTensor, RegionCall
+from lflops.collect.counting.dispatch_mode import OperatorCounter
+from lflops.collect.counting.known_values import KnownValues
+from lflops.collect.counting.totals import Totals
+from lflops.collect.inputs.tensors import tensors_in
+from lflops.collect.model.compiled_rows import rows_of
+from lflops.collect.model.module_tree import ModuleTree
+from lflops.collect.torch_private.dispatch_modes import pop_mode, push_mode, without_modes
+from lflops.collect.torch_private.dynamo import MODULES, CapturedGraph
+from lflops.collect.torch_private.operators import HigherOrderOperator
+from lflops.collect.torch_private.tensors import fake_mode
+
+__all__ = ["GraphCount", "UncountableError", "count_graph"]
+
+INLINED = frozenset({"wrap", "wrap_activation_checkpoint", "hints_wrapper"})
+"""Operators that run the graph that is their first argument."""
+
+
+class UncountableError(Exception):
+    """What a graph does depends on values that were not seen, or is done by an operator that cannot run on fake tensors."""
+
+
+@dataclass
+class GraphCount:
+    """The sums of one call of a graph, and which modules it called."""
+
+    totals: Totals
+    calls: Counter[str] = field(default_factory=Counter)
+
+
+def count_graph(call: RegionCall, tree: ModuleTree, *, traffic: bool = True) -> GraphCount:
+    """Count what a call of a graph did.
+
+    Raises:
+        UncountableError: It cannot be known.
+    """
+    if call.graph is None:
+        raise UncountableError("it was compiled before lflops watched")
+    if call.given is None:
+        raise UncountableError("it was given tensors of a class of its own")
+    scopes = ModuleTracker(tree)
+    counter = OperatorCounter(scopes, Extent(traffic=traffic, memory=False, fake=True, scratch=False))
+    with _apart_from_training(call), contextlib.ExitStack() as undo:
+        mode, known = fake_mode(), KnownValues()
+        given = _Given(call, mode)
+        undo.enter_context(mode)
+        push_mode(known)
+        undo.callback(pop_mode, known)
+        run = _Run(call, scopes, _Rows(call, tree))
+        scopes.begin()
+        try:
+            undo.callback(stop := _once(counter.follow()))
+            scopes.enter_row(id(run), run.rows.base)
+            out = run.graph(call.graph, given.passed)
+            scopes.leave_scope(id(run))
+            if call.went_backward:
+                _go_backward(out, given.leaves, stop, counter)
+        except UncountableError:
+            raise
+        except Exception as error:
+            raise UncountableError(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from error
+    return GraphCount(counter.total(), run.calls)
+
+
+@contextlib.contextmanager
+def _apart_from_training(call: RegionCall) -> Iterator[None]:
+    """The settings under which the graph ran, no mode of the user's, and the random numbers as they are."""
+    generator = torch.get_rng_state()
+    with contextlib.ExitStack() as undo:
+        undo.callback(torch.set_rng_state, generator)
+        undo.enter_context(without_modes())
+        undo.enter_context(torch.inference_mode(mode=False))
+        undo.enter_context(torch.set_grad_enabled(call.grad))
+        undo.enter_context(torch.autograd.set_multithreading_enabled(False))
+        for device in {"cpu", "cuda"} | call.autocast.keys():
+            on = device in call.autocast
+            if on or torch.is_autocast_enabled(device):
+                undo.enter_context(torch.autocast(device, call.autocast.get(device), enabled=on, cache_enabled=False))
+        yield
+
+
+def _once(action: Any) -> Any:
+    actions = [action]
+    return lambda: actions.pop()() if actions else None
+
+
+class _Given:
+    """Fake tensors for what a graph was given.
+
+    Attributes:
+        passed: What stands in for each argument.
+        leaves: Those that get a gradient.
+    """
+
+    def __init__(self, call: RegionCall, mode: Any) -> None:
+        self.leaves: list[Tensor] = []
+        self.passed: list[Any] = []
+        with mode:
+            for place, (each, same) in enumerate(zip(call.given or (), call.same, strict=True)):
+                self.passed.append(self._fake(each) if same == place else self.passed[same])
+
+    def _fake(self, each: Any) -> Any:
+        if not isinstance(each, GivenTensor):
+            return each
+        if each.values is not None:
+            with without_modes():
+                return torch.empty_strided(each.shape, each.stride, dtype=each.dtype, device=each.device).copy_(each.values)
+        made = torch.empty_strided(each.shape, each.stride, dtype=each.dtype, device=each.device)
+        if not each.requires_grad:
+            return made
+        self.leaves.append(made.requires_grad_())
+        with torch.enable_grad():
+            return made if each.is_leaf else made.clone()  # it may be written to, which a leaf may not
+
+
+def _go_backward(out: Any, leaves: Sequence[Tensor], stop: Any, counter: OperatorCounter) -> None:
+    """Go backward from all results, as compiled code does."""
+    stop()
+    results = [each for each in tensors_in(out) if each.requires_grad and each.grad_fn is not None]
+    gradients = [torch.empty_like(each, requires_grad=False) for each in results]
+    end = counter.follow()
+    try:
+        if results and leaves:
+            torch.autograd.grad(results, list(leaves), gradients, allow_unused=True)
+    finally:
+        end()
+
+
+class _Rows:
+    """The rows of the modules that a call's graph names.
+
+    Attributes:
+        base: The row of the compiled function.
+    """
+
+    def __init__(self, call: RegionCall, tree: ModuleTree) -> None:
+        names = dict.fromkeys((name, kind) for modules in _stacks(call.graph) for _, name, kind in modules)
+        owners = frozenset(each.owner for each in call.given or () if isinstance(each, GivenTensor) and each.owner is not None)
+        rows = rows_of(list(names), call.row, tree, owners)
+        self.base = call.row
+        self._rows = {name: row for (name, _), row in zip(names, rows, strict=True)}
+
+    def of(self, modules: Sequence[tuple[str, str, str]]) -> str:
+        """The row of the innermost of the modules around a node that has one."""
+        return next((row for _, name, _ in reversed(modules) if (row := self._rows.get(name)) is not None), self.base)
+
+    def named(self, name: str) -> str | None:
+        """The row of one module."""
+        return self._rows.get(name)
+
+
+def _stacks(graph: Any) -> Iterator[tuple[tuple[str, str, str], ...]]:
+    for node in graph.graph.nodes:
+        yield node.meta[MODULES]
+    for each in graph.attributes.values():
+        if isinstance(each, CapturedGraph):
+            yield from _stacks(each)
+
+
+class _Run:
+    """Runs a graph, and the graphs within it, node by node."""
+
+    def __init__(self, call: RegionCall, scopes: ModuleTracker, rows: _Rows) -> None:
+        self.rows = rows
+        self.calls: Counter[str] = Counter()
+        self._decisions = iter(call.decisions)
+        self._scopes = scopes
+        self._called: set[str] = set()
+
+    def graph(self, graph: CapturedGraph, args: Sequence[Any]) -> Any:
+        """Run a graph on its arguments."""
+        values: dict[fx.Node, Any] = {}
+        given = iter(args)
+        for node in graph.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(given)
+            elif node.op == "get_attr":
+                values[node] = graph.attributes[str(node.target)]
+            elif node.op == "output":
+                return fx.map_arg(node.args[0], values.__getitem__)
+            else:
+                positional, named = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                with self._within(node):
+                    values[node] = self._node(node, positional, named)
+        return None
+
+    @contextlib.contextmanager
+    def _within(self, node: fx.Node) -> Iterator[None]:
+        modules = node.meta[MODULES]
+        for key, name, _ in modules:
+            row = self.rows.named(name)
+            if key not in self._called and row is not None and row != self.rows.base:
+                self._called.add(key)
+                self.calls[row] += 1
+        row = self.rows.of(modules) if modules else None
+        if row is None or row == self._scopes.running():
+            yield
+            return
+        self._scopes.enter_row(id(node), row)
+        try:
+            yield
+        finally:
+            self._scopes.leave_scope(id(node))
+
+    def _node(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        if node.op != "call_function":
+            raise UncountableError(f"it calls the module {node.target}")
+        target: Any = node.target
+        if isinstance(target, HigherOrderOperator):
+            return self._higher_order(target, list(args), kwargs)
+        return target(*args, **kwargs)
+
+    def _higher_order(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        name = target.name()
+        run = getattr(self, f"_{name}", None)
+        if run is not None:
+            return run(*args, **kwargs)
+        if name in INLINED:
+            return self.graph(args[0], args[1:])
+        return target(*map(_with_module, args), **{key: _with_module(each) for key, each in kwargs.items()})
+
+    def _tag_activation_checkpoint(self, graph: CapturedGraph, *args: Any, **_: Any) -> Any:
+        if graph.chooses:
+            raise UncountableError("its user chooses what is recomputed")
+        if not torch.is_grad_enabled():
+            return self.graph(graph, args)
+        return checkpoint(lambda *each: self.graph(graph, each), *args, use_reentrant=False, preserve_rng_state=False)
+
+    def _invoke_subgraph(self, graph: CapturedGraph, _name: Any, *args: Any, **_: Any) -> Any:
+        return self.graph(graph, args)
+
+    def _cond(self, condition: Any, yes: CapturedGraph, no: CapturedGraph, operands: Any = ()) -> Any:
+        seen = next(self._decisions, None)
+        return self.graph(yes if (bool(condition) if seen is None else seen) else no, operands)
+
+    def _while_loop(self, condition: CapturedGraph, body: CapturedGraph, carried: Any, further: Any = ()) -> Any:
+        seen, trips = next(self._decisions, None), 0
+        while self._goes_on(condition, (*carried, *further), seen, trips):
+            carried, trips = self.graph(body, (*carried, *further)), trips + 1
+        return carried
+
+    def _goes_on(self, condition: CapturedGraph, args: Any, seen: int | None, trips: int) -> bool:
+        answer = self.graph(condition, args)
+        return bool(answer) if seen is None else trips < seen
+
+    def _map_impl(self, body: CapturedGraph, mapped: Any, further: Any = ()) -> Any:
+        results = [self.graph(body, (*(each[trip] for each in mapped), *further)) for trip in range(len(mapped[0]))]
+        return tuple(torch.stack(each) for each in zip(*results, strict=True))
+
+    def _scan(self, body: CapturedGraph, carried: Any, scanned: Any, further: Any = ()) -> Any:
+        number, results = len(carried), []
+        for trip in range(len(scanned[0])):
+            out = self.graph(body, (*carried, *(each[trip] for each in scanned), *further))
+            carried = out[:number]
+            results.append(out[number:])
+        return (*carried, *(torch.stack(each) for each in zip(*results, strict=True)))
+
+
+def _with_module(value: Any) -> Any:
+    """A module in place of a graph, for an operator that runs it itself."""
+    if isinstance(value, CapturedGraph):
+        return value.module()
+    if isinstance(value, tuple | list):
+        return type(value)(map(_with_module, value))
+    return value
