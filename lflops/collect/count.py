@@ -118,7 +118,7 @@ class Counting:
         eager: bool = False,
         guard: Guard = unguarded,
     ) -> None:
-        """Name the modules; nothing is touched until the `with` is entered.
+        """Name the modules; nothing of theirs is touched until the `with` is entered.
 
         With `eager`, compiled code runs eagerly meanwhile. No training may depend on such a pass: it has other random numbers, and may need
         more memory. `guard` keeps our errors from the training that is counted.
@@ -136,6 +136,8 @@ class Counting:
         self._entered = False
         self._eager = eager
         self._graphs = KeptGraphs()
+        if not eager:
+            self._graphs.start()
         self._resolved: Resolved | None = None
         self._profile: Profile | None = None
         self._run = run_of("count", (each for each, _ in self._tree.parameters()), *batch)
@@ -210,8 +212,9 @@ class Counting:
         if self._eager and (self._tree.compiled or compilations()):
             undo.enter(force_eager())
             undo.enter(with_control_flow_compiled())
-        undo.add(self._graphs.stop)
-        self._graphs.start()
+        if not self._eager:  # of what eager control flow calls, the graph is what runs
+            undo.add(self._graphs.stop)
+            self._graphs.start()
         self._counter.regions = regions = CompiledRegions(self._scopes, self._guard)
         undo.add(regions.stop)
         regions.start()
@@ -221,7 +224,7 @@ class Counting:
         totals, regions = self._counter.total(), self._counter.regions
         if regions is None or not regions.calls:
             return Resolved(totals)
-        from lflops.collect.counting.resolved_regions import resolve
+        from lflops.collect.counting.graph_counts import resolve
 
         return resolve(totals, regions.calls, self._tree, traffic=self._counter.counts_traffic)
 

@@ -3,7 +3,7 @@
 Compiled code runs compiled. The dispatch mode sees only those of its operators that are no generated kernels. So the calls are written
 down here, without their tensors, and afterwards `graph_counts.py` counts the operators of their graphs.
 
-While a graph runs, the row is one of its own below the row that calls it. Its name has a mark that no module's name has.
+While a graph runs, the row is a separate one below the row that calls it. Its name has a mark that no module's name has.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from lflops.collect.counting.known_values import LARGEST
 from lflops.collect.inputs.tensors import nodes_of, tensors_in
 from lflops.collect.torch_private.autograd import next_sequence_number, node_name, sequence_number
 from lflops.collect.torch_private.dispatch_modes import without_modes
-from lflops.collect.torch_private.tensors import PLAIN, version
+from lflops.collect.torch_private.tensors import PLAIN, version_of
 from lflops.profile.records import Phase
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class RegionCall:
 
     Attributes:
         graph: `None` if it is not known.
-        scope: The row of its own.
+        scope: Its separate row.
         row: The row that called it.
         phase: In which it was called.
         given: What it was given, in order; `None` where a tensor is of a class that cannot be stood in for.
@@ -149,7 +149,11 @@ class CompiledRegions:
         """Write down a call that begins. Returns it, with the number of the autograd node that comes next."""
         if not self._scopes.follows_this_thread():
             return None
-        call, first = self._begin(graph, args), next_sequence_number()
+        try:
+            call, first = self._begin(graph, args), next_sequence_number()
+        except Exception:  # noqa: BLE001 - what cannot be written down is listed as unknown
+            self.calls.append(RegionCall(None, "", "", "other", None, [], grad=False, autocast={}))
+            return None
         self._scopes.enter_row(id(call), call.scope)
         self._open[call.scope] = call
         return call, first
@@ -159,7 +163,7 @@ class CompiledRegions:
         if begun is not None:
             call, first = begun
             if out is not None:
-                self._end(call, out, first)
+                self._end(call, first, out)
             self._open.pop(call.scope, None)
             self._scopes.leave_scope(id(call))
 
@@ -202,14 +206,21 @@ class CompiledRegions:
 
     def _copy(self, tensor: Tensor) -> Tensor:
         """Its values. A tensor that several graphs are given is copied once."""
-        key = (id(tensor), version(tensor))
+        key = (id(tensor), version_of(tensor))
         known = self._values.get(key)
         if known is None:
             with without_modes():
                 known = self._values[key] = (tensor, tensor.detach().cpu().clone())
         return known[1]
 
-    def _end(self, call: RegionCall, out: Any, first: int) -> None:
+    def _end(self, call: RegionCall, first: int, out: Any) -> None:
+        """Write down what it returned; an error leaves its work unknown, and does not end the user's step."""
+        try:
+            self._hear_backward(call, first, out)
+        except Exception:  # noqa: BLE001 - whatever it is
+            call.given = None
+
+    def _hear_backward(self, call: RegionCall, first: int, out: Any) -> None:
         results = list(tensors_in(out))
         call.bytes += sum(map(_bytes, results))
 

@@ -159,11 +159,11 @@ class Totals:
             waits={ModulePhase(*to(*each)) for each in self.waits},
         )
         for (row, operator, phase, dtype), counts in self.cells.items():
-            row_, phase_ = to(row, phase)
-            found.cells[row_, operator, phase_, dtype].add(counts)
+            new_row, new_phase = to(row, phase)
+            found.cells[new_row, operator, new_phase, dtype].add(counts)
         for (row, operator, phase), sums in self.uncounted.items():
-            row_, phase_ = to(row, phase)
-            found.uncounted[row_, operator, phase_].add(sums)
+            new_row, new_phase = to(row, phase)
+            found.uncounted[new_row, operator, new_phase].add(sums)
         for (row, phase, *collective), sums in self.collectives.items():
             found.collectives[*to(row, phase), *collective].add(sums)  # type: ignore[index]
         for operator, masks in self.dense_masks.items():

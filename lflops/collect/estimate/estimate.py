@@ -299,7 +299,9 @@ class Estimator:
 
     def _step(self, call: ModelCall, stepper: Stepper | None, chip: Hardware | None, meter: Meter, extent: Extent) -> Profile:
         call.prepare()
-        counting = Counting({"": call.model}, phase="forward", batch=(call.args, call.kwargs), extent=extent, counter=meter.counter)
+        counting = Counting(
+            {"": call.model}, phase="forward", batch=(call.args, call.kwargs), extent=extent, counter=meter.counter, eager=True
+        )
         with attention_on(chip) as notes, counting:
             call.run()
             if stepper is not None:

@@ -70,14 +70,18 @@ class KeptGraphs:
         if "torch._dynamo" in sys.modules:
             from lflops.collect.torch_private.dynamo import keep_graphs
 
-            keep_graphs(self)
+            keep_graphs(id(self))
 
     def stop(self) -> None:
         """End. It can be called again."""
         if "torch._dynamo" in sys.modules:
             from lflops.collect.torch_private.dynamo import release_graphs
 
-            release_graphs(self)
+            release_graphs(id(self))
+
+    def __del__(self) -> None:
+        """End, for a count that was made and never entered."""
+        self.stop()
 
 
 def unremark_hooks(undo: Undo) -> None:

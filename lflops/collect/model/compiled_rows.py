@@ -16,7 +16,7 @@ __all__ = ["rows_of"]
 
 _ROOT = re.compile(r"^[LG]\['(\w+)'\]")
 _ITEM = re.compile(r"\.?(?:_modules)?\[['\"]?([^\]'\"]+)['\"]?\]")
-_CLOSURE = ".cell_contents"
+_CLOSURE, _HELD = ".cell_contents", "__closure__"
 
 
 def rows_of(modules: Sequence[tuple[str, str]], running: str, tree: ModuleTree, owners: Collection[str] = ()) -> list[str | None]:
@@ -34,28 +34,31 @@ def rows_of(modules: Sequence[tuple[str, str]], running: str, tree: ModuleTree, 
     rows: list[str | None] = [None] * len(modules)
     for root in {root for root, _ in named}:
         wanted = [(number, path, modules[number][1]) for number, (at, path) in enumerate(named) if at == root]
-        base = _base([(path, kind) for _, path, kind in wanted], running, tree, owners)
+        # What a closure holds may be any module, and the variable of a compiled function the running one's wrapper.
+        named_so = [(path, kind) for _, path, kind in wanted]
+        base = _base(named_so, running, tree, owners, exact=_HELD in root)
         if base is not None:
             for number, path, _ in wanted:
                 rows[number] = _row(base, path, tree)
     return rows
 
 
-def _base(wanted: Sequence[tuple[str, str]], running: str, tree: ModuleTree, owners: Collection[str]) -> str | None:
+def _base(wanted: Sequence[tuple[str, str]], running: str, tree: ModuleTree, owners: Collection[str], *, exact: bool) -> str | None:
     """The row of the module that has all of these below it."""
     running = tree.nearest(running)
-    if _has_all(running, wanted, tree):
+    if _has_all(running, wanted, tree, exact=exact):
         return running
     below = [row for row in tree.modules if row.startswith(f"{running}." if running else "") and row != running]
-    fitting = [row for row in below if _has_all(row, wanted, tree)]
+    fitting = [row for row in below if _has_all(row, wanted, tree, exact=exact)]
     if len(fitting) > 1:
         fitting = [row for row in fitting if owners and all(row in ancestry(owner) for owner in owners)]
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _has_all(row: str, wanted: Sequence[tuple[str, str]], tree: ModuleTree) -> bool:
+def _has_all(row: str, wanted: Sequence[tuple[str, str]], tree: ModuleTree, *, exact: bool) -> bool:
     return all(
-        (module := _below(tree.modules.get(row), path)) is not None and (not path or type(module).__name__ == kind) for path, kind in wanted
+        (module := _below(tree.modules.get(row), path)) is not None and ((not path and not exact) or type(module).__name__ == kind)
+        for path, kind in wanted
     )
 
 

@@ -43,7 +43,7 @@ def route_higher_order_operators(kind: type[TorchDispatchMode]) -> None:
 
 
 def passes_dynamo() -> bool:
-    """Whether torch.compile can be told to compile and run under a mode as without it."""
+    """Whether torch.compile compiles and runs under a mode as without it, if the mode asks for that."""
     return hasattr(TorchDispatchMode, "ignore_compile_internals")
 
 

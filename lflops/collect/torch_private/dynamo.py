@@ -95,15 +95,14 @@ _GRAPHS: dict[str, CapturedGraph] = {}
 
 
 _LOCK = threading.RLock()
-_USERS: list[object] = []
-"""Those that need the graphs. While there are any, dynamo's call of its backend is replaced."""
+_USERS: set[int] = set()
+"""The identities of those that need the graphs. While there are any, dynamo's call of its backend is replaced."""
 
 
-def keep_graphs(user: object) -> None:
+def keep_graphs(user: int) -> None:
     """Copy each graph that is compiled, until `release_graphs`; it is known until its code is gone. Compilation is unchanged."""
     with _LOCK:
-        if all(each is not user for each in _USERS):
-            _USERS.append(user)
+        _USERS.add(user)
         original: Any = OutputGraph.call_user_compiler
         if not hasattr(original, "_lflops_original"):
 
@@ -115,10 +114,10 @@ def keep_graphs(user: object) -> None:
             OutputGraph.call_user_compiler = call_user_compiler  # type: ignore[method-assign]
 
 
-def release_graphs(user: object) -> None:
+def release_graphs(user: int) -> None:
     """End that for one user. It can be called again."""
     with _LOCK:
-        _USERS[:] = [each for each in _USERS if each is not user]
+        _USERS.discard(user)
         ours: Any = OutputGraph.call_user_compiler
         if not _USERS and hasattr(ours, "_lflops_original"):
             OutputGraph.call_user_compiler = ours._lflops_original  # type: ignore[method-assign]

@@ -29,7 +29,7 @@ __all__ = [
     "sparse_parts",
     "storage_key",
     "stored_elements",
-    "version",
+    "version_of",
 ]
 
 PLAIN = (Tensor, nn.Parameter)
@@ -42,15 +42,15 @@ NO_FAKE_KERNEL = UnsupportedOperatorException
 """Error of fake tensors at an operator without a fake kernel: the shape of its result is unknown."""
 
 
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was written to."""
+    return tensor._version
+
+
 def storage_key(tensor: Tensor) -> tuple[Any, int]:
     """A tensor's storage, which takes weak references, and its key. Two storages that are alive never share a key."""
     storage = tensor.untyped_storage()
     return storage, storage._cdata
-
-
-def version(tensor: Tensor) -> int:
-    """How often a tensor was written to in place."""
-    return tensor._version
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -72,8 +72,8 @@ def _compiled_uncounted(note: Note) -> str:
 
 def _compiled_differs(note: Note) -> str:
     seen, counted = _count(note, "seen"), _count(note, "counted")
-    where = note.subject or "the root"
-    return f"compiled code called by {where} ran kernels of {seen} MACs, and its graphs have {counted}: do not rely on them"
+    row = note.subject or "the root"
+    return f"compiled code called by {row} ran kernels of {seen} MACs, and its graphs have {counted}: do not rely on them"
 
 
 def _compiled_by_module(note: Note) -> str:
