@@ -112,7 +112,7 @@ class _Given:
     """Fake tensors for what a graph was given.
 
     Attributes:
-        passed: What stands in for each argument.
+        passed: For each argument its stand-in.
         leaves: Those that get a gradient.
     """
 
