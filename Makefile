@@ -63,6 +63,7 @@ bench: $(READY) $(PEERS_READY)
 	@$(PEERS)/python benchmarks/accuracy.py
 	@$(PEERS)/python benchmarks/latency.py
 	@$(BIN)/python benchmarks/own_time.py
+	@$(BIN)/python benchmarks/batch_look.py
 	@$(BIN)/python benchmarks/drivers.py
 	@$(PEERS)/python benchmarks/callback.py
 

@@ -37,7 +37,7 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         CountError: A setting is not known, or is wrong; the message names it, its value and what is taken.
 
     Attributes:
-        profiles: A profile for each window closed in the last training, on the main process.
+        profiles: A profile for each window closed in the last training, on the main process; of more than 32, the last 32.
 
     Example::
 

@@ -26,7 +26,7 @@ from lflops.collect.ranks.unsharded import check_logical, with_logical
 from lflops.collect.torch_private.dispatch_modes import end_mode, passes_dynamo, push_mode
 from lflops.collect.torch_private.modules import compilations
 from lflops.collect.torch_private.self_check import check
-from lflops.collect.torch_private.tensors import only_shapes_run
+from lflops.collect.torch_private.tensors import only_shapes_run, without_overrides
 from lflops.errors import CountError
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
@@ -240,7 +240,8 @@ class Counting:
             memory.hold([parameter.grad] if parameter.grad is not None else [], "gradients", row)
         for row, module in self._tree.modules.items():
             memory.hold(module.buffers(recurse=False), "other", row)
-        memory.hold(tensors_in(self._batch), "other", "")
+        with without_overrides():
+            memory.hold(tensors_in(self._batch), "other", "")
         memory.hold_survivors()
 
     def _label(self) -> None:

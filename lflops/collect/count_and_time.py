@@ -21,11 +21,11 @@ from lflops.collect.counting.accumulator import Extent
 from lflops.collect.counting.dispatch_mode import CountingMode, OperatorCounter
 from lflops.collect.counting.operators import Operator
 from lflops.collect.inputs.batch import samples_and_tokens
-from lflops.collect.inputs.tensors import device_of
+from lflops.collect.inputs.tensors import device_of, tensors_in
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.attach_times import with_times
 from lflops.collect.timing.clock import Clock, HostClock, clock_of, seconds_of
-from lflops.collect.timing.hook_overhead import Chain, median_overhead, of_module_calls
+from lflops.collect.timing.hook_overhead import LEAVES, Chain, median_overhead, of_module_calls
 from lflops.collect.timing.scale_to_clean import scale_to_clean
 from lflops.collect.timing.stamps import ENTERS, NO_OVERHEAD, OPERATOR, HookOverhead, PassTimes, Stamp, pass_times
 from lflops.collect.torch_private.autograd import NO_BACKWARD, backward_id
@@ -139,7 +139,7 @@ class _StampingTracker(ModuleTracker):
         self.pause()
         super().leave_module(module, *values)
         if self.batch is None and len(values) == 3 and module is self.tree.modules[""]:  # an exception leaves no keyword arguments
-            self.batch = samples_and_tokens(*values[:2])
+            self.batch = samples_and_tokens(tensors_in(values[:2]))
         self.resume()
 
     def enter_scope(self, key: int, name: str) -> None:
@@ -221,18 +221,20 @@ def _overhead() -> HookOverhead:
     """What torch takes to call hooks and modes, outside of the stamps."""
     clock = HostClock()
 
-    def timed(model: nn.Module, x: Tensor) -> PassTimes:
-        watching = CountAndTime(model, clock=clock, overhead=NO_OVERHEAD)
+    def timed(chain: Chain, x: Tensor) -> PassTimes:
+        watching = CountAndTime(chain.root, clock=clock, overhead=NO_OVERHEAD)
         with watching:
-            model(x)
+            chain.hooked(watching._tracker)  # noqa: SLF001 - the chain's modules ask for no global hooks
+            chain.root(x)
+        chain.hooked()
         return watching.pass_times
 
     def trial() -> HookOverhead:
         inside, outside = of_module_calls(clock, timed)
-        x = torch.ones(1, 8, device="cpu")
-        products = Chain(torch.ones(8, 8, device="cpu"))
-        clean, times = seconds_of(clock, partial(products, x)), timed(products, x)
-        extra = sum(times.own.values()) - clean - len(products.leaves) * (inside + outside)
+        x = torch.ones(1, 8, device="cpu", dtype=torch.float32)
+        products = Chain(torch.ones(8, 8, device="cpu", dtype=torch.float32))
+        clean, times = seconds_of(clock, partial(products.root, x)), timed(products, x)
+        extra = sum(times.own.values()) - clean - LEAVES * (inside + outside)
         return HookOverhead(inside=inside, outside=outside, operator=extra / sum(times.operators.values()))
 
     return median_overhead(trial, trials=5)

@@ -78,7 +78,7 @@ class FlopsMonitor(Base, HearsPhases):
         ScheduleError: The schedule leaves no step to count in.
 
     Attributes:
-        profiles: A profile for each window closed in the last run of the Trainer, on the main process.
+        profiles: A profile for each window closed in the last run of the Trainer, on the main process; of more than 32, the last 32.
 
     Example::
 

@@ -23,7 +23,7 @@ from lflops.collect.ranks.store import meet
 from lflops.errors import CountError
 from lflops.loops.phases import LoopPhases
 from lflops.profile.model import Profile
-from lflops.session.inputs.messages import warn
+from lflops.session.inputs.messages import say, warn
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import STAGES, Stage, Training
 from lflops.session.outlets.writer import loggers_of
@@ -52,7 +52,7 @@ def monitor(
     accumulation: int = 1,
     log_every: int = 50,
     steps: int | None = None,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] = say,
     **settings: Any,
 ) -> "LoopMonitor":
     """Watch your own training loop, as `FlopsMonitor` watches a Trainer.
@@ -65,7 +65,8 @@ def monitor(
         accumulation: Batches over which gradients are accumulated.
         log_every: Steps from one point of the curves to the next; 0 for no curves.
         steps: How many steps the run has, if you know: the schedule is made to fit.
-        log: Is called with the summary of each window, on the main process.
+        log: Is called with the summary of each window, on the main process. By default the logger `lflops` logs it at level INFO; where
+            logging is not set up, it is printed.
         settings: The arguments of `FlopsMonitor`, as `schedule`, `trace` or `dirpath`.
 
     Raises:
@@ -113,7 +114,7 @@ class LoopMonitor:
         settings: What is asked for.
 
     Attributes:
-        profiles: A profile for each window that is closed, on the main process.
+        profiles: A profile for each window that is closed, on the main process; of more than 32, the last 32.
     """
 
     def __init__(self, loop: Loop, settings: Settings) -> None:

@@ -1,7 +1,9 @@
 """One HTML file that shows a profile, or compares several: it opens from disk, and makes no request to any network."""
 
 import base64
+import contextlib
 import html
+import secrets
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,13 +57,19 @@ def save(analysis: Analysis, path: Path) -> None:
 
 
 def write(text: str, path: Path) -> None:
-    """Write a file and the folders above it."""
+    """Write a file and the folders above it. It has its name when it is whole; a device or a pipe is written to."""
+    path = path.resolve()  # a link stays a link
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
-    except OSError:
-        if path.is_file():  # a part of a page is none; a device stays
-            path.unlink()
+        return
+    temporary = path.with_name(f".lflops-{secrets.token_hex(8)}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise
 
 

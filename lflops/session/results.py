@@ -2,6 +2,7 @@
 
 import contextlib
 import shlex
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -33,6 +34,12 @@ _FOLDER = "folder"
 
 LARGE = 5_000
 """Modules and operators of a profile, from which on the page and what loggers are given are made in a thread: of less it takes 50 ms."""
+
+KEPT = 32
+"""Windows of a run that are kept in memory: one of a large model has a few MB, and a schedule may repeat without end."""
+
+LONGEST = 30.0
+"""Seconds that the end of a training waits for pages that are being written."""
 
 UNITS = ("samples", "tokens")
 
@@ -105,7 +112,7 @@ class Results:
         folder: The folder that the run has a part of.
 
     Attributes:
-        profiles: The windows, those of all ranks together, on the main process.
+        profiles: The last windows, `KEPT` at most, those of all ranks together, on the main process. Earlier ones are in their files.
         shares: By stage, how many times the samples and the tokens of this rank all ranks have together, as the last window had them.
     """
 
@@ -122,6 +129,9 @@ class Results:
     ) -> None:
         """None is closed yet."""
         self.profiles: list[Profile] = []
+        self._closed = 0  # how many windows there were
+        self._last: dict[str | None, Profile] = {}  # by stage
+        self._traces: list[Path] = []
         self.shares: dict[str, Mapping[str, float]] = {}
         self.topology = topology
         self.outlets = outlets
@@ -222,9 +232,10 @@ class Results:
     def _finish(self, *, failed: bool) -> None:
         for profile in [] if self._gather is None else self._gather.finish(failed=failed):
             self._report(profile)
-        self._log_prepared(all_of_them=True)
+        self._log_prepared()
+        self._log_unprepared(0.0 if failed else LONGEST)
         if self.outlets is not None and not failed:
-            self.outlets.end(self.profiles, self._training.logged_step())
+            self.outlets.end([*self._last.values()], self._traces, self._training.logged_step())
 
     def save(self, profile: Profile, path: Path, outlet: str = "the profile's file") -> bool:
         """Write a window's file and the folders above it, unless it was the last that was written: the annotation of a trace reads it.
@@ -253,7 +264,11 @@ class Results:
         if self.outlets is None:
             self._save_of_rank(profile)
             return
+        self._closed += 1
         self.profiles.append(profile)
+        del self.profiles[:-KEPT]
+        self._last[profile.run.stage] = profile
+        self._traces += [] if profile.trace is None else map(Path, profile.trace.files.values())
         run, files = profile.run, []
         path = None if self.paths is None else self.paths.profile(run)
         if path is not None and self.save(profile, path):
@@ -263,7 +278,7 @@ class Results:
         step = self._training.logged_step()
         analysis = analyze(profile)
         message = f"lflops: {run.stage} window {run.window} closed at step {run.step}{_ended(profile, cut_short=own.partial)}"
-        closed = _Closed(analysis, message, files, step, is_first=len(self.profiles) == 1)
+        closed = _Closed(analysis, message, files, step, is_first=self._closed == 1)
         prepare = partial(self.outlets.prepare, analysis, path, step)
         if len(profile.modules) + len(profile.cells) < LARGE and not self._in_background:
             self._log(closed, prepare())
@@ -283,14 +298,24 @@ class Results:
         self.outlets.scalars(scalars(closed.analysis), run.stage or "", closed.step)
         self.outlets.module_scalars(closed.analysis, closed.step)
 
-    def _log_prepared(self, *, all_of_them: bool = False) -> bool:
-        """Log the windows that the background is done with, in their order. Returns whether there were any.
+    def _log_unprepared(self, seconds: float) -> None:
+        """Wait so long, at most, for the windows that the background is still busy with, and log them, if need be without what it makes."""
+        end = time.monotonic() + seconds
+        while self._in_background:
+            if self._in_background[0][1].wait(end - time.monotonic()):
+                self._log_prepared()
+                continue
+            closed, _ = self._in_background.popleft()
+            self._log(closed, PreparedWindow("", [], []))
+            if seconds:
+                run = closed.analysis.profile.run
+                into = "" if self.paths is None else f" in {self.paths.profile(run).with_suffix('.html')}"
+                warn(f"FlopsMonitor: the page{into} and the summary were not done in {seconds:g} s, and are left out; all else goes on")
 
-        Args:
-            all_of_them: Whether the others are waited for.
-        """
+    def _log_prepared(self) -> bool:
+        """Log the windows that the background is done with, in their order. Returns whether there were any."""
         logged = False
-        while self._in_background and (all_of_them or self._in_background[0][1].is_done):
+        while self._in_background and self._in_background[0][1].is_done:
             closed, call = self._in_background.popleft()
             self._log(closed, call.result())
             logged = True

@@ -34,7 +34,7 @@ class MonitoredRun:
         log_dir: The run's folder; `None` where it has none.
         store: That all ranks reach; `None` where they have none, or there is one rank.
         sessions: By stage; `None` is one that has not begun, or is over.
-        profiles: The windows that are closed, on the main process.
+        profiles: The windows that are closed, on the main process; of more than 32, the last 32.
         boundary: All that the training calls of ours goes through it.
         undo: Takes off what the driver has installed, at the end of the run.
     """

@@ -59,7 +59,7 @@ class Session:
         self._training = training
         device = training.device
         self._counted_steps = CountedSteps(settings, training, stage, results.topology, guard)
-        self._clock: Clock = StreamClock() if device.type == "cuda" else HostClock()
+        self._clock: Clock = StreamClock(device) if device.type == "cuda" else HostClock()
         places = results.paths
         traced = settings.trace and places is not None
         self._plan, self._notes = planned(settings.schedule, stage, training.say, traced=traced)

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import lflops
 from lflops import Hardware
+from lflops.collect.inputs.batch_reader import BatchReader
 from lflops.schedule import Schedule
 from lflops.session import session
 from lflops.session.window import counted_steps
@@ -195,4 +196,4 @@ MEANINGS: dict[str, tuple[Any, dict[str, int]]] = {
 def test_what_a_batch_tells_of_its_lengths(case: str) -> None:
     """The sum of their squares, by where it was found."""
     batch, expected = MEANINGS[case]
-    assert expected == lengths_of(batch)
+    assert expected == lengths_of(BatchReader().read(batch))

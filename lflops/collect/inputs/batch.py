@@ -1,13 +1,15 @@
 """The batch: how many samples and tokens it has, and a batch that is made from a shape."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lflops.collect.inputs.arguments import describe
-from lflops.collect.inputs.tensors import device_of, tensors_in
+from lflops.collect.inputs.tensors import device_of
+from lflops.collect.torch_private.tensors import is_integer, without_overrides
 from lflops.errors import CountError
 
 __all__ = ["Units", "samples_and_tokens", "tensor_of_shape", "units_of"]
@@ -33,14 +35,21 @@ def units_of(asker: str, units: Any, args: Any, kwargs: Any) -> dict[str, int]:
     return {f"{name}_per_step": int(number) for name, number in given.items()}
 
 
-def samples_and_tokens(args: Any, kwargs: Any) -> tuple[int | None, int | None]:
-    """Samples: the size of dimension 0 that most tensors share. Tokens: the size of the first 2-d integer tensor."""
-    tensors = list(tensors_in((args, kwargs)))
-    first = [tensor.size(0) for tensor in tensors if tensor.dim()]
-    samples = max(first, key=first.count) if first else None
-    integers = (tensor for tensor in tensors if tensor.dim() == 2 and not tensor.is_floating_point() and not tensor.is_complex())
-    tokens = next((tensor.numel() for tensor in integers), None)
-    return samples, tokens
+def samples_and_tokens(tensors: Iterable[Tensor]) -> tuple[int | None, int | None]:
+    """Samples: the size of dimension 0 that most tensors share. Tokens: the size of the first 2-d integer tensor.
+
+    A tensor that does not give its shape is passed over.
+    """
+    first: list[int] = []
+    tokens: int | None = None
+    with without_overrides():
+        for tensor in tensors:
+            with contextlib.suppress(Exception):  # a tensor of the user's class may raise anything
+                dimensions = Tensor.dim(tensor)
+                first += [int(Tensor.size(tensor, 0))] * bool(dimensions)
+                if tokens is None and dimensions == 2 and is_integer(tensor):
+                    tokens = int(Tensor.numel(tensor))
+    return max(first, key=first.count) if first else None, tokens
 
 
 def _is_whole(number: Any) -> bool:

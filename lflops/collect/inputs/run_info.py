@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from lflops.collect.inputs.batch import samples_and_tokens
-from lflops.collect.inputs.tensors import device_of, dtype_name, shapes_of
+from lflops.collect.inputs.tensors import device_of, dtype_name, shapes_of, tensors_in
 from lflops.profile.model import Run
 
 __all__ = ["device_name", "run_of", "with_allocator_peaks"]
@@ -24,7 +24,7 @@ def run_of(kind: Literal["count"], parameters: Iterable[Tensor], args: tuple[obj
     """The facts about one pass, from the parameters and the batch."""
     tensors = [each for each in parameters if not is_lazy(each)]
     device = device_of(tensors)
-    samples, tokens = samples_and_tokens(args, kwargs)
+    samples, tokens = samples_and_tokens(tensors_in((args, kwargs)))
     return Run(
         kind=kind,
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),

@@ -1,50 +1,79 @@
 """Tensors inside of arguments and results: their device, dtypes and shapes."""
 
-import dataclasses
+import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from lflops.collect.inputs.structure import Storage, attributes_of, is_tensor, may_hold_tensors, storage_of
+from lflops.collect.torch_private.tensors import node_of, without_overrides
 
 __all__ = ["cut_off", "device_of", "dtype_name", "nodes_of", "shapes_of", "tensors_in"]
 
 DEEPEST = 12
 """Levels of nesting that are searched; a structure that contains itself ends there."""
 
+MOST_VALUES = 1_000
+"""Values other than tensors that are searched."""
+
 
 def tensors_in(value: Any, depth: int = DEEPEST) -> Iterator[Tensor]:
-    """Every tensor in nested lists, tuples, mappings, dataclasses and plain objects, in order."""
-    for _, tensor in named_tensors_in(value, "", depth):
+    """Every tensor in nested lists, tuples, sets, mappings, dataclasses and plain objects, in order.
+
+    What objects store is read, and nothing of the user's is run. After `MOST_VALUES` values that are no tensors the search ends: an output
+    that refers to a data set must not be searched for all that is in it.
+    """
+    for _, tensor in named_tensors_in(value, depth):
         yield tensor
 
 
 def nodes_of(value: Any) -> Iterator[Any]:
     """The autograd nodes that computed the tensors."""
-    return (tensor.grad_fn for tensor in tensors_in(value) if tensor.grad_fn is not None)
+    with without_overrides():
+        nodes = [node_of(tensor) for tensor in tensors_in(value)]
+    return (node for node in nodes if node is not None)
 
 
-def named_tensors_in(value: Any, name: str, depth: int = DEEPEST, seen: dict[int, Any] | None = None) -> Iterator[tuple[str, Tensor]]:
+def named_tensors_in(value: Any, depth: int = DEEPEST) -> Iterator[tuple[str, Tensor]]:
     """The same, each with its path. An object that several paths lead to is searched once."""
-    seen = {} if seen is None else seen
-    if isinstance(value, Tensor):
-        yield name, value
-    elif depth and id(value) not in seen:
-        seen[id(value)] = value  # keeps it alive, so that no other object gets its id
-        for key, part in _parts(value):
-            yield from named_tensors_in(part, f"{name}.{key}" if name else str(key), depth - 1, seen)
+    search = _Search()
+    return search.tensors("", value, depth)
 
 
-def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(value, Mapping):
-        yield from value.items()
-    elif isinstance(value, list | tuple | set | frozenset):
-        yield from enumerate(value)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from ((each.name, getattr(value, each.name, None)) for each in dataclasses.fields(value))
-    elif type(value).__module__ != "builtins" and not isinstance(value, type) and not callable(value):
-        yield from getattr(value, "__dict__", {}).items()
+class _Search:
+    def __init__(self) -> None:
+        self._left = MOST_VALUES
+        self._seen: dict[int, Any] = {}  # keeps them alive, so that no other object gets the id of one
+
+    def tensors(self, name: str, value: Any, depth: int) -> Iterator[tuple[str, Tensor]]:
+        if is_tensor(value):
+            yield name, value
+            return
+        self._left -= 1
+        if self._left < 0 or not depth or id(value) in self._seen:
+            return
+        parts = _parts(value)
+        if not parts:
+            return
+        self._seen[id(value)] = value
+        for key, part in parts.items() if type(parts) is dict else enumerate(parts):
+            if self._left < 0:
+                return
+            yield from self.tensors((f"{name}.{key}" if name else str(key)) if type(key) in (str, int) else name, part, depth - 1)
+
+
+def _parts(value: Any) -> Storage | None:
+    """What is in a value; `None` where it holds no others."""
+    storage = storage_of(value)
+    if storage is not None:
+        return storage
+    kind = type(value)
+    if kind is set or kind is frozenset:
+        return list(value)
+    return attributes_of(value) if may_hold_tensors(value) else None
 
 
 def cut_off(value: Any) -> Any:
@@ -72,13 +101,13 @@ def _copied_leaf(tensor: Tensor) -> Tensor:
 
 
 def shapes_of(args: Any, kwargs: Any) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor in the arguments, by position or name."""
-    return {name: _shape(tensor) for name, tensor in named_tensors_in({**dict(enumerate(args)), **kwargs}, "")}
-
-
-def _shape(tensor: Tensor) -> tuple[int, ...]:
-    """The shape of a tensor; of a nested one, that of its values."""
-    return tuple((tensor.values() if tensor.is_nested else tensor).shape)
+    """The shape of every tensor in the arguments, by position or name. A tensor that does not give its shape is left out."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    with without_overrides():
+        for name, tensor in named_tensors_in({**dict(enumerate(args)), **kwargs}):
+            with contextlib.suppress(Exception):  # a tensor of the user's class may raise anything
+                shapes[name] = tuple((tensor.values() if tensor.is_nested else tensor).shape)
+    return shapes
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -1,34 +1,33 @@
 """Other profilers in this process. torch knows only of one that records; to start ours next to one that gets ready is a crash."""
 
-import gc
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from lflops.collect.torch_private.autograd import profiler_is_recording
+from lflops.garbage import SearchTimeout, alive
 
 __all__ = ["other_profiler_runs", "recorded_events"]
 
 
 def other_profiler_runs() -> bool:
-    """Whether a profiler of torch's has been got ready or entered and is not stopped."""
+    """Whether a profiler of torch's has been got ready or entered and is not stopped; also where that cannot be found out in a second."""
     if profiler_is_recording():
         return True
     entered, begun = _and_its_subclasses(torch.autograd.profiler.profile), _and_its_subclasses(torch.profiler.profile)
-    for each in gc.get_objects():
-        # Nothing is called for each object: a profiler that records Python's stack would record a million calls.
-        # And `isinstance` would ask a proxy for the class of its object.
-        kind = type(each)
-        if kind in entered:
-            running = each.enabled and each.entered and each.kineto_results is None
-        elif kind in begun:
-            running = each.step_rec_fn is not None and not _is_over(each)
-        else:
-            continue
-        if running:
-            return True
-    return False
+    try:
+        return any(_is_entered(each) if type(each) in entered else _is_begun(each) for each in alive(entered | begun))
+    except SearchTimeout:
+        return True  # that is not known; to start ours next to one that gets ready would be a crash
+
+
+def _is_entered(each: torch.autograd.profiler.profile) -> bool:
+    return bool(each.enabled and each.entered and each.kineto_results is None)
+
+
+def _is_begun(each: torch.profiler.profile) -> bool:
+    return each.step_rec_fn is not None and not _is_over(each)
 
 
 def recorded_events(profiler: torch.profiler.profile) -> Sequence[Any]:

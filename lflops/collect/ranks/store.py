@@ -1,7 +1,9 @@
 """What ranks leave for each other, under keys of our own in a store of torch's, and how they come to have one."""
 
 import os
+import secrets
 import socket
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -15,8 +17,11 @@ __all__ = ["RankStore", "meet"]
 STORES: Any = distributed
 """Where torch keeps them, if it was built with any."""
 
-AT = "at"
-"""Where the first rank's own store is to be found; nowhere, if it has none."""
+AT, RUN = "at", "run"
+"""Where the first rank's own store is to be found; what the keys of this run begin with on another connection to the group's store."""
+
+PAUSE = 0.01
+"""Seconds between two looks for a key."""
 
 CONNECT, WAIT = 0.125, 0.375
 """Parts of the timeout: for torch to open a connection, and for the first rank to say where its store is. Where a connection is refused
@@ -42,38 +47,66 @@ def meet(name: str, rank: int, *, timeout: float) -> Any:
     group = group_store()
     if group is None:
         return None
-    again = _again(group, timeout)
     try:
         shared = STORES.PrefixStore(name, group)
+        again = _again(group, shared, name, timeout)
+        if again is not None:
+            return again
         if rank:
-            return STORES.PrefixStore(name, again or _opened_elsewhere(shared, timeout))
-        own = None if again else _opened(0, timeout, is_master=True)
-        (shared if again is None else STORES.PrefixStore(name, again)).set(AT, "" if own is None else f"{own.host} {own.port}")
-        return STORES.PrefixStore(name, again or own)
+            return STORES.PrefixStore(name, _opened_elsewhere(shared, timeout))
+        own = _opened(0, timeout, is_master=True)
+        shared.set(AT, f"{own.host} {own.port}")
+        return STORES.PrefixStore(name, own)
     except Exception:  # noqa: BLE001 - whatever a store of the user's raises, it is not to end the training
         return None
 
 
-def _again(store: Any, timeout: float) -> Any:
-    """The same on another connection; `None` where there is no such thing."""
+def _again(group: Any, shared: Any, name: str, timeout: float) -> Any:
+    """The group's store on another connection; `None` where there is no such thing.
+
+    `clone` would wait for the connection as long as the group's own timeout says, half an hour as a rule. That timeout is not ours to
+    shorten, not for a moment: other threads wait by it. So the connection is opened anew, by its address.
+    """
     try:
-        before = store.timeout
-        store.set_timeout(timedelta(seconds=CONNECT * timeout))  # a clone is connected by the store's own, half an hour as a rule
-        try:
-            again = store.clone()
-        finally:
-            store.set_timeout(before)
-        again.set_timeout(timedelta(seconds=timeout))
+        innermost = group
+        while isinstance(innermost, STORES.PrefixStore):
+            innermost = innermost.underlying_store
+        if isinstance(innermost, STORES.TCPStore):
+            again = _opened(innermost.port, timeout, host=innermost.host)
+            # No store tells the group's prefix, which keeps the group apart from others. In its place is one that the fastest rank chooses.
+            run = shared.compare_set(RUN, "", secrets.token_hex(8)).decode()
+            return STORES.PrefixStore(f"{name}/{run}", again)
+        if isinstance(innermost, STORES.FileStore):
+            again = group.clone()  # opens no connection
+            again.set_timeout(timedelta(seconds=timeout))
+            return STORES.PrefixStore(name, again)
     except Exception:  # noqa: BLE001 - a store of the user's may raise what it likes
         return None
-    return again
+    return None
 
 
 def _opened_elsewhere(shared: Any, timeout: float) -> Any:
-    """The first rank's, as the group's store tells of it."""
-    shared.wait([AT], timedelta(seconds=WAIT * timeout))
+    """The first rank's, as the group's store tells of it.
+
+    Raises:
+        TimeoutError: It does not.
+    """
+    _wait_for(shared, AT, WAIT * timeout)
     host, port = shared.get(AT).decode().split()
     return _opened(int(port), timeout, host=host)
+
+
+def _wait_for(store: Any, key: str, seconds: float) -> None:
+    """Wait for a key of the group's store, without holding its connection: others of the group may need it.
+
+    Raises:
+        TimeoutError: It does not come.
+    """
+    end = time.monotonic() + seconds
+    while not store.check([key]):
+        if time.monotonic() > end:
+            raise TimeoutError(key)
+        time.sleep(PAUSE)
 
 
 def _opened(port: int, timeout: float, *, host: str | None = None, is_master: bool = False) -> Any:

@@ -43,17 +43,30 @@ class HostClock:
 
 
 class StreamClock:
-    """Events on the current CUDA stream: between two of them is the stream's time, however far ahead the host is."""
+    """Events on a device's current stream: between two of them is the stream's time, however far ahead the host is.
+
+    Events of two devices cannot be subtracted. So the device is given, whichever one is current where a moment is marked.
+
+    Args:
+        device: That of the training; without an index, the current one when the clock is made.
+        module: What torch has for such devices.
+    """
+
+    def __init__(self, device: torch.device, module: Any = torch.cuda) -> None:
+        """Touch no device yet."""
+        index: int | None = device.index
+        self.device = torch.device(device.type, module.current_device() if index is None else index)
+        self._module = module
 
     def mark(self) -> torch.cuda.Event:
-        """An event after everything that is queued."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        """An event after everything that is queued on the device's current stream."""
+        event: torch.cuda.Event = self._module.Event(enable_timing=True)
+        event.record(self._module.current_stream(self.device))
         return event
 
     def settle(self) -> None:
-        """Wait for the device."""
-        torch.cuda.synchronize()
+        """Wait for the device, and for no other."""
+        self._module.synchronize(self.device)
 
     def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         """CUDA tells milliseconds."""
@@ -70,7 +83,7 @@ def clock_of(device: torch.device) -> Clock:
     if device.type == "cpu":
         return HostClock()
     if device.type == "cuda":
-        return StreamClock()
+        return StreamClock(device)
     raise CountError(f"the tensors are on {device.type!r}: times are taken on 'cpu' and 'cuda'; lflops.count works on every device")
 
 

@@ -7,71 +7,86 @@ from dataclasses import fields
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, mm
+from torch.autograd import backward
 
-from lflops.boundary import Undo
+from lflops.collect.attribution.hooks import ModuleListener
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.clock import Clock, HostClock, StreamClock, seconds_of
 from lflops.collect.timing.module_hooks import ModuleTimer
 from lflops.collect.timing.stamps import NO_OVERHEAD, HookOverhead, PassTimes
-from lflops.collect.torch_private.dispatch_modes import without_modes
+from lflops.collect.torch_private.dispatch_modes import isolated
+from lflops.collect.torch_private.modules import OwnModule
 
-__all__ = ["Chain", "hook_overhead", "median_overhead", "of_module_calls"]
+__all__ = ["LEAVES", "Chain", "hook_overhead", "median_overhead", "of_module_calls"]
 
 LEAVES = 100
 
-
-class _Leaf(nn.Module):
-    """One product where it has a weight, one autograd node where a gradient is asked for, else nothing.
-
-    No layer of torch's: making one would draw random numbers.
-    """
-
-    def __init__(self, weight: Tensor | None = None) -> None:
-        super().__init__()
-        self.weight = weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.weight is not None:
-            return nn.functional.linear(x, self.weight)
-        return x.view_as(x) if x.requires_grad else x
+view_as = Tensor.view_as
 
 
-class Chain(nn.Module):
-    """Leaves one after the other.
+class Chain:
+    """Modules one after the other, in a module. Each chain has its own classes, and so its own hooks.
 
     Args:
         weight: What each multiplies its input by; `None` is no product.
     """
 
     def __init__(self, weight: Tensor | None = None) -> None:
-        """Make the leaves."""
-        super().__init__()
-        self.leaves = nn.ModuleList([_Leaf(weight) for _ in range(LEAVES)])
+        """Make the modules, without a hook."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Run the leaves."""
-        for leaf in self.leaves:
-            x = leaf(x)
-        return x
+        class Own(OwnModule):
+            pass
+
+        class Leaf(Own):
+            """One product where it has a weight, one autograd node where a gradient is asked for, else nothing.
+
+            No layer of torch's: making one would draw random numbers. No function of torch's that users replace.
+            """
+
+            def forward(self, x: Tensor) -> Tensor:
+                if weight is not None:
+                    return mm(x, weight)
+                return view_as(x, x) if x.requires_grad else x
+
+        leaves = {str(number): Leaf() for number in range(LEAVES)}
+
+        class Root(Own):
+            """Runs the leaves."""
+
+            def forward(self, x: Tensor) -> Tensor:
+                for leaf in leaves.values():
+                    x = leaf(x)
+                return x
+
+        self._own = Own
+        self.root = Root(leaves=Own(**leaves))
+        self.hooked()
+
+    def hooked(self, listener: ModuleListener | None = None) -> None:
+        """From here on, call a listener's hooks for each module; without one, none."""
+        if listener is None:
+            self._own.hooked()
+        else:
+            self._own.hooked(listener.enter_module, listener.leave_module)
 
 
 def hook_overhead(clock: Clock) -> HookOverhead:
     """The overhead of a `ModuleTimer` with this clock; none for a clock that is not this machine's."""
     if isinstance(clock, HostClock):
-        return _of_timer(HostClock)
-    return _of_timer(StreamClock) if isinstance(clock, StreamClock) else NO_OVERHEAD
+        return _of_timer(None)
+    return _of_timer(clock.device) if isinstance(clock, StreamClock) else NO_OVERHEAD
 
 
 def median_overhead(trial: Callable[[], HookOverhead], *, trials: int) -> HookOverhead:
-    """Medians of so many trials, none below 0. No mode sees what they run."""
-    with without_modes(), torch.inference_mode(mode=False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+    """Medians of so many trials, none below 0. Nothing of the user's sees what they run."""
+    with isolated():
         tried = [trial() for _ in range(trials)]
     medians = {each.name: statistics.median(getattr(one, each.name) for one in tried) for each in fields(HookOverhead)}
     return HookOverhead(**{name: max(seconds, 0.0) for name, seconds in medians.items()})
 
 
-def of_module_calls(clock: Clock, timed: Callable[[nn.Module, Tensor], PassTimes]) -> tuple[float, float]:
+def of_module_calls(clock: Clock, timed: Callable[[Chain, Tensor], PassTimes]) -> tuple[float, float]:
     """Try out calls of modules that do nothing.
 
     Args:
@@ -81,36 +96,40 @@ def of_module_calls(clock: Clock, timed: Callable[[nn.Module, Tensor], PassTimes
     Returns:
         The overhead of each call: in the module, and in its caller.
     """
-    chain, x = Chain(), torch.ones((), device="cpu")
-    clean, own = seconds_of(clock, partial(chain, x)), timed(chain, x).own
+    chain, x = Chain(), torch.ones((), device="cpu", dtype=torch.float32)
+    clean, own = seconds_of(clock, partial(chain.root, x)), timed(chain, x).own
     in_leaves = sum(seconds for (row, _), seconds in own.items() if row.startswith("leaves."))
     return (in_leaves - clean) / LEAVES, (sum(own.values()) - in_leaves) / LEAVES
 
 
 @functools.cache
-def _of_timer(kind: Callable[[], Clock]) -> HookOverhead:
-    clock = kind()
+def _of_timer(device: torch.device | None) -> HookOverhead:
+    """With the clock of a CUDA device; with the host's where there is none."""
+    clock = HostClock() if device is None else StreamClock(device)
 
     def trial() -> HookOverhead:
         inside, outside = of_module_calls(clock, lambda chain, x: _timed(clock, chain, x)["forward"])
-        chain, x = Chain(), torch.ones((), requires_grad=True, device="cpu")
-        clean = seconds_of(clock, chain(x).backward)
-        backward = sum(_timed(clock, chain, x, backward=True)["backward"].own.values())
-        return HookOverhead(inside=inside, outside=outside, segment=(backward - clean) / LEAVES)
+        chain, x = Chain(), torch.ones((), requires_grad=True, device="cpu", dtype=torch.float32)
+        clean = seconds_of(clock, partial(backward, chain.root(x)))
+        hooked = sum(_timed(clock, chain, x, with_backward=True)["backward"].own.values())
+        return HookOverhead(inside=inside, outside=outside, segment=(hooked - clean) / LEAVES)
 
     return median_overhead(trial, trials=15)
 
 
-def _timed(clock: Clock, chain: nn.Module, x: Tensor, *, backward: bool = False) -> dict[str, PassTimes]:
-    timer = ModuleTimer(ModuleTree({"": chain}), clock)
-    with Undo() as undo:
-        timer.install(undo)
+def _timed(clock: Clock, chain: Chain, x: Tensor, *, with_backward: bool = False) -> dict[str, PassTimes]:
+    """Times of a pass in which a timer's hooks are called for the chain's modules, and for no others in the process."""
+    timer = ModuleTimer(ModuleTree({"": chain.root}), clock)
+    chain.hooked(timer)
+    try:
         timer.begin()
-        result = chain(x)
-        if backward:
+        result = chain.root(x)
+        if with_backward:
             timer.set_aside()
             timer.begin_backward(result)
-            result.backward()
+            backward(result)
         stamps = timer.end()
+    finally:
+        chain.hooked()
     clock.settle()
     return timer.pass_times(stamps)

@@ -2,14 +2,16 @@
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from lflops.collect.torch_private.known_torch import known_torch
 
 with known_torch():
+    from torch._C import DisableTorchFunction
     from torch.utils import _python_dispatch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,6 +19,7 @@ __all__ = [
     "TorchDispatchMode",
     "end_mode",
     "is_tracing",
+    "isolated",
     "open_modes",
     "passes_dynamo",
     "pop_mode",
@@ -28,6 +31,29 @@ __all__ = [
 
 without_modes: Callable[[], contextlib.AbstractContextManager[Any]] = _python_dispatch._disable_current_modes
 """A context in which no mode sees the operators that run."""
+
+
+@contextlib.contextmanager
+def isolated() -> Iterator[None]:
+    """Run a trial of ours inside of the user's process: on this thread no mode, default device or saved-tensor hook of theirs takes part.
+
+    Gradients are recorded, and autocast on the CPU is off. What is set for the whole process stays, for other threads train meanwhile: a
+    default dtype, anomaly mode, deterministic algorithms. So a trial names the dtype of its tensors, and runs operators that any of these
+    leave alone.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(DisableTorchFunction())
+        stack.enter_context(without_modes())
+        stack.enter_context(torch.inference_mode(mode=False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.autocast("cpu", enabled=False))
+        with contextlib.suppress(RuntimeError):  # where such hooks are forbidden, there are none
+            stack.enter_context(saved_tensors_hooks(_unchanged, _unchanged))  # the innermost alone are called
+        yield
+
+
+def _unchanged(tensor: Any) -> Any:
+    return tensor
 
 
 def open_modes() -> list[Any]:

@@ -4,7 +4,7 @@ Import it within a function only, after the user asked for it: to load inductor 
 `CountError` at the import.
 """
 
-import gc
+import contextlib
 import hashlib
 import inspect
 import json
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from lflops.collect.torch_private.known_torch import differs, known_torch
+from lflops.garbage import SearchTimeout, alive
 
 with known_torch():
     from torch._inductor import config, debug
@@ -138,13 +139,14 @@ def _graph_of_key() -> fx.GraphModule | None:
 
 
 def compiled_graphs(keys: Iterable[str]) -> Iterator[CompiledGraph]:
-    """The graphs with these keys that are alive."""
+    """The graphs with these keys that are alive, as far as they are found in a second."""
     wanted = set(keys)
-    for each in gc.get_objects():
-        if type(each) is CompiledFxGraph and each._fx_graph_cache_key in wanted:
-            wanted.discard(each._fx_graph_cache_key)
-            nodes, record = recorded_names(each.inductor_provenance_mapping_str)
-            yield CompiledGraph(each._fx_graph_cache_key, kernel_calls(each.source_code), nodes, record)
+    with contextlib.suppress(SearchTimeout):
+        for each in alive((CompiledFxGraph,)):
+            if each._fx_graph_cache_key in wanted:
+                wanted.discard(each._fx_graph_cache_key)
+                nodes, record = recorded_names(each.inductor_provenance_mapping_str)
+                yield CompiledGraph(each._fx_graph_cache_key, kernel_calls(each.source_code), nodes, record)
 
 
 def kernel_calls(source: str) -> tuple[str, ...]:

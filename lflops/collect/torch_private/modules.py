@@ -1,7 +1,9 @@
 """Modules: the registries of children, buffers and global hooks, and whether they are compiled."""
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from lflops.collect.torch_private.known_torch import known_torch
 
 with known_torch():
     from torch._C._dynamo import eval_frame
+    from torch.nn.modules import module as module_of_torch
     from torch.nn.modules.module import (
         _global_forward_hooks,
         _global_forward_hooks_always_called,
@@ -20,9 +23,14 @@ with known_torch():
     )
     from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+_NAMES = vars(module_of_torch)
+_CALL, _WRAPPED_CALL = nn.Module._call_impl, nn.Module._wrapped_call_impl
+"""As they are when lflops is imported: a user may replace them later."""
+
 __all__ = [
     "Compilations",
     "HiddenHooks",
+    "OwnModule",
     "buffers_of",
     "child_modules",
     "compilations",
@@ -31,6 +39,7 @@ __all__ = [
     "never_compiled",
     "packed_parameters",
     "remove_hook",
+    "without_global_hooks",
 ]
 
 
@@ -71,6 +80,47 @@ def is_compiled(module: nn.Module) -> bool:
 def compiles_its_hooks(module: nn.Module) -> bool:
     """Whether the module was compiled in place, so that a hook on it becomes part of what is compiled."""
     return module._compiled_call_impl is not None
+
+
+def without_global_hooks(function: Any, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None) -> Any:
+    """A method of `nn.Module` in which torch's global hooks, the user's among them, are not there, but these of ours are.
+
+    It is torch's own code, with registries of ours in place of torch's. So a call takes as long as one with global hooks, and neither the
+    user's hooks nor other threads have any part in it.
+
+    Args:
+        function: As torch defines it.
+        before: A hook before forward.
+        after: One after it, which takes keyword arguments and is always called.
+    """
+    registries: dict[str, Any] = {
+        name: None if value is None else type(value)() for name, value in _NAMES.items() if name.startswith("_global_")
+    }
+    if before is not None:
+        registries["_global_forward_pre_hooks"][0] = before
+    if after is not None:
+        registries["_global_forward_hooks"][1] = after
+        registries["_global_forward_hooks_with_kwargs"][1] = registries["_global_forward_hooks_always_called"][1] = True
+    function = inspect.unwrap(function)
+    apart = FunctionType(function.__code__, {**_NAMES, **registries}, function.__name__, function.__defaults__, function.__closure__)
+    apart.__kwdefaults__ = function.__kwdefaults__
+    return apart
+
+
+class OwnModule(nn.Module):
+    """A module of ours for trials in the user's process. Making and calling it runs no global hook, but those of `hooked`."""
+
+    def __init__(self, **children: nn.Module) -> None:
+        """Register the children, past the user's hooks on that."""
+        super().__init__()
+        self._modules.update(children)
+
+    @classmethod
+    def hooked(cls, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None) -> None:
+        """From here on, call these for each module of the class."""
+        cls._call_impl = without_global_hooks(_CALL, before, after)  # type: ignore[method-assign]
+
+    __call__ = _WRAPPED_CALL
 
 
 def compilations() -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import grad
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -30,7 +31,7 @@ def check() -> None:
     Raises:
         CountError: One of them does not.
     """
-    with known_torch(), dispatch_modes.without_modes(), torch.inference_mode(mode=False), torch.enable_grad():
+    with known_torch(), dispatch_modes.isolated():
         facts = _numbering() | _of_operators() | _of_tensors() | _of_modules()
     _raise_if_wrong(facts)
 
@@ -204,7 +205,7 @@ def _numbering() -> dict[str, bool]:
     """Two products of one input: their gradient is the case that naive attribution gets wrong."""
     products = _BackwardProducts()
     dispatch_modes.route_higher_order_operators(_BackwardProducts)
-    x, w = (torch.zeros(2, 2, device="cpu", requires_grad=True) for _ in range(2))
+    x, w = (torch.zeros(2, 2, device="cpu", dtype=torch.float32, requires_grad=True) for _ in range(2))
     before = autograd.next_sequence_number()
     first = x.mm(w)
     between = autograd.next_sequence_number()
@@ -215,7 +216,7 @@ def _numbering() -> dict[str, bool]:
     outside = autograd.backward_id()
     dispatch_modes.push_mode(products)
     try:
-        torch.autograd.grad([first, second], [x, w], [torch.zeros_like(first)] * 2)
+        grad([first, second], [x, w], [torch.zeros_like(first)] * 2)
     finally:
         dispatch_modes.pop_mode(products)
     dispatch_modes.push_mode(products)
@@ -252,7 +253,7 @@ def _are_profilers_seen() -> bool:
 
 def _of_operators() -> dict[str, bool]:
     matmul, linear, add_ = aten.mm.default, aten.linear.default, aten.add_.Tensor
-    x = torch.ones(1, 2, device="cpu")
+    x = torch.ones(1, 2, device="cpu", dtype=torch.float32)
     return {
         "views are not marked": aten.t.default.is_view and not matmul.is_view,
         "composite operators are not marked": operators.decomposes(linear) and not operators.decomposes(matmul),
@@ -271,13 +272,16 @@ def _of_operators() -> dict[str, bool]:
 
 
 def _of_tensors() -> dict[str, bool]:
-    x = torch.zeros(2, 2, device="cpu")
+    x = torch.zeros(2, 2, device="cpu", dtype=torch.float32)
     storage, key = tensors.storage_key(x)
-    sparse = torch.eye(3, device="cpu").to_sparse()
+    sparse = torch.eye(3, device="cpu", dtype=torch.float32).to_sparse()
     indices, values = tensors.sparse_parts(sparse)
+    with tensors.without_overrides():
+        given = (tensors.shape_key(x), tensors.is_integer(x), tensors.is_integer(indices), tensors.nested_offsets(x), tensors.node_of(x))
     return {
         "a storage has no key": key == tensors.storage_key(x.view(4))[1] and storage.nbytes() == x.nbytes,
         "a sparse tensor has other parts": (*indices.shape, *values.shape, tensors.stored_elements(sparse)) == (2, 3, 3, 3),
+        "a tensor's own attributes are not read": given == ((2, 2), False, True, None, None),
         "a plain tensor has a local part": tensors.local_part(x) is x,
         "modes cannot be listed": not tensors.only_shapes_run([x]),
         "writes to a tensor are not numbered": tensors.version_of(torch.zeros(1, device="cpu").add_(1)) == 1,
@@ -334,19 +338,33 @@ def _hides_hooks() -> bool:
     return heard and (handler is None or tuple(handler.start_callbacks) == before)
 
 
+def _are_own_hooks_called() -> bool:
+    """Whether a module of ours calls its hooks, as torch calls global ones."""
+    called: list[tuple[Any, ...]] = []
+
+    class Own(modules.OwnModule):
+        def forward(self, x: int) -> int:
+            return x + 1
+
+    Own.hooked(lambda _, args: called.append(args), lambda _, args, kwargs, output: called.append((*args, kwargs, output)))
+    return Own()(1) == 2 and called == [(1,), (1, {}, 2)]
+
+
 def _of_modules() -> dict[str, bool]:
-    child = nn.Identity()
-    parent = nn.Sequential(child)
+    child = modules.OwnModule()
+    parent = nn.Module()
+    modules.without_global_hooks(nn.Module.add_module)(parent, "0", child)
+    modules.without_global_hooks(nn.Module.register_buffer)(parent, "buffer", None)
     return {
         "children are registered elsewhere": list(modules.child_modules(parent)) == [("0", child)],
-        "buffers are registered elsewhere": modules.buffers_of(nn.BatchNorm1d(1, device="meta")).keys()
-        == {"running_mean", "running_var", "num_batches_tracked"},
+        "buffers are registered elsewhere": modules.buffers_of(parent) == {"buffer": None},
         "a plain module is taken for a compiled one": not (modules.is_compiled(parent) or modules.compiles_its_hooks(parent)),
         "a plain module has packed parameters": modules.packed_parameters(parent) == [],
         "compilations are not numbered": modules.compilations() >= 0,
         "compilations begin unheard": _hears_compilations(),
         "hooks cannot be hidden from compilations": _hides_hooks(),
         "hooks are registered elsewhere": _are_hooks_found(parent),
+        "modules of ours call other hooks": _are_own_hooks_called(),
         "a plain module is taken for a sharded one": not list(distributed.flat_parts(parent)),
         "process groups are not found by name": distributed.group_named("no such group") is None,
         "the default group has no store": distributed.group_store() is None or torch.distributed.is_initialized(),

@@ -1,6 +1,7 @@
 """Tensors: storages, local parts of DTensors, sparse values, fake tensors."""
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from lflops.collect.torch_private.known_torch import known_torch
 
 with known_torch():
+    from torch._C import DisableTorchFunction
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
@@ -24,12 +26,17 @@ __all__ = [
     "PLAIN",
     "FakeTensor",
     "fake_mode",
+    "is_integer",
     "local_part",
+    "nested_offsets",
+    "node_of",
     "only_shapes_run",
+    "shape_key",
     "sparse_parts",
     "storage_key",
     "stored_elements",
     "version_of",
+    "without_overrides",
 ]
 
 PLAIN = (Tensor, nn.Parameter)
@@ -45,6 +52,47 @@ NO_FAKE_KERNEL = UnsupportedOperatorException
 def version_of(tensor: Tensor) -> int:
     """How often a tensor was written to."""
     return tensor._version
+
+
+without_overrides: Callable[[], contextlib.AbstractContextManager[Any]] = DisableTorchFunction
+"""A context in which no `__torch_function__` runs, neither of a tensor's class nor of a mode; `torch.set_default_device` is such a mode."""
+
+_INTEGERS = {torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64}
+
+_size: Callable[[Tensor], Hashable] = Tensor.size
+_base: Any = Tensor
+_layout: Callable[[Tensor], Any] = _base.layout.__get__
+_dtype: Callable[[Tensor], Any] = _base.dtype.__get__
+_is_nested: Callable[[Tensor], bool] = _base.is_nested.__get__
+
+node_of: Callable[[Tensor], Any] = _base.grad_fn.__get__
+"""The autograd node that computed a tensor; `None` where there is none."""
+
+
+def shape_key(tensor: Tensor) -> Hashable:
+    """What two tensors of one shape have in common; of a nested tensor its number of elements. Takes no attribute of a user's class.
+
+    Raises:
+        Exception: The tensor does not give it.
+    """
+    if type(tensor) is Tensor:
+        try:
+            return _size(tensor)
+        except RuntimeError:  # a nested tensor of the older layout
+            return "nested", Tensor.numel(tensor)
+    if _layout(tensor) is torch.jagged:
+        return "nested", Tensor.numel(vars(tensor)["_values"])
+    return tuple(map(int, Tensor.size(tensor)))
+
+
+def is_integer(tensor: Tensor) -> bool:
+    """Whether a tensor holds integers or truth values, each element at its place: it is not sparse, not nested and not quantized."""
+    return _layout(tensor) is torch.strided and _dtype(tensor) in _INTEGERS and not _is_nested(tensor)
+
+
+def nested_offsets(tensor: Tensor) -> Tensor | None:
+    """Where the parts of a jagged tensor begin; `None` for any other."""
+    return vars(tensor)["_offsets"] if type(tensor) is not Tensor and _layout(tensor) is torch.jagged else None
 
 
 def storage_key(tensor: Tensor) -> tuple[Any, int]:

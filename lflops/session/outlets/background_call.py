@@ -10,7 +10,9 @@ Result = TypeVar("Result")
 
 
 class BackgroundCall(Generic[Result]):
-    """One call. The thread keeps the interpreter from ending, so that no file is left half written.
+    """One call. Its thread ends with the interpreter: a file system that hangs must not hold the exit.
+
+    So what it calls writes files under temporary names, and renames them.
 
     Args:
         function: What is called.
@@ -22,7 +24,7 @@ class BackgroundCall(Generic[Result]):
         self._function = function
         self._returned: list[Result] = []
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._call, name=name)
+        self._thread = threading.Thread(target=self._call, name=name, daemon=True)
         self._thread.start()
 
     @property
@@ -30,13 +32,17 @@ class BackgroundCall(Generic[Result]):
         """Whether it has returned, or failed."""
         return not self._thread.is_alive()
 
+    def wait(self, seconds: float) -> bool:
+        """Wait for it, so long at most. Returns whether it is done."""
+        self._thread.join(max(seconds, 0.0))
+        return self.is_done
+
     def result(self) -> Result:
-        """Wait for it.
+        """What it returned, once it is done.
 
         Raises:
             Exception: What it raised.
         """
-        self._thread.join()
         if self._error is not None:
             raise self._error
         return self._returned[0]

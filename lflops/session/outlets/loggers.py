@@ -167,10 +167,15 @@ class Outlets:
             with self._failures.contained(_shown_to(logger)):
                 log()
 
-    def end(self, profiles: Sequence[Profile], step: int) -> None:
-        """The run is over, with these windows."""
-        files = (Path(path) for each in profiles if each.trace is not None for path in each.trace.files.values())
-        traces = [path for path in files if path.exists()]
+    def end(self, profiles: Sequence[Profile], traces: Iterable[Path], step: int) -> None:
+        """The run is over.
+
+        Args:
+            profiles: The last window of each stage.
+            traces: Those of all windows.
+            step: The loggers' x-axis.
+        """
+        traces = [path for path in traces if path.exists()]
         for logger in self._outputs:
             with self._failures.contained(f"what {logger.name} is shown of the run"):
                 logger.end(profiles, step, traces)

@@ -4,14 +4,18 @@ Attention costs a square for each sequence, all else a token. What both cost is 
 least one more of them to the last MAC; otherwise the work of other batches is not known.
 """
 
+import contextlib
 import re
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lflops.collect.inputs.batch_reader import BatchReader, BatchTensors
+from lflops.collect.torch_private.dispatch_modes import without_modes
+from lflops.collect.torch_private.tensors import is_integer, nested_offsets, without_overrides
 from lflops.formulas.table import READS
 from lflops.profile.model import Profile
 
@@ -69,6 +73,8 @@ class BatchWork:
 
     def add(self, shapes: Hashable, tokens: int | None, lengths: Lengths, counted: Profile) -> None:
         """Take note of a counted batch."""
+        if shapes is None:
+            return  # of a batch that cannot be read, it is not known which others are like it
         root = counted.modules[""]
         macs, attention = root.forward.macs + root.backward.macs, _decided_by_lengths(counted)
         if self.packed is None or attention:
@@ -80,6 +86,8 @@ class BatchWork:
 
     def of(self, shapes: Hashable, tokens: int | None, lengths: Lengths) -> int | None:
         """MACs of a batch; `None` where they are not known."""
+        if shapes is None:
+            return None
         if shapes in self._of_shapes:
             return self._of_shapes[shapes]
         for sample in self._samples:
@@ -136,11 +144,12 @@ class HostBatch:
     def __init__(self) -> None:
         """Have seen no batch."""
         self.lengths = NO_LENGTHS
+        self._reader = BatchReader()
 
     def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
         """A transfer is given the batch."""
         if phase == "transfer" and given:
-            self.lengths = lengths_of(given[0])
+            self.lengths = lengths_of(self._reader.read(given[0]))
 
     def leave(self) -> None:
         """Nothing is timed here."""
@@ -149,37 +158,33 @@ class HostBatch:
 
     def of(self, batch: Any) -> Lengths:
         """The lengths of the batch that was transferred last: from before its transfer, or from what it has on the host."""
-        return self.lengths or lengths_of(batch)
+        return self.lengths or lengths_of(self._reader.read(batch))
 
     def forget(self) -> None:
         """The batch is over."""
         self.lengths = NO_LENGTHS
 
 
-def lengths_of(batch: Any) -> Lengths:
-    """The sums of squares that a batch's integers on the host may mean."""
+def lengths_of(batch: BatchTensors | None) -> Lengths:
+    """The sums of squares that a batch's integers on the host may mean; none where the batch could not be read."""
     found: dict[str, int] = {}
-    for name, tensor in _integers(batch, ""):
-        lengths = _lengths(name.rpartition(".")[2], tensor)
-        if lengths is not None:
-            found[name] = int((lengths.long() ** 2).sum())
+    with without_modes(), without_overrides(), torch.inference_mode(mode=False):
+        for path, tensor in () if batch is None else zip(*batch, strict=True):
+            with contextlib.suppress(Exception):  # a batch may hold anything
+                name, integers = _integers(path, tensor)
+                lengths = None if integers is None else _lengths(name.rpartition(".")[2], integers)
+                if lengths is not None:
+                    found[name] = int((lengths.long() ** 2).sum())
     return found
 
 
-def _integers(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of integers that are on the host, and what a nested tensor has of them, with their names."""
-    if isinstance(value, Tensor):
-        if value.is_nested:
-            offsets: Any = getattr(value, "offsets", None)
-            yield from _integers(offsets(), f"{name}.cu_seqlens") if value.layout is torch.jagged and offsets is not None else ()
-        elif value.device.type == "cpu" and not value.is_floating_point() and not value.is_complex() and value.numel():
-            yield name, value
-    elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _integers(each, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list | tuple):
-        for place, each in enumerate(value):
-            yield from _integers(each, f"{name}.{place}" if name else str(place))
+def _integers(name: str, tensor: Tensor) -> tuple[str, Tensor | None]:
+    """A tensor of integers on the host, or the offsets of a nested one, with its name; of other tensors, nothing."""
+    offsets = nested_offsets(tensor)
+    if offsets is not None:
+        name, tensor = f"{name}.cu_seqlens", offsets
+    is_read = type(tensor) is Tensor and is_integer(tensor) and tensor.device.type == "cpu" and tensor.numel()
+    return name, tensor if is_read else None
 
 
 def _lengths(name: str, tensor: Tensor) -> Tensor | None:
@@ -189,7 +194,7 @@ def _lengths(name: str, tensor: Tensor) -> Tensor | None:
         return flat.diff()
     if name == POSITIONS:
         return _runs(tensor, lambda rows: rows[:, 1:] != rows[:, :-1] + 1)
-    if name == MASK and tensor.dim() <= 2:
+    if name == MASK and 1 <= tensor.dim() <= 2:
         return _runs(tensor, lambda rows: rows[:, 1:] != rows[:, :-1], counted=tensor.reshape(-1, tensor.shape[-1]) > 0)
     if IDENTITIES.search(name):
         return _runs(tensor, lambda rows: rows[:, 1:] != rows[:, :-1])

@@ -11,6 +11,7 @@ from lflops.boundary import Guard, Undo, call_each
 from lflops.collect.calibration.calibrate import hardware_of
 from lflops.collect.count import Counting, Ignored
 from lflops.collect.counting.accumulator import Extent
+from lflops.collect.inputs.batch_reader import BatchReader
 from lflops.collect.model.module_tree import ModuleTree, parameter_sizes
 from lflops.collect.ranks.topology import Topology
 from lflops.collect.torch_private.dispatch_modes import passes_dynamo
@@ -23,7 +24,6 @@ from lflops.session.inputs.phases import OutsideModules
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Stage, Training
 from lflops.session.window.batch_work import Lengths
-from lflops.session.window.plain_steps import signature
 
 __all__ = ["CountedBatch", "CountedSteps"]
 
@@ -53,6 +53,7 @@ class CountedSteps:
             _check_same_model(settings.count, training)
         self._counted: dict[Hashable, Profile] = {}  # by the first batch's shapes, and its lengths where they decide its work
         self._key: Hashable = None
+        self._reader = BatchReader()
         self._nothing: Profile | None = None
         self._step: list[Profile] | None = None
         self._batch: CountedBatch | None = None
@@ -62,8 +63,9 @@ class CountedSteps:
         if not self._can_count():
             self._step = None
             return self.without()
-        self._key = (signature(batch), frozenset(lengths.items()))
-        known = None if self._stage.fetches_itself else self._counted.get(self._key)
+        shapes = self._reader.shapes(batch)
+        self._key = (shapes, frozenset(lengths.items()))
+        known = None if shapes is None or self._stage.fetches_itself else self._counted.get(self._key)
         self._step = [] if known is None else None
         return known
 

@@ -8,12 +8,10 @@ from collections.abc import Callable, Hashable, Mapping, Sized
 from resource import struct_rusage
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
-from lflops.collect.inputs.tensors import tensors_in
+from lflops.collect.inputs.batch_reader import BatchReader
 from lflops.collect.timing.clock import cpu_usage
 
-__all__ = ["MOST", "BatchUnits", "PlainSteps", "signature"]
+__all__ = ["MOST", "BatchUnits", "PlainSteps"]
 
 MOST = 200
 """So many steps are plain at most, until they are made out."""
@@ -23,24 +21,11 @@ CPU_ROUND, CPU_READ = 16, 3
 
 
 class BatchUnits(NamedTuple):
-    """What is known of batches of the same shapes."""
+    """What is known of batches of the same shapes; all of it is `None` for those whose shapes are unknown."""
 
     shapes: Hashable
     samples: int | None
     tokens: int | None
-
-
-def signature(batch: Any) -> Hashable:
-    """The shapes of a batch's tensors in their structure: two batches of one signature are the same work."""
-    if isinstance(batch, Tensor):
-        return batch.numel() if batch.is_nested else batch.shape
-    if isinstance(batch, list | tuple):
-        return tuple([signature(each) for each in batch])
-    if isinstance(batch, Mapping):
-        return tuple([(key, signature(value)) for key, value in batch.items()])
-    if batch is None or isinstance(batch, str | int | float):
-        return None
-    return tuple(map(signature, tensors_in(batch)))
 
 
 class PlainSteps:
@@ -52,7 +37,8 @@ class PlainSteps:
 
     Attributes:
         limit: How many steps may be plain, until they are made out.
-        known: Batches by their signature.
+        reader: Reads the batches.
+        known: Batches by their shapes.
         steps: Of each step so far its batch, how many marks there were when it ended, and a mark of that moment.
         cpu: What the process had used of the CPU by the end of a step, by how many steps there were; only some are there.
         reads_cpu: Whether that is read at all.
@@ -61,6 +47,7 @@ class PlainSteps:
     def __init__(self, mark: Callable[[], Any], marks: Sized) -> None:
         """No step may be plain yet."""
         self.limit = 0
+        self.reader = BatchReader()
         self.known: dict[Hashable, BatchUnits] = {}
         self.steps: list[tuple[BatchUnits, int, Any]] = []
         self.cpu: dict[int, struct_rusage] = {}
@@ -70,7 +57,7 @@ class PlainSteps:
 
     def note(self, batch: Any) -> bool:
         """End a step that may be plain. Returns whether it is one; where not, nothing is done."""
-        known = self.known.get(signature(batch))
+        known = self.known.get(self.reader.shapes(batch))
         if known is None:
             return False
         self.steps.append((known, len(self._marks), self._mark()))

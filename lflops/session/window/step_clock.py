@@ -18,7 +18,7 @@ from lflops.collect.timing.step_phases import PhaseMarks, StepPhases
 from lflops.collect.torch_private.modules import Compilations, compilations, remove_hook
 from lflops.profile.steps import Step, StepKind, is_clean
 from lflops.session.window.hooked_step import HookedStep
-from lflops.session.window.plain_steps import MOST, BatchUnits, PlainSteps, signature
+from lflops.session.window.plain_steps import MOST, BatchUnits, PlainSteps
 
 __all__ = ["StepClock", "TimedStep"]
 
@@ -27,6 +27,10 @@ COLD = 2
 
 MANY_SHAPES = 16
 """From so many on a new shape is what this training is like, and disturbs no step more than the others."""
+
+
+MOST_SHAPES = 1000
+"""Shapes of batches that are remembered: where each batch has its own, they would fill the memory."""
 
 
 class TimedStep(NamedTuple):
@@ -42,7 +46,7 @@ class TimedStep(NamedTuple):
         times_phases: Whether its phases were recorded; if not, only its total time is known.
         stretch: Its phases on the training's device.
         on_host: Its phases by the host's clock, where the device has another one.
-        shapes: The signatures of its batches.
+        shapes: Those of its batches.
         cpu: The process's CPU time when the step began, and when it ended; `None` where that was not read.
     """
 
@@ -109,6 +113,7 @@ class StepClock:
         self.batches: list[BatchUnits] = []
         self.plain = PlainSteps(phases.mark, phases.marks)
         self.times_phases = True
+        self._new_shapes = 0
         self._ended = 0
         self._logged_step = logged_step
         self._phases = phases
@@ -211,13 +216,17 @@ class StepClock:
         self.plain.limit = 0
 
     def batch(self, batch: Any) -> Hashable:
-        """A batch is over. Returns its signature."""
+        """A batch is over. Returns its shapes; `None` where they are unknown."""
         self.plain.limit = 0
-        shapes, known = signature(batch), self.plain.known
+        found, known = self.plain.reader.read(batch), self.plain.known
+        shapes = None if found is None else found.shapes()
         units = known.get(shapes)
         if units is None:
-            units = known[shapes] = BatchUnits(shapes, *samples_and_tokens((batch,), {}))
-            if len(known) <= MANY_SHAPES:
+            if len(known) >= MOST_SHAPES:
+                known.clear()
+            units = known[shapes] = BatchUnits(shapes, *samples_and_tokens(() if found is None or shapes is None else found.tensors))
+            self._new_shapes += 1
+            if self._new_shapes <= MANY_SHAPES:
                 self.mark("new_shapes")
         if self._units is not None:
             given = units_of("FlopsMonitor", self._units, (batch,), {})
@@ -226,7 +235,7 @@ class StepClock:
         return shapes
 
     def tokens_of(self, shapes: Hashable) -> int | None:
-        """Tokens of a batch of this signature."""
+        """Tokens of a batch of these shapes."""
         known = self.plain.known.get(shapes)
         return None if known is None else known.tokens
 

@@ -2,11 +2,12 @@
 
 import threading
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from torch.distributed import HashStore
+from torch.distributed import HashStore, PrefixStore, TCPStore
 
 import lflops
 from lflops.collect.ranks import gather as gather_module
@@ -470,6 +471,32 @@ gather.push(counted())
 def test_a_process_may_end_while_something_is_waited_for(warm_python: WarmPython) -> None:
     """As any other, and without a word: a thread that went on when Python is gone would end it by a signal."""
     assert (0, "", "") == warm_python.run(ENDS_EARLY)
+
+
+class Watched(TCPStore):
+    """A store of the user's whose timeout nobody else may set, and which nobody may clone: that would wait by its timeout."""
+
+    def set_timeout(self, _timeout: object) -> None:
+        """Be called."""
+        raise AssertionError("the timeout was set")
+
+    def clone(self) -> Any:
+        """Be called."""
+        raise AssertionError("the store was cloned")
+
+
+def test_ranks_meet_and_leave_the_timeout_of_the_groups_store_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the store of each group, on another connection, whichever rank comes first; two groups in one store have nothing in common."""
+    store = Watched("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    found = {}
+    for group in "ab":
+        monkeypatch.setattr(rank_store, "group_store", lambda group=group: PrefixStore("default_pg", PrefixStore(group, store)))
+        found[group] = [meet("lflops", rank, timeout=TIMEOUT) for rank in (1, 0)]
+    for group in "ab":
+        other, first = found[group]
+        other.set("from", group)
+        assert group.encode() == first.get("from")
+        assert timedelta(seconds=TIMEOUT) == first.timeout
 
 
 def test_without_a_group_ranks_do_not_meet() -> None:

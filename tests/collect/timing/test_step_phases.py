@@ -106,7 +106,7 @@ def test_a_mark_that_has_not_come_is_not_read(clock: StillClock, mark: Callable[
 @pytest.mark.gpu
 def test_on_cuda_a_phase_is_the_time_of_the_stream(cuda: torch.device) -> None:
     """The host is done with a product's launch long before the stream is done with the product."""
-    phases = StepPhases(StreamClock())
+    phases = StepPhases(StreamClock(cuda))
     x = torch.ones(8192, 8192, device=cuda)
     torch.mm(x, x)
     phases.begin()
