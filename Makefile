@@ -4,8 +4,10 @@ PEERS := .venv-peers/bin
 PEERS_READY := .venv-peers/ready
 PACKAGES := .venv-packages/bin
 PACKAGES_READY := .venv-packages/ready
+FOREIGN := .venv-foreign/bin
+FOREIGN_READY := .venv-foreign/ready
 
-.PHONY: demo pictures test lint lint-page docs coverage bench harmless packages gpu clean
+.PHONY: demo pictures test lint lint-page docs coverage bench harmless foreign packages gpu clean
 
 demo: $(READY)
 	@rm -rf gpt
@@ -71,6 +73,11 @@ bench: $(READY) $(PEERS_READY)
 harmless: $(READY)
 	@$(BIN)/python benchmarks/harmless.py
 
+# Other people's tests with and without the monitor: hours. What is in no package comes from checkouts of the versions in .venv-foreign:
+# make foreign LIGHTNING=/path/of/pytorch-lightning TRANSFORMERS=/path/of/transformers
+foreign: $(FOREIGN_READY)
+	@$(FOREIGN)/python benchmarks/foreign.py $(if $(LIGHTNING),--lightning "$(LIGHTNING)") $(if $(TRANSFORMERS),--transformers "$(TRANSFORMERS)")
+
 # Other packages' kernels, really installed, where a CPU runs them.
 packages: $(PACKAGES_READY)
 	@$(PACKAGES)/pytest -n0 tests/collect/counting/test_real_packages.py
@@ -81,7 +88,7 @@ gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(READY))
 	@PYTHONPATH=$(CURDIR) $(GPU_PYTHON) benchmarks/gpu.py
 
 clean:
-	@rm -rf .venv .venv-peers .venv-packages .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage node_modules dist site runs gpt gpt.profile.json
+	@rm -rf .venv .venv-peers .venv-packages .venv-foreign .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage node_modules dist site runs gpt gpt.profile.json
 	@find lflops tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 node_modules/.ready: package.json package-lock.json
@@ -108,6 +115,14 @@ $(PEERS_READY): pyproject.toml constraints.txt benchmarks/peers.txt
 	@python3 -m venv .venv-peers
 	@$(PEERS)/pip install -qq -c constraints.txt -c benchmarks/peers.txt torch hatchling editables setuptools wheel
 	@DS_BUILD_OPS=0 $(PEERS)/pip install -qq -c constraints.txt --no-build-isolation -r benchmarks/peers.txt -e .
+	@touch $@
+
+$(FOREIGN_READY): pyproject.toml constraints.txt benchmarks/foreign.txt
+	@echo "Setting up .venv-foreign"
+	@python3 -m venv .venv-foreign
+	@$(FOREIGN)/pip install -qq -c constraints.txt hatchling editables
+	@$(FOREIGN)/pip install -qq -c constraints.txt --no-build-isolation -e '.[dev]'
+	@$(FOREIGN)/pip install -qq -r benchmarks/foreign.txt
 	@touch $@
 
 $(PACKAGES_READY): pyproject.toml constraints.txt tests/packages.txt
