@@ -32,7 +32,9 @@ SHIM = Path(__file__).with_name("foreign_shim")
 SETTINGS = "wait=0,warmup=1,active=1,repeat=2,stages=train,validate,test,predict"
 """Of the monitor in each Trainer of Lightning's. The rest is as it is where nobody says otherwise, so steps are traced as well."""
 SECONDS = 1200.0
-"""That a file of tests may take, or a script."""
+"""That a file of tests may take."""
+OF_A_SCRIPT = 240.0
+"""Seconds that a script may take."""
 EACH = 120
 """Seconds that a test may take."""
 FOLDERS = ("loops", "trainer", "callbacks", "loggers", "strategies", "core", "checkpointing", "profilers", "tuner", "plugins", "models")
@@ -128,13 +130,14 @@ def ended(run: Run, *, watched: bool) -> Ended:
     """Run it to its end, or until it has taken too long. Every process that it started is ended with it."""
     place = Path(tempfile.mkdtemp(prefix="foreign-"))
     xml = place / "results.xml"
+    of_pytest = any("{xml}" in part for part in run.command)
     command = [part.replace("{xml}", str(xml)) for part in run.command]
     folder = place if "accelerate" in run.suite else run.folder
     environment = _environment(place) | (dict(run.watched) if watched else {})
     with (place / "said").open("w+", encoding="utf-8", errors="replace") as said:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=said, stderr=said, start_new_session=True)  # noqa: S603
         try:
-            status: int | None = process.wait(SECONDS)
+            status: int | None = process.wait(SECONDS if of_pytest else OF_A_SCRIPT)
         except subprocess.TimeoutExpired:
             status = None
         finally:
@@ -144,7 +147,6 @@ def ended(run: Run, *, watched: bool) -> Ended:
         text = said.read()
     errors = re.findall(r"^(?:\[rank\d+\]: *)?([\w.]*(?:Error|Exception|Interrupt)\b.*)", text, re.MULTILINE)
     error = "hung" if status is None else (errors or [f"status {status}"])[-1] if status else ""
-    of_pytest = any("{xml}" in part for part in run.command)
     script = {run.name: Outcome("failed" if error or of_pytest else "passed", error)}
     tests = tests_in(xml) if xml.exists() else script
     off = Counter(re.findall(r"FlopsMonitor has failed.*goes on: (.*)", text))
