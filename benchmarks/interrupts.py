@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import lflops
 from lflops.traces import annotate_in_background
-from tests.support.interrupts import Outcome, interrupt_each, lines_of, look
+from tests.support.interrupts import Outcome, interrupt_each, lines_in_a_child, look
 from tests.support.process_state import Facts
 
 SCHEDULE = lflops.Schedule(wait=2, warmup=1, active=1, repeat=1)
@@ -50,14 +50,21 @@ def settings(folder: str) -> dict[str, Any]:
     return {"schedule": SCHEDULE, "dirpath": folder, "hardware": None, "module_scalars": 2, "html": False}
 
 
-def plain() -> None:
-    """A loop of one's own, with a validation."""
+def plain_without_trace() -> None:
+    """The same, quickly."""
+    plain(trace=False)
+
+
+def plain(**more: Any) -> None:
+    """Your own loop, with a validation."""
     folder = tempfile.mkdtemp()
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watched.update(model=model, optimizer=optimizer)
     try:
-        with lflops.monitor(model, optimizer, logger=Log(), log_every=2, log=_say_nothing, steps=STEPS, **settings(folder)) as monitor:
+        with lflops.monitor(
+            model, optimizer, logger=Log(), log_every=2, log=_say_nothing, steps=STEPS, **settings(folder), **more
+        ) as monitor:
             for batch in monitor.data([torch.ones(2, 4)] * STEPS):
                 with monitor.step(batch):
                     loss = model(batch).sum()
@@ -174,24 +181,6 @@ def look_at_all() -> Facts:
 TRAININGS: dict[str, Callable[[], None]] = {"plain": plain, "lightning": in_lightning, "ranks": on_ranks}
 
 
-def lines_in_children(train: Callable[[], None]) -> tuple[list[Any], list[Any]]:
-    """The lines of a training in a process that trained before, and those that only the first one runs."""
-    import json
-
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        cold, warm = lines_of(train), lines_of(train)
-        with os.fdopen(writing, "w") as pipe:
-            json.dump([cold, warm], pipe)
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        cold, warm = ([tuple(each) for each in lines] for lines in json.load(pipe))
-    os.waitpid(child, 0)
-    return warm, [each for each in cold if each not in set(warm)]
-
-
 def main() -> int:
     """Interrupt all of them."""
     asked = argparse.ArgumentParser(description=__doc__)
@@ -211,7 +200,7 @@ def main() -> int:
         if given.only not in {None, name}:
             continue
         begun = time.monotonic()
-        warm, cold = ([each for each in lines if given.within in each[0]] for lines in lines_in_children(train))
+        warm, cold = ([each for each in lines if given.within in each[0]] for lines in lines_in_a_child(train))
         if name == "ranks":
             warm = [each for each in warm if each not in done]
         done |= {*warm, *cold}

@@ -30,12 +30,13 @@ def log_dir_of(trainer: Any, *, without_logger: bool) -> str | None:
         return None
     logger = trainer.loggers[0] if trainer.loggers else None
     if logger is not None and isinstance(getattr(logger, "log_dir", None), str | PathLike):
-        return str(trainer.log_dir)
+        folder = trainer.log_dir  # of a logger that Lightning does not know that is where it saves, or nothing
+        return None if folder is None else _local(trainer, str(folder))
     if logger is None and not without_logger:
         return None
     # A logger without a folder for the run has one for all its runs. In that of MLflow each folder is an experiment.
     above = trainer.default_root_dir if logger is None or type(logger).__name__ == "MLFlowLogger" else getattr(logger, "save_dir", None)
-    if not isinstance(above, str | PathLike):
+    if not isinstance(above, str | PathLike) or _local(trainer, str(above)) is None:
         return None
     if trainer not in _RUN_FOLDERS:
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
@@ -45,3 +46,13 @@ def log_dir_of(trainer: Any, *, without_logger: bool) -> str | None:
         folder = _RUN_FOLDERS[trainer]
         say(f"lflops: the Trainer has no logger, so the files of this run go to {folder}; FlopsMonitor(dirpath=...) chooses another folder")
     return _RUN_FOLDERS[trainer]
+
+
+def _local(trainer: Any, folder: str) -> str | None:
+    """The folder, unless it is the address of a remote one: files are written to this machine alone."""
+    if "://" not in folder:
+        return folder
+    if trainer not in _NAMED:
+        _NAMED.add(trainer)
+        say(f"lflops: the run is logged to {folder}, so lflops writes no files; FlopsMonitor(dirpath=...) chooses a folder of this machine")
+    return None

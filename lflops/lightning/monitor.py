@@ -33,7 +33,7 @@ _RUNS = itertools.count()
 class FlopsMonitor(Base, HearsPhases):
     """Tells where a training step's FLOPs, bytes and milliseconds go, from a few steps of the run.
 
-    One batch of a window is counted, operator by operator and eagerly; the active ones are traced by torch.profiler, and in as many behind
+    One batch of a window is counted, operator by operator; the active ones are traced by torch.profiler, and in as many behind
     them the modules are timed; all others only pass a clock. At a window's end the main process logs a summary, saves the profile under
     `trainer.log_dir`/lflops and the trace under `trainer.log_dir`/lflops_traces, and gives figures to every logger. A Trainer without a
     logger gets a new folder for each run, which the log names. In between and afterwards, step time, MFU and throughput are logged every

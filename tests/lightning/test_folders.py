@@ -175,3 +175,22 @@ def test_ranks_agree_on_the_part(tmp_path: Path) -> None:
     names = files(tmp_path / "ours")
     assert 2 == len(names)
     assert names[0] == f"run-2/{names[1]}"
+
+
+def test_a_remote_folder_gets_no_local_namesake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a logger whose address is no path. The log says what to do."""
+    from lightning.pytorch.loggers import Logger
+
+    class Remote(Logger):
+        name, version, log_dir = "remote", 0, "memory://bucket/runs"
+
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+            """Keep nothing."""
+
+        def log_hyperparams(self, *_: object) -> None:
+            """Keep nothing."""
+
+    monkeypatch.chdir(tmp_path)
+    monitor = watching()
+    fit(Classifier(), monitor, logger=Remote())
+    assert ([], 1) == (list(tmp_path.rglob("*")), len(monitor.profiles))

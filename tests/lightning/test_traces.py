@@ -579,7 +579,7 @@ def test_an_error_of_our_own_in_a_traced_step_leaves_nothing_on(tmp_path: Path) 
 def test_an_error_as_the_recording_begins_ends_it(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kineto has been started, and what hooks it has are on."""
 
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(where, broken)

@@ -150,4 +150,4 @@ def test_a_training_is_shown_in_time(opening: Callable[..., Seen], tmp_path: Pat
         frame.locator(".step-timeline svg").wait_for()
         assert {"modules", "operators", "live memory"} <= set(frame.locator("svg .tick-label").all_text_contents())
         phases = frame.locator(".step-timeline").evaluate(WALKED, "ArrowRight")
-        assert ["data", "transfer", "optimizer", "forward", "backward"] == list(dict.fromkeys(phases))
+        assert ["data", "transfer", "forward", "backward", "optimizer"] == list(dict.fromkeys(phases))

@@ -23,7 +23,7 @@ import lflops
 from lflops.collect.attribution.hooks import LISTENERS
 from tests.support.process_state import Facts, Same, differences, global_hooks, modes, process
 
-__all__ = ["Outcome", "Place", "interrupt_each", "lines_of", "look", "outcome_of"]
+__all__ = ["Outcome", "Place", "interrupt_each", "lines_in_a_child", "lines_of", "look", "outcome_of"]
 
 PACKAGE = str(Path(lflops.__file__).parent)
 LONGEST = 120.0
@@ -75,6 +75,22 @@ def lines_of(train: Train) -> list[Place]:
     with traced(seen.setdefault):
         train()
     return list(seen)
+
+
+def lines_in_a_child(train: Train) -> tuple[list[Place], list[Place]]:
+    """The lines of a training in a process that trained before, and those that only the first one in a process runs."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        with os.fdopen(writing, "w") as pipe:
+            json.dump([lines_of(train), lines_of(train)], pipe)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        cold, warm = ([(file, number) for file, number in lines] for lines in json.load(pipe))
+    os.waitpid(child, 0)
+    return warm, [each for each in cold if each not in set(warm)]
 
 
 def look() -> Facts:

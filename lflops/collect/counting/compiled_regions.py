@@ -116,7 +116,8 @@ class CompiledRegions:
         self._handles: list[Any] = []
         self._values: dict[tuple[int, int], tuple[Any, Tensor]] = {}
         self._open: dict[str, RegionCall] = {}
-        self.begins, self.ends = guard(self._begins), guard(self._ends)
+        # Not bound: an object that referred to itself would keep the model until garbage is collected.
+        self._guarded_begins, self._guarded_ends = guard(CompiledRegions._begins), guard(CompiledRegions._ends)
 
     def start(self) -> None:
         """Write down each call of compiled code, also of code that is compiled from here on."""
@@ -145,6 +146,14 @@ class CompiledRegions:
         if call is not None and place is not None:
             call.decisions[place] = what
 
+    def begins(self, graph: "CapturedGraph | None", args: tuple[Any, ...]) -> Any:
+        """A call of a graph begins. Returns what `ends` takes."""
+        return self._guarded_begins(self, graph, args)
+
+    def ends(self, begun: Any, out: Any = None) -> None:
+        """It ends, with what it returns; by an exception, with nothing."""
+        self._guarded_ends(self, begun, out)
+
     def _begins(self, graph: "CapturedGraph | None", args: tuple[Any, ...]) -> tuple[RegionCall, int] | None:
         """Write down a call that begins. Returns it, with the number of the autograd node that comes next."""
         if not self._scopes.follows_this_thread():
@@ -159,7 +168,6 @@ class CompiledRegions:
         return call, first
 
     def _ends(self, begun: tuple[RegionCall, int] | None, out: Any = None) -> None:
-        """It ends, with what it returns; by an exception, with nothing."""
         if begun is not None:
             call, first = begun
             if out is not None:

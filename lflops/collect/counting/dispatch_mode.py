@@ -76,7 +76,8 @@ class CountingMode(TorchDispatchMode):
         self._fake = counter.fake
         self._operators = known_operators()
         self.is_off = False
-        self._before, self._after = counter.guard(self._before_operator), counter.guard(self._after_operator)
+        # Not bound: a mode that referred to itself would keep the model until garbage is collected.
+        self._before, self._after = counter.guard(CountingMode._before_operator), counter.guard(CountingMode._after_operator)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -171,12 +172,12 @@ class CountingMode(TorchDispatchMode):
         return out
 
     def _run(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
-        place = self._before(operator, args)
+        place = self._before(self, operator, args)
         if place is None:
             return function(*args, **kwargs)
         kernel = python_kernel(function, args, kwargs) if operator.kind is UNCOUNTED else None
         out = function(*args, **kwargs) if kernel is None else self._run_inside(operator, function, kernel, args, kwargs)
-        self._after(Call(operator, place[0], place[1], args, kwargs, out), runs_inside=kernel is not None)
+        self._after(self, Call(operator, place[0], place[1], args, kwargs, out), runs_inside=kernel is not None)
         return out
 
     def _before_operator(self, operator: Operator, args: Any) -> tuple[str, Phase] | None:
