@@ -9,9 +9,10 @@ FOREIGN_READY := .venv-foreign/ready
 
 .PHONY: demo pictures test lint lint-page docs coverage bench harmless foreign packages gpu clean
 
+# Kineto's lines about itself are silenced: 6 is above all its levels.
 demo: $(READY)
 	@rm -rf gpt
-	@$(BIN)/python examples/train_gpt.py
+	@KINETO_LOG_LEVEL=6 $(BIN)/python -W ignore examples/train_gpt.py
 	@$(BIN)/lflops show gpt/lflops/train-1-*.profile.json
 	@echo "In the browser, under the tab LFLOPS: $(BIN)/tensorboard --logdir gpt; as one file: $$(ls gpt/lflops/train-1-*.html)"
 

@@ -1,4 +1,4 @@
-"""Train a small GPT on generated text, watched by a FlopsMonitor: two minutes or so on two cores.
+"""Train a small GPT on generated text, watched by a FlopsMonitor: half a minute or so on two cores.
 
 python examples/train_gpt.py
 lflops show gpt/lflops/train-1-*.profile.json
@@ -7,14 +7,16 @@ tensorboard --logdir gpt
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
+import lflops
 from lflops import FlopsMonitor, Schedule
 
-VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS, BATCH, STEPS = 512, 128, 256, 8, 6, 4, 1000
+VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS, BATCH, STEPS = 512, 128, 256, 8, 6, 4, 100
 
 
 class Block(nn.Module):
@@ -67,9 +69,12 @@ def text() -> Tensor:
 def main() -> None:
     """Train, and let the monitor tell."""
     torch.manual_seed(0)
-    monitor = FlopsMonitor(Schedule(wait=5, warmup=2, active=3, repeat=2), hardware="measure")
-    logger = TensorBoardLogger(".", name="", version="gpt")
-    trainer = Trainer(max_epochs=1, callbacks=[monitor], logger=logger, log_every_n_steps=10, enable_checkpointing=False, accelerator="cpu")
+    print("Measuring how fast this machine multiplies: ten seconds, once")
+    hardware = lflops.calibrate("cpu", dtypes=("fp32",))
+    monitor = FlopsMonitor(Schedule(wait=5, warmup=2, active=3, repeat=2), hardware=hardware)
+    logger, progress = TensorBoardLogger(".", name="", version="gpt"), TQDMProgressBar(refresh_rate=5)
+    options = {"log_every_n_steps": 10, "enable_checkpointing": False, "enable_model_summary": False, "accelerator": "cpu"}
+    trainer = Trainer(max_epochs=1, callbacks=[monitor, progress], logger=logger, **options)
     trainer.fit(GPT(), DataLoader(text(), batch_size=BATCH, shuffle=True))
 
 

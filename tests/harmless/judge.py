@@ -150,7 +150,14 @@ def _child(case: Case, watch: Watch, rank: int, port: int, folder: Path) -> None
         os.chdir(folder)
         (folder / "work").mkdir()
         os.chdir(folder / "work")
-        os.environ.update(TMPDIR=str(folder), LFLOPS_CHIPS=os.devnull, OMP_NUM_THREADS="1", TQDM_DISABLE="1", CUDA_VISIBLE_DEVICES="")
+        os.environ.update(
+            TMPDIR=str(folder),
+            XDG_CACHE_HOME=str(folder),
+            LFLOPS_CHIPS=os.devnull,
+            OMP_NUM_THREADS="1",
+            TQDM_DISABLE="1",
+            CUDA_VISIBLE_DEVICES="",
+        )
         if case.ranks > 1:
             place: dict[str, Any] = {"RANK": rank, "LOCAL_RANK": rank, "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             place |= {"WORLD_SIZE": case.ranks, "LOCAL_WORLD_SIZE": case.ranks, "ACCELERATE_USE_CPU": "true"}

@@ -1,5 +1,6 @@
 """Ways to spread a model over ranks, each with its estimate and with what a real rank's storages hold."""
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,11 +22,16 @@ import lflops
 from lflops.profile.model import Memory
 
 STEPS = 3
+LOOKS, BETWEEN_LOOKS = 10, 0.002
+"""How often, and after how many seconds, storages are looked at again where they hold more than ever before."""
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
 class LiveStorages(TorchDispatchMode):
     """Looks at all storages that operators have made, before and after each operator. It shares no code with lflops.
+
+    A thread of gloo holds a collective's tensors for some milliseconds after `wait()` has returned, longer on a busy machine. So where a look
+    finds more than any before, and something of it was given to a collective, it is taken again for a while: the least counts.
 
     What gloo allocates for itself is not among them: a collective makes it, and views of it alone are seen. A profiler has it, but misses
     what gloo's threads free.
@@ -38,6 +44,7 @@ class LiveStorages(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
         self._known: dict[int, StorageWeakRef] = {}
+        self._given: set[int] = set()
 
     def hold(self, tensors: Iterable[Tensor]) -> None:
         """Add what no operator has made here."""
@@ -46,20 +53,37 @@ class LiveStorages(TorchDispatchMode):
                 storage = StorageWeakRef(each.untyped_storage())
                 self._known[storage.cdata] = storage
 
+    def given(self, tensors: Iterable[Tensor]) -> None:
+        """Note what a collective is given."""
+        self._given.update(StorageWeakRef(each.untyped_storage()).cdata for each in tensors)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented  # it comes again with the local parts
-        self._look()  # FSDP resizes storages between operators
+        self.look()  # FSDP resizes storages between operators
+        if func.namespace in {"c10d", "_c10d_functional"}:
+            self.given(each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor))
         out = func(*args, **(kwargs or {}))
         if not func.is_view:
             self.hold(each for each in tree_leaves(out) if isinstance(each, Tensor))
-        self._look()
+        self.look()
         return out
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Note a peak, if it is one."""
+        held = self._bytes()
+        self._given &= self._known.keys()
+        for _ in range(LOOKS if self._given else 0):
+            if held <= self.peak:
+                return
+            time.sleep(BETWEEN_LOOKS)
+            held = min(held, self._bytes())
+        self.peak = max(self.peak, held)
+
+    def _bytes(self) -> int:
         self._known = {key: each for key, each in self._known.items() if not _is_gone(each)}
         storages: list[Any] = [torch.UntypedStorage._new_with_weak_ptr(each.cdata) for each in self._known.values()]
-        self.peak = max(self.peak, sum(each.nbytes() for each in storages if each is not None))
+        return sum(each.nbytes() for each in storages if each is not None)
 
 
 def _is_gone(storage: StorageWeakRef) -> bool:

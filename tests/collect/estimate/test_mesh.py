@@ -17,6 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import lflops
 from lflops.collect.estimate.gradient_buckets import FIRST, LATER, assigned
 from lflops.profile.model import Memory, Profile
+from tests.support import rank_memory
 from tests.support.processes import Ranks
 from tests.support.rank_memory import CASES, MICROBATCHES, SCHEDULES, LiveStorages, Size, estimated_stage, rank_peak, stage_peak
 
@@ -151,6 +152,18 @@ def test_real_processes_hold_what_was_estimated(world: int, tmp_path: Path) -> N
     for name, profiles in real.items():
         found = memory(estimated(mesh={name: world})).peak_bytes - BATCH.nbytes
         assert all(abs(memory(each).peak_bytes - found) <= SUM for each in profiles)
+
+
+@pytest.mark.parametrize(("lets_go", "peak"), [(True, 0), (False, 400)])
+def test_what_a_thread_of_gloo_lets_go_of_late_is_no_peak(lets_go: bool, peak: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred float32 that a collective was given: gone when they are looked for again, or still there."""
+    held = [torch.zeros(100)]
+    storages = LiveStorages()
+    storages.hold(held)
+    storages.given(held)
+    monkeypatch.setattr(rank_memory.time, "sleep", lambda _: held.clear() if lets_go else None)
+    storages.look()
+    assert peak == storages.peak
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # torch's, of what a block of local parts returns
