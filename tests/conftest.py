@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,9 +54,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return SharedStarts(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes long to start."""
-    items.sort(key=lambda item: shares_first(item.nodeid))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the tests run in another order, to find those that need what others leave."""
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in an order of this number's")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with what takes long to start, unless another order was asked for."""
+    seed = config.getoption("--shuffle")
+    if seed is None:
+        items.sort(key=lambda item: shares_first(item.nodeid))
+    else:
+        random.Random(seed).shuffle(items)  # noqa: S311 - an order is no secret
 
 
 def pytest_collection_finish() -> None:

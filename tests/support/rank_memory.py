@@ -30,7 +30,7 @@ HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float
 class LiveStorages(TorchDispatchMode):
     """Looks at all storages that operators have made, before and after each operator. It shares no code with lflops.
 
-    A thread of gloo holds a collective's tensors for some milliseconds after `wait()` has returned, longer on a busy machine. So where a look
+    A thread of gloo holds a collective's tensors for some milliseconds after `wait()` has returned, longer on a busy machine. Where a look
     finds more than any before, and something of it was given to a collective, it is taken again for a while: the least counts.
 
     What gloo allocates for itself is not among them: a collective makes it, and views of it alone are seen. A profiler has it, but misses
