@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from lflops.schedule import Schedule
 from tests.harmless.case import Case, crossed
 
 __all__ = ["AXES", "CASES"]
@@ -76,6 +77,7 @@ def _loops() -> Iterator[Case]:
     yield from crossed(LOOP, (1,), ["validated"], ["", "evaluated in inference mode"], **EVERY_STAGE)
     yield from crossed(LOOP, (1,), ["measured peaks"], ["global module hooks"])
     yield from crossed(LOOP, (1,), ["", "global module hooks", "own dispatch mode", "cond", "raises"], **TRACED)
+    yield from crossed(LOOP, (1,), ["never left"], **TRACED, schedule=Schedule(wait=2, warmup=2, active=20))
     yield from crossed(LOOP, (2,), ["", "gathered losses", "static graph", "unused parameters", "FSDP2", "tensor parallel"])
     yield from crossed(LOOP, (2,), ["no_sync"], ["accumulated"])
     yield from crossed(LOOP, (2,), ["batch integer COO", "batch norm", "recomputed"])

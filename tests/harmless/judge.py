@@ -9,6 +9,7 @@ that takes too long is killed with all its processes.
 import argparse
 import atexit
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import importlib
@@ -178,7 +179,7 @@ def _child(case: Case, watch: Watch, rank: int, port: int, folder: Path) -> None
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
-        os._exit(status)
+        ctypes.CDLL(None).exit(status)  # with the destructors of libraries, as a program ends
 
 
 class _Trial:

@@ -52,6 +52,7 @@ TRAITS = {
     "left early",
     "two monitors",
     "watched twice",
+    "never left",
     "compiled: eager",
     "compiled: aot_eager",
     "compiled module: eager",
@@ -156,7 +157,7 @@ class _Loop:
             with contextlib.ExitStack() as stack:
                 for context in self._contexts():
                     stack.enter_context(context)
-                monitors = [stack.enter_context(each) for each in self._monitors()]
+                monitors = [each.__enter__() if "never left" in self.traits else stack.enter_context(each) for each in self._monitors()]
                 if "on a thread" in self.traits:
                     thread = threading.Thread(target=self._steps, args=(monitors,))
                     thread.start()
