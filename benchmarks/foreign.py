@@ -178,7 +178,8 @@ def tests_in(xml: Path) -> dict[str, Outcome]:
         for part in case:
             if part.tag in {"failure", "error"}:
                 lines = re.findall(r"^E +(.*)", part.text or "", re.MULTILINE)
-                error = " ".join(lines) if SEES.search(" ".join(lines)) else (part.get("message") or "")
+                said = " ".join(line for line in lines if not line.lstrip().startswith("File "))
+                error = said if SEES.search(said) else (part.get("message") or "")
                 outcome = Outcome("failed", re.sub(r"\s+", " ", error))
             elif part.tag == "skipped":
                 outcome = Outcome("skipped")
@@ -225,7 +226,7 @@ def compared(run: Run) -> Tally:
     for test, outcome in plain.tests.items():
         after = watched.tests.get(test, Outcome("failed", lost))
         if outcome.ended == "passed" and after.ended == "failed":
-            kind = "sees" if SEES.search(after.error) else "breaks"
+            kind = "sees" if SEES.search(after.error) and "assert" in after.error.lower() else "breaks"
             if kind == "breaks":
                 one = alone(run, test)
                 again = [next(iter(ended(one, watched=each).tests.values()), Outcome("failed")).ended for each in (False, True)]
