@@ -5,6 +5,7 @@ started after another has ended, without being got ready again, crashes. So `Tra
 ready and starts in one go, so that no other profiler comes between. When another gets ready meanwhile, it ends first.
 """
 
+import atexit
 import contextlib
 import threading
 import time
@@ -365,3 +366,13 @@ def _spreads(batches: Iterable[Mapping[ModulePhase, float]], ends: Sequence[bool
             steps.append(inclusive(step))
             step = defaultdict(float)
     return spreads_of(steps)
+
+
+def _end_at_exit() -> None:
+    """End what still records, as where a loop's monitor was entered and never left: torch crashes where the interpreter ends before it."""
+    for each in list(Tracer._recording):  # noqa: SLF001 - this file's own
+        with contextlib.suppress(Exception):
+            each.abandon()
+
+
+atexit.register(_end_at_exit)
