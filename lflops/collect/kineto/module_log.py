@@ -27,6 +27,7 @@ from lflops.collect.attribution.hooks import install_hooks
 from lflops.collect.model.compile_guard import unremark_hooks
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.torch_private.autograd import NO_BACKWARD, backward_id, next_sequence_number
+from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.profile.records import PHASES, Call, ModulePhase, Phase
 
 __all__ = ["THREAD", "LogEntry", "ModuleLog", "Replay"]
@@ -113,7 +114,7 @@ class ModuleLog:
         thread = self.threads.get(threading.get_ident())
         if thread is None:
             thread = self.threads[threading.get_ident()] = []
-            with record_function(f"{THREAD}{threading.get_ident()}"):
+            with without_modes(), record_function(f"{THREAD}{threading.get_ident()}"):
                 pass
         thread.append((time.time_ns(), next_sequence_number(), key, what))
 

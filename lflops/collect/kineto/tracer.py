@@ -42,6 +42,7 @@ from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.scale_to_clean import spreads_of
 from lflops.collect.timing.stamps import inclusive
 from lflops.collect.torch_private.autograd import hear_profilers, hear_profilers_no_more
+from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.garbage import uncollected
 from lflops.profile.records import Call, ModulePhase, Phase, Spread, TracedOperator
 from lflops.profile.timeline import StepTimeline
@@ -191,7 +192,8 @@ class Tracer:
         """A batch begins, if none is going on: what is recorded between two of them belongs to none."""
         if self._profile is not None and self._step is None:
             self._step = record_function(f"{STEP}{len(self._ends)}")
-            self._step.__enter__()
+            with without_modes():  # a mode of the user's would see the operator
+                self._step.__enter__()
             self._log.step()
 
     def step(self, *, whole: bool = True, batch: bool = True) -> None:
@@ -283,7 +285,8 @@ class Tracer:
     def _end_step(self, *, whole: bool | None) -> None:
         if self._step is not None:
             step, self._step = self._step, None
-            step.__exit__(None, None, None)
+            with without_modes():
+                step.__exit__(None, None, None)
             if whole is not None:
                 self._ends.append(whole)
 

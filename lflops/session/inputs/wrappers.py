@@ -24,7 +24,7 @@ class _Wrapper:
         around: Is called with the method and its arguments, and calls it.
     """
 
-    __slots__ = ("_lflops_around", "_lflops_before", "_lflops_bound", "_lflops_found", "_lflops_name", "_lflops_owner")
+    __slots__ = ("_lflops_around", "_lflops_before", "_lflops_bound", "_lflops_ended", "_lflops_found", "_lflops_name", "_lflops_owner")
 
     def __init__(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         self._lflops_owner = owner
@@ -32,6 +32,7 @@ class _Wrapper:
         self._lflops_around = around
         self._lflops_before = vars(owner).get(name, _ABSENT)
         self._lflops_found = self._lflops_bound = _ABSENT
+        self._lflops_ended = False
 
     @property
     def __wrapped__(self) -> Any:
@@ -87,8 +88,10 @@ def wrap(undo: Undo, owner: Any, name: str, around: Callable[..., Any]) -> None:
 
 
 def _unwrap(owner: Any, name: str, wrapper: _Wrapper) -> None:
-    if vars(owner).get(name) is wrapper:
-        if wrapper._lflops_before is _ABSENT:  # noqa: SLF001 - the two are one
+    """Take a wrapper off, and those below it that have ended before: monitors need not end in reverse order."""
+    wrapper._lflops_ended = True  # noqa: SLF001 - the two are one
+    while type(above := vars(owner).get(name)) is _Wrapper and above._lflops_ended:  # noqa: SLF001
+        if above._lflops_before is _ABSENT:  # noqa: SLF001
             delattr(owner, name)
         else:
-            setattr(owner, name, wrapper._lflops_before)  # noqa: SLF001
+            setattr(owner, name, above._lflops_before)  # noqa: SLF001
