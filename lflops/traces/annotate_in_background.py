@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,9 +15,6 @@ from lflops.traces.annotate import Calls, pack
 from lflops.traces.annotate_main import NO_COPY
 
 __all__ = ["AnnotationProcess"]
-
-_LEFT: list[subprocess.Popen[bytes]] = []
-"""Processes that were left and had not ended then. They are kept, because Python warns of one that is forgotten while it runs."""
 
 LONGEST = 60.0
 """Seconds that the end of a training waits for a trace to be annotated."""
@@ -104,6 +102,10 @@ class AnnotationProcess:
         return self._failure
 
     def leave(self) -> None:
-        """Leave the process to itself: it goes on and writes the trace, and why it fails is not read."""
+        """Leave the process to itself: it goes on and writes the trace, and why it fails is not read.
+
+        A thread waits for it, so that it does not stay a zombie. The thread does not keep the interpreter from ending.
+        """
         self._said.close()
-        _LEFT[:] = [each for each in (*_LEFT, self._process) if each.poll() is None]
+        if not self.is_done:
+            threading.Thread(target=self._process.wait, name=f"lflops: {self.into.name}", daemon=True).start()
