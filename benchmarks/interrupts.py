@@ -65,12 +65,7 @@ def plain(**more: Any) -> None:
         with lflops.monitor(
             model, optimizer, logger=Log(), log_every=2, log=_say_nothing, steps=STEPS, **settings(folder), **more
         ) as monitor:
-            for batch in monitor.data([torch.ones(2, 4)] * STEPS):
-                with monitor.step(batch):
-                    loss = model(batch).sum()
-                    loss.backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
+            _train(monitor, model, optimizer)
             with monitor.stage("validate"), torch.no_grad():
                 model(torch.ones(2, 4))
     finally:
@@ -137,12 +132,7 @@ def on_ranks() -> None:
         watched.update(model=model, optimizer=optimizer)
         options = settings(folder) | {"trace": False, "gather_timeout": 5.0}
         with lflops.monitor(model, optimizer, log=_say_nothing, steps=STEPS, **options) as monitor:
-            for batch in monitor.data([torch.ones(2, 4)] * STEPS):
-                with monitor.step(batch):
-                    loss = model(batch).sum()
-                    loss.backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
+            _train(monitor, model, optimizer)
     finally:
         if rank:
             os._exit(0)
@@ -150,6 +140,15 @@ def on_ranks() -> None:
         os.waitpid(other, 0)
         distributed.destroy_process_group()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _train(monitor: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for batch in monitor.data([torch.ones(2, 4)] * STEPS):
+        with monitor.step(batch):
+            loss = model(batch).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def _say_nothing(_message: str) -> None:

@@ -4,13 +4,12 @@ import contextlib
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from lflops.boundary import Undo
-from lflops.collect.torch_private.modules import compilations
 
 __all__ = ["KeptGraphs", "force_eager", "uncompiled", "unremark_hooks"]
 
@@ -47,16 +46,12 @@ def force_eager() -> contextlib.AbstractContextManager[None]:
     return _EAGER
 
 
-def uncompiled(hook: Callable[..., None], compiled: Collection[str] | None = None) -> Callable[..., None]:
+def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
     """The hook, excluded from compilation: dynamo would compile it together with the module that it is called for.
 
-    That makes each call of the hook slower. So the hook itself is returned unless a module, or any function so far, is compiled.
-
-    Args:
-        hook: A module hook.
-        compiled: The rows that are compiled; `None` if unknown.
+    That makes each call of the hook slower. So the hook itself is returned where torch.compile is not loaded.
     """
-    if "torch._dynamo" not in sys.modules or (compiled is not None and not compiled and not compilations()):
+    if "torch._dynamo" not in sys.modules:
         return hook
     left_alone: Callable[..., None] = torch.compiler.disable(hook)
     return left_alone
