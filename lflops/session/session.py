@@ -294,9 +294,8 @@ class Session:
 
     def _log_point(self) -> None:
         if self._live_metrics is not None and self._results.outlets is not None:
-            self._results.outlets.scalars(
-                self._live_metrics.point(self._results.shares.get(self._stage.name, {})), self._stage.name, self._step_clock.logged_step
-            )
+            point = self._live_metrics.point(self._results.shares.get(self._stage.name, {}))
+            self._results.outlets.point(point, self._stage.name, self._step_clock.logged_step)
 
     def _change_phase(self) -> bool:
         """Go to the next window where the last is over, and open one where one opens. Returns whether anything was done."""

@@ -99,7 +99,7 @@ function peakMap(data, { state, remember }, openModule) {
   return element("div", {}, choice, container);
 }
 
-/** @type {(data: Memory) => Figure[]} */
+/** @type {(data: Memory) => { label: string, text: string, remark: string }[]} */
 function figures(data) {
   const of = data.rank === null ? "" : `, on rank ${data.rank}, of all ranks the most`;
   const at = (/** @type {string} */ field) => data.points[field][data.peak ?? 0];
