@@ -11,6 +11,7 @@ from lflops.analyze.modules.tree import SORT_KEYS, Row
 from lflops.cli.output import UsageError, draw, name_file, save_memory, write_json, write_lines
 from lflops.profile.json_file import load
 from lflops.profile.model import PHASES, Phase
+from lflops.report.lines.report import report_of
 from lflops.report.tables.export import FORMATS, csv_table, latex_table, markdown_table
 from lflops.report.terminal.header import header
 from lflops.report.terminal.memory import render_checkpointed, render_memory
@@ -128,6 +129,7 @@ def _as_json(analysis: Analysis, phase: Phase | None, **listed: object) -> dict[
         "schema_version": profile.schema_version,
         "run": profile.run,
         "phase": phase or "all",
+        "report": report_of(analysis),
         "pace": analysis.step_times,
         "utilization": analysis.utilization,
         "share_of": analysis.share_of(phase),

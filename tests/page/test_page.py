@@ -414,7 +414,7 @@ def test_numbers_read_as_in_the_report(browser: Any) -> None:
 def test_the_step_s_bar_leaves_nothing_unnamed(page_of: Callable[..., Seen]) -> None:
     """0.2 ms of data, 1 of forward and 1.5 of backward are 2.7 of 3 ms: the rest is named too."""
     parts = page_of(small_profile()).page.locator(".parts-of-phase li")
-    assert "unaccounted 10.0 %, 300 µs" in parts.last.inner_text()
+    assert "other 10.0 %, 300 µs" in parts.last.inner_text()
 
 
 def test_the_summary_is_a_verdict(page_of: Callable[..., Seen]) -> None:

@@ -29,7 +29,7 @@ def test_the_step_its_phases_and_the_modules_are_there() -> None:
     assert ("3.00 ms of one undisturbed step", "1.00 ms 33.3 % of the step") == (found["step"], found["forward"])
     assert "encoder.0 Linear 300 µs 10.0 % 6.83 MFLOP/s" == found["most time"]
     assert found["MFU"].startswith("– the peak of cpu is not known")
-    assert found["peak live memory"].startswith("2.93 KiB: ")
+    assert found["peak live memory"].startswith("2.93 KiB, of these activations ")
     assert "1 of 2 reported; missing: 1" == found["ranks"]
     assert found["not counted"].startswith("my_ops::scan")
 

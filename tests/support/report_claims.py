@@ -73,7 +73,7 @@ def disagreements(given: Profile, claimed: Mapping[str, Mapping[str, str]] | Non
             if said is not None and not said.startswith(fact.text):
                 wrong.append(f"{drawing}: {fact.label} is {said!r}, not {fact.text!r}")
     one = "step" if given.run.kind == "training" else "pass"
-    numbers = {name: fact.value for name in (one, "MFU", "samples/s") if (fact := report.fact(name)) is not None}
+    numbers = {name: report.value(name) for name in (one, "MFU", "samples/s")}
     logged = scalars(analysis)
     for tag, name, factor in (("step_ms", one, 1e-3), ("mfu", "MFU", 1.0), ("samples_per_second", "samples/s", 1.0)):
         if not _equal(numbers.get(name), logged[tag] * factor if tag in logged else None):

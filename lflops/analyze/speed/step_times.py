@@ -1,7 +1,7 @@
 """The time of a step and of its phases, over the clean steps, which ran without hooks or traces.
 
 A step is divided once: every share of a step, here, in the budget and by module, is a share of the summed clean steps. So parts add up to
-their whole, also where steps differ. The median step with its quartiles stands beside them.
+their whole, also where steps differ. The median step with its quartiles is known as well.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,6 +58,13 @@ class StepTimes(Struct, frozen=True, kw_only=True):
         if parts and rest > _NOISE * mean:
             parts["other"] = parts.get("other", 0.0) + rest
         return parts
+
+    @property
+    def spread(self) -> float | None:
+        """How far the farther quartile is from the median step, as a share of it."""
+        if self.seconds is None or not self.seconds.median:
+            return None
+        return max(self.seconds.high - self.seconds.median, self.seconds.median - self.seconds.low) / self.seconds.median
 
     def share(self, seconds: float) -> float | None:
         """What share of the summed clean steps it is to take so many seconds in each of them."""

@@ -62,8 +62,10 @@ def summary(
     ]
     if detailed:
         parts += ["\n------------------------------ Detailed Profile per GPU ------------------------------", details(analysis, fold=fold)]
-    closing = [_line(label, value) for label, value in verdict_lines(report_of(analysis))]
-    parts += ["\n----------------------------- Where the Step's Time Went -----------------------------", *closing]
+    report = report_of(analysis)
+    if report.verdict.why:
+        closing = [_line(label, value) for label, value in verdict_lines(report)]
+        parts += ["\n----------------------------- Where the Step's Time Went -----------------------------", *closing]
     return "\n".join([*parts, "-" * 78])
 
 

@@ -47,7 +47,7 @@ _LABELS = {"memory_bound": "memory-bound", "below_roof": "slower than the chip a
 
 
 def label_of(name: str) -> str:
-    """What a part is called beside its share."""
+    """What a part is called, next to its share."""
     return _LABELS.get(name, plain(name.replace("_", " ")))
 
 

@@ -191,9 +191,8 @@ def _speed(analysis: Analysis) -> Iterator[Fact]:
 def _rests_on(times: StepTimes, one: str, several: str) -> str:
     if times.seconds is None or times.steps == 1:
         return f"of one undisturbed {one}"
-    spread = times.seconds
-    beyond = units.duration(max(spread.high - spread.median, spread.median - spread.low))
-    return f"mean of {units.count(times.steps)} undisturbed {several}; the median one {units.duration(spread.median)} ± {beyond}"
+    spread = f" ± {units.percent(times.spread)}" if times.spread is not None else ""
+    return f"mean of {units.count(times.steps)} {several}; median {units.duration(times.seconds.median)}{spread}"
 
 
 def _phases(times: StepTimes, one: str) -> Iterator[Fact]:
@@ -238,7 +237,8 @@ def _model(analysis: Analysis) -> Iterator[Fact]:
     if (room := analysis.room) is not None and profile.run.kind == "estimate":
         yield _fact("memory needed", room.needed_bytes, "bytes", f"{room.verdict}: {room.chip} has {units.size(room.usable_bytes)}")
     yield _fact("peak live memory", analysis.peak_bytes, "bytes", _by_category(profile))
-    yield _fact("parameters", root.parameters, "count", ", ".join(_parameters(root)))
+    sized = f"{units.count(root.parameters)} in {units.size(root.parameter_bytes)}"
+    yield _fact("parameters", root.parameters, "count", ", ".join(_parameters(root)), text=sized)
     if profile.is_counted:
         macs = {phase: root.work(phase).macs for phase in PHASES}
         ran = ", ".join(f"{phase} {units.count(count)}" for phase, count in macs.items() if count)
@@ -253,7 +253,6 @@ def _by_category(profile: Profile) -> str:
 
 
 def _parameters(root: ModuleProfile) -> Iterator[str]:
-    yield units.size(root.parameter_bytes)
     if root.trainable_parameters != root.parameters:
         share = units.percent(root.trainable_parameters / root.parameters)
         yield f"{units.count(root.trainable_parameters)} trainable in {units.size(root.trainable_parameter_bytes)} ({share})"

@@ -179,8 +179,7 @@ def _trust(analysis: Analysis, doubts: int) -> Iterator[str]:
     one, several = ("step", "steps") if profile.run.kind == "training" else ("pass", "passes")
     if times.seconds is not None and times.mean is not None:
         median = times.seconds.median
-        beyond = max(times.seconds.high - median, median - times.seconds.low)
-        spread = f" ± {units.percent(beyond / median)}" if times.steps > 1 and median else ""
+        spread = f" ± {units.percent(times.spread)}" if times.steps > 1 and times.spread is not None else ""
         yield f"{units.count(times.steps)} undisturbed {one if times.steps == 1 else several}{spread}"
         if median and abs(times.mean - median) > _UNSTEADY * median:
             yield f"unsteady: the longest took {units.duration(times.longest)}, the median {units.duration(median)}"

@@ -32,7 +32,7 @@ _TAGS: Mapping[str, tuple[str, ...]] = {
     "tokens_per_second": ("tokens/s",),
     "peak_memory_gib": ("peak live memory",),
 }
-"""Each tag, and the fact that it logs; HFU is that of MFU where the report has no fact of its own."""
+"""Each tag, and the fact that it logs; where the report has no HFU, it is the MFU."""
 
 
 class Output(Protocol):

@@ -43,7 +43,7 @@ def lines_about_time(given: Profile) -> dict[str, str]:
 def test_a_time_has_its_spread_and_what_it_rests_on() -> None:
     """Of 190, 200, 220 ms the quartiles are 195 and 210: the farther is 10 from the median. Forward has 240 of all 610 ms."""
     shown = lines_about_time(training())
-    assert "203 ms mean of 3 undisturbed passes; the median one 200 ms ± 10.0 ms" == shown["pass"]
+    assert "203 ms mean of 3 passes; median 200 ms ± 5.0 %" == shown["pass"]
     assert "80.0 ms 39.3 % of the pass" == shown["  forward"]
     assert "123 ms 60.7 % of the pass" == shown["  backward"]
 

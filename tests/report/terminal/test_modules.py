@@ -261,7 +261,7 @@ def test_executed_macs_have_a_column_where_a_mask_spared_some() -> None:
 def test_an_unknown_peak_is_a_dash_and_a_known_one_is_broken_down() -> None:
     """The largest part first."""
     assert "peak live memory –" == line_of("peak", drawn(gpt()))
-    assert "peak live memory 2.93 KiB: activations 2.23 KiB, parameters 712 B" == line_of("peak", drawn(small_profile()))
+    assert "peak live memory 2.93 KiB, of these activations 2.23 KiB, parameters 712 B" == line_of("peak", drawn(small_profile()))
 
 
 def test_what_was_not_counted_is_listed() -> None:
