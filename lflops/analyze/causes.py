@@ -1,7 +1,7 @@
 """What the time of a step goes to besides useful work: causes, each with what it costs, the most costly first.
 
-A cause that is found by its own evidence, as work outside of the layers, is taken out of the parts of the budget that it is in. So no second
-is in two causes.
+A cause that is found by its own evidence, as work outside of the layers, is taken out of the parts of the budget that it is in. So no
+second is in two causes.
 """
 
 import statistics

@@ -5,6 +5,9 @@ from itertools import groupby
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
+from lflops.analyze.compare.diff import diff
+from lflops.profile.model import Profile
+from lflops.report.lines.diff import headline
 from lflops.report.lines.layout import speed_lines, verdict_lines
 from lflops.report.lines.report import Report, report_of, uncounted
 from lflops.report.lines.text import counted, plain, shortened
@@ -22,15 +25,22 @@ _LEFT_OUT = frozenset({"achieved", "CPU time", "observer"})
 """Of the facts about speed, those that only lflops show has."""
 _REMARKS_LEFT_OUT = frozenset({"allocator's peak", "never called"})
 _LINES_OF_RANKS = 5
+_CHANGES = 2
 
 _Lines = Iterable[tuple[str, str]]
 
 
-def log_text(analysis: Analysis) -> str:
-    """The text of a window: labels, and behind each of them a line or more."""
+def log_text(analysis: Analysis, before: Profile | None = None) -> str:
+    """The text of a window: labels, and behind each of them a line or more.
+
+    Args:
+        analysis: The window.
+        before: The one before it, which it is compared with.
+    """
     report = report_of(analysis)
     parts: list[_Lines] = [
         verdict_lines(report),
+        _changes(analysis, before),
         ((fact.label, fact.text) for fact in report.subject if fact.name in _SUBJECT),
         speed_lines([fact for fact in report.speed if fact.name not in _LEFT_OUT]),
         _modules(analysis),
@@ -42,6 +52,12 @@ def log_text(analysis: Analysis) -> str:
         lines.append(f"{'' if label == above else label:<{_MARGIN}}  {plain(text)}".rstrip())
         above = label or above
     return "\n".join(lines)
+
+
+def _changes(analysis: Analysis, before: Profile | None) -> Iterator[tuple[str, str]]:
+    """What changed since the window before, in at most two sentences; nothing of the first window."""
+    if before is not None:
+        yield from (("since the last", line) for line in headline(diff(before, analysis.profile))[:_CHANGES])
 
 
 def _modules(analysis: Analysis) -> Iterator[tuple[str, str]]:

@@ -2,13 +2,16 @@
 
 from msgspec.structs import replace
 
+import lflops
 from lflops.analyze.analysis import analyze
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Uncounted
 from lflops.profile.notes import Note
 from lflops.profile.records import Rank, RankWait
+from lflops.report.lines.diff import headline
 from lflops.report.log_text import log_text
 from tests.support.profile_builders import clocked, profile, run, small_comparison, small_profile, spread, untimed
+from tests.support.screens import gpt_training
 
 MOST = 40
 CHIP = Hardware("abacus", {"fp32": 1e9}, bandwidth_bytes_per_second=1e9, memory_bytes=64 * 2**30)
@@ -87,3 +90,12 @@ def test_names_of_modules_do_not_drive_the_terminal() -> None:
     """They come from the user."""
     given = clocked(profile({"": {}, "\x1b[31m": {"kind": "Linear"}}, []), {("\x1b[31m", "forward"): 1e-3})
     assert "\x1b" not in log_text(analyze(given))
+
+
+def test_a_window_says_what_changed_since_the_one_before() -> None:
+    """In the second one layer takes five times as long; the first has nothing to be compared with."""
+    first, second = gpt_training(), gpt_training(slow=5.0)
+    assert "since the last" not in lines_of(log_text(analyze(first)))
+    changed = lines_of(log_text(analyze(second), first))["since the last"]
+    assert changed == " ".join(headline(lflops.diff(first, second))[0].split())
+    assert changed.startswith("The step")

@@ -234,9 +234,12 @@ def _model(analysis: Analysis) -> Iterator[Fact]:
     profile, root = analysis.profile, analysis.profile.modules[""]
     if (bound := analysis.lower_bound) is not None and analysis.step_times.seconds is None:
         yield _fact("least time", bound.seconds, "s", f"a step can take on {bound.hardware}")
-    if (room := analysis.room) is not None and profile.run.kind == "estimate":
-        yield _fact("memory needed", room.needed_bytes, "bytes", f"{room.verdict}: {room.chip} has {units.size(room.usable_bytes)}")
-    yield _fact("peak live memory", analysis.peak_bytes, "bytes", _by_category(profile))
+    room = analysis.room
+    fits = "" if room is None else f"{room.verdict}: {room.chip} has {units.size(room.usable_bytes)}"
+    if room is not None and profile.run.kind == "estimate":
+        yield _fact("memory needed", room.needed_bytes, "bytes", fits)
+        fits = ""
+    yield _fact("peak live memory", analysis.peak_bytes, "bytes", "; ".join(filter(None, (_by_category(profile), fits))))
     sized = f"{units.count(root.parameters)} in {units.size(root.parameter_bytes)}"
     yield _fact("parameters", root.parameters, "count", ", ".join(_parameters(root)), text=sized)
     if profile.is_counted:

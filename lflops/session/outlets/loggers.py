@@ -113,6 +113,7 @@ class Outlets:
         self._root = "lflops" if monitor == 1 else f"lflops_{monitor}"
         self._outputs = [output(logger, self._root) for logger in training.loggers if (output := _output_of(logger)) is not None]
         self._curves: dict[str, ModuleCurves] = {}
+        self._windows: dict[str | None, Profile] = {}  # the last of each stage
         self._on_curves: set[tuple[str, str]] = set()  # stages, and the figures that points of theirs have
 
     def window_scalars(self, analysis: Analysis, step: int) -> None:
@@ -152,7 +153,7 @@ class Outlets:
             path: Its file, if it is to have one.
             step: The loggers' x-axis.
         """
-        text, long, files = "", "", []
+        text, long, files, stage = "", "", [], analysis.profile.run.stage
         if path is not None and self._settings.html:
             with self._failures.contained("the page"):
                 page.save(analysis, path.with_suffix(".html"))
@@ -160,7 +161,7 @@ class Outlets:
         with self._failures.contained("the summary"):
             if self._settings.detailed or self._settings.output_file is not None or self._outputs:
                 long = self._long_text(analysis, detailed=True)
-            text = long if self._settings.detailed else log_text(analysis)
+            text = long if self._settings.detailed else log_text(analysis, self._windows.get(stage))
         if self._settings.output_file is not None:
             output = Path(self._settings.output_file)
             with self._failures.contained(f"output_file={str(output)!r}"):
@@ -175,6 +176,7 @@ class Outlets:
                 logs.append((logger, logger.window(analysis, shown, step, written)))
         with self._failures.contained("what is logged of modules"):
             _ = analysis.busiest, analysis.patterns  # that the training's thread finds them there
+        self._windows[stage] = analysis.profile
         return PreparedWindow(text, files, logs)
 
     def log(self, prepared: PreparedWindow) -> None:
