@@ -1,5 +1,6 @@
 // The drawing of a roofline: intensity to the right and FLOP/s upwards, both by powers of ten; the roofs, and the points below them.
 
+import { colourOfPart } from "../lib/colours.js";
 import { svg } from "../lib/dom.js";
 import { bandwidth, decade, exact, rate } from "../lib/format.js";
 
@@ -34,7 +35,7 @@ export function drawRoofline({ points: all, ceilings, label, width: WIDTH, zoom,
   const drawn = [...points].sort((a, b) => b.weight - a.weight).map((point) => {
     const [cx, cy, r] = [x.at(point.intensity), y.at(point.height), radius(point.weight, longest)];
     const circle = svg("circle", {
-      class: "point timed", cx, cy, r, style: { color: `var(--phase-${point.phase})` },
+      class: "point timed", cx, cy, r, style: { color: colourOfPart(point.phase) },
       onpointerenter: () => pointed(point), onpointerleave: () => pointed(null), onclick: () => chosen(point),
     });
     circles.set(point, circle);
@@ -43,7 +44,7 @@ export function drawRoofline({ points: all, ceilings, label, width: WIDTH, zoom,
   const marks = all.filter(({ height }) => !(height > 0)).map((point) => {
     const at = x.at(point.intensity);
     const mark = svg("line", {
-      class: "point rug", x1: at, x2: at, y1: BOTTOM - RUG, y2: BOTTOM, style: { color: `var(--phase-${point.phase})` },
+      class: "point rug", x1: at, x2: at, y1: BOTTOM - RUG, y2: BOTTOM, style: { color: colourOfPart(point.phase) },
       onpointerenter: () => pointed(point), onpointerleave: () => pointed(null), onclick: () => chosen(point),
     });
     circles.set(point, mark);

@@ -2,7 +2,7 @@
 // keyboard, and pans by dragging. Only what is in the picture is drawn.
 
 import { areas } from "./memory_timeline.js";
-import { colourOfOperator } from "./icicle.js";
+import { colourOfName, colourOfPart } from "../lib/colours.js";
 import { chartWidth, element, svg } from "../lib/dom.js";
 import { duration, exact, percent, size, words } from "../lib/format.js";
 
@@ -267,7 +267,7 @@ export function barsOfRank(rank, top, levels, isAlone, { bars, headings }) {
       const [name, phase, depth] = [names[slices.name[row]], slices.phase[row], slices.depth[row]];
       return {
         y: begin + depth * ROW, label: depth ? shortName(name) : phase, what: depth ? `${name}, ${phase}` : phase, row: depth ? name : null,
-        colour: `color-mix(in oklab, var(--phase-${CSS.escape(phase)}, var(--rest)) ${Math.max(100 - 9 * depth, 46)}%, white)`,
+        colour: `color-mix(in oklab, ${colourOfPart(phase)} ${Math.max(100 - 9 * depth, 46)}%, white)`,
       };
     }, deepest + 1);
   }
@@ -277,7 +277,7 @@ export function barsOfRank(rank, top, levels, isAlone, { bars, headings }) {
       const rows = table.name.map((_, row) => row).filter((row) => table.lane[row] === lane);
       const begin = y;
       block(table, rows, lane ? `${place} ${exact(lane)}` : `${kind}s`, (row) => ({
-        y: begin, label: names[table.name[row]].replace(/^aten::/, ""), what: `${kind} ${names[table.name[row]]}`, row: null, colour: colourOfOperator(names[table.name[row]]),
+        y: begin, label: names[table.name[row]].replace(/^aten::/, ""), what: `${kind} ${names[table.name[row]]}`, row: null, colour: colourOfName(names[table.name[row]]),
       }), 1);
     }
   }
