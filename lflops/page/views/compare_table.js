@@ -35,7 +35,10 @@ const CHANGE_COLUMNS = [
   { id: "macs_before", label: "MACs before", text: count, exact },
   { id: "macs_after", label: "MACs after", text: count, exact },
 ];
-const EXPORTED = CHANGE_COLUMNS.filter(({ id }) => id !== "pair");
+/** @type {{ id: string, label: string }[]} */
+const EXPORTED = CHANGE_COLUMNS.filter(({ id }) => id !== "pair").flatMap((column) => (
+  column.id === "interval" ? [{ id: "low", label: "at least" }, { id: "high", label: "at most" }] : [column]
+));
 const SORTABLE_CHANGES = ["before", "after", "ratio", "lost", "macs_before", "macs_after"];
 
 /** @type {(time: { verdict?: string | null }) => boolean} */

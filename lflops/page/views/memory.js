@@ -5,7 +5,7 @@ import { treemap } from "../charts/treemap.js";
 import { chartWidth, element, select } from "../lib/dom.js";
 import { exact, percent, size, words } from "../lib/format.js";
 import { stateOfModules } from "../lib/module_link.js";
-import { amounts, plainTable, texts } from "../table/plain_table.js";
+import { amounts, bytesOf, plainTable, texts, valued } from "../table/plain_table.js";
 import { figure } from "./summary.js";
 
 /** @type {View} */
@@ -61,7 +61,7 @@ function whatLowersIt({ savings, peak_bytes: peak }) {
   return [
     element("h2", {}, "What would lower the peak"),
     plainTable("what would lower the peak", [...texts("what"), ...amounts("saves at most", "of the peak"), ...texts("cost")], savings.map(([what, bytes, cost]) => [
-      what, amount(bytes), percent(Number(bytes) / Number(peak)), cost,
+      what, bytesOf(bytes), valued(Number(bytes) / Number(peak), percent), cost,
     ])),
   ];
 }
@@ -126,7 +126,7 @@ function remarks(data) {
 function categories(data) {
   const total = Number(data.peak_bytes);
   return plainTable("by category", [...texts("category"), ...amounts("bytes", "share")], data.by_category.map(([name, bytes]) => [
-    element("span", { title: CATEGORIES[name] }, key(name), words(name)), amount(bytes), percent(Number(bytes) / total),
+    element("span", { title: CATEGORIES[name] }, key(name), words(name)), bytesOf(bytes), valued(Number(bytes) / total, percent),
   ]));
 }
 
@@ -140,9 +140,9 @@ function holders(data, openModule) {
   const bytesLeft = bytes.slice(shown).reduce((sum, each) => sum + Number(each), Number(rest));
   const rows = name.slice(0, shown).map((text, row) => [
     linkButton(`${text || "(root)"}${modules[row] > 1 ? ` ×${modules[row]}` : ""}`, () => openModule(text)),
-    amount(bytes[row]), percent(Number(bytes[row]) / total),
+    bytesOf(bytes[row]), valued(Number(bytes[row]) / total, percent),
   ]);
-  return plainTable("by module", [...texts("made or owned by"), ...amounts("bytes", "share")], left ? [...rows, [`${left} more`, amount(bytesLeft), percent(bytesLeft / total)]] : rows);
+  return plainTable("by module", [...texts("made or owned by"), ...amounts("bytes", "share")], left ? [...rows, [`${left} more`, bytesOf(bytesLeft), valued(bytesLeft / total, percent)]] : rows);
 }
 
 /** @type {(data: Memory, openModule: (name: string) => void) => HTMLElement} */
@@ -152,13 +152,8 @@ function largest(data, openModule) {
     element("span", { title: CATEGORIES[category[row]] ?? null }, key(category[row]), words(category[row])),
     linkButton(module[row] || "(root)", () => openModule(module[row])),
     operator[row] ? `${operator[row]} in ${phase[row]}` : "before the step",
-    amount(bytes), exact(number[row]), percent((number[row] * Number(bytes)) / Number(data.peak_bytes)),
+    bytesOf(bytes), valued(number[row], exact), valued((number[row] * Number(bytes)) / Number(data.peak_bytes), percent),
   ]));
-}
-
-/** @type {(bytes: Count) => HTMLElement} */
-function amount(bytes) {
-  return element("span", { title: `${exact(bytes)} bytes`, "data-value": bytes }, size(bytes));
 }
 
 /** @type {(text: string, act: () => void) => HTMLElement} */
