@@ -198,6 +198,9 @@ def test_a_drag_zooms_and_the_table_follows(roofline_of: Callable[..., Seen]) ->
     seen.page.mouse.up()
     seen.page.get_by_role("button", name="reset zoom").wait_for()
     assert ["blocks.0.fc"] == order(seen)
+    labels = [each.removesuffix("FLOP/s").strip() for each in seen.page.locator(".picture .tick").all_text_contents()]
+    assert 6 <= len(labels)
+    assert all(float(each.split()[0]) > 0 for each in labels)
     seen.page.reload()
     seen.page.get_by_role("button", name="reset zoom").click()
     assert 4 == len(order(seen))

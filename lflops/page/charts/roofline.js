@@ -2,7 +2,7 @@
 
 import { colourOfPart } from "../lib/colours.js";
 import { svg } from "../lib/dom.js";
-import { bandwidth, decade, exact, rate } from "../lib/format.js";
+import { bandwidth, exact, rate, tick } from "../lib/format.js";
 
 const HEIGHT = 440;
 const [LEFT, TOP, BOTTOM] = [92, 14, 380];
@@ -106,15 +106,28 @@ function logScale(values, start, end) {
 /** @type {(ends: [number, number], start: number, end: number) => Scale} */
 function scaleOver(ends, start, end) {
   const [low, high] = ends.map((value) => Math.log10(value));
-  const each = Math.max(Math.ceil((high - low) / TICKS), 1);
-  /** @type {number[]} */
-  const powers = [];
-  for (let power = Math.ceil(low / each) * each; power <= high; power += each) powers.push(power);
   /** @type {(value: number) => number} */
   const at = (value) => start + ((Math.log10(value) - low) / (high - low)) * (end - start);
   /** @type {(place: number) => number} */
   const value = (place) => 10 ** (low + ((place - start) / (end - start)) * (high - low));
-  return { at, value, powers, low: 10 ** low, high: 10 ** high };
+  return { at, value, ticks: ticksOver(low, high), low: 10 ** low, high: 10 ** high };
+}
+
+// The values with a label between two powers of ten: powers, or of a zoomed axis also 2 and 5 times these, or steps of equal length.
+/** @type {(low: number, high: number) => number[]} */
+function ticksOver(low, high) {
+  const [from, to, decades] = [10 ** low, 10 ** high, high - low];
+  /** @type {number[]} */
+  const made = [];
+  if (decades >= 0.9) {
+    const each = Math.max(Math.ceil(decades / TICKS), 1);
+    for (let power = Math.floor(low / each) * each; power <= high; power += each) made.push(...(decades < 2 ? [1, 2, 5] : [1]).map((digit) => digit * 10 ** power));
+  } else {
+    const power = 10 ** Math.floor(Math.log10((to - from) / 4));
+    const step = power * ([1, 2, 5].findLast((digit) => digit * power <= (to - from) / 4) ?? 1);
+    for (let at = Math.ceil(from / step); at * step <= to; at += 1) made.push(at * step);
+  }
+  return made.filter((value) => value >= from && value <= to);
 }
 
 /** @type {(weight: number, longest: number) => number} */
@@ -129,11 +142,11 @@ function axes(x, y, RIGHT) {
   /** @type {(attributes: Record<string, any>, content: string) => SVGElement} */
   const text = (attributes, content) => svg("text", { class: "tick", ...attributes }, content);
   return [
-    ...x.powers.map((power) => line(x.at(10 ** power), TOP, x.at(10 ** power), BOTTOM)),
-    ...y.powers.map((power) => line(LEFT, y.at(10 ** power), RIGHT, y.at(10 ** power))),
+    ...x.ticks.map((value) => line(x.at(value), TOP, x.at(value), BOTTOM)),
+    ...y.ticks.map((value) => line(LEFT, y.at(value), RIGHT, y.at(value))),
     svg("rect", { class: "frame", x: LEFT, y: TOP, width: RIGHT - LEFT, height: BOTTOM - TOP }),
-    ...x.powers.map((power) => text({ x: x.at(10 ** power), y: BOTTOM + 18, "text-anchor": "middle" }, decade(power))),
-    ...y.powers.map((power) => text({ x: LEFT - 8, y: y.at(10 ** power) + 4, "text-anchor": "end" }, decade(power, "FLOP/s"))),
+    ...x.ticks.map((value) => text({ x: x.at(value), y: BOTTOM + 18, "text-anchor": "middle" }, tick(value))),
+    ...y.ticks.map((value) => text({ x: LEFT - 8, y: y.at(value) + 4, "text-anchor": "end" }, tick(value, "FLOP/s"))),
     svg("text", { class: "axis", x: (LEFT + RIGHT) / 2, y: BOTTOM + 40, "text-anchor": "middle" }, "intensity, FLOPs per byte moved"),
   ];
 }
