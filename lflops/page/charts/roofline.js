@@ -7,7 +7,7 @@ import { bandwidth, exact, rate, tick } from "../lib/format.js";
 const HEIGHT = 440;
 const [LEFT, TOP, BOTTOM] = [92, 14, 380];
 const RUG = 9; // pixels of a mark on the axis, of a point whose height is unknown
-const ROOM_FOR_PEAKS = 150;
+const [ROOM_FOR_PEAKS, NARROW] = [150, 600];
 const [LARGEST, SMALLEST] = [20, 3];
 const [NAMED, LETTER, LINE] = [8, 6.6, 15];
 const TICKS = 10;
@@ -23,7 +23,7 @@ const TICKS = 10;
  */
 /** @type {(data: RooflineData) => { node: SVGElement, circles: Map<RooflinePoint, SVGElement> }} */
 export function drawRoofline({ points: all, ceilings, label, width: WIDTH, zoom, pointed, chosen, zoomed }) {
-  const RIGHT = WIDTH - ROOM_FOR_PEAKS;
+  const RIGHT = WIDTH - (WIDTH < NARROW ? 8 : ROOM_FOR_PEAKS);
   const points = all.filter(({ height }) => height > 0);
   const judging = ceilings.filter((ceiling) => ceiling.is_judged_by);
   const turning = ceilings.filter((each) => each.bandwidth_bytes_per_second);
@@ -59,8 +59,8 @@ export function drawRoofline({ points: all, ceilings, label, width: WIDTH, zoom,
     svg("clipPath", { id: "below-the-roofs" }, svg("rect", { x: LEFT, y: TOP, width: RIGHT - LEFT, height: BOTTOM - TOP })),
     ...axes(x, y, RIGHT),
     svg("g", { "clip-path": "url(#below-the-roofs)" }, ...ceilings.map((ceiling) => roofLine(ceiling, x, y)).reverse()),
-    ...peakLabels(ceilings, y, RIGHT), svg("g", { "clip-path": "url(#below-the-roofs)" }, ...drawn.flat(), ...marks),
-    ...slopeLabels(judging, x, y), ...pointLabels(points, x, y, longest, RIGHT), brush,
+    svg("g", { "clip-path": "url(#below-the-roofs)" }, ...drawn.flat(), ...marks),
+    ...peakLabels(ceilings, y, RIGHT, WIDTH < NARROW), ...slopeLabels(judging, x, y), ...pointLabels(points, x, y, longest, RIGHT), brush,
   );
   return { node, circles };
 }
@@ -161,17 +161,17 @@ function roofLine({ hardware, source, dtype, flops_per_second: peak, bandwidth_b
   );
 }
 
-// The peaks to the right of the roofs, moved where they are too close.
-/** @type {(ceilings: Ceiling[], y: Scale, RIGHT: number) => SVGElement[]} */
-function peakLabels(ceilings, y, RIGHT) {
+// The peaks to the right of the roofs, or above them where the chart is narrow, moved where they are too close.
+/** @type {(ceilings: Ceiling[], y: Scale, RIGHT: number, isInside: boolean) => SVGElement[]} */
+function peakLabels(ceilings, y, RIGHT, isInside) {
   let last = -Infinity;
   return ceilings.filter((ceiling) => ceiling.flops_per_second > y.low && ceiling.flops_per_second < y.high).sort((a, b) => b.flops_per_second - a.flops_per_second).flatMap((ceiling) => {
     const roof = y.at(ceiling.flops_per_second);
     last = Math.max(last + LINE, roof);
     return [
-      svg("polyline", { class: "leader", points: `${RIGHT},${roof} ${RIGHT + 5},${roof} ${RIGHT + 10},${last}` }),
+      ...(isInside ? [] : [svg("polyline", { class: "leader", points: `${RIGHT},${roof} ${RIGHT + 5},${roof} ${RIGHT + 10},${last}` })]),
       svg(
-        "text", { class: ceiling.is_judged_by ? "roof-label" : "roof-label other", x: RIGHT + 14, y: last + 4 },
+        "text", { class: ceiling.is_judged_by ? "roof-label" : "roof-label other", x: isInside ? RIGHT - 4 : RIGHT + 14, y: isInside ? last - 5 : last + 4, "text-anchor": isInside ? "end" : "start" },
         `${ceiling.dtype} ${rate(ceiling.flops_per_second)}`, svg("title", {}, `${ceiling.hardware}: ${exact(ceiling.flops_per_second)} FLOP/s`),
       ),
     ];

@@ -67,7 +67,7 @@ export function stepTimeline({ bars, headings, height, length, memory, state, re
     const total = height + (memory ? MEMORY + GAP : 0);
     const drawn = svg(
       "svg", { viewBox: `0 0 ${width} ${total}`, role: "img", "aria-label": `${duration(length / 1e9)} of a step` },
-      ...ticks(from, to).map((moment) => svg(
+      ...ticks(from, to, width / 130).map((moment) => svg(
         "g", { class: "tick" }, svg("line", { x1: across(moment), x2: across(moment), y1: AXIS - 4, y2: total }),
         svg("text", { x: across(moment), y: AXIS - 8, "text-anchor": "middle" }, moment ? duration(moment / 1e9) : "0"),
       )),
@@ -302,9 +302,9 @@ function liveAt({ at, points }, moment) {
   return size(points.live[row]);
 }
 
-/** @type {(from: number, to: number) => number[]} */
-function ticks(from, to) {
-  const rough = (to - from) / 8;
+/** @type {(from: number, to: number, most: number) => number[]} */
+function ticks(from, to, most) {
+  const rough = (to - from) / Math.min(Math.max(most, 2), 8);
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough) ?? 10 * power;
   return Array.from({ length: Math.floor(to / step) - Math.ceil(from / step) + 1 }, (_, number) => (Math.ceil(from / step) + number) * step);
