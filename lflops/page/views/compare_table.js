@@ -4,6 +4,7 @@
 import { reader } from "../table/module_columns.js";
 import { element, select } from "../lib/dom.js";
 import { between, count, duration, exact, signed, size } from "../lib/format.js";
+import { spelledOut } from "../lib/module_link.js";
 import { Grid } from "../table/virtual_table.js";
 import { lastOf, order } from "../table/module_rows.js";
 
@@ -172,9 +173,13 @@ function foldedRows(rows) {
     if (group) group.push(row);
     else groups.set(key, [row]);
   }
+  /** @type {Map<string, number>} */
+  const sizes = new Map();
+  for (const { pattern } of rows) sizes.set(pattern, (sizes.get(pattern) ?? 0) + 1);
   return [...groups.values()].map((members) => {
     const [first] = members;
     if (members.length === 1) return first;
+    const pattern = sizes.get(first.pattern) === members.length ? first.pattern : spelledOut(members.map(({ before, after }) => String(after ?? before)));
     /** @type {(id: string) => number | null} */
     const sum = (id) => members.reduce((/** @type {number | null} */ all, { values }) => (all === null || values[id] === null ? null : all + Number(values[id])), 0);
     const totals = Object.fromEntries(["before", "after", "lost", "macs_before", "macs_after"].map((id) => [id, sum(id)]));
@@ -182,7 +187,7 @@ function foldedRows(rows) {
     const bounds = low.includes(null) ? null : between({ low: Math.min(...low), high: Math.max(...high) });
     return {
       ...first, members: members.map((each) => ({ ...each, level: 2 })), weight: members.reduce((all, { weight }) => all + weight, 0),
-      names: `${first.pattern} ×${members.length}`,
+      pattern, names: `${pattern} ×${members.length}`,
       values: { ...first.values, ...totals, ratio: ratioOf({ before: totals.before, after: totals.after }), interval: bounds },
     };
   });

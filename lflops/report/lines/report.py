@@ -16,7 +16,7 @@ from lflops.analyze.speed.budget import IN_MODULES, Budget
 from lflops.analyze.speed.step_times import StepTimes
 from lflops.analyze.speed.utilization import MODEL_PHASES, Utilization
 from lflops.profile.model import PHASES, ModuleProfile, Profile, Run
-from lflops.profile.module_names import fold_repeats
+from lflops.profile.module_names import added_up, fold_repeats
 from lflops.profile.notes import are_times_far_off
 from lflops.report.lines.notes import sentence
 from lflops.report.lines.parts import advice, label_of, what_it_is
@@ -285,12 +285,9 @@ def _budget(analysis: Analysis) -> Iterator[Part]:
 
 def _modules_of(analysis: Analysis, budget: Budget, part: str) -> list[tuple[str, float]]:
     """The modules with the largest shares of the step in a part of the budget; none where their times are no measure."""
-    shares: dict[str, float] = {}
-    for module, parts in {} if are_times_far_off(analysis.profile.notes) else budget.modules.items():
-        if part in IN_MODULES and parts[part]:
-            pattern = analysis.patterns.get(module, module)
-            shares[pattern] = shares.get(pattern, 0.0) + parts[part]
-    return sorted(shares.items(), key=lambda item: -item[1])[:_LEADING_MODULES]
+    modules = {} if are_times_far_off(analysis.profile.notes) else budget.modules
+    shares = {module: parts[part] for module, parts in modules.items() if part in IN_MODULES and parts[part]}
+    return sorted(added_up(shares, analysis.patterns).items(), key=lambda item: -item[1])[:_LEADING_MODULES]
 
 
 def _why_no_budget(analysis: Analysis) -> str:
