@@ -278,7 +278,7 @@ def _budget(analysis: Analysis) -> Iterator[Part]:
             share=share,
             text=f"{units.percent(share)}, {units.duration(seconds)}",
             what=what_it_is(analysis.profile, budget, name),
-            advice=advice(name),
+            advice=advice(analysis.profile, name),
             modules=tuple(_modules_of(analysis, budget, name)) if budget else (),
         )
 
