@@ -65,8 +65,10 @@ def _modules(analysis: Analysis) -> Iterator[tuple[str, str]]:
 
 def _named(each: BusyModules) -> str:
     """The name, its number and its class. What is cut off is the beginning of a long name."""
+    if not each.name:
+        return f"{plain(each.kind) or 'the model'} itself, outside its layers"
     after = f"{f' ×{each.modules}' if each.modules > 1 else ''}  {plain(each.kind)}"
-    return f"{shortened_name(plain(each.name or 'the root'), max(_NAME - len(after), _LEAST_NAME))}{after}"
+    return f"{shortened_name(plain(each.name), max(_NAME - len(after), _LEAST_NAME))}{after}"
 
 
 def _remarks(analysis: Analysis, report: Report) -> Iterator[tuple[str, str]]:

@@ -134,7 +134,7 @@ def drawn_rows(pair: Pair, given: Any) -> list[list[Any]]:
     """The rows that the table has to show, all of them open, in the order of the modules."""
     found = []
     for module, row in zip(lflops.diff(*pair).modules, rows_of(given["modules"]), strict=True):
-        names = ["(root)" if name == "" else name for name in (module.before, module.after)] + [module.kind, 1]
+        names = ["(model)" if name == "" else name for name in (module.before, module.after)] + [module.kind, 1]
         times = [row[f"time.{each}"] for each in ("before", "after", "ratio", "low", "high", "lost")]
         found.append([*names, None, word(module), *times, row["macs.before"], row["macs.after"]])
         for phase in ("forward", "backward", "recompute"):

@@ -55,7 +55,7 @@ def test_the_modules_are_exported_as_they_are_shown(page_of: Callable[..., Seen]
     assert "Model-fit-window-0-step-8-modules.csv" == name
     head, *rows = table(content)
     assert ["module", "class", "modules", "rank spread", "forward time", "backward MACs"] == head
-    assert [["(root)", "768"], ["encoder", "512"], ["encoder.0", "512"], ["head", "256"]] == [[row[0], row[5]] for row in rows]
+    assert [["(model)", "768"], ["encoder", "512"], ["encoder.0", "512"], ["head", "256"]] == [[row[0], row[5]] for row in rows]
     assert (["", "", ""], pytest.approx(0.5)) == ([row[3] for row in rows[:3]], float(rows[3][3]))
     assert [pytest.approx(3e-4), pytest.approx(2e-4), pytest.approx(1e-4), pytest.approx(1e-4)] == [float(row[4]) for row in rows]
 
@@ -111,7 +111,7 @@ def test_any_table_is_exported_by_its_cells(browser: Any) -> None:
         [["-neg", None], ["-5", None]],
         [["", ""], ["-1e-5", "FLOPs: -0.00001"]],
     ]
-    expected = 'operator,FLOPs\r\nmm,1234567\r\n"a ""b"", c",\r\n\'-neg,-5\r\n(root),-0.00001\r\n'
+    expected = 'operator,FLOPs\r\nmm,1234567\r\n"a ""b"", c",\r\n\'-neg,-5\r\n(model),-0.00001\r\n'
     with bench(browser) as page:
         assert [expected, expected] == page.evaluate(CELLS, rows)
 
@@ -167,7 +167,7 @@ def test_the_tab_exports_under_tensorboard_s_policy(opening: Callable[..., Seen]
             tuple(round(255 * float(each)) for each in pixel[:3]) for pixel in picture.reshape(-1, picture.shape[2])
         }
         frame.get_by_role("tab", name="Modules").click()
-        assert ["(root)", "a"] == [row[0] for row in table(exported(seen, frame, "modules as CSV")[1])[1:]]
+        assert ["(model)", "a"] == [row[0] for row in table(exported(seen, frame, "modules as CSV")[1])[1:]]
 
 
 def test_the_timeline_is_exported_with_its_bars(page_of: Callable[..., Seen]) -> None:

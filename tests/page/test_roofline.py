@@ -162,7 +162,7 @@ def test_names_in_the_chart_are_text(roofline_of: Callable[..., Seen]) -> None:
     """Of modules, of the chip and of where its figures are from: nothing of it runs."""
     given = hostile_profile()
     seen = roofline_of(replace(given, run=run(hardware=Hardware(IMAGE, {"fp32": 1.0}, 1.0, None, SCRIPT))))
-    assert {IMAGE, SCRIPT, "__proto__", "(root)"} == set(order(seen))
+    assert {IMAGE, SCRIPT, "__proto__", "(model)"} == set(order(seen))
     assert IMAGE in seen.page.locator(".roofs").inner_text()
     seen.page.locator("[role=grid]").press("ArrowDown")
     assert seen.page.locator(".card").is_visible()

@@ -76,7 +76,7 @@ export function memoryTimeline(memory, { state, remember, openModule, unit = "op
     const where = `, ${points.phase[chosen]}, ${unit} ${exact(Math.floor(points.at[chosen]) + 1)}${ofAll}`;
     caption.replaceChildren(
       boldSize(points.live[chosen]), ` ${when} `, element("b", {}, points.operator[chosen]), " of ",
-      element("b", {}, points.module[chosen] || "(root)"), element("span", { class: "quiet" }, where),
+      element("b", {}, points.module[chosen] || "(model)"), element("span", { class: "quiet" }, where),
     );
     legend.replaceChildren(...layers.filter((name) => name !== "live").map((name) => element(
       "li", {}, element("span", { class: "key", style: { background: `var(--memory-${name}, var(--rest))` } }),

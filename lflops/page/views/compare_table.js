@@ -31,7 +31,7 @@ const CHANGE_COLUMNS = [
   { id: "after", label: "time after", text: duration, exact },
   { id: "pair", label: "before and after", text: plain, exact: plain },
   { id: "ratio", label: "change", text: signed, exact: signed },
-  { id: "interval", label: "beyond the run", text: plain, exact: plain },
+  { id: "interval", label: "interval", text: plain, exact: plain },
   { id: "lost", label: "cost a step", text: (lost) => (lost === null ? "" : duration(lost)), exact },
   { id: "macs_before", label: "MACs before", text: count, exact },
   { id: "macs_after", label: "MACs after", text: count, exact },
@@ -127,7 +127,7 @@ export function changes(table, { state, remember }) {
         values: (row) => {
           const { at, before, after, members, pattern } = row.above ?? row;
           const names = members.length > 1 ? [before === null ? null : pattern, after === null ? null : pattern] : [before, after];
-          const shown = names.map((name) => (name === "" ? "(root)" : name));
+          const shown = names.map((name) => (name === "" ? "(model)" : name));
           return [...shown, kinds(at), members.length, row.label ?? null, ...EXPORTED.map(({ id }) => row.values[id] ?? null)];
         },
       },
@@ -209,7 +209,7 @@ function rowsOf(table) {
     /** @type {ModuleRow} */
     const row = {
       ...names, at, rank, weight, isRenamed, isOwn: isOwn(at), members: [], level: 1, pattern: pattern(at),
-      names: (isRenamed ? [names.before, names.after] : [names.after ?? names.before]).map((name) => name || "(root)").join(" → "),
+      names: (isRenamed ? [names.before, names.after] : [names.after ?? names.before]).map((name) => name || "(model)").join(" → "),
       values: {
         kind, before: shown.before, after: shown.after, ratio: shown.ratio,
         interval: shown.low === null ? null : between({ low: shown.low, high: shown.high }),

@@ -75,14 +75,14 @@ function peakMap(data, { state, remember }, openModule) {
   const grouped = (key, groups) => groups.map(([name, total]) => {
     const rows = key.map((_, row) => row).filter((row) => key[row] === name || (key === pattern && module[row] === name));
     const tiles = rows.map((row) => ({
-      label: state.map === "module" ? words(category[row]) : module[row] || "(root)", value: number[row] * Number(each[row]),
+      label: state.map === "module" ? words(category[row]) : module[row] || "(model)", value: number[row] * Number(each[row]),
       colour: `var(--memory-${CSS.escape(category[row])}, var(--rest))`,
-      title: `${words(category[row])} of ${module[row] || "(root)"}: ${size(number[row] * Number(each[row]))}${number[row] > 1 ? `, ${number[row]} × ${size(each[row])}` : ""}${operator[row] ? `, made by ${operator[row]}` : ""}`,
+      title: `${words(category[row])} of ${module[row] || "(model)"}: ${size(number[row] * Number(each[row]))}${number[row] > 1 ? `, ${number[row]} × ${size(each[row])}` : ""}${operator[row] ? `, made by ${operator[row]}` : ""}`,
       act: () => openModule(module[row]),
     }));
     const rest = total - tiles.reduce((sum, { value }) => sum + value, 0);
-    if (rest > 0) tiles.push({ label: "smaller ones", value: rest, colour: state.map === "module" ? "var(--rest)" : `color-mix(in oklab, var(--memory-${CSS.escape(name)}, var(--rest)) 45%, var(--rest))`, title: `smaller storages of ${name || "(root)"}: ${size(rest)}`, act: () => {} });
-    return { label: `${words(name) || "(root)"} ${size(total)}`, value: total, tiles };
+    if (rest > 0) tiles.push({ label: "smaller ones", value: rest, colour: state.map === "module" ? "var(--rest)" : `color-mix(in oklab, var(--memory-${CSS.escape(name)}, var(--rest)) 45%, var(--rest))`, title: `smaller storages of ${name || "(model)"}: ${size(rest)}`, act: () => {} });
+    return { label: `${words(name) || "(model)"} ${size(total)}`, value: total, tiles };
   });
   function draw() {
     remember();
@@ -103,7 +103,7 @@ function peakMap(data, { state, remember }, openModule) {
 function figures(data) {
   const of = data.rank === null ? "" : `, on rank ${data.rank}, of all ranks the most`;
   const at = (/** @type {string} */ field) => data.points[field][data.peak ?? 0];
-  const reached = data.peak === null ? "" : `in ${at("phase")}, ${at("operator")} of ${at("module") || "the root"}`;
+  const reached = data.peak === null ? "" : `in ${at("phase")}, ${at("operator")} of ${at("module") || "the model itself"}`;
   const room = Number(data.peak_bytes) / Number(data.capacity_bytes);
   return [
     { bytes: data.peak_bytes, label: "peak live memory", text: size(data.peak_bytes), remark: `${reached}${of}` },
@@ -139,7 +139,7 @@ function holders(data, openModule) {
   const left = name.length - shown + more;
   const bytesLeft = bytes.slice(shown).reduce((sum, each) => sum + Number(each), Number(rest));
   const rows = name.slice(0, shown).map((text, row) => [
-    linkButton(`${text || "(root)"}${modules[row] > 1 ? ` ×${modules[row]}` : ""}`, () => openModule(text)),
+    linkButton(`${text || "(model)"}${modules[row] > 1 ? ` ×${modules[row]}` : ""}`, () => openModule(text)),
     bytesOf(bytes[row]), valued(Number(bytes[row]) / total, percent),
   ]);
   return plainTable("by module", [...texts("made or owned by"), ...amounts("bytes", "share")], left ? [...rows, [`${left} more`, bytesOf(bytesLeft), valued(bytesLeft / total, percent)]] : rows);
@@ -150,7 +150,7 @@ function largest(data, openModule) {
   const { category, operator, module, phase, number, each_bytes: each } = data.alive;
   return plainTable("largest storages", [...texts("category", "module", "made by"), ...amounts("each", "number", "share")], each.map((bytes, row) => [
     element("span", { title: CATEGORIES[category[row]] ?? null }, key(category[row]), words(category[row])),
-    linkButton(module[row] || "(root)", () => openModule(module[row])),
+    linkButton(module[row] || "(model)", () => openModule(module[row])),
     operator[row] ? `${operator[row]} in ${phase[row]}` : "before the step",
     bytesOf(bytes), valued(number[row], exact), valued((number[row] * Number(bytes)) / Number(data.peak_bytes), percent),
   ]));

@@ -146,7 +146,7 @@ function pointsOf(table, names) {
   return table.phase.map((_, row) => {
     /** @type {Record<string, any>} */
     const each = Object.fromEntries(read.map(([name, value]) => [name, value(row)]));
-    const name = each.label ?? (names[each.module] || "(root)");
+    const name = each.label ?? (names[each.module] || "(model)");
     return /** @type {RooflinePoint} */ ({
       ...each, row, name, label: `${name.length > LONG ? `…${name.slice(-LONG)}` : name} ${SHORT[/** @type {keyof typeof SHORT} */ (each.phase)]}`.trim(),
       toWin: each.to_win ?? 0, isTimed: each.achieved !== null, height: each.achieved, weight: each.seconds ?? each.roof_seconds ?? 0,

@@ -85,7 +85,7 @@ function stacked(title, parts, missing, kind, openModules) {
     const key = element("span", { class: "key", style: { background } });
     const links = modules.flatMap(([pattern, part], index) => [
       index ? ", " : "",
-      element("button", { type: "button", class: "leading", title: "its rows in Modules", onclick: () => openModules(pattern) }, pattern || "(root)"),
+      element("button", { type: "button", class: "leading", title: "its rows in Modules", onclick: () => openModules(pattern) }, pattern || "(model)"),
       ` ${percent(part)}`,
     ]);
     list.append(element(

@@ -371,7 +371,7 @@ def uncounted(analysis: Analysis, most: int = _LISTED) -> Iterable[tuple[str, bo
         yield "nothing: every operator that ran has a formula", False
     longest = max((len(row.operator) for row in rows[:most]), default=0)
     for row in rows[:most]:
-        where = counted(len(row.modules), "module") if len(row.modules) > 1 else row.modules[0] or "the root"
+        where = counted(len(row.modules), "module") if len(row.modules) > 1 else row.modules[0] or "the model itself"
         took = "" if row.seconds is None else f", {units.duration(row.seconds)}"
         yield f"{row.operator:<{longest}}  {counted(row.calls, 'call')} in {where}, {units.size(row.bytes)}{took}", True
     if left := rows[most:]:
