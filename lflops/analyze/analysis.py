@@ -202,12 +202,12 @@ class Analysis:
     @cached_property
     def holders(self) -> tuple[Holder, ...]:
         """The modules that hold the peak's bytes."""
-        return () if self.profile.memory is None else holders(self.profile.memory.by_module, self.patterns)
+        return () if self.profile.memory is None else holders(self.profile.memory, self.patterns)
 
     @cached_property
     def largest_storages(self) -> tuple[Storages, ...]:
         """The largest storages at the peak, those of repeated modules together."""
-        return () if self.profile.memory is None else fold_storages(self.profile.memory.alive, self.patterns)
+        return () if self.profile.memory is None else fold_storages(self.profile.memory, self.patterns)
 
     @cached_property
     def checkpointed(self) -> tuple[Checkpointed, ...]:

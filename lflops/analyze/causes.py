@@ -16,7 +16,7 @@ from lflops.analyze.ranks.imbalance import Imbalance
 from lflops.analyze.speed.budget import IN_MODULES, Budget
 from lflops.analyze.speed.step_times import StepTimes
 from lflops.profile.model import Profile
-from lflops.profile.module_names import ancestry
+from lflops.profile.module_names import added_up, ancestry
 from lflops.profile.notes import are_times_far_off
 
 __all__ = ["Cause", "causes"]
@@ -37,9 +37,9 @@ class Cause(Struct, frozen=True, kw_only=True):
     """Something that a step is longer for.
 
     Attributes:
-        kind: `rank`; `threads`; `slow`, a module that is slower than its repeats; `calls`, one that runs more operators than they; `dtype`,
-            one that multiplies in a wider dtype; `outside`, the model itself outside of its layers; `busiest`, where nothing else stands
-            out; else a part of the budget or a phase.
+        kind: A part of the budget, a phase, or what has its own evidence: a slow `rank`; more `threads` than cores; a `slow` module among
+            equals; one that runs more `calls` than its repeats, or in a wider `dtype`; the model itself, `outside` of its layers. `busiest`
+            is where nothing stands out.
         seconds: What it costs the mean step; `None` is unknown.
         module: Where it is; empty is no module in particular.
         others: With how many others the module is compared.
@@ -91,7 +91,7 @@ def causes(
     found += _parts(times, budget, in_modules, {} if are_times_far_off(profile.notes) else patterns)
     kept = [each for each in found if each.seconds is None or each.seconds >= _WORTH * times.mean]
     if not kept and busiest:
-        kept = [Cause(kind="busiest", seconds=busiest[0].seconds, module=busiest[0].pattern, value=busiest[0].kind)]
+        kept = [Cause(kind="busiest", seconds=busiest[0].seconds, module=busiest[0].name, value=busiest[0].kind)]
     return tuple(sorted(kept, key=lambda each: (each.seconds is not None, -(each.seconds or 0.0))))
 
 
@@ -131,7 +131,7 @@ def _unlike_their_repeats(
     dtypes, calls = _widest_dtypes(profile), {name: _calls(profile, name) for name in profile.modules}
     places: defaultdict[str, list[str]] = defaultdict(list)
     for name, pattern in patterns.items():
-        if "*" in pattern and seconds[name] is not None:
+        if pattern != name and seconds[name] is not None:
             places[pattern].append(name)
     found: dict[str, Cause] = {}
     for names in places.values():
@@ -214,7 +214,7 @@ def _innermost(budget: Budget, part: str, patterns: Mapping[str, str]) -> str:
     """The innermost modules that have most of a part of the modules' time."""
     shares: defaultdict[str, float] = defaultdict(float)
     for module, parts in budget.modules.items():
-        for above in ancestry(module) if part in IN_MODULES else ():
-            shares[patterns.get(above, above)] += parts[part]
-    most = [name for name, share in shares.items() if name and share >= _MOSTLY * shares[""]]
+        for above in ancestry(module) if part in IN_MODULES and parts[part] else ():
+            shares[above] += parts[part]
+    most = [name for name, share in added_up(shares, patterns).items() if name and share >= _MOSTLY * shares[""]]
     return max(most, key=lambda name: name.count("."), default="")

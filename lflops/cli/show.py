@@ -33,7 +33,7 @@ AsJson = Annotated[
     bool,
     typer.Option(
         "--json",
-        help="Print one JSON object: run, phase, pace (of the clean steps), utilization, share_of, totals (by phase), rows, uncounted "
+        help="Print one JSON object: run, phase, pace (undisturbed steps), utilization, share_of, totals (by phase), rows, uncounted "
         "(operators without a formula), uncalled (modules) and notes. share_of is macs, or flops where the phase has no MACs. Rows are "
         "nested by children, with the exact counts and the seconds of each phase. With --operators it has operators and trace, "
         "with --memory memory and checkpointed (by block). A row with a repeat holds the figures of one of its names, "
@@ -45,7 +45,7 @@ AsJson = Annotated[
 def show(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile's JSON file.")],
     *,
-    depth: Annotated[int, typer.Option(metavar="N", help="How many levels of the tree below the root; -1 is all.")] = -1,
+    depth: Annotated[int, typer.Option(metavar="N", help="How many levels of the tree below the model; -1 is all.")] = -1,
     sort: Annotated[
         str | None,
         typer.Option(

@@ -6,17 +6,18 @@ from itertools import groupby
 from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.compare.diff import diff
+from lflops.analyze.modules.busiest import BusyModules
 from lflops.profile.model import Profile
 from lflops.report.lines.diff import headline
 from lflops.report.lines.layout import speed_lines, verdict_lines
 from lflops.report.lines.report import Report, report_of, uncounted
-from lflops.report.lines.text import counted, plain, shortened
+from lflops.report.lines.text import counted, plain, shortened_name
 
 __all__ = ["log_text"]
 
 _MARGIN = 16
 _MODULES = 5
-_NAME = 44
+_NAME, _LEAST_NAME = 60, 30
 _MOST = {"note": 3, "not counted": 3}
 """Of the remarks with these labels; the first few lines of each, and how many more there are."""
 _SUBJECT = frozenset({"profiled", "device", "inputs"})
@@ -66,16 +67,24 @@ def _modules(analysis: Analysis) -> Iterator[tuple[str, str]]:
     if not rows:
         return
     listed, others = rows[:_MODULES], rows[_MODULES:]
-    named = [(f"{each.pattern or 'the root'}{f' ×{each.modules}' if each.modules > 1 else ''}  {each.kind}", each) for each in listed]
-    width = min(max(len(name) for name, _ in named), _NAME)
+    named = [(_named(each), each) for each in listed]
+    width = max(len(name) for name, _ in named)
     for name, each in named:
         rate = f"  {units.rate(2 * each.macs / each.seconds, 'FLOP/s')}" if each.macs else ""
         share = units.percent(times.share(each.seconds))
-        yield "most time", f"{shortened(plain(name), width):<{width}}  {units.duration(each.seconds):>8}  {share:>6}{rate}"
+        yield "most time", f"{name:<{width}}  {units.duration(each.seconds):>8}  {share:>6}{rate}"
     if others:
         left = sum(each.seconds for each in others)
         name = counted(sum(each.modules for each in others), "other module")
         yield "most time", f"{name:<{width}}  {units.duration(left):>8}  {units.percent(times.share(left)):>6}"
+
+
+def _named(each: BusyModules) -> str:
+    """The name, its number and its class. What is cut off is the beginning of a long name."""
+    if not each.name:
+        return f"{plain(each.kind) or 'the model'} itself, outside its layers"
+    after = f"{f' ×{each.modules}' if each.modules > 1 else ''}  {plain(each.kind)}"
+    return f"{shortened_name(plain(each.name), max(_NAME - len(after), _LEAST_NAME))}{after}"
 
 
 def _remarks(analysis: Analysis, report: Report) -> Iterator[tuple[str, str]]:

@@ -290,10 +290,10 @@ class Results:
         if self.outlets is None:
             return
         files = [*closed.files, *prepared.files]
-        message = [closed.message, prepared.text, *_labelled("files", map(str, files))]
+        more = list(_where(files, self.outlets.where())) if closed.is_first else []
+        others = [str(file) for file in files if not any(str(file) in line for line in more)]
+        message = [closed.message, prepared.text, *_labelled("files", others), *_labelled("to see more", more)]
         self.outlets.log(prepared)
-        if closed.is_first:
-            message += _labelled("to see more", _where(files, self.outlets.where()))
         self._training.say("\n".join(filter(None, message)))
         self.outlets.window_scalars(closed.analysis, closed.step)
         self.outlets.module_scalars(closed.analysis, closed.step)

@@ -128,7 +128,7 @@ def test_kernels_of_compiled_code_are_shown_by_module(
     assert [
         "kernels of compiled code, in a batch module phase host % of compiled bytes, fused fused of calls",
         "cpp_fused_add_0 head forward 15.0 µs 30.0 % 2.00 KiB 2 modules 1",
-        "extern_kernels.mm the root backward 15.0 µs 30.0 % – 1 module 1",
+        "extern_kernels.mm the model itself backward 15.0 µs 30.0 % – 1 module 1",
     ] == [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()[-3:]]
 
 

@@ -266,7 +266,7 @@ def drawn_by_layout(events: EventAccumulator) -> Counter[str]:
 
 
 def test_tensorboard_gets_curves_the_summary_and_a_layout(tmp_path: Path) -> None:
-    """Its charts are of all curves but those that are no rate and no time. The window at step 10 adds no point to a curve that has begun."""
+    """Its charts are of all curves but those that are no rate and no time. The window at step 10 adds no point."""
     monitor, logger = watching(), TensorBoardLogger(tmp_path)
     fit(Classifier(), monitor, logger=logger, log_every_n_steps=5)
     events = told(logger)
@@ -494,20 +494,21 @@ def test_the_summary_is_logged_and_goes_to_the_file(tmp_path: Path, caplog: pyte
     texts = [summary(analyze(profile), module_depth=1, top_modules=3, fold=True) for profile in monitor.profiles]
     assert "".join(f"{text}\n" for text in texts) == path.read_text("utf-8")
     said = [message for message in caplog.messages if message.startswith("lflops:")]
-    assert ["lflops: train window 0 opens at step 2", "lflops: train window 1 opens at step 7"] == [
-        line for line in said if "opens" in line
-    ]
+    opened = ["lflops: train window 0 opens after 2 batches, at step 2", "lflops: train window 1 opens after 7 batches, at step 7"]
+    assert opened == [line for line in said if "opens" in line]
     first, second = monitor.profiles
     assert [closing(first, None, tmp_path, path), closing(second, first, tmp_path, path)] == [line for line in said if "closed" in line]
 
 
 def closing(profile: Profile, before: Profile | None, folder: Path, output: Path) -> str:
-    """The log's message: the text, the files, and once in a run what to do with them."""
+    """The log's message: the text, and each file once: the first window says what to do with some."""
     window = profile.run.window
     file = f"{folder}/train-{window}-{profile.run.step}.profile.json"
-    more = [f"to see more       on a terminal: lflops show {file}"] if before is None else []
+    files = [f"files             {file}", f"                  {output}"]
+    if before is None:
+        files = [f"files             {output}", f"to see more       on a terminal: lflops show {file}"]
     head = f"lflops: train window {window} closed at step {profile.run.step}"
-    return "\n".join([head, log_text(analyze(profile), before), f"files             {file}", f"                  {output}", *more])
+    return "\n".join([head, log_text(analyze(profile), before), *files])
 
 
 def test_the_file_is_begun_anew_by_each_run(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_what_changed_comes_first(opening: Callable[..., Seen], tmp_path: Path) 
         column(seen, "MACs after"),
     )
     seen.page.get_by_label("show").select_option("all")
-    assert {"(root)", "encoder", "decoder", "encoder.b"} < set(seen.labels())
+    assert {"(model)", "encoder", "decoder", "encoder.b"} < set(seen.labels())
     seen.page.get_by_label("filter by name or class").fill("DECODER")
     assert ["decoder", "decoder.c", "decoder.d"] == seen.labels()
 
@@ -66,7 +66,7 @@ def test_the_interval_is_that_of_python(opening: Callable[..., Seen], tmp_path: 
     assert time.low
     assert time.high
     seen = pair_of(opening, tmp_path, before, after)
-    assert [f"+{100 * (time.low - 1):.1f} % to +{100 * (time.high - 1):.1f} %"] == column(seen, "beyond the run")
+    assert [f"+{100 * (time.low - 1):.1f} % to +{100 * (time.high - 1):.1f} %"] == column(seen, "interval")
     assert list(headline(lflops.diff(before, after))) == seen.page.locator(".verdict, .sentences li").all_inner_texts()
 
 

@@ -184,4 +184,4 @@ interface RooflinePoint {
   row: number; name: string; label: string; module: number | null; times: number; has_below: boolean; phase: string; intensity: number; height: number;
   weight: number; isTimed: boolean; toWin: number; over: string | null; [field: string]: any;
 }
-interface Scale { at(value: number): number; value(place: number): number; powers: number[]; low: number; high: number }
+interface Scale { at(value: number): number; value(place: number): number; ticks: number[]; low: number; high: number }

@@ -1,6 +1,7 @@
 // The view Summary: the verdict, the budget of the step right below it, the step's phases, the large figures with their trends, and a table
 // of the rest. With one rank chosen, its figures come first.
 
+import { colourOfPart } from "../lib/colours.js";
 import { element } from "../lib/dom.js";
 import { explanation } from "../lib/explanations.js";
 import { count, duration, percent, size } from "../lib/format.js";
@@ -77,16 +78,14 @@ function stacked(title, parts, missing, kind, openModules) {
   const bar = element("div", { class: "stack", role: "img", "aria-label": `${title}: ${parts.map(({ label, text }) => `${label} ${text}`).join("; ")}` });
   const list = element("ul", { class: `parts parts-of-${kind}` });
   parts.forEach(({ name, label, share, text, advice, modules = [] }, at) => {
-    const colour = `${kind}-${name.replaceAll("_", "-")}`;
-    const slice = element("div", { class: "slice", style: { flexGrow: share, flexBasis: 0 }, title: `${label}: ${text}` });
-    paint(slice, colour);
+    const background = colourOfPart(name);
+    const slice = element("div", { class: "slice", style: { flexGrow: share, flexBasis: 0, background }, title: `${label}: ${text}` });
     slice.append(element("span", {}, label));
     if (share) bar.append(slice);
-    const key = element("span", { class: "key" });
-    paint(key, colour);
+    const key = element("span", { class: "key", style: { background } });
     const links = modules.flatMap(([pattern, part], index) => [
       index ? ", " : "",
-      element("button", { type: "button", class: "leading", title: "its rows in Modules", onclick: () => openModules(pattern) }, pattern || "(root)"),
+      element("button", { type: "button", class: "leading", title: "its rows in Modules", onclick: () => openModules(pattern) }, pattern || "(model)"),
       ` ${percent(part)}`,
     ]);
     list.append(element(
@@ -96,12 +95,6 @@ function stacked(title, parts, missing, kind, openModules) {
     ));
   });
   return element("div", {}, heading, bar, list);
-}
-
-// A name of a user, as a scope's, has no colour in the style sheet: it gets that of the rest.
-/** @type {(node: HTMLElement, colour: string) => void} */
-function paint(node, colour) {
-  node.style.background = `var(--${CSS.escape(colour)}, var(--rest))`;
 }
 
 /** @type {(lines: Fact[]) => HTMLElement} */

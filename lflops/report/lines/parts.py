@@ -31,6 +31,7 @@ _WORDS: Mapping[str, _Words] = {
     "other": _Words(
         "outside all phases: logging, callbacks, metrics, zeroing gradients", "Log less often, and keep .item() out of the step"
     ),
+    "never_called": _Words("outside all phases, as the watched model was never called", "Give lflops the model that the loop calls"),
     "sync": _Words("waiting for other ranks in Lightning's own collectives", "Log with sync_dist=True less often"),
     "communication": _Words(
         "communication that overlaps with no computation", "Use larger buckets, gradient accumulation, or a faster link"
@@ -51,9 +52,14 @@ def label_of(name: str) -> str:
     return _LABELS.get(name, plain(name.replace("_", " ")))
 
 
-def advice(name: str) -> str:
+def advice(profile: Profile, name: str) -> str:
     """What usually shortens a part."""
-    return _WORDS[name].advice if name in _WORDS else "Use lflops.scope to see what is in it"
+    words = _words(profile, name)
+    return "Use lflops.scope to see what is in it" if words is None else words.advice
+
+
+def _words(profile: Profile, name: str) -> _Words | None:
+    return _WORDS.get("never_called" if name == "other" and "" in profile.uncalled else name)
 
 
 def what_it_is(profile: Profile, budget: Budget | None, name: str) -> str:
@@ -65,7 +71,8 @@ def what_it_is(profile: Profile, budget: Budget | None, name: str) -> str:
         most = max(budget.idle, key=lambda phase: budget.idle[phase])
         return f"{_WORDS[name].what}, mostly while the host runs {'no module' if most == 'other' else plain(most)}"
     unseen = [each.replace("_", "-") for each in budget.inside_rest] if budget is not None and name == "below_roof" else []
-    return ", or ".join([_WORDS[name].what if name in _WORDS else plain(name), *unseen])
+    words = _words(profile, name)
+    return ", or ".join([plain(name) if words is None else words.what, *unseen])
 
 
 def _kinds(profile: Profile, budget: Budget, part: str) -> dict[str, list[str]]:

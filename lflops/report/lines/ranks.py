@@ -164,7 +164,7 @@ def _where(module: str, phase: str) -> str:
     """A module and a phase as text; a phase outside of modules has only its name."""
     if not module and phase in _OUTSIDE:
         return _OUTSIDE[phase]
-    own = module or "the root's own"
+    own = module or "the model's own"
     return plain(f"{own} {phase}")
 
 

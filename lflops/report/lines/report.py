@@ -1,6 +1,6 @@
 """The report of a profile: every fact of the first screen once, by a name, with its number, its text and what it rests on.
 
-Terminal, log, page, DeepSpeed's text and loggers draw this value and compute nothing of it again. So a fact reads alike wherever it stands,
+Terminal, log, page, DeepSpeed's text and loggers draw this value and compute nothing of it again. So a fact reads the same wherever it is,
 and parts add up to their whole in every view: shares are of the summed clean steps, seconds of the mean one.
 """
 
@@ -16,7 +16,7 @@ from lflops.analyze.speed.budget import IN_MODULES, Budget
 from lflops.analyze.speed.step_times import StepTimes
 from lflops.analyze.speed.utilization import MODEL_PHASES, Utilization
 from lflops.profile.model import PHASES, ModuleProfile, Profile, Run
-from lflops.profile.module_names import fold_repeats
+from lflops.profile.module_names import added_up, fold_repeats
 from lflops.profile.notes import are_times_far_off
 from lflops.report.lines.notes import sentence
 from lflops.report.lines.parts import advice, label_of, what_it_is
@@ -281,19 +281,16 @@ def _budget(analysis: Analysis) -> Iterator[Part]:
             share=share,
             text=f"{units.percent(share)}, {units.duration(seconds)}",
             what=what_it_is(analysis.profile, budget, name),
-            advice=advice(name),
+            advice=advice(analysis.profile, name),
             modules=tuple(_modules_of(analysis, budget, name)) if budget else (),
         )
 
 
 def _modules_of(analysis: Analysis, budget: Budget, part: str) -> list[tuple[str, float]]:
     """The modules with the largest shares of the step in a part of the budget; none where their times are no measure."""
-    shares: dict[str, float] = {}
-    for module, parts in {} if are_times_far_off(analysis.profile.notes) else budget.modules.items():
-        if part in IN_MODULES and parts[part]:
-            pattern = analysis.patterns.get(module, module)
-            shares[pattern] = shares.get(pattern, 0.0) + parts[part]
-    return sorted(shares.items(), key=lambda item: -item[1])[:_LEADING_MODULES]
+    modules = {} if are_times_far_off(analysis.profile.notes) else budget.modules
+    shares = {module: parts[part] for module, parts in modules.items() if part in IN_MODULES and parts[part]}
+    return sorted(added_up(shares, analysis.patterns).items(), key=lambda item: -item[1])[:_LEADING_MODULES]
 
 
 def _why_no_budget(analysis: Analysis) -> str:
@@ -377,7 +374,7 @@ def uncounted(analysis: Analysis, most: int = _LISTED) -> Iterable[tuple[str, bo
         yield "nothing: every operator that ran has a formula", False
     longest = max((len(row.operator) for row in rows[:most]), default=0)
     for row in rows[:most]:
-        where = counted(len(row.modules), "module") if len(row.modules) > 1 else row.modules[0] or "the root"
+        where = counted(len(row.modules), "module") if len(row.modules) > 1 else row.modules[0] or "the model itself"
         took = "" if row.seconds is None else f", {units.duration(row.seconds)}"
         yield f"{row.operator:<{longest}}  {counted(row.calls, 'call')} in {where}, {units.size(row.bytes)}{took}", True
     if left := rows[most:]:

@@ -127,7 +127,8 @@ def _told(analysis: Analysis, cause: Cause) -> _Told | None:
     if cause.kind in _TELL:
         return _TELL[cause.kind](cause, setting)
     mostly = f", mostly in {plain(cause.module)}" if cause.module else ""
-    return _Told(f"{setting.cost} is {what_it_is(analysis.profile, analysis.budget, cause.kind)}{mostly}.", advice(cause.kind))
+    what = what_it_is(analysis.profile, analysis.budget, cause.kind)
+    return _Told(f"{setting.cost} is {what}{mostly}.", advice(analysis.profile, cause.kind))
 
 
 def _threads(cause: Cause, _: _Setting) -> _Told:

@@ -404,7 +404,7 @@ def test_what_is_special_about_a_module_is_said_behind_its_figures() -> None:
         "b": {"kind": "Li\x1bnear", "calls": 0, "detail": "p=0.1"},
     }
     lines = detailed(profile(rows, []))
-    assert lines[2].endswith("shares the root, compiled)")
+    assert lines[2].endswith("shares the model itself, compiled)")
     assert "(b): Li\N{REPLACEMENT CHARACTER}near(" in lines[3]
     assert lines[3].endswith("– FLOPS, never called, p=0.1)")
 

@@ -45,6 +45,15 @@ def test_a_wait_for_data_is_named_first() -> None:
     assert ("A step takes 40.0 ms, at 20.0 % MFU.", "60.0 % of the step (24.0 ms) is waiting for data.") == (said, why[0])
 
 
+def test_a_model_that_is_never_called_is_not_told_to_log_less() -> None:
+    """All of 40 ms is in no phase: what lflops watches is not what the loop calls."""
+    clean = Step(index=0, kind="clean", seconds=40e-3, phases={"other": 40e-3})
+    rows = {name: {"kind": "Net", "calls": 0} for name in ("", "fc")}
+    found = report_of(analyze(profile(rows, [], run=run(kind="training"), steps=(clean,)))).verdict
+    assert ("100.0 % of the step (40.0 ms) is outside all phases, as the watched model was never called.",) == found.why
+    assert ("Give lflops the model that the loop calls.",) == found.next
+
+
 def test_more_than_the_peak_is_no_achievement() -> None:
     """8 ms of products at the peak in 4 ms: a peak that was measured beside other programs. What to do comes first."""
     found = report_of(analyze(blocks({}, {"forward": 4}))).verdict
