@@ -37,9 +37,9 @@ class Cause(Struct, frozen=True, kw_only=True):
     """Something that a step is longer for.
 
     Attributes:
-        kind: A part of the budget, a phase, or what has its own evidence: a slow `rank`; more `threads` than cores; a `slow` module among
-            equals; one that runs more `calls` than its repeats, or in a wider `dtype`; the model itself, `outside` of its layers. `busiest`
-            is where nothing stands out.
+        kind: A part of the budget, a phase, or what has its own evidence. That is a slow `rank`, more `threads` than cores, a `slow` module
+            among equals; one with more `calls` than its repeats, or a wider `dtype`. `outside` is the model itself, without its layers.
+            `busiest` is where nothing stands out.
         seconds: What it costs the mean step; `None` is unknown.
         module: Where it is; empty is no module in particular.
         others: With how many others the module is compared.
@@ -198,7 +198,7 @@ def _outside(profile: Profile, times: StepTimes, budget: Budget | None, below: M
 
 
 def _parts(times: StepTimes, budget: Budget | None, in_modules: Sequence[Cause], patterns: Mapping[str, str]) -> Iterator[Cause]:
-    """What is in no module, by its phase; and with a known peak the parts of modules' time, without what has a cause of its own."""
+    """What is in no module, by its phase; and with a known peak the parts of modules' time, without what other causes have."""
     mean = times.mean or 0.0
     shares = budget.parts if budget else {name: seconds / mean for name, seconds in times.parts.items() if name != "backward"}
     own = budget.modules.get("", {}).get("below_roof", 0.0) * mean if budget else 0.0
