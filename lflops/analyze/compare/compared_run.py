@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct, convert
 
-from lflops.analyze.compare.significance import Measured, error_of_median, measured
+from lflops.analyze.compare.significance import Measured, measured
 from lflops.analyze.speed.step_times import StepTimes, step_times
 from lflops.analyze.speed.utilization import utilization
 from lflops.profile.model import Profile
@@ -145,7 +145,7 @@ def time_columns(profile: Profile) -> dict[str, list[Any]]:
         for own in _OWN_OR_INCLUSIVE:
             times = list(map(attrgetter(f"{own}seconds"), works))
             columns[f"{phase}.{own}seconds"] = [None if time is None else time.median for time in times]
-            columns[f"{phase}.{own}error"] = [None if time is None else error_of_median(time) for time in times]
+            columns[f"{phase}.{own}error"] = [None if time is None else time.error for time in times]
             columns[f"{phase}.{own}calls"] = list(map(attrgetter(f"{own}calls"), works))
     return columns
 

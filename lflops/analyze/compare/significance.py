@@ -35,7 +35,6 @@ __all__ = [
     "Measured",
     "Timing",
     "Verdict",
-    "error_of_median",
     "judge_of",
     "judge_of_steps",
     "measured",
@@ -178,13 +177,7 @@ class Judge(NamedTuple):
 
 def measured(spread: Spread | None) -> Measured | None:
     """The median over several steps, with its error."""
-    return None if spread is None else Measured(spread.median, error_of_median(spread))
-
-
-def error_of_median(spread: Spread) -> float | None:
-    """In seconds; `None` where fewer than two steps were timed."""
-    n = spread.n
-    return None if n < 2 else 0.93 * (spread.high - spread.low) * math.sqrt(n) / (n - 1)
+    return None if spread is None else Measured(spread.median, spread.error)
 
 
 def total(parts: Sequence[tuple[float | None, float | None]]) -> Measured | None:

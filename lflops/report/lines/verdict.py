@@ -1,10 +1,11 @@
 """A profile in a few sentences: what the step reached, which rank is slow, where most of the rest went, and the outliers."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
+from lflops.analyze.modules.outliers import Doubt
 from lflops.analyze.speed.budget import IN_MODULES, Budget
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import are_times_far_off
@@ -122,9 +123,17 @@ def modules_of_part(analysis: Analysis, budget: Budget, part: str) -> list[tuple
     return sorted(shares.items(), key=lambda item: -item[1])[:_LISTED]
 
 
+_DOUBT: Mapping[Doubt, str] = {
+    "busy": "other processes used the CPU",
+    "few_steps": "too few steps were timed by module; active=8 in the schedule times enough",
+    "varied": "the steps timed by module vary too much",
+    "scaled": "timing the modules changed their times too much",
+}
+
+
 def _outliers(analysis: Analysis) -> Iterator[str]:
-    if are_times_far_off(analysis.profile.notes):
-        return
+    if analysis.outliers_doubt and not analysis.outliers:
+        yield f"Cannot tell whether a module is slow among its equals: {_DOUBT[analysis.outliers_doubt]}."
     for each in analysis.outliers[:_OUTLIERS]:
         ratio = f"{each.seconds / each.usual_seconds:.1f}× as long as the {each.others} others like it"
         yield f"{plain(each.module)} takes {ratio}: {units.duration(each.excess)} more a step."

@@ -65,7 +65,8 @@ def test_times_that_are_far_off_name_no_module() -> None:
     """Their notes say that they are no measure."""
     note = Note(code="time_scaled", subject="", values={"forward": 3.0})
     found = verdict(analyze(replace(blocks({"blocks.2.fc": 26.0}, {"forward": 40}), notes=(note,))))
-    assert ("20.0 % MFU.", "70.0 % of the step is below the roofline.") == found
+    doubt = "Cannot tell whether a module is slow among its equals: timing the modules changed their times too much."
+    assert ("20.0 % MFU.", "70.0 % of the step is below the roofline.", doubt) == found
 
 
 def test_without_a_peak_the_time_and_the_wait_are_named() -> None:
