@@ -6,21 +6,17 @@ of the step and more.
 """
 
 import argparse
-import contextlib
 import itertools
 import logging
-import os
-import subprocess
-import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from results import keep_freed_memory, record
+from results import beside, keep_freed_memory, record
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -154,20 +150,6 @@ def in_lightning(model: nn.Module, x: Tensor) -> Profile:
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {"MLP": mlp, "GPT": gpt, "CNN": cnn}
 LOOPS: dict[str, Callable[[nn.Module, Tensor], Profile]] = {"loop": in_a_loop, "Lightning": in_lightning}
-
-
-@contextlib.contextmanager
-def beside(processes: int) -> Iterator[None]:
-    """So many others compute meanwhile; beside none, this one goes first, if it may, as on an idle machine."""
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
-    with contextlib.suppress(PermissionError):
-        os.sched_setscheduler(0, *((os.SCHED_OTHER, os.sched_param(0)) if others else (os.SCHED_RR, os.sched_param(1))))
-    try:
-        yield
-    finally:
-        for each in others:
-            each.kill()
-            each.wait()
 
 
 class Window(NamedTuple):

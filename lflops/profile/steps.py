@@ -60,7 +60,7 @@ class Step(Struct, frozen=True, kw_only=True):
 
 
 def cpu_lost_share(steps: Iterable[Step]) -> float | None:
-    """The share of the CPU time that the process was ready to use and other processes took, of the median step; `None` is unknown."""
+    """The share of the CPU time that the process was ready to use and others took, of the median hooked step; `None` is unknown."""
     known = [
         (each.cpu_lost, each.cpu_user + (each.cpu_system or 0.0))
         for each in steps

@@ -13,6 +13,7 @@ from lflops.profile.model import Profile
 from lflops.profile.module_names import patterns
 from lflops.profile.notes import are_times_far_off
 from lflops.profile.records import PHASES, Phase
+from lflops.profile.steps import cpu_lost_share
 
 __all__ = ["TIMED", "ComparedRun", "Fact", "RunFigures", "compared_run", "module_patterns", "peak", "run_figures", "time_columns"]
 
@@ -40,6 +41,7 @@ class RunFigures(Struct, frozen=True, kw_only=True):
         samples_per_second: Of the clean steps. So is `tokens_per_second`.
         peak_bytes: The most bytes alive.
         has_reliable_times: Whether the profile does not warn that its modules' times are no measure.
+        cpu_lost: The share of the CPU time that it was ready to use and other processes took; `None` also on a GPU, whose time is another.
     """
 
     facts: Mapping[str, Fact]
@@ -52,6 +54,7 @@ class RunFigures(Struct, frozen=True, kw_only=True):
     tokens_per_second: float | None
     peak_bytes: int | None
     has_reliable_times: bool = True
+    cpu_lost: float | None = None
 
 
 class ComparedRun(NamedTuple):
@@ -63,7 +66,8 @@ class ComparedRun(NamedTuple):
         kinds: Their classes.
         columns: Lists with a value for each module, by the names of the payload's columns: `parameters`, `own_parameters`, `peak_bytes`,
             and for each phase `forward.macs` and so on. `TIMED` phases also have `forward.seconds`, `.error` in seconds, and `.calls`. A
-            time with calls and without seconds is unknown; without both there is none. Own figures of a phase are `forward.own_macs`.
+            time with calls and without seconds is unknown, or of recompute within backward; without both there is none. Own figures of a
+            phase are `forward.own_macs`.
     """
 
     figures: RunFigures
@@ -133,6 +137,7 @@ def run_figures(profile: Profile, times: StepTimes, mfu: float | None) -> RunFig
         tokens_per_second=times.tokens_per_second,
         peak_bytes=peak(profile),
         has_reliable_times=not are_times_far_off(profile.notes),
+        cpu_lost=cpu_lost_share(profile.steps) if profile.run.device_type != "cuda" else None,
     )
 
 

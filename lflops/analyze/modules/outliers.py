@@ -87,7 +87,7 @@ def outliers(
     for name, pattern in patterns.items():
         if "*" in pattern:
             groups[pattern, identical[name]].append(name)
-    lost = cpu_lost_share(each for each in profile.steps if each.kind == "hooked") if profile.run.device_type != "cuda" else None
+    lost = cpu_lost_share(profile.steps) if profile.run.device_type != "cuda" else None
     far_off: Doubt | None = "scaled" if are_times_far_off(profile.notes) else None
     found: dict[str, Outlier] = {}
     doubts: dict[float, Doubt] = {}
