@@ -225,10 +225,10 @@ def main() -> None:
         if options.dry and (each.accused if not share else not each.is_named):
             print(each, [(one.module, one.seconds, one.usual_seconds) for one in said.outliers], said.step_times.seconds, flush=True)
     lines = table(windows)
-    kinds_of = (
-        f"{', '.join(MODELS)} of {BLOCKS} equal blocks; {' and '.join(LOOPS)}; the default schedule, one thread. Idle is to go first."
+    kinds_of = f"{', '.join(MODELS)} of {BLOCKS} equal blocks; {' and '.join(LOOPS)}; the default schedule, one thread."
+    print("\n".join(lines)) if options.dry else record(
+        "accusations.py", "Accusations", [*lines, "", f"{kinds_of} Idle: it has the CPU first."]
     )
-    print("\n".join(lines)) if options.dry else record("accusations.py", "Accusations", [*lines, "", kinds_of])
 
 
 if __name__ == "__main__":

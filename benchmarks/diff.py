@@ -66,7 +66,7 @@ def pairs(ran: Callable[[], Profile]) -> list[str]:
             both = BESIDE[number % len(BESIDE)]
             paths = [str(Path(folder, f"{side}.json")) for side in range(2)]
             for others, path in zip(both, paths, strict=True):
-                with beside(others):
+                with beside(others, first=False):
                     ran().save(path)
             with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())) as said:
                 status = command_line(["diff", *paths, "--max-regress", "5%", "--json"])
@@ -89,7 +89,7 @@ def main() -> None:
     slow = model.get_submodule(SLOW)
 
     def ran(share: float = 0.0) -> Profile:
-        slow.seconds = share * usual[SLOW]
+        slow.seconds = share * usual[SLOW]  # type: ignore[assignment]
         return lflops.measure(model, x, backward=True, repeats=STEPS, hardware=None)
 
     usual = {SLOW: 0.0}

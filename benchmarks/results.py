@@ -58,11 +58,11 @@ def in_turn(
 
 
 @contextlib.contextmanager
-def beside(processes: int) -> Iterator[None]:
+def beside(processes: int, *, first: bool = True) -> Iterator[None]:
     """So many others compute meanwhile; beside none, this one goes first, if it may, as on an idle machine."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
     with contextlib.suppress(PermissionError):
-        os.sched_setscheduler(0, *((os.SCHED_OTHER, os.sched_param(0)) if others else (os.SCHED_RR, os.sched_param(1))))
+        os.sched_setscheduler(0, *((os.SCHED_OTHER, os.sched_param(0)) if others or not first else (os.SCHED_RR, os.sched_param(1))))
     try:
         yield
     finally:

@@ -1,6 +1,5 @@
 """The steps of a run as values, and the rule that says which of them are clean: every time of a profile rests on clean steps."""
 
-import statistics
 from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
@@ -8,7 +7,7 @@ from msgspec import Struct
 
 from lflops.profile.records import Count, Seconds
 
-__all__ = ["DISTURBANCES", "Step", "StepKind", "cpu_lost_share", "is_clean", "is_disturbed"]
+__all__ = ["DISTURBANCES", "Step", "StepKind", "cpu_lost_shares", "is_clean", "is_disturbed"]
 
 StepKind = Literal["clean", "counted", "hooked", "traced"]
 """What lflops did in a step: nothing but reading the clock, or one of the others."""
@@ -59,12 +58,11 @@ class Step(Struct, frozen=True, kw_only=True):
         return is_clean(self.kind, self.marks)
 
 
-def cpu_lost_share(steps: Iterable[Step]) -> float | None:
-    """The share of the CPU time that the process was ready to use and others took, of the median hooked step; `None` is unknown."""
+def cpu_lost_shares(steps: Iterable[Step]) -> list[float]:
+    """The share of the CPU time that the process was ready to use and others took, in each hooked step that knows it."""
     known = [
         (each.cpu_lost, each.cpu_user + (each.cpu_system or 0.0))
         for each in steps
         if each.cpu_lost is not None and each.cpu_user is not None
     ]
-    shares = [lost / (lost + used) for lost, used in known if lost + used]
-    return statistics.median(shares) if shares else None
+    return [lost / (lost + used) for lost, used in known if lost + used]

@@ -1,5 +1,6 @@
 """One run as a comparison reads it: made from a profile, or from the tables of the page's payload that was made from one."""
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from lflops.profile.model import Profile
 from lflops.profile.module_names import patterns
 from lflops.profile.notes import are_times_far_off
 from lflops.profile.records import PHASES, Phase
-from lflops.profile.steps import cpu_lost_share
+from lflops.profile.steps import cpu_lost_shares
 
 __all__ = ["TIMED", "ComparedRun", "Fact", "RunFigures", "compared_run", "module_patterns", "peak", "run_figures", "time_columns"]
 
@@ -126,6 +127,7 @@ def compared_run(profile: Profile) -> ComparedRun:
 
 def run_figures(profile: Profile, times: StepTimes, mfu: float | None) -> RunFigures:
     """The figures of the whole run, from the profile and what was derived from it."""
+    lost = cpu_lost_shares(profile.steps) if profile.run.device_type != "cuda" else []
     return RunFigures(
         facts={name: getattr(profile.run, name) for name in FACTS},
         counted=bool(profile.cells),
@@ -137,7 +139,7 @@ def run_figures(profile: Profile, times: StepTimes, mfu: float | None) -> RunFig
         tokens_per_second=times.tokens_per_second,
         peak_bytes=peak(profile),
         has_reliable_times=not are_times_far_off(profile.notes),
-        cpu_lost=cpu_lost_share(profile.steps) if profile.run.device_type != "cuda" else None,
+        cpu_lost=statistics.fmean(lost) if lost else None,
     )
 
 

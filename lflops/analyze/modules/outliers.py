@@ -14,7 +14,7 @@ from msgspec import Struct
 from lflops.profile.model import Profile
 from lflops.profile.notes import are_times_far_off
 from lflops.profile.records import Phase
-from lflops.profile.steps import cpu_lost_share
+from lflops.profile.steps import cpu_lost_shares
 
 __all__ = ["Doubt", "Outlier", "Outliers", "outliers"]
 
@@ -87,7 +87,8 @@ def outliers(
     for name, pattern in patterns.items():
         if "*" in pattern:
             groups[pattern, identical[name]].append(name)
-    lost = cpu_lost_share(profile.steps) if profile.run.device_type != "cuda" else None
+    shares = cpu_lost_shares(profile.steps) if profile.run.device_type != "cuda" else []
+    lost = statistics.median(shares) if shares else 0.0
     far_off: Doubt | None = "scaled" if are_times_far_off(profile.notes) else None
     found: dict[str, Outlier] = {}
     doubts: dict[float, Doubt] = {}
@@ -99,7 +100,7 @@ def outliers(
             if not usual or each.seconds < _LEAST_RATIO * usual or excess < _LEAST_SHARE * step:
                 continue
             noise = _noise(each, [other for other in times.values() if other is not each])
-            doubt = _doubt(each.steps, is_noise=excess <= noise, lost=lost or 0.0, share=excess / step) or far_off
+            doubt = _doubt(each.steps, is_noise=excess <= noise, lost=lost, share=excess / step) or far_off
             if doubt is None:
                 found[name] = Outlier(module=name, others=len(names) - 1, seconds=each.seconds, usual_seconds=usual)
             else:
