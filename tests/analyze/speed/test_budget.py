@@ -88,11 +88,11 @@ def test_a_step_is_cut_into_its_phases_and_the_modules_time_into_what_it_was_for
     assert () == found.inside_rest
 
 
-def test_useful_and_recompute_are_hfu() -> None:
+def test_useful_and_recompute_are_what_was_executed() -> None:
     """0.4 s of 4, where nothing is clipped."""
     found = utilization(clocked(stepped(), OWN))
     assert found.budget is not None
-    assert pytest.approx(0.1) == found.hfu == pytest.approx(found.budget.parts["useful"] + found.budget.parts["recompute"])
+    assert pytest.approx(0.1) == found.executed == pytest.approx(found.budget.parts["useful"] + found.budget.parts["recompute"])
 
 
 def test_no_part_takes_more_than_what_the_ones_before_it_left() -> None:
