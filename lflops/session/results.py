@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 from msgspec.structs import replace
 
 from lflops.analyze.analysis import Analysis, analyze
+from lflops.collect.calibration.calibrate import forget
 from lflops.collect.ranks.gather import Gather
 from lflops.collect.ranks.topology import Topology, topology_of
 from lflops.merging.merge import merge
@@ -294,6 +295,9 @@ class Results:
         self.outlets.log(prepared)
         if closed.is_first:
             message += _labelled("to see more", _where(files, self.outlets.where()))
+        used, peak = closed.analysis.utilization.mfu, closed.analysis.chip
+        if used is not None and used > 1 and forget(peak):
+            message.append("lflops: this step exceeds the peak that was measured, so the next run measures it again")
         self._training.say("\n".join(filter(None, message)))
         self.outlets.scalars(scalars(closed.analysis), run.stage or "", closed.step)
         self.outlets.module_scalars(closed.analysis, closed.step)

@@ -128,8 +128,13 @@ class CpuWatch:
         waited = _waited()
         if self._waited is None or waited is None:
             return None
-        unused = len(os.sched_getaffinity(0)) * (time.perf_counter() - self._start) - (sum(cpu_seconds()) - self._used)
+        unused = len(os.sched_getaffinity(0)) * (time.perf_counter() - self._start) - self.used
         return max(min(waited - self._waited, unused), 0.0)
+
+    @property
+    def used(self) -> float:
+        """Seconds of the CPU that this process has used until now."""
+        return sum(cpu_seconds()) - self._used
 
 
 _THREADS = Path("/proc/self/task")

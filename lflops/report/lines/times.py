@@ -71,13 +71,13 @@ def _reached(analysis: Analysis) -> Iterator[Line]:
     rate = units.rate(reached.flops_per_second, "FLOP/s")
     ran = " and ".join(phase for phase in MODEL_PHASES if root.work(phase).macs) or "forward"
     yield Line("achieved", rate, "", "nothing was counted" if reached.flops_per_second is None else f"2 × MACs of {ran}")
-    yield Line("MFU", units.percent(reached.mfu), "", _peak(reached, run))
+    yield Line("MFU", units.of_peak(reached.mfu), "", _peak(reached, run))
     if units.percent(reached.hfu) != units.percent(reached.mfu):
-        yield Line("HFU", units.percent(reached.hfu), "", "with recomputed MACs")
+        yield Line("HFU", units.of_peak(reached.hfu), "", "with recomputed MACs")
     if units.percent(reached.executed) != units.percent(reached.hfu):
         known = "without the MACs that masks skip, each at the peak of its dtype"
         unknown = "some MACs are in a dtype without a known peak"
-        yield Line("executed", units.percent(reached.executed), "", unknown if reached.executed is None else known)
+        yield Line("executed", units.of_peak(reached.executed), "", unknown if reached.executed is None else known)
 
 
 def _peak(reached: Utilization, run: Run) -> str:

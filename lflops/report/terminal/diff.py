@@ -44,7 +44,7 @@ def _run(diff: Diff) -> FittedTable:
     figures: list[tuple[str, Change, Callable[[float | None], str]]] = [
         ("samples/s", diff.samples_per_second, units.rate),
         ("tokens/s", diff.tokens_per_second, units.rate),
-        ("MFU", diff.mfu, units.percent),
+        ("MFU", diff.mfu, units.of_peak),
         ("peak live memory", diff.peak_bytes, units.size),
         ("MACs", root.macs, units.count),
         ("FLOPs", root.flops, units.count),
