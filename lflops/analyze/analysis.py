@@ -114,7 +114,7 @@ class Analysis:
 
     @property
     def outliers_doubt(self) -> Doubt | None:
-        """Why a module that seems slow cannot be told from noise."""
+        """Why a module that seems slow may be noise."""
         return self._outliers.doubt
 
     @cached_property

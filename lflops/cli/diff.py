@@ -50,7 +50,7 @@ def diff(
         str | None, typer.Option(metavar="SIZE", help="The peak of live memory, as 24GiB or 24GB; or how much it may grow, as 5%.")
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Also exit with status 1 where nobody can tell whether a limit is broken.")
+        bool, typer.Option("--strict", help="Also exit with status 1 where no one can tell whether a limit is broken.")
     ] = False,
     everything: Annotated[bool, typer.Option("--all", help="List every module, not only those that changed.")] = False,
     as_json: Annotated[
@@ -66,7 +66,7 @@ def diff(
 ) -> int:
     """Compare two runs, module by module. Exit status 1: a limit that was set is broken.
 
-    Where nobody can tell, because the machine was busy or the steps vary too much, the status is 0 and the output says so.
+    Where no one can tell, because the machine was busy or the steps vary too much, the status is 0 and the output says so.
     """
     regress, mfu = _share("--max-regress", max_regress), _share("--min-mfu", min_mfu)
     _memory(max_memory, 0)  # an invalid size is reported before files are read

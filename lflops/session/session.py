@@ -348,7 +348,7 @@ class Session:
             self._live_metrics.add(step)
 
     def _hooks_more(self, window: Window) -> bool:
-        """Hook further steps for a window in which a module seems slow, and nobody can tell. Returns whether it does.
+        """Hook further steps for a window in which a module seems slow, and no one can tell. Returns whether it does.
 
         Several ranks would disagree on it, and the next window wants clean steps.
         """

@@ -18,7 +18,7 @@ class Limit(Struct, frozen=True, kw_only=True):
         allowed: The most, or of MFU the least.
         found: The run's figure.
         broken: `None` where it is unknown.
-        doubt: Why nobody can tell whether it is broken, where the figure is known.
+        doubt: Why no one can tell whether it is broken, where the figure is known.
     """
 
     name: Literal["max_regress", "min_mfu", "max_memory"]

@@ -96,8 +96,8 @@ class Timing(Struct, frozen=True, kw_only=True):
         high: Its upper end.
         lost: Seconds lost beyond the whole run; a gain is negative. Of other work it is known only where it is more than noise.
         verdict: `same` where the change is within the noise, too small to matter, or, of an inclusive time, explained by modules below.
-            `None` also where nobody can tell. Then there is no interval.
-        doubt: Why nobody can tell.
+            `None` also where no one can tell. Then there is no interval.
+        doubt: Why no one can tell.
     """
 
     before: float | None

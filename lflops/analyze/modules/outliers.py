@@ -19,7 +19,7 @@ from lflops.profile.steps import cpu_lost_shares
 __all__ = ["Doubt", "Outlier", "Outliers", "outliers"]
 
 Doubt = Literal["busy", "few_steps", "varied", "scaled"]
-"""Why nobody can tell whether a module is slow: other processes had the CPU, too few hooked steps, hooked steps that vary too much, or
+"""Why no one can tell whether a module is slow: other processes had the CPU, too few hooked steps, hooked steps that vary too much, or
 times that had to be scaled too much."""
 
 _PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
@@ -130,7 +130,7 @@ def _times(profile: Profile, names: Sequence[str]) -> dict[str, _Time]:
 
 
 def _noise(time: _Time, others: Sequence[_Time]) -> float:
-    """The least excess that is none of chance: of its own spread, of the others', and of how far the others are from each other."""
+    """The least excess that is more than chance, given the module's spread, that of the others, and the scatter among them."""
     middle = statistics.median(each.seconds for each in others)
     scatter = 1.4826 * statistics.median(abs(each.seconds - middle) for each in others)
     return _REACH * math.hypot(max(time.error, statistics.median(each.error for each in others)), scatter)

@@ -113,7 +113,7 @@ def cpu_seconds() -> tuple[float, float]:
 class CpuWatch:
     """What other processes take of this process's CPU time from now on, as Linux counts it. Making one reads a file for each thread.
 
-    Involuntary context switches do not tell that: a hundred of them cost 3 ms on an idle machine, and 400 ms beside busy processes.
+    Involuntary context switches do not tell that: a hundred of them cost 3 ms on an idle machine, and 400 ms on a busy one.
     """
 
     def __init__(self) -> None:
