@@ -46,6 +46,12 @@ export function percent(share) {
   return Number(rounded) === 0 ? `${share > 0 ? "<" : ">-"}0.1 %` : `${rounded} %`;
 }
 
+// A share of what is possible. More than that is marked: the peak is too low, or a count is wrong.
+/** @type {(share: number | null) => string} */
+export function ofPeak(share) {
+  return share !== null && share > 1 ? `${percent(share)} (over the peak)` : percent(share);
+}
+
 // What a ratio adds, with its sign; a large one as a multiple.
 /** @type {(ratio: number | null) => string} */
 export function signed(ratio) {

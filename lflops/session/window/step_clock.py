@@ -315,6 +315,7 @@ class StepClock:
             else {},
             cpu_user=after.ru_utime - before.ru_utime if before and after else None,
             cpu_system=after.ru_stime - before.ru_stime if before and after else None,
+            cpu_lost=None if step.hooked is None else step.hooked.cpu_lost,
             samples=step.samples,
             tokens=step.tokens,
             marks=(*step.marks, "no_update") if idle else step.marks,
