@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lflops.analyze.modules.busiest import BusyModules, total_seconds
 from lflops.analyze.modules.outliers import Outlier
@@ -45,7 +46,7 @@ class Cause(Struct, frozen=True, kw_only=True):
         others: With how many others the module is compared.
         usual: What these have, in seconds, operator calls, or as their dtype.
         value: What the module has of that.
-        at_least: Whether it may cost more.
+        is_rough: Whether the times of modules are no measure, so that only the order of the cost is known.
     """
 
     kind: str
@@ -54,7 +55,7 @@ class Cause(Struct, frozen=True, kw_only=True):
     others: int = 0
     usual: float | str | None = None
     value: float | str | None = None
-    at_least: bool = False
+    is_rough: bool = False
 
 
 def causes(
@@ -82,13 +83,13 @@ def causes(
     """
     if not times.mean:
         return ()
-    in_modules: list[Cause] = []
-    if not are_times_far_off(profile.notes):
-        unlike = list(_unlike_their_repeats(profile, patterns, below, _WORTH * times.mean))
-        named = {each.module for each in unlike}
-        in_modules = [*_slow(outliers, named), *unlike, *_wide(profile, named), *_outside(profile, times, budget, below)]
+    is_rough = are_times_far_off(profile.notes)
+    unlike = list(_unlike_their_repeats(profile, patterns, below, _WORTH * times.mean))
+    named = {each.module for each in unlike}
+    by_evidence = [*unlike, *_wide(profile, named), *_outside(profile, times, budget, below)]
+    in_modules = [*_slow(outliers, named), *(replace(each, is_rough=is_rough) for each in by_evidence)]
     found = [*_threads(profile), *_of_ranks(profile, imbalance, times.mean), *in_modules]
-    found += _parts(times, budget, in_modules, {} if are_times_far_off(profile.notes) else patterns)
+    found += _parts(times, budget, in_modules, {} if is_rough else patterns)
     kept = [each for each in found if each.seconds is None or each.seconds >= _WORTH * times.mean]
     if not kept and busiest:
         kept = [Cause(kind="busiest", seconds=busiest[0].seconds, module=busiest[0].name, value=busiest[0].kind)]
@@ -180,7 +181,7 @@ def _wide(profile: Profile, named: set[str]) -> Iterator[Cause]:
     for name in sorted(own) if profile.run.dtype not in {None, "float64"} else ():
         seconds = total_seconds(profile.modules[name], own=True)
         if seconds is not None and named.isdisjoint(ancestry(name)):
-            yield Cause(kind="dtype", seconds=seconds / 2, module=name, value="float64", usual=profile.run.dtype, at_least=True)
+            yield Cause(kind="dtype", seconds=seconds / 2, module=name, value="float64", usual=profile.run.dtype)
 
 
 def _outside(profile: Profile, times: StepTimes, budget: Budget | None, below: Mapping[str, Sequence[str]]) -> Iterator[Cause]:

@@ -77,8 +77,8 @@ def test_the_first_screen_names_the_planted_cause(
     clock = StillClock()
     monkeypatch.setattr(session, "HostClock", lambda: clock)
     planted = Planted(clock, 10.0 if cause == "block" else 0.1, Pointwise(clock) if cause == "pointwise" else nn.Tanh())
-    monitor = watching(hardware=CHIP, html=True, dirpath=tmp_path, schedule=Schedule(wait=1, warmup=1, active=3))
-    fit(planted, monitor, data=loader(10, look=lambda: clock.advance(5.0 if cause == "data" else 0.01)))
+    monitor = watching(hardware=CHIP, html=True, dirpath=tmp_path, schedule=Schedule(wait=1, warmup=1, active=6))
+    fit(planted, monitor, data=loader(20, look=lambda: clock.advance(5.0 if cause == "data" else 0.01)))
     (file,) = tmp_path.glob("*.html")
     page = opening(file.as_uri()).page
     page.set_viewport_size({"width": 1024, "height": 768})

@@ -120,7 +120,7 @@ def _told(analysis: Analysis, cause: Cause) -> _Told | None:
     one = "step" if analysis.profile.run.kind == "training" else "pass"
     itself = f"{plain(analysis.profile.modules[''].kind) or 'the script'} itself, outside of its layers"
     setting = _Setting(
-        cost=f"{units.percent(share)} of the {one} ({units.duration(cause.seconds)})",
+        cost=f"{'roughly ' if cause.is_rough else ''}{units.percent(share)} of the {one} ({units.duration(cause.seconds)})",
         where=plain(cause.module) or itself,
         others=f"the {cause.others} others like it" if cause.others > 1 else "the other like it",
         itself=itself,
@@ -156,7 +156,7 @@ def _dtype(cause: Cause, at: _Setting) -> _Told:
 
 def _outside(_: Cause, at: _Setting) -> _Told:
     keep = "Keep .item(), images, prints and loops in Python out of training_step and forward"
-    return _Told(f"{at.cost} is {at.itself}.", f"{keep}, and name their parts with lflops.scope")
+    return _Told(f"{at.cost[0].upper()}{at.cost[1:]} is {at.itself}.", f"{keep}, and name their parts with lflops.scope")
 
 
 def _busiest(cause: Cause, at: _Setting) -> _Told:

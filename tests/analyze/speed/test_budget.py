@@ -359,7 +359,7 @@ def test_the_verdict_rests_on_no_times_that_are_far_off() -> None:
     given = clocked(stepped(), OWN)
     doubtful, near = (replace(given, notes=(Note(code="time_scaled", subject="", values={"forward": by}),)) for by in (3.0, 1.5))
     assert (
-        "28.8 % of the step (1.15 s) is slower than the chip allows.",
+        "22.5 % of the step (900 ms) is slower than the chip allows.",
         "18.8 % of the step (750 ms) is optimizer work.",
     ) == report_of(analyze(doubtful)).verdict.why[:2]
     assert report_of(analyze(given)).verdict.why == report_of(analyze(near)).verdict.why
