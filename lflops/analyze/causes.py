@@ -47,6 +47,7 @@ class Cause(Struct, frozen=True, kw_only=True):
         usual: What these have, in seconds, operator calls, or as their dtype.
         value: What the module has of that.
         is_rough: Whether the times of modules are no measure, so that only the order of the cost is known.
+        is_rest: Whether other causes have a share of the same part of the budget.
     """
 
     kind: str
@@ -56,6 +57,7 @@ class Cause(Struct, frozen=True, kw_only=True):
     usual: float | str | None = None
     value: float | str | None = None
     is_rough: bool = False
+    is_rest: bool = False
 
 
 def causes(
@@ -203,12 +205,13 @@ def _parts(times: StepTimes, budget: Budget | None, in_modules: Sequence[Cause],
     mean = times.mean or 0.0
     shares = budget.parts if budget else {name: seconds / mean for name, seconds in times.parts.items() if name != "backward"}
     own = budget.modules.get("", {}).get("below_roof", 0.0) * mean if budget else 0.0
-    told = sum(own if each.kind == "outside" else each.seconds or 0.0 for each in in_modules)
+    told = sum(own if each.kind == "outside" else each.seconds or 0.0 for each in in_modules if (each.seconds or 0.0) >= _WORTH * mean)
     for name, share in shares.items():
         if name in {"useful", "forward"}:
             continue
-        seconds = share * mean - (told if name == "below_roof" else 0.0)
-        yield Cause(kind=name, seconds=max(seconds, 0.0), module=_innermost(budget, name, patterns) if budget and patterns else "")
+        seconds = max(share * mean - (told if name == "below_roof" else 0.0), 0.0)
+        module = _innermost(budget, name, patterns) if budget and patterns else ""
+        yield Cause(kind=name, seconds=seconds, module=module, is_rest=name == "below_roof" and told > 0)
 
 
 def _innermost(budget: Budget, part: str, patterns: Mapping[str, str]) -> str:

@@ -129,7 +129,7 @@ def _told(analysis: Analysis, cause: Cause) -> _Told | None:
         return _TELL[cause.kind](cause, setting)
     mostly = f", mostly in {plain(cause.module)}" if cause.module else ""
     what = what_it_is(analysis.profile, analysis.budget, cause.kind)
-    return _Told(f"{setting.cost} is {what}{mostly}.", advice(analysis.profile, cause.kind))
+    return _Told(f"{setting.cost} is {'otherwise ' if cause.is_rest else ''}{what}{mostly}.", advice(analysis.profile, cause.kind))
 
 
 def _threads(cause: Cause, _: _Setting) -> _Told:

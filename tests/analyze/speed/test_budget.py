@@ -335,7 +335,7 @@ def test_the_verdict_names_the_largest_parts_in_words() -> None:
     """Of 4 s: below the roof 0.9 in linear, and 0.25 in the model itself, which is another cause; then two phases of 0.75."""
     told = report_of(analyze(clocked(stepped(), OWN))).verdict
     assert (
-        "22.5 % of the step (900 ms) is slower than the chip allows, mostly in linear.",
+        "22.5 % of the step (900 ms) is otherwise slower than the chip allows, mostly in linear.",
         "18.8 % of the step (750 ms) is optimizer work.",
         "18.8 % of the step (750 ms) is outside all phases: logging, callbacks, metrics, zeroing gradients.",
     ) == told.why
@@ -359,7 +359,7 @@ def test_the_verdict_rests_on_no_times_that_are_far_off() -> None:
     given = clocked(stepped(), OWN)
     doubtful, near = (replace(given, notes=(Note(code="time_scaled", subject="", values={"forward": by}),)) for by in (3.0, 1.5))
     assert (
-        "22.5 % of the step (900 ms) is slower than the chip allows.",
+        "22.5 % of the step (900 ms) is otherwise slower than the chip allows.",
         "18.8 % of the step (750 ms) is optimizer work.",
     ) == report_of(analyze(doubtful)).verdict.why[:2]
     assert report_of(analyze(given)).verdict.why == report_of(analyze(near)).verdict.why
