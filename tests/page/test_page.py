@@ -439,3 +439,23 @@ def test_a_menu_closes_with_escape_or_by_a_click_beside_it(page_of: Callable[...
         assert menu.get_attribute("open") is not None
         act()
         assert menu.get_attribute("open") is None
+
+
+def test_the_page_shows_each_fact_as_the_report_has_it(page_of: Callable[..., Seen]) -> None:
+    """Every part, figure and fact of the Summary, by its text in the document."""
+    given = replace(timed_blocks(1, 2, 3, 4), run=run(kind="training", stage="train", hardware=Hardware("abacus", {"fp32": 1e6}, 1e9)))
+    report, page = report_of(analyze(given)), page_of(given).page
+    facts = [*report.speed, *report.model, *report.subject, *report.remarks]
+    parts = [*report.budget, *(fact for fact in report.speed if fact.of == "step")]
+    listed = page.locator(".parts li").all_inner_texts()
+    shown = dict(zip(page.locator(".figure-label").all_inner_texts(), page.locator(".figure-value").all_inner_texts(), strict=True))
+    for label, text in zip(page.locator(".facts dt").all_inner_texts(), page.locator(".facts dd").all_inner_texts(), strict=True):
+        shown.setdefault(label, text)
+    expected = {fact.label: fact.text for fact in reversed(facts) if fact.of != "step"}
+    assert dict.fromkeys(expected, True) == {label: shown.get(label, "").startswith(text) for label, text in expected.items()}
+    assert [f"{part.label} {part_text(part)}" for part in parts] == [text.splitlines()[0] for text in listed]
+
+
+def part_text(part: Any) -> str:
+    """Its share and its seconds."""
+    return f"{units.percent(part.share)}, {units.duration(part.seconds if hasattr(part, 'seconds') else part.value)}"
