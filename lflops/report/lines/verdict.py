@@ -1,5 +1,6 @@
 """What a reader acts on: how fast a step is, why it is no faster, what to do next, and how far to trust that."""
 
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from lflops.analyze.analysis import Analysis
 from lflops.analyze.causes import Cause
 from lflops.analyze.modules.outliers import Doubt
 from lflops.profile.notes import are_times_far_off, notes_with
+from lflops.profile.steps import cpu_lost_shares
 from lflops.report.lines.parts import advice, what_it_is
 from lflops.report.lines.ranks import slowest_rank
 from lflops.report.lines.text import counted, plain
@@ -19,6 +21,8 @@ __all__ = ["Verdict", "verdict"]
 _CAUSES, _NEXT = 3, 2
 _UNSTEADY = 0.1
 """Of the median step: a mean or a quartile that is farther off is worth a word."""
+_BUSY = 0.05
+"""Of the CPU time that was asked for: from so much on, what other processes had is worth a word."""
 _REMEASURE = "Measure the peak again on an idle machine: lflops hardware --measure"
 
 
@@ -185,6 +189,20 @@ _DOUBT: Mapping[Doubt, str] = {
 
 def _trust(analysis: Analysis, doubts: int) -> Iterator[str]:
     """What the figures rest on; then what makes them doubtful."""
+    yield from _steadiness(analysis)
+    profile = analysis.profile
+    if analysis.step_times.mean is not None and profile.is_counted and analysis.utilization.mfu is None:
+        yield "MFU is unknown: no peak is known here"
+    if missing := len({row.operator for row in analysis.uncounted}):
+        yield f"{counted(missing, 'operator')} not counted"
+    if silent := sum(rank.status != "ok" for rank in profile.ranks):
+        yield f"{counted(silent, 'rank')} did not report"
+    if doubts:
+        yield f"{counted(doubts, 'note')} below"
+
+
+def _steadiness(analysis: Analysis) -> Iterator[str]:
+    """How many steps, how much they vary, and what disturbed them."""
     profile, times = analysis.profile, analysis.step_times
     one, several = ("step", "steps") if profile.run.kind == "training" else ("pass", "passes")
     if times.seconds is not None and times.mean is not None:
@@ -193,17 +211,12 @@ def _trust(analysis: Analysis, doubts: int) -> Iterator[str]:
         yield f"{units.count(times.steps)} undisturbed {one if times.steps == 1 else several}{spread}"
         if median and abs(times.mean - median) > _UNSTEADY * median:
             yield f"unsteady: the longest took {units.duration(times.longest)}, the median {units.duration(median)}"
+    lost = statistics.median(cpu_lost_shares(profile.steps) or [0.0]) if profile.run.device_type != "cuda" else 0.0
+    if lost >= _BUSY:
+        yield f"this machine was busy: other processes had {units.percent(lost, digits=0)} of the CPU time that was asked for"
     if analysis.outliers_doubt and not analysis.outliers:
         yield f"cannot tell whether a module is slow among its equals: {_DOUBT[analysis.outliers_doubt]}"
     if are_times_far_off(profile.notes):
         yield "times of modules are no measure here"
     elif factors := [float(value) for note in notes_with("time_scaled", profile.notes) for value in note.values.values()]:
         yield f"module times are rough (± {units.percent(max(abs(factor - 1) for factor in factors), digits=0)})"
-    if times.mean is not None and profile.is_counted and analysis.utilization.mfu is None:
-        yield "MFU is unknown: no peak is known here"
-    if missing := len({row.operator for row in analysis.uncounted}):
-        yield f"{counted(missing, 'operator')} not counted"
-    if silent := sum(rank.status != "ok" for rank in profile.ranks):
-        yield f"{counted(silent, 'rank')} did not report"
-    if doubts:
-        yield f"{counted(doubts, 'note')} below"
