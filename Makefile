@@ -58,6 +58,7 @@ bench: $(READY) $(PEERS_READY)
 	@$(BIN)/python benchmarks/gather.py
 	@$(BIN)/python benchmarks/ranks.py
 	@$(BIN)/python benchmarks/budget.py
+	@$(BIN)/python benchmarks/first_screen.py
 	@$(BIN)/python benchmarks/roofline.py
 	@$(BIN)/python benchmarks/estimate.py
 	@$(BIN)/python benchmarks/memory_ranks.py

@@ -188,8 +188,8 @@ def _wide(profile: Profile, named: set[str]) -> Iterator[Cause]:
 
 def _outside(profile: Profile, times: StepTimes, budget: Budget | None, below: Mapping[str, Sequence[str]]) -> Iterator[Cause]:
     """The model itself outside of its layers: what its own operators do not need."""
-    root = profile.modules[""]
-    if not below[""]:
+    root, layers = profile.modules[""], [profile.modules[name].forward for name in below[""]]
+    if not layers or any(layer.calls and layer.seconds is None for layer in layers):  # as inside of a compiled model
         return
     if budget is not None:
         own = budget.modules.get("", {}).get("below_roof", 0.0)

@@ -143,3 +143,13 @@ def test_an_estimate_says_the_least_time_and_what_is_unknown() -> None:
     planned = untimed(blocks({}, {"forward": 1}, kind="estimate"))
     assert ("A step takes at least 12.0 ms on abacus.", ()) == told(planned)
     assert ("A step has 4.00 k MACs. Nothing was timed.", ()) == told(replace(planned, run=replace(planned.run, hardware=None)))
+
+
+def test_a_model_whose_layers_have_no_times_has_nothing_outside_of_them() -> None:
+    """As one that is compiled as a whole: its own time is that of all layers."""
+    given = blocks({}, {"forward": 30}, hardware=None)
+    modules = {
+        name: replace(each, forward=replace(each.forward, seconds=None, own_seconds=None)) for name, each in given.modules.items() if name
+    }
+    whole = replace(given, modules={"": given.modules[""]} | modules)
+    assert not [why for why in told(whole)[1] if "itself" in why]
