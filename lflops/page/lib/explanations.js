@@ -3,15 +3,15 @@
 /** @type {Record<string, string>} */
 const EXPLANATIONS = {
   // Figures of a step.
-  step: "Time of one optimizer step: of the undisturbed steps, which ran without hooks and traces.",
-  pass: "Time of one pass: of the undisturbed passes, which ran without hooks and traces.",
+  step: "Time of one optimizer step: the mean of the undisturbed steps, which ran without hooks and traces. The median step is next to it.",
+  pass: "Time of one pass: the mean of the undisturbed passes, which ran without hooks and traces. The median pass is next to it.",
   "least time": "No step can be shorter on this chip: for each operator the longer of its products at the peak and its bytes at the bandwidth.",
   MFU: "Model FLOPs utilization: 2 × MACs of forward and backward, over the step's time and the chip's peak for the training's dtype.",
   HFU: "Hardware FLOPs utilization: as MFU, with the MACs that were computed again.",
   executed: "What the chip did: as HFU, without the MACs that masks skip, each at the peak of its dtype.",
   achieved: "2 × MACs of forward and backward over the step's time.",
-  "samples/s": "Samples of an average step over the time of the median step.",
-  "tokens/s": "Tokens of an average step over the time of the median step.",
+  "samples/s": "Samples of all undisturbed steps over their time.",
+  "tokens/s": "Tokens of all undisturbed steps over their time.",
   "peak live memory": "The most bytes of tensors alive at once in the counted step; kernels' own workspaces are not among them.",
   "memory needed": "The peak of live tensors, and what driver, libraries and the allocator take besides.",
   "CPU time": "User and system time of all threads of the process in an undisturbed step.",
