@@ -105,7 +105,16 @@ def _shifted(spreads: Mapping[ModulePhase, Spread], medians: Mapping[ModulePhase
 
 
 def spreads_of(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePhase, Spread]:
-    """Over the passes; a module that did not run in one of them took no time in it."""
-    keys = dict.fromkeys(key for each in passes for key in each)
-    spreads = {key: Spread.of(each.get(key, 0.0) for each in passes) for key in keys}
-    return {key: spread for key, spread in spreads.items() if spread is not None}
+    """Over the passes: what a module usually takes where it runs, times how often it does, as those of a GAN that take turns."""
+    ran: dict[ModulePhase, list[float]] = {}
+    for each in passes:
+        for key, seconds in each.items():
+            ran.setdefault(key, []).append(seconds)
+    return {key: _times_how_often(spread, len(passes)) for key, seconds in ran.items() if (spread := Spread.of(seconds)) is not None}
+
+
+def _times_how_often(spread: Spread, passes: int) -> Spread:
+    often = spread.n / passes
+    return (
+        spread if spread.n == passes else Spread(median=spread.median * often, low=spread.low * often, high=spread.high * often, n=spread.n)
+    )

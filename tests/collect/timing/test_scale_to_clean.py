@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+import pytest
+
 from lflops.collect.timing.scale_to_clean import scale_to_clean
 from lflops.collect.timing.stamps import NO_OVERHEAD, HookOverhead, PassTimes
 from lflops.profile.records import ModulePhase, Spread
@@ -106,12 +108,13 @@ def test_the_median_pass_is_the_one_that_fits() -> None:
     assert {Q: Spread(median=5, low=4.5, high=5.5, n=3)} == divided.own
 
 
-def test_a_lap_without_a_place_took_no_time_in_it() -> None:
-    """A layer that is dropped in two of three passes."""
+def test_a_layer_that_runs_in_some_passes_has_its_share() -> None:
+    """It is dropped in two of three: 2 s in a third of the passes, and 3 s of the root, are 11 / 3 s, scaled to a clean pass of 3 s."""
     laps = [{"forward": lap({ROOT: 1, K: 2})}, {"forward": lap({ROOT: 3})}, {"forward": lap({ROOT: 3})}]
     divided = scale_to_clean(laps, {"forward": 3}, NO_OVERHEAD)
-    assert Spread(median=0, low=0, high=1, n=3) == divided.own[K]
-    assert Spread(median=3, low=2, high=3, n=3) == divided.own[ROOT]
+    assert (pytest.approx(6 / 11), 1) == (divided.own[K].median, divided.own[K].n)
+    assert (pytest.approx(27 / 11), 3) == (divided.own[ROOT].median, divided.own[ROOT].n)
+    assert pytest.approx(3) == divided.inclusive[ROOT].median
 
 
 def test_what_is_ignored_is_fitted_and_then_left_out() -> None:
