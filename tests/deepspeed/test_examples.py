@@ -168,7 +168,7 @@ def test_a_profiled_training_learns_what_one_without_does() -> None:
 
 
 PAGE = (ROOT / "docs/how-to/deepspeed.md").read_text("utf-8")
-MEASURED = ("latency", "FLOPS per GPU", "second", "CPU time", "observer", "MFU", "peak live", "quartiles")
+MEASURED = ("latency", "FLOPS per GPU", "second", "CPU time", "cost of timing", "MFU", "peak live", "quartiles")
 
 
 def shown(whose: str) -> str:
@@ -181,7 +181,7 @@ def shown(whose: str) -> str:
 def counts(printed: str) -> list[str]:
     """The lines without what a clock, a machine or another torch would change: labels, parameters, MACs, flops."""
     printed = printed[printed.index("--- lflops Flops Profiler ---") :].partition("----------------------------- Where the Step")[0]
-    lines = printed.splitlines()
+    lines = printed.strip().removesuffix("-" * 78).splitlines()
     lines = [line[:70] if any(label in line[:70] for label in MEASURED) and line[70:72] == "  " else line for line in lines]
     lines = [line for line in lines if not line.startswith("note:")]
     return [re.sub(r"(?<=latency - ).*|(?<=MACs, ).*FLOPS.*", "", line).rstrip() for line in lines]

@@ -368,7 +368,7 @@ def _remarks(analysis: Analysis) -> Iterator[Fact]:
     if analysis.uncalled and profile.is_counted:
         yield _text("never called", _never_called(analysis), doubt=True)
     for note in profile.notes:
-        yield _text("note", sentence(note), doubt=True)
+        yield Fact(name=note.code, label="note", text=sentence(note), doubt=True)
 
 
 def uncounted(analysis: Analysis, most: int = _LISTED) -> Iterable[tuple[str, bool]]:
