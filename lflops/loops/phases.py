@@ -123,7 +123,9 @@ class LoopPhases(Phases):
         if self._in_step and not self.is_running("backward"):
             self._leave_forward()
             self.enter("backward", self._stage)
-            after_backward(self._boundary.guard(partial(self.leave, self.depth - 1)))
+            guard = self._boundary.guard
+            # Once more from there: by then DDP has registered its wait for the other ranks, which is part of backward.
+            after_backward(guard(partial(after_backward, guard(partial(self.leave, self.depth - 1)))))
 
     def _optimizer_begins(self) -> None:
         if self._in_step:

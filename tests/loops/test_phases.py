@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lflops.boundary import Boundary, Undo, unguarded
+from lflops.collect.torch_private.autograd import after_backward
 from lflops.loops.phases import LoopPhases
 from tests.support.compilers import Backend
 
@@ -112,6 +113,15 @@ def test_two_backward_passes_and_two_forward_passes_are_four_phases(loop: Loop) 
         loop.loss().backward()
     loop.phases.end_step()
     assert "+forward -forward +backward -backward " * 2 == f"{loop.heard} "
+
+
+def test_what_is_registered_late_in_backward_is_part_of_it(loop: Loop) -> None:
+    """As DDP's wait for the other ranks, which it registers when the last gradient is there."""
+    first = next(loop.model.parameters())
+    first.register_hook(lambda _: after_backward(lambda: loop.events.heard.append("waits")))
+    loop.phases.begin_step()
+    loop.loss().backward()
+    assert "+forward -forward +backward waits -backward" == loop.heard
 
 
 def test_a_step_without_backward_is_forward_to_its_end(loop: Loop) -> None:
