@@ -310,6 +310,8 @@ class Session:
             self._closing.append(self._window)
             if phase != "over":
                 self._window = Window(number, self._step_clock.ordinal)
+        if before == "traced" != phase and self._training.world_size > 1:
+            self._step_clock.mark("background")  # where one rank ends its recording, the others wait for it
         return self._open() or "traced" in {before, phase}
 
     def _open(self) -> bool:
