@@ -149,6 +149,7 @@ class LoopMonitor:
                 run.open()
                 if world_size > 1:
                     run.store = meet(f"lflops/loop/{next(_RUNS)}", rank, timeout=self._settings.gather_timeout)
+                self._phases.awaits_others = world_size > 1
                 self._phases.install(run.boundary, run.undo)
             self._begin("train")
             return self  # noqa: TRY300 - an interrupt here is one in here

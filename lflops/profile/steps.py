@@ -35,6 +35,10 @@ class Step(Struct, frozen=True, kw_only=True):
         host_phases: On CUDA, the host's seconds in each phase.
         cpu_user: Seconds of the CPU in the process's own code, over all threads. It is not read in each step.
         cpu_system: The same in the system's kernel.
+        waiting: Seconds at the end of backward in which the gradients of other ranks are awaited; a part of backward.
+        thread_cpu: Seconds of the CPU in the training's thread. This and the next two are read on several ranks only.
+        preempted: How often the system gave that thread's core to another one.
+        faults: Page faults of that thread.
         marks: Other events in the step: one of the `DISTURBANCES`, or `no_update`.
     """
 
@@ -45,6 +49,10 @@ class Step(Struct, frozen=True, kw_only=True):
     host_phases: Mapping[str, Seconds] = {}
     cpu_user: Seconds | None = None
     cpu_system: Seconds | None = None
+    waiting: Seconds | None = None
+    thread_cpu: Seconds | None = None
+    preempted: Count | None = None
+    faults: Count | None = None
     samples: Count | None = None
     tokens: Count | None = None
     marks: tuple[str, ...] = ()

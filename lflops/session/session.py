@@ -76,7 +76,9 @@ class Session:
         tracked = stage.learns and settings.track and results.outlets is not None and training.loggers and training.log_every
         phases, on_host = StepPhases(self._clock), StepPhases(HostClock()) if device.type == "cuda" else None
         scaled = stage.learns and training.scales_gradients
-        self._step_clock = StepClock(phases, on_host, settings.units, training.logged_step(), updating=stage.updates, scaled=scaled)
+        self._step_clock = StepClock(
+            phases, on_host, settings.units, training.logged_step(), updating=stage.updates, scaled=scaled, on_ranks=training.world_size > 1
+        )
         self._plain, self._in_batch = self._step_clock.plain, False
         self._see: Callable[[int, Any], None] | None = None  # what the curves see of each batch; in most trainings nothing
         self._live_metrics = LiveMetrics(self._step_clock.seconds, results.topology.sizes.get("data")) if tracked else None

@@ -1,5 +1,6 @@
 """Which phases a loop of one's own is seen to have, by torch's hooks and by name."""
 
+import contextlib
 import copy
 import pickle
 from collections.abc import Iterator
@@ -122,6 +123,33 @@ def test_what_is_registered_late_in_backward_is_part_of_it(loop: Loop) -> None:
     loop.phases.begin_step()
     loop.loss().backward()
     assert "+forward -forward +backward waits -backward" == loop.heard
+
+
+class Waiting(Events):
+    """One that also hears where backward begins to wait for other ranks."""
+
+    def wait(self) -> None:
+        self.heard.append("wait")
+
+
+def test_the_wait_for_other_ranks_is_heard_where_there_are_others() -> None:
+    """Behind the last node and before what DDP registers, in a backward of the loop's own and in a named one."""
+    loop = Loop()
+    loop.undo.close()
+    loop.events = Waiting()
+    loop.watch()
+    next(loop.model.parameters()).register_hook(lambda _: after_backward(lambda: loop.events.heard.append("waits")))
+    for others, heard in ((False, "+backward waits -backward"), (True, "+backward wait waits -backward")):
+        loop.phases.awaits_others = others
+        for is_named in (False, True):
+            loop.events.heard.clear()
+            loop.phases.begin_step()
+            loss = loop.loss()
+            with loop.phases.named("backward", loss) if is_named else contextlib.nullcontext():
+                loss.backward()
+            loop.phases.end_step()
+            assert f"+forward -forward {heard}" == loop.heard
+    loop.undo.close()
 
 
 def test_a_step_without_backward_is_forward_to_its_end(loop: Loop) -> None:

@@ -1,10 +1,12 @@
 """Plain steps are noted in a short way and made out later: they are what the long way makes of them."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from lflops.boundary import unguarded
 from lflops.collect.timing.step_phases import StepPhases
 from lflops.collect.torch_private.modules import Compilations
 from lflops.profile.steps import Step
+from lflops.session.window import plain_steps, step_clock
 from lflops.session.window.plain_steps import CPU_ROUND, MOST
 from lflops.session.window.step_clock import StepClock
 from tests.support.fake_clock import StillClock
@@ -26,13 +29,14 @@ class Run:
 
     Args:
         is_short: Whether plain steps take the short way.
+        on_ranks: Whether there are other ranks.
     """
 
-    def __init__(self, *, is_short: bool = True) -> None:
+    def __init__(self, *, is_short: bool = True, on_ranks: bool = False) -> None:
         """Make the cold steps."""
         self.clock = StillClock()
         self.phases = StepPhases(self.clock)
-        self.steps = StepClock(self.phases, None, None, 0, updating=frozenset(), scaled=False)
+        self.steps = StepClock(self.phases, None, None, 0, updating=frozenset(), scaled=False, on_ranks=on_ranks)
         self.steps.install(unguarded)
         self.logged = 0
         self._is_short = is_short
@@ -160,6 +164,27 @@ def test_the_cpu_time_of_some_plain_steps_is_read() -> None:
         assert run.end(BATCH)
     read = [place for place, step in enumerate(run.read(), 1) if step.cpu_user is not None and step.cpu_system is not None]
     assert [1, 2, 3, 17, 18, 19, 33, 34] == read
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+def test_on_ranks_the_system_is_asked_in_each_step(is_short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it did to the training's thread: by the third reading it was preempted twice, had a page fault and computed for 2 s."""
+    readings = itertools.accumulate(itertools.repeat(1))
+
+    class Usage:
+        def __init__(self) -> None:
+            number = next(readings)
+            self.ru_utime, self.ru_stime, self.ru_nivcsw, self.ru_minflt, self.ru_majflt = 2.0 * number, 0.0, 2 * number, number, 0
+
+    monkeypatch.setattr(step_clock, "thread_usage", Usage)
+    monkeypatch.setattr(plain_steps, "thread_usage", Usage)
+    run = Run(is_short=is_short, on_ranks=True)
+    for _ in range(CPU_ROUND):
+        run.end(BATCH)
+    assert [(2.0, 2, 1)] * CPU_ROUND == [(step.thread_cpu, step.preempted, step.faults) for step in run.read()]
+    alone = Run(is_short=is_short)
+    alone.end(BATCH)
+    assert [(None, None, None)] == [(step.thread_cpu, step.preempted, step.faults) for step in alone.read()]
 
 
 def test_what_is_made_out_is_in_no_step() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from lflops.errors import CountError
 
-__all__ = ["Clock", "HostClock", "StreamClock", "clock_of", "cpu_seconds", "cpu_usage", "seconds_of"]
+__all__ = ["Clock", "HostClock", "StreamClock", "clock_of", "cpu_seconds", "cpu_usage", "seconds_of", "thread_usage"]
 
 
 class Clock(Protocol):
@@ -99,6 +99,9 @@ def seconds_of(clock: Clock, run: Callable[[], object], calls: int = 1) -> float
 
 cpu_usage = partial(resource.getrusage, resource.RUSAGE_SELF)
 """What this process has used of the CPU, all its threads together, as the system tells it: no Python runs in the call."""
+
+thread_usage = partial(resource.getrusage, getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF))
+"""The same of the calling thread alone, where the system tells that."""
 
 
 def cpu_seconds() -> tuple[float, float]:
