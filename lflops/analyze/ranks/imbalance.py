@@ -192,7 +192,7 @@ def _since(row: Row, clean: RankComparison) -> Row:
 
 def _with_module(row: Row, by_module: Sequence[Row]) -> Row:
     """The row with the module that hooked steps name for the same rank and phase, if that explains most of it."""
-    typical = row.seconds - row.usual if row.pattern == "steady" else 0.0
+    typical = row.seconds_lost * (row.steps or 1) / (row.slow_steps or 1)  # in the steps in which it is there
     for each in by_module:
         same = each.slow_rank == row.slow_rank and (_step_phase(each.phase) == row.phase or row.phase == "all" == each.phase)
         if same and each.phase in PHASES[:3] and each.seconds - each.usual >= MOST_OF * typical:
