@@ -188,10 +188,20 @@ def loader_of(case: Case, plant: Plant, steps: int) -> DataLoader[Tensor]:
     return DataLoader(data, batch_size=ROWS, sampler=sampler, collate_fn=lengths_of(case))
 
 
+class Napping(torch.optim.SGD):
+    """Takes its time where a nap is planted."""
+
+    plant: Plant
+
+    def step(self, closure: Any = None) -> Any:
+        self.plant.at("optimizer")
+        return super().step(closure)
+
+
 def optimizer_of(model: nn.Module, plant: Plant) -> torch.optim.Optimizer:
-    """With a nap where one is planted."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    optimizer.register_step_pre_hook(lambda *_: plant.at("optimizer"))
+    """The model's."""
+    optimizer = Napping(model.parameters(), lr=1e-3)
+    optimizer.plant = plant
     return optimizer
 
 

@@ -235,6 +235,8 @@ class Results:
             window = self._last.get(stage)
             if window is None or outlets is None or (compared is self._compared.get(stage) and not is_last):
                 continue
+            if compared.steps <= (0 if window.clean_comparison is None else window.clean_comparison.steps):
+                continue
             self._compared[stage] = compared
             profile = replace(window, clean_comparison=compared)
             analysis = analyze(profile)
