@@ -21,7 +21,7 @@ __all__ = ["MOST_STEPS", "CleanSteps", "waits_at_end"]
 MOST_STEPS = 256
 """Of each rank, the last ones. Of many ranks fewer, so that all of them together stay small."""
 
-MOST_ROWS, FEWEST_STEPS = 1 << 18, 16
+MOST_ROWS, FEWEST_STEPS = 1 << 16, 16
 
 KEPT = 6
 """Excesses in a profile: each has two numbers for each step."""
@@ -84,6 +84,7 @@ class CleanSteps:
             last_step=indexes[-1],
             awaited=tuple(sorted(place.phase for place in awaited)),
             activity=tuple(_activity(rank, beside, busy) for rank in sorted({each.rank for each in found.excesses[:KEPT]})),
+            preempted=_mean(step["preempted"] for steps in beside.values() for step in steps),
             lengths_explain=_lengths_explain(beside, busy),
         )
 
@@ -174,6 +175,11 @@ def _lengths_explain(beside: Mapping[int, Sequence[Mapping[str, float]]], busy: 
     )
     is_known = not any(map(math.isnan, more)) and len(set(more)) > 1 and len(set(late)) > 1
     return statistics.correlation(more, late) if is_known else None
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    mean = statistics.fmean(values)
+    return None if math.isnan(mean) else mean
 
 
 def _short(each: RankExcess) -> RankExcess:

@@ -304,6 +304,7 @@ class RankComparison(Struct, frozen=True, kw_only=True):
         awaited: Of clean steps the phases in which ranks wait for each other, so that nobody is judged by them; `wait` is the end of
             backward.
         activity: Of clean steps what else is known of the late ranks.
+        preempted: Of clean steps how often, on the mean over ranks and steps, the system gave the core of a rank's thread to another one.
         lengths_explain: Of clean steps the correlation of lateness with how much more a rank's batch has than the others'.
     """
 
@@ -321,6 +322,7 @@ class RankComparison(Struct, frozen=True, kw_only=True):
     last_step: Count | None = None
     awaited: tuple[str, ...] = ()
     activity: tuple[RankActivity, ...] = ()
+    preempted: Seconds | None = None
     lengths_explain: float | None = None
 
 

@@ -36,7 +36,7 @@ class Part(nn.Module):
 def trained(slow_from: float) -> Any:
     """Train as the documentation does: the culprits of the last window, and what the log says of ranks."""
     clock, said = StillClock(), list[str]()
-    HostClock.mark = clock.mark  # type: ignore[method-assign,assignment]
+    HostClock.mark = clock.mark  # type: ignore[assignment]
     for module in (plain_steps, step_clock):  # what the system does to this process is no part of the test
         vars(module)["thread_usage"] = partial(int)
     model = DistributedDataParallel(nn.Sequential(Part(clock, float("inf")), Part(clock, slow_from)))

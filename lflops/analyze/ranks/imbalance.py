@@ -41,6 +41,10 @@ MOST_STEPS_OF = 0.8
 """Of the steps from the one on at which a delay begins."""
 
 CORRELATED = 0.5
+"""Lateness with lengths: from here on the one comes of the other."""
+
+BUSY = 1.0
+"""Times a step that the system takes the core away from the mean rank: such a machine runs more than the training."""
 
 _BLIND = frozenset({"forward", "backward"})
 _OF_NO_WORK = frozenset({"data", "transfer", "clip", "optimizer", "other"})
@@ -95,6 +99,7 @@ class Imbalance(Struct, frozen=True, kw_only=True):
         step_seconds: The median compared step's; `None` where ranks were not compared at all.
         too_few_steps: How many steps there are to compare, where more are needed to accuse a rank.
         take_turns: Whether ranks are late in turn, by about as much, so that none of them is the slow one.
+        busy_machine: Whether ranks are late in turn, or wait for each other, because the system preempted all of them.
         lengths_differ: Whether what their batches hold explains that.
     """
 
@@ -105,6 +110,7 @@ class Imbalance(Struct, frozen=True, kw_only=True):
     too_few_steps: int | None = None
     take_turns: bool = False
     lengths_differ: bool = False
+    busy_machine: bool = False
 
 
 def imbalance(profile: Profile) -> Imbalance:
@@ -122,6 +128,7 @@ def imbalance(profile: Profile) -> Imbalance:
     rows = [row for row in (_with_cause(row, profile) for row in _rows(hooked, clean, ranks)) if _is_somewhere(row)]
     lost = None if shown.lost_seconds is None or not shown.seconds else min(shown.lost_seconds / shown.seconds, 1.0)
     turns = not rows and sees_all and clean is not None and (clean.usual_lost_seconds or 0.0) >= MUCH * clean.seconds
+    is_busy = not rows and clean is not None and (clean.preempted or 0.0) >= BUSY
     is_known = shown.from_quartiles or shown.steps >= ENOUGH or rows
     return Imbalance(
         rows=tuple(rows),
@@ -129,8 +136,9 @@ def imbalance(profile: Profile) -> Imbalance:
         lost_share=lost,
         step_seconds=shown.seconds,
         too_few_steps=None if is_known else shown.steps,
-        take_turns=turns,
-        lengths_differ=turns and clean is not None and (clean.lengths_explain or 0.0) >= CORRELATED,
+        take_turns=turns and not is_busy,
+        busy_machine=is_busy,
+        lengths_differ=turns and not is_busy and clean is not None and (clean.lengths_explain or 0.0) >= CORRELATED,
     )
 
 

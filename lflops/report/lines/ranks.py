@@ -97,6 +97,8 @@ def _nobody(found: Imbalance, analysis: Analysis) -> str:
     """Why no rank is named."""
     if found.too_few_steps is not None:
         return f"cannot tell: {counted(found.too_few_steps, 'step')} of all ranks to compare, and {ENOUGH} are needed"
+    if found.busy_machine:
+        return "cannot tell: this machine was busy, and the system preempted the processes of all ranks"
     if found.take_turns:
         why = "the lengths of their batches differ" if found.lengths_differ else "no rank is the slow one in most of the steps"
         return f"none for itself: ranks take turns in coming last: {why}"

@@ -126,6 +126,14 @@ def test_ranks_that_take_turns_are_not_accused() -> None:
         assert pytest.approx(10 / 43.5, rel=0.03) == result.lost_share
 
 
+def test_on_a_busy_machine_nobody_takes_turns() -> None:
+    """The same delays, where the system took each rank's core away twice a step."""
+    turns: dict[tuple[int, str], Plant] = {(0, "forward"): every(2), (1, "forward"): lambda step: 10e-3 * (step % 2)}
+    result = lflops.imbalance(found := given(shared(60, turns, preempted=lambda *_: 2)))
+    assert ((), False, True) == (result.rows, result.take_turns, result.busy_machine)
+    assert said(found).startswith("cannot tell: this machine was busy")
+
+
 def test_hooked_steps_say_which_module_it_is() -> None:
     """Three are enough for that, and none of what they say beyond the clean steps is believed."""
     excess = RankExcess(
