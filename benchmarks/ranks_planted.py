@@ -252,9 +252,14 @@ def engines(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
     return monitor
 
 
+def units(batch: Tensor) -> dict[str, int]:
+    """Of a batch of rows of some length."""
+    return {"samples": len(batch), "tokens": batch.numel() // WIDTH}
+
+
 def watched(model: nn.Module, optimizer: Any, said: list[str], **more: Any) -> Any:
     """With the default schedule and a trace."""
-    return lflops.monitor(model, optimizer, log=said.append, on_error="raise", html=False, dirpath=tempfile.mkdtemp(), **more)
+    return lflops.monitor(model, optimizer, log=said.append, on_error="raise", html=False, dirpath=tempfile.mkdtemp(), units=units, **more)
 
 
 def lightning(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
@@ -280,7 +285,7 @@ def lightning(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return optimizer_of(self, plant)
 
-    monitor = FlopsMonitor(html=False, on_error="raise", dirpath=Path(tempfile.mkdtemp()))
+    monitor = FlopsMonitor(html=False, on_error="raise", units=units, dirpath=Path(tempfile.mkdtemp()))
     handler, logger = Said(said), logging.getLogger("lightning.pytorch.utilities.rank_zero")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

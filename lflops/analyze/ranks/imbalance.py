@@ -143,13 +143,19 @@ def imbalance(profile: Profile) -> Imbalance:
 
 
 def _rows(hooked: RankComparison | None, clean: RankComparison | None, ranks: int) -> list[Row]:
-    """The culprits of the clean steps, with their modules, and of the hooked steps those that clean steps cannot see."""
+    """The culprits of the clean steps, with their modules, and of the hooked steps those that they do not see, if these are enough."""
     by_module = [] if hooked is None else list(culprits(hooked, ranks))
     if clean is None or clean.steps < ENOUGH:
         return [row for row in by_module if _is_enough(row, hooked)]
     rows = [_with_module(row, by_module) for row in _of_clean(clean, ranks)]
-    blind = [row for row in by_module if _step_phase(row.phase) in clean.awaited and _is_enough(row, hooked)]
-    return sorted([*rows, *blind], key=lambda row: -row.seconds_lost)
+    of_hooked = [
+        row
+        for row in by_module
+        if _is_enough(row, hooked)
+        and (_step_phase(row.phase) in clean.awaited or (hooked is not None and hooked.steps >= ENOUGH))
+        and not any(each.slow_rank == row.slow_rank and _step_phase(each.phase) in {_step_phase(row.phase), "all"} for each in rows)
+    ]
+    return sorted([*rows, *of_hooked], key=lambda row: -row.seconds_lost)
 
 
 def _is_enough(row: Row, hooked: RankComparison | None) -> bool:
