@@ -176,8 +176,9 @@ def _of_clean(clean: RankComparison, ranks: int) -> tuple[Row, ...]:
 
 def _worth(rows: Iterable[Row], clean: RankComparison) -> tuple[Row, ...]:
     """What is not too little for so few steps."""
-    least = FEW_STEPS_COST if clean.steps < MANY_STEPS else MANY_STEPS_COST
-    return tuple(row for row in rows if row.seconds_lost >= least * clean.seconds)
+    if clean.steps >= MANY_STEPS:  # bursts have been held against chance
+        return tuple(row for row in rows if row.pattern == "burst" or row.seconds_lost >= MANY_STEPS_COST * clean.seconds)
+    return tuple(row for row in rows if row.seconds_lost >= FEW_STEPS_COST * clean.seconds)
 
 
 def _last(clean: RankComparison, steps: int) -> RankComparison:
@@ -217,9 +218,10 @@ def _with_module(row: Row, by_module: Sequence[Row]) -> Row:
 
 def _with_cause(row: Row, profile: Profile) -> Row:
     cause, work_ratio = (None, None) if row.phase in _OF_NO_WORK else cause_of(profile, row.slow_rank, row.ratio)
+    if cause == "preempted" and row.phase != "all":  # that would be in no single place
+        cause = None
     row = replace(row, cause=cause, work_ratio=work_ratio)
-    # What the system did is in no place: the longest one is hit most.
-    return row if cause in {None, "work"} else replace(row, module="", phase="all", modules=1)
+    return replace(row, module="", phase="all", modules=1) if cause == "thread" else row
 
 
 def _is_somewhere(row: Row) -> bool:

@@ -171,12 +171,14 @@ def busy(rank: int, _step: int) -> float:
 
 
 def test_the_cause_is_named_with_its_evidence() -> None:
-    """Off the processor and preempted; another thread; more tokens; or none of these, where it sleeps of itself."""
+    """Off the processor and preempted, in all places; another thread; more tokens; or none of these, where it sleeps of itself."""
     plant: dict[tuple[int, str], Plant] = {(1, "forward"): every(1)}
-    preempted = first(
-        given(shared(30, plant, thread_cpu=busy, cpu_user=busy, cpu_system=lambda *_: 0.0, preempted=lambda rank, _: 3 * rank))
-    )
+    everywhere: dict[tuple[int, str], Plant] = {(1, phase): every(1, 0.3 * seconds) for phase, seconds in USUAL.items()}
+    of_system: dict[str, Any] = {"thread_cpu": busy, "cpu_user": busy, "cpu_system": lambda *_: 0.0, "preempted": lambda rank, _: 3 * rank}
+    preempted = first(given(shared(30, everywhere, **of_system)))
     assert ("all", "preempted") == (preempted.phase, preempted.cause)
+    in_one_place = first(given(shared(30, plant, **of_system)))
+    assert ("forward", None) == (in_one_place.phase, in_one_place.cause)
     asleep = first(given(shared(30, plant, thread_cpu=busy, cpu_user=busy, cpu_system=lambda *_: 0.0, preempted=lambda *_: 0)))
     assert ("forward", None) == (asleep.phase, asleep.cause)
 
