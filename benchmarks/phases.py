@@ -117,7 +117,7 @@ def measured(options: dict[str, Any], *, by_hand: bool, steps: int) -> dict[str,
     with tempfile.TemporaryDirectory() as directory:
         trainer = Trainer(callbacks=[monitor], default_root_dir=directory, **options)
         trainer.fit(Sleeper(by_hand=by_hand), DataLoader(Rows(), batch_size=None))
-    return {name: spread.median for name, spread in step_times(monitor.profiles[0]).phases.items()}
+    return {name: spread.median for name, spread in step_times(monitor.profiles[0]).spreads.items()}
 
 
 def main() -> None:

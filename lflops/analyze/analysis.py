@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from lflops.analyze.causes import Cause, causes
 from lflops.analyze.memory.checkpointing import Checkpointed, checkpointed
 from lflops.analyze.memory.peak import Holder, Storages, fold_storages, holders, peak_moment
 from lflops.analyze.memory.room import Room, room_for
@@ -53,7 +54,7 @@ class Analysis:
     @cached_property
     def utilization(self) -> Utilization:
         """MFU, HFU and FLOP/s."""
-        return utilization_at(self.profile, self.chip, self.step_times.seconds)
+        return utilization_at(self.profile, self.chip, self.step_times)
 
     @property
     def budget(self) -> Budget | None:
@@ -84,6 +85,20 @@ class Analysis:
     def lower_bound(self) -> LowerBound | None:
         """The least time of a step on the chip."""
         return lower_bound(self.profile, self.chip)
+
+    @cached_property
+    def causes(self) -> tuple[Cause, ...]:
+        """What a step is longer for, the most costly first."""
+        return causes(
+            self.profile,
+            self.step_times,
+            self.budget,
+            imbalance=self.imbalance,
+            outliers=self.outliers,
+            busiest=self.busiest,
+            patterns=self.patterns,
+            below=self.children,
+        )
 
     # Modules and operators.
 
@@ -187,12 +202,12 @@ class Analysis:
     @cached_property
     def holders(self) -> tuple[Holder, ...]:
         """The modules that hold the peak's bytes."""
-        return () if self.profile.memory is None else holders(self.profile.memory.by_module, self.patterns)
+        return () if self.profile.memory is None else holders(self.profile.memory, self.patterns)
 
     @cached_property
     def largest_storages(self) -> tuple[Storages, ...]:
         """The largest storages at the peak, those of repeated modules together."""
-        return () if self.profile.memory is None else fold_storages(self.profile.memory.alive, self.patterns)
+        return () if self.profile.memory is None else fold_storages(self.profile.memory, self.patterns)
 
     @cached_property
     def checkpointed(self) -> tuple[Checkpointed, ...]:

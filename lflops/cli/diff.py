@@ -25,7 +25,7 @@ __all__ = ["diff"]
 _BYTES = {"B": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)}
 _BYTES |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
 _UNKNOWN = {
-    "max_regress": "cannot be checked: each run needs two clean steps at least, and steps that vary less than by half",
+    "max_regress": "cannot be checked: each run needs two undisturbed steps at least, and steps that vary less than by half",
     "min_mfu": "cannot be checked: the second run has no MFU, as its steps' times or the peak of its chip are unknown",
     "max_memory": "cannot be checked: the second run has no peak of memory",
 }

@@ -114,7 +114,7 @@ Adapters = Annotated[
 RemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run Python code that comes with a configuration. Without it, it is refused.")
 ]
-Depth = Annotated[int, typer.Option("--depth", metavar="N", help="How many levels of the tree below the root; -1 is all.")]
+Depth = Annotated[int, typer.Option("--depth", metavar="N", help="How many levels of the tree below the model; -1 is all.")]
 Save = Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write the profile, for lflops show and diff.")]
 Figure = Annotated[Path | None, typer.Option("--figure", metavar="FILE", help="Draw live memory over the step, as .png, .svg or .pdf.")]
 AsJson = Annotated[

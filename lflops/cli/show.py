@@ -11,6 +11,7 @@ from lflops.analyze.modules.tree import SORT_KEYS, Row
 from lflops.cli.output import UsageError, draw, name_file, save_memory, write_json, write_lines
 from lflops.profile.json_file import load
 from lflops.profile.model import PHASES, Phase
+from lflops.report.lines.report import report_of
 from lflops.report.tables.export import FORMATS, csv_table, latex_table, markdown_table
 from lflops.report.terminal.header import header
 from lflops.report.terminal.memory import render_checkpointed, render_memory
@@ -32,7 +33,7 @@ AsJson = Annotated[
     bool,
     typer.Option(
         "--json",
-        help="Print one JSON object: run, phase, pace (of the clean steps), utilization, share_of, totals (by phase), rows, uncounted "
+        help="Print one JSON object: run, phase, pace (undisturbed steps), utilization, share_of, totals (by phase), rows, uncounted "
         "(operators without a formula), uncalled (modules) and notes. share_of is macs, or flops where the phase has no MACs. Rows are "
         "nested by children, with the exact counts and the seconds of each phase. With --operators it has operators and trace, "
         "with --memory memory and checkpointed (by block). A row with a repeat holds the figures of one of its names, "
@@ -44,7 +45,7 @@ AsJson = Annotated[
 def show(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile's JSON file.")],
     *,
-    depth: Annotated[int, typer.Option(metavar="N", help="How many levels of the tree below the root; -1 is all.")] = -1,
+    depth: Annotated[int, typer.Option(metavar="N", help="How many levels of the tree below the model; -1 is all.")] = -1,
     sort: Annotated[
         str | None,
         typer.Option(
@@ -128,6 +129,7 @@ def _as_json(analysis: Analysis, phase: Phase | None, **listed: object) -> dict[
         "schema_version": profile.schema_version,
         "run": profile.run,
         "phase": phase or "all",
+        "report": report_of(analysis),
         "pace": analysis.step_times,
         "utilization": analysis.utilization,
         "share_of": analysis.share_of(phase),

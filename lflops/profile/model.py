@@ -272,6 +272,8 @@ class Run(Struct, frozen=True, kw_only=True):
         allocated_bytes: The peak of torch's allocator for CUDA since it was last reset, read when a training's window ended; of several
             ranks the largest. `None` on a CPU.
         reserved_bytes: The same of the memory that the allocator took from the device.
+        threads: With which torch computes an operator on the CPU; `None` where the model computes elsewhere.
+        cores: Those that the process may use.
     """
 
     kind: Literal["count", "measure", "estimate", "training"]
@@ -300,6 +302,8 @@ class Run(Struct, frozen=True, kw_only=True):
     device_type: str | None = None
     allocated_bytes: Count | None = None
     reserved_bytes: Count | None = None
+    threads: Count | None = None
+    cores: Count | None = None
 
 
 class Profile(Struct, frozen=True, kw_only=True):

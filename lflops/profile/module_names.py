@@ -1,11 +1,11 @@
 """Dotted names of modules: what is above and below a name, and which names repeat, as those of 48 layers."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
-__all__ = ["ancestry", "children", "fold_repeats", "patterns"]
+__all__ = ["added_up", "ancestry", "children", "fold_repeats", "patterns", "spelled_out"]
 
 Item = TypeVar("Item")
 
@@ -27,28 +27,55 @@ def children(names: Iterable[str]) -> dict[str, list[str]]:
     return below
 
 
-def patterns(modules: Mapping[str, Hashable], below: Mapping[str, Sequence[str]] | None = None) -> dict[str, str]:
-    """Each name with `*` for the numbers of what repeats, as `layers.*.mlp.0`: names at the same place have the same pattern.
+def patterns(modules: Mapping[str, tuple[str, Hashable]], below: Mapping[str, Sequence[str]] | None = None) -> dict[str, str]:
+    """Each name with `*` for the numbers of what repeats, as `layers.*.mlp.0`; modules of one class at the same place have the same.
 
     A module repeats where the sibling before or after it has a number too and is the same. The 48 blocks of a stack do; the first and the
-    third layer of a `Sequential` do not.
+    third layer of a `Sequential` do not. A star stands for all numbers there are; where it does not, they are listed: `layers.{0-2,4}.mlp`.
 
     Args:
-        modules: By name, what makes two siblings the same, as the class.
+        modules: By name its class, and what else makes two siblings the same.
         below: What `children` returns, where it is already known.
     """
     below = below or children(modules)
     found = {"": ""}
-    for name in sorted(below, key=len):
-        labels = below[name]
-        numbered = {each for each in labels if each.rpartition(".")[2].isdecimal()}
-        repeated = {
-            each for pair in pairwise(labels) if numbered.issuperset(pair) and modules[pair[0]] == modules[pair[1]] for each in pair
-        }
-        for each in labels:
-            label = "*" if each in repeated else each.rpartition(".")[2]
-            found[each] = f"{found[name]}.{label}" if name else label
+    waiting = [[""]]
+    for parents in waiting:
+        places: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+        numbers = 0
+        for parent in parents:
+            numbered = {each for each in below[parent] if each.rpartition(".")[2].isdecimal()}
+            repeated = {
+                each
+                for pair in pairwise(below[parent])
+                if numbered.issuperset(pair) and modules[pair[0]] == modules[pair[1]]
+                for each in pair
+            }
+            numbers += len(numbered)
+            for each in below[parent]:
+                places["*" if each in repeated else each.rpartition(".")[2], modules[each][0]].append(each)
+        above, taken = found[parents[0]], set[str]()
+        for (label, _), names in places.items():
+            is_whole = len(names) == (numbers if label == "*" else len(parents))
+            pattern = (f"{above}.{label}" if above else label) if is_whole else spelled_out(names)
+            found |= dict.fromkeys(names, pattern) if pattern not in taken else {name: name for name in names}
+            taken.add(pattern)
+            waiting.append(names)
     return found
+
+
+def spelled_out(names: Iterable[str]) -> str:
+    """Names that differ in numbers as one, as `layers.{0-2,4}.mlp`; of one name itself."""
+    labels = [list(dict.fromkeys(same)) for same in zip(*(name.split(".") for name in names), strict=True)]
+    return ".".join(each[0] if len(each) == 1 else f"{{{_ranges(sorted(map(int, each)))}}}" for each in labels)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Rising numbers, as `0-2,4`."""
+    known = {*numbers}
+    starts = [number for number in numbers if number - 1 not in known]
+    ends = [number for number in numbers if number + 1 not in known]
+    return ",".join(f"{start}-{end}" if end > start else f"{start}" for start, end in zip(starts, ends, strict=True))
 
 
 def fold_repeats(
@@ -62,16 +89,24 @@ def fold_repeats(
         patterns: What the function of that name returns; a name that it has not stands for itself.
 
     Returns:
-        A label and the items of each group, in the order of their first items. The label is the names' pattern, or the name itself where
-        all items are of one module.
+        A label and the items of each group, in the order of their first items. The label is the names' pattern where the group has all
+        modules of that pattern; else their own names, spelled out.
     """
     groups: defaultdict[tuple[str, tuple[Hashable, ...]], list[Item]] = defaultdict(list)
     for item in items:
         values = key(item)
         groups[patterns.get(values[0], values[0]), values[1:]].append(item)
 
+    modules = Counter(patterns.values())
+
     def label(pattern: str, group: Sequence[Item]) -> str:
-        name = key(group[0])[0]
-        return name if all(key(item)[0] == name for item in group) else pattern
+        names = dict.fromkeys(key(item)[0] for item in group)
+        return pattern if 1 < len(names) == modules[pattern] else spelled_out(names)
 
     return [(label(pattern, group), group) for (pattern, _), group in groups.items()]
+
+
+def added_up(values: Mapping[str, float], patterns: Mapping[str, str]) -> dict[str, float]:
+    """Values of modules, those of repeated ones together, by the label that `fold_repeats` gives them."""
+    folded = fold_repeats(values.items(), lambda item: item[:1], patterns)
+    return {label: sum(value for _, value in items) for label, items in folded}

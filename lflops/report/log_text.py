@@ -1,98 +1,111 @@
-"""What a window writes to the log: the step, MFU, the modules with the most time, what to do first, in about 40 lines at most."""
+"""What a window writes to the log: the verdict, the step, the modules with the most time, memory, ranks; in about 40 lines at most."""
 
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from itertools import groupby
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
-from lflops.report.lines.facts import facts, uncounted
-from lflops.report.lines.notes import sentence
-from lflops.report.lines.ranks import ranks
-from lflops.report.lines.text import counted, plain, shortened
-from lflops.report.lines.times import Line, times
-from lflops.report.lines.verdict import first_steps
+from lflops.analyze.compare.diff import diff
+from lflops.analyze.modules.busiest import BusyModules
+from lflops.profile.model import Profile
+from lflops.report.lines.diff import headline
+from lflops.report.lines.layout import speed_lines, verdict_lines
+from lflops.report.lines.report import Report, report_of, uncounted
+from lflops.report.lines.text import counted, plain, shortened_name
 
 __all__ = ["log_text"]
 
 _MARGIN = 16
 _MODULES = 5
-_NAME = 44
-_NOTES, _UNCOUNTED = 3, 3
-_FACTS = frozenset({"profiled", "device", "inputs", "parameters"})
+_NAME, _LEAST_NAME = 60, 30
+_MOST = {"note": 3, "not counted": 3}
+"""Of the remarks with these labels; the first few lines of each, and how many more there are."""
+_SUBJECT = frozenset({"profiled", "device", "inputs"})
+_MODEL = frozenset({"parameters", "peak live memory"})
 _LEFT_OUT = frozenset({"achieved", "CPU time", "observer"})
-"""Of the lines about time, those that only lflops show has."""
-_LINES_OF_RANKS = 6
+"""Of the facts about speed, those that only lflops show has."""
+_REMARKS_LEFT_OUT = frozenset({"allocator's peak", "never called"})
+_LINES_OF_RANKS = 5
+_CHANGES = 2
 
-_Lines = Iterator[tuple[str, str]]
-
-
-def log_text(analysis: Analysis) -> str:
-    """The text of a window: labels, and behind each of them a line or more."""
-    parts = [_facts(analysis), _times(analysis), _modules(analysis), _advice(analysis), _remarks(analysis)]
-    blocks = [[f"{label:<{_MARGIN}}  {plain(value)}".rstrip() for label, value in part] for part in parts]
-    return "\n".join(chain.from_iterable(blocks))
+_Lines = Iterable[tuple[str, str]]
 
 
-def _facts(analysis: Analysis) -> _Lines:
-    return ((label, value) for label, value in facts(analysis.profile) if label in _FACTS)
+def log_text(analysis: Analysis, before: Profile | None = None) -> str:
+    """The text of a window: labels, and behind each of them a line or more.
+
+    Args:
+        analysis: The window.
+        before: The one before it, which it is compared with.
+    """
+    report = report_of(analysis)
+    parts: list[_Lines] = [
+        verdict_lines(report),
+        _changes(analysis, before),
+        ((fact.label, fact.text) for fact in report.subject if fact.name in _SUBJECT),
+        speed_lines([fact for fact in report.speed if fact.name not in _LEFT_OUT]),
+        _modules(analysis),
+        ((fact.label, fact.said) for fact in report.model if fact.name in _MODEL),
+        _remarks(analysis, report),
+    ]
+    lines, above = [], ""
+    for label, text in (line for part in parts for line in part):
+        lines.append(f"{'' if label == above else label:<{_MARGIN}}  {plain(text)}".rstrip())
+        above = label or above
+    return "\n".join(lines)
 
 
-def _times(analysis: Analysis) -> _Lines:
-    """The step and its phases with their shares, rates and MFU. Figures stand below each other."""
-    if all(step.seconds is None or step.kind == "counted" for step in analysis.profile.steps):
-        return
-    shown = [line for line in times(analysis) if line.label not in _LEFT_OUT]
-    value, spread = max(len(line.value) for line in shown), max(len(line.spread) for line in shown)
-    for line in shown:
-        yield line.label, _joined(line, value, spread)
+def _changes(analysis: Analysis, before: Profile | None) -> Iterator[tuple[str, str]]:
+    """What changed since the window before, in at most two sentences; nothing of the first window."""
+    if before is not None:
+        yield from (("since the last", line) for line in headline(diff(before, analysis.profile))[:_CHANGES])
 
 
-def _joined(line: Line, value: int, spread: int) -> str:
-    return f"{line.value:>{value}}  {line.spread:<{spread}}  {line.remark}" if spread else f"{line.value:>{value}}  {line.remark}"
-
-
-def _modules(analysis: Analysis) -> _Lines:
+def _modules(analysis: Analysis) -> Iterator[tuple[str, str]]:
     """The five places with the most own time, and the others together."""
-    step, rows = analysis.step_times.seconds, analysis.busiest
+    times, rows = analysis.step_times, analysis.busiest
     if not rows:
         return
     listed, others = rows[:_MODULES], rows[_MODULES:]
-    named = [(f"{each.pattern or 'the root'}{f' ×{each.modules}' if each.modules > 1 else ''}  {each.kind}", each) for each in listed]
-    width = min(max(len(name) for name, _ in named), _NAME)
-    for index, (name, each) in enumerate(named):
-        share = units.percent(each.seconds / step.median if step else None)
+    named = [(_named(each), each) for each in listed]
+    width = max(len(name) for name, _ in named)
+    for name, each in named:
         rate = f"  {units.rate(2 * each.macs / each.seconds, 'FLOP/s')}" if each.macs else ""
-        line = f"{shortened(plain(name), width):<{width}}  {units.duration(each.seconds):>8}  {share:>6}{rate}"
-        yield "" if index else "most time", line
+        share = units.percent(times.share(each.seconds))
+        yield "most time", f"{name:<{width}}  {units.duration(each.seconds):>8}  {share:>6}{rate}"
     if others:
         left = sum(each.seconds for each in others)
-        name = f"{counted(sum(each.modules for each in others), 'other module')}"
-        yield "", f"{name:<{width}}  {units.duration(left):>8}  {units.percent(left / step.median if step else None):>6}"
+        name = counted(sum(each.modules for each in others), "other module")
+        yield "most time", f"{name:<{width}}  {units.duration(left):>8}  {units.percent(times.share(left)):>6}"
 
 
-def _advice(analysis: Analysis) -> _Lines:
-    return _labelled("do first", first_steps(analysis))
+def _named(each: BusyModules) -> str:
+    """The name, its number and its class. What is cut off is the beginning of a long name."""
+    if not each.name:
+        return f"{plain(each.kind) or 'the model'} itself, outside its layers"
+    after = f"{f' ×{each.modules}' if each.modules > 1 else ''}  {plain(each.kind)}"
+    return f"{shortened_name(plain(each.name), max(_NAME - len(after), _LEAST_NAME))}{after}"
 
 
-def _remarks(analysis: Analysis) -> _Lines:
-    """Memory, slow ranks, uncounted operators and notes: the first few of each."""
-    profile = analysis.profile
-    yield "memory", f"{units.size(analysis.peak_bytes)} of live tensors at the peak"
-    yield from islice(ranks(analysis), _LINES_OF_RANKS)
-    if profile.is_counted and analysis.uncounted:
-        yield from _labelled("not counted", (line for line, _ in uncounted(analysis, _UNCOUNTED)))
-    yield from _labelled("note", _few(map(sentence, profile.notes), _NOTES))
+def _remarks(analysis: Analysis, report: Report) -> Iterator[tuple[str, str]]:
+    """Ranks, uncounted operators and notes: the first few of each."""
+    of_ranks = 0
+    for label, facts in groupby(report.remarks, key=lambda fact: fact.label):
+        lines = [fact.text for fact in facts]
+        if label == "not counted":
+            lines = [line for line, is_doubt in uncounted(analysis, _MOST[label] - 1) if is_doubt]
+        elif label == "note":
+            lines = _few(lines, _MOST[label])
+        elif label in _REMARKS_LEFT_OUT:
+            continue
+        else:
+            lines = lines[: max(_LINES_OF_RANKS - of_ranks, 0)]
+            of_ranks += len(lines)
+        yield from ((label, line) for line in lines)
 
 
-def _few(lines: Iterable[str], most: int) -> Iterator[str]:
+def _few(lines: list[str], most: int) -> list[str]:
     """The first lines, and how many more there are."""
-    every = list(lines)
-    kept = every if len(every) <= most else every[: most - 1]
-    yield from kept
-    if left := len(every) - len(kept):
-        yield f"{left} more, see lflops show"
-
-
-def _labelled(label: str, lines: Iterable[str]) -> _Lines:
-    for index, line in enumerate(lines):
-        yield "" if index else label, line
+    kept = lines if len(lines) <= most else lines[: most - 1]
+    left = len(lines) - len(kept)
+    return [*kept, f"{left} more, see lflops show"] if left else kept

@@ -25,7 +25,7 @@ from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Training
 from lflops.session.outlets.background_call import BackgroundCall
 from lflops.session.outlets.failures import Failures
-from lflops.session.outlets.loggers import Outlets, PreparedWindow, scalars
+from lflops.session.outlets.loggers import Outlets, PreparedWindow
 from lflops.session.outlets.paths import OutputPaths, claim, release
 
 __all__ = ["Results"]
@@ -243,7 +243,7 @@ class Results:
             found = outlets.slow_ranks(analysis)
             for culprit in [each for each in found if each not in self._accused]:
                 self._accused.add(culprit)
-                self._training.say(f"lflops: in the last {compared.steps} clean steps {found[culprit]}")
+                self._training.say(f"lflops: in the last {compared.steps} undisturbed steps {found[culprit]}")
             if is_last:
                 self._replace(window, profile)
                 path = None if self.paths is None else self.paths.profile(profile.run)
@@ -332,13 +332,13 @@ class Results:
         """Say that a window is closed, and give the loggers what was made of it."""
         if self.outlets is None:
             return
-        run, files = closed.analysis.profile.run, [*closed.files, *prepared.files]
-        message = [closed.message, prepared.text, *_labelled("files", map(str, files))]
+        files = [*closed.files, *prepared.files]
+        more = list(_where(files, self.outlets.where())) if closed.is_first else []
+        others = [str(file) for file in files if not any(str(file) in line for line in more)]
+        message = [closed.message, prepared.text, *_labelled("files", others), *_labelled("to see more", more)]
         self.outlets.log(prepared)
-        if closed.is_first:
-            message += _labelled("to see more", _where(files, self.outlets.where()))
         self._training.say("\n".join(filter(None, message)))
-        self.outlets.scalars(scalars(closed.analysis), run.stage or "", closed.step)
+        self.outlets.window_scalars(closed.analysis, closed.step)
         self.outlets.module_scalars(closed.analysis, closed.step)
 
     def _log_unprepared(self, seconds: float) -> None:

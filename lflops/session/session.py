@@ -304,9 +304,8 @@ class Session:
 
     def _log_point(self) -> None:
         if self._live_metrics is not None and self._results.outlets is not None:
-            self._results.outlets.scalars(
-                self._live_metrics.point(self._results.shares.get(self._stage.name, {})), self._stage.name, self._step_clock.logged_step
-            )
+            point = self._live_metrics.point(self._results.shares.get(self._stage.name, {}))
+            self._results.outlets.point(point, self._stage.name, self._step_clock.logged_step)
 
     @property
     def _periods(self) -> tuple[int | None, int | None]:
@@ -344,8 +343,10 @@ class Session:
         if self._live_metrics is not None:
             self._live_metrics.open()
             self._listen_to_transfers()
-        where = f"at step {self._step_clock.logged_step + 1}" if self._stage.learns else f"behind step {self._step_clock.logged_step}"
-        self._training.say(f"lflops: {self._stage.name} window {self._window.number} opens {where}")
+        batches = self._step_clock.ordinal * (self._stage.accumulation() if self._stage.learns else 1)  # as the schedule counts
+        where = f"at step {self._step_clock.logged_step + 1}" if self._stage.learns else f"after step {self._step_clock.logged_step}"
+        after = f"{batches} batch{'' if batches == 1 else 'es'}"
+        self._training.say(f"lflops: {self._stage.name} window {self._window.number} opens after {after}, {where}")
         if self._tracing is not None:
             self._tracing.open()
             self._tracing.step(traced=self._position.phase == "traced")

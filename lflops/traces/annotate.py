@@ -126,7 +126,7 @@ def _slices(calls: Calls, base: int, profile: Profile | None) -> Iterator[dict[s
         yield {
             "ph": "X",
             "cat": MODULE,
-            "name": call.row or "(root)",
+            "name": call.row or "(model)",
             "pid": PROCESS_ID,
             "tid": _track(call.thread, call.phase),
             **times,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -507,6 +508,18 @@ def test_a_model_that_is_compiled_whole_has_the_time_of_its_root(clock: StillClo
     assert {"": 1} == inclusive(measure(in_place, x), FORWARD)
     wrapped = torch.compile(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), backend=Compiled(clock))
     assert {"": 1} == inclusive(measure(wrapped, x), FORWARD)
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
+def test_a_compiled_wrapper_in_a_dict_has_the_time_of_what_it_wraps(clock: StillClock) -> None:
+    """The model holds the plain module, and calls the wrapper, which no module of it holds."""
+    inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    model = Around(clock, inner)
+    wrappers = {"inner": torch.compile(inner, backend=Compiled(clock))}
+    model.forward = MethodType(lambda self, x: self.head(wrappers["inner"](x)), model)  # type: ignore[method-assign]
+    profile = measure(model, x)
+    assert {"": 5, "inner": 1, "head": 4} == inclusive(profile, FORWARD)
+    assert (profile.modules["inner"].compiled, profile.modules[""].forward.own_macs) == (True, 0)
 
 
 def test_a_compiled_function_is_the_time_of_who_calls_it(clock: StillClock) -> None:

@@ -209,8 +209,8 @@ def test_tokens_are_what_the_user_says_they_are(clock: StillClock) -> None:
     """Seven to a batch, of which samples are as many as its shapes say."""
     monitor = watching(units=lambda batch: {"tokens": 7})
     given = recorded(clock, monitor)
-    assert pytest.approx(7 / 8) == given[10]["lflops·train·tokens_per_second"]
-    assert pytest.approx(ROWS / 8) == given[10]["lflops·train·samples_per_second"]
+    assert pytest.approx(7 / 8) == given[9]["lflops·train·tokens_per_second"]
+    assert pytest.approx(ROWS / 8) == given[9]["lflops·train·samples_per_second"]
     assert (ROWS, 7) == (monitor.profiles[0].run.samples_per_step, monitor.profiles[0].run.tokens_per_step)
 
 
@@ -266,11 +266,11 @@ def drawn_by_layout(events: EventAccumulator) -> Counter[str]:
 
 
 def test_tensorboard_gets_curves_the_summary_and_a_layout(tmp_path: Path) -> None:
-    """Its charts are of all curves but those that are no rate and no time."""
+    """Its charts are of all curves but those that are no rate and no time. The window at step 10 adds no point."""
     monitor, logger = watching(), TensorBoardLogger(tmp_path)
     fit(Classifier(), monitor, logger=logger, log_every_n_steps=5)
     events = told(logger)
-    assert [4, 9, 10, 14, 19, 24, 29] == [event.step for event in events.Scalars("lflops/train/step_ms")]
+    assert [4, 9, 14, 19, 24, 29] == [event.step for event in events.Scalars("lflops/train/step_ms")]
     (text,) = events.Tensors("lflops/train/summary/text_summary")
     fenced = text.tensor_proto.string_val[0].decode()
     assert f"```\n{summary(analyze(monitor.profiles[0]), top_modules=3)}\n```" == fenced
@@ -494,18 +494,21 @@ def test_the_summary_is_logged_and_goes_to_the_file(tmp_path: Path, caplog: pyte
     texts = [summary(analyze(profile), module_depth=1, top_modules=3, fold=True) for profile in monitor.profiles]
     assert "".join(f"{text}\n" for text in texts) == path.read_text("utf-8")
     said = [message for message in caplog.messages if message.startswith("lflops:")]
-    assert ["lflops: train window 0 opens at step 2", "lflops: train window 1 opens at step 7"] == [
-        line for line in said if "opens" in line
-    ]
-    assert [closing(monitor.profiles[window], window, tmp_path, path) for window in (0, 1)] == [line for line in said if "closed" in line]
+    opened = ["lflops: train window 0 opens after 2 batches, at step 2", "lflops: train window 1 opens after 7 batches, at step 7"]
+    assert opened == [line for line in said if "opens" in line]
+    first, second = monitor.profiles
+    assert [closing(first, None, tmp_path, path), closing(second, first, tmp_path, path)] == [line for line in said if "closed" in line]
 
 
-def closing(profile: Profile, window: int, folder: Path, output: Path) -> str:
-    """The log's message: the text, the files, and once in a run what to do with them."""
+def closing(profile: Profile, before: Profile | None, folder: Path, output: Path) -> str:
+    """The log's message: the text, and each file once: the first window says what to do with some."""
+    window = profile.run.window
     file = f"{folder}/train-{window}-{profile.run.step}.profile.json"
-    more = [f"to see more       on a terminal: lflops show {file}"] if window == 0 else []
+    files = [f"files             {file}", f"                  {output}"]
+    if before is None:
+        files = [f"files             {output}", f"to see more       on a terminal: lflops show {file}"]
     head = f"lflops: train window {window} closed at step {profile.run.step}"
-    return "\n".join([head, log_text(analyze(profile)), f"files             {file}", f"                  {output}", *more])
+    return "\n".join([head, log_text(analyze(profile), before), *files])
 
 
 def test_the_file_is_begun_anew_by_each_run(tmp_path: Path) -> None:

@@ -27,5 +27,5 @@ test("a cell's value is its data, else its title after the label, else its text"
     cell("1.23 M", { title: "FLOPs: 1,234,567" }), cell("–", { title: "FLOPs: unknown" }), cell("1 k", { title: "FLOPs: 1000", "data-value": "1001" }),
     cell("x", { title: "" }), cell(" text "), cell("", { "data-value": "" }),
   ];
-  assert.deepEqual(valuesOfGrid({ columns, rows: [0], cells })[1], ["1234567", null, "1001", "(root)", "text", null]);
+  assert.deepEqual(valuesOfGrid({ columns, rows: [0], cells })[1], ["1234567", null, "1001", "(model)", "text", null]);
 });

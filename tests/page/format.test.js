@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { bandwidth, between, count, decade, duration, exact, messageOf, percent, rate, signed, size } from "../../lflops/page/lib/format.js";
+import { bandwidth, between, count, duration, exact, messageOf, percent, rate, signed, size, tick } from "../../lflops/page/lib/format.js";
 
 test("an unknown value is a dash", () => {
   for (const format of [count, rate, bandwidth, size, duration, percent, signed]) assert.equal(format(null), "–");
@@ -39,8 +39,8 @@ test("what a ratio adds has a sign, and an interval has two", () => {
 });
 
 test("an axis has powers of ten", () => {
-  assert.deepEqual([-2, 0, 5, 12].map((power) => decade(power)), ["0.01", "1", "100 k", "1 T"]);
-  assert.equal(decade(13, "FLOP/s"), "10 TFLOP/s");
+  assert.deepEqual([0.01, 1, 1e5, 2.5e6, 1e12].map((value) => tick(value)), ["0.01", "1", "100 k", "2.5 M", "1 T"]);
+  assert.equal(tick(1e13, "FLOP/s"), "10 TFLOP/s");
 });
 
 test("an exact value is grouped, a fraction is not", () => {

@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { spelledOut, stateOfModules } from "../../lflops/page/lib/module_link.js";
 import { brief, isSameWindow, nearest } from "../../lflops/page/lib/windows.js";
 import { folded, greatestOf, meanOf, meanRate, runLabel, sumOf } from "../../lflops/page/table/fold.js";
 import { columns, reader } from "../../lflops/page/table/module_columns.js";
@@ -90,4 +91,14 @@ test("what is unknown differs from nothing, and has no ratio", () => {
   assert.deepEqual([[1, 2], [1, 1], [null, 1], [1, null]].map(([before, after]) => differs({ before, after })), [true, false, false, false]);
   assert.deepEqual([[2, 3], [0, 1], [null, 1], ["2", "4"]].map(([before, after]) => ratioOf({ before, after })), [1.5, null, null, 2]);
   assert.deepEqual(["slower", "faster", "same", null].map((verdict) => isChanged({ verdict })), [true, true, false, false]);
+});
+
+test("a label of several modules leads to their rows", () => {
+  const names = [0, 1, 2, 4, 11].map((number) => `layers.${number}.m+`);
+  const label = spelledOut(names);
+  assert.equal(label, "layers.{0-2,4,11}.m+");
+  const found = new RegExp(stateOfModules(label).filter);
+  assert.deepEqual(["layers.3.m+", "layers.1.m+.x", ...names].filter((name) => found.test(name)), names);
+  assert.equal(spelledOut(["a.1.b"]), "a.1.b");
+  assert.deepEqual([stateOfModules("layers.*").filter, stateOfModules("layers.1").row], ["^layers[.]\\d+$", "layers.1"]);
 });

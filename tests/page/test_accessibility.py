@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from torch.utils.tensorboard import SummaryWriter
 
+import lflops
 from lflops.cli.main import main
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile
-from tests.support.browser import Seen
+from tests.support.browser import Seen, tab
 from tests.support.profile_builders import small_profile, with_seconds
 from tests.support.rank_profiles import four_ranks
 from tests.support.repository import ROOT
@@ -68,6 +70,18 @@ def test_axe_would_find_a_button_without_a_name(opening: Callable[..., Seen], fi
     seen = opened(opening, file, "summary")
     seen.page.evaluate("document.querySelector('main').append(document.createElement('button'))")
     assert any(found.startswith("button-name") for found in violations(seen))
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="needs axe-core, by npm ci")
+def test_axe_finds_nothing_in_the_tab_s_frame(opening: Callable[..., Seen], tmp_path: Path) -> None:
+    """TensorBoard makes the frame's document, without a title and a language."""
+    with SummaryWriter(tmp_path) as writer:
+        lflops.tensorboard.log(writer, small_profile(), 1)
+    with tab(opening, tmp_path, expected=1) as (seen, _, _):
+        (frame,) = (each for each in seen.page.frames if each.parent_frame)
+        frame.evaluate(AXE.read_text("utf-8"))
+        found = frame.evaluate("async () => (await axe.run(document, { resultTypes: ['violations'] })).violations")
+        assert [] == [rule["id"] for rule in found]
 
 
 WIDGETS = {

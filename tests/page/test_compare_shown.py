@@ -13,7 +13,6 @@ from msgspec import json
 from msgspec.structs import replace
 
 import lflops
-from lflops import units
 from lflops.analyze.analysis import analyze
 from lflops.analyze.compare.diff import Diff, ModuleDiff
 from lflops.analyze.compare.significance import Verdict
@@ -126,14 +125,6 @@ def word(module: ModuleDiff) -> str | None:
     return "renamed" if is_renamed else module.news.verdict
 
 
-def signed(ratio: float) -> str:
-    """What a ratio adds, with its sign; a large one as a multiple."""
-    if ratio >= 10:
-        return f"×{units.count(math.floor(ratio + 0.5))}"
-    text = units.percent(ratio - 1)
-    return f"+{text}" if ratio > 1 and text[0].isdigit() else text
-
-
 def ratio_of(before: Any, after: Any) -> float | None:
     """As Python divides; where the page has digits, of the numbers that they are."""
     return None if after is None or before is None or not float(before) else float(after) / float(before)
@@ -143,22 +134,20 @@ def drawn_rows(pair: Pair, given: Any) -> list[list[Any]]:
     """The rows that the table has to show, all of them open, in the order of the modules."""
     found = []
     for module, row in zip(lflops.diff(*pair).modules, rows_of(given["modules"]), strict=True):
-        names = ["(root)" if name == "" else name for name in (module.before, module.after)] + [module.kind, 1]
-        low, high = row["time.low"], row["time.high"]
-        interval = None if low is None else f"{signed(low)} to {signed(high)}"
-        times = [row["time.before"], row["time.after"], row["time.ratio"], interval, row["time.lost"]]
+        names = ["(model)" if name == "" else name for name in (module.before, module.after)] + [module.kind, 1]
+        times = [row[f"time.{each}"] for each in ("before", "after", "ratio", "low", "high", "lost")]
         found.append([*names, None, word(module), *times, row["macs.before"], row["macs.after"]])
         for phase in ("forward", "backward", "recompute"):
             seconds, macs = ([row[f"{phase}.{name}.{side}"] for side in ("before", "after")] for name in ("seconds", "macs"))
             if any(map(float, (each or 0 for each in (*seconds, *macs)))):
-                found.append([*names, phase, None, *seconds, ratio_of(*seconds), None, None, *macs])
+                found.append([*names, phase, None, *seconds, ratio_of(*seconds), None, None, None, *macs])
         if module.news.per_mac is not None:
-            found.append([*names, "time per MAC", None, None, None, row["time.per_mac"], None, None, None, None])
+            found.append([*names, "time per MAC", None, None, None, row["time.per_mac"], *[None] * 5])
         labels = {"flops": "own FLOPs", "bytes_moved": "own bytes moved", "parameters": "own parameters", "peak_bytes": "peak memory"}
         for name, label in labels.items():
             before, after = row[f"{name}.before"], row[f"{name}.after"]
             if before is not None and after is not None and before != after:
-                found.append([*names, label, None, before, after, ratio_of(before, after), None, None, None, None])
+                found.append([*names, label, None, before, after, ratio_of(before, after), *[None] * 5])
     return found
 
 

@@ -1,6 +1,7 @@
 """What the page shows as files: CSV, JSON, SVG and PNG, in a real browser."""
 
 import csv
+import re
 from collections.abc import Callable, Mapping
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -10,12 +11,14 @@ from xml.etree import ElementTree as ET
 import pytest
 from matplotlib.image import imread
 from msgspec import json
+from msgspec.structs import replace
 from torch.utils.tensorboard import SummaryWriter
 
 import lflops
 from lflops.analyze.analysis import analyze
 from lflops.cli.main import main
 from lflops.report.payload.payload import payload
+from tests.page.test_accessibility import VIEWS, whole
 from tests.support.browser import Seen, bench
 from tests.support.malicious_names import IMAGE, SCRIPT, hostile_profile
 from tests.support.profile_builders import product, profile, small_profile
@@ -52,7 +55,7 @@ def test_the_modules_are_exported_as_they_are_shown(page_of: Callable[..., Seen]
     assert "Model-fit-window-0-step-8-modules.csv" == name
     head, *rows = table(content)
     assert ["module", "class", "modules", "rank spread", "forward time", "backward MACs"] == head
-    assert [["(root)", "768"], ["encoder", "512"], ["encoder.0", "512"], ["head", "256"]] == [[row[0], row[5]] for row in rows]
+    assert [["(model)", "768"], ["encoder", "512"], ["encoder.0", "512"], ["head", "256"]] == [[row[0], row[5]] for row in rows]
     assert (["", "", ""], pytest.approx(0.5)) == ([row[3] for row in rows[:3]], float(rows[3][3]))
     assert [pytest.approx(3e-4), pytest.approx(2e-4), pytest.approx(1e-4), pytest.approx(1e-4)] == [float(row[4]) for row in rows]
 
@@ -108,7 +111,7 @@ def test_any_table_is_exported_by_its_cells(browser: Any) -> None:
         [["-neg", None], ["-5", None]],
         [["", ""], ["-1e-5", "FLOPs: -0.00001"]],
     ]
-    expected = 'operator,FLOPs\r\nmm,1234567\r\n"a ""b"", c",\r\n\'-neg,-5\r\n(root),-0.00001\r\n'
+    expected = 'operator,FLOPs\r\nmm,1234567\r\n"a ""b"", c",\r\n\'-neg,-5\r\n(model),-0.00001\r\n'
     with bench(browser) as page:
         assert [expected, expected] == page.evaluate(CELLS, rows)
 
@@ -164,7 +167,46 @@ def test_the_tab_exports_under_tensorboard_s_policy(opening: Callable[..., Seen]
             tuple(round(255 * float(each)) for each in pixel[:3]) for pixel in picture.reshape(-1, picture.shape[2])
         }
         frame.get_by_role("tab", name="Modules").click()
-        assert ["(root)", "a"] == [row[0] for row in table(exported(seen, frame, "modules as CSV")[1])[1:]]
+        assert ["(model)", "a"] == [row[0] for row in table(exported(seen, frame, "modules as CSV")[1])[1:]]
+
+
+def test_the_timeline_is_exported_with_its_bars(page_of: Callable[..., Seen]) -> None:
+    """Forward is 1 of 3 ms; its colour is in the picture. The chart is offered once."""
+    seen = page_of(small_profile(), color_scheme="light")
+    seen.view("Timeline")
+    seen.page.locator(".step-timeline svg").wait_for()
+    drawing = ET.fromstring(exported(seen, seen.page, "timeline of a step as SVG")[1])  # noqa: S314 - our own
+    bar = drawing.find(f".//{SVG}g[@data-bar='0']/{SVG}rect")
+    assert bar is not None
+    assert "none" != styles(bar)["fill"]
+    assert pytest.approx((float(drawing.get("width", "0")) - 122) / 3, rel=0.02) == float(bar.get("width", "0"))
+    picture = imread(BytesIO(exported(seen, seen.page, "timeline of a step as PNG")[1]))
+    assert (0x6A, 0xA9, 0xE9) in {tuple(round(255 * float(each)) for each in pixel[:3]) for row in picture[:150] for pixel in row[::7]}
+    seen.page.locator(".exports summary").click()
+    assert 1 == seen.page.locator(".menu button", has_text="as SVG").count()
+
+
+ROUNDED = re.compile(r"[-−+<>~×]?\d[\d.,]*( ?%| [munµ]?s| [KMGT]?i?B| [kMGTP])|.*\d,\d{3}\b.*")
+"""A figure as the page writes it."""
+
+
+@pytest.mark.parametrize("view", [view.capitalize() for view in VIEWS])
+def test_no_table_is_exported_as_rounded_text(view: str, opening: Callable[..., Seen], tmp_path: Path) -> None:
+    """No cell of any view has a unit, a per cent sign or a comma in a number."""
+    whole().save(tmp_path / "a.json")
+    replace(whole(), steps=whole().steps[1:]).save(tmp_path / "b.json")
+    assert 0 == main(["html", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "-o", str(tmp_path / "page.html")])
+    seen = opening((tmp_path / "page.html").as_uri())
+    seen.view(view)
+    if view == "Compare":
+        seen.page.get_by_label("show").select_option("all")
+    seen.page.locator(".exports summary").click()
+    offered = [each for each in seen.page.locator(".menu button").all_inner_texts() if each.endswith("as CSV")]
+    seen.page.locator(".exports summary").click()
+    assert bool(offered) is (view not in {"Summary", "Timeline"})
+    for label in offered:
+        rows = table(exported(seen, seen.page, label)[1])
+        assert [] == [cell for row in rows for cell in row if ROUNDED.fullmatch(cell)], label
 
 
 def test_the_menu_is_reached_with_the_keyboard(page_of: Callable[..., Seen]) -> None:

@@ -48,7 +48,7 @@ def test_what_repeats_is_one_row_with_the_mean_of_the_times(page_of: Callable[..
     assert {"blocks": "440", "blocks.0": "440", "blocks.0.fc": "400"}.items() <= seen.shown("forward MACs").items()
     seen.page.get_by_label("mean of one").check()
     columns(seen, "forward.rate")
-    assert ["(root)", "blocks", "0…3", "fc", "norm", "head"] == seen.labels()
+    assert ["(model)", "blocks", "0…3", "fc", "norm", "head"] == seen.labels()
     times = {name: float(text) for name, text in seen.shown("forward time").items()}
     assert (pytest.approx(4e-3), pytest.approx(3e-3)) == (times["blocks.0"], times["blocks.0.fc"])
     assert {"": "490", "blocks": "440", "blocks.0": "110", "blocks.0.fc": "100", "blocks.0.norm": "10", "head": "50"} == seen.shown(
@@ -74,7 +74,7 @@ def test_the_rows_are_those_of_the_terminal(page_of: Callable[..., Seen]) -> Non
     labels = seen.page.locator(f"{ROW} .name").evaluate_all(
         "names => names.map((name) => [...name.querySelectorAll('.label, .mark')].map((part) => part.textContent).join(' '))"
     )
-    assert ["(root)", *map(_label, rows[1:])] == labels
+    assert ["(model)", *map(_label, rows[1:])] == labels
     assert {row.name: str(row.one("forward").macs) for row in rows} == seen.shown("forward MACs")
     assert {row.name: pytest.approx(row.time("forward")) for row in rows} == {
         name: float(text) for name, text in seen.shown("forward time").items()
@@ -113,7 +113,7 @@ def test_a_filter_and_a_flat_list_show_each_module(page_of: Callable[..., Seen])
     seen = page_of(repeated(1, 1, 1))
     seen.modules()
     seen.page.get_by_label("filter by name or class").fill("blocks.1.")
-    assert ["(root)", "blocks", "1", "fc", "norm"] == seen.labels()
+    assert ["(model)", "blocks", "1", "fc", "norm"] == seen.labels()
     seen.page.get_by_label("filter by name or class").fill("")
     seen.page.get_by_label("flat").check()
     assert 12 == int(seen.page.locator(GRID).get_attribute("aria-rowcount")) - 1

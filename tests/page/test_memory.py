@@ -101,7 +101,7 @@ def test_a_line_of_many_modules_leads_to_all_of_them(page_of: Callable[..., Seen
     seen = shown(page_of, profile({name: {} for name in names}, [], memory=memory))
     seen.page.get_by_role("button", name="blocks.* ×2").click()
     seen.page.locator(ROW).first.wait_for()
-    assert ["(root)", "blocks", "0", "1"] == seen.labels()
+    assert ["(model)", "blocks", "0", "1"] == seen.labels()
 
 
 def test_the_chip_s_room_is_drawn_where_it_is_near(page_of: Callable[..., Seen]) -> None:

@@ -17,7 +17,7 @@ from lflops.profile.model import PHASES, Profile
 from lflops.profile.records import Phase
 from lflops.profile.steps import Step
 from lflops.report.html import save
-from lflops.report.lines.verdict import verdict
+from lflops.report.lines.report import report_of
 from tests.support.browser import GRID, ROW, Seen, bench, tab
 from tests.support.malicious_names import IMAGE, SCRIPT, hostile_profile
 from tests.support.profile_builders import clocked, product, profile, profile_of, run, small_profile, untimed
@@ -62,16 +62,16 @@ def test_rows_are_sorted_among_their_siblings(page_of: Callable[..., Seen]) -> N
     order = seen.labels()
     head = seen.page.get_by_role("button", name="parameters")
     head.click()
-    assert ["(root)", "encoder", "0", "1", "head"] == order == seen.labels()
+    assert ["(model)", "encoder", "0", "1", "head"] == order == seen.labels()
     head.click()
-    assert ["(root)", "head", "encoder", "1", "0"] == seen.labels()
+    assert ["(model)", "head", "encoder", "1", "0"] == seen.labels()
     assert "ascending" == seen.page.get_by_role("columnheader", name="parameters").get_attribute("aria-sort")
     head.click()
     assert order == seen.labels()
     assert "descending" == seen.page.get_by_role("columnheader", name="total time").get_attribute("aria-sort")
     seen.page.get_by_label("flat").check()
     seen.page.get_by_role("button", name="module", exact=True).click()
-    assert ["(root)", "encoder", "encoder.0", "encoder.1", "head"] == seen.labels()
+    assert ["(model)", "encoder", "encoder.0", "encoder.1", "head"] == seen.labels()
 
 
 def test_rows_are_filtered_by_name_class_and_pattern(page_of: Callable[..., Seen]) -> None:
@@ -80,11 +80,11 @@ def test_rows_are_filtered_by_name_class_and_pattern(page_of: Callable[..., Seen
     seen.modules()
     field = seen.page.get_by_label("filter by name or class")
     field.fill("gelu")
-    assert ["(root)", "encoder", "1"] == seen.labels()
+    assert ["(model)", "encoder", "1"] == seen.labels()
     assert "1 of 5 match" == seen.page.locator(".bar-of-controls .quiet").inner_text()
     seen.page.get_by_label("regex").check()
     field.fill("^head$|[.]0")
-    assert ["(root)", "encoder", "0", "head"] == seen.labels()
+    assert ["(model)", "encoder", "0", "head"] == seen.labels()
     field.fill("(")
     assert 5 == len(seen.labels())
     assert "no regular expression" in seen.page.locator(".bar-of-controls .quiet").inner_text()
@@ -109,7 +109,7 @@ def test_what_takes_the_time_comes_first(page_of: Callable[..., Seen]) -> None:
     """Blocks of 3, 6, 9 and 12 ms: 30 of 100 ms together in one row, and 7.5 in the mean of one; the head's 12 come after."""
     seen = page_of(timed_blocks(1, 2, 3, 4))
     seen.modules()
-    assert ["(root)", "blocks", "0…3", "fc", "head"] == seen.labels()
+    assert ["(model)", "blocks", "0…3", "fc", "head"] == seen.labels()
     expected = {"": 0.042, "blocks": 0.03, "blocks.0": 0.03, "blocks.0.fc": 0.03, "head": 0.012}
     assert {name: pytest.approx(each) for name, each in expected.items()} == {
         name: float(text) for name, text in seen.shown("total time").items()
@@ -150,7 +150,7 @@ def test_the_icicle_has_the_shares_and_zooms(page_of: Callable[..., Seen]) -> No
     seen = page_of(timed_blocks(1, 2, 3, 4))
     seen.modules()
     bars = seen.page.locator(".icicle .block")
-    assert ["(root)", "blocks", "0…3", "fc", "head"] == bars.all_inner_texts()
+    assert ["(model)", "blocks", "0…3", "fc", "head"] == bars.all_inner_texts()
     widths = bars.evaluate_all("bars => bars.map((bar) => parseFloat(bar.style.width))")
     assert pytest.approx([100, 500 / 7, 500 / 7, 500 / 7, 200 / 7], rel=1e-4) == widths
     chart, caption = seen.page.locator(".icicle"), seen.page.locator(".icicle-caption")
@@ -163,7 +163,7 @@ def test_the_icicle_has_the_shares_and_zooms(page_of: Callable[..., Seen]) -> No
     for key in ("Home", "ArrowDown", " "):
         chart.press(key)
     assert ["blocks", "0…3", "fc"] == bars.all_inner_texts()
-    seen.page.get_by_role("navigation", name="zoomed to").get_by_role("button", name="(root)").click()
+    seen.page.get_by_role("navigation", name="zoomed to").get_by_role("button", name="(model)").click()
     assert 5 == bars.count()
 
 
@@ -179,7 +179,7 @@ def test_the_icicle_zooms_with_the_wheel_and_shows_what_is_searched(page_of: Cal
     seen.page.locator(".crumbs b", has_text="blocks").wait_for()
     bars.first.hover()
     seen.page.mouse.wheel(0, 100)
-    seen.page.locator(".crumbs b", has_text="(root)").wait_for()
+    seen.page.locator(".crumbs b", has_text="(model)").wait_for()
     seen.page.get_by_label("filter by name or class").fill("head")
     assert ["head"] == seen.page.locator(".icicle .found").all_inner_texts()
 
@@ -192,7 +192,7 @@ def test_the_tree_is_walked_with_the_keyboard(page_of: Callable[..., Seen]) -> N
     grid.focus()
     for key in ("ArrowDown", "ArrowLeft"):
         grid.press(key)
-    assert ["(root)", "encoder", "head"] == seen.labels()
+    assert ["(model)", "encoder", "head"] == seen.labels()
     assert "false" == seen.page.locator(ROW).nth(1).get_attribute("aria-expanded")
     assert "row-1" == grid.get_attribute("aria-activedescendant")
     grid.press("ArrowRight")
@@ -201,7 +201,7 @@ def test_the_tree_is_walked_with_the_keyboard(page_of: Callable[..., Seen]) -> N
         grid.press(key)
     assert "row-0" == grid.get_attribute("aria-activedescendant")
     seen.page.get_by_role("button", name="parameters").press("Enter")
-    assert ["(root)", "encoder", "0", "1", "head"] == seen.labels()
+    assert ["(model)", "encoder", "0", "1", "head"] == seen.labels()
     assert "descending" == seen.page.get_by_role("columnheader", name="parameters").get_attribute("aria-sort")
 
 
@@ -213,7 +213,7 @@ def test_the_address_keeps_what_is_looked_at(page_of: Callable[..., Seen]) -> No
     seen.page.get_by_label("filter by name or class").fill("head")
     seen.page.reload()
     seen.page.locator(ROW).first.wait_for()
-    assert ["(root)", "head"] == seen.labels()
+    assert ["(model)", "head"] == seen.labels()
     assert "descending" == seen.page.get_by_role("columnheader", name="parameters").get_attribute("aria-sort")
 
 
@@ -223,7 +223,7 @@ def test_names_are_text(page_of: Callable[..., Seen]) -> None:
     assert IMAGE in seen.page.locator("h1").inner_text()
     assert SCRIPT in seen.page.locator(".facts").inner_text()
     seen.modules()
-    assert ["(root)", IMAGE, SCRIPT, "__proto__"] == seen.labels()
+    assert ["(model)", IMAGE, SCRIPT, "__proto__"] == seen.labels()
     assert 0 == seen.page.locator("img").count()
     assert 2 == seen.page.locator("script").count()
 
@@ -261,7 +261,7 @@ def test_a_profile_of_one_module_and_without_times(page_of: Callable[..., Seen])
     seen = page_of(untimed(profile({"": {"kind": "Linear"}}, [product("", "aten::mm", "forward", macs=2**60 + 1, bytes_moved=1)])))
     assert 2 == seen.page.locator(".summary").get_by_text("Unknown:").count()
     seen.modules()
-    assert ["(root)"] == seen.labels()
+    assert ["(model)"] == seen.labels()
     assert {"": "1,152,921,504,606,846,977"} == seen.shown("forward MACs")
     assert 0 == seen.page.get_by_role("columnheader", name="time").count()
 
@@ -290,10 +290,10 @@ def test_the_tab_shows_what_was_logged(opening: Callable[..., Seen], tmp_path: P
         assert "broken of run run, step 0 is unreadable" in frame.locator(".problems").inner_text()
         frame.get_by_role("tab", name="Modules").click()
         labels = frame.locator(f"{ROW} .name .label")
-        assert ["(root)", "encoder", "0", "1", "head"] == labels.all_inner_texts()
+        assert ["(model)", "encoder", "0", "1", "head"] == labels.all_inner_texts()
         frame.get_by_label("stage").select_option("lflops/count/profile")
         frame.locator(ROW).filter(has_text="img src").first.wait_for()
-        assert ["(root)", IMAGE, SCRIPT, "__proto__"] == labels.all_inner_texts()
+        assert ["(model)", IMAGE, SCRIPT, "__proto__"] == labels.all_inner_texts()
         assert 0 == frame.locator("img").count()
 
 
@@ -308,7 +308,7 @@ def test_a_reload_of_tensorboard_shows_the_same_again(opening: Callable[..., See
         frame.get_by_label("filter by name or class").fill("head")
         seen.page.reload()
         frame.locator(ROW).first.wait_for()
-        assert ["(root)", "head"] == frame.locator(f"{ROW} .name .label").all_inner_texts()
+        assert ["(model)", "head"] == frame.locator(f"{ROW} .name .label").all_inner_texts()
         assert "1" == frame.get_by_label("step", exact=True).input_value()
 
 
@@ -357,7 +357,7 @@ def test_back_and_forward_go_from_view_to_view(page_of: Callable[..., Seen]) -> 
     for act, expected in ((seen.page.go_back, "modules"), (seen.page.go_back, "summary"), (seen.page.go_forward, "modules")):
         act()
         seen.page.locator(f"section.{expected}").wait_for()
-    assert ["(root)", "head"] == seen.labels()
+    assert ["(model)", "head"] == seen.labels()
 
 
 def test_the_tabs_are_walked_with_the_keyboard(page_of: Callable[..., Seen]) -> None:
@@ -414,14 +414,15 @@ def test_numbers_read_as_in_the_report(browser: Any) -> None:
 def test_the_step_s_bar_leaves_nothing_unnamed(page_of: Callable[..., Seen]) -> None:
     """0.2 ms of data, 1 of forward and 1.5 of backward are 2.7 of 3 ms: the rest is named too."""
     parts = page_of(small_profile()).page.locator(".parts-of-phase li")
-    assert "unaccounted 10.0 %, 300 µs" in parts.last.inner_text()
+    assert "other 10.0 %, 300 µs" in parts.last.inner_text()
 
 
 def test_the_summary_is_a_verdict(page_of: Callable[..., Seen]) -> None:
     """The sentences of the report, the budget below them; a part leads to its modules."""
     given = replace(timed_blocks(1, 2, 3, 4), run=run(kind="training", stage="train", hardware=Hardware("abacus", {"fp32": 1e6}, 1e9)))
     seen = page_of(given)
-    assert " ".join(verdict(analyze(given))) == seen.page.locator(".verdict").inner_text()
+    told = report_of(analyze(given)).verdict
+    assert [told.said, *told.why, *told.next, told.trust] == "\n".join(seen.page.locator(".verdict dd").all_inner_texts()).splitlines()
     seen.page.locator(".parts-of-budget .leading").first.click()
     seen.page.locator(ROW).first.wait_for()
     assert "blocks" in seen.labels()

@@ -162,7 +162,7 @@ def test_names_in_the_chart_are_text(roofline_of: Callable[..., Seen]) -> None:
     """Of modules, of the chip and of where its figures are from: nothing of it runs."""
     given = hostile_profile()
     seen = roofline_of(replace(given, run=run(hardware=Hardware(IMAGE, {"fp32": 1.0}, 1.0, None, SCRIPT))))
-    assert {IMAGE, SCRIPT, "__proto__", "(root)"} == set(order(seen))
+    assert {IMAGE, SCRIPT, "__proto__", "(model)"} == set(order(seen))
     assert IMAGE in seen.page.locator(".roofs").inner_text()
     seen.page.locator("[role=grid]").press("ArrowDown")
     assert seen.page.locator(".card").is_visible()
@@ -198,6 +198,9 @@ def test_a_drag_zooms_and_the_table_follows(roofline_of: Callable[..., Seen]) ->
     seen.page.mouse.up()
     seen.page.get_by_role("button", name="reset zoom").wait_for()
     assert ["blocks.0.fc"] == order(seen)
+    labels = [each.removesuffix("FLOP/s").strip() for each in seen.page.locator(".picture .tick").all_text_contents()]
+    assert 6 <= len(labels)
+    assert all(float(each.split()[0]) > 0 for each in labels)
     seen.page.reload()
     seen.page.get_by_role("button", name="reset zoom").click()
     assert 4 == len(order(seen))

@@ -32,12 +32,26 @@ def test_runs_are_searched_sorted_and_held_against_a_baseline(opening: Callable[
         assert "100 ms" in rows.nth(1).inner_text()
         frame.get_by_role("button", name="pin a as the baseline").click()
         assert "80.0 ms -20.0 %" in rows.nth(2).inner_text()
+        assert [] == rows.locator(".number").evaluate_all(
+            "(cells) => cells.filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.textContent)"
+        )
         assert "125 ms +25.0 %" in rows.nth(0).inner_text()
         frame.get_by_label("filter runs").fill("h200")
         assert ["c", "b"] == names.all_inner_texts()
         names.nth(1).click()
         frame.locator("section.summary").wait_for()
         assert "b" == frame.get_by_label("run", exact=True).input_value()
+
+
+def test_a_file_of_one_profile_is_this_file(page_of: Callable[..., Seen]) -> None:
+    """It has no run and no stage to name."""
+    seen = page_of(ran({"fc": 1e-3}, steps=clean(0.1)))
+    seen.view("Runs")
+    row = seen.page.locator(SHEET)
+    row.wait_for()
+    assert "this file" in row.inner_text()
+    assert "this file" == row.locator(".name").get_attribute("title")
+    assert "null" not in seen.page.locator("main").inner_html()
 
 
 def test_the_run_filter_of_tensorboard_is_followed(opening: Callable[..., Seen], tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_one_rank_can_be_chosen(page_of: Callable[..., Seen]) -> None:
     seen.page.get_by_label("rank").select_option("1")
     seen.page.locator(".tick-label", has_text="modules").wait_for()
     assert not {"operators", "kernels"} & set(view.locator("svg .tick-label").all_text_contents())
-    assert "A step with hooks on its modules" in view.inner_text()
+    assert "A step timed by module" in view.inner_text()
 
 
 def test_the_keyboard_goes_from_bar_to_bar_and_zooms(page_of: Callable[..., Seen]) -> None:
@@ -139,7 +139,7 @@ def test_without_a_step_it_says_what_records_one(page_of: Callable[..., Seen]) -
     """No empty chart."""
     seen = page_of(replace(small_profile(), timelines=()))
     seen.view("Timeline")
-    assert "Unknown: no step was traced or had hooks on its modules" in seen.page.locator(".timeline-view").inner_text()
+    assert "Unknown: no step was traced or timed by module" in seen.page.locator(".timeline-view").inner_text()
 
 
 def test_a_training_is_shown_in_time(opening: Callable[..., Seen], tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from msgspec.structs import replace
 
+import lflops
 from lflops.analyze.analysis import analyze
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Uncounted
 from lflops.profile.notes import Note
 from lflops.profile.records import Rank, RankWait
+from lflops.report.lines.diff import headline
 from lflops.report.log_text import log_text
 from tests.support.profile_builders import clocked, profile, run, small_comparison, small_profile, spread, untimed
+from tests.support.screens import gpt_training
 
 MOST = 40
 CHIP = Hardware("abacus", {"fp32": 1e9}, bandwidth_bytes_per_second=1e9, memory_bytes=64 * 2**30)
@@ -26,20 +29,22 @@ def test_the_step_its_phases_and_the_modules_are_there() -> None:
     """Of 3 ms: forward 1; the first layer took 3 operator calls of 100 µs, a tenth of the step, for 2 * 1024 FLOPs."""
     found = lines_of(log_text(analyze(small_profile())))
     assert "Model, training, fit, step 8, window 0" == found["profiled"]
-    assert ("3.00 ms of one clean step", "1.00 ms 33.3 % of the step") == (found["step"], found["forward"])
+    assert ("3.00 ms of one undisturbed step", "1.00 ms 33.3 % of the step") == (found["step"], found["forward"])
     assert "encoder.0 Linear 300 µs 10.0 % 6.83 MFLOP/s" == found["most time"]
     assert found["MFU"].startswith("– the peak of cpu is not known")
-    assert "2.93 KiB of live tensors at the peak" == found["memory"]
+    assert found["peak live memory"].startswith("2.93 KiB, of these activations ")
     assert "1 of 2 reported; missing: 1" == found["ranks"]
     assert found["not counted"].startswith("my_ops::scan")
 
 
-def test_what_to_do_first_is_the_largest_part_with_a_remedy() -> None:
+def test_the_verdict_says_why_and_what_next() -> None:
     """Backward takes 1.5 of 3 ms, of which the modules have three calls of 100 µs."""
     given = small_profile()
     found = lines_of(log_text(analyze(replace(given, run=replace(given.run, hardware=CHIP)))))
-    remedy = "Count ignored modules, and name the rest with lflops.scope."
-    assert f"40.0 % of the step is backward outside the counted modules. {remedy}" == found["do first"]
+    assert "40.0 % of the step (1.20 ms) is backward outside of the layers." == found["why"]
+    assert "Count ignored modules, and name the rest with lflops.scope." == found["next"]
+    assert found["verdict"].startswith("A step takes 3.00 ms, at ")
+    assert found["trust"].startswith("1 undisturbed step; ")
 
 
 def test_without_a_peak_the_wait_for_data_is_named() -> None:
@@ -47,7 +52,8 @@ def test_without_a_peak_the_wait_for_data_is_named() -> None:
     given = small_profile()
     waiting = replace(given.steps[0], phases={"data": 2e-3, "forward": 1e-3})
     found = lines_of(log_text(analyze(replace(given, steps=(waiting,)))))
-    assert "66.7 % of the step is waiting for data. Use more DataLoader workers" in found["do first"]
+    assert "66.7 % of the step (2.00 ms) is waiting for data." == found["why"]
+    assert found["next"].startswith("Use more DataLoader workers")
 
 
 def test_a_window_with_too_much_of_everything_is_cut() -> None:
@@ -69,18 +75,27 @@ def test_a_window_with_too_much_of_everything_is_cut() -> None:
     text = log_text(analyze(worst))
     assert MOST >= len(text.splitlines())
     assert "95 other modules" in text
-    assert "and 47 more operators  47 calls, 47 B" in text
+    assert "and 48 more operators  48 calls, 48 B" in text
     assert "28 more, see lflops show" in text
 
 
 def test_a_window_without_times_has_its_work() -> None:
     """The run ended before a clean step."""
     text = log_text(analyze(untimed(small_profile())))
-    assert {"profiled", "memory"} <= lines_of(text).keys()
-    assert not {"step", "most time", "do first"} & lines_of(text).keys()
+    assert {"profiled", "peak live memory"} <= lines_of(text).keys()
+    assert not {"step", "most time", "why"} & lines_of(text).keys()
 
 
 def test_names_of_modules_do_not_drive_the_terminal() -> None:
     """They come from the user."""
     given = clocked(profile({"": {}, "\x1b[31m": {"kind": "Linear"}}, []), {("\x1b[31m", "forward"): 1e-3})
     assert "\x1b" not in log_text(analyze(given))
+
+
+def test_a_window_says_what_changed_since_the_one_before() -> None:
+    """In the second one layer takes five times as long; the first has nothing to be compared with."""
+    first, second = gpt_training(), gpt_training(slow=5.0)
+    assert "since the last" not in lines_of(log_text(analyze(first)))
+    changed = lines_of(log_text(analyze(second), first))["since the last"]
+    assert changed == " ".join(headline(lflops.diff(first, second))[0].split())
+    assert changed.startswith("The step")

@@ -45,7 +45,7 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(writer, "cut", packed(SMALL)[:-9])
         write(writer, "large", zlib.compress(bytes(LARGEST + 1)))
         write(writer, "other", zlib.compress(b'{"weights":1}'))
-        write(writer, "bare", packed(b'{"lflops":2}'))
+        write(writer, "bare", packed(b'{"lflops":3}'))
         write(writer, "newer", packed(b'{"lflops":12}'))
         write(writer, "mixed", b"not deflated", step=1)
         lflops.tensorboard.log(writer, small_profile(), 2, tag="mixed")
@@ -55,10 +55,10 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PROBLEMS = [
     "cut of run bad, step 0 is unreadable: its end is missing",
     "foreign of run bad is no summary of lflops",
-    "future of run bad has format 1, and this lflops reads 2: show it with the lflops that wrote it",
+    "future of run bad has format 1, and this lflops reads 3: show it with the lflops that wrote it",
     "large of run bad, step 0 is no summary of lflops",
     "mixed of run bad, step 1 is unreadable: it is not deflated, or damaged",
-    "newer of run bad, step 0 has format 12, and this lflops reads 2: show it with the lflops that wrote it",
+    "newer of run bad, step 0 has format 12, and this lflops reads 3: show it with the lflops that wrote it",
     "other of run bad, step 0 is no summary of lflops",
     "text of run bad, step 0 is unreadable: it is not deflated, or damaged",
 ]
@@ -174,7 +174,7 @@ def test_the_tab_loads_nothing_that_it_does_not_need() -> None:
 def test_a_payload_is_read_back() -> None:
     """Up to the bound, and not beyond it."""
     assert SMALL == unpacked(packed(SMALL))
-    start = b'{"lflops":2'
+    start = b'{"lflops":3'
     whole = start + bytes(LARGEST - len(start))
     assert whole == unpacked(packed(whole))
     with pytest.raises(ValueError, match="inflates to more than"):
@@ -195,8 +195,8 @@ def test_what_is_no_payload_is_refused(value: object) -> None:
 def test_what_is_no_head_shows_nothing(written: bytes) -> None:
     """Whatever stands where it would be; nor does that of a payload that has none."""
     empty: dict[str, object] = {"partial": False, "figures": {}, "ranges": {}}
-    assert head(packed(b'{"lflops":2,"head":' + written)) in ({}, empty)
-    assert {} == head(packed(b'{"lflops":2,"title":"x"}'))
+    assert head(packed(b'{"lflops":3,"head":' + written)) in ({}, empty)
+    assert {} == head(packed(b'{"lflops":3,"title":"x"}'))
 
 
 def test_of_a_head_only_what_has_its_type_is_taken() -> None:
@@ -204,12 +204,12 @@ def test_of_a_head_only_what_has_its_type_is_taken() -> None:
     written = b'{"step":7,"kind":"fit","device":3,"figures":{"step":0.5,"pass":2,"x":"1","y":NaN},"ranges":{"step":[0.4,0.6],"z":[1]}}'
     figures, ranges = {"step": 0.5, "pass": 2.0}, {"step": [0.4, 0.6]}
     expected = {"kind": "fit", "step": 7, "partial": False, "figures": figures, "ranges": ranges}
-    assert expected == head(packed(b'{"lflops":2,"head":' + written + b',"title":"x"}'))
+    assert expected == head(packed(b'{"lflops":3,"head":' + written + b',"title":"x"}'))
 
 
 def test_versions_are_told_apart() -> None:
     """Ours fits; a number is another version, however long; anything else is not ours."""
-    assert "" == metadata_problem(b"2")
+    assert "" == metadata_problem(b"3")
     assert metadata_problem(b"3" * 1000).startswith("has format 333333333, ")
     assert "is no summary of lflops" == metadata_problem(b"") == metadata_problem(b"\xff")
 
@@ -241,9 +241,9 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
     with SummaryWriter(logs / "good") as writer:
         lflops.tensorboard.log(writer, replace(small_profile(), trace=Trace(files={"0": str(trace)})), 8)
     with SummaryWriter(logs / "bad") as writer:
-        write(writer, "asks", packed(json.dumps({"lflops": 2, "traces": [{"file": file} for file in REFUSED]}).encode()))
-        write(writer, "odd", packed(b'{"lflops":2,"traces":[3,{"file":3},{}]}'))
-        write(writer, "none", packed(b'{"lflops":2}'))
+        write(writer, "asks", packed(json.dumps({"lflops": 3, "traces": [{"file": file} for file in REFUSED]}).encode()))
+        write(writer, "odd", packed(b'{"lflops":3,"traces":[3,{"file":3},{}]}'))
+        write(writer, "none", packed(b'{"lflops":3}'))
         write(writer, "cut", packed(SMALL)[:-9])
     with board(logs) as running:
         running.windows(expected=5)
@@ -301,7 +301,7 @@ def test_an_absolute_name_is_held_to_the_same(tmp_path: Path) -> None:
         (folder / NAME).write_bytes(TRACE)
 
     def named(file: Path) -> bytes:
-        return json.dumps({"lflops": 2, "traces": [{"file": str(file)}]}).encode()
+        return json.dumps({"lflops": 3, "traces": [{"file": str(file)}]}).encode()
 
     with pytest.raises(ValueError, match="does not lie below the log directory"):
         opened(named(tmp_path / NAME), "0", logs / "run", logs)

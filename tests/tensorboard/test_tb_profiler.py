@@ -137,7 +137,7 @@ def test_the_modules_have_our_names(shown: Board) -> None:
     found = places(asked(shown, "module")["data"])
     names = "body.0 (Linear)", "body.1 (ReLU)", "body.2 (Dropout)"
     forward = {("body (Sequential)",), ("head (Linear)",), *(("body (Sequential)", name) for name in names)}
-    backward = {("backward", f"{name} backward") for name in ("(root) (Classifier)", "head (Linear)", *names)}
+    backward = {("backward", f"{name} backward") for name in ("(model) (Classifier)", "head (Linear)", *names)}
     assert forward | backward | {("backward",)} == found.keys()
     assert {BATCHES} == {row["occurences"] for row in found.values()}
     body = found["body (Sequential)",]
@@ -147,7 +147,7 @@ def test_the_modules_have_our_names(shown: Board) -> None:
 def test_the_trace_and_the_memory_are_there(shown: Board) -> None:
     """The trace with the modules' tracks; memory by operator, and as a curve."""
     drawn = {each["name"] for each in asked(shown, "trace")["traceEvents"] if each.get("cat") == "lflops_module"}
-    assert {"body", "body.0", "body.1", "body.2", "head", "(root)"} == drawn
+    assert {"body", "body.0", "body.1", "body.2", "head", "(model)"} == drawn
     assert asked(shown, "memory")["rows"]["CPU"]
     assert asked(shown, "memory_curve")["rows"]["CPU"]
     assert asked(shown, "memory_events")["rows"]["CPU"]

@@ -26,7 +26,7 @@ def module(row: str, phase: str, start: float, length: float, *, thread: int = 0
     """A call as the annotation writes it: three tracks to each thread."""
     track = 3 * thread + ["forward", "recompute", "backward"].index(phase)
     args = {"module": row, "phase": phase} | ({"kind": kind} if kind else {})
-    return event(row or "(root)", "lflops_module", start, length, thread=track) | {"pid": PROCESS_ID, "args": args}
+    return event(row or "(model)", "lflops_module", start, length, thread=track) | {"pid": PROCESS_ID, "args": args}
 
 
 def node(start: float, length: float, thread: int = TRAINER) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def test_backward_is_one_module_a_step(tmp_path: Path) -> None:
         ("backward", ENGINE, 2, 0, 40, 60),
         ("head (Linear) backward", ENGINE, 3, 2, 40, 50),
         ("body (Linear) recompute", ENGINE, 4, 3, 42, 46),
-        ("(root) (Linear) backward", ENGINE, 5, 2, 55, 60),
+        ("(model) (Linear) backward", ENGINE, 5, 2, 55, 60),
         ("backward", ENGINE, 2, 0, 140, 150),
         ("head (Linear) backward", ENGINE, 3, 2, 140, 150),
     ] == modules(content)

@@ -1,5 +1,6 @@
 """What makes a run slower or faster than another one: its largest changes, those of repeated modules as one."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
@@ -8,6 +9,7 @@ from msgspec import Struct
 from lflops.analyze.compare.diff import Diff, ModuleDiff
 from lflops.analyze.compare.module_pair import Change
 from lflops.analyze.compare.significance import CHANGED, LEAST_SHARE, Timing
+from lflops.profile.module_names import spelled_out
 from lflops.profile.series import sum_known
 
 __all__ = ["BatchChange", "Cause", "batch_change", "causes"]
@@ -92,7 +94,7 @@ def _modules(diff: Diff, explained: float | None) -> Iterator[Cause]:
             changed.append((verdict, module))
         elif module.own.time.lost is not None and _has_other_work(module, explained):
             changed.append(("work", module))
-    for kind, name, modules in _grouped(changed):
+    for kind, name, modules in _grouped(diff, changed):
         times = [module.news for module in modules]
         work = _ratio(module.own.macs for module in modules) or _ratio(module.own.flops for module in modules)
         yield Cause(
@@ -116,7 +118,7 @@ def _has_other_work(module: ModuleDiff, explained: float | None) -> bool:
 def _added_and_removed(diff: Diff) -> Iterator[Cause]:
     sides: tuple[tuple[CauseKind, tuple[ModuleDiff, ...], int], ...] = (("added", diff.added, 1), ("removed", diff.removed, -1))
     for kind, modules, sign in sides:
-        for _, name, group in _grouped([(kind, module) for module in _uppermost(modules)]):
+        for _, name, group in _grouped(diff, [(kind, module) for module in _uppermost(modules)]):
             seconds = sum_known((each.inclusive.time.after if sign > 0 else each.inclusive.time.before) for each in group)
             yield Cause(kind=kind, name=name, modules=len(group), seconds=sign * seconds if seconds else None)
 
@@ -127,15 +129,18 @@ def _uppermost(modules: Iterable[ModuleDiff]) -> list[ModuleDiff]:
     return [module for module in listed if not module.name or module.name.rpartition(".")[0] not in names]
 
 
-def _grouped(changed: Sequence[tuple[CauseKind, ModuleDiff]]) -> Iterator[tuple[CauseKind, str, list[ModuleDiff]]]:
+def _grouped(diff: Diff, changed: Sequence[tuple[CauseKind, ModuleDiff]]) -> Iterator[tuple[CauseKind, str, list[ModuleDiff]]]:
     """Those of one pattern are one. So are modules of a class that came, went, or do other work without any products, as dropouts."""
     groups: dict[tuple[CauseKind, str], list[ModuleDiff]] = {}
     for kind, module in changed:
         by_class = kind in ("added", "removed") or (kind == "work" and not module.own.macs.differs)
         groups.setdefault((kind, module.kind if by_class and module.kind else module.pattern), []).append(module)
+    sizes = Counter(module.pattern for module in diff.modules)
     for (kind, _), modules in groups.items():
-        names = {module.pattern for module in modules}
-        yield kind, _name(modules[0]) if len(modules) == 1 else names.pop() if len(names) == 1 else modules[0].kind, modules
+        pattern, *others = {module.pattern for module in modules}
+        is_whole = len(modules) == sizes[pattern]
+        label = modules[0].kind if others else pattern if is_whole else spelled_out(module.name for module in modules)
+        yield kind, _name(modules[0]) if len(modules) == 1 else label, modules
 
 
 def _name(module: ModuleDiff) -> str:

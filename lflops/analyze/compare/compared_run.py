@@ -19,7 +19,10 @@ __all__ = ["TIMED", "ComparedRun", "Fact", "RunFigures", "compared_run", "module
 TIMED: tuple[Phase, ...] = ("forward", "backward", "recompute")
 """The phases whose times are compared."""
 
-FACTS = ("kind", "device_name", "dtype", "precision", "strategy", "world_size", "samples_per_step", "tokens_per_step", "accumulation")
+FACTS = (
+    *("kind", "device_name", "dtype", "precision", "strategy", "world_size", "threads"),
+    *("samples_per_step", "tokens_per_step", "accumulation"),
+)
 """Fields of a profile's `run` that are listed where two runs differ in them."""
 
 Fact = str | int | None
@@ -127,7 +130,7 @@ def run_figures(profile: Profile, times: StepTimes, mfu: float | None) -> RunFig
         counted=bool(profile.cells),
         phases_ran=tuple(phase for phase in PHASES if profile.modules[""].work(phase).calls),
         step=measured(times.seconds),
-        phases={name: each for name, spread in times.phases.items() if (each := measured(spread))},
+        phases={name: each for name, spread in times.spreads.items() if (each := measured(spread))},
         mfu=mfu,
         samples_per_second=times.samples_per_second,
         tokens_per_second=times.tokens_per_second,

@@ -1,10 +1,10 @@
 """The peak of a step's live memory: the operator that reached it, and the modules that hold it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from msgspec import Struct
 
-from lflops.profile.model import Allocation, Memory, Moment
+from lflops.profile.model import Memory, Moment
 from lflops.profile.module_names import fold_repeats
 from lflops.profile.records import Phase
 
@@ -31,12 +31,13 @@ class Storages(Struct, frozen=True, kw_only=True):
     each_bytes: int
 
 
-def fold_storages(alive: Iterable[Allocation], patterns: Mapping[str, str]) -> tuple[Storages, ...]:
+def fold_storages(memory: Memory, patterns: Mapping[str, str]) -> tuple[Storages, ...]:
     """Storages, those of repeated modules together, the largest first."""
-    folded = fold_repeats(alive, lambda each: (each.module, each.category, each.operator, each.phase, each.bytes), patterns)
+    held = {module: label for label, modules in _folded(memory, patterns) for module, _ in modules}
+    folded = fold_repeats(memory.alive, lambda each: (each.module, each.category, each.operator, each.phase, each.bytes), patterns)
     rows = [
         Storages(
-            pattern=patterns.get(first.module, first.module),
+            pattern=held.get(first.module, first.module),
             category=first.category,
             operator=first.operator,
             phase=first.phase,
@@ -49,11 +50,15 @@ def fold_storages(alive: Iterable[Allocation], patterns: Mapping[str, str]) -> t
     return tuple(sorted(rows, key=lambda storages: -storages.each_bytes))
 
 
-def holders(by_module: Mapping[str, int], patterns: Mapping[str, str]) -> tuple[Holder, ...]:
+def holders(memory: Memory, patterns: Mapping[str, str]) -> tuple[Holder, ...]:
     """Modules that hold any bytes, repeated ones together, the most bytes first."""
-    folded = fold_repeats(((module, nbytes) for module, nbytes in by_module.items() if nbytes), lambda item: item[:1], patterns)
-    rows = [Holder(name=label, modules=len(items), bytes=sum(nbytes for _, nbytes in items)) for label, items in folded]
+    rows = [Holder(name=label, modules=len(items), bytes=sum(nbytes for _, nbytes in items)) for label, items in _folded(memory, patterns)]
     return tuple(sorted(rows, key=lambda holder: -holder.bytes))
+
+
+def _folded(memory: Memory, patterns: Mapping[str, str]) -> list[tuple[str, list[tuple[str, int]]]]:
+    """The bytes by module, as `fold_repeats` has them."""
+    return fold_repeats(((module, nbytes) for module, nbytes in memory.by_module.items() if nbytes), lambda item: item[:1], patterns)
 
 
 def peak_moment(memory: Memory) -> Moment | None:

@@ -1,11 +1,11 @@
 """The modules that a step spends most of its time in: each one's own time, those of repeated blocks together."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from msgspec import Struct
 
 from lflops.profile.model import ModuleProfile, Phase, Profile
+from lflops.profile.module_names import fold_repeats
 
 __all__ = ["TIMED_PHASES", "BusyModules", "busiest", "total_seconds"]
 
@@ -18,13 +18,15 @@ class BusyModules(Struct, frozen=True, kw_only=True):
 
     Attributes:
         pattern: Their name, with `*` for the numbers of what repeats.
-        kind: Their class; empty where they have several.
+        name: The same; where only some at that place have a time, the names of these.
+        kind: Their class.
         modules: How many there are.
         seconds: Total time of all of them in a step.
         macs: Of forward and backward, of all of them.
     """
 
     pattern: str
+    name: str
     kind: str
     modules: int
     seconds: float
@@ -52,21 +54,19 @@ def busiest(profile: Profile, patterns: Mapping[str, str]) -> tuple[BusyModules,
         profile: With times of modules.
         patterns: Each module's name with `*` for the numbers of what repeats.
     """
-    places: defaultdict[str, list[ModuleProfile]] = defaultdict(list)
-    for name, module in profile.modules.items():
-        places[patterns[name]].append(module)
-    found = [_together(pattern, modules) for pattern, modules in places.items()]
-    return tuple(sorted((each for each in found if each.seconds), key=lambda each: -each.seconds))
-
-
-def _together(pattern: str, modules: Iterable[ModuleProfile]) -> BusyModules:
     # A module that never ran, as a list of layers, has no time.
-    timed = [(module, seconds) for module in modules if (seconds := total_seconds(module, own=True))]
-    kinds = {module.kind for module, _ in timed}
-    return BusyModules(
-        pattern=pattern,
-        kind=kinds.pop() if len(kinds) == 1 else "",
-        modules=len(timed),
-        seconds=sum(seconds for _, seconds in timed),
-        macs=sum(module.forward.own_macs + module.backward.own_macs for module, _ in timed),
-    )
+    timed = {name: seconds for name, module in profile.modules.items() if (seconds := total_seconds(module, own=True))}
+    found = []
+    for label, names in fold_repeats(timed, lambda name: (name,), patterns):
+        modules = [profile.modules[name] for name in names]
+        found.append(
+            BusyModules(
+                pattern=patterns[names[0]],
+                name=label,
+                kind=modules[0].kind,
+                modules=len(names),
+                seconds=sum(timed[name] for name in names),
+                macs=sum(module.forward.own_macs + module.backward.own_macs for module in modules),
+            )
+        )
+    return tuple(sorted(found, key=lambda each: -each.seconds))

@@ -40,7 +40,7 @@ def by_depth(profile: Profile, depth: int = -1) -> tuple[tuple[Kind, ...], ...]:
         ValueError: There is no such depth.
     """
     if depth < -1:
-        raise ValueError(f"depth={depth!r}: give -1 for all depths, 0 for the root alone, or how many to go below it")
+        raise ValueError(f"depth={depth!r}: give -1 for all depths, 0 for the model alone, or how many to go below it")
     levels: dict[int, dict[str, list[ModuleProfile]]] = {}
     for module in profile.modules.values():
         if depth == -1 or module.depth <= depth:

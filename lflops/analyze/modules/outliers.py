@@ -55,7 +55,7 @@ def outliers(
     seconds = {name: _seconds(module) for name, module in profile.modules.items()}
     groups: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
     for name, each in seconds.items():
-        if each is not None and "*" in patterns[name]:
+        if each is not None and patterns[name] != name:
             groups[patterns[name], identical[name]].append(name)
     total = seconds.get("") or sum(each or 0.0 for name, each in seconds.items() if "." not in name)
     found: dict[str, Outlier] = {}

@@ -148,7 +148,7 @@ def tree(
     """
     _check_sort(profile, sort, phase)
     if depth < -1:
-        raise ValueError(f"depth={depth}: give -1 for all levels, 0 for the root alone, or how many to show below it")
+        raise ValueError(f"depth={depth}: give -1 for all levels, 0 for the model alone, or how many to show below it")
     below = below or children(profile.modules)
     if groups is None:
         groups = identical_subtrees(profile, below) if fold else {name: index for index, name in enumerate(below)}

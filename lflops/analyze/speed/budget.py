@@ -1,4 +1,4 @@
-"""The budget of a step: disjoint parts of peak x step time that add up to 1.
+"""The budget of a step: disjoint parts of the summed clean steps that add up to 1.
 
     a step    |data|transfer|  forward, module by module  |  backward, likewise  |clip|optimizer|other|
     a module                 |useful|recompute|memory-bound|below the roof|
@@ -13,7 +13,6 @@ below the roof   the rest
 With a device trace the phases are those of its kernels. The time in which the device computed nothing is then another part.
 """
 
-import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from lflops.analyze.speed.peaks import peak_of
+from lflops.analyze.speed.step_times import StepTimes
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile, Work
 from lflops.profile.module_names import ancestry
@@ -35,16 +35,15 @@ IN_MODULES = ("useful", "recompute", "memory_bound", "below_roof")
 # backward cannot be separated.
 _BOTH = ""
 _PASSES: Mapping[str, tuple[Phase, ...]] = {"forward": ("forward",), "backward": ("backward", "recompute"), _BOTH: ()}
-_WITHIN_FORWARD = frozenset({"prefill", "decode"})
 _NOISE = 1e-9
 """Share of a step that is rounding error of sums of floats."""
 
 
 class Budget(Struct, frozen=True, kw_only=True):
-    """Shares of peak x step time.
+    """Shares of the summed clean steps.
 
     Attributes:
-        seconds: Of the step.
+        seconds: Of the mean clean step.
         parts: By name, adding up to 1: those of `IN_MODULES`, each phase outside modules, and the activities of a traced device. `forward`
             and `backward` are the time of these phases that is in no module of the profile.
         modules: The parts of `IN_MODULES` by module, of its self time; `parts` has their sums.
@@ -83,22 +82,23 @@ class _StepParts(NamedTuple):
         return _StepParts(parts, {key: own * factor for key, own in self.own.items()})
 
 
-def budget(profile: Profile, chip: Hardware | None, *, seconds: float | None, share: float = 1.0) -> Budget | None:
-    """Divide a step.
+def budget(profile: Profile, chip: Hardware | None, times: StepTimes, *, share: float = 1.0) -> Budget | None:
+    """Divide a step: the mean clean step, whose phases are the first cut.
 
     Args:
-        profile: What was counted, with its times.
+        profile: What was counted, with the times of its modules.
         chip: What the device can do.
-        seconds: Of a step.
+        times: Of the clean steps.
         share: The share of the counts that one rank did.
 
     Returns:
         `None` where the time, or the peak of a dtype in which something was multiplied, is unknown, and where nothing was counted.
     """
+    seconds = times.mean
     needs = _needs(profile, chip, share) if chip and profile.cells else None
     if not seconds or needs is None or chip is None:
         return None
-    step = (_of_device(profile) or _of_phases(profile)).scaled_to(seconds)
+    step = (_of_device(profile) or _of_phases(profile, times)).scaled_to(seconds)
     parts: defaultdict[str, float] = defaultdict(float)
     modules: defaultdict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(IN_MODULES, 0.0))
     for name, part_seconds in step.seconds.items():
@@ -178,20 +178,9 @@ def _by_module(
         yield None, left, needed[None]
 
 
-def _of_phases(profile: Profile) -> _StepParts:
-    """The phases of the clean steps. Time in none of them is `other`."""
-    steps = [(step.seconds, step.phases) for step in profile.steps if step.is_clean and step.seconds is not None and step.phases]
-    by_phase: defaultdict[str, list[float]] = defaultdict(list)
-    for seconds, phases in steps:
-        disjoint = {name: took for name, took in phases.items() if name not in _WITHIN_FORWARD}
-        rest = seconds - sum(disjoint.values())
-        if rest > _NOISE * seconds:
-            disjoint["other"] = disjoint.get("other", 0.0) + rest
-        for name, took in disjoint.items():
-            by_phase[name].append(took)
-    # Of a phase that only some steps have, as an optimizer that waits for gradients to add up, the others have nothing.
-    parts = {name: statistics.median([*took, *[0.0] * (len(steps) - len(took))]) for name, took in by_phase.items()}
-    return _StepParts(parts, _by_pass({(name, phase): work.own_seconds for name, phase, work in _works(profile)}))
+def _of_phases(profile: Profile, times: StepTimes) -> _StepParts:
+    """The phases of the clean steps, and the own seconds of modules."""
+    return _StepParts(times.parts, _by_pass({(name, phase): work.own_seconds for name, phase, work in _works(profile)}))
 
 
 def _of_device(profile: Profile) -> _StepParts | None:

@@ -1,6 +1,9 @@
-"""The time of a step and of its phases, over the clean steps, which ran without hooks or traces."""
+"""The time of a step and of its phases, over the clean steps, which ran without hooks or traces.
 
-import statistics
+A step is divided once: every share of a step, here, in the budget and by module, is a share of the summed clean steps. So parts add up to
+their whole, also where steps differ. The median step with its quartiles is known as well.
+"""
+
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
@@ -11,16 +14,23 @@ from lflops.profile.steps import Step
 
 __all__ = ["StepTimes", "step_times"]
 
+_WITHIN_FORWARD = frozenset({"prefill", "decode"})
+_NOISE = 1e-9
+"""Share of a step that is rounding error of sums of floats."""
+
 
 class StepTimes(Struct, frozen=True, kw_only=True):
-    """Medians and quartiles over the clean steps; `None` and an absent phase are unknown.
+    """Times over the clean steps; `None` and an absent phase are unknown.
 
     Attributes:
         steps: The number of steps.
-        seconds: Of a step.
-        phases: Seconds of each recorded phase, in the order of the steps.
+        seconds: Of a step: median and quartiles.
+        mean: Seconds of a step: those of all clean steps over their number.
+        longest: Of the longest one.
+        phases: Of each recorded phase the same as `mean`, in the order of the steps; a step without the phase has 0 seconds of it.
         host_phases: Of each, the seconds that the host was in it, where `phases` are the device's.
-        samples_per_second: Samples of the average step in the time of the median one; of several ranks, of all of them together.
+        spreads: Of each recorded phase the median and quartiles, of the steps that have it. They do not add up.
+        samples_per_second: Samples of all clean steps over their time; of several ranks, of all of them together.
         tokens_per_second: The same for tokens.
         cpu_seconds: CPU time of a step, user and system together, over all threads of the process.
         system_seconds: The system's part of that.
@@ -28,16 +38,41 @@ class StepTimes(Struct, frozen=True, kw_only=True):
 
     steps: int
     seconds: Spread | None
-    phases: Mapping[str, Spread]
-    host_phases: Mapping[str, Spread] = {}
+    mean: float | None
+    longest: float | None = None
+    phases: Mapping[str, float]
+    host_phases: Mapping[str, float] = {}
+    spreads: Mapping[str, Spread] = {}
     samples_per_second: float | None
     tokens_per_second: float | None
     cpu_seconds: Spread | None
     system_seconds: Spread | None = None
 
+    @property
+    def parts(self) -> dict[str, float]:
+        """Disjoint seconds of the mean step by phase, which add up to it; `other` has what is in no phase. Empty without any phase."""
+        mean = self.mean or 0.0
+        inside = _WITHIN_FORWARD if "forward" in self.phases else frozenset()
+        parts = {name: seconds for name, seconds in self.phases.items() if name not in inside}
+        rest = mean - sum(parts.values())
+        if parts and rest > _NOISE * mean:
+            parts["other"] = parts.get("other", 0.0) + rest
+        return parts
+
+    @property
+    def spread(self) -> float | None:
+        """How far the farther quartile is from the median step, as a share of it."""
+        if self.seconds is None or not self.seconds.median:
+            return None
+        return max(self.seconds.high - self.seconds.median, self.seconds.median - self.seconds.low) / self.seconds.median
+
+    def share(self, seconds: float) -> float | None:
+        """What share of the summed clean steps it is to take so many seconds in each of them."""
+        return seconds / self.mean if self.mean else None
+
 
 def step_times(profile: Profile) -> StepTimes:
-    """Medians over the clean steps.
+    """Times over the clean steps.
 
     Steps that were cold, recompiled, had new shapes, or waited for a validation or a checkpoint are left out.
     """
@@ -46,9 +81,12 @@ def step_times(profile: Profile) -> StepTimes:
     cpu = [step.cpu_user + step.cpu_system for step in steps if step.cpu_user is not None and step.cpu_system is not None]
     return StepTimes(
         steps=len(steps),
-        seconds=Spread.of([step.seconds for step in steps if step.seconds is not None]),
-        phases=_spreads(step.phases for step in steps),
-        host_phases=_spreads(step.host_phases for step in steps),
+        seconds=Spread.of(step.seconds for step in steps if step.seconds is not None),
+        mean=sum(step.seconds or 0.0 for step in steps) / len(steps) if steps else None,
+        longest=max((step.seconds or 0.0 for step in steps), default=None),
+        phases=_means([step.phases for step in steps]),
+        host_phases=_means([step.host_phases for step in steps]),
+        spreads=_spreads(step.phases for step in steps),
         samples_per_second=_rate(steps, [step.samples for step in steps], profile.run.samples_per_step if alone else None),
         tokens_per_second=_rate(steps, [step.tokens for step in steps], profile.run.tokens_per_step if alone else None),
         cpu_seconds=Spread.of(cpu),
@@ -56,19 +94,22 @@ def step_times(profile: Profile) -> StepTimes:
     )
 
 
+def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for phases in steps for name in phases)
+    return {name: sum(phases.get(name, 0.0) for phases in steps) / len(steps) for name in names}
+
+
 def _spreads(steps: Iterable[Mapping[str, float]]) -> dict[str, Spread]:
     by_phase: dict[str, list[float]] = {}
     for phases in steps:
         for name, seconds in phases.items():
             by_phase.setdefault(name, []).append(seconds)
-    spreads = {name: Spread.of(seconds) for name, seconds in by_phase.items()}
-    return {name: spread for name, spread in spreads.items() if spread is not None}
+    return {name: spread for name, seconds in by_phase.items() if (spread := Spread.of(seconds)) is not None}
 
 
 def _rate(steps: Sequence[Step], units: Sequence[int | None], usual: int | None) -> float | None:
     """Units a second. A step with an unknown number of units counts with the run's usual number."""
-    steps_units = [(usual if n is None else n, step.seconds) for n, step in zip(units, steps, strict=True)]
-    known = [(n, seconds) for n, seconds in steps_units if n is not None and seconds is not None]
-    if not known or not (median := statistics.median(seconds for _, seconds in known)):
-        return None
-    return statistics.fmean(n for n, _ in known) / median
+    known = [(usual if n is None else n, step.seconds) for n, step in zip(units, steps, strict=True)]
+    summed = [(n, seconds) for n, seconds in known if n is not None and seconds is not None]
+    together = sum(seconds for _, seconds in summed)
+    return sum(n for n, _ in summed) / together if together else None

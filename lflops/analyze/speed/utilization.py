@@ -6,10 +6,10 @@ from msgspec import Struct
 
 from lflops.analyze.speed.budget import Budget, budget
 from lflops.analyze.speed.peaks import chip_of, name_of_peak, peak_of
-from lflops.analyze.speed.step_times import step_times
+from lflops.analyze.speed.step_times import StepTimes, step_times
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile
-from lflops.profile.records import Phase, Spread
+from lflops.profile.records import Phase
 from lflops.profile.series import sum_known
 
 __all__ = ["MODEL_PHASES", "Utilization", "utilization", "utilization_at"]
@@ -51,25 +51,25 @@ def utilization(profile: Profile, hardware: Hardware | str | None = None) -> Uti
     Raises:
         HardwareError: The table does not have the name.
     """
-    return utilization_at(profile, chip_of(profile, hardware), step_times(profile).seconds)
+    return utilization_at(profile, chip_of(profile, hardware), step_times(profile))
 
 
-def utilization_at(profile: Profile, chip: Hardware | None, step: Spread | None) -> Utilization:
-    """The share of a chip's peak that steps of this time reach."""
+def utilization_at(profile: Profile, chip: Hardware | None, times: StepTimes) -> Utilization:
+    """The share of a chip's peak that the summed clean steps reach."""
     peak = peak_of(profile.run.dtype, profile.run, chip)
     macs = sum(profile.modules[""].work(phase).macs for phase in MODEL_PHASES)
     share = _share_of_a_rank(profile, macs)
     # Without a cell nothing was counted.
-    rate = 2 * macs * share / step.median if step and step.median and profile.cells else None
+    rate = 2 * macs * share / times.mean if times.mean and profile.cells else None
     needed = _peak_seconds(profile, chip) if chip else None
     return Utilization(
         mfu=None if rate is None or peak is None else rate / peak,
-        hfu=None if rate is None or step is None or needed is None else needed * share / step.median,
+        hfu=None if rate is None or not times.mean or needed is None else needed * share / times.mean,
         flops_per_second=rate,
         peak_flops_per_second=peak,
         dtype=name_of_peak(profile.run.dtype, profile.run),
         hardware=chip.name if chip else None,
-        budget=budget(profile, chip, seconds=step.median if step else None, share=share),
+        budget=budget(profile, chip, times, share=share),
     )
 
 

@@ -267,7 +267,7 @@ class _Walker:
 
     def _opened_span(self, span: Span, stack: Sequence[_Open]) -> _Open:
         kind = "module" if span.kind == "slice" else span.kind
-        name = span.name.removeprefix("nn.Module: ") if span.kind == "module" else span.name or "(root)"
+        name = span.name.removeprefix("nn.Module: ") if span.kind == "module" else span.name or "(model)"
         sums = self._span(kind, name, span.phase)
         sums.calls += 1
         above = stack[-1] if stack else None

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import importlib.metadata
+import os
 import pathlib
 import platform
 from collections import Counter
@@ -37,7 +38,14 @@ def run_of(kind: Literal["count"], parameters: Iterable[Tensor], args: tuple[obj
         shapes=shapes_of(args, kwargs),
         samples_per_step=samples,
         tokens_per_step=tokens,
+        threads=torch.get_num_threads() if device.type == "cpu" else None,
+        cores=_cores(),
     )
+
+
+def _cores() -> int | None:
+    """Those that the process is allowed to use, which may be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def with_allocator_peaks(run: Run) -> Run:

@@ -9,7 +9,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.collect.torch_private.distributed import flat_parts
-from lflops.collect.torch_private.modules import child_modules, is_compiled, packed_parameters
+from lflops.collect.torch_private.modules import child_modules, is_compiled, packed_parameters, unwrapped
 from lflops.collect.torch_private.tensors import local_part
 
 __all__ = ["ModuleTree", "ParameterSize", "parameter_sizes"]
@@ -40,7 +40,11 @@ class ModuleTree:
             self._walk(name, module)
 
     def __contains__(self, module: nn.Module) -> bool:
-        """Whether the module is in the tree."""
+        """Whether the module is in the tree. A compiled wrapper that no module holds has the row of what it wraps."""
+        if id(module) not in self._first and is_compiled(module) and (name := self._first.get(id(unwrapped(module)))) is not None:
+            self._first[id(module)] = name
+            self.compiled.add(name)
+            self.wrappers[id(module)] = module
         return id(module) in self._first
 
     def row(self, module: nn.Module, caller: str) -> str:
@@ -74,7 +78,7 @@ class ModuleTree:
         waiting = [(name, module)]
         while waiting:
             name, module = waiting.pop()
-            if module in self:
+            if id(module) in self._first:
                 continue
             self._first[id(module)] = name
             if is_compiled(module):

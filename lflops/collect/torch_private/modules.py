@@ -39,6 +39,7 @@ __all__ = [
     "never_compiled",
     "packed_parameters",
     "remove_hook",
+    "unwrapped",
     "without_global_hooks",
 ]
 
@@ -75,6 +76,11 @@ def _unpacked(packed: Any) -> list[Tensor]:
 def is_compiled(module: nn.Module) -> bool:
     """Whether calling the module runs it under torch.compile."""
     return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """What `torch.compile(module)` was given; the module itself where it is no wrapper."""
+    return getattr(module, "_orig_mod", module)
 
 
 def compiles_its_hooks(module: nn.Module) -> bool:

@@ -359,6 +359,7 @@ def _of_modules() -> dict[str, bool]:
         "children are registered elsewhere": list(modules.child_modules(parent)) == [("0", child)],
         "buffers are registered elsewhere": modules.buffers_of(parent) == {"buffer": None},
         "a plain module is taken for a compiled one": not (modules.is_compiled(parent) or modules.compiles_its_hooks(parent)),
+        "a plain module wraps another one": modules.unwrapped(parent) is parent,
         "a plain module has packed parameters": modules.packed_parameters(parent) == [],
         "compilations are not numbered": modules.compilations() >= 0,
         "compilations begin unheard": _hears_compilations(),

@@ -1,6 +1,7 @@
 // The tree of modules as bars below bars, each as wide as its share of the one above. It zooms by click, wheel and keyboard; the table below
 // has the same in numbers.
 
+import { hashOf } from "../lib/colours.js";
 import { element } from "../lib/dom.js";
 
 const LEVEL = 22;
@@ -121,19 +122,6 @@ export function icicle({ below, label, full, read, describe, top, above, colour,
     element("button", { type: "button", class: "leading", onclick: () => zoom(row) }, label(row)), " › ",
   ]), element("b", {}, above.length ? label(top) : full(top)));
   return element("div", { class: "icicle-frame" }, element("div", { class: "icicle-head" }, path, caption, legend), chart);
-}
-
-/** @type {(name: string) => number} */
-function hashOf(name) {
-  let sum = 0;
-  for (const letter of name) sum = (sum * 31 + (letter.codePointAt(0) ?? 0)) % 360;
-  return sum;
-}
-
-// The same operator has the same colour in every run; two operators can share one.
-/** @type {(name: string) => string} */
-export function colourOfOperator(name) {
-  return `hsl(${hashOf(name)} 55% 72%)`;
 }
 
 // A look for each class, in the order in which they are given: no two share one, until the palette is used up, plain and striped; the rest is

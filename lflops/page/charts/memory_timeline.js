@@ -1,5 +1,6 @@
 // The memory timeline: live bytes over the operators of a step. It has an area for each category, the phases above, and a cursor.
 
+import { colourOfPart } from "../lib/colours.js";
 import { chartWidth, element, svg } from "../lib/dom.js";
 import { exact, percent, size, words } from "../lib/format.js";
 
@@ -75,7 +76,7 @@ export function memoryTimeline(memory, { state, remember, openModule, unit = "op
     const where = `, ${points.phase[chosen]}, ${unit} ${exact(Math.floor(points.at[chosen]) + 1)}${ofAll}`;
     caption.replaceChildren(
       boldSize(points.live[chosen]), ` ${when} `, element("b", {}, points.operator[chosen]), " of ",
-      element("b", {}, points.module[chosen] || "(root)"), element("span", { class: "quiet" }, where),
+      element("b", {}, points.module[chosen] || "(model)"), element("span", { class: "quiet" }, where),
     );
     legend.replaceChildren(...layers.filter((name) => name !== "live").map((name) => element(
       "li", {}, element("span", { class: "key", style: { background: `var(--memory-${name}, var(--rest))` } }),
@@ -159,7 +160,7 @@ function bands({ phase: phases, at }) {
 function phase({ name, from, to }, across) {
   const [x, width] = [across(from), across(to) - across(from)];
   return [
-    svg("rect", { x, width, y: 4, height: BAND, style: { fill: `var(--phase-${name})` } }, svg("title", {}, name)),
+    svg("rect", { x, width, y: 4, height: BAND, style: { fill: colourOfPart(name) } }, svg("title", {}, name)),
     ...(width < 9 * name.length ? [] : [svg("text", { class: "phase-name", x: x + 6, y: 4 + BAND - 5 }, name)]),
   ];
 }

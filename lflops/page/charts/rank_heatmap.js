@@ -40,7 +40,7 @@ export function rankHeatmap(data, order, { rank, chooseRank, openModule }) {
       class: [seconds === null ? "unknown" : Math.abs(share) > 0.75 ? "strong" : "", hasRank(ranks) ? "of-rank" : ""].join(" "),
       style: { background: seconds === null ? "" : ground },
       "data-value": seconds ?? "",
-      title: `${module[row] || "(root)"} ${phase[row]}, ${whose}: ${known}`,
+      title: `${module[row] || "(model)"} ${phase[row]}, ${whose}: ${known}`,
     }, written);
   }
 
@@ -52,8 +52,8 @@ export function rankHeatmap(data, order, { rank, chooseRank, openModule }) {
   const body = rows.map((cells, row) => element(
     "tr", {},
     element(
-      "th", { scope: "row", title: `${module[row] || "(root)"} ${phase[row]}` },
-      element("button", { type: "button", class: "leading", onclick: () => openModule(module[row]) }, module[row] || "(root)"), ` ${phase[row]}`,
+      "th", { scope: "row", title: `${module[row] || "(model)"} ${phase[row]}` },
+      element("button", { type: "button", class: "leading", onclick: () => openModule(module[row]) }, module[row] || "(model)"), ` ${phase[row]}`,
     ),
     element("td", { class: "amount", title: `${exact(spread[row])} s`, "data-value": spread[row] }, `${duration(spread[row])}${waits[row] ? " *" : ""}`),
     ...cells.map((each, at) => cell(columns[at], row, each)),

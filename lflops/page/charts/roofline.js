@@ -1,12 +1,13 @@
 // The drawing of a roofline: intensity to the right and FLOP/s upwards, both by powers of ten; the roofs, and the points below them.
 
+import { colourOfPart } from "../lib/colours.js";
 import { svg } from "../lib/dom.js";
-import { bandwidth, decade, exact, rate } from "../lib/format.js";
+import { bandwidth, exact, rate, tick } from "../lib/format.js";
 
 const HEIGHT = 440;
 const [LEFT, TOP, BOTTOM] = [92, 14, 380];
 const RUG = 9; // pixels of a mark on the axis, of a point whose height is unknown
-const ROOM_FOR_PEAKS = 150;
+const [ROOM_FOR_PEAKS, NARROW] = [150, 600];
 const [LARGEST, SMALLEST] = [20, 3];
 const [NAMED, LETTER, LINE] = [8, 6.6, 15];
 const TICKS = 10;
@@ -22,7 +23,7 @@ const TICKS = 10;
  */
 /** @type {(data: RooflineData) => { node: SVGElement, circles: Map<RooflinePoint, SVGElement> }} */
 export function drawRoofline({ points: all, ceilings, label, width: WIDTH, zoom, pointed, chosen, zoomed }) {
-  const RIGHT = WIDTH - ROOM_FOR_PEAKS;
+  const RIGHT = WIDTH - (WIDTH < NARROW ? 8 : ROOM_FOR_PEAKS);
   const points = all.filter(({ height }) => height > 0);
   const judging = ceilings.filter((ceiling) => ceiling.is_judged_by);
   const turning = ceilings.filter((each) => each.bandwidth_bytes_per_second);
@@ -34,7 +35,7 @@ export function drawRoofline({ points: all, ceilings, label, width: WIDTH, zoom,
   const drawn = [...points].sort((a, b) => b.weight - a.weight).map((point) => {
     const [cx, cy, r] = [x.at(point.intensity), y.at(point.height), radius(point.weight, longest)];
     const circle = svg("circle", {
-      class: "point timed", cx, cy, r, style: { color: `var(--phase-${point.phase})` },
+      class: "point timed", cx, cy, r, style: { color: colourOfPart(point.phase) },
       onpointerenter: () => pointed(point), onpointerleave: () => pointed(null), onclick: () => chosen(point),
     });
     circles.set(point, circle);
@@ -43,7 +44,7 @@ export function drawRoofline({ points: all, ceilings, label, width: WIDTH, zoom,
   const marks = all.filter(({ height }) => !(height > 0)).map((point) => {
     const at = x.at(point.intensity);
     const mark = svg("line", {
-      class: "point rug", x1: at, x2: at, y1: BOTTOM - RUG, y2: BOTTOM, style: { color: `var(--phase-${point.phase})` },
+      class: "point rug", x1: at, x2: at, y1: BOTTOM - RUG, y2: BOTTOM, style: { color: colourOfPart(point.phase) },
       onpointerenter: () => pointed(point), onpointerleave: () => pointed(null), onclick: () => chosen(point),
     });
     circles.set(point, mark);
@@ -58,8 +59,8 @@ export function drawRoofline({ points: all, ceilings, label, width: WIDTH, zoom,
     svg("clipPath", { id: "below-the-roofs" }, svg("rect", { x: LEFT, y: TOP, width: RIGHT - LEFT, height: BOTTOM - TOP })),
     ...axes(x, y, RIGHT),
     svg("g", { "clip-path": "url(#below-the-roofs)" }, ...ceilings.map((ceiling) => roofLine(ceiling, x, y)).reverse()),
-    ...peakLabels(ceilings, y, RIGHT), svg("g", { "clip-path": "url(#below-the-roofs)" }, ...drawn.flat(), ...marks),
-    ...slopeLabels(judging, x, y), ...pointLabels(points, x, y, longest, RIGHT), brush,
+    svg("g", { "clip-path": "url(#below-the-roofs)" }, ...drawn.flat(), ...marks),
+    ...peakLabels(ceilings, y, RIGHT, WIDTH < NARROW), ...slopeLabels(judging, x, y), ...pointLabels(points, x, y, longest, RIGHT), brush,
   );
   return { node, circles };
 }
@@ -105,15 +106,28 @@ function logScale(values, start, end) {
 /** @type {(ends: [number, number], start: number, end: number) => Scale} */
 function scaleOver(ends, start, end) {
   const [low, high] = ends.map((value) => Math.log10(value));
-  const each = Math.max(Math.ceil((high - low) / TICKS), 1);
-  /** @type {number[]} */
-  const powers = [];
-  for (let power = Math.ceil(low / each) * each; power <= high; power += each) powers.push(power);
   /** @type {(value: number) => number} */
   const at = (value) => start + ((Math.log10(value) - low) / (high - low)) * (end - start);
   /** @type {(place: number) => number} */
   const value = (place) => 10 ** (low + ((place - start) / (end - start)) * (high - low));
-  return { at, value, powers, low: 10 ** low, high: 10 ** high };
+  return { at, value, ticks: ticksOver(low, high), low: 10 ** low, high: 10 ** high };
+}
+
+// The values with a label between two powers of ten: powers, or of a zoomed axis also 2 and 5 times these, or steps of equal length.
+/** @type {(low: number, high: number) => number[]} */
+function ticksOver(low, high) {
+  const [from, to, decades] = [10 ** low, 10 ** high, high - low];
+  /** @type {number[]} */
+  const made = [];
+  if (decades >= 0.9) {
+    const each = Math.max(Math.ceil(decades / TICKS), 1);
+    for (let power = Math.floor(low / each) * each; power <= high; power += each) made.push(...(decades < 2 ? [1, 2, 5] : [1]).map((digit) => digit * 10 ** power));
+  } else {
+    const power = 10 ** Math.floor(Math.log10((to - from) / 4));
+    const step = power * ([1, 2, 5].findLast((digit) => digit * power <= (to - from) / 4) ?? 1);
+    for (let at = Math.ceil(from / step); at * step <= to; at += 1) made.push(at * step);
+  }
+  return made.filter((value) => value >= from && value <= to);
 }
 
 /** @type {(weight: number, longest: number) => number} */
@@ -128,11 +142,11 @@ function axes(x, y, RIGHT) {
   /** @type {(attributes: Record<string, any>, content: string) => SVGElement} */
   const text = (attributes, content) => svg("text", { class: "tick", ...attributes }, content);
   return [
-    ...x.powers.map((power) => line(x.at(10 ** power), TOP, x.at(10 ** power), BOTTOM)),
-    ...y.powers.map((power) => line(LEFT, y.at(10 ** power), RIGHT, y.at(10 ** power))),
+    ...x.ticks.map((value) => line(x.at(value), TOP, x.at(value), BOTTOM)),
+    ...y.ticks.map((value) => line(LEFT, y.at(value), RIGHT, y.at(value))),
     svg("rect", { class: "frame", x: LEFT, y: TOP, width: RIGHT - LEFT, height: BOTTOM - TOP }),
-    ...x.powers.map((power) => text({ x: x.at(10 ** power), y: BOTTOM + 18, "text-anchor": "middle" }, decade(power))),
-    ...y.powers.map((power) => text({ x: LEFT - 8, y: y.at(10 ** power) + 4, "text-anchor": "end" }, decade(power, "FLOP/s"))),
+    ...x.ticks.map((value) => text({ x: x.at(value), y: BOTTOM + 18, "text-anchor": "middle" }, tick(value))),
+    ...y.ticks.map((value) => text({ x: LEFT - 8, y: y.at(value) + 4, "text-anchor": "end" }, tick(value, "FLOP/s"))),
     svg("text", { class: "axis", x: (LEFT + RIGHT) / 2, y: BOTTOM + 40, "text-anchor": "middle" }, "intensity, FLOPs per byte moved"),
   ];
 }
@@ -147,17 +161,17 @@ function roofLine({ hardware, source, dtype, flops_per_second: peak, bandwidth_b
   );
 }
 
-// The peaks to the right of the roofs, moved where they are too close.
-/** @type {(ceilings: Ceiling[], y: Scale, RIGHT: number) => SVGElement[]} */
-function peakLabels(ceilings, y, RIGHT) {
+// The peaks to the right of the roofs, or above them where the chart is narrow, moved where they are too close.
+/** @type {(ceilings: Ceiling[], y: Scale, RIGHT: number, isInside: boolean) => SVGElement[]} */
+function peakLabels(ceilings, y, RIGHT, isInside) {
   let last = -Infinity;
   return ceilings.filter((ceiling) => ceiling.flops_per_second > y.low && ceiling.flops_per_second < y.high).sort((a, b) => b.flops_per_second - a.flops_per_second).flatMap((ceiling) => {
     const roof = y.at(ceiling.flops_per_second);
     last = Math.max(last + LINE, roof);
     return [
-      svg("polyline", { class: "leader", points: `${RIGHT},${roof} ${RIGHT + 5},${roof} ${RIGHT + 10},${last}` }),
+      ...(isInside ? [] : [svg("polyline", { class: "leader", points: `${RIGHT},${roof} ${RIGHT + 5},${roof} ${RIGHT + 10},${last}` })]),
       svg(
-        "text", { class: ceiling.is_judged_by ? "roof-label" : "roof-label other", x: RIGHT + 14, y: last + 4 },
+        "text", { class: ceiling.is_judged_by ? "roof-label" : "roof-label other", x: isInside ? RIGHT - 4 : RIGHT + 14, y: isInside ? last - 5 : last + 4, "text-anchor": isInside ? "end" : "start" },
         `${ceiling.dtype} ${rate(ceiling.flops_per_second)}`, svg("title", {}, `${ceiling.hardware}: ${exact(ceiling.flops_per_second)} FLOP/s`),
       ),
     ];

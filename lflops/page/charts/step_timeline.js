@@ -2,7 +2,7 @@
 // keyboard, and pans by dragging. Only what is in the picture is drawn.
 
 import { areas } from "./memory_timeline.js";
-import { colourOfOperator } from "./icicle.js";
+import { colourOfName, colourOfPart } from "../lib/colours.js";
 import { chartWidth, element, svg } from "../lib/dom.js";
 import { duration, exact, percent, size, words } from "../lib/format.js";
 
@@ -67,7 +67,7 @@ export function stepTimeline({ bars, headings, height, length, memory, state, re
     const total = height + (memory ? MEMORY + GAP : 0);
     const drawn = svg(
       "svg", { viewBox: `0 0 ${width} ${total}`, role: "img", "aria-label": `${duration(length / 1e9)} of a step` },
-      ...ticks(from, to).map((moment) => svg(
+      ...ticks(from, to, width / 130).map((moment) => svg(
         "g", { class: "tick" }, svg("line", { x1: across(moment), x2: across(moment), y1: AXIS - 4, y2: total }),
         svg("text", { x: across(moment), y: AXIS - 8, "text-anchor": "middle" }, moment ? duration(moment / 1e9) : "0"),
       )),
@@ -267,7 +267,7 @@ export function barsOfRank(rank, top, levels, isAlone, { bars, headings }) {
       const [name, phase, depth] = [names[slices.name[row]], slices.phase[row], slices.depth[row]];
       return {
         y: begin + depth * ROW, label: depth ? shortName(name) : phase, what: depth ? `${name}, ${phase}` : phase, row: depth ? name : null,
-        colour: `color-mix(in oklab, var(--phase-${CSS.escape(phase)}, var(--rest)) ${Math.max(100 - 9 * depth, 46)}%, white)`,
+        colour: `color-mix(in oklab, ${colourOfPart(phase)} ${Math.max(100 - 9 * depth, 46)}%, white)`,
       };
     }, deepest + 1);
   }
@@ -277,7 +277,7 @@ export function barsOfRank(rank, top, levels, isAlone, { bars, headings }) {
       const rows = table.name.map((_, row) => row).filter((row) => table.lane[row] === lane);
       const begin = y;
       block(table, rows, lane ? `${place} ${exact(lane)}` : `${kind}s`, (row) => ({
-        y: begin, label: names[table.name[row]].replace(/^aten::/, ""), what: `${kind} ${names[table.name[row]]}`, row: null, colour: colourOfOperator(names[table.name[row]]),
+        y: begin, label: names[table.name[row]].replace(/^aten::/, ""), what: `${kind} ${names[table.name[row]]}`, row: null, colour: colourOfName(names[table.name[row]]),
       }), 1);
     }
   }
@@ -302,9 +302,9 @@ function liveAt({ at, points }, moment) {
   return size(points.live[row]);
 }
 
-/** @type {(from: number, to: number) => number[]} */
-function ticks(from, to) {
-  const rough = (to - from) / 8;
+/** @type {(from: number, to: number, most: number) => number[]} */
+function ticks(from, to, most) {
+  const rough = (to - from) / Math.min(Math.max(most, 2), 8);
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough) ?? 10 * power;
   return Array.from({ length: Math.floor(to / step) - Math.ceil(from / step) + 1 }, (_, number) => (Math.ceil(from / step) + number) * step);

@@ -58,6 +58,8 @@ const source = {
 
 // TensorBoard runs this once, in the plugin's frame.
 export async function render() {
+  document.documentElement.lang = "en";
+  document.title = "LFLOPS";
   const sheet = document.createElement("link");
   sheet.rel = "stylesheet";
   sheet.href = new URL("../shell/style.css", import.meta.url).href;

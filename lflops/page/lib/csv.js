@@ -22,7 +22,7 @@ function valueOf(cell, label) {
   if (given !== null) return given === "" ? null : given;
   const title = cell.getAttribute("title");
   if (title === null) return (cell.textContent ?? "").trim();
-  const exact = title.startsWith(`${label}: `) ? title.slice(label.length + 2) : title || "(root)";
+  const exact = title.startsWith(`${label}: `) ? title.slice(label.length + 2) : title || "(model)";
   if (exact === "unknown") return null;
   return /^-?\d{1,3}(,\d{3})+$/.test(exact) ? exact.replaceAll(",", "") : exact;
 }

@@ -41,7 +41,7 @@ function fill(made, attributes, children) {
 // The width of a chart: that of the view without its margins.
 /** @type {() => number} */
 export function chartWidth() {
-  return Math.min(Math.max((document.querySelector("main")?.clientWidth || 1256) - 36, 560), 2600);
+  return Math.min(Math.max((document.querySelector("main")?.clientWidth || 1256) - 36, 280), 2600);
 }
 
 /**

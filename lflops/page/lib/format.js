@@ -66,19 +66,19 @@ export function between({ low, high }) {
   return low === null ? UNKNOWN : `${signed(low)} to ${signed(high)}`;
 }
 
-// A power of ten as an axis has it: 0.01, 1, 100 k.
-/** @type {(power: number, unit?: string) => string} */
-export function decade(power, unit = "") {
-  const prefix = Math.min(Math.max(Math.floor(power / 3), 0), DECIMAL.length - 1);
-  return `${Number(`1e${power - 3 * prefix}`)} ${DECIMAL[prefix]}${unit}`.trim();
+// A value as an axis has it: 0.01, 1, 100 k, 2.5 M.
+/** @type {(value: number, unit?: string) => string} */
+export function tick(value, unit = "") {
+  const prefix = Math.min(Math.max(Math.floor(Math.log10(value) / 3 + 1e-9), 0), DECIMAL.length - 1);
+  return `${Number((value / 1000 ** prefix).toPrecision(6))} ${DECIMAL[prefix]}${unit}`.trim();
 }
 
 // The value to the last digit, for a tooltip and for copying.
 /** @type {(value: Value | undefined) => string} */
 export function exact(value) {
   if (value === null) return "unknown";
-  if (typeof value === "number" && !Number.isInteger(value)) return String(value);
-  return String(value).replace(/\B(?=(\d{3})+$)/g, ",");
+  const text = String(value);
+  return /^-?\d+$/.test(text) ? text.replace(/\B(?=(\d{3})+$)/g, ",") : text;
 }
 
 // The message of an error.

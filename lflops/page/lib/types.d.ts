@@ -11,9 +11,16 @@ type Columns = Record<string, Value[] | Value>;
 /** A table in which every column is a list. */
 type Lists = Record<string, any[]>;
 
-interface Figure { label: string; text: string; remark: string }
-interface Part { name: string; share: number; text: string; advice: string; modules: [string, number][] }
-interface Line { label: string; text: string; doubt: boolean }
+interface Fact {
+  name: string; label: string; value: number | null; unit: string; text: string; remark: string; of: string; share: number | null; doubt: boolean;
+}
+interface Part {
+  name: string; label: string; seconds: number; share: number; text: string; what: string; advice: string; modules: [string, number][];
+}
+interface Verdict { said: string; why: string[]; next: string[]; trust: string; doubts: number }
+interface Report {
+  verdict: Verdict; subject: Fact[]; speed: Fact[]; model: Fact[]; budget: Part[]; why_no_budget: string; remarks: Fact[];
+}
 interface Trace { rank: string; file: string; address?: string }
 
 interface Ceiling {
@@ -52,7 +59,7 @@ interface Ranks {
 
 interface Payload {
   lflops: number; head: Head; title: string; partial: boolean; has_timeline?: boolean; peak_flops_per_second: number | null;
-  summary: { verdict: string[]; doubts: number; figures: Figure[]; phases: Part[]; budget: Part[]; why_no_budget: string; facts: Line[] };
+  report: Report;
   modules: Columns & { name: string[] }; operators: Operators | null; roofline: Roofs | null; memory: Memory | null; ranks: Ranks | null;
   traces?: Trace[];
 }
@@ -177,4 +184,4 @@ interface RooflinePoint {
   row: number; name: string; label: string; module: number | null; times: number; has_below: boolean; phase: string; intensity: number; height: number;
   weight: number; isTimed: boolean; toWin: number; over: string | null; [field: string]: any;
 }
-interface Scale { at(value: number): number; value(place: number): number; powers: number[]; low: number; high: number }
+interface Scale { at(value: number): number; value(place: number): number; ticks: number[]; low: number; high: number }

@@ -75,6 +75,8 @@ export async function open(source, root) {
       type: "button", role: "tab", id: `tab-${id}`, "aria-selected": state.view === id, tabindex: state.view === id ? 0 : -1,
       onclick: () => choose(id), onkeydown: step,
     }, label)));
+    const chosen = views.querySelector("[aria-selected=true]");
+    if (chosen instanceof HTMLElement) views.scrollLeft = chosen.offsetLeft - views.offsetLeft - 40; // they scroll where the page is narrow
   }
 
   /** @type {(id: string, changes?: State) => void} */

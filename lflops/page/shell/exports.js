@@ -62,9 +62,12 @@ function offered({ payload, view }) {
   const table = (node, values) => offer(node.getAttribute("aria-label") ?? "table", "csv", () => csv(values()));
   const grids = [...view.querySelectorAll(".grid")].map((node) => table(node, () => valuesOfGrid(/** @type {import("../table/virtual_table.js").Grid} */ (gridOf(node)).content)));
   const tables = [...view.querySelectorAll("table")].map((node) => table(node, () => valuesOfTable(node)));
-  const charts = [...view.querySelectorAll("[role=img], [data-chart]")].filter((node) => node.getBoundingClientRect().width).flatMap((node) => {
+  /** @type {(node: Element) => boolean} */
+  const isChart = (node) => node.getBoundingClientRect().width > 0 && !node.parentElement?.closest("[data-chart]");
+  const charts = [...view.querySelectorAll("[role=img], [data-chart]")].filter(isChart).flatMap((node) => {
     const label = (node.getAttribute("data-chart") ?? node.getAttribute("aria-label") ?? "").split(/[,;:.]/)[0];
-    return [offer(label, "svg", () => new Blob([standalone(node)], { type: "image/svg+xml" })), offer(label, "png", () => pngOf(node))];
+    const chart = node.querySelector("svg") ?? node;
+    return [offer(label, "svg", () => new Blob([standalone(chart)], { type: "image/svg+xml" })), offer(label, "png", () => pngOf(chart))];
   });
   const json = () => new Blob([JSON.stringify(payload)], { type: "application/json" });
   const window = { ...offer("this window", "json", json), name: named("", "json") };
@@ -130,7 +133,8 @@ function boxes(chart) {
     const [{ left, top, width, height }, style] = [box.getBoundingClientRect(), getComputedStyle(box)];
     if (!width || !height) continue;
     const part = svg("svg", { x: left - frame.left, y: top - frame.top, width, height });
-    part.append(svg("rect", { width, height, style: { fill: style.backgroundColor } }));
+    const [striped] = /rgba?\([^)]*\)|color\([^)]*\)|oklab\([^)]*\)/.exec(style.backgroundImage) ?? [];
+    part.append(svg("rect", { width, height, style: { fill: striped ?? style.backgroundColor } }));
     if (box.title) part.append(svg("title", {}, box.title));
     if (!box.childElementCount && box.textContent) {
       const baseline = parseFloat(style.paddingTop) + (parseFloat(style.lineHeight) + 0.7 * parseFloat(style.fontSize)) / 2;

@@ -1,6 +1,7 @@
 // A table without scrolling and sorting: all of its rows are in the document.
 
 import { element } from "../lib/dom.js";
+import { exact, size } from "../lib/format.js";
 
 // Of each column its label, and whether it has amounts, which are on the right. A cell that carries its exact value keeps it for a file.
 /** @typedef {{ label: string, isAmount?: boolean }} PlainColumn */
@@ -8,13 +9,24 @@ import { element } from "../lib/dom.js";
 export function plainTable(label, columns, rows) {
   /** @type {(tag: "th" | "td") => (content: HTMLElement | string, at: number) => HTMLElement} */
   const cell = (tag) => (content, at) => element(
-    tag, { class: columns[at].isAmount ? "amount" : null, "data-value": (content instanceof HTMLElement && content.dataset.value) || null }, content,
+    tag, { class: columns[at].isAmount ? "amount" : null, "data-value": content instanceof HTMLElement ? content.dataset.value ?? null : null }, content,
   );
   return element(
     "table", { class: "plain-table", "aria-label": label },
     element("thead", {}, element("tr", {}, ...columns.map((column) => column.label).map(cell("th")))),
     element("tbody", {}, ...rows.map((cells) => element("tr", {}, ...cells.map(cell("td"))))),
   );
+}
+
+// A value as text, which keeps it for a file.
+/** @type {(value: Count, text: Format, title?: string | null) => HTMLElement} */
+export function valued(value, text, title = null) {
+  return element("span", { title, "data-value": value ?? "" }, text(value));
+}
+
+/** @type {(bytes: Count) => HTMLElement} */
+export function bytesOf(bytes) {
+  return valued(bytes, size, `${exact(bytes)} bytes`);
 }
 
 /** @type {(...labels: string[]) => PlainColumn[]} */

@@ -4,6 +4,7 @@
 import { reader } from "../table/module_columns.js";
 import { element, select } from "../lib/dom.js";
 import { between, count, duration, exact, signed, size } from "../lib/format.js";
+import { spelledOut } from "../lib/module_link.js";
 import { Grid } from "../table/virtual_table.js";
 import { lastOf, order } from "../table/module_rows.js";
 
@@ -30,12 +31,15 @@ const CHANGE_COLUMNS = [
   { id: "after", label: "time after", text: duration, exact },
   { id: "pair", label: "before and after", text: plain, exact: plain },
   { id: "ratio", label: "change", text: signed, exact: signed },
-  { id: "interval", label: "beyond the run", text: plain, exact: plain },
+  { id: "interval", label: "interval", text: plain, exact: plain },
   { id: "lost", label: "cost a step", text: (lost) => (lost === null ? "" : duration(lost)), exact },
   { id: "macs_before", label: "MACs before", text: count, exact },
   { id: "macs_after", label: "MACs after", text: count, exact },
 ];
-const EXPORTED = CHANGE_COLUMNS.filter(({ id }) => id !== "pair");
+/** @type {{ id: string, label: string }[]} */
+const EXPORTED = CHANGE_COLUMNS.filter(({ id }) => id !== "pair").flatMap((column) => (
+  column.id === "interval" ? [{ id: "low", label: "at least" }, { id: "high", label: "at most" }] : [column]
+));
 const SORTABLE_CHANGES = ["before", "after", "ratio", "lost", "macs_before", "macs_after"];
 
 /** @type {(time: { verdict?: string | null }) => boolean} */
@@ -123,7 +127,7 @@ export function changes(table, { state, remember }) {
         values: (row) => {
           const { at, before, after, members, pattern } = row.above ?? row;
           const names = members.length > 1 ? [before === null ? null : pattern, after === null ? null : pattern] : [before, after];
-          const shown = names.map((name) => (name === "" ? "(root)" : name));
+          const shown = names.map((name) => (name === "" ? "(model)" : name));
           return [...shown, kinds(at), members.length, row.label ?? null, ...EXPORTED.map(({ id }) => row.values[id] ?? null)];
         },
       },
@@ -169,9 +173,13 @@ function foldedRows(rows) {
     if (group) group.push(row);
     else groups.set(key, [row]);
   }
+  /** @type {Map<string, number>} */
+  const sizes = new Map();
+  for (const { pattern } of rows) sizes.set(pattern, (sizes.get(pattern) ?? 0) + 1);
   return [...groups.values()].map((members) => {
     const [first] = members;
     if (members.length === 1) return first;
+    const pattern = sizes.get(first.pattern) === members.length ? first.pattern : spelledOut(members.map(({ before, after }) => String(after ?? before)));
     /** @type {(id: string) => number | null} */
     const sum = (id) => members.reduce((/** @type {number | null} */ all, { values }) => (all === null || values[id] === null ? null : all + Number(values[id])), 0);
     const totals = Object.fromEntries(["before", "after", "lost", "macs_before", "macs_after"].map((id) => [id, sum(id)]));
@@ -179,7 +187,7 @@ function foldedRows(rows) {
     const bounds = low.includes(null) ? null : between({ low: Math.min(...low), high: Math.max(...high) });
     return {
       ...first, members: members.map((each) => ({ ...each, level: 2 })), weight: members.reduce((all, { weight }) => all + weight, 0),
-      names: `${first.pattern} ×${members.length}`,
+      pattern, names: `${pattern} ×${members.length}`,
       values: { ...first.values, ...totals, ratio: ratioOf({ before: totals.before, after: totals.after }), interval: bounds },
     };
   });
@@ -201,7 +209,7 @@ function rowsOf(table) {
     /** @type {ModuleRow} */
     const row = {
       ...names, at, rank, weight, isRenamed, isOwn: isOwn(at), members: [], level: 1, pattern: pattern(at),
-      names: (isRenamed ? [names.before, names.after] : [names.after ?? names.before]).map((name) => name || "(root)").join(" → "),
+      names: (isRenamed ? [names.before, names.after] : [names.after ?? names.before]).map((name) => name || "(model)").join(" → "),
       values: {
         kind, before: shown.before, after: shown.after, ratio: shown.ratio,
         interval: shown.low === null ? null : between({ low: shown.low, high: shown.high }),

@@ -5,7 +5,7 @@ import { treemap } from "../charts/treemap.js";
 import { chartWidth, element, select } from "../lib/dom.js";
 import { exact, percent, size, words } from "../lib/format.js";
 import { stateOfModules } from "../lib/module_link.js";
-import { amounts, plainTable, texts } from "../table/plain_table.js";
+import { amounts, bytesOf, plainTable, texts, valued } from "../table/plain_table.js";
 import { figure } from "./summary.js";
 
 /** @type {View} */
@@ -61,7 +61,7 @@ function whatLowersIt({ savings, peak_bytes: peak }) {
   return [
     element("h2", {}, "What would lower the peak"),
     plainTable("what would lower the peak", [...texts("what"), ...amounts("saves at most", "of the peak"), ...texts("cost")], savings.map(([what, bytes, cost]) => [
-      what, amount(bytes), percent(Number(bytes) / Number(peak)), cost,
+      what, bytesOf(bytes), valued(Number(bytes) / Number(peak), percent), cost,
     ])),
   ];
 }
@@ -75,14 +75,14 @@ function peakMap(data, { state, remember }, openModule) {
   const grouped = (key, groups) => groups.map(([name, total]) => {
     const rows = key.map((_, row) => row).filter((row) => key[row] === name || (key === pattern && module[row] === name));
     const tiles = rows.map((row) => ({
-      label: state.map === "module" ? words(category[row]) : module[row] || "(root)", value: number[row] * Number(each[row]),
+      label: state.map === "module" ? words(category[row]) : module[row] || "(model)", value: number[row] * Number(each[row]),
       colour: `var(--memory-${CSS.escape(category[row])}, var(--rest))`,
-      title: `${words(category[row])} of ${module[row] || "(root)"}: ${size(number[row] * Number(each[row]))}${number[row] > 1 ? `, ${number[row]} × ${size(each[row])}` : ""}${operator[row] ? `, made by ${operator[row]}` : ""}`,
+      title: `${words(category[row])} of ${module[row] || "(model)"}: ${size(number[row] * Number(each[row]))}${number[row] > 1 ? `, ${number[row]} × ${size(each[row])}` : ""}${operator[row] ? `, made by ${operator[row]}` : ""}`,
       act: () => openModule(module[row]),
     }));
     const rest = total - tiles.reduce((sum, { value }) => sum + value, 0);
-    if (rest > 0) tiles.push({ label: "smaller ones", value: rest, colour: state.map === "module" ? "var(--rest)" : `color-mix(in oklab, var(--memory-${CSS.escape(name)}, var(--rest)) 45%, var(--rest))`, title: `smaller storages of ${name || "(root)"}: ${size(rest)}`, act: () => {} });
-    return { label: `${words(name) || "(root)"} ${size(total)}`, value: total, tiles };
+    if (rest > 0) tiles.push({ label: "smaller ones", value: rest, colour: state.map === "module" ? "var(--rest)" : `color-mix(in oklab, var(--memory-${CSS.escape(name)}, var(--rest)) 45%, var(--rest))`, title: `smaller storages of ${name || "(model)"}: ${size(rest)}`, act: () => {} });
+    return { label: `${words(name) || "(model)"} ${size(total)}`, value: total, tiles };
   });
   function draw() {
     remember();
@@ -99,11 +99,11 @@ function peakMap(data, { state, remember }, openModule) {
   return element("div", {}, choice, container);
 }
 
-/** @type {(data: Memory) => Figure[]} */
+/** @type {(data: Memory) => { label: string, text: string, remark: string }[]} */
 function figures(data) {
   const of = data.rank === null ? "" : `, on rank ${data.rank}, of all ranks the most`;
   const at = (/** @type {string} */ field) => data.points[field][data.peak ?? 0];
-  const reached = data.peak === null ? "" : `in ${at("phase")}, ${at("operator")} of ${at("module") || "the root"}`;
+  const reached = data.peak === null ? "" : `in ${at("phase")}, ${at("operator")} of ${at("module") || "the model itself"}`;
   const room = Number(data.peak_bytes) / Number(data.capacity_bytes);
   return [
     { bytes: data.peak_bytes, label: "peak live memory", text: size(data.peak_bytes), remark: `${reached}${of}` },
@@ -126,7 +126,7 @@ function remarks(data) {
 function categories(data) {
   const total = Number(data.peak_bytes);
   return plainTable("by category", [...texts("category"), ...amounts("bytes", "share")], data.by_category.map(([name, bytes]) => [
-    element("span", { title: CATEGORIES[name] }, key(name), words(name)), amount(bytes), percent(Number(bytes) / total),
+    element("span", { title: CATEGORIES[name] }, key(name), words(name)), bytesOf(bytes), valued(Number(bytes) / total, percent),
   ]));
 }
 
@@ -139,10 +139,10 @@ function holders(data, openModule) {
   const left = name.length - shown + more;
   const bytesLeft = bytes.slice(shown).reduce((sum, each) => sum + Number(each), Number(rest));
   const rows = name.slice(0, shown).map((text, row) => [
-    linkButton(`${text || "(root)"}${modules[row] > 1 ? ` ×${modules[row]}` : ""}`, () => openModule(text)),
-    amount(bytes[row]), percent(Number(bytes[row]) / total),
+    linkButton(`${text || "(model)"}${modules[row] > 1 ? ` ×${modules[row]}` : ""}`, () => openModule(text)),
+    bytesOf(bytes[row]), valued(Number(bytes[row]) / total, percent),
   ]);
-  return plainTable("by module", [...texts("made or owned by"), ...amounts("bytes", "share")], left ? [...rows, [`${left} more`, amount(bytesLeft), percent(bytesLeft / total)]] : rows);
+  return plainTable("by module", [...texts("made or owned by"), ...amounts("bytes", "share")], left ? [...rows, [`${left} more`, bytesOf(bytesLeft), valued(bytesLeft / total, percent)]] : rows);
 }
 
 /** @type {(data: Memory, openModule: (name: string) => void) => HTMLElement} */
@@ -150,15 +150,10 @@ function largest(data, openModule) {
   const { category, operator, module, phase, number, each_bytes: each } = data.alive;
   return plainTable("largest storages", [...texts("category", "module", "made by"), ...amounts("each", "number", "share")], each.map((bytes, row) => [
     element("span", { title: CATEGORIES[category[row]] ?? null }, key(category[row]), words(category[row])),
-    linkButton(module[row] || "(root)", () => openModule(module[row])),
+    linkButton(module[row] || "(model)", () => openModule(module[row])),
     operator[row] ? `${operator[row]} in ${phase[row]}` : "before the step",
-    amount(bytes), exact(number[row]), percent((number[row] * Number(bytes)) / Number(data.peak_bytes)),
+    bytesOf(bytes), valued(number[row], exact), valued((number[row] * Number(bytes)) / Number(data.peak_bytes), percent),
   ]));
-}
-
-/** @type {(bytes: Count) => HTMLElement} */
-function amount(bytes) {
-  return element("span", { title: `${exact(bytes)} bytes`, "data-value": bytes }, size(bytes));
 }
 
 /** @type {(text: string, act: () => void) => HTMLElement} */

@@ -120,7 +120,7 @@ function drawModules(payload, { state, remember }) {
 
   /** @type {(row: number) => string} */
   function shortName(row) {
-    return names[row] === "" ? "(root)" : runLabel(standsFor(row).run.map((each) => lastOf(names[each])));
+    return names[row] === "" ? "(model)" : runLabel(standsFor(row).run.map((each) => lastOf(names[each])));
   }
 
   /** @type {(column: ModuleColumn) => Reader<string>} */
@@ -136,7 +136,7 @@ function drawModules(payload, { state, remember }) {
       };
       const many = members.length > 1 ? ` ×${members.length}` : "";
       return [
-        `${names[row] || "(root)"}${many} ${kinds(row)}: ${column.label} ${column.text(valueOf(column, column.total, members, false))}`,
+        `${names[row] || "(model)"}${many} ${kinds(row)}: ${column.label} ${column.text(valueOf(column, column.total, members, false))}`,
         part(column, "own", column.text, "own *"), part(share, "total", percent, "* of the step"), part(mfu, "total", percent, "* MFU"),
         part(peak, "total", size, "peak *"),
       ].filter(Boolean).join(" · ");
@@ -161,7 +161,7 @@ function drawModules(payload, { state, remember }) {
       for (const row of parts[waiting.shift() ?? 0]) { shownKinds.add(kinds(row)); waiting.push(row); }
     }
     chart.replaceChildren(icicle({
-      below: parts, label: shortName, full: (row) => `${names[row] || "(root)"} ${kinds(row)}`, describe: describer(column), top,
+      below: parts, label: shortName, full: (row) => `${names[row] || "(model)"} ${kinds(row)}`, describe: describer(column), top,
       above: ancestors(names, top).slice(0, -1), zoom, choose, title: `shares of ${names[top] || "the model"} in ${column.label}`,
       read: (row) => valueOf(column, column.total, standing(row), false),
       colour: (row) => (isByShare ? colourOfShare(valueOf(mfu, mfu.total, standing(row), false)) : looks.get(kinds(row)) ?? "var(--rest)"),
@@ -183,8 +183,8 @@ function drawModules(payload, { state, remember }) {
   function nameCell(row) {
     const isFlat = Boolean(state.flat);
     const { run, first: firstOfRun } = standsFor(row);
-    const label = names[row] === "" ? "(root)" : isFlat ? names[row] : runLabel(run.map((each) => lastOf(names[each])));
-    const marks = [compiled(row) ? "compiled" : null, owner(row) === null ? null : `parameters of ${owner(row) || "the root"}`];
+    const label = names[row] === "" ? "(model)" : isFlat ? names[row] : runLabel(run.map((each) => lastOf(names[each])));
+    const marks = [compiled(row) ? "compiled" : null, owner(row) === null ? null : `parameters of ${owner(row) || "the model itself"}`];
     const hasMore = !isFlat && below[row].length > 0;
     return element(
       "div", { class: "name", role: "rowheader", title: names[row], style: { paddingLeft: `${isFlat ? 8 : 8 + 14 * depth(names[row])}px` } },
@@ -250,7 +250,7 @@ function drawModules(payload, { state, remember }) {
       cells: (row) => [nameCell(row), ...shown.map((column) => numberCell(column, row))],
       exported: {
         labels: ["module", "class", "modules", ...shown.map(({ label }) => label)],
-        values: (row) => [names[row] || "(root)", kinds(row), standsFor(row).run.length, ...shown.map(({ read }) => read(row))],
+        values: (row) => [names[row] || "(model)", kinds(row), standsFor(row).run.length, ...shown.map(({ read }) => read(row))],
       },
     });
   }

@@ -86,7 +86,7 @@ function drawKernels({ table, left_out: leftOut, timed_on: side, graphs, assigne
   const name = (row) => element(
     "div", { class: "name", role: "gridcell", title: table.name[row] },
     element("button", {
-      type: "button", class: "label to-row", tabindex: -1, title: `${names[table.module[row]] || "(root)"}: its row in Modules`, onclick: () => enter(row),
+      type: "button", class: "label to-row", tabindex: -1, title: `${names[table.module[row]] || "(model)"}: its row in Modules`, onclick: () => enter(row),
     }, table.name[row]),
     Number(modules(row)) > 1 ? element("span", { class: "mark" }, "fused") : null,
   );
@@ -94,7 +94,7 @@ function drawKernels({ table, left_out: leftOut, timed_on: side, graphs, assigne
   /** @type {(id: string, label: string, text?: Format, hasBar?: boolean) => FlatColumn} */
   const column = (id, label, text, hasBar) => ({ id, label, text, hasBar, read: reader(table, id) });
   const columns = [
-    column("name", "kernel"), { id: "module", label: "module", read: (/** @type {number} */ row) => names[table.module[row]] || "(root)" },
+    column("name", "kernel"), { id: "module", label: "module", read: (/** @type {number} */ row) => names[table.module[row]] || "(model)" },
     column("phase", "phase"), column("seconds", `${side}, traced`, duration, true), column("share", "share of compiled", percent),
     column("fused_bytes", "bytes, fused", size), column("modules", "fused of modules", count), column("calls", "calls", count),
   ];
@@ -174,8 +174,8 @@ function modulesThatRan({ table, within }, row, names, go) {
   const title = (label) => element("th", { scope: "col" }, label);
   /** @type {(name: string) => HTMLElement} */
   const module = (name) => element("button", {
-    type: "button", class: "to-row", title: `${name || "(root)"}: its row in Modules`, onclick: () => go(name),
-  }, name || "(root)");
+    type: "button", class: "to-row", title: `${name || "(model)"}: its row in Modules`, onclick: () => go(name),
+  }, name || "(model)");
   const more = Number(reader(table, "modules")(row)) - listed.length;
   return [
     ...head,

@@ -1,6 +1,7 @@
 // The view Roofline: a chart of points below the chip's roofs, and a table of how much time each could win.
 
 import { PHASES, reader } from "../table/module_columns.js";
+import { colourOfPart } from "../lib/colours.js";
 import { chartWidth, element, select } from "../lib/dom.js";
 import { bandwidth, count, duration, exact, percent, rate, size } from "../lib/format.js";
 import { nothingCounted } from "./operators.js";
@@ -119,7 +120,7 @@ function drawView(payload, { state, remember, go }) {
         button.setAttribute("aria-pressed", String(!isOff(phase)));
         draw();
       },
-    }, element("span", { class: "key", style: { background: `var(--phase-${phase})` } }), phase);
+    }, element("span", { class: "key", style: { background: colourOfPart(phase) } }), phase);
     return button;
   }
 
@@ -145,7 +146,7 @@ function pointsOf(table, names) {
   return table.phase.map((_, row) => {
     /** @type {Record<string, any>} */
     const each = Object.fromEntries(read.map(([name, value]) => [name, value(row)]));
-    const name = each.label ?? (names[each.module] || "(root)");
+    const name = each.label ?? (names[each.module] || "(model)");
     return /** @type {RooflinePoint} */ ({
       ...each, row, name, label: `${name.length > LONG ? `…${name.slice(-LONG)}` : name} ${SHORT[/** @type {keyof typeof SHORT} */ (each.phase)]}`.trim(),
       toWin: each.to_win ?? 0, isTimed: each.achieved !== null, height: each.achieved, weight: each.seconds ?? each.roof_seconds ?? 0,

@@ -14,6 +14,9 @@ const FIGURES = [
   ["data", "data wait", duration], ["peak live memory", "peak memory", size],
 ];
 
+/** @type {Intl.DateTimeFormatOptions} */
+const LOGGED = { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", hour12: false };
+
 /** @typedef {{ window: ProfileWindow, windows: number, key: string, head: Head | null }} RunRow */
 
 // Its state: filter, sort, down, and baseline, the key of a run.
@@ -32,15 +35,16 @@ function drawRuns(_payload, { state, remember, source, listed, window, showWindo
   function nameCell(row) {
     const { window: each, key, windows } = all[row];
     const isPinned = state.baseline === key;
+    const [name, stage] = [nameOf(each), each.tag === null ? "" : brief(each.tag)];
     return element(
-      "div", { class: "name", role: "rowheader", title: `${each.run}, ${brief(String(each.tag))}` },
+      "div", { class: "name", role: "rowheader", title: [name, stage].filter(Boolean).join(", ") },
       element("button", {
         type: "button", class: isPinned ? "mark pinned" : "mark", tabindex: -1, "aria-pressed": isPinned,
-        "aria-label": `${isPinned ? "unpin" : "pin"} ${each.run} as the baseline`, title: "the baseline: other runs show how much they differ from it",
+        "aria-label": `${isPinned ? "unpin" : "pin"} ${name} as the baseline`, title: "the baseline: other runs show how much they differ from it",
         onclick: () => { state.baseline = isPinned ? "" : key; fill(listed.windows); },
       }, isPinned ? "baseline" : "pin"),
-      element("button", { type: "button", class: "label to-row", tabindex: -1, onclick: () => showWindow(each, "summary") }, String(each.run ?? "this file")),
-      element("span", { class: "kind" }, `${brief(String(each.tag))}${windows > 1 ? `, ${windows} windows` : ""}`),
+      element("button", { type: "button", class: "label to-row", tabindex: -1, onclick: () => showWindow(each, "summary") }, name),
+      element("span", { class: "kind" }, [stage, windows > 1 ? `${windows} windows` : ""].filter(Boolean).join(", ")),
       isPinned || isSameWindow(each, window) || !window ? null : element("button", {
         type: "button", class: "mark", tabindex: -1, title: "compare the window above with this run, which is the one before",
         onclick: () => go("compare", { run: each.run, tag: each.tag, step: String(each.step) }),
@@ -68,21 +72,22 @@ function drawRuns(_payload, { state, remember, source, listed, window, showWindo
     const wanted = (state.filter || "").toLowerCase();
     /** @type {(row: RunRow) => string} */
     const words = ({ window: each, head }) => [each.run, each.tag, head?.device, head?.strategy, head?.dtype].join(" ").toLowerCase();
-    const shown = all.map((_, row) => row).filter((row) => (!filter || filter.test(String(all[row].window.run))) && words(all[row]).includes(wanted));
-    const hidden = filter ? all.filter(({ window: each }) => !filter.test(String(each.run))).length : 0;
+    const shown = all.map((_, row) => row).filter((row) => (!filter || filter.test(nameOf(all[row].window))) && words(all[row]).includes(wanted));
+    const hidden = filter ? all.filter(({ window: each }) => !filter.test(nameOf(each))).length : 0;
     status.textContent = [`${shown.length} of ${all.length} runs and stages`, hidden ? `${hidden} hidden by TensorBoard's run filter` : ""].filter(Boolean).join("; ");
     /** @type {(id: string, label: string, read: (row: RunRow) => any, text?: Format) => FlatColumn} */
     const column = (id, label, read, text) => ({ id, label, text, read: (row) => read(all[row]) });
     const columns = [
-      column("run", "run", ({ window: each }) => String(each.run)),
+      column("run", "run", ({ window: each }) => nameOf(each)),
       column("at", "at step", ({ window: each }) => Number(windowStep(each, windows)), String),
       ...FIGURES.map(([id, label, text]) => figureColumn(id, label, text)),
       column("device", "device", ({ head }) => head?.device ?? null), column("strategy", "strategy", ({ head }) => head?.strategy ?? null),
       column("ranks", "ranks", ({ head }) => head?.ranks ?? null, count), column("dtype", "precision", ({ head }) => head?.dtype ?? null),
-      column("wall_time", "logged", ({ window: each }) => each.wall_time ?? null, (time) => (time === null ? "–" : new Date(1000 * time).toLocaleString())),
+      column("wall_time", "logged", ({ window: each }) => each.wall_time ?? null, (time) => (time === null ? "–" : new Date(1000 * time).toLocaleString([], LOGGED))),
     ];
     /** @type {(column: FlatColumn) => boolean} */
     const isKnown = ({ id, read }) => ["run"].includes(id) || shown.some((row) => read(row) !== null && read(row) !== "" && !Number.isNaN(read(row)));
+    rows.node.classList.toggle("with-differences", baseline() !== undefined);
     rows.show(shown, columns.filter(isKnown), all.length);
   }
 
@@ -93,6 +98,11 @@ function drawRuns(_payload, { state, remember, source, listed, window, showWindo
   follow(fill);
   fill(listed.windows);
   return element("section", { class: "runs", "aria-label": "runs" }, element("div", { class: "bar-of-controls" }, field, status), rows.node);
+}
+
+/** @type {(window: ProfileWindow) => string} */
+function nameOf({ run }) {
+  return run ?? "this file";
 }
 
 // The last window of each run and stage.

@@ -4,7 +4,7 @@ import { memoryTimeline } from "../charts/memory_timeline.js";
 import { treemap } from "../charts/treemap.js";
 import { chartWidth, element, select } from "../lib/dom.js";
 import { exact, percent, size, words } from "../lib/format.js";
-import { amounts, plainTable, texts } from "../table/plain_table.js";
+import { amounts, bytesOf, plainTable, texts, valued } from "../table/plain_table.js";
 
 const LISTED = 50;
 
@@ -32,7 +32,7 @@ export function snapshot(data, state) {
     plainTable("by line of code", [...texts("category", "line"), ...amounts("number", "bytes", "share")], data.holders.bytes.slice(0, LISTED).map((bytes, row) => [
       words(data.holders.category[row]),
       element("button", { type: "button", class: "leading", title: data.holders.stack[row], onclick: () => showStack(row) }, data.holders.line[row] || "no stack"),
-      exact(data.holders.count[row]), ...shares(data, bytes),
+      valued(data.holders.count[row], exact), ...shares(data, bytes),
     ])),
   );
 }
@@ -71,5 +71,5 @@ function described({ holders }, row) {
 /** @type {(data: Snapshot, bytes: Count) => HTMLElement[]} */
 function shares(data, bytes) {
   const total = data.by_category.reduce((sum, [, each]) => sum + Number(each), 0);
-  return [element("span", { title: `${exact(bytes)} bytes` }, size(bytes)), element("span", {}, percent(Number(bytes) / total))];
+  return [bytesOf(bytes), valued(Number(bytes) / total, percent)];
 }

@@ -1,6 +1,7 @@
-// The view Summary: the verdict, the budget of the step's peak-seconds right below it, the step's phases, the large figures with their trends,
-// and a table of the rest. With one rank chosen, its figures come first.
+// The view Summary: the verdict, the budget of the step right below it, the step's phases, the large figures with their trends, and a table
+// of the rest. With one rank chosen, its figures come first.
 
+import { colourOfPart } from "../lib/colours.js";
 import { element } from "../lib/dom.js";
 import { explanation } from "../lib/explanations.js";
 import { count, duration, percent, size } from "../lib/format.js";
@@ -14,33 +15,54 @@ export const summary = { id: "summary", label: "Summary", draw: drawSummary, ofO
 const OPEN = 3; // parts of the budget with their advice
 const WORTH = 0.01; // of the step: advice for less would be noise
 
+/** The figures that are shown large, in this order. */
+const LARGE = ["step", "pass", "least time", "MFU", "samples/s", "tokens/s", "peak live memory", "memory needed"];
+
 /** @type {(payload: Payload, context: Context) => HTMLElement} */
 function drawSummary(payload, { source, listed, window, rank, follow, go }) {
-  const { figures: usual, verdict, budget, phases, facts: lines, doubts, why_no_budget: whyNoBudget } = payload.summary;
+  const { verdict, subject, speed, model, budget, why_no_budget: whyNoBudget, remarks } = payload.report;
+  const all = [...speed, ...model];
+  const usual = LARGE.flatMap((name) => all.filter((fact) => fact.name === name));
   const figures = rank === null || !payload.ranks ? usual : figuresOfRank(usual, payload.ranks.ranks, rank);
+  const step = speed[0]?.name;
   const cards = element("div", { class: "figures" });
   const fill = (/** @type {ProfileWindow[]} */ windows) => cards.replaceChildren(...figures.map((each) => figure(each, trend(each.label, windows, window))));
   fill(listed.windows);
   follow(fill);
-  const [first, ...others] = verdict;
   /** @type {(name: string) => void} */
   const openModules = (name) => go("modules", stateOfModules(name));
+  const phases = speed.filter(({ of }) => step && of === step).map((fact) => ({ ...fact, text: `${percent(fact.share ?? 0)}, ${fact.text}`, share: fact.share ?? 0 }));
   return element(
     "section", { class: "summary", "aria-label": "summary" },
     payload.partial ? element("p", { class: "doubt", role: "note" }, "Partial: training ended before this window did.") : null,
-    verdict.length ? element("p", { class: "verdict" }, element("strong", {}, first), others.length ? ` ${others.join(" ")}` : "") : null,
-    doubts ? element("p", { class: "doubt", role: "note" }, `${doubts === 1 ? "1 note makes" : `${doubts} notes make`} the figures less reliable: see the table below.`) : null,
-    stacked("Where the step's peak-seconds went", budget, whyNoBudget, "budget", openModules),
-    stacked("The step by phase", phases, "no clean step was timed", "phase", openModules),
+    said(verdict),
+    stacked("Where the step's time went", budget, whyNoBudget, "budget", openModules),
+    stacked("The step by phase", phases, "no undisturbed step was timed", "phase", openModules),
     cards,
     rank === null ? null : element("p", { class: "remark" }, `The figures of rank ${rank} come first. The rest is of the whole run.`),
     tracesOf(payload, source),
-    element("h2", {}, "All figures and facts"),
-    facts(lines),
+    element("h2", { id: "facts" }, "All figures and facts"),
+    facts([...all.filter((fact) => !usual.includes(fact) && fact.of !== step), ...subject, ...remarks]),
   );
 }
 
-/** @type {(figure: Figure, over?: HTMLElement | null) => HTMLElement} */
+// The verdict, why, what next, and how far to trust it, which leads to the notes below.
+/** @type {(verdict: Verdict) => HTMLElement} */
+function said({ said: first, why, next, trust, doubts }) {
+  /** @type {(label: string, lines: (string | HTMLElement)[]) => (HTMLElement | null)[]} */
+  const rows = (label, lines) => (lines.length ? [element("dt", {}, label), element("dd", {}, ...lines.map((line) => element("div", {}, line)))] : []);
+  const basis = doubts ? element("a", { class: "doubt", href: "#facts", onclick: toFacts }, trust) : trust;
+  return element("dl", { class: "verdict" }, element("dt", {}, "verdict"), element("dd", {}, element("strong", {}, first)), ...rows("why", why), ...rows("next", next), ...rows("trust", trust ? [basis] : []));
+}
+
+// The page keeps its state behind the #, so it is not followed as a link.
+/** @type {(event: Event) => void} */
+function toFacts(event) {
+  event.preventDefault();
+  document.getElementById("facts")?.scrollIntoView({ behavior: "smooth" });
+}
+
+/** @type {(figure: { label: string, text: string, remark: string }, over?: HTMLElement | null) => HTMLElement} */
 export function figure({ label, text, remark }, over = null) {
   return element(
     "div", { class: "figure", title: explanation(label.replace(/, rank \d+$/, "")) || null },
@@ -49,46 +71,38 @@ export function figure({ label, text, remark }, over = null) {
 }
 
 // Parts of the step as one bar, and a list of them with their modules and what usually helps.
-/** @type {(title: string, parts: Part[], missing: string, kind: string, openModules: (name: string) => void) => HTMLElement} */
+/** @type {(title: string, parts: { name: string, label: string, share: number, text: string, advice?: string, modules?: [string, number][] }[], missing: string, kind: string, openModules: (name: string) => void) => HTMLElement} */
 function stacked(title, parts, missing, kind, openModules) {
   const heading = element("h2", {}, title);
   if (!parts.length) return element("div", {}, heading, element("p", { class: "remark" }, `Unknown: ${missing}.`));
-  const bar = element("div", { class: "stack", role: "img", "aria-label": `${title}: ${parts.map(({ name, text }) => `${name} ${text}`).join("; ")}` });
+  const bar = element("div", { class: "stack", role: "img", "aria-label": `${title}: ${parts.map(({ label, text }) => `${label} ${text}`).join("; ")}` });
   const list = element("ul", { class: `parts parts-of-${kind}` });
-  parts.forEach(({ name, share, text, advice, modules }, at) => {
-    const colour = `${kind}-${name.replaceAll(" ", "-")}`;
-    const slice = element("div", { class: name === "unaccounted" ? "slice unaccounted" : "slice", style: { flexGrow: share, flexBasis: 0 }, title: `${name}: ${text}` });
-    if (name !== "unaccounted") paint(slice, colour);
-    slice.append(element("span", {}, name));
+  parts.forEach(({ name, label, share, text, advice, modules = [] }, at) => {
+    const background = colourOfPart(name);
+    const slice = element("div", { class: "slice", style: { flexGrow: share, flexBasis: 0, background }, title: `${label}: ${text}` });
+    slice.append(element("span", {}, label));
     if (share) bar.append(slice);
-    const key = element("span", { class: name === "unaccounted" ? "key unaccounted" : "key" });
-    if (name !== "unaccounted") paint(key, colour);
+    const key = element("span", { class: "key", style: { background } });
     const links = modules.flatMap(([pattern, part], index) => [
       index ? ", " : "",
-      element("button", { type: "button", class: "leading", title: "its rows in Modules", onclick: () => openModules(pattern) }, pattern || "(root)"),
+      element("button", { type: "button", class: "leading", title: "its rows in Modules", onclick: () => openModules(pattern) }, pattern || "(model)"),
       ` ${percent(part)}`,
     ]);
-    const isOpen = kind === "budget" ? at < OPEN : name === "unaccounted";
     list.append(element(
-      "li", {}, key, element("b", {}, name), ` ${text}`,
-      isOpen && links.length ? element("div", { class: "quiet" }, "in ", ...links) : null,
-      isOpen && advice && share >= WORTH ? element("div", { class: "quiet" }, `${advice}.`) : null,
+      "li", {}, key, element("b", {}, label), ` ${text}`,
+      at < OPEN && links.length ? element("div", { class: "quiet" }, "in ", ...links) : null,
+      at < OPEN && advice && share >= WORTH ? element("div", { class: "quiet" }, `${advice}.`) : null,
     ));
   });
   return element("div", {}, heading, bar, list);
 }
 
-// A name of a user, as a scope's, has no colour in the style sheet: it gets that of the rest.
-/** @type {(node: HTMLElement, colour: string) => void} */
-function paint(node, colour) {
-  node.style.background = `var(--${CSS.escape(colour)}, var(--rest))`;
-}
-
-/** @type {(lines: Line[]) => HTMLElement} */
+/** @type {(lines: Fact[]) => HTMLElement} */
 function facts(lines) {
   const list = element("dl", { class: "facts" });
-  for (const { label, text, doubt } of lines) {
-    list.append(element("dt", { title: explanation(label) || null }, label), element("dd", doubt ? { class: "doubt" } : {}, text));
+  for (const { label, text, remark, doubt } of lines) {
+    const value = [text, remark].filter(Boolean).join(", ");
+    list.append(element("dt", { title: explanation(label) || null }, label), element("dd", doubt ? { class: "doubt" } : {}, value));
   }
   return list;
 }
@@ -103,7 +117,7 @@ const OWN = [
 ];
 
 // The rank's own figures first, each with the range of all ranks; the others are marked as those of the whole run.
-/** @type {(all: Figure[], table: Lists, rank: number) => Figure[]} */
+/** @type {(all: Fact[], table: Lists, rank: number) => { label: string, text: string, remark: string }[]} */
 function figuresOfRank(all, table, rank) {
   const row = table.rank.indexOf(rank);
   const replaced = new Set(OWN.flatMap(({ instead }) => instead));

@@ -63,7 +63,7 @@ def _work(analysis: Analysis) -> _Lines:
 def _generated(profile: Profile, latencies: StepTimes) -> _Lines:
     """The two parts of a generation: prefill, which is one call for the prompt, and decode, which is a call for each further token."""
     for values in (note.values for note in notes_with("generated", profile.notes)):
-        seconds = {part: spread.median for part, spread in latencies.phases.items()}
+        seconds = latencies.phases
         for part in ("prefill", "decode"):
             yield f"{part} MACs per GPU", units.count(float(values[f"{part}_macs"]))
             took = seconds.get(part)
@@ -78,20 +78,20 @@ def _generated(profile: Profile, latencies: StepTimes) -> _Lines:
 
 
 def _time(analysis: Analysis, latencies: StepTimes) -> _Lines:
-    """Each phase with its quartiles and its share of the step, and what the figures rest on."""
-    step = latencies.seconds.median if latencies.seconds else 0.0
-    for name, spread in latencies.phases.items():
-        share = f", {units.percent(spread.median / step)} of the step" if step else ""
-        host = f", {units.duration(latencies.host_phases[name].median)} on the host" if name in latencies.host_phases else ""
-        yield f"{name} latency", f"{_spread(spread)}{share}{host}"
+    """Each phase with its share of the step and its quartiles, and what the figures rest on."""
+    for name, seconds in latencies.phases.items():
+        share = f", {units.percent(latencies.share(seconds))} of the step" if latencies.mean else ""
+        host = f", {units.duration(latencies.host_phases[name])} on the host" if name in latencies.host_phases else ""
+        yield f"{name} latency", f"{units.duration(seconds)}{share}{host}"
     if latencies.tokens_per_second is not None and "prefill" not in latencies.phases:  # of a generation, these are the prompt's
         yield "tokens/second per GPU", f"{latencies.tokens_per_second:.2f}"
     if latencies.cpu_seconds is not None:
         system = "" if latencies.system_seconds is None else f"; {units.duration(latencies.system_seconds.median)} of it the system's"
         yield "CPU time of a step, over all threads", f"{_spread(latencies.cpu_seconds)}{system}"
     clean, ratio = analysis.step_times.steps, analysis.profile.run.observer_ratio
-    if analysis.profile.steps:
-        yield "the latencies rest on", counted(clean, "clean step") if clean else "the counted pass alone"
+    if analysis.profile.steps and latencies.seconds is not None:
+        yield "the median step and its quartiles", _spread(latencies.seconds)
+        yield "the latencies rest on", counted(clean, "undisturbed step") if clean else "the counted pass alone"
     if ratio is not None:
         yield _observer(ratio, clean=bool(clean))
 
@@ -136,8 +136,8 @@ def _uncounted(analysis: Analysis, latencies: StepTimes) -> _Lines:
 
 def _share(row: UncountedOperator, moved: int, latencies: StepTimes) -> str:
     """Of the time where that is known, else of the bytes."""
-    if row.seconds is not None and latencies.seconds is not None and latencies.seconds.median:
-        return f"{units.percent(row.seconds / latencies.seconds.median)} of the time"
+    if row.seconds is not None and latencies.mean:
+        return f"{units.percent(row.seconds / latencies.mean)} of the time"
     return f"{units.percent(row.bytes / moved) if moved else units.UNKNOWN} of the bytes moved"
 
 

@@ -100,7 +100,7 @@ def _figures(profile: Profile, row: Row, *, never_called: bool) -> Iterator[str]
     yield f"{short_units.duration(seconds)} = {short_units.percent(seconds, total)} latency"
     yield short_units.rate(work.flops / seconds) if seconds else f"{UNKNOWN} FLOPS"
     if module.owner is not None:
-        yield f"shares {plain(module.owner) or 'the root'}"
+        yield f"shares {plain(module.owner) or 'the model itself'}"
     if module.compiled:
         yield "compiled"
     if never_called:

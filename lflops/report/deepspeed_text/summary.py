@@ -12,12 +12,12 @@ from lflops.analyze.analysis import Analysis
 from lflops.analyze.speed.step_times import StepTimes, step_times
 from lflops.profile.model import Profile
 from lflops.profile.notes import notes_with
-from lflops.profile.records import Spread
 from lflops.report.deepspeed_text import units as short_units
 from lflops.report.deepspeed_text.extra_lines import extra_lines
 from lflops.report.deepspeed_text.modules import aggregated
 from lflops.report.deepspeed_text.modules import detailed as details
-from lflops.report.lines.budget import largest
+from lflops.report.lines.layout import verdict_lines
+from lflops.report.lines.report import report_of
 from lflops.units import UNKNOWN
 
 __all__ = ["summary"]
@@ -25,7 +25,7 @@ __all__ = ["summary"]
 _NOTATIONS = """\
 Notations:
 dp: data parallel, mp: model parallel; params: parameters, shared ones once; MACs: multiply-accumulates of contractions;
-flops: 2 for each MAC, and the pointwise and other work: a count; FLOPS: flops a second; latency: the median of the clean steps;
+flops: 2 for each MAC, and the pointwise and other work: a count; FLOPS: flops a second; latency: the mean over the undisturbed steps;
 fwd: forward; bwd: backward, counted and timed; step: the optimizer's update; iter: a whole step, the wait for data in it"""
 
 _Lines = Iterator[tuple[str, str]]
@@ -62,14 +62,11 @@ def summary(
     ]
     if detailed:
         parts += ["\n------------------------------ Detailed Profile per GPU ------------------------------", details(analysis, fold=fold)]
-    if closing := list(_budget(analysis)):
+    report = report_of(analysis)
+    if report.verdict.why:
+        closing = [_line(label, value) for label, value in verdict_lines(report)]
         parts += ["\n----------------------------- Where the Step's Time Went -----------------------------", *closing]
     return "\n".join([*parts, "-" * 78])
-
-
-def _budget(analysis: Analysis) -> Iterator[str]:
-    """The largest parts of the budget, where there is one."""
-    return iter(()) if analysis.budget is None else largest(analysis.profile, analysis.budget)
 
 
 def _line(label: str, value: str) -> str:
@@ -93,7 +90,7 @@ def _figures(analysis: Analysis, latencies: StepTimes) -> _Lines:
     if _goes_backward(profile, latencies):
         yield from _backward(analysis, latencies)
     if "optimizer" in latencies.phases or profile.modules[""].optimizer.calls:
-        yield "step latency", short_units.duration(_median(latencies.phases.get("optimizer")))
+        yield "step latency", short_units.duration(latencies.phases.get("optimizer"))
     if _goes_backward(profile, latencies) or "optimizer" in latencies.phases:
         yield from _iteration(analysis, latencies)
     replicas, _ = _parallel_sizes(profile)
@@ -178,7 +175,7 @@ def _forward(analysis: Analysis, latencies: StepTimes) -> _Lines:
 
 
 def _backward(analysis: Analysis, latencies: StepTimes) -> _Lines:
-    backward = _median(latencies.phases.get("backward"))
+    backward = latencies.phases.get("backward")
     forward = _forward_seconds(analysis.profile, latencies)
     both = None if backward is None or forward is None else forward + backward
     what, flops = _flops_back(analysis)
@@ -189,7 +186,7 @@ def _backward(analysis: Analysis, latencies: StepTimes) -> _Lines:
 
 
 def _iteration(analysis: Analysis, latencies: StepTimes) -> _Lines:
-    seconds = _median(latencies.seconds)
+    seconds = latencies.mean
     what, flops = _flops_of_both(analysis)
     yield "iter latency", short_units.duration(seconds)
     yield f"FLOPS per GPU = {what} / iter latency", short_units.rate(_per_second(flops, seconds))
@@ -224,18 +221,15 @@ def _goes_backward(profile: Profile, latencies: StepTimes) -> bool:
 
 
 def _forward_seconds(profile: Profile, latencies: StepTimes) -> float | None:
-    """The median forward of a step; the root's, where no step has one."""
-    return _median(latencies.phases.get("forward", profile.modules[""].forward.seconds))
+    """The forward of the mean step; the root's, where no step has one."""
+    seconds = profile.modules[""].forward.seconds
+    return latencies.phases.get("forward", None if seconds is None else seconds.median)
 
 
 def _parallel_sizes(profile: Profile) -> tuple[int | None, int | None]:
     """Of the data and the tensor parallel groups; where one of them has all the ranks, the other has one."""
     world, data, tensor = profile.run.world_size, profile.run.data_parallel_size, profile.run.tensor_parallel_size
     return (1 if data is None and world in {1, tensor} else data), (1 if tensor is None and world in {1, data} else tensor)
-
-
-def _median(spread: Spread | None) -> float | None:
-    return None if spread is None else spread.median
 
 
 def _per_second(flops: float | None, seconds: float | None) -> float | None:

@@ -22,7 +22,7 @@ PHASES: Mapping[Phase, str] = {
 CATEGORIES: Mapping[str, str] = {
     "parameters": "#6a97d6",
     "optimizer_state": "#86aede",
-    "other": "#b9bfc8",
+    "other": "#c3c9d1",
     "gradients": "#d9743f",
     "activations": "#ecc76a",
     "temporary": "#a265b0",

@@ -88,7 +88,7 @@ def _label(axes: Axes, timed: Sequence[Point], patterns: Mapping[str, str]) -> N
         if len(taken) == _NAMED:
             break
         x, y = spots[id(point)]
-        name = f"{patterns.get(point.module, point.module) or '(root)'} {_SHORT[point.phase]}"
+        name = f"{patterns.get(point.module, point.module) or '(model)'} {_SHORT[point.phase]}"
         width = _LETTER * len(name)
         others = [box for key, box in dots.items() if key != id(point)]
         for start, aligned in ((x + _GAP, "left"), (x - _GAP - width, "right")):

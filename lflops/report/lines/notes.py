@@ -24,11 +24,11 @@ def sentence(note: Note) -> str:
 def _ignored(note: Note) -> str:
     work = f"{_count(note, 'macs')} MACs and {_count(note, 'flops')} FLOPs in {_calls(note)}"
     took = f", {_duration(note, 'seconds')}" if "seconds" in note.values else ""
-    return f"{note.subject or 'the root'} is left out of every total, as asked: {work}{took}"
+    return f"{note.subject or 'the model itself'} is left out of every total, as asked: {work}{took}"
 
 
 def _ambiguous_threads(note: Note) -> str:
-    return f"the work of {_calls(note)} in backward is the root's own: its module is unknown"
+    return f"the work of {_calls(note)} in backward is counted as the model's own: its module is unknown"
 
 
 def _communication_hook(note: Note) -> str:
@@ -72,7 +72,7 @@ def _compiled_uncounted(note: Note) -> str:
 
 def _compiled_differs(note: Note) -> str:
     seen, counted = _count(note, "seen"), _count(note, "counted")
-    row = note.subject or "the root"
+    row = note.subject or "the model itself"
     return f"compiled code called by {row} ran kernels of {seen} MACs, and its graphs have {counted}: do not rely on them"
 
 
@@ -93,7 +93,7 @@ def _compiled_unrecorded(note: Note) -> str:
 
 
 def _scripted(note: Note) -> str:
-    return f"the parts of {note.subject or 'the root'} run as a script: their work is its own"
+    return f"the parts of {note.subject or 'the model itself'} run as a script: their work is its own"
 
 
 def _generated(note: Note) -> str:
@@ -104,8 +104,10 @@ def _generated(note: Note) -> str:
 
 def _time_scaled(note: Note) -> str:
     factors = ", ".join(f"{phase} by {_count(note, phase)}" for phase in note.values)
+    known = [abs(each - 1) for each in note.values.values() if isinstance(each, float | int)]
+    rough = f" (± {round(100 * max(known))} %)" if known else ""
     doubt = "; so far off, the machine was busy with something else: do not rely on them" if are_times_far_off([note]) else ""
-    return f"the times of modules are scaled to what clean passes took: {factors or units.UNKNOWN}{doubt}"
+    return f"module times are rough{rough}: they are scaled to undisturbed passes, {factors or units.UNKNOWN}{doubt}"
 
 
 def _backward_assumed(note: Note) -> str:
@@ -127,7 +129,7 @@ def _schedule_shrunk(note: Note) -> str:
 
 
 def _few_clean_steps(note: Note) -> str:
-    return f"the times rest on few clean steps: {_count(note, 'steps')}"
+    return f"the times rest on few undisturbed steps: {_count(note, 'steps')}"
 
 
 def _ended_early(note: Note) -> str:
@@ -162,7 +164,7 @@ def _only_on(note: Note) -> str:
 
 
 def _logical_differs(note: Note) -> str:
-    where = f"{note.values.get('phase', units.UNKNOWN)} of {note.subject or 'the root'}"
+    where = f"{note.values.get('phase', units.UNKNOWN)} of {note.subject or 'the model itself'}"
     return f"logical= is of another model or batch, so it tells nothing: it differs in {where}"
 
 

@@ -161,7 +161,7 @@ def _slower(ratio: float | None) -> str:
 
 
 def _waiting(wait: RankWait) -> str:
-    """As `7 ranks wait 50.00 ms a step for rank 1 in the root's own backward`."""
+    """As `7 ranks wait 50.00 ms a step for rank 1 in the model's own backward`."""
     who = f"rank {wait.longest_rank} waits" if wait.ranks == 1 else f"{wait.ranks} ranks wait"
     traced = "" if wait.traced_seconds is None else f", in the traces {units.duration(wait.traced_seconds)}"
     return f"{who} {units.duration(wait.seconds)} a step for rank {wait.for_rank} in {_where(wait.module, wait.phase)}{traced}"
@@ -198,7 +198,7 @@ def _where(module: str, phase: str) -> str:
         return _OUTSIDE[phase]
     if phase == "wait":
         return "the wait at the end of backward"
-    own = module or "the root's own"
+    own = module or "the model's own"
     return plain(f"{own} {phase}")
 
 

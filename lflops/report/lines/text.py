@@ -1,8 +1,13 @@
 """Pieces of text that all reports share. Names of modules, operators and files come from the user and may hold anything."""
 
+import re
+
 from lflops import units
 
-__all__ = ["counted", "plain", "shortened"]
+__all__ = ["counted", "plain", "shortened", "shortened_name"]
+
+_NUMBER = re.compile(r"…[*{\d]")
+"""What is left of a name that was cut before a number."""
 
 
 def plain(content: str) -> str:
@@ -16,6 +21,15 @@ def shortened(name: str, width: int) -> str:
         return name
     end = max(width - 1, 0) // 2
     return f"{name[: max(width - 1 - end, 0)]}…{name[len(name) - end :]}"
+
+
+def shortened_name(name: str, width: int) -> str:
+    """A module's name, without its first parts where it is longer than the width: the last ones say most."""
+    parts = name.split(".")
+    while len(parts) > 1 and (len(name) > width or _NUMBER.match(name)):
+        parts = parts[1:]
+        name = f"…{'.'.join(parts)}"
+    return shortened(name, width)
 
 
 def counted(number: int, noun: str) -> str:

@@ -1,48 +1,78 @@
-"""A profile in a few sentences: what the step reached, which rank is slow, where most of the rest went, and the outliers."""
+"""What a reader acts on: how fast a step is, why it is no faster, what to do next, and how far to trust that."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from msgspec import Struct
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.speed.budget import IN_MODULES, Budget
-from lflops.profile.module_names import ancestry
-from lflops.profile.notes import are_times_far_off
-from lflops.report.lines.budget import advice, what_it_is
+from lflops.analyze.causes import Cause
+from lflops.profile.notes import are_times_far_off, notes_with
+from lflops.report.lines.parts import advice, what_it_is
 from lflops.report.lines.ranks import slowest_rank
-from lflops.report.lines.text import plain
+from lflops.report.lines.text import counted, plain
 
-__all__ = ["first_steps", "modules_of_part", "verdict"]
+__all__ = ["Verdict", "verdict"]
 
-_MOST = 0.6
-"""A part is mostly in a module that has this share of it."""
-_LISTED = 3
-_LARGE_PHASE = 0.1
-_OUTLIERS = 2
-_REMEASURE = "If it was measured, measure it again on an idle machine: lflops hardware --measure."
-_FIRST = 2
-_NO_WORK = ("data", "transfer", "clip", "optimizer", "other")
-"""Phases that are no work of the model's modules."""
+_CAUSES, _NEXT = 3, 2
+_UNSTEADY = 0.1
+"""Of the median step: a mean or a quartile that is farther off is worth a word."""
+_REMEASURE = "Measure the peak again on an idle machine: lflops hardware --measure"
 
 
-def verdict(analysis: Analysis) -> tuple[str, ...]:
-    """The sentences, the most important first."""
-    lost = _largest_first([*slowest_rank(analysis), *_lost(analysis)])
-    return (*_reached(analysis), *lost, *_outliers(analysis))
+class Verdict(Struct, frozen=True, kw_only=True):
+    """The first lines of every drawing.
+
+    Attributes:
+        said: How fast and how good the step is, or of a plan its least time and whether it fits.
+        why: What it is longer for, each with its cost, the most costly first.
+        next: What usually shortens that, in the same order.
+        trust: What the figures rest on, how steady they are, and what is unknown.
+        doubts: How many remarks make them less reliable.
+    """
+
+    said: str
+    why: tuple[str, ...] = ()
+    next: tuple[str, ...] = ()
+    trust: str = ""
+    doubts: int = 0
 
 
-def _reached(analysis: Analysis) -> Iterator[str]:
-    run, reached = analysis.profile.run, analysis.utilization
+def verdict(analysis: Analysis, doubts: int) -> Verdict:
+    """The verdict on a profile.
+
+    Args:
+        analysis: Of the profile.
+        doubts: How many of the report's remarks make its figures less reliable.
+    """
+    told = [each for cause in analysis.causes if (each := _told(analysis, cause)) is not None][:_CAUSES]
+    steps = dict.fromkeys(each.next for each in told if each.next)
+    if (analysis.utilization.mfu or 0.0) > 1:
+        steps = {_REMEASURE: None} | steps
+    return Verdict(
+        said=" ".join(_said(analysis)),
+        why=tuple(each.why for each in told),
+        next=tuple(f"{step}." for step in steps)[:_NEXT],
+        trust="; ".join(_trust(analysis, doubts)),
+        doubts=doubts,
+    )
+
+
+def _said(analysis: Analysis) -> Iterator[str]:
+    run, reached, times = analysis.profile.run, analysis.utilization, analysis.step_times
     one = "step" if run.kind == "training" else "pass"
-    seconds = analysis.step_times.seconds
-    if reached.mfu is not None:
-        yield f"{units.percent(reached.mfu)} MFU."
-        if reached.mfu > 1:
-            yield f"No step can exceed the peak, so the peak of {reached.hardware} is too low here. {_REMEASURE}"
-    elif seconds is not None:
-        yield f"A {one} takes {units.duration(seconds.median)}."
-    elif analysis.profile.is_counted:
-        yield from _planned(analysis)
+    if times.mean is None:
+        if analysis.profile.is_counted:
+            yield from _planned(analysis)
+        return
+    took = f"A {one} takes {units.duration(times.mean)}"
+    if reached.mfu is None:
+        yield f"{took}."
+        return
+    yield f"{took}, at {units.percent(reached.mfu)} MFU."
+    if reached.mfu > 1:
+        yield f"No step can exceed the peak, so the peak of {reached.hardware} is too low here."
 
 
 def _planned(analysis: Analysis) -> Iterator[str]:
@@ -57,74 +87,112 @@ def _planned(analysis: Analysis) -> Iterator[str]:
         yield f"A step has {units.count(sum(counts.macs for counts in analysis.totals.values()))} MACs. Nothing was timed."
 
 
-def first_steps(analysis: Analysis) -> Iterator[str]:
-    """What to do first: the largest part of the step that is no useful work, with what shortens it, and slow modules."""
-    parts = [(name, share) for name, share in _lost_parts(analysis)[:_FIRST] if share >= _LARGE_PHASE]
-    lost = [(share, f"{_lost_part(analysis, name, share)} {advice(name)}.") for name, share in parts]
-    yield from _largest_first([*slowest_rank(analysis), *lost])
-    yield from _outliers(analysis)
+class _Told(NamedTuple):
+    """A cause in words: why, with its cost, and what usually shortens it."""
+
+    why: str
+    next: str
 
 
-def _largest_first(sentences: Iterable[tuple[float, str]]) -> list[str]:
-    """The sentences in the falling order of their shares of the step."""
-    return [each for _, each in sorted(sentences, key=lambda sentence: -sentence[0])]
+class _Setting(NamedTuple):
+    """What the sentence about a cause needs besides it.
+
+    Attributes:
+        cost: As `59.3 % of the step (68.2 ms)`.
+        where: The cause's module.
+        others: Those that it is compared with.
+        itself: What the root is to a reader.
+    """
+
+    cost: str
+    where: str
+    others: str
+    itself: str
 
 
-def _lost(analysis: Analysis) -> Iterator[tuple[float, str]]:
-    parts = _lost_parts(analysis)
-    if analysis.budget is None:
-        parts = [(name, share) for name, share in parts if share >= _LARGE_PHASE and name in ("data", "transfer")]
-    else:
-        parts = parts[:1]
-    yield from ((share, _lost_part(analysis, name, share)) for name, share in parts)
+def _told(analysis: Analysis, cause: Cause) -> _Told | None:
+    """The cause in words; `None` where it is not worth a sentence."""
+    if cause.kind == "rank":
+        worst = next((text for _, text in slowest_rank(analysis)), None)
+        return None if worst is None else _Told(worst, "Look at that rank's machine, data and code: the view Ranks has its phases")
+    share = None if cause.seconds is None else analysis.step_times.share(cause.seconds)
+    one = "step" if analysis.profile.run.kind == "training" else "pass"
+    itself = f"{plain(analysis.profile.modules[''].kind) or 'the script'} itself, outside of its layers"
+    setting = _Setting(
+        cost=f"{units.percent(share)} of the {one} ({units.duration(cause.seconds)})",
+        where=plain(cause.module) or itself,
+        others=f"the {cause.others} others like it" if cause.others > 1 else "the other like it",
+        itself=itself,
+    )
+    if cause.kind in _TELL:
+        return _TELL[cause.kind](cause, setting)
+    mostly = f", mostly in {plain(cause.module)}" if cause.module else ""
+    what = what_it_is(analysis.profile, analysis.budget, cause.kind)
+    return _Told(f"{setting.cost} is {what}{mostly}.", advice(analysis.profile, cause.kind))
 
 
-def _lost_parts(analysis: Analysis) -> list[tuple[str, float]]:
-    """Parts of the budget that are no useful work; without a budget, phases that are no work of the model. The largest first."""
-    if analysis.budget is not None:
-        parts = {name: share for name, share in analysis.budget.parts.items() if name != "useful"}
-    else:
-        clean = analysis.step_times
-        step = clean.seconds.median if clean.seconds else 0.0
-        parts = {name: seconds.median / step for name, seconds in clean.phases.items() if name in _NO_WORK} if step else {}
-    return sorted(parts.items(), key=lambda part: -part[1])
+def _threads(cause: Cause, _: _Setting) -> _Told:
+    why = f"torch computes with {cause.value} threads on {cause.usual} cores: they take turns, and all times are longer for it."
+    return _Told(why, f"Give it no more threads than cores: torch.set_num_threads({cause.usual}), or OMP_NUM_THREADS={cause.usual}")
 
 
-def _lost_part(analysis: Analysis, name: str, share: float) -> str:
-    """A sentence, as `59.3 % of the step is memory-bound work, mostly in blocks.*.norm`."""
-    budget = analysis.budget
-    is_doubtful = name in IN_MODULES and are_times_far_off(analysis.profile.notes)
-    where = "" if is_doubtful or budget is None else _mostly_in(analysis, budget, name)
-    return f"{units.percent(share)} of the step is {what_it_is(analysis.profile, budget, name)}{where}."
+def _slow(cause: Cause, at: _Setting) -> _Told:
+    why = f"{at.where} takes {float(cause.value or 0) / float(cause.usual or 1):.1f}× as long as {at.others}: {at.cost} more."
+    return _Told(why, f"Look for what only {at.where} does: hooks, prints, copies, its own code")
 
 
-def _mostly_in(analysis: Analysis, budget: Budget, part: str) -> str:
-    """The innermost modules that have most of a part."""
-    name = _innermost(analysis, budget, part)
-    return f", mostly in {plain(name)}" if name else ""
+def _calls(cause: Cause, at: _Setting) -> _Told:
+    runs, usual = (units.count(float(calls or 0)) for calls in (cause.value, cause.usual))
+    why = f"{at.where} runs {runs} operators where {at.others} run {usual} each: {at.cost} more."
+    return _Told(why, f"Replace the loop in {at.where} by few large operators, or compile it")
 
 
-def _innermost(analysis: Analysis, budget: Budget, part: str) -> str:
-    shares: defaultdict[str, float] = defaultdict(float)
-    for module, parts in budget.modules.items():
-        for above in ancestry(module) if part in IN_MODULES else ():
-            shares[analysis.patterns.get(above, above)] += parts[part]
-    most = [name for name, share in shares.items() if name and share >= _MOST * shares[""]]
-    return max(most, key=lambda name: name.count("."), default="")
+def _dtype(cause: Cause, at: _Setting) -> _Told:
+    others, cost = (at.others, f"{at.cost} more") if cause.others else ("the training", f"at least {at.cost}")
+    why = f"{at.where} multiplies in {cause.value}, {others} in {cause.usual}: {cost}."
+    return _Told(why, f"Cast the parameters and inputs of {at.where} to {cause.usual}")
 
 
-def modules_of_part(analysis: Analysis, budget: Budget, part: str) -> list[tuple[str, float]]:
-    """The modules, repeated ones as their pattern, with the largest shares of the step in a part of its budget."""
-    shares: defaultdict[str, float] = defaultdict(float)
-    for module, parts in budget.modules.items():
-        if part in IN_MODULES and parts[part]:
-            shares[analysis.patterns.get(module, module)] += parts[part]
-    return sorted(shares.items(), key=lambda item: -item[1])[:_LISTED]
+def _outside(_: Cause, at: _Setting) -> _Told:
+    keep = "Keep .item(), images, prints and loops in Python out of training_step and forward"
+    return _Told(f"{at.cost} is {at.itself}.", f"{keep}, and name their parts with lflops.scope")
 
 
-def _outliers(analysis: Analysis) -> Iterator[str]:
-    if are_times_far_off(analysis.profile.notes):
-        return
-    for each in analysis.outliers[:_OUTLIERS]:
-        ratio = f"{each.seconds / each.usual_seconds:.1f}× as long as the {each.others} others like it"
-        yield f"{plain(each.module)} takes {ratio}: {units.duration(each.excess)} more a step."
+def _busiest(cause: Cause, at: _Setting) -> _Told:
+    kind = f" ({plain(str(cause.value))})" if cause.value else ""
+    return _Told(f"Nothing stands out: the most time is in {at.where}{kind}, {at.cost}.", "")
+
+
+_TELL: Mapping[str, Callable[[Cause, _Setting], _Told]] = {
+    "threads": _threads,
+    "slow": _slow,
+    "calls": _calls,
+    "dtype": _dtype,
+    "outside": _outside,
+    "busiest": _busiest,
+}
+"""Those that are no part of a budget and no phase."""
+
+
+def _trust(analysis: Analysis, doubts: int) -> Iterator[str]:
+    """What the figures rest on; then what makes them doubtful."""
+    profile, times = analysis.profile, analysis.step_times
+    one, several = ("step", "steps") if profile.run.kind == "training" else ("pass", "passes")
+    if times.seconds is not None and times.mean is not None:
+        median = times.seconds.median
+        spread = f" ± {units.percent(times.spread)}" if times.steps > 1 and times.spread is not None else ""
+        yield f"{units.count(times.steps)} undisturbed {one if times.steps == 1 else several}{spread}"
+        if median and abs(times.mean - median) > _UNSTEADY * median:
+            yield f"unsteady: the longest took {units.duration(times.longest)}, the median {units.duration(median)}"
+    if are_times_far_off(profile.notes):
+        yield "times of modules are no measure here: this machine was busy"
+    elif factors := [float(value) for note in notes_with("time_scaled", profile.notes) for value in note.values.values()]:
+        yield f"module times are rough (± {units.percent(max(abs(factor - 1) for factor in factors), digits=0)})"
+    if times.mean is not None and profile.is_counted and analysis.utilization.mfu is None:
+        yield "MFU is unknown: no peak is known here"
+    if missing := len({row.operator for row in analysis.uncounted}):
+        yield f"{counted(missing, 'operator')} not counted"
+    if silent := sum(rank.status != "ok" for rank in profile.ranks):
+        yield f"{counted(silent, 'rank')} did not report"
+    if doubts:
+        yield f"{counted(doubts, 'note')} below"

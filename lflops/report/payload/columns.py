@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 __all__ = ["VERSION", "Columns", "Value", "column", "exact", "lists"]
 
-VERSION = 2
+VERSION = 3
 """Of the payload's format. The payload begins with it, and the server refuses another one by name."""
 
 _EXACT = 2**53

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from lflops.analyze.analysis import Analysis
 from lflops.garbage import uncollected
 from lflops.profile.model import Profile
+from lflops.report.lines.report import Report, report_of
 from lflops.report.payload.columns import VERSION, Columns
 from lflops.report.payload.compare import RunShown, run_shown
 from lflops.report.payload.memory import MemoryShown, memory
@@ -17,7 +18,6 @@ from lflops.report.payload.modules import modules
 from lflops.report.payload.operators import Operators, operators
 from lflops.report.payload.ranks import RanksShown, ranks
 from lflops.report.payload.roofline import Roofs, roofs
-from lflops.report.payload.summary import Head, Summary, head, summary
 
 __all__ = ["Payload", "payload"]
 
@@ -27,6 +27,29 @@ class TraceFile(Struct, frozen=True, kw_only=True):
 
     rank: str
     file: str
+
+
+class Head(Struct, frozen=True, kw_only=True):
+    """What a list of windows shows of each.
+
+    Attributes:
+        step: The training's.
+        when: Its window and its step, as text.
+        kind: The stage, or how it was profiled.
+        figures: Facts of the report that change from window to window, by their names; unknown ones are left out.
+        ranges: The quartiles of those that have some.
+    """
+
+    step: int | None
+    when: str
+    kind: str
+    device: str
+    strategy: str | None
+    ranks: int
+    dtype: str | None
+    partial: bool
+    figures: dict[str, float]
+    ranges: dict[str, tuple[float, float]]
 
 
 class Payload(Struct, frozen=True, kw_only=True):
@@ -49,7 +72,7 @@ class Payload(Struct, frozen=True, kw_only=True):
     partial: bool
     has_timeline: bool
     peak_flops_per_second: float | None
-    summary: Summary
+    report: Report
     modules: Columns
     operators: Operators | None
     roofline: Roofs | None
@@ -82,12 +105,12 @@ def _made(analysis: Analysis) -> Payload:
     profile = analysis.profile
     return Payload(
         lflops=VERSION,
-        head=head(analysis),
+        head=_head(analysis),
         title=_title(profile),
         partial=profile.run.partial,
         has_timeline=bool(profile.timelines),
         peak_flops_per_second=analysis.utilization.peak_flops_per_second,
-        summary=summary(analysis),
+        report=report_of(analysis),
         modules=modules(analysis),
         operators=operators(analysis),
         roofline=roofs(analysis),
@@ -95,6 +118,27 @@ def _made(analysis: Analysis) -> Payload:
         ranks=ranks(analysis),
         traces=(),
         compare=run_shown(analysis),
+    )
+
+
+_FIGURES = ("MFU", "achieved", "samples/s", "tokens/s", "step", "pass", "data", "peak live memory")
+
+
+def _head(analysis: Analysis) -> Head:
+    """What a list of windows shows of this one."""
+    run, times, report = analysis.profile.run, analysis.step_times, report_of(analysis)
+    spreads = {"step" if run.kind == "training" else "pass": times.seconds, "data": times.spreads.get("data")}
+    return Head(
+        step=run.step,
+        when=", ".join(f"{name} {at}" for name, at in (("window", run.window), ("step", run.step)) if at is not None),
+        kind=run.stage or run.kind,
+        device=run.device_name if run.hardware is None or run.kind != "estimate" else run.hardware.name,
+        strategy=run.strategy,
+        ranks=run.world_size,
+        dtype=run.precision or run.dtype,
+        partial=run.partial,
+        figures={name: float(value) for name in _FIGURES if (value := report.value(name)) is not None},
+        ranges={name: (spread.low, spread.high) for name, spread in spreads.items() if spread is not None and spread.n > 1},
     )
 
 

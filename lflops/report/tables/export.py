@@ -53,10 +53,9 @@ def csv_table(analysis: Analysis, rows: Iterable[Row]) -> str:
     writer = csv.writer(written, lineterminator="\n")
     measured = [f"{phase}_{field}" for phase in PHASES for field in ("macs", "flops", "bytes_moved", "seconds")]
     writer.writerow(["module", "class", "modules", "calls", "parameters", "total_seconds", "share_of_step", *measured])
-    step = analysis.step_times.seconds
     for line in module_lines(rows):
         row, total = line.row, _times(line.row.time(None), line.times)
-        share = total / step.median if total is not None and step is not None and step.median else None
+        share = None if total is None else analysis.step_times.share(total)
         counts = (line.times, row.calls * line.times, row.parameters * line.times)
         of_phases = [figure for phase in PHASES for figure in _figures(line, phase)]
         writer.writerow([_text(line.path), _text(row.kind), *counts, total, share, *of_phases])

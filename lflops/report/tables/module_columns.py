@@ -74,11 +74,11 @@ def module_columns(analysis: Analysis, phase: Phase | None) -> list[ModuleColumn
 
 
 def _time(analysis: Analysis, phase: Phase | None) -> Iterator[ModuleColumn]:
-    step = analysis.step_times.seconds
+    step = analysis.step_times.mean
     yield ModuleColumn(f"{_SHORT[phase]}\ntime", partial(_duration, phase))
-    if step is not None and step.median:
+    if step:
         one = "step" if analysis.profile.run.kind == "training" else "pass"
-        yield ModuleColumn(f"% of\n{one}", partial(_share_of_step, phase, step.median))
+        yield ModuleColumn(f"% of\n{one}", partial(_share_of_step, phase, step))
     else:
         yield ModuleColumn(f"% of {_SHORT[phase]}\ntime", lambda line: units.percent(_times(line.row.time_share, line.times)))
     timed = [each for each in TIMED_PHASES if analysis.has_times(each)]

@@ -1,4 +1,4 @@
-"""The lines above every table: what was profiled, its times and budget, what ran in each phase, and the remarks."""
+"""The lines above every table: the verdict, what was profiled, its times and budget, what ran in each phase, and the remarks."""
 
 from collections.abc import Iterator
 
@@ -9,9 +9,8 @@ from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.tree import WorkCounts
 from lflops.profile.series import sum_known
-from lflops.report.lines.budget import largest, sorted_parts
-from lflops.report.lines.facts import facts, remarks
-from lflops.report.lines.times import times
+from lflops.report.lines.layout import speed_lines, verdict_lines
+from lflops.report.lines.report import Part, report_of
 from lflops.report.terminal.tables import MARGIN, FittedTable, margin, prose, text
 
 __all__ = ["header"]
@@ -19,47 +18,45 @@ __all__ = ["header"]
 
 def header(analysis: Analysis) -> Group:
     """The lines, as one block."""
-    blocks: list[RenderableType] = [_facts(analysis), *_times(analysis), *_budget(analysis), _totals(analysis), _remarks(analysis)]
+    report = report_of(analysis)
+    blocks: list[RenderableType] = [
+        _lines((label, value, "") for label, value in verdict_lines(report)),
+        _lines((fact.label, fact.text, "") for fact in report.subject),
+        *([_speed(list(speed_lines(report.speed)))] if report.speed else []),
+        *([_budget(report.budget)] if report.budget else []),
+        _totals(analysis),
+        _lines((fact.label, fact.said, "") for fact in report.model if fact.name != "MACs"),
+        _lines((fact.label, fact.text, "yellow" if fact.doubt else "") for fact in report.remarks),
+    ]
     return Group(*(part for block in blocks[:-1] for part in (block, "")), blocks[-1])
 
 
-def _facts(analysis: Analysis) -> Table:
-    table = margin()
-    for label, value in facts(analysis.profile):
-        table.add_row(label, prose(value))
+def _lines(rows: Iterator[tuple[str, str, str]]) -> Table:
+    """A label, a text and its style in each row; a label stands once for all rows below it that have the same."""
+    table, above = margin(), ""
+    for label, value, style in rows:
+        table.add_row("" if label == above else label, prose(value, style))
+        above = label or above
     return table
 
 
-def _times(analysis: Analysis) -> Iterator[Table]:
-    """A table, unless no step but the counted one was timed."""
-    if all(step.seconds is None or step.kind == "counted" for step in analysis.profile.steps):
-        return
-    lines = list(times(analysis))
+def _speed(lines: list[tuple[str, str]]) -> Table:
     table = margin()
-    value, spread = max(len(line.value) for line in lines), max(len(line.spread) for line in lines)
-    for line in lines:
-        table.add_row(line.label, text(f"{line.value:>{value}}  {line.spread:<{spread}}  {line.remark}".rstrip()))
-    yield table
+    for label, line in lines:
+        table.add_row(label, text(line))
+    return table
 
 
-def _budget(analysis: Analysis) -> Iterator[RenderableType]:
-    """All parts with their shares and seconds, the largest first; then what shortens the three largest, where there is a budget."""
-    budget = analysis.budget
-    if budget is None:
-        return
+def _budget(parts: tuple[Part, ...]) -> Table:
+    """All parts with their shares and seconds, the largest first."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(min_width=MARGIN, no_wrap=True, style="bold")
     for _ in range(2):
         table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
-    for index, (name, share) in enumerate(sorted_parts(budget)):
-        row = units.percent(share), units.duration(share * budget.seconds), name.replace("_", " ")
-        table.add_row("" if index else "budget", *map(text, row))
-    yield table
-    advice = margin()
-    for index, line in enumerate(largest(analysis.profile, budget)):
-        advice.add_row("" if index else "largest parts", prose(line))
-    yield advice
+    for index, part in enumerate(parts):
+        table.add_row("" if index else "budget", *map(text, (units.percent(part.share), units.duration(part.seconds), part.label)))
+    return table
 
 
 def _totals(analysis: Analysis) -> FittedTable:
@@ -82,11 +79,3 @@ def _totals(analysis: Analysis) -> FittedTable:
     columns["bytes moved"] = [units.size(counts.bytes_moved) for counts in ran.values()]
     columns["operator calls"] = [units.count(counts.calls) for counts in ran.values()]
     return FittedTable("totals", list(ran), columns, room=MARGIN)
-
-
-def _remarks(analysis: Analysis) -> Table:
-    table, above = margin(), ""
-    for label, value, is_doubt in remarks(analysis):
-        table.add_row("" if label == above else label, prose(value, "yellow" if is_doubt else ""))
-        above = label
-    return table

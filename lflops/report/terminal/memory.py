@@ -41,7 +41,7 @@ def render_memory(analysis: Analysis) -> Group:
         table.add_row("", prose(f"{units.size(most):>12}          activations (largest, at another moment)", "dim"))
     _add(table, "by module", _listed({_name(each): each.bytes for each in analysis.holders}, memory.peak_bytes))
     largest = [
-        f"{units.size(each.bytes):>12}  {each.category.replace('_', ' ')}, {each.module or 'the root'}"
+        f"{units.size(each.bytes):>12}  {each.category.replace('_', ' ')}, {each.module or 'the model itself'}"
         + (f", {each.operator} in {each.phase}" if each.operator else "")
         for each in memory.alive[:_LISTED]
     ]
@@ -53,7 +53,7 @@ def _when(memory: Memory, at: Moment | None) -> list[str]:
     """The operator that reached it, where that is known."""
     if at is None:
         return []
-    return [f"reached in {at.phase} by {at.operator} of {at.module or 'the root'}, operator {memory.peak_index + 1:,}"]
+    return [f"reached in {at.phase} by {at.operator} of {at.module or 'the model itself'}, operator {memory.peak_index + 1:,}"]
 
 
 def _reserved(reserved: Reserved) -> str:
@@ -84,7 +84,7 @@ def room_lines(room: Room) -> Iterable[str]:
 
 
 def _name(holder: Holder) -> str:
-    return (holder.name or "the root") + (f" ×{holder.modules}" if holder.modules > 1 else "")
+    return (holder.name or "the model itself") + (f" ×{holder.modules}" if holder.modules > 1 else "")
 
 
 def _listed(parts: Mapping[str, int], total: int) -> Iterable[Text]:

@@ -10,7 +10,7 @@ from rich.text import Text
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.tree import Row
 from lflops.profile.model import Phase
-from lflops.report.lines.text import counted, plain, shortened
+from lflops.report.lines.text import counted, plain, shortened_name
 from lflops.report.tables.module_columns import ModuleColumn, ModuleLine, module_columns, module_lines
 from lflops.report.terminal.header import header
 from lflops.report.terminal.tables import figure, prose
@@ -127,7 +127,7 @@ def _kind(line: ModuleLine) -> str:
 def _name(line: ModuleLine, indent: int, room: int) -> Text:
     """The indented label, its middle left out where it is too long, and the class where it has room."""
     kind = _kind(line)
-    label = shortened(_label(line), max(room - indent, 1))
+    label = shortened_name(_label(line), max(room - indent, 1))
     name = Text(" " * indent + label, no_wrap=True, overflow="crop")
     left = room - indent - len(label) - 2
     if kind and left >= min(len(kind), 6):

@@ -59,7 +59,7 @@ def _compiled(trace: Trace, code: CompiledCode) -> RenderableType:
     rows = code.kernels[:_MOST]
     took = [row.seconds_on(code.timed_on) for row in rows]
     columns: dict[str, list[str]] = {
-        "module": [row.module or "the root" for row in rows],
+        "module": [row.module or "the model itself" for row in rows],
         "phase": [row.phase for row in rows],
         code.timed_on: [units.duration(per_batch(seconds, trace)) for seconds in took],
         "% of compiled": [units.percent(seconds / code.seconds if code.seconds else None) for seconds in took],

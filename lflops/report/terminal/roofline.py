@@ -89,7 +89,7 @@ def _points(heading: str, named: Sequence[tuple[str, Point]], *, timed: bool) ->
 
 
 def _module(repeats: Repeats) -> str:
-    return (plain(repeats.label) or "(root)") + (f" ×{len(repeats.parts)}" if len(repeats.parts) > 1 else "")
+    return (plain(repeats.label) or "(model)") + (f" ×{len(repeats.parts)}" if len(repeats.parts) > 1 else "")
 
 
 def _operator(point: Point) -> str:

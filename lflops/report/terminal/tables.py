@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lflops import units
-from lflops.report.lines.text import plain, shortened
+from lflops.report.lines.text import plain, shortened, shortened_name
 
 __all__ = ["MARGIN", "FittedTable", "figure", "margin", "prose", "text"]
 
@@ -79,8 +79,9 @@ class FittedTable:
         table.add_column(self._heading, min_width=min(self._room, room), no_wrap=True)
         for heading in kept:
             table.add_column(heading, justify="right", overflow="fold")
+        cut = shortened_name if self._heading.startswith("module") else shortened
         for name, *cells in zip(self._names, *(self._columns[heading] for heading in kept), strict=True):
-            table.add_row(text(shortened(plain(name), max(room, min(self._room, _SHORTEST)))), *map(figure, cells))
+            table.add_row(text(cut(plain(name), max(room, min(self._room, _SHORTEST)))), *map(figure, cells))
         yield table
         if left_out := list(self._columns)[len(kept) :]:
             yield prose(f"too narrow for {', '.join(left_out)} (COLUMNS=200 shows them)", "dim")

@@ -10,6 +10,7 @@ from lflops.profile.model import Profile
 from lflops.report import html as page
 from lflops.report.deepspeed_text.summary import summary
 from lflops.report.lines.ranks import slow_ranks
+from lflops.report.lines.report import report_of
 from lflops.report.log_text import log_text
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Training
@@ -22,7 +23,17 @@ from lflops.session.outlets.wandb_logger import WandbOutput
 
 __all__ = ["Outlets", "scalars"]
 
-PHASES = ("data", "forward", "backward", "optimizer")
+_TAGS: Mapping[str, tuple[str, ...]] = {
+    "step_ms": ("step", "pass"),
+    **{f"{phase}_ms": (phase,) for phase in ("data", "forward", "backward", "optimizer")},
+    "mfu": ("MFU",),
+    "hfu": ("HFU", "MFU"),
+    "tflops_per_device": ("achieved",),
+    "samples_per_second": ("samples/s",),
+    "tokens_per_second": ("tokens/s",),
+    "peak_memory_gib": ("peak live memory",),
+}
+"""Each tag, and the fact that it logs; where the report has no HFU, it is the MFU."""
 
 
 class Output(Protocol):
@@ -52,17 +63,14 @@ OUTPUTS: dict[str, Callable[[Any, str], Output]] = {
 
 def scalars(analysis: Analysis) -> dict[str, float]:
     """The figures of a window that are worth a curve; the unknown ones are left out."""
-    profile, paced, used = analysis.profile, analysis.step_times, analysis.utilization
-    run = profile.run
-    times = {"step": paced.seconds, **{phase: paced.phases.get(phase) for phase in PHASES}}
-    found = {f"{name}_ms": None if spread is None else spread.median * 1e3 for name, spread in times.items()}
-    found |= {"mfu": used.mfu, "hfu": used.hfu}
-    found["tflops_per_device"] = None if used.flops_per_second is None else used.flops_per_second / 1e12
-    found["samples_per_second"] = paced.samples_per_second
-    found["tokens_per_second"] = paced.tokens_per_second
-    found["peak_memory_gib"] = None if profile.memory is None else profile.memory.peak_bytes / 2**30
-    found["observer_overhead"] = None if run.observer_ratio is None else run.observer_ratio - 1
-    return {name: value for name, value in found.items() if value is not None}
+    report, factors = report_of(analysis), {"s": 1e3, "FLOP/s": 1e-12, "bytes": 2**-30}
+    found = {}
+    for tag, names in _TAGS.items():
+        fact = next((fact for name in names if (fact := report.fact(name)) is not None), None)
+        if fact is not None and fact.value is not None:
+            found[tag] = fact.value * factors.get(fact.unit, 1.0)
+    ratio = analysis.profile.run.observer_ratio
+    return found if ratio is None else found | {"observer_overhead": ratio - 1}
 
 
 def _output_of(logger: Any) -> Callable[[Any, str], Output] | None:
@@ -106,9 +114,18 @@ class Outlets:
         self._root = "lflops" if monitor == 1 else f"lflops_{monitor}"
         self._outputs = [output(logger, self._root) for logger in training.loggers if (output := _output_of(logger)) is not None]
         self._curves: dict[str, ModuleCurves] = {}
+        self._windows: dict[str | None, Profile] = {}  # the last of each stage
+        self._on_curves: set[tuple[str, str]] = set()  # stages, and the figures that points of theirs have
 
-    def scalars(self, values: Mapping[str, float], stage: str, step: int) -> None:
-        """Log them to every logger, under the stage's name."""
+    def window_scalars(self, analysis: Analysis, step: int) -> None:
+        """Log to every logger the figures of a window that have no curve over all steps yet."""
+        stage = analysis.profile.run.stage or ""
+        values = {name: value for name, value in scalars(analysis).items() if (stage, name) not in self._on_curves}
+        self._log({(self._root, stage, name): value for name, value in values.items()}, step)
+
+    def point(self, values: Mapping[str, float], stage: str, step: int) -> None:
+        """Log a point of a stage's curves to every logger. A tag is one curve: from then on windows do not log these figures."""
+        self._on_curves.update((stage, name) for name in values)
         self._log({(self._root, stage, name): value for name, value in values.items()}, step)
 
     def module_scalars(self, analysis: Analysis, step: int) -> None:
@@ -137,11 +154,12 @@ class Outlets:
             path: Its file, if it is to have one.
             step: The loggers' x-axis.
         """
-        text, long, files = "", "", [] if path is None else self.save_page(analysis, path)
+        text, long, stage = "", "", analysis.profile.run.stage
+        files = [] if path is None else self.save_page(analysis, path)
         with self._failures.contained("the summary"):
             if self._settings.detailed or self._settings.output_file is not None or self._outputs:
                 long = self._long_text(analysis, detailed=True)
-            text = long if self._settings.detailed else log_text(analysis)
+            text = long if self._settings.detailed else log_text(analysis, self._windows.get(stage))
         if self._settings.output_file is not None:
             output = Path(self._settings.output_file)
             with self._failures.contained(f"output_file={str(output)!r}"):
@@ -156,6 +174,7 @@ class Outlets:
                 logs.append((logger, logger.window(analysis, shown, step, written)))
         with self._failures.contained("what is logged of modules"):
             _ = analysis.busiest, analysis.patterns  # that the training's thread finds them there
+        self._windows[stage] = analysis.profile
         return PreparedWindow(text, files, logs)
 
     def save_page(self, analysis: Analysis, path: Path) -> list[Path]:

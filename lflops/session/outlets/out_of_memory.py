@@ -147,7 +147,7 @@ def report_lines(report: OutOfMemory) -> Iterator[str]:
         yield from explained_lines(report.explained)
         yield ""
     yield report.error.splitlines()[0]
-    where = f"module {report.module or 'the root'}" if report.module is not None else "no module of the model was running"
+    where = f"module {report.module or 'the model itself'}" if report.module is not None else "no module of the model was running"
     yield f"step {report.step}, {report.phase or 'phase unknown'}, {where}"
     yield ""
     if not report.counted:
@@ -159,4 +159,4 @@ def report_lines(report: OutOfMemory) -> Iterator[str]:
         yield title
         for name, nbytes in sorted(parts.items(), key=lambda item: -item[1]):
             if nbytes:
-                yield f"  {units.size(nbytes):>12}  {units.percent(nbytes / total):>6}  {name.replace('_', ' ') or 'the root'}"
+                yield f"  {units.size(nbytes):>12}  {units.percent(nbytes / total):>6}  {name.replace('_', ' ') or 'the model itself'}"

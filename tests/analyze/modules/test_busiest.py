@@ -34,5 +34,13 @@ def test_modules_that_repeat_are_one_place() -> None:
     given = small_profile()
     names = {name: name for name in given.modules} | {"encoder.0": "encoder.*", "encoder.1": "encoder.*"}
     first = busiest(given, names)[0]
-    assert ("encoder.*", "", 2, 1024) == (first.pattern, first.kind, first.modules, first.macs)
+    assert ("encoder.*", "encoder.*", 2, 1024) == (first.pattern, first.name, first.modules, first.macs)
     assert pytest.approx(5e-4) == first.seconds
+
+
+def test_a_place_is_named_by_the_modules_that_have_a_time() -> None:
+    """Of two that repeat, one was never timed: the time is that of the other alone, though its curve is that of the place."""
+    given = clocked(untimed(small_profile()), {("encoder.1", "forward"): 1e-3})
+    names = {name: name for name in given.modules} | {"encoder.0": "encoder.*", "encoder.1": "encoder.*"}
+    (only,) = busiest(given, names)
+    assert ("encoder.*", "encoder.1", "GELU", 1) == (only.pattern, only.name, only.kind, only.modules)

@@ -302,7 +302,7 @@ def test_an_unknown_order_is_named_with_what_is_taken(rows_of: Any) -> None:
 
 def test_an_impossible_depth_is_named_with_what_is_taken() -> None:
     """There are no levels above the root."""
-    with pytest.raises(ValueError, match="depth=-2: give -1 for all levels, 0 for the root alone"):
+    with pytest.raises(ValueError, match="depth=-2: give -1 for all levels, 0 for the model alone"):
         tree(small_profile(), depth=-2)
 
 

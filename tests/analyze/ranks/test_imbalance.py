@@ -239,7 +239,7 @@ def test_who_waits_for_whom_is_said() -> None:
         RankWait(module="", phase="sync", for_rank=0, ranks=1, seconds=5e-3, longest=5e-3, longest_rank=1),
     )
     assert (
-        "7 ranks wait 50.0 ms a step for rank 3 in the root's own backward"
+        "7 ranks wait 50.0 ms a step for rank 3 in the model's own backward"
         " | rank 0 waits 20.0 ms a step for rank 1 in head forward"
         " | rank 1 waits 5.00 ms a step for rank 0 in Lightning's own collectives"
     ) == said(compared(rank_comparison=comparison(waits=waits)))["waiting"]

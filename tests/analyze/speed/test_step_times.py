@@ -53,7 +53,7 @@ def test_a_step_that_is_no_measure_of_the_others_is_left_out(disturbed: dict[str
 
 def test_without_a_clean_step_everything_is_unknown() -> None:
     """Nothing is 0."""
-    unknown = StepTimes(steps=0, seconds=None, phases={}, samples_per_second=None, tokens_per_second=None, cpu_seconds=None)
+    unknown = StepTimes(steps=0, seconds=None, mean=None, phases={}, samples_per_second=None, tokens_per_second=None, cpu_seconds=None)
     assert unknown == step_times(stepped(step(2.0, kind="hooked"), samples_per_step=4))
 
 
@@ -64,15 +64,36 @@ def test_each_phase_has_the_median_of_the_steps_that_tell_of_it() -> None:
         step(5.0, phases={"forward": 1.5, "backward": 3.0}),
         step(2.0, phases={"forward": 2.0}),
     )
-    found = step_times(stepped(*steps)).phases
-    assert [("forward", 1.5, 3), ("backward", 2.5, 2)] == [(name, phase.median, phase.n) for name, phase in found.items()]
-
-
-def test_rates_are_of_the_average_step_in_the_median_time() -> None:
-    """8 samples in 0.25, 0.5 and 4 seconds: 16 a second. Of 100, 200 and 600 tokens the average is 300: 600 a second."""
-    steps = (step(0.25, samples=8, tokens=100), step(4.0, samples=8, tokens=600), step(0.5, samples=8, tokens=200))
     found = step_times(stepped(*steps))
-    assert (16.0, 600.0) == (found.samples_per_second, found.tokens_per_second)
+    assert [("forward", 1.5, 3), ("backward", 2.5, 2)] == [(name, phase.median, phase.n) for name, phase in found.spreads.items()]
+    assert {"forward": 1.5, "backward": 5 / 3} == found.phases
+
+
+def test_parts_add_up_to_the_summed_steps() -> None:
+    """A loader that is slow in every third step: 15 of 30 seconds, where its median is 1. The last 3 seconds are in no phase."""
+    steps = [step(5.0, phases={"data": 1.0, "forward": 4.0})] * 2 + [step(20.0, phases={"data": 13.0, "forward": 4.0, "other": 0.0})]
+    found = step_times(stepped(*steps))
+    assert (10.0, {"data": 5.0, "forward": 4.0, "other": 1.0}) == (found.mean, found.parts)
+    assert [0.5, 0.4, 0.1] == [found.share(seconds) for seconds in found.parts.values()]
+
+
+def test_what_is_within_forward_is_no_part_beside_it() -> None:
+    """Where forward itself is unknown, prefill and decode are parts."""
+    within = {"prefill": 1.0, "decode": 2.0}
+    assert {"forward": 3.0} == step_times(stepped(step(3.0, phases=within | {"forward": 3.0}))).parts
+    assert within == step_times(stepped(step(3.0, phases=within))).parts
+
+
+def test_without_phases_a_step_is_not_divided() -> None:
+    """No part is known, not even the rest."""
+    assert {} == step_times(stepped(step(3.0))).parts
+
+
+def test_rates_are_of_all_steps_together() -> None:
+    """24 samples in 0.25, 0.5 and 3.25 seconds: 6 a second; 900 tokens: 225."""
+    steps = (step(0.25, samples=8, tokens=100), step(3.25, samples=8, tokens=600), step(0.5, samples=8, tokens=200))
+    found = step_times(stepped(*steps))
+    assert (6.0, 225.0) == (found.samples_per_second, found.tokens_per_second)
 
 
 def test_a_step_that_does_not_say_its_samples_has_those_of_the_run() -> None:

@@ -54,7 +54,7 @@ def test_slices_of_lflops_are_on_the_threads_that_they_were_recorded_on(tmp_path
     trace = TraceByHand()
     trace.step(0, 0, 1000)
     for name, start, end in (("", 0, 400), ("layers.0", 10, 100), ("layers.1", 110, 200)):
-        trace.event(MODULE, name or "(root)", start, end, pid=PROCESS_ID, tid=0, module=name, phase="forward")
+        trace.event(MODULE, name or "(model)", start, end, pid=PROCESS_ID, tid=0, module=name, phase="forward")
     trace.event(MODULE, "layers.1", 500, 600, pid=PROCESS_ID, tid=5, module="layers.1", phase="backward")
     trace.operator("autograd::engine::evaluate_function: MmBackward0", 500, 590, thread=BACKWARD)
     trace.kernel("a", 2000, 2010, launch=(20, 30))
@@ -63,7 +63,7 @@ def test_slices_of_lflops_are_on_the_threads_that_they_were_recorded_on(tmp_path
     trace.kernel("d", 2100, 2130, launch=(520, 530), thread=BACKWARD)
     found = figures(summarise(trace.read(tmp_path)).modules)
     assert found == {
-        ("(root)", "forward"): (1, 1, 35, 5),
+        ("(model)", "forward"): (1, 1, 35, 5),
         ("layers.*", "forward"): (2, 2, 30, 30),
         ("layers.1", "backward"): (1, 1, 30, 30),
     }

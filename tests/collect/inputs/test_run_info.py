@@ -10,7 +10,7 @@ from lflops.analyze.analysis import analyze
 from lflops.collect.inputs.run_info import with_allocator_peaks
 from lflops.merging.merge import merge
 from lflops.profile.model import Profile
-from lflops.report.lines.facts import remarks
+from lflops.report.lines.report import report_of
 from tests.support.profile_builders import run, small_profile
 
 STATS = {"allocated_bytes.all.peak": 3 << 30, "reserved_bytes.all.peak": 4 << 30, "allocated_bytes.all.current": 5}
@@ -53,5 +53,6 @@ def test_of_several_ranks_the_largest_is_kept() -> None:
 def test_the_report_has_them_where_they_are_known() -> None:
     """Next to the peak of what was alive."""
     (given,) = ranks([3 << 30])
-    assert ("allocator's peak", "3.00 GiB, reserved 6.00 GiB", False) in list(remarks(analyze(given)))
-    assert "allocator's peak" not in {label for label, _, _ in remarks(analyze(small_profile()))}
+    remarks = {fact.label: fact.text for fact in report_of(analyze(given)).remarks}
+    assert "3.00 GiB, reserved 6.00 GiB" == remarks["allocator's peak"]
+    assert "allocator's peak" not in {fact.label for fact in report_of(analyze(small_profile())).remarks}

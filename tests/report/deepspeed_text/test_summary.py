@@ -62,11 +62,12 @@ CLEAN = Step(index=0, kind="clean", seconds=1e-3, phases={"forward": 1e-3})
 
 
 def test_the_parts_stand_in_deepspeeds_order_under_its_headings() -> None:
-    """Its three parts, and the fourth that is ours before the modules; the header is ours."""
+    """Its three parts, and two that are ours: one before the modules, one at the end; the header is ours."""
     ruled = [
         line.strip("- ") for line in summary(analyze(small_profile()), step=10).splitlines() if line.startswith("---") and line.strip("-")
     ]
-    assert ["lflops Flops Profiler", "Further Figures per GPU", "Aggregated Profile per GPU", "Detailed Profile per GPU"] == ruled
+    went = "Where the Step's Time Went"
+    assert ["lflops Flops Profiler", "Further Figures per GPU", "Aggregated Profile per GPU", "Detailed Profile per GPU", went] == ruled
 
 
 def test_the_first_line_names_the_step() -> None:
@@ -237,7 +238,7 @@ def test_beneath_stand_the_phases_of_a_step_with_their_shares() -> None:
     figures = labelled(small_profile())
     assert ("200 µs, 6.7 % of the step", "1.00 ms, 33.3 % of the step") == (figures["data latency"], figures["forward latency"])
     assert ("768", "1.60 k", "178") == (figures["bwd MACs per GPU"], figures["bwd flops per GPU"], figures["step flops per GPU"])
-    assert ("2.93 KiB", "1 clean step") == (figures["peak live memory, as counted"], figures["the latencies rest on"])
+    assert ("2.93 KiB", "1 undisturbed step") == (figures["peak live memory, as counted"], figures["the latencies rest on"])
 
 
 def test_utilization_stands_beside_its_peak() -> None:
@@ -307,8 +308,9 @@ def test_several_steps_have_quartiles() -> None:
     """Of 1, 2, 3, 4 and 5 ms the quartiles are 2 and 4."""
     steps = tuple(Step(index=i, kind="clean", seconds=i * 1e-3, phases={"forward": i * 1e-3}) for i in range(1, 6))
     figures = labelled(blocks(steps=steps))
-    assert ("3 ms", "3.00 ms, 2.00 ms to 4.00 ms, 100.0 % of the step") == (figures["fwd latency"], figures["forward latency"])
-    assert "5 clean steps" == figures["the latencies rest on"]
+    assert ("3 ms", "3.00 ms, 100.0 % of the step") == (figures["fwd latency"], figures["forward latency"])
+    assert "3.00 ms, 2.00 ms to 4.00 ms" == figures["the median step and its quartiles"]
+    assert "5 undisturbed steps" == figures["the latencies rest on"]
 
 
 def test_what_timing_modules_costs_is_said() -> None:
@@ -402,7 +404,7 @@ def test_what_is_special_about_a_module_is_said_behind_its_figures() -> None:
         "b": {"kind": "Li\x1bnear", "calls": 0, "detail": "p=0.1"},
     }
     lines = detailed(profile(rows, []))
-    assert lines[2].endswith("shares the root, compiled)")
+    assert lines[2].endswith("shares the model itself, compiled)")
     assert "(b): Li\N{REPLACEMENT CHARACTER}near(" in lines[3]
     assert lines[3].endswith("– FLOPS, never called, p=0.1)")
 

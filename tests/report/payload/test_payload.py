@@ -63,7 +63,7 @@ def test_where_nothing_was_counted_no_count_is_known() -> None:
     times = replace(small_profile(), notes=(Note(code="not_counted", subject="", values={}),))
     shown = as_read(times)
     assert [None] * 5 == [shown["modules"][f"{phase}.macs"] for phase in PHASES]
-    assert "MACs" not in {figure["label"] for figure in shown["summary"]["figures"]}
+    assert "MACs" not in {fact["label"] for fact in shown["report"]["model"]}
 
 
 def test_the_spread_of_ranks_is_the_module_s_worst() -> None:
@@ -83,33 +83,33 @@ def timed() -> Payload:
     return payload(analyze(with_seconds(counted)))
 
 
-def test_the_figures_begin_with_what_was_reached() -> None:
+def test_the_facts_say_what_was_reached() -> None:
     """2 * 1000 FLOPs in 1 s, of 10 kFLOP/s: 20 %."""
-    figures = {figure.label: figure.text for figure in timed().summary.figures}
-    assert ["step", "MFU", "samples/s"] == list(figures)[:3]
-    assert ("20.0 %", "4.00", "1.00 s") == tuple(figures[label] for label in ("MFU", "samples/s", "step"))
-    facts = {line.label: line.text for line in timed().summary.facts}
-    assert "2.00 kFLOP/s, 2 × MACs of forward" == facts["achieved"]
+    facts = {fact.name: fact for fact in timed().report.speed}
+    assert ("20.0 %", "4.00", "1.00 s") == tuple(facts[name].text for name in ("MFU", "samples/s", "step"))
+    assert ("2.00 kFLOP/s", "2 × MACs of forward") == (facts["achieved"].text, facts["achieved"].remark)
 
 
 def test_the_step_is_cut_into_its_phases_and_its_budget() -> None:
-    """Phases as the step tells them; the budget's parts add up to 1, and the largest says what helps."""
+    """Phases as the step tells them, and the quarter of it that is in none; the budget's parts add up to 1, and each says what helps."""
     shown = timed()
-    assert [("data", 0.25), ("forward", 0.5), ("unaccounted", 0.25)] == [(part.name, part.share) for part in shown.summary.phases]
-    assert "50.0 %, 500 ms" == shown.summary.phases[1].text
-    assert pytest.approx(1.0) == sum(part.share for part in shown.summary.budget)
-    assert all(part.advice for part in shown.summary.budget)
+    parts = [fact for fact in shown.report.speed if fact.of == "step"]
+    assert [("data", 0.25, 0.25), ("forward", 0.5, 0.5), ("other", 0.25, 0.25)] == [(part.name, part.value, part.share) for part in parts]
+    assert pytest.approx(1.0) == sum(part.share for part in shown.report.budget)
+    assert all(part.advice for part in shown.report.budget)
     assert (True, "Linear, train", "window 1, step 7") == (shown.partial, shown.title, shown.head.when)
 
 
 def test_what_is_missing_is_said() -> None:
     """Without times there are no phases and no budget, but a reason; what was not counted and the ranks' notes are doubts."""
     shown = payload(analyze(untimed(small_profile())))
-    assert ((), ()) == (shown.summary.phases, shown.summary.budget)
-    assert shown.summary.why_no_budget
-    doubts = [line.text for line in shown.summary.facts if line.doubt]
+    assert ((), ()) == (shown.report.speed, shown.report.budget)
+    assert shown.report.why_no_budget
+    doubts = [fact.text for fact in shown.report.remarks if fact.doubt]
     assert any("my_ops::scan" in text for text in doubts)
-    assert not [line for line in payload(analyze(profile({"": {}}, []))).summary.facts if line.doubt and line.label == "not counted"]
+    assert len(doubts) == shown.report.verdict.doubts
+    nothing = payload(analyze(profile({"": {}}, []))).report.remarks
+    assert not [fact for fact in nothing if fact.doubt and fact.label == "not counted"]
 
 
 def test_a_side_of_a_comparison_says_how_sure_its_times_are() -> None:
@@ -124,7 +124,7 @@ def test_a_side_of_a_comparison_says_how_sure_its_times_are() -> None:
 
 def test_the_version_comes_first() -> None:
     """Whoever reads a part of it can tell what it is."""
-    assert json.encode(payload(analyze(small_profile()))).startswith(b'{"lflops":2,"head":{')
+    assert json.encode(payload(analyze(small_profile()))).startswith(b'{"lflops":3,"head":{')
 
 
 def test_traces_are_named_as_they_are_reached_from_a_folder() -> None:

@@ -261,7 +261,7 @@ def test_executed_macs_have_a_column_where_a_mask_spared_some() -> None:
 def test_an_unknown_peak_is_a_dash_and_a_known_one_is_broken_down() -> None:
     """The largest part first."""
     assert "peak live memory –" == line_of("peak", drawn(gpt()))
-    assert "peak live memory 2.93 KiB: activations 2.23 KiB, parameters 712 B" == line_of("peak", drawn(small_profile()))
+    assert "peak live memory 2.93 KiB, of these activations 2.23 KiB, parameters 712 B" == line_of("peak", drawn(small_profile()))
 
 
 def test_what_was_not_counted_is_listed() -> None:
@@ -327,13 +327,13 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
         ),
         (
             Note(code="time_scaled", subject="", values={"forward": 0.925, "backward": 1.0625}),
-            "the times of modules are scaled to what clean passes took: forward by 0.93, backward by 1.06",
+            "module times are rough (± 7 %): they are scaled to undisturbed passes, forward by 0.93, backward by 1.06",
         ),
-        (Note(code="time_scaled", subject="", values={}), "the times of modules are scaled to what clean passes took: –"),
+        (Note(code="time_scaled", subject="", values={}), "module times are rough: they are scaled to undisturbed passes, –"),
         (
             Note(code="time_scaled", subject="", values={"forward": 2.5}),
             (
-                "the times of modules are scaled to what clean passes took: forward by 2.50; "
+                "module times are rough (± 150 %): they are scaled to undisturbed passes, forward by 2.50; "
                 "so far off, the machine was busy with something else: do not rely on them"
             ),
         ),
@@ -357,7 +357,7 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
             Note(code="schedule_shrunk", subject="", values={"batches": 4, "skip_first": 0, "wait": 1, "windows": 1}),
             "the schedule is shortened to the run's 4 batches, in steps: skip first 0, wait 1, windows 1",
         ),
-        (Note(code="few_clean_steps", subject="", values={"steps": 2}), "the times rest on few clean steps: 2"),
+        (Note(code="few_clean_steps", subject="", values={"steps": 2}), "the times rest on few undisturbed steps: 2"),
         (
             Note(code="ended_early", subject="KeyboardInterrupt", values={}),
             "the training was left by KeyboardInterrupt before the window was over",
@@ -382,7 +382,7 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
         ),
         (
             Note(code="ambiguous_threads", subject="", values={"calls": 1}),
-            "the work of 1 operator call in backward is the root's own: its module is unknown",
+            "the work of 1 operator call in backward is counted as the model's own: its module is unknown",
         ),
         (
             Note(code="formula_failed", subject="my::op", values={"error": "IndexError: tuple index out of range"}),

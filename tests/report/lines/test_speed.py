@@ -4,9 +4,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from lflops.analyze.analysis import analyze
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Cell, Profile
 from lflops.profile.steps import Step
+from lflops.report.lines.layout import speed_lines
+from lflops.report.lines.report import report_of
 from tests.support.profile_builders import product, profile, run, small_profile, untimed
 from tests.support.terminal import drawn
 
@@ -32,41 +35,30 @@ def training() -> Profile:
     return measured(*(step(both, {"forward": forward, "backward": both - forward}) for both, forward in passes))
 
 
-def lines_about_time(given: Profile, width: int = 120) -> dict[str, str]:
-    """What stands between the description and the totals: label and text, each run of blanks as one."""
-    lines = drawn(given, width)
-    start = lines.index("") + 1
-    end = lines.index("", start)
-    found = [" ".join(line[18:].split()) for line in lines[start:end]]
-    return dict(zip((line[:18].rstrip() for line in lines[start:end]), found, strict=True))
+def lines_about_time(given: Profile) -> dict[str, str]:
+    """Label and text of the facts about speed, each run of blanks as one."""
+    return {label: " ".join(text.split()) for label, text in speed_lines(report_of(analyze(given)).speed)}
 
 
 def test_a_time_has_its_spread_and_what_it_rests_on() -> None:
-    """Of 190, 200, 220 ms the quartiles are 195 and 210: the farther is 10 from the median. Forward's 80 ms are 40 % of it."""
+    """Of 190, 200, 220 ms the quartiles are 195 and 210: the farther is 10 from the median. Forward has 240 of all 610 ms."""
     shown = lines_about_time(training())
-    assert "200 ms ± 10 median ± quartiles of 3 clean passes" == shown["pass"]
-    assert "80.0 ms ± 2.5 40.0 % of the pass" == shown["  forward"]
-    assert "120 ms ± 8 60.0 % of the pass" == shown["  backward"]
+    assert "203 ms mean of 3 passes; median 200 ms ± 5.0 %" == shown["pass"]
+    assert "80.0 ms 39.3 % of the pass" == shown["  forward"]
+    assert "123 ms 60.7 % of the pass" == shown["  backward"]
 
 
 def test_figures_stand_below_each_other() -> None:
-    """So do their spreads, and what they rest on."""
-    lines = drawn(training(), 120)
-    whole, forward = (next(line for line in lines if line.strip().startswith(label)) for label in ("pass", "forward"))
-    assert [whole.index("ms"), whole.index("±")] == [forward.index("ms"), forward.index("±")]
+    """So does what they rest on."""
+    whole, forward = (text for _, text in list(speed_lines(report_of(analyze(training())).speed))[:2])
+    assert (whole.index("ms"), whole.index("mean")) == (forward.index("ms"), forward.index("39.3") - 1)
 
 
 def test_one_step_has_no_spread() -> None:
     """A training's is a step."""
     shown = lines_about_time(small_profile())
-    assert "3.00 ms of one clean step" == shown["step"]
+    assert "3.00 ms of one undisturbed step" == shown["step"]
     assert "1.50 ms 50.0 % of the step" == shown["  backward"]
-
-
-def test_a_spread_that_is_not_0_does_not_read_as_0() -> None:
-    """1 µs of a second has no decimal to stand on, and a pass that is always the same has no spread."""
-    assert "± <0.01" in lines_about_time(measured(step(1.0, {}), step(1.000002, {})))["pass"]
-    assert "± 0.00" in lines_about_time(measured(step(1.0, {}), step(1.0, {})))["pass"]
 
 
 def test_what_generating_consists_of_is_below_its_forward() -> None:
@@ -76,18 +68,18 @@ def test_what_generating_consists_of_is_below_its_forward() -> None:
     assert "250 ms 25.0 % of the pass" == shown["    prefill"]
 
 
-def test_the_rates_are_of_the_median_step() -> None:
-    """8 samples and 4096 tokens in 200 ms: 40 and 20,480 a second. What is not known has no line."""
+def test_the_rates_are_of_all_steps() -> None:
+    """24 samples and 12,288 tokens in 610 ms: 39.3 and 20,144 a second. What is not known has no line."""
     shown = lines_about_time(replace(training(), run=run(kind="measure", samples_per_step=8, tokens_per_step=4096)))
-    assert ("40.0", "20.5 k") == (shown["samples/s"], shown["tokens/s"])
+    assert ("39.3", "20.1 k") == (shown["samples/s"], shown["tokens/s"])
     assert [] == [label for label in lines_about_time(training()) if label.endswith("/s")]
 
 
 def test_mfu_stands_beside_the_peak_that_it_is_of() -> None:
-    """24 T FLOPs in 200 ms: 120 T a second, of 312. HFU is the same, and is not said again."""
+    """72 T FLOPs in 610 ms: 118 T a second, of 312. HFU is the same, and is not said again."""
     shown = lines_about_time(training())
-    assert "120 TFLOP/s 2 × MACs of forward and backward" == shown["achieved"]
-    assert "38.5 % of 312 TFLOP/s (A100 SXM, bf16 dense)" == shown["MFU"]
+    assert "118 TFLOP/s 2 × MACs of forward and backward" == shown["achieved"]
+    assert "37.8 % of 312 TFLOP/s (A100 SXM, bf16 dense)" == shown["MFU"]
     assert "HFU" not in shown
 
 
@@ -125,7 +117,7 @@ def test_without_a_count_there_is_no_rate() -> None:
 def test_cpu_time_stands_beside_wall_time() -> None:
     """250 ms in a pass of 200, on more than one core; 50 of them were spent in the system."""
     shown = lines_about_time(measured(step(0.2, {}, cpu_user=0.2, cpu_system=0.05)))
-    assert "250 ms 1.25× the time of the pass, 50.0 ms of it in the kernel" == shown["CPU time"]
+    assert "250 ms 1.25× the time of the median pass, 50.0 ms of it in the kernel" == shown["CPU time"]
     assert "CPU time" not in lines_about_time(training())
 
 
@@ -138,22 +130,22 @@ def test_on_a_device_the_hosts_phases_stand_beside_its_own() -> None:
 def test_the_observers_cost_is_said() -> None:
     """Hooked passes took 4 % more."""
     shown = lines_about_time(measured(step(0.2, {}), observer_ratio=1.04))
-    assert "1.04× hooked passes over clean passes" == shown["observer"]
-    assert "observer" not in lines_about_time(training())
+    assert "1.04× passes timed by module over undisturbed passes" == shown["cost of timing"]
+    assert "cost of timing" not in lines_about_time(training())
 
 
 def test_without_a_clean_step_the_time_is_a_dash() -> None:
     """Watched ones do not stand in for it."""
-    assert {"pass": "– no clean passes"} == lines_about_time(measured(step(0.2, {"forward": 0.1}, kind="hooked")))
+    assert {"pass": "– no undisturbed passes"} == lines_about_time(measured(step(0.2, {"forward": 0.1}, kind="hooked")))
     cold = replace(small_profile(), steps=(step(0.2, {}, marks=("cold",)),))
-    assert {"step": "– no clean steps"} == lines_about_time(cold)
+    assert {"step": "– no undisturbed steps"} == lines_about_time(cold)
 
 
 def test_a_profile_without_times_has_no_lines_about_them() -> None:
-    """The totals follow the description. A counted step is slow by our own doing."""
-    assert next(iter(lines_about_time(untimed(small_profile())))).startswith("totals")
-    assert next(iter(lines_about_time(measured(step(None, {}))))).startswith("totals")
-    assert next(iter(lines_about_time(measured(step(9.0, {}, kind="counted"))))).startswith("totals")
+    """A counted step is slow by our own doing."""
+    assert [{}] * 3 == [
+        *map(lines_about_time, (untimed(small_profile()), measured(step(None, {})), measured(step(9.0, {}, kind="counted"))))
+    ]
 
 
 @pytest.mark.parametrize("width", [24, 40, 80])

@@ -1,0 +1,220 @@
+"""What the time of a step goes to besides useful work: causes, each with what it costs, the most costly first.
+
+A cause that is found by its own evidence, as work outside of the layers, is taken out of the parts of the budget that it is in. So no
+second is in two causes.
+"""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from lflops.analyze.modules.busiest import BusyModules, total_seconds
+from lflops.analyze.modules.outliers import Outlier
+from lflops.analyze.ranks.imbalance import Imbalance
+from lflops.analyze.speed.budget import IN_MODULES, Budget
+from lflops.analyze.speed.step_times import StepTimes
+from lflops.profile.model import Profile
+from lflops.profile.module_names import added_up, ancestry
+from lflops.profile.notes import are_times_far_off
+
+__all__ = ["Cause", "causes"]
+
+_WORTH = 0.02
+"""Of the step: what costs less is no cause."""
+_LEAST_MODULES = 3
+_LEAST_RATIO = 1.5
+_MORE_CALLS = 2
+_MOST_OF = 0.7
+"""A module below explains a slow one if it has this share of its excess."""
+_MOSTLY = 0.6
+"""A part is mostly in a module that has this share of it."""
+_WIDTH = {"float64": 64, "float32": 32, "tf32": 32, "bfloat16": 16, "float16": 16}
+
+
+class Cause(Struct, frozen=True, kw_only=True):
+    """Something that a step is longer for.
+
+    Attributes:
+        kind: A part of the budget, a phase, or what has its own evidence. That is a slow `rank`, more `threads` than cores, a `slow` module
+            among equals; one with more `calls` than its repeats, or a wider `dtype`. `outside` is the model itself, without its layers.
+            `busiest` is where nothing stands out.
+        seconds: What it costs the mean step; `None` is unknown.
+        module: Where it is; empty is no module in particular.
+        others: With how many others the module is compared.
+        usual: What these have, in seconds, operator calls, or as their dtype.
+        value: What the module has of that.
+        at_least: Whether it may cost more.
+    """
+
+    kind: str
+    seconds: float | None
+    module: str = ""
+    others: int = 0
+    usual: float | str | None = None
+    value: float | str | None = None
+    at_least: bool = False
+
+
+def causes(
+    profile: Profile,
+    times: StepTimes,
+    budget: Budget | None,
+    *,
+    imbalance: Imbalance,
+    outliers: Iterable[Outlier],
+    busiest: Sequence[BusyModules],
+    patterns: Mapping[str, str],
+    below: Mapping[str, Sequence[str]],
+) -> tuple[Cause, ...]:
+    """The causes that cost 2 % of a step or more, and those whose cost is unknown. Without a clean step there are none.
+
+    Args:
+        profile: With times.
+        times: Of its clean steps.
+        budget: Of the mean one; `None` without a known peak.
+        imbalance: What its ranks lose to each other.
+        outliers: Modules that are slower than their repeats.
+        busiest: The modules with the most own time.
+        patterns: Each module's name with `*` for the numbers of what repeats.
+        below: The names directly below each module.
+    """
+    if not times.mean:
+        return ()
+    in_modules: list[Cause] = []
+    if not are_times_far_off(profile.notes):
+        unlike = list(_unlike_their_repeats(profile, patterns, below, _WORTH * times.mean))
+        named = {each.module for each in unlike}
+        in_modules = [*_slow(outliers, named), *unlike, *_wide(profile, named), *_outside(profile, times, budget, below)]
+    found = [*_threads(profile), *_of_ranks(profile, imbalance, times.mean), *in_modules]
+    found += _parts(times, budget, in_modules, {} if are_times_far_off(profile.notes) else patterns)
+    kept = [each for each in found if each.seconds is None or each.seconds >= _WORTH * times.mean]
+    if not kept and busiest:
+        kept = [Cause(kind="busiest", seconds=busiest[0].seconds, module=busiest[0].name, value=busiest[0].kind)]
+    return tuple(sorted(kept, key=lambda each: (each.seconds is not None, -(each.seconds or 0.0))))
+
+
+def _threads(profile: Profile) -> Iterator[Cause]:
+    """More threads than cores take turns, so that all times of the run are longer; by how much is unknown."""
+    run = profile.run
+    if run.threads is not None and run.cores is not None and run.threads > run.cores:
+        yield Cause(kind="threads", seconds=None, value=run.threads, usual=run.cores)
+
+
+def _of_ranks(profile: Profile, imbalance: Imbalance, mean: float) -> Iterator[Cause]:
+    """The rank that others wait for most."""
+    compared = profile.rank_comparison
+    if imbalance.rows and compared is not None and compared.seconds:
+        worst = imbalance.rows[0]
+        yield Cause(kind="rank", seconds=mean * worst.seconds_lost / compared.seconds, module=worst.module, value=worst.slow_rank)
+
+
+def _slow(outliers: Iterable[Outlier], named: set[str]) -> Iterator[Cause]:
+    for each in outliers:
+        if each.module not in named:
+            yield Cause(
+                kind="slow",
+                seconds=each.excess,
+                module=each.module,
+                others=each.others,
+                value=each.seconds,
+                usual=each.usual_seconds,
+            )
+
+
+def _unlike_their_repeats(
+    profile: Profile, patterns: Mapping[str, str], below: Mapping[str, Sequence[str]], least: float
+) -> Iterator[Cause]:
+    """Modules that take longer than those at their place since they run more operators, or in a wider dtype."""
+    seconds = {name: total_seconds(module) for name, module in profile.modules.items()}
+    dtypes, calls = _widest_dtypes(profile), {name: _calls(profile, name) for name in profile.modules}
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for name, pattern in patterns.items():
+        if pattern != name and seconds[name] is not None:
+            places[pattern].append(name)
+    found: dict[str, Cause] = {}
+    for names in places.values():
+        usual = statistics.median(seconds[name] or 0.0 for name in names)
+        for name in names if len(names) >= _LEAST_MODULES else ():
+            took, others = seconds[name] or 0.0, [other for other in names if other != name]
+            if took - usual < least or took < _LEAST_RATIO * usual:
+                continue
+            excess, often = took - usual, statistics.median(calls[other] for other in others)
+            usual_dtype = statistics.mode(dtypes.get(other, "") for other in others)
+            if _WIDTH.get(dtypes.get(name, ""), 0) > _WIDTH.get(usual_dtype, 64):
+                found[name] = Cause(kind="dtype", seconds=excess, module=name, others=len(others), value=dtypes[name], usual=usual_dtype)
+            elif often and calls[name] >= _MORE_CALLS * often:
+                found[name] = Cause(kind="calls", seconds=excess, module=name, others=len(others), value=calls[name], usual=often)
+    for name, each in found.items():
+        if ancestry(name)[1:2] and ancestry(name)[1] in found:
+            continue
+        yield _deepest(each, found, below)
+
+
+def _deepest(cause: Cause, found: Mapping[str, Cause], below: Mapping[str, Sequence[str]]) -> Cause:
+    """The cause itself, or what explains it below."""
+    inner = [found[name] for name in below[cause.module] if name in found]
+    explains = [each for each in inner if (each.seconds or 0.0) >= _MOST_OF * (cause.seconds or 0.0)]
+    return _deepest(max(explains, key=lambda each: each.seconds or 0.0), found, below) if explains else cause
+
+
+def _calls(profile: Profile, name: str) -> int:
+    module = profile.modules[name]
+    return module.forward.calls + module.backward.calls + module.recompute.calls
+
+
+def _widest_dtypes(profile: Profile) -> dict[str, str]:
+    """Of each module the widest dtype that anything is multiplied in, in it or below it."""
+    widest: dict[str, str] = {}
+    for cell in profile.cells:
+        if cell.macs and cell.dtype in _WIDTH:
+            for above in ancestry(cell.module):
+                widest[above] = max(widest.get(above, cell.dtype), cell.dtype, key=_WIDTH.__getitem__)
+    return widest
+
+
+def _wide(profile: Profile, named: set[str]) -> Iterator[Cause]:
+    """Modules without repeats that multiply in float64 where the training does not: with half of the bits, half of the time is enough."""
+    own = {cell.module for cell in profile.cells if cell.macs and cell.dtype == "float64"}
+    for name in sorted(own) if profile.run.dtype not in {None, "float64"} else ():
+        seconds = total_seconds(profile.modules[name], own=True)
+        if seconds is not None and named.isdisjoint(ancestry(name)):
+            yield Cause(kind="dtype", seconds=seconds / 2, module=name, value="float64", usual=profile.run.dtype, at_least=True)
+
+
+def _outside(profile: Profile, times: StepTimes, budget: Budget | None, below: Mapping[str, Sequence[str]]) -> Iterator[Cause]:
+    """The model itself outside of its layers: what its own operators do not need."""
+    root = profile.modules[""]
+    if not below[""]:
+        return
+    if budget is not None:
+        own = budget.modules.get("", {}).get("below_roof", 0.0)
+        yield Cause(kind="outside", seconds=(own + budget.parts.get("forward", 0.0)) * budget.seconds)
+    elif root.forward.seconds is not None and not root.forward.own_macs:
+        own_seconds = root.forward.own_seconds.median if root.forward.own_seconds else 0.0
+        around = max(times.phases.get("forward", 0.0) - root.forward.seconds.median, 0.0)
+        yield Cause(kind="outside", seconds=own_seconds + around)
+
+
+def _parts(times: StepTimes, budget: Budget | None, in_modules: Sequence[Cause], patterns: Mapping[str, str]) -> Iterator[Cause]:
+    """What is in no module, by its phase; and with a known peak the parts of modules' time, without what other causes have."""
+    mean = times.mean or 0.0
+    shares = budget.parts if budget else {name: seconds / mean for name, seconds in times.parts.items() if name != "backward"}
+    own = budget.modules.get("", {}).get("below_roof", 0.0) * mean if budget else 0.0
+    told = sum(own if each.kind == "outside" else each.seconds or 0.0 for each in in_modules)
+    for name, share in shares.items():
+        if name in {"useful", "forward"}:
+            continue
+        seconds = share * mean - (told if name == "below_roof" else 0.0)
+        yield Cause(kind=name, seconds=max(seconds, 0.0), module=_innermost(budget, name, patterns) if budget and patterns else "")
+
+
+def _innermost(budget: Budget, part: str, patterns: Mapping[str, str]) -> str:
+    """The innermost modules that have most of a part of the modules' time."""
+    shares: defaultdict[str, float] = defaultdict(float)
+    for module, parts in budget.modules.items():
+        for above in ancestry(module) if part in IN_MODULES and parts[part] else ():
+            shares[above] += parts[part]
+    most = [name for name, share in added_up(shares, patterns).items() if name and share >= _MOSTLY * shares[""]]
+    return max(most, key=lambda name: name.count("."), default="")

@@ -1,0 +1,93 @@
+"""Parts of a step in words: what each is called, what it is, and what usually shortens it."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from lflops.analyze.speed.budget import Budget
+from lflops.profile.model import PHASES, ModuleProfile, Profile
+from lflops.report.lines.text import plain
+
+__all__ = ["advice", "label_of", "what_it_is"]
+
+_KINDS, _COVERED = 3, 2 / 3
+
+
+class _Words(NamedTuple):
+    """What a part is, as the rest of "20 % of the step is", and what usually shortens it."""
+
+    what: str
+    advice: str
+
+
+_WORDS: Mapping[str, _Words] = {
+    "useful": _Words("useful matrix multiplication", "Use a lower precision to shorten it"),
+    "recompute": _Words("recomputed matrix multiplication", "Checkpoint fewer layers, if memory allows it"),
+    "memory_bound": _Words("memory-bound work", "Fuse it, for example with torch.compile"),
+    "below_roof": _Words("slower than the chip allows", "Use larger batches, or fewer and larger kernels (torch.compile)"),
+    "data": _Words("waiting for data", "Use more DataLoader workers, persistent_workers=True, or cheaper transforms"),
+    "transfer": _Words("copying batches to the device", "Use pin_memory=True, or smaller dtypes in the batch"),
+    "clip": _Words("gradient clipping", "Clip with foreach=True, or less often"),
+    "optimizer": _Words("optimizer work", "Use fused=True or foreach=True, or larger batches"),
+    "other": _Words(
+        "outside all phases: logging, callbacks, metrics, zeroing gradients", "Log less often, and keep .item() out of the step"
+    ),
+    "never_called": _Words("outside all phases, as the watched model was never called", "Give lflops the model that the loop calls"),
+    "sync": _Words("waiting for other ranks in Lightning's own collectives", "Log with sync_dist=True less often"),
+    "communication": _Words(
+        "communication that overlaps with no computation", "Use larger buckets, gradient accumulation, or a faster link"
+    ),
+    "copy": _Words("copies that overlap with nothing", "Use pin_memory=True and non_blocking=True"),
+    "idle": _Words(
+        "idle time of the device", "Use fewer and larger kernels (torch.compile), no .item() in the step, and more DataLoader workers"
+    ),
+    "forward": _Words("forward outside of the layers", "Count ignored modules, and name the rest with lflops.scope"),
+    "backward": _Words("backward outside of the layers", "Count ignored modules, and name the rest with lflops.scope"),
+}
+
+_LABELS = {"memory_bound": "memory-bound", "below_roof": "slower than the chip allows"}
+
+
+def label_of(name: str) -> str:
+    """What a part is called, next to its share."""
+    return _LABELS.get(name, plain(name.replace("_", " ")))
+
+
+def advice(profile: Profile, name: str) -> str:
+    """What usually shortens a part."""
+    words = _words(profile, name)
+    return "Use lflops.scope to see what is in it" if words is None else words.advice
+
+
+def _words(profile: Profile, name: str) -> _Words | None:
+    return _WORDS.get("never_called" if name == "other" and "" in profile.uncalled else name)
+
+
+def what_it_is(profile: Profile, budget: Budget | None, name: str) -> str:
+    """What a part of the step is: "memory-bound work"."""
+    kinds = _kinds(profile, budget, name) if budget is not None and name == "memory_bound" else {}
+    if kinds and not any(_multiplies(profile.modules[module]) for of_kind in kinds.values() for module in of_kind):
+        return "memory-bound pointwise work"
+    if name == "idle" and budget is not None and budget.idle:
+        most = max(budget.idle, key=lambda phase: budget.idle[phase])
+        return f"{_WORDS[name].what}, mostly while the host runs {'no module' if most == 'other' else plain(most)}"
+    unseen = [each.replace("_", "-") for each in budget.inside_rest] if budget is not None and name == "below_roof" else []
+    words = _words(profile, name)
+    return ", or ".join([plain(name) if words is None else words.what, *unseen])
+
+
+def _kinds(profile: Profile, budget: Budget, part: str) -> dict[str, list[str]]:
+    """The modules of the kinds that most of a part is in, the most first."""
+    shares: dict[str, float] = {}
+    modules: dict[str, list[str]] = {}
+    for module, parts in budget.modules.items():
+        if parts[part]:
+            kind = profile.modules[module].kind or module
+            shares[kind] = shares.get(kind, 0.0) + parts[part]
+            modules.setdefault(kind, []).append(module)
+    kinds = sorted(shares, key=lambda kind: -shares[kind])
+    before = [sum(shares[each] for each in kinds[:index]) for index in range(len(kinds))]
+    return {kind: modules[kind] for kind, covered in zip(kinds[:_KINDS], before, strict=False) if covered < _COVERED * sum(shares.values())}
+
+
+def _multiplies(module: ModuleProfile) -> bool:
+    return any(module.work(phase).own_macs for phase in PHASES)
