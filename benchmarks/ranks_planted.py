@@ -41,8 +41,8 @@ from lflops.merging.clean_steps import CleanSteps
 from lflops.session.window.step_clock import StepClock
 
 WIDTH, ROWS, BLOCKS, SLOW_BLOCK = 64, 16, 3, 1
-NAP, DELAY = 1e-3, 10e-3
-"""Seconds that a block's forward sleeps, its backward twice as long; and those that are planted."""
+NAP, DELAY, RARE = 1e-3, 10e-3, 50e-3
+"""Seconds that a block's forward sleeps, its backward twice as long; those that are planted, and those in every 50th step."""
 
 LATE = 200
 """The step from which on what begins late is there."""
@@ -118,7 +118,7 @@ class Plant:
             return DELAY if self.step % self.case.ranks == rank() else 0.0
         planted = kind in STEADY or kind == "forward late"
         here = planted and self.is_slow and place == self.place and self.step >= self.first
-        return DELAY if here and not self.step % self.every else 0.0
+        return (RARE if self.every == EVERY[" every 50th"] else DELAY) if here and not self.step % self.every else 0.0
 
     def at(self, place: str) -> None:
         """The training is there."""
@@ -462,7 +462,8 @@ def main() -> None:
     busy = os.getloadavg()[0]
     found = results(given, given.log or Path(tempfile.gettempdir()) / "lflops-ranks-planted.jsonl")
     lines = [
-        f"{given.ranks} gloo ranks, default schedule. Blocks of {3e3 * NAP:.0f} ms; {DELAY * 1e3:.0f} ms planted; most of it is sleep.",
+        f"{given.ranks} gloo ranks, default schedule. Blocks of {3e3 * NAP:.0f} ms, most of it sleep. {DELAY * 1e3:.0f} ms are planted,",
+        f"{RARE * 1e3:.0f} in every 50th step.",
         f"All processes share this machine's cores with other programs: its load was {busy:.0f} when the table was made.",
         "A training is right if its first row has the rank and the phase or the cause, and where ranks are alike, if no rank is named.",
         "",
