@@ -202,8 +202,9 @@ class Napping(torch.optim.SGD):
     plant: Plant
 
     def step(self, closure: Any = None) -> Any:
+        result = super().step(closure)
         self.plant.at("optimizer")
-        return super().step(closure)
+        return result
 
 
 def optimizer_of(model: nn.Module, plant: Plant) -> torch.optim.Optimizer:

@@ -218,10 +218,10 @@ def _with_module(row: Row, by_module: Sequence[Row]) -> Row:
 
 def _with_cause(row: Row, profile: Profile) -> Row:
     cause, work_ratio = (None, None) if row.phase in _OF_NO_WORK else cause_of(profile, row.slow_rank, row.ratio)
-    if cause == "preempted" and row.phase != "all":  # that would be in no single place
+    if cause == "preempted" and row.module:  # that would be in no single place
         cause = None
     row = replace(row, cause=cause, work_ratio=work_ratio)
-    return replace(row, module="", phase="all", modules=1) if cause == "thread" else row
+    return row if cause in {None, "work"} else replace(row, module="", phase="all", modules=1)
 
 
 def _is_somewhere(row: Row) -> bool:

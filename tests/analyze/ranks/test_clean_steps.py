@@ -177,8 +177,8 @@ def test_the_cause_is_named_with_its_evidence() -> None:
     of_system: dict[str, Any] = {"thread_cpu": busy, "cpu_user": busy, "cpu_system": lambda *_: 0.0, "preempted": lambda rank, _: 3 * rank}
     preempted = first(given(shared(30, everywhere, **of_system)))
     assert ("all", "preempted") == (preempted.phase, preempted.cause)
-    in_one_place = first(given(shared(30, plant, **of_system)))
-    assert ("forward", None) == (in_one_place.phase, in_one_place.cause)
+    seldom = first(given(shared(30, everywhere, **of_system | {"preempted": lambda rank, _: rank})))
+    assert ("all", None) == (seldom.phase, seldom.cause)  # once is 4 of these 10 ms, as a rule
     asleep = first(given(shared(30, plant, thread_cpu=busy, cpu_user=busy, cpu_system=lambda *_: 0.0, preempted=lambda *_: 0)))
     assert ("forward", None) == (asleep.phase, asleep.cause)
 
