@@ -101,7 +101,7 @@ class MergedSteps:
         return max(ranks, key=lambda rank: (ranks[rank], -rank)) if ranks else None
 
     def _waited(self, step: Step, phases: Iterable[str]) -> float:
-        """Seconds of waiting in these phases, and of work where the two cannot be told apart."""
+        """Seconds of waiting in these phases; with the work in them where only the sum is known."""
         known = dict(step.phases)
         if self._at_end and step.waiting is not None:
             known["backward"] = step.waiting

@@ -301,7 +301,7 @@ class RankComparison(Struct, frozen=True, kw_only=True):
         from_quartiles: Whether single steps are unknown: then the three "steps" are the quartiles.
         usual_lost_seconds: Of clean steps the same of the median step, which rare delays do not change.
         first_step: Of clean steps the first one, as `last_step` is the last.
-        awaited: Of clean steps the phases in which ranks wait for each other, so that nobody is judged by them; `wait` is the end of
+        awaited: Of clean steps the phases in which ranks wait for each other: no rank is judged by them; `wait` is the end of
             backward.
         activity: Of clean steps what else is known of the late ranks.
         preempted: Of clean steps how often, on the mean over ranks and steps, the system gave the core of a rank's thread to another one.

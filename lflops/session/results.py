@@ -229,7 +229,7 @@ class Results:
             self._compare_ranks()
 
     def _compare_ranks(self, *, is_last: bool = False) -> None:
-        """Say who makes the others wait, if no window has said so. At the end the last window has it, too."""
+        """Name the ranks that make the others wait, if no window has named them. At the end the last window names them, too."""
         outlets = self.outlets
         for stage, compared in {} if self._gather is None or outlets is None else self._gather.comparisons.items():
             window = self._last.get(stage)

@@ -88,7 +88,7 @@ class Session:
         self._live_metrics = LiveMetrics(self._step_clock.seconds, results.topology.sizes.get("data")) if tracked else None
         self._listening = Undo()
         self._transfers = Undo()  # outlasts the windows where the curves need it
-        # The clean steps since the last time that they were handed in; `None` where they are compared with nobody's.
+        # The clean steps since the last time that they were handed in; `None` where there are no other ranks.
         self._clean: list[TimedStep] | None = [] if stage.learns and results.compares_ranks else None
         self._counts_step = False
         self._is_annotating = False  # whether a trace of ours is being annotated

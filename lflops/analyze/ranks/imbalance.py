@@ -1,7 +1,7 @@
 """Stragglers: which rank makes the others wait, in what, why, and what that costs a step.
 
-The clean steps say which rank is late, and in which phase of the step: they are many. The hooked steps say in which module. Where ranks
-wait for each other within a phase, clean steps cannot tell them apart, and hooked steps alone have to be enough.
+The clean steps, which are many, show which rank is late, and in which phase of the step. The hooked steps show in which module. Where ranks
+wait for each other within a phase, clean steps do not show which was slow in it, and the hooked steps have to be enough.
 """
 
 import statistics
@@ -260,7 +260,7 @@ def _of_rank(excesses: Sequence[RankExcess], compared: RankComparison, ranks: in
 
 
 def _stands_out(each: RankExcess, of: RankExcess) -> bool:
-    """Whether a single module or phase is slower than all of those that it is one of: twice, beside the rest."""
+    """Whether a single module or phase is twice as slow as the rest of those that it is one of."""
     if each.modules > 1 or each.phase == "all":
         return False
     if of.phase != "all" or of.usual <= each.usual:
