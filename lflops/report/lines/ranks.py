@@ -136,7 +136,7 @@ def _sentence(row: Row, hosts: Mapping[int, str]) -> str:
     """As `rank 3 on node7 is 12.0 % slower than the other ranks in layers.0.mlp forward, in 10 of 10 steps: costs 4.00 ms a step`."""
     often = "" if row.steps is None else f", in {row.slow_steps} of {counted(row.steps, 'step')}"
     often += "" if row.since is None else f", from step {row.since} on"
-    where = "everything" if row.phase == "all" else _where(row.module, row.phase)
+    where = _where(row.module, row.phase) if row.phase != "all" else "no single place" if row.cause == "preempted" else "everything"
     number = f" ({row.modules} modules)" if row.modules > 1 else ""
     costs = f"costs {units.duration(row.seconds_lost)} a step"
     rank = f"rank {row.slow_rank}{hosts.get(row.slow_rank, '')}"
@@ -150,7 +150,7 @@ def _cause(row: Row) -> str:
         return f"its batch has {row.work_ratio or 0.0:.1f} × the work of the others'"
     if row.cause == "thread":
         return "another thread of its process computes, and takes the time from the training's"
-    return "no single place: its process was preempted, the system gave its core to another one"
+    return "its process was preempted, the system gave its core to another one"
 
 
 def _slower(ratio: float | None) -> str:
