@@ -54,6 +54,7 @@ bench: $(READY) $(PEERS_READY)
 	@$(BIN)/python benchmarks/traces.py
 	@$(BIN)/python benchmarks/trace_reader.py
 	@$(BIN)/python benchmarks/diff.py
+	@$(BIN)/python benchmarks/accusations.py
 	@$(BIN)/python benchmarks/gather.py
 	@$(BIN)/python benchmarks/ranks.py
 	@$(BIN)/python benchmarks/budget.py

@@ -1,16 +1,25 @@
-"""Does `diff` find a module that became 10 % slower, and nothing between two runs of the same code?
+"""Does `diff` find a module that became 10 % slower, and nothing between two runs of the same code, also on a busy machine?
 
-Runs of 30 steps take turns in one process, as they are and with one module that waits for a tenth of its own time.
+Runs of 30 steps take turns in one process, as they are and with one module that waits for a tenth of its own time. Then pairs of equal
+runs are held to a limit: half of them on an idle machine, half with one run or both beside two processes that compute.
 """
 
+import contextlib
+import io
+import json
+import tempfile
 import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
-from results import keep_freed_memory, record
+from results import beside, keep_freed_memory, record
 from torch import Tensor, nn
 
 import lflops
 from lflops.analyze.compare.diff import Diff
+from lflops.cli.main import main as command_line
 from lflops.profile.model import Profile
 
 WIDTH, ROWS, STEPS, TIMES, SLOWER = 768, 256, 30, 10, 0.10
@@ -44,6 +53,32 @@ def told(found: Diff) -> str:
     return ", ".join(news) or "nothing"
 
 
+PAIRS = 20
+BESIDE = [*[(0, 0)] * 3, (0, 2), (2, 0), (2, 2)]
+"""The processes beside each run of a pair."""
+
+
+def pairs(ran: Callable[[], Profile]) -> list[str]:
+    """A row for each kind of pair: what the command line says of equal runs, which may take 5 % longer."""
+    found: defaultdict[tuple[int, int], list[tuple[int, str]]] = defaultdict(list)
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(PAIRS):
+            both = BESIDE[number % len(BESIDE)]
+            paths = [str(Path(folder, f"{side}.json")) for side in range(2)]
+            for others, path in zip(both, paths, strict=True):
+                with beside(others, first=False):
+                    ran().save(path)
+            with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())) as said:
+                status = command_line(["diff", *paths, "--max-regress", "5%", "--json"])
+            found[both].append((status, json.loads(said.buffer.getvalue())["status"]))
+    lines = ["| processes beside the first run | the second | pairs | exit status 1 | the step |", "|--:|--:|--:|--:|---|"]
+    for both, results in found.items():
+        verdicts = Counter(verdict for _, verdict in results)
+        said_of_it = ", ".join(f"{verdict} {times}" for verdict, times in verdicts.items())
+        lines.append(f"| {both[0]} | {both[1]} | {len(results)} | {sum(status == 1 for status, _ in results)} | {said_of_it} |")
+    return lines
+
+
 def main() -> None:
     """Run, compare, and write the table."""
     torch.set_num_threads(1)
@@ -54,7 +89,7 @@ def main() -> None:
     slow = model.get_submodule(SLOW)
 
     def ran(share: float = 0.0) -> Profile:
-        slow.seconds = share * usual[SLOW]
+        slow.seconds = share * usual[SLOW]  # type: ignore[assignment]
         return lflops.measure(model, x, backward=True, repeats=STEPS, hardware=None)
 
     usual = {SLOW: 0.0}
@@ -74,7 +109,7 @@ def main() -> None:
     share, milliseconds = usual[SLOW] / sum(usual.values()), usual[SLOW] * 1e3
     summary = f"Found, and nothing else: {found} of {TIMES}. Nothing between runs of the same code: {nothing} of {TIMES}. The module takes"
     runs = f"{STEPS} clean and {STEPS} hooked steps a run, all in turn in one process; one thread"
-    lines += ["", f"{summary} {milliseconds:.1f} ms, {share:.0%} of the step; {runs}."]
+    lines += ["", f"{summary} {milliseconds:.1f} ms, {share:.0%} of the step; {runs}.", "", "`lflops diff` of equal runs:", "", *pairs(ran)]
     record("diff.py", "Two runs compared", lines)
 
 

@@ -1,13 +1,16 @@
 """What the benchmarks share: a steady process, steps that take turns, and RESULTS.md: a heading for each, with machine and date."""
 
+import contextlib
 import ctypes
 import datetime as dt
 import os
 import pathlib
 import platform
 import re
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from statistics import median
 
@@ -52,6 +55,20 @@ def in_turn(
                 seconds[name].append(elapsed)
     plain, *others = seconds.items()
     return median(plain[1]), {name: median(a / b for a, b in zip(taken, plain[1], strict=True)) for name, taken in others}
+
+
+@contextlib.contextmanager
+def beside(processes: int, *, first: bool = True) -> Iterator[None]:
+    """So many others compute meanwhile; beside none, this one goes first, if it may, as on an idle machine."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, *((os.SCHED_OTHER, os.sched_param(0)) if others or not first else (os.SCHED_RR, os.sched_param(1))))
+    try:
+        yield
+    finally:
+        for each in others:
+            each.kill()
+            each.wait()
 
 
 def keep_freed_memory() -> None:

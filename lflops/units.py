@@ -6,7 +6,7 @@ not 0 never reads as 0.
 
 from decimal import ROUND_HALF_UP, Context, Decimal
 
-__all__ = ["UNKNOWN", "count", "duration", "percent", "quantity", "rate", "size"]
+__all__ = ["UNKNOWN", "count", "duration", "of_peak", "percent", "quantity", "rate", "size"]
 
 UNKNOWN = "–"
 
@@ -54,6 +54,11 @@ def percent(share: float | None, *, digits: int = 1) -> str:
     if rounded == 0:
         return f"{'<' if known > 0 else '>-'}{Decimal(1).scaleb(-digits)} %"
     return f"{rounded} %"
+
+
+def of_peak(share: float | None) -> str:
+    """A share of what is possible, as `41.5 %`; more than that is marked: the peak is too low, or a count is wrong."""
+    return f"{percent(share)} (over the peak)" if share is not None and share > 1 else percent(share)
 
 
 def _known(value: float | None) -> Decimal | None:

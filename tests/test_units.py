@@ -100,3 +100,9 @@ def test_an_amount_has_its_prefix_before_its_unit() -> None:
         units.quantity(12, "FLOP/s"),
         units.quantity(0, "FLOP/s"),
     ]
+
+
+@pytest.mark.parametrize(("share", "text"), [(0.415, "41.5 %"), (1.0, "100.0 %"), (5.4, "540.0 % (over the peak)"), (None, "–")])
+def test_more_than_the_peak_is_marked(share: float | None, text: str) -> None:
+    """What cannot be says so."""
+    assert text == units.of_peak(share)

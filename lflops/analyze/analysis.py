@@ -12,7 +12,7 @@ from lflops.analyze.memory.room import Room, room_for
 from lflops.analyze.memory.savings import Saving, savings
 from lflops.analyze.modules.busiest import BusyModules, busiest
 from lflops.analyze.modules.operators import Operator, OperatorRow, UncountedOperator, operator_rows, operators, uncounted_operators
-from lflops.analyze.modules.outliers import Outlier, outliers
+from lflops.analyze.modules.outliers import Doubt, Outlier, Outliers, outliers
 from lflops.analyze.modules.repeats import identical_subtrees
 from lflops.analyze.modules.tree import Row, WorkCounts, flat, has_times, share_of, totals, tree
 from lflops.analyze.ranks.communication import Collective, communication
@@ -122,10 +122,19 @@ class Analysis:
         """The modules with the most own time, repeated ones together, the first one with the most."""
         return busiest(self.profile, self.patterns)
 
-    @cached_property
+    @property
     def outliers(self) -> tuple[Outlier, ...]:
         """Modules that take much longer than the others at their place."""
-        return outliers(self.profile, self.patterns, self.identical_subtrees, self.children)
+        return self._outliers.found
+
+    @property
+    def outliers_doubt(self) -> Doubt | None:
+        """Why a module that seems slow may be noise."""
+        return self._outliers.doubt
+
+    @cached_property
+    def _outliers(self) -> Outliers:
+        return outliers(self.profile, self.patterns, self.identical_subtrees, self.children, self.step_times.mean)
 
     @cached_property
     def uncalled(self) -> tuple[str, ...]:

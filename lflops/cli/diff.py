@@ -25,7 +25,7 @@ __all__ = ["diff"]
 _BYTES = {"B": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)}
 _BYTES |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
 _UNKNOWN = {
-    "max_regress": "cannot be checked: each run needs two undisturbed steps at least, and steps that vary less than by half",
+    "max_regress": "cannot be checked: each run needs two undisturbed steps at least",
     "min_mfu": "cannot be checked: the second run has no MFU, as its steps' times or the peak of its chip are unknown",
     "max_memory": "cannot be checked: the second run has no peak of memory",
 }
@@ -49,18 +49,25 @@ def diff(
     max_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="The peak of live memory, as 24GiB or 24GB; or how much it may grow, as 5%.")
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Also exit with status 1 where no one can tell whether a limit is broken.")
+    ] = False,
     everything: Annotated[bool, typer.Option("--all", help="List every module, not only those that changed.")] = False,
     as_json: Annotated[
         bool,
         typer.Option(
             "--json",
-            help="Print one JSON object: headline (sentences), limits, facts (differing circumstances), whole (all modules together), "
+            help="Print one JSON object: status (of the step: slower, faster, same, cannot tell), headline (sentences), "
+            "limits, facts (differing circumstances), whole (all modules together), "
             "step, phases, mfu, samples_per_second, tokens_per_second, peak_bytes and modules. These have own and inclusive figures, each "
             "before and after. Unknown is null. Of traces: window, step, mfu, states, idle, categories, operators, kernels.",
         ),
     ] = False,
 ) -> int:
-    """Compare two runs, module by module. Exit status 1: a limit that was set is broken."""
+    """Compare two runs, module by module. Exit status 1: a limit that was set is broken.
+
+    Where no one can tell, because the machine was busy or the steps vary too much, the status is 0 and the output says so.
+    """
     regress, mfu = _share("--max-regress", max_regress), _share("--min-mfu", min_mfu)
     _memory(max_memory, 0)  # an invalid size is reported before files are read
     if is_trace(before) and is_trace(after):
@@ -70,10 +77,10 @@ def diff(
     _refuse_unknown(checked, _UNKNOWN)
     if as_json:
         fields = {field: getattr(compared, field) for field in compared.__struct_fields__}
-        write_json({"headline": headline(compared), "limits": checked} | fields)
+        write_json({"status": compared.status, "headline": headline(compared), "limits": checked} | fields)
     else:
         draw(render_diff(compared, checked, everything=everything))
-    return int(any(limit.broken for limit in checked))
+    return int(any(limit.broken or (strict and limit.doubt) for limit in checked))
 
 
 def _of_traces(
@@ -92,7 +99,7 @@ def _of_traces(
 
 def _refuse_unknown(checked: Iterable[Limit], reasons: Mapping[str, str]) -> None:
     for limit in checked:
-        if limit.broken is None:
+        if limit.broken is None and limit.doubt is None:
             raise UsageError(f"--{limit.name.replace('_', '-')}: {reasons[limit.name]}")
 
 

@@ -1,5 +1,6 @@
 """The records of a run: its traces and ranks, and the phases and units that all parts of a profile share. Steps are in `steps.py`."""
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal, NamedTuple, Self
@@ -50,6 +51,11 @@ class Spread(Struct, frozen=True, kw_only=True, gc=False):
     low: Seconds
     high: Seconds
     n: Count
+
+    @property
+    def error(self) -> float | None:
+        """The error of the median in seconds, as `analyze.compare.significance` explains it; `None` where fewer than two were timed."""
+        return None if self.n < 2 else 0.93 * (self.high - self.low) * math.sqrt(self.n) / (self.n - 1)
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self | None:

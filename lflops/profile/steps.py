@@ -1,13 +1,13 @@
 """The steps of a run as values, and the rule that says which of them are clean: every time of a profile rests on clean steps."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
 from msgspec import Struct
 
 from lflops.profile.records import Count, Seconds
 
-__all__ = ["DISTURBANCES", "Step", "StepKind", "is_clean", "is_disturbed"]
+__all__ = ["DISTURBANCES", "Step", "StepKind", "cpu_lost_shares", "is_clean", "is_disturbed"]
 
 StepKind = Literal["clean", "counted", "hooked", "traced"]
 """What lflops did in a step: nothing but reading the clock, or one of the others."""
@@ -35,6 +35,8 @@ class Step(Struct, frozen=True, kw_only=True):
         host_phases: On CUDA, the host's seconds in each phase.
         cpu_user: Seconds of the CPU in the process's own code, over all threads. It is not read in each step.
         cpu_system: The same in the system's kernel.
+        cpu_lost: Seconds in which its threads were ready to run and other processes had the CPU, added up; of hooked steps. `None` where
+            the system does not say, or the machine is not Linux.
         waiting: Seconds at the end of backward in which the gradients of other ranks are awaited; a part of backward.
         thread_cpu: Seconds of the CPU in the training's thread. This and the next two are read on several ranks only.
         preempted: How often the system gave that thread's core to another one.
@@ -49,6 +51,7 @@ class Step(Struct, frozen=True, kw_only=True):
     host_phases: Mapping[str, Seconds] = {}
     cpu_user: Seconds | None = None
     cpu_system: Seconds | None = None
+    cpu_lost: Seconds | None = None
     waiting: Seconds | None = None
     thread_cpu: Seconds | None = None
     preempted: Count | None = None
@@ -61,3 +64,13 @@ class Step(Struct, frozen=True, kw_only=True):
     def is_clean(self) -> bool:
         """Whether it is a clean step; a step of kind `clean` is none where it was disturbed."""
         return is_clean(self.kind, self.marks)
+
+
+def cpu_lost_shares(steps: Iterable[Step]) -> list[float]:
+    """The share of the CPU time that the process was ready to use and others took, in each hooked step that knows it."""
+    known = [
+        (each.cpu_lost, each.cpu_user + (each.cpu_system or 0.0))
+        for each in steps
+        if each.cpu_lost is not None and each.cpu_user is not None
+    ]
+    return [lost / (lost + used) for lost, used in known if lost + used]

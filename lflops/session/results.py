@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 from msgspec.structs import replace
 
 from lflops.analyze.analysis import Analysis, analyze
+from lflops.collect.calibration.calibrate import forget
 from lflops.collect.ranks.gather import Gather
 from lflops.collect.ranks.topology import Topology, topology_of
 from lflops.merging.merge import merge
@@ -337,6 +338,9 @@ class Results:
         others = [str(file) for file in files if not any(str(file) in line for line in more)]
         message = [closed.message, prepared.text, *_labelled("files", others), *_labelled("to see more", more)]
         self.outlets.log(prepared)
+        used, peak = closed.analysis.utilization.mfu, closed.analysis.chip
+        if used is not None and used > 1 and forget(peak):
+            message.append("lflops: this step exceeds the peak that was measured, so the next run measures it again")
         self._training.say("\n".join(filter(None, message)))
         self.outlets.window_scalars(closed.analysis, closed.step)
         self.outlets.module_scalars(closed.analysis, closed.step)

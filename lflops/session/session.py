@@ -1,18 +1,21 @@
 """One stage of a run: which batch is counted, which steps are kept, when a window is reported, and how all of it ends."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
 
+from lflops.analyze.analysis import analyze
 from lflops.boundary import Guard, Undo, call_each
 from lflops.collect.inputs.run_info import with_allocator_peaks
 from lflops.collect.kineto.attach_trace import with_trace
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.clock import Clock, HostClock, StreamClock
 from lflops.collect.timing.step_phases import StepPhases
+from lflops.profile.model import Profile
 from lflops.profile.notes import Note
+from lflops.profile.records import ModulePhase
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Stage, Training
 from lflops.session.planning import planned
@@ -24,7 +27,7 @@ from lflops.session.window.live_metrics import LiveMetrics
 from lflops.session.window.plain_steps import MOST
 from lflops.session.window.step_clock import StepClock, TimedStep
 from lflops.session.window.traced_steps import TracedSteps
-from lflops.session.window.window import Window
+from lflops.session.window.window import WANTED, Window
 
 __all__ = ["Session"]
 
@@ -154,7 +157,7 @@ class Session:
             if begins_step and self._settings.count is True:
                 self._window.counted = self._counted_steps.begin_step(batch, NO_LENGTHS if live is None else live.lengths(batch))
             self._counted_steps.begin_batch(batch)
-        elif phase == "hooked" and begins_step:
+        elif begins_step and (phase == "hooked" or any(window.hooks(self._step_clock.ordinal) for window in self._closing)):
             self._hooked = HookedStep(self._stage, self._tree, self._clock)
             self._hooked.start(self._guard)
 
@@ -280,7 +283,7 @@ class Session:
         for step in self._step_clock.read():
             self._add_step(step)
         busy = self._change_phase()
-        ready = [window for window in self._closing if window.ready]
+        ready = [window for window in self._closing if window.ready and not self._hooks_more(window)]
         for window in ready:
             self._closing.remove(window)
             self._report(window, failed=False)
@@ -371,16 +374,31 @@ class Session:
         if self._clean is not None and step.is_clean and step.times_phases:
             self._clean.append(step)
 
+    def _hooks_more(self, window: Window) -> bool:
+        """Hook further steps for a window in which a module seems slow, and no one can tell. Returns whether it does.
+
+        Several ranks would disagree on it, and the next window wants clean steps.
+        """
+        more, room = window.more_hooked, self._idle_until - self._step_clock.ordinal
+        if not more or more + WANTED > room or self._training.world_size > 1:
+            return False
+        if analyze(self._profile(window, failed=False)[0]).outliers_doubt in {None, "scaled"}:
+            return False
+        window.hook(self._step_clock.ordinal, more)
+        return True
+
+    def _profile(self, window: Window, *, failed: bool) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
+        """A window's profile without its trace, and the own seconds of modules in each of its hooked steps."""
+        notes = self._notes if self._tracing is None else (*self._notes, *self._tracing.notes)
+        counted = window.counted or self._counted_steps.without()
+        return window.profile(counted, self._step_clock.logged_step, notes, of=self._step_clock.step, clock=self._clock, failed=failed)
+
     def _report(self, window: Window, *, failed: bool) -> None:
         """Make a window's profile, and hand it on."""
         tracing, recording, places, rank = self._tracing, window.recording, self._results.paths, self._training.rank
         if recording is None and not self._results.wants_windows:
             return
-        notes = self._notes if tracing is None else (*self._notes, *tracing.notes)
-        counted = window.counted or self._counted_steps.without()
-        profile, steps = window.profile(
-            counted, self._step_clock.logged_step, notes, of=self._step_clock.step, clock=self._clock, failed=failed
-        )
+        profile, steps = self._profile(window, failed=failed)
         profile = replace(profile, run=with_allocator_peaks(profile.run))
         if recording is not None and tracing is not None and places is not None:
             trace = places.trace(profile.run, recording.path.name)

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lflops
+from lflops.analyze.analysis import analyze
+from lflops.collect.timing import clock as module_clock
 from lflops.collect.timing.module_hooks import ModuleTimer
 from lflops.lightning.monitor import FlopsMonitor
 from lflops.profile.model import Profile
@@ -392,6 +394,30 @@ def test_no_step_has_hooks_but_the_active_ones(clock: Changing) -> None:
     fit(model, watching(**TIMES_ALONE))
     assert model.hooked() == ACTIVE
     assert [] == differences(model.before, global_hooks())
+
+
+class Stack(Looking):
+    """Four equal blocks, of which the third takes longer."""
+
+    def __init__(self, clock: Changing, third: float) -> None:
+        super().__init__(clock)
+        blocks = (Part(clock, *((third, 2 * third) if number == 2 else (1, 2))) for number in range(4))
+        self.encoder = nn.Sequential(*blocks)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(("third", "hooked", "accused"), [(1.0, 3, []), (3.0, 8, ["encoder.2"])])
+def test_more_steps_are_hooked_where_a_module_seems_slow(
+    clock: Changing, monkeypatch: pytest.MonkeyPatch, third: float, hooked: int, accused: list[str]
+) -> None:
+    """Three steps cannot tell, eight can. They follow the window, and the window waits for them."""
+    monkeypatch.setattr(module_clock, "_waited", lambda: None)
+    model, monitor = Stack(clock, third), watching(trace=False, count=False)
+    fit(model, monitor)
+    (made,) = monitor.profiles
+    analysis = analyze(made)
+    assert hooked == sum(step.kind == "hooked" for step in made.steps)
+    assert (accused, None) == ([each.module for each in analysis.outliers], analysis.outliers_doubt)
+    assert len(model.hooked()) == hooked
 
 
 def test_hooks_that_stay_on_are_seen(clock: Changing, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import lflops
 from lflops import CountError, Profile, Schedule
 from lflops.analyze.analysis import analyze
 from lflops.loops.monitor import LoopMonitor
+from lflops.session import results
 from tests.support.process_state import bits
 from tests.support.processes import Ranks
 
@@ -77,6 +78,18 @@ def test_a_loop_is_counted_and_timed(trace: bool, tmp_path: Path) -> None:
     assert {"data", "forward", "backward", "optimizer", "other"} == set(found.phases)
     assert all(profile.modules[name].forward.seconds is not None for name in ("", "0", "1", "2"))
     assert trace == bool(list(tmp_path.glob("lflops_traces/*/*.pt.trace.json.gz")))
+
+
+@pytest.mark.parametrize(("peak", "is_said"), [(1.0, True), (1e30, False)])
+def test_a_measured_peak_that_a_step_exceeds_is_forgotten(peak: float, is_said: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One FLOP a second is exceeded by everything."""
+    forgotten: list[object] = []
+    monkeypatch.setattr(results, "forget", lambda chip: not forgotten.append(chip))
+    chip = lflops.Hardware("this CPU", {"fp32": peak}, source="measured by lflops.calibrate")
+    log: list[str] = []
+    train(model(), hardware=chip, log=log.append)
+    assert is_said == any("so the next run measures it again" in line for line in log)
+    assert [chip] * is_said == forgotten
 
 
 def test_training_is_the_same_to_the_bit() -> None:

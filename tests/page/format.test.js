@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { bandwidth, between, count, duration, exact, messageOf, percent, rate, signed, size, tick } from "../../lflops/page/lib/format.js";
+import { bandwidth, between, count, duration, exact, messageOf, percent, perSecond, rate, signed, size, tick } from "../../lflops/page/lib/format.js";
 
 test("an unknown value is a dash", () => {
   for (const format of [count, rate, bandwidth, size, duration, percent, signed]) assert.equal(format(null), "–");
@@ -49,4 +49,8 @@ test("an exact value is grouped, a fraction is not", () => {
 
 test("an error that is none has a message as well", () => {
   assert.deepEqual([new Error("why"), "text"].map(messageOf), ["why", "text"]);
+});
+
+test("a rate of a time has three digits, as in the terminal", () => {
+  assert.deepEqual([40.00000001, 50, 666.67, 999.6, 5270, 0.5, 0, null].map(perSecond), ["40.0", "50.0", "667", "1.00 k", "5.27 k", "0.50", "0", "–"]);
 });

@@ -109,7 +109,7 @@ def test_figures_say_what_they_were(opening: Callable[..., Seen], tmp_path: Path
     before, after = (ran(FIVE, steps=clean(each, each, each), samples_per_step=4) for each in (0.25, 0.125))
     seen = pair_of(opening, tmp_path, before, after)
     figure = seen.page.locator(".figure").filter(has_text="samples/s").inner_text()
-    assert ["samples/s", "32", "was 16", "+100.0 %"] == figure.split("\n")
+    assert ["samples/s", "32.0", "was 16.0", "+100.0 %"] == figure.split("\n")
     assert "125 ms" in seen.page.locator(".figure.faster").inner_text()
 
 

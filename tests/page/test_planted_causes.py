@@ -63,9 +63,9 @@ class Planted(Classifier):
 
 
 NAMED = {
-    "data": "of the step is waiting for data",
+    "data": "is waiting for data",
     "block": "body.2 takes",
-    "pointwise": "of the step is memory-bound pointwise work, mostly in body.4",
+    "pointwise": "is memory-bound pointwise work, mostly in body.4",
 }
 
 

@@ -33,8 +33,8 @@ def test_figures_have_their_trend_over_the_windows_of_the_run(opening: Callable[
         frame.locator(".figures").wait_for()
         samples = figure(frame, "samples/s")
         line = samples.get_by_role("img")
-        assert "samples/s over 3 windows, from 40 at step 10 to 40 at step 40" == line.get_attribute("aria-label")
-        assert ["step 10: 40", "step 20: 50", "step 40: 40"] == line.locator("title").all_text_contents()
+        assert "samples/s over 3 windows, from 40.0 at step 10 to 40.0 at step 40" == line.get_attribute("aria-label")
+        assert ["step 10: 40.0", "step 20: 50.0", "step 40: 40.0"] == line.locator("title").all_text_contents()
         points = [tuple(map(float, point.split(","))) for point in line.locator("polyline").get_attribute("points").split()]
         assert (True, True) == (points[0][1] == points[2][1] > points[1][1], points[1][0] - points[0][0] < points[2][0] - points[1][0])
         assert "20.0 % less than at step 20" in samples.inner_text()

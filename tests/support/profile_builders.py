@@ -297,7 +297,7 @@ def clocked(counted: Profile, own: Mapping[tuple[str, Phase], float]) -> Profile
 
     def timed(name: str, phase: Phase, given: Work) -> Work:
         inside = [seconds for (module, when), seconds in own.items() if when == phase and name in ancestry(module)]
-        fields = {"seconds": spread(sum(inside)) if inside else None}
+        fields = {"seconds": spread(sum(inside), n=8) if inside else None}
         return Work(**fields_of(given) | fields | ({"own_seconds": spread(own[name, phase])} if (name, phase) in own else {}))
 
     def row(name: str, given: ModuleProfile) -> ModuleProfile:

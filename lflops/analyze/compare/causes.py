@@ -30,7 +30,7 @@ class Cause(Struct, frozen=True, kw_only=True):
         name: Of the phase or the module, with `*` for the numbers of what repeats; the class where modules of several names are together.
         modules: How many modules it is about; 0 for a phase.
         seconds: What a step lost by it; a gain is negative, `None` is unknown.
-        ratio: Of a time, beyond the whole run; of other work its MACs, or its FLOPs where it has no MACs. `None` is unknown.
+        ratio: Of a time, after over before; of other work its MACs, or its FLOPs where it has no MACs. `None` is unknown.
         low: The lower end of the interval of a time's ratio.
         high: Its upper end.
     """
@@ -94,6 +94,7 @@ def _modules(diff: Diff, explained: float | None) -> Iterator[Cause]:
             changed.append((verdict, module))
         elif module.own.time.lost is not None and _has_other_work(module, explained):
             changed.append(("work", module))
+    whole = diff.whole.ratio if diff.whole else 1.0  # the intervals are of what is beyond it
     for kind, name, modules in _grouped(diff, changed):
         times = [module.news for module in modules]
         work = _ratio(module.own.macs for module in modules) or _ratio(module.own.flops for module in modules)
@@ -102,9 +103,9 @@ def _modules(diff: Diff, explained: float | None) -> Iterator[Cause]:
             name=name,
             modules=len(modules),
             seconds=sum_known(time.lost for time in times),
-            ratio=work if kind == "work" else _beyond(times),
-            low=min((time.low for time in times if time.low is not None), default=None) if kind != "work" else None,
-            high=max((time.high for time in times if time.high is not None), default=None) if kind != "work" else None,
+            ratio=work if kind == "work" else _ratio(times),
+            low=min((time.low * whole for time in times if time.low is not None), default=None) if kind != "work" else None,
+            high=max((time.high * whole for time in times if time.high is not None), default=None) if kind != "work" else None,
         )
 
 
@@ -147,17 +148,10 @@ def _name(module: ModuleDiff) -> str:
     return module.name or module.kind
 
 
-def _ratio(changes: Iterable[Change]) -> float | None:
+def _ratio(changes: Iterable[Change | Timing]) -> float | None:
     both = [(change.before, change.after) for change in changes]
     before, after = (sum_known(side) for side in zip(*both, strict=True))
     return after / before if before and after is not None and after != before else None
-
-
-def _beyond(times: Sequence[Timing]) -> float | None:
-    """The ratio of several times together, beyond the whole run."""
-    after = sum_known(time.after for time in times)
-    expected = sum_known(None if not time.beyond or time.after is None else time.after / time.beyond for time in times)
-    return after / expected if expected and after is not None else None
 
 
 def _is_same(one: float, other: float) -> bool:

@@ -1,18 +1,20 @@
 """One run as a comparison reads it: made from a profile, or from the tables of the page's payload that was made from one."""
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from msgspec import Struct, convert
 
-from lflops.analyze.compare.significance import Measured, error_of_median, measured
+from lflops.analyze.compare.significance import Measured, measured
 from lflops.analyze.speed.step_times import StepTimes, step_times
 from lflops.analyze.speed.utilization import utilization
 from lflops.profile.model import Profile
 from lflops.profile.module_names import patterns
 from lflops.profile.notes import are_times_far_off
 from lflops.profile.records import PHASES, Phase
+from lflops.profile.steps import cpu_lost_shares
 
 __all__ = ["TIMED", "ComparedRun", "Fact", "RunFigures", "compared_run", "module_patterns", "peak", "run_figures", "time_columns"]
 
@@ -43,6 +45,7 @@ class RunFigures(Struct, frozen=True, kw_only=True):
         samples_per_second: Of the clean steps. So is `tokens_per_second`.
         peak_bytes: The most bytes alive.
         has_reliable_times: Whether the profile does not warn that its modules' times are no measure.
+        cpu_lost: The share of the CPU time that it was ready to use and other processes took; `None` also on a GPU, whose time is another.
     """
 
     facts: Mapping[str, Fact]
@@ -55,6 +58,7 @@ class RunFigures(Struct, frozen=True, kw_only=True):
     tokens_per_second: float | None
     peak_bytes: int | None
     has_reliable_times: bool = True
+    cpu_lost: float | None = None
 
 
 class ComparedRun(NamedTuple):
@@ -66,7 +70,8 @@ class ComparedRun(NamedTuple):
         kinds: Their classes.
         columns: Lists with a value for each module, by the names of the payload's columns: `parameters`, `own_parameters`, `peak_bytes`,
             and for each phase `forward.macs` and so on. `TIMED` phases also have `forward.seconds`, `.error` in seconds, and `.calls`. A
-            time with calls and without seconds is unknown; without both there is none. Own figures of a phase are `forward.own_macs`.
+            time with calls and without seconds is unknown, or of recompute within backward; without both there is none. Own figures of a
+            phase are `forward.own_macs`.
     """
 
     figures: RunFigures
@@ -125,6 +130,7 @@ def compared_run(profile: Profile) -> ComparedRun:
 
 def run_figures(profile: Profile, times: StepTimes, mfu: float | None) -> RunFigures:
     """The figures of the whole run, from the profile and what was derived from it."""
+    lost = cpu_lost_shares(profile.steps) if profile.run.device_type != "cuda" else []
     return RunFigures(
         facts={name: getattr(profile.run, name) for name in FACTS},
         counted=bool(profile.cells),
@@ -136,6 +142,7 @@ def run_figures(profile: Profile, times: StepTimes, mfu: float | None) -> RunFig
         tokens_per_second=times.tokens_per_second,
         peak_bytes=peak(profile),
         has_reliable_times=not are_times_far_off(profile.notes),
+        cpu_lost=statistics.fmean(lost) if lost else None,
     )
 
 
@@ -148,7 +155,7 @@ def time_columns(profile: Profile) -> dict[str, list[Any]]:
         for own in _OWN_OR_INCLUSIVE:
             times = list(map(attrgetter(f"{own}seconds"), works))
             columns[f"{phase}.{own}seconds"] = [None if time is None else time.median for time in times]
-            columns[f"{phase}.{own}error"] = [None if time is None else error_of_median(time) for time in times]
+            columns[f"{phase}.{own}error"] = [None if time is None else time.error for time in times]
             columns[f"{phase}.{own}calls"] = list(map(attrgetter(f"{own}calls"), works))
     return columns
 

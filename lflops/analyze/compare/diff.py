@@ -9,7 +9,7 @@ from msgspec import Struct
 from lflops.analyze.compare.compared_run import ComparedRun, Fact, RunFigures, compared_run, module_patterns
 from lflops.analyze.compare.matching import ModuleNode, Pair, matched
 from lflops.analyze.compare.module_pair import Change, ModuleFigures, ModulePair, ModuleSide, SharedPhases
-from lflops.analyze.compare.significance import CHANGED, CommonFactor, Judge, Timing, Verdict, judge_of, judge_of_steps
+from lflops.analyze.compare.significance import CHANGED, CommonFactor, Judge, Measured, Timing, Verdict, judge_of, judge_of_steps
 from lflops.profile.json_file import load
 from lflops.profile.model import Profile
 from lflops.profile.records import PHASES, Phase
@@ -65,6 +65,7 @@ class Diff(Struct, frozen=True, kw_only=True):
         samples_per_second: Of the clean steps. So is `tokens_per_second`.
         peak_bytes: The most bytes alive.
         unreliable: The runs whose profile says that its modules' times are no measure: then no module is judged.
+        cpu_lost: The share of the CPU time that each run was ready to use and other processes took.
         modules: Those before in their order, the root first, then what was added.
     """
 
@@ -77,7 +78,13 @@ class Diff(Struct, frozen=True, kw_only=True):
     tokens_per_second: Change
     peak_bytes: Change
     unreliable: tuple[Side, ...] = ()
+    cpu_lost: tuple[float | None, float | None] = (None, None)
     modules: tuple[ModuleDiff, ...]
+
+    @property
+    def status(self) -> Verdict | Literal["cannot tell"] | None:
+        """The verdict on the step: of steps that were timed and cannot be judged `cannot tell`, for the reason in `step.doubt`."""
+        return self.step.verdict or ("cannot tell" if self.step.doubt else None)
 
     @property
     def slower(self) -> tuple[ModuleDiff, ...]:
@@ -141,7 +148,8 @@ def compare(before: ComparedRun, after: ComparedRun) -> Comparison:
     ]
     sides: tuple[tuple[Side, RunFigures], ...] = (("before", first), ("after", second))
     unreliable: tuple[Side, ...] = tuple(side for side, run in sides if not run.has_reliable_times)
-    judge = None if unreliable else _judge(pairs)
+    lost = first.cpu_lost or 0.0, second.cpu_lost or 0.0
+    judge = None if unreliable else _judge(pairs, first.step, lost)
 
     def change(figure: str) -> Change:
         return Change(before=getattr(first, figure), after=getattr(second, figure))
@@ -149,24 +157,26 @@ def compare(before: ComparedRun, after: ComparedRun) -> Comparison:
     compared = Diff(
         facts={name: (one, other) for name, one, other in _facts(first, second) if one != other},
         whole=judge.whole if judge else None,
-        step=judge_of_steps(None, first.step, times=1).timing(first.step, second.step),
-        phases=_phases(first, second, judge),
+        step=judge_of_steps(None, first.step, times=1, lost=lost).timing(first.step, second.step),
+        phases=_phases(first, second, judge, lost),
         mfu=change("mfu"),
         samples_per_second=change("samples_per_second"),
         tokens_per_second=change("tokens_per_second"),
         peak_bytes=change("peak_bytes"),
         unreliable=unreliable,
+        cpu_lost=(first.cpu_lost, second.cpu_lost),
         modules=_modules(nodes, pairs, judge, (module_patterns(before), module_patterns(after))),
     )
     return Comparison(compared, pairs)
 
 
-def _judge(pairs: Sequence[ModulePair]) -> Judge | None:
+def _judge(pairs: Sequence[ModulePair], step: Measured | None, lost: tuple[float, float]) -> Judge | None:
     """The judge of the modules' times, from the own times of modules that did the same work."""
     times = [pair.times(own=True) for pair in pairs if pair.same_work(own=True)]
     known = [(first, second) for first, second in times if first and second]
     root = pairs[0].times(own=False)[0]
-    return judge_of(known, step=root.seconds if root else 0.0, times=2 * len(known))
+    modules = root.seconds if root else 0.0
+    return judge_of(known, modules=modules, step=step.seconds if step else modules, times=2 * len(known), lost=lost)
 
 
 def _modules(
@@ -199,9 +209,9 @@ def _lost(time: Timing) -> float:
     return time.lost if time.verdict in CHANGED and time.lost is not None else 0.0
 
 
-def _phases(before: RunFigures, after: RunFigures, judge: Judge | None) -> dict[str, Timing]:
+def _phases(before: RunFigures, after: RunFigures, judge: Judge | None, lost: tuple[float, float]) -> dict[str, Timing]:
     names = dict.fromkeys([*before.phases, *after.phases])
-    of_steps = judge_of_steps(judge, before.step, times=len(names))
+    of_steps = judge_of_steps(judge, before.step, times=len(names), lost=lost)
     return {name: of_steps.timing(before.phases.get(name), after.phases.get(name)) for name in names}
 
 

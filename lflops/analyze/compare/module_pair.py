@@ -85,7 +85,7 @@ class SharedPhases:
             for phase in timed:
                 seconds, errors, calls = (run.columns[f"{phase}.{own}{field}"] for field in ("seconds", "error", "calls"))
                 for times, each, error, ran in zip(self.times[own], seconds, errors, calls, strict=True):
-                    if each is not None or ran:
+                    if each is not None or (ran and phase != "recompute"):  # a fused attention's is within backward
                         times.append((each, error))
 
 

@@ -5,6 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 from lflops.analyze.compare.diff import Diff
+from lflops.analyze.compare.significance import Doubt, slowed_by
 
 __all__ = ["Limit", "limits"]
 
@@ -17,12 +18,14 @@ class Limit(Struct, frozen=True, kw_only=True):
         allowed: The most, or of MFU the least.
         found: The run's figure.
         broken: `None` where it is unknown.
+        doubt: Why no one can tell whether it is broken, where the figure is known.
     """
 
     name: Literal["max_regress", "min_mfu", "max_memory"]
     allowed: float
     found: float | None
     broken: bool | None
+    doubt: Doubt | None = None
 
 
 def limits(
@@ -33,25 +36,23 @@ def limits(
     Args:
         diff: The run and the one before.
         max_regress: How much longer a step may take, as a share of what it took. A step that is longer within the noise breaks nothing;
-            a slower machine does.
+            a slower machine does, unless other processes made it slow.
         min_mfu: The least MFU, a share of 1.
         max_memory: The most bytes alive at once.
     """
     step, mfu, peak = diff.step, diff.mfu.after, diff.peak_bytes.after
     made = []
     if max_regress is not None:
-        regress = None if step.ratio is None or step.low is None else step.ratio - 1
-        certain = step.low is not None and step.low > 1
-        made.append(
-            Limit(
-                name="max_regress",
-                allowed=max_regress,
-                found=regress,
-                broken=None if regress is None else certain and regress > max_regress,
-            )
-        )
+        doubt = None if step.doubt == "few_steps" else step.doubt
+        regress = None if step.ratio is None or (step.low is None and doubt is None) else step.ratio - 1
+        broken = None if step.low is None or regress is None else step.low > 1 and regress > max_regress
+        made.append(Limit(name="max_regress", allowed=max_regress, found=regress, broken=broken, doubt=doubt))
     if min_mfu is not None:
-        made.append(Limit(name="min_mfu", allowed=min_mfu, found=mfu, broken=None if mfu is None else mfu < min_mfu))
+        is_less = None if mfu is None else mfu < min_mfu
+        is_busy = is_less and mfu is not None and mfu * slowed_by(diff.cpu_lost[1] or 0.0) >= min_mfu
+        made.append(
+            Limit(name="min_mfu", allowed=min_mfu, found=mfu, broken=None if is_busy else is_less, doubt="busy" if is_busy else None)
+        )
     if max_memory is not None:
         made.append(Limit(name="max_memory", allowed=max_memory, found=peak, broken=None if peak is None else peak > max_memory))
     return tuple(made)

@@ -31,14 +31,15 @@ __all__ = [
     "CHANGED",
     "LEAST_SHARE",
     "CommonFactor",
+    "Doubt",
     "Judge",
     "Measured",
     "Timing",
     "Verdict",
-    "error_of_median",
     "judge_of",
     "judge_of_steps",
     "measured",
+    "slowed_by",
     "total",
     "unjudged",
 ]
@@ -58,7 +59,12 @@ WIDEST = 2.0
 CHANCE = 0.001
 """The probability that any interval misses, in a comparison of two runs of the same code."""
 
+LOST_COUNTS = 3.0
+"""Threads wait for the one that lost its CPU. So a step is longer by up to this power of what a lost share makes of the CPU time."""
+
 Verdict = Literal["slower", "faster", "same"]
+Doubt = Literal["busy", "few_steps", "varied"]
+"""Why a time is not judged: other processes had the CPU, fewer than two steps were timed, or they vary too much."""
 CHANGED: frozenset[Verdict | None] = frozenset({"slower", "faster"})
 """The verdicts of a time that changed by more than noise."""
 
@@ -90,7 +96,8 @@ class Timing(Struct, frozen=True, kw_only=True):
         high: Its upper end.
         lost: Seconds lost beyond the whole run; a gain is negative. Of other work it is known only where it is more than noise.
         verdict: `same` where the change is within the noise, too small to matter, or, of an inclusive time, explained by modules below.
-            `None` also where the noise is too large to judge. Then there is no interval.
+            `None` also where no one can tell. Then there is no interval.
+        doubt: Why no one can tell.
     """
 
     before: float | None
@@ -102,6 +109,7 @@ class Timing(Struct, frozen=True, kw_only=True):
     high: float | None = None
     lost: float | None = None
     verdict: Verdict | None = None
+    doubt: Doubt | None = None
 
 
 class Measured(NamedTuple):
@@ -121,6 +129,7 @@ class Judge(NamedTuple):
         least_error_of_small: The same of a small one.
         reach: Half the width of an interval, in errors.
         step: Seconds before of the step, which changes are shares of.
+        lost: The shares of the CPU's time that other processes took, before and after.
     """
 
     whole: CommonFactor | None
@@ -129,6 +138,7 @@ class Judge(NamedTuple):
     least_error_of_small: float
     reach: float
     step: float
+    lost: tuple[float, float] = (0.0, 0.0)
 
     def timing(self, before: Measured | None, after: Measured | None, explained: float = 0.0) -> Timing:
         """Judge a time, if both sides and their errors are known.
@@ -141,7 +151,7 @@ class Judge(NamedTuple):
         given = unjudged(before, after)
         error = _error_of_ratio(before, after)
         if not given.before or not given.after or not given.ratio or error is None:
-            return given
+            return replace(given, doubt="few_steps") if given.ratio else given
         whole, of_whole = (self.whole.ratio, self.whole.error) if self.whole else (1.0, 0.0)
         least_error = self.least_error if given.before >= self.large else self.least_error_of_small
         beyond, error = given.ratio / whole, math.hypot(max(error, least_error), of_whole)
@@ -153,7 +163,9 @@ class Judge(NamedTuple):
             and (left <= -1 or abs(math.log1p(left)) > self.reach * error)
         )
         if not is_changed and self.reach * error > math.log(WIDEST):
-            return replace(given, beyond=beyond)
+            return replace(given, beyond=beyond, doubt="varied")
+        if is_changed and self.explains(1 + left):
+            return replace(given, beyond=beyond, doubt="busy")
         return replace(
             given,
             beyond=beyond,
@@ -162,6 +174,10 @@ class Judge(NamedTuple):
             lost=lost,
             verdict="same" if not is_changed else "slower" if left > 0 else "faster",
         )
+
+    def explains(self, ratio: float) -> bool:
+        """Whether what other processes took of the CPU may be why a time has this ratio."""
+        return ratio <= slowed_by(self.lost[1]) if ratio > 1 else ratio * slowed_by(self.lost[0]) >= 1
 
     def cost(self, before: Measured | None, after: Measured | None, macs: float | None) -> Timing:
         """Two times of different work, without a verdict; `macs` is the ratio of their MACs."""
@@ -176,15 +192,14 @@ class Judge(NamedTuple):
         return replace(given, lost=lost if abs(lost) > max(self.reach * error, LEAST_SHARE * self.step) else None)
 
 
+def slowed_by(lost: float) -> float:
+    """The most that a step is longer by, as a ratio, where other processes took this share of the CPU time."""
+    return (1 - lost) ** -LOST_COUNTS if lost < 1 else math.inf
+
+
 def measured(spread: Spread | None) -> Measured | None:
     """The median over several steps, with its error."""
-    return None if spread is None else Measured(spread.median, error_of_median(spread))
-
-
-def error_of_median(spread: Spread) -> float | None:
-    """In seconds; `None` where fewer than two steps were timed."""
-    n = spread.n
-    return None if n < 2 else 0.93 * (spread.high - spread.low) * math.sqrt(n) / (n - 1)
+    return None if spread is None else Measured(spread.median, spread.error)
 
 
 def total(parts: Sequence[tuple[float | None, float | None]]) -> Measured | None:
@@ -208,20 +223,24 @@ def unjudged(before: Measured | None, after: Measured | None, macs: float | None
     return Timing(before=first, after=second, ratio=ratio, per_mac=ratio / macs if ratio is not None and macs and macs != 1 else None)
 
 
-def judge_of(pairs: Iterable[tuple[Measured, Measured]], *, step: float, times: int) -> Judge | None:
+def judge_of(
+    pairs: Iterable[tuple[Measured, Measured]], *, modules: float, step: float, times: int, lost: tuple[float, float] = (0.0, 0.0)
+) -> Judge | None:
     """Compute the common factor and the errors; `None` where too few modules, or too little of the time, can be compared.
 
     Args:
         pairs: Each module's own time before and after, of those that did the same work.
-        step: Seconds of all modules before.
+        modules: Seconds of all modules before.
+        step: Of the step before.
         times: How many will be judged.
+        lost: As in `Judge`.
     """
     known = [
         _Ratio(before.seconds, math.log(after.seconds / before.seconds), error)
         for before, after in pairs
         if (error := _error_of_ratio(before, after)) is not None
     ]
-    if len(known) < LEAST_MODULES or sum(each.seconds for each in known) < LEAST_IN_COMMON * step:
+    if len(known) < LEAST_MODULES or sum(each.seconds for each in known) < LEAST_IN_COMMON * modules:
         return None
     known.sort(reverse=True)
     sums = list(accumulate(each.seconds for each in known))
@@ -230,13 +249,14 @@ def judge_of(pairs: Iterable[tuple[Measured, Measured]], *, step: float, times: 
     common, least_error = _typical(large)
     of_small = max(least_error, _typical(small)[1]) if small else least_error
     whole = CommonFactor(ratio=math.exp(common), modules=number, error=1.2533 * least_error / math.sqrt(number))
-    return Judge(whole, large[-1].seconds, least_error, of_small, _reach(times), step)
+    return Judge(whole, large[-1].seconds, least_error, of_small, _reach(times), step, lost)
 
 
-def judge_of_steps(modules: Judge | None, step: Measured | None, *, times: int) -> Judge:
+def judge_of_steps(modules: Judge | None, step: Measured | None, *, times: int, lost: tuple[float, float] = (0.0, 0.0)) -> Judge:
     """A judge of the step's and its phases' times, by the modules' common factor and errors."""
     seconds = step.seconds if step else 0.0
-    return modules._replace(reach=_reach(times), step=seconds) if modules else Judge(None, 0.0, 0.0, 0.0, _reach(times), seconds)
+    judge = modules or Judge(None, 0.0, 0.0, 0.0, 0.0, 0.0)
+    return judge._replace(reach=_reach(times), step=seconds, lost=lost)
 
 
 class _Ratio(NamedTuple):

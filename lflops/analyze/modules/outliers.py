@@ -1,21 +1,38 @@
-"""Modules that take much longer than the others at their place, which do the same work: one slow layer of a stack."""
+"""Modules that take much longer than the others at their place, which do the same work: one slow layer of a stack.
 
+A module is accused where its excess is above the threshold, the noise, and what other processes took. Otherwise a large excess is a doubt.
+"""
+
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from lflops.profile.model import ModuleProfile, Profile
+from lflops.profile.model import Profile
+from lflops.profile.notes import are_times_far_off
 from lflops.profile.records import Phase
+from lflops.profile.steps import cpu_lost_shares
 
-__all__ = ["Outlier", "outliers"]
+__all__ = ["Doubt", "Outlier", "Outliers", "outliers"]
+
+Doubt = Literal["busy", "few_steps", "varied", "scaled"]
+"""Why no one can tell whether a module is slow: other processes had the CPU, too few hooked steps, hooked steps that vary too much, or
+times that had to be scaled too much."""
 
 _PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
 _LEAST_MODULES = 3
-_LEAST_RATIO = 1.5
+_LEAST_STEPS = 5
+"""The fewest hooked steps that a module is accused by."""
+_LEAST_RATIO = 1.2
 _LEAST_SHARE = 0.02
-"""The least excess, as a share of all modules' time."""
+"""The least excess, as a share of the step."""
+_BUSY = 0.05
+"""The share of CPU time that other processes took, from which they are why times vary."""
+_REACH = 4.0
+"""How many of its errors an excess has to be: chance is beyond that once in 30,000 modules."""
 _MOST_OF = 0.7
 """A module below explains an outlier if it has this share of its excess."""
 
@@ -41,42 +58,91 @@ class Outlier(Struct, frozen=True, kw_only=True):
         return self.seconds - self.usual_seconds
 
 
+class Outliers(NamedTuple):
+    """The outliers, the largest excess first; and why others may be among what is not known."""
+
+    found: tuple[Outlier, ...] = ()
+    doubt: Doubt | None = None
+
+
 def outliers(
-    profile: Profile, patterns: Mapping[str, str], identical: Mapping[str, int], below: Mapping[str, Sequence[str]]
-) -> tuple[Outlier, ...]:
-    """The outliers, the largest excess first; of a block and a part of it that explains it, the part.
+    profile: Profile,
+    patterns: Mapping[str, str],
+    identical: Mapping[str, int],
+    below: Mapping[str, Sequence[str]],
+    step: float | None,
+) -> Outliers:
+    """The outliers; of a block and a part of it that explains it, the part.
 
     Args:
         profile: With times.
         patterns: Each module's name with `*` for the numbers of what repeats.
         identical: A number for each module, the same for modules that do the same work.
         below: The names directly below each module.
+        step: Seconds of a clean step; `None` is unknown, and nothing is found.
     """
-    seconds = {name: _seconds(module) for name, module in profile.modules.items()}
+    if not step:
+        return Outliers()
     groups: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
-    for name, each in seconds.items():
-        if each is not None and patterns[name] != name:
-            groups[patterns[name], identical[name]].append(name)
-    total = seconds.get("") or sum(each or 0.0 for name, each in seconds.items() if "." not in name)
+    for name, pattern in patterns.items():
+        if pattern != name:
+            groups[pattern, identical[name]].append(name)
+    shares = cpu_lost_shares(profile.steps) if profile.run.device_type != "cuda" else []
+    lost = statistics.median(shares) if shares else 0.0
+    far_off: Doubt | None = "scaled" if are_times_far_off(profile.notes) else None
     found: dict[str, Outlier] = {}
+    doubts: dict[float, Doubt] = {}
     for names in groups.values():
-        if len(names) < _LEAST_MODULES:
-            continue
-        usual = statistics.median(seconds[name] or 0.0 for name in names)
-        for name in names:
-            took = seconds[name] or 0.0
-            if usual and took >= _LEAST_RATIO * usual and took - usual >= _LEAST_SHARE * total:
-                found[name] = Outlier(module=name, others=len(names) - 1, seconds=took, usual_seconds=usual)
+        times = _times(profile, names) if len(names) >= _LEAST_MODULES else {}
+        usual = statistics.median(each.seconds for each in times.values()) if times else 0.0
+        for name, each in times.items():
+            excess = each.seconds - usual
+            if not usual or each.seconds < _LEAST_RATIO * usual or excess < _LEAST_SHARE * step:
+                continue
+            noise = _noise(each, [other for other in times.values() if other is not each])
+            doubt = _doubt(each.steps, is_noise=excess <= noise, lost=lost, share=excess / step) or far_off
+            if doubt is None:
+                found[name] = Outlier(module=name, others=len(names) - 1, seconds=each.seconds, usual_seconds=usual)
+            else:
+                doubts[excess] = doubt
     tops = [each for name, each in found.items() if name.rpartition(".")[0] not in found]
     deepest = {each.module: each for each in (_deepest(top, found, below) for top in tops)}
-    return tuple(sorted(deepest.values(), key=lambda each: -each.excess))
+    return Outliers(tuple(sorted(deepest.values(), key=lambda each: -each.excess)), doubts[max(doubts)] if doubts else None)
 
 
-def _seconds(module: ModuleProfile) -> float | None:
-    """Of forward and backward; `None` where a phase that ran has no time, or none ran."""
-    works = [work for work in map(module.work, _PHASES) if work.calls]
-    known = [work.seconds.median for work in works if work.seconds is not None]
-    return sum(known) if works and len(known) == len(works) else None
+class _Time(NamedTuple):
+    """A module's seconds of forward and backward, the error of that, and from how many steps it is."""
+
+    seconds: float
+    error: float
+    steps: int
+
+
+def _times(profile: Profile, names: Sequence[str]) -> dict[str, _Time]:
+    """Of the phases that all of them have a time in. A fused attention's recompute has calls and none: it is within backward."""
+    spreads = {phase: [profile.modules[name].work(phase).seconds for name in names] for phase in _PHASES}
+    known = [[each for each in of_all if each is not None] for of_all in spreads.values() if None not in of_all]
+    return {
+        name: _Time(sum(each.median for each in of_one), sum(each.error or 0.0 for each in of_one), min(each.n for each in of_one))
+        for name, *of_one in zip(names, *known, strict=True)
+        if of_one
+    }
+
+
+def _noise(time: _Time, others: Sequence[_Time]) -> float:
+    """The least excess that is more than chance, given the module's spread, that of the others, and the scatter among them."""
+    middle = statistics.median(each.seconds for each in others)
+    scatter = 1.4826 * statistics.median(abs(each.seconds - middle) for each in others)
+    return _REACH * math.hypot(max(time.error, statistics.median(each.error for each in others)), scatter)
+
+
+def _doubt(steps: int, *, is_noise: bool, lost: float, share: float) -> Doubt | None:
+    """Why an excess proves nothing; the shares are of the step: what other processes took, and the excess."""
+    if lost >= share or (is_noise and lost >= _BUSY):
+        return "busy"
+    if steps < _LEAST_STEPS:
+        return "few_steps"
+    return "varied" if is_noise else None
 
 
 def _deepest(outlier: Outlier, found: Mapping[str, Outlier], below: Mapping[str, Sequence[str]]) -> Outlier:

@@ -1,4 +1,4 @@
-"""MFU and HFU: the rate of a step's contractions, and its share of the chip's peak."""
+"""MFU and HFU: the rate of a step's contractions, and its share of the chip's peak; and what the chip executed."""
 
 import statistics
 
@@ -24,7 +24,8 @@ class Utilization(Struct, frozen=True, kw_only=True):
 
     Attributes:
         mfu: 2 x MACs of forward and backward, over the step and the peak of the run's dtype: a share of 1.
-        hfu: The same of the MACs that were executed, recompute among them, each at its own dtype's peak.
+        hfu: The same with the MACs of recompute. It is never below `mfu`.
+        executed: What the chip did: the MACs of all of these that no mask let it skip, each at its own dtype's peak.
         flops_per_second: 2 x MACs of forward and backward, over the step.
         peak_flops_per_second: Of the run's dtype.
         dtype: The peak's name, one of `hardware.DTYPES`.
@@ -34,6 +35,7 @@ class Utilization(Struct, frozen=True, kw_only=True):
 
     mfu: float | None
     hfu: float | None
+    executed: float | None
     flops_per_second: float | None
     peak_flops_per_second: float | None
     dtype: str | None
@@ -61,10 +63,12 @@ def utilization_at(profile: Profile, chip: Hardware | None, times: StepTimes) ->
     share = _share_of_a_rank(profile, macs)
     # Without a cell nothing was counted.
     rate = 2 * macs * share / times.mean if times.mean and profile.cells else None
+    again = None if rate is None or not times.mean else rate + 2 * profile.modules[""].recompute.macs * share / times.mean
     needed = _peak_seconds(profile, chip) if chip else None
     return Utilization(
         mfu=None if rate is None or peak is None else rate / peak,
-        hfu=None if rate is None or not times.mean or needed is None else needed * share / times.mean,
+        hfu=None if again is None or peak is None else again / peak,
+        executed=None if rate is None or not times.mean or needed is None else needed * share / times.mean,
         flops_per_second=rate,
         peak_flops_per_second=peak,
         dtype=name_of_peak(profile.run.dtype, profile.run),

@@ -7,7 +7,7 @@ On each thread what the host does is nested by its times. The launch's number, `
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -76,14 +76,14 @@ class HostWalk:
     """What the host did, summed, and the launch of each piece of work, by the launch's number.
 
     Attributes:
-        counted: Each counted call: when it began, and the operator.
+        counted: Each counted call: when it began, the operator, and whether it computes again what forward computed.
         by_external: Operators of work whose launch was not recorded, by the number that both have.
     """
 
     operators: dict[_OperatorKey, OperatorSums] = field(default_factory=dict)
     spans: dict[tuple[str, str, str], SpanSums] = field(default_factory=dict)
     launches: dict[int, Launch] = field(default_factory=dict)
-    counted: list[tuple[int, OperatorSums]] = field(default_factory=list)
+    counted: list[tuple[int, OperatorSums, bool]] = field(default_factory=list)
     by_external: dict[int, OperatorSums] = field(default_factory=dict)
 
     def launch(self, work: DeviceWork) -> Launch | None:
@@ -138,7 +138,7 @@ def walk(trace: RecordedTrace, work: Iterable[DeviceWork], is_counted: Callable[
     for each in work:
         nanoseconds[each.correlation] += each.end - each.start
         kernels[each.correlation] += 1
-    walker = _Walker(found, nanoseconds, kernels, is_counted)
+    walker = _Walker(found, nanoseconds, kernels, is_counted, again=_recomputed(trace.operators))
     by_thread = _by_thread(trace, nanoseconds)
     threads = {span.thread for span in trace.spans}
     for thread in sorted(by_thread, key=lambda thread: (thread not in threads, thread)):
@@ -151,6 +151,43 @@ def walk(trace: RecordedTrace, work: Iterable[DeviceWork], is_counted: Callable[
         if each.correlation not in found.launches and each.external in known:
             walker.unlaunched(each, known[each.external])
     return found
+
+
+def _recomputed(operators: Sequence[OperatorCall]) -> set[tuple[int, int]]:
+    """Thread and begin of the calls that activation checkpointing makes again, within a node of backward.
+
+    Only operators that autograd records have a sequence number there: those of checkpointing, and with `create_graph` those of backward
+    itself. The nodes of the latter run later, outside of this node. Each thread has its own sequence.
+    """
+    nodes: defaultdict[int, list[OperatorCall]] = defaultdict(list)  # by sequence, those in no other
+    forward: list[OperatorCall] = []
+    within: list[tuple[OperatorCall, OperatorCall, OperatorCall]] = []  # a call, the operator of forward around it, the node around that
+    node: OperatorCall | None = None
+    around: OperatorCall | None = None
+    for call in sorted(operators, key=lambda call: (call.thread, call.start, -call.end)):
+        is_node = call.name.startswith(NODE)
+        if node is None or node.thread != call.thread or node.end <= call.start:
+            node, around = call if is_node else None, None
+            if is_node:
+                nodes[call.sequence].append(call)
+            elif call.sequence >= 0:
+                forward.append(call)
+            continue
+        if around is None or around.end <= call.start:
+            is_of_forward = not is_node and call.sequence not in {-1, node.sequence} and not call.forward_thread
+            around = call if is_of_forward else None
+        if around is not None:
+            within.append((call, around, node))
+    numbers: defaultdict[int, Counter[int]] = defaultdict(Counter)  # of threads, as nodes have them
+    for call in forward:
+        numbers[call.thread].update(each.forward_thread for each in nodes.get(call.sequence, ()))
+    known = {thread: counts.most_common(1)[0][0] for thread, counts in numbers.items() if counts}
+
+    def runs_later(call: OperatorCall, node: OperatorCall) -> bool:
+        later = [each.forward_thread for each in nodes.get(call.sequence, ()) if each.start >= node.end]
+        return any(number == known[call.thread] if call.thread in known else number not in known.values() for number in later)
+
+    return {(call.thread, call.start) for call, around, node in within if not runs_later(around, node)}
 
 
 _Item = tuple[int, int, int, int, Span | OperatorCall | RuntimeCall]
@@ -195,12 +232,19 @@ def _slice_threads(trace: RecordedTrace) -> dict[int, int]:
 
 class _Walker:
     def __init__(
-        self, found: HostWalk, nanoseconds: Mapping[int, int], kernels: Mapping[int, int], is_counted: Callable[[OperatorCall], bool]
+        self,
+        found: HostWalk,
+        nanoseconds: Mapping[int, int],
+        kernels: Mapping[int, int],
+        is_counted: Callable[[OperatorCall], bool],
+        *,
+        again: Collection[tuple[int, int]],
     ) -> None:
         self._found = found
         self._nanoseconds = nanoseconds
         self._kernels = kernels
         self._is_counted = is_counted
+        self._again = again
         self._module_of: dict[int, str] = {}
         self._open_names: Counter[str] = Counter()
 
@@ -252,7 +296,7 @@ class _Walker:
         opened.module = above.module if above is not None else None
         if opened.is_counted:
             sums.counted_calls += 1
-            self._found.counted.append((call.start, sums))
+            self._found.counted.append((call.start, sums, (call.thread, call.start) in self._again))
         if call.sequence >= 0:
             if call.name.startswith(NODE):
                 backward_of = self._module_of.get(call.sequence)

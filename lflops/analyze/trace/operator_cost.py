@@ -53,12 +53,14 @@ class TracedCost(NamedTuple):
         executed_macs: Without what a mask leaves out, and with what is computed once more.
         flops: 2 x `macs`, with what is computed once more and what is no multiply-accumulate.
         bytes_moved: Inputs read once and the result written once; `None` is unknown.
+        recompute_macs: What is computed once more, with what a mask leaves out.
     """
 
     macs: int
     executed_macs: int
     flops: int
     bytes_moved: int | None
+    recompute_macs: int = 0
 
     @property
     def executed_flops(self) -> int:
@@ -138,7 +140,7 @@ def _traced(cost: Cost, moved: int | None) -> TracedCost:
     executed = (cost.macs if cost.executed_macs is None else cost.executed_macs) + (
         again.macs if again.executed_macs is None else again.executed_macs
     )
-    return TracedCost(cost.macs, executed, 2 * (cost.macs + again.macs) + cost.other_flops + again.other_flops, moved)
+    return TracedCost(cost.macs, executed, 2 * (cost.macs + again.macs) + cost.other_flops + again.other_flops, moved, again.macs)
 
 
 def _value(argument: Argument, *, has_values: bool) -> Any:

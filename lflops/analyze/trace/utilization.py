@@ -19,10 +19,10 @@ class TraceUtilization(Struct, frozen=True, kw_only=True):
     Attributes:
         seconds: Of all steps, or of the window where there are none; times the number of devices.
         steps: How many steps; 0 is the window.
-        macs: Multiply-accumulates that were launched in this time.
-        mfu: 2 x MACs over `seconds` and the peak of `precision`. Work that activation checkpointing does again is in it: a trace does not
-            tell it from other work.
-        hfu: Without what masks leave out and with what fused attention does again, each precision at its own peak.
+        macs: Multiply-accumulates that were launched in this time, those of recompute left out.
+        mfu: 2 x MACs over `seconds` and the peak of `precision`, without what activation checkpointing computes again.
+        hfu: The same with that, and with what fused attention computes again.
+        executed: What the device did: `hfu` without what masks leave out, each precision at its own peak.
         precision: The one that most MACs are of.
         hardware: The chip's name.
     """
@@ -33,6 +33,7 @@ class TraceUtilization(Struct, frozen=True, kw_only=True):
     flops_per_second: float | None
     mfu: float | None
     hfu: float | None
+    executed: float | None
     precision: str | None
     peak_flops_per_second: float | None
     hardware: str | None
@@ -50,7 +51,8 @@ def utilization(walk: HostWalk, steps: Sequence[StepTimes], window: int, devices
     """
     macs: dict[str | None, int] = {}
     executed: dict[str | None, int] = {}
-    for start, sums in walk.counted:
+    first = again = 0
+    for start, sums, is_recompute in walk.counted:
         if steps and not any(step.start <= start < step.end for step in steps):
             continue
         cost = cost_of(sums.name, sums.inputs)
@@ -58,22 +60,25 @@ def utilization(walk: HostWalk, steps: Sequence[StepTimes], window: int, devices
             dtype = precision(sums)
             macs[dtype] = macs.get(dtype, 0) + cost.macs
             executed[dtype] = executed.get(dtype, 0) + cost.executed_macs
+            again += cost.macs * is_recompute + cost.recompute_macs
+            first += cost.macs * (not is_recompute)
     if not macs:
         return None
     seconds = (sum(step.end - step.start for step in steps) if steps else window) / 1e9 * max(devices, 1)
     most = max(macs, key=lambda dtype: macs[dtype])
     peaks = {dtype: chip.peak_flops_per_second.get(dtype or "") if chip else None for dtype in macs}
-    rate = 2 * sum(macs.values()) / seconds if seconds else None
+    rate = 2 * first / seconds if seconds else None
     peak = peaks[most]
     needed = [2 * executed[dtype] / each if each else None for dtype, each in peaks.items()]
     known = [each for each in needed if each is not None]
     return TraceUtilization(
         seconds=seconds,
         steps=len(steps),
-        macs=sum(macs.values()),
+        macs=first,
         flops_per_second=rate,
         mfu=None if rate is None or peak is None else rate / peak,
-        hfu=sum(known) / seconds if len(known) == len(needed) and seconds else None,
+        hfu=None if rate is None or peak is None else (rate + 2 * again / seconds) / peak,
+        executed=sum(known) / seconds if len(known) == len(needed) and seconds else None,
         precision=most,
         peak_flops_per_second=peak,
         hardware=chip.name if chip else None,

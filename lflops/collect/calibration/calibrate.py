@@ -13,7 +13,7 @@ import secrets
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -21,14 +21,14 @@ import torch
 
 from lflops.collect.calibration.machine import Machine, TorchMachine
 from lflops.collect.inputs.run_info import device_name
-from lflops.collect.timing.clock import Clock, clock_of, seconds_of
+from lflops.collect.timing.clock import Clock, CpuWatch, clock_of, seconds_of
 from lflops.errors import HardwareError, LflopsError
 from lflops.hardware.chips import Hardware, lookup, named
 
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["calibrate", "hardware_of", "measure"]
+__all__ = ["calibrate", "forget", "hardware_of", "measure"]
 
 METHOD = 2
 """Counted up when figures are measured in another way, so that older ones are not taken for new."""
@@ -47,6 +47,12 @@ CACHES, FEWEST_CACHES = 8, 4
 
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 
+
+SOURCE, BUSY = "measured by lflops.calibrate", ", while other processes used the CPU"
+"""How the source of measured figures begins; and how it ends where they are too low, so that the next run measures again."""
+
+MOST_LOST = 0.03
+"""The share of the CPU time that other processes may take while the peaks are measured."""
 
 TAKEN = 'give "auto", "measure", a name of lflops.hardware.names(), a TOML file, an lflops.Hardware, or None'
 
@@ -76,20 +82,48 @@ def calibrate(
     wanted = _checked(dtypes, machine)
     threads = torch.get_num_threads()
     key = f"{METHOD} | {machine.name} | torch {torch.__version__} | {threads} threads | {' '.join(wanted)}"
-    known = None if fresh else _known(key)
-    if known is not None:
-        return known
+    before = None if fresh else _known(key)
+    if before is not None and not before.source.endswith(BUSY):
+        return before
     with _one_process_at_a_time():
-        known = None if fresh else _known(key)  # another rank may have measured meanwhile
-        if known is not None:
+        known = None if fresh else _known(key)
+        if known is not None and (known != before or not known.source.endswith(BUSY)):  # another rank has measured meanwhile
             return known
         with machine.alone():
-            peaks, bandwidth = measure(machine, clock or clock_of(torch.device(machine.kind)), wanted)
+            peaks, bandwidth, is_busy = _measured(machine, clock or clock_of(torch.device(machine.kind)), wanted)
         today = dt.datetime.now(dt.UTC).date().isoformat()
-        source = f"measured by lflops.calibrate, {today}, torch {torch.__version__}, {threads} thread{'s' * (threads != 1)}"
+        source = f"{SOURCE}, {today}, torch {torch.__version__}, {threads} thread{'s' * (threads != 1)}{BUSY * is_busy}"
         hardware = Hardware(machine.name, peaks, bandwidth, machine.memory_bytes, source, machine.cache_bytes or None)
         _keep(key, hardware)
     return hardware
+
+
+def forget(hardware: Hardware | None) -> bool:
+    """Remove figures that a step has exceeded, so that the next run measures again. Returns whether they were measured, and are removed."""
+    if hardware is None or not hardware.source.startswith(SOURCE):
+        return False
+    entries = _entries()
+    wrong = [key for key in entries if _known(key) == hardware]
+    for key in wrong:
+        del entries[key]
+    if wrong:
+        _write(entries)
+    return bool(wrong)
+
+
+def _measured(machine: TorchMachine, clock: Clock, dtypes: tuple[str, ...]) -> tuple[dict[str, float], float | None, bool]:
+    """The peaks, the bandwidth, and whether other processes used the CPU also the second time. Then each is the larger of two."""
+    peaks: dict[str, float] = {}
+    bandwidth: float | None = None
+    for _ in range(2):
+        watch = CpuWatch()
+        found, copied = measure(machine, clock, dtypes)
+        peaks = {dtype: max(rate, peaks.get(dtype, 0.0)) for dtype, rate in found.items()}
+        bandwidth = max(filter(None, (bandwidth, copied)), default=None)
+        lost = (watch.lost() or 0.0) if machine.kind == "cpu" else 0.0
+        if lost <= MOST_LOST * (watch.used + lost):
+            return peaks, bandwidth, False
+    return peaks, bandwidth, True
 
 
 def hardware_of(asked: Hardware | str | None, device: torch.device) -> Hardware | None:
@@ -249,7 +283,10 @@ def _known(key: str) -> Hardware | None:
 
 def _keep(key: str, hardware: Hardware) -> None:
     """Remember it, where that is possible: without a home or on a full disk there is only no memory of it."""
-    entries = _entries() | {key: msgspec.Raw(msgspec.json.encode(hardware))}
+    _write(_entries() | {key: msgspec.Raw(msgspec.json.encode(hardware))})
+
+
+def _write(entries: Mapping[str, msgspec.Raw]) -> None:
     with contextlib.suppress(OSError, RuntimeError):
         file = _cache_file()
         file.parent.mkdir(parents=True, exist_ok=True)

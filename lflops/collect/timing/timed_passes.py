@@ -6,7 +6,7 @@ from typing import Any
 
 from lflops.boundary import Undo
 from lflops.collect.model.call import ASIDE, Divide
-from lflops.collect.timing.clock import Clock, cpu_seconds
+from lflops.collect.timing.clock import Clock, CpuWatch, cpu_seconds
 from lflops.collect.timing.module_hooks import ModuleTimer
 from lflops.collect.timing.stamps import PassTimes, Stamp
 from lflops.profile.steps import Step
@@ -36,13 +36,14 @@ class TimedPasses:
 
 @dataclass(frozen=True)
 class _Timed:
-    """A pass that is over: the names of its parts, the marks between them, and the CPU time that the process used."""
+    """A pass that is over: the names of its parts, the marks between them, the CPU time that the process used, and what it lost."""
 
     kind: str
     parts: list[str]
     marks: list[Any]
     cpu: tuple[float, float]
     stamps: Mapping[str, list[Stamp]] = field(default_factory=dict)
+    cpu_lost: float | None = None
 
 
 def time_passes(one: Pass, timer: ModuleTimer, clock: Clock, *, warmup: int, repeats: int) -> TimedPasses:
@@ -110,13 +111,13 @@ def _hooked(one: Pass, timer: ModuleTimer, clock: Clock) -> _Timed:
     one.prepare()
     with Undo() as undo:
         timer.install(undo)
-        before = cpu_seconds()
+        watch, before = CpuWatch(), cpu_seconds()
         marks.append(clock.mark())
         timer.begin()
         one.run(divide)
         stamps = timer.end()
         marks.append(clock.mark())
-        return _Timed("hooked", parts, marks, _since(before), stamps)
+        return _Timed("hooked", parts, marks, _since(before), stamps, watch.lost())
 
 
 def _step(index: int, given: _Timed, clock: Clock) -> Step:
@@ -130,6 +131,7 @@ def _step(index: int, given: _Timed, clock: Clock) -> Step:
         phases=phases,
         cpu_user=user,
         cpu_system=system,
+        cpu_lost=given.cpu_lost,
     )
 
 

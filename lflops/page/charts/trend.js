@@ -2,11 +2,11 @@
 // window before, in words.
 
 import { element, svg } from "../lib/dom.js";
-import { count, duration, percent, rate, size } from "../lib/format.js";
+import { count, duration, perSecond, percent, rate, size } from "../lib/format.js";
 import { windowStep } from "../lib/windows.js";
 
 /** @type {Record<string, Format>} */
-const TEXTS = { MFU: percent, achieved: rate, step: duration, pass: duration, data: duration, "peak live memory": size };
+const TEXTS = { MFU: percent, achieved: rate, step: duration, pass: duration, data: duration, "peak live memory": size, "samples/s": perSecond, "tokens/s": perSecond };
 const [WIDTH, HEIGHT] = [280, 92];
 const [LEFT, RIGHT, TOP, BOTTOM] = [72, 8, 8, 20];
 

@@ -30,12 +30,24 @@ export function size(value) {
 export function duration(value) {
   if (value === null) return UNKNOWN;
   if (value === 0) return "0 s";
-  let power = Math.abs(value) >= 1 ? SECONDS.length - 1 : 0;
-  const scaled = () => value * 10 ** (9 - 3 * power);
-  while (Math.round(Math.abs(scaled())) >= 1000 && power + 1 < SECONDS.length) power += 1;
+  return Math.abs(value) >= 1 ? threeDigits(value, SECONDS.slice(-1)) : threeDigits(value * 1e9, SECONDS);
+}
+
+// A rate that is made of a time, as samples per second.
+/** @type {(value: number | null) => string} */
+export function perSecond(value) {
+  return value === null ? UNKNOWN : value === 0 ? "0" : threeDigits(value, DECIMAL);
+}
+
+// In the unit in which it has the fewest digits before the point, but at least one.
+/** @type {(value: number, symbols: string[]) => string} */
+function threeDigits(value, symbols) {
+  let power = 0;
+  const scaled = () => value / 1000 ** power;
+  while (Math.round(Math.abs(scaled())) >= 1000 && power + 1 < symbols.length) power += 1;
   const digits = [2, 1].find((each) => Number(Math.abs(scaled()).toFixed(each)) < 10 ** (3 - each)) ?? 0;
   const text = scaled().toFixed(digits);
-  return `${Number(text) === 0 ? scaled().toExponential(2) : text} ${SECONDS[power]}`;
+  return `${Number(text) === 0 ? scaled().toExponential(2) : text} ${symbols[power]}`.trim();
 }
 
 /** @type {(share: number | null) => string} */
@@ -44,6 +56,12 @@ export function percent(share) {
   if (share === 0) return "0 %";
   const rounded = (share * 100).toFixed(1);
   return Number(rounded) === 0 ? `${share > 0 ? "<" : ">-"}0.1 %` : `${rounded} %`;
+}
+
+// A share of what is possible. More than that is marked: the peak is too low, or a count is wrong.
+/** @type {(share: number | null) => string} */
+export function ofPeak(share) {
+  return share !== null && share > 1 ? `${percent(share)} (over the peak)` : percent(share);
 }
 
 // What a ratio adds, with its sign; a large one as a multiple.

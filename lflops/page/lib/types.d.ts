@@ -74,6 +74,7 @@ interface Change { before: Count; after: Count }
 interface Timing {
   before: number | null; after: number | null; ratio: number | null; per_mac: number | null; beyond: number | null; low: number | null;
   high: number | null; lost: number | null; verdict: "slower" | "faster" | "same" | null;
+  doubt?: "busy" | "few_steps" | "varied" | null;
 }
 interface Comparison {
   headline: string[]; is_news: boolean; facts: Record<string, [Value, Value]>; whole: { ratio: number; modules: number; error: number } | null; step: Timing;

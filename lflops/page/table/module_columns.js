@@ -1,7 +1,7 @@
 // The columns that a table of modules can show: each reads a value of a row, of the module itself or with all below it.
 
 import { greatestOf, meanOf, meanRate, ofOne, sumOf } from "./fold.js";
-import { count, duration, percent, rate, size } from "../lib/format.js";
+import { count, duration, ofPeak, percent, rate, size } from "../lib/format.js";
 
 /** @typedef {{ total: Reader, own: Reader }} Readers */
 
@@ -106,7 +106,7 @@ export function columns(table, rows, { step, peak } = { step: null, peak: null }
   const made = [
     { id: "time", adds: true, label: "total time", text: duration, ...time },
     { id: "share", adds: true, label: "share of the step", text: percent, ...changed(time, (seconds) => (step ? seconds / step : null)) },
-    { id: "mfu", over: meanRate, label: "MFU", text: percent, ...mfu },
+    { id: "mfu", over: meanRate, label: "MFU", text: ofPeak, ...mfu },
     { id: "calls", adds: true, label: "calls", text: count, ...plain(table, "calls") },
     { id: "parameters", adds: true, label: "parameters", text: count, total: reader(table, "parameters"), own: reader(table, "own_parameters") },
     { id: "trainable", adds: true, label: "trainable", text: count, ...ofAll(table, "trainable_parameters") },

@@ -2,7 +2,7 @@
 
 import { changes, differs, ratioOf } from "./compare_table.js";
 import { element } from "../lib/dom.js";
-import { between, count, duration, exact, messageOf, percent, signed, size, words } from "../lib/format.js";
+import { between, count, duration, exact, messageOf, ofPeak, perSecond, signed, size, words } from "../lib/format.js";
 import { isSameWindow, nearest, windowChoices } from "../lib/windows.js";
 
 /** @type {View} */
@@ -92,7 +92,7 @@ function changeOf([before, after]) {
 
 /** @type {[string, string, Format][]} */
 const FIGURES = [
-  ["mfu", "MFU", percent], ["samples_per_second", "samples/s", count], ["tokens_per_second", "tokens/s", count],
+  ["mfu", "MFU", ofPeak], ["samples_per_second", "samples/s", perSecond], ["tokens_per_second", "tokens/s", perSecond],
   ["peak_bytes", "peak live memory", size], ["macs", "MACs", count], ["parameters", "parameters", count],
 ];
 

@@ -1,7 +1,7 @@
 // The view Runs: every run and stage in a line, with the figures of its last window; one of them can be the baseline of the others.
 
 import { element } from "../lib/dom.js";
-import { count, duration, percent, signed, size } from "../lib/format.js";
+import { count, duration, ofPeak, perSecond, signed, size } from "../lib/format.js";
 import { sortedTable } from "../table/sorted_table.js";
 import { brief, isSameWindow, windowStep } from "../lib/windows.js";
 
@@ -10,7 +10,7 @@ export const runs = { id: "runs", label: "Runs", draw: drawRuns };
 
 /** @type {[string, string, Format][]} */
 const FIGURES = [
-  ["step", "step", duration], ["MFU", "MFU", percent], ["samples/s", "samples/s", count], ["tokens/s", "tokens/s", count],
+  ["step", "step", duration], ["MFU", "MFU", ofPeak], ["samples/s", "samples/s", perSecond], ["tokens/s", "tokens/s", perSecond],
   ["data", "data wait", duration], ["peak live memory", "peak memory", size],
 ];
 

@@ -111,8 +111,10 @@ def _utilization(analysis: Analysis) -> _Lines:
         yield "MFU", f"{units.UNKNOWN}, no peak is known for {plain(run.device_name)} in {run.dtype or 'an unknown dtype'}"
         return
     of = f"of {units.quantity(reached.peak_flops_per_second, 'FLOP/s')} ({reached.hardware}, {reached.dtype})"
-    yield "MFU = 2 * (fwd + bwd) MACs per GPU / iter latency / peak", f"{units.percent(reached.mfu)} {of}"
-    yield "HFU, which has recompute in it and skipped MACs not", units.percent(reached.hfu)
+    yield "MFU = 2 * (fwd + bwd) MACs per GPU / iter latency / peak", f"{units.of_peak(reached.mfu)} {of}"
+    yield "HFU, which has recompute in it", units.of_peak(reached.hfu)
+    if units.percent(reached.executed) != units.percent(reached.hfu):
+        yield "executed, which has no skipped MACs, each dtype at its peak", units.of_peak(reached.executed)
 
 
 def _uncounted(analysis: Analysis, latencies: StepTimes) -> _Lines:

@@ -6,9 +6,9 @@ from lflops import units
 from lflops.analyze.compare.causes import BatchChange, Cause, batch_change, causes
 from lflops.analyze.compare.diff import Diff, ModuleDiff
 from lflops.analyze.compare.module_pair import Change
-from lflops.analyze.compare.significance import CHANGED, Timing
+from lflops.analyze.compare.significance import CHANGED, Doubt, Timing
 
-__all__ = ["headline", "interval", "is_news", "is_renamed", "module_name", "signed"]
+__all__ = ["headline", "interval", "is_news", "is_renamed", "module_name", "reason", "signed"]
 
 _LISTED = 5
 _NAMED = 3
@@ -20,8 +20,11 @@ def headline(diff: Diff) -> tuple[str, ...]:
     """The verdict on the step, then a sentence for each change, the largest first."""
     found, batch = causes(diff), batch_change(diff)
     timed = [cause for cause in found if cause.seconds is not None]
-    sentences = [_verdict(diff), *_batch(diff, batch), *map(_cause, timed[:_LISTED]), *_others(timed[_LISTED:]), *_whole(diff, found)]
-    return (*sentences, *_work(diff, batch), *_names(diff, found))
+    several, whole = [*map(_cause, timed[:_LISTED]), *_others(timed[_LISTED:])], [*_whole(diff, found)]
+    most = abs(timed[0].seconds or 0.0) if timed else 0.0
+    is_first = diff.whole is not None and abs(diff.whole.ratio - 1) * (diff.step.before or 0.0) > most
+    largest_first = (*whole, *several) if is_first else (*several, *whole)
+    return (_verdict(diff), *_batch(diff, batch), *largest_first, *_work(diff, batch), *_names(diff, found))
 
 
 def is_news(diff: Diff) -> bool:
@@ -38,9 +41,17 @@ def _verdict(diff: Diff) -> str:
     if step.verdict == "same":
         return f"The step takes as long as before, as far as two runs of the same code do ({interval(step)}): {went}."
     if step.verdict is None:
-        why = "too few steps were timed" if diff.step.beyond is None else "its steps vary too much"
-        return f"Whether the step is slower or faster is not known, because {why}: {went}."
+        why = reason(step.doubt, diff) if step.doubt else "one of its times is 0"
+        return f"Cannot tell whether the step is slower or faster, because {why}: {went}."
     return f"The step is {_pace(step.ratio)} ({interval(step)}): {went}."
+
+
+def reason(doubt: Doubt, diff: Diff) -> str:
+    """Why no one can tell."""
+    if doubt == "busy":
+        before, after = map(units.percent, diff.cpu_lost)
+        return f"other processes took a part of the CPU time that the step needed, {before} before and {after} after"
+    return "too few steps were timed" if doubt == "few_steps" else "the steps vary too much"
 
 
 def _batch(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
@@ -90,7 +101,9 @@ def _whole(diff: Diff, found: Sequence[Cause]) -> Iterator[str]:
     elif diff.whole is None:
         yield "Modules are not judged: those with times and the same work in both runs are too few."
     else:
-        if not any(cause.kind in ("slower", "faster", "work") for cause in found):
+        if doubtful := sum(module.news.doubt == "busy" for module in diff.modules):
+            yield f"Cannot tell of {doubtful} modules whether they are slower or faster: {reason('busy', diff)}."
+        elif not any(cause.kind in ("slower", "faster", "work") for cause in found):
             yield "No module is slower or faster than the others, beyond the noise."
         if abs(diff.whole.ratio - 1) >= diff.whole.error and _pace(diff.whole.ratio) != _SAME:
             median = f"the median of {diff.whole.modules} with the same work"

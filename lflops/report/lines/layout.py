@@ -12,7 +12,7 @@ def verdict_lines(report: Report) -> Iterator[tuple[str, str]]:
     """Label and text: the verdict, why, what next, and how far to trust it."""
     said = report.verdict
     for label, lines in (("verdict", [said.said]), ("why", said.why), ("next", said.next), ("trust", [said.trust])):
-        yield from ((label, line) for line in lines if line)
+        yield from (("" if index else label, line) for index, line in enumerate(lines) if line)
 
 
 def speed_lines(facts: Sequence[Fact]) -> Iterator[tuple[str, str]]:

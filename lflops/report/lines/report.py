@@ -26,11 +26,12 @@ from lflops.report.lines.verdict import Verdict, verdict
 
 __all__ = ["Fact", "Part", "Report", "report_of", "uncounted"]
 
-Unit = Literal["s", "share", "FLOP/s", "/s", "bytes", "count", "factor", "text"]
+Unit = Literal["s", "share", "of peak", "FLOP/s", "/s", "bytes", "count", "factor", "text"]
 
 _TEXT: Mapping[Unit, Callable[[float | None], str]] = {
     "s": units.duration,
     "share": units.percent,
+    "of peak": units.of_peak,
     "FLOP/s": lambda value: units.rate(value, "FLOP/s"),
     "/s": units.rate,
     "bytes": units.size,
@@ -214,10 +215,13 @@ def _reached(analysis: Analysis) -> Iterator[Fact]:
     ran = " and ".join(phase for phase in MODEL_PHASES if root.work(phase).macs) or "forward"
     rate = reached.flops_per_second
     yield _fact("achieved", rate, "FLOP/s", "nothing was counted" if rate is None else f"2 × MACs of {ran}")
-    yield _fact("MFU", reached.mfu, "share", _peak(reached, run))
+    yield _fact("MFU", reached.mfu, "of peak", _peak(reached, run))
     if units.percent(reached.hfu) != units.percent(reached.mfu):
-        known = "executed and recomputed MACs, each at the peak of its dtype"
-        yield _fact("HFU", reached.hfu, "share", "some MACs are in a dtype without a known peak" if reached.hfu is None else known)
+        yield _fact("HFU", reached.hfu, "of peak", "with recomputed MACs")
+    if units.percent(reached.executed) != units.percent(reached.hfu):
+        known = "without the MACs that masks skip, each at the peak of its dtype"
+        unknown = "some MACs are in a dtype without a known peak"
+        yield _fact("executed", reached.executed, "of peak", unknown if reached.executed is None else known)
 
 
 def _peak(reached: Utilization, run: Run) -> str:

@@ -180,9 +180,14 @@ def _utilization(summary: TraceSummary) -> Iterator[tuple[str, str]]:
     if found.mfu is None:
         yield "rate", f"{rate}; no peak is known for an MFU: give --hardware NAME"
         return
-    hfu = "" if found.hfu is None or abs(found.hfu - found.mfu) < _SMALL * found.mfu else f", HFU {units.percent(found.hfu)}"
+    others = {"HFU": found.hfu, "executed": found.executed}
+    hfu = "".join(
+        f", {name} {units.of_peak(share)}"
+        for name, share in others.items()
+        if share is not None and abs(share - (found.hfu if name == "executed" and found.hfu else found.mfu)) >= _SMALL * found.mfu
+    )
     peak = f"{units.quantity(found.peak_flops_per_second, 'FLOP/s')} in {found.precision} ({plain(found.hardware or '')})"
-    yield "MFU", f"{units.percent(found.mfu)}{hfu} of {peak}: {rate}"
+    yield "MFU", f"{units.of_peak(found.mfu)}{hfu} of {peak}: {rate}"
 
 
 def launches(summary: TraceSummary) -> Iterator[str]:

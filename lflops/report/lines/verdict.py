@@ -8,6 +8,7 @@ from msgspec import Struct
 from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.causes import Cause
+from lflops.analyze.modules.outliers import Doubt
 from lflops.profile.notes import are_times_far_off, notes_with
 from lflops.report.lines.parts import advice, what_it_is
 from lflops.report.lines.ranks import slowest_rank
@@ -174,6 +175,14 @@ _TELL: Mapping[str, Callable[[Cause, _Setting], _Told]] = {
 """Those that are no part of a budget and no phase."""
 
 
+_DOUBT: Mapping[Doubt, str] = {
+    "busy": "other processes used the CPU",
+    "few_steps": "too few steps were timed by module; active=8 in the schedule times enough",
+    "varied": "the steps timed by module vary too much",
+    "scaled": "timing the modules changed their times too much",
+}
+
+
 def _trust(analysis: Analysis, doubts: int) -> Iterator[str]:
     """What the figures rest on; then what makes them doubtful."""
     profile, times = analysis.profile, analysis.step_times
@@ -184,8 +193,10 @@ def _trust(analysis: Analysis, doubts: int) -> Iterator[str]:
         yield f"{units.count(times.steps)} undisturbed {one if times.steps == 1 else several}{spread}"
         if median and abs(times.mean - median) > _UNSTEADY * median:
             yield f"unsteady: the longest took {units.duration(times.longest)}, the median {units.duration(median)}"
+    if analysis.outliers_doubt and not analysis.outliers:
+        yield f"cannot tell whether a module is slow among its equals: {_DOUBT[analysis.outliers_doubt]}"
     if are_times_far_off(profile.notes):
-        yield "times of modules are no measure here: this machine was busy"
+        yield "times of modules are no measure here"
     elif factors := [float(value) for note in notes_with("time_scaled", profile.notes) for value in note.values.values()]:
         yield f"module times are rough (± {units.percent(max(abs(factor - 1) for factor in factors), digits=0)})"
     if times.mean is not None and profile.is_counted and analysis.utilization.mfu is None:

@@ -9,7 +9,7 @@ from lflops.analyze.compare.diff import Diff, ModuleDiff
 from lflops.analyze.compare.module_pair import Change
 from lflops.analyze.compare.regression_limits import Limit
 from lflops.analyze.compare.significance import CHANGED
-from lflops.report.lines.diff import headline, interval, module_name, signed
+from lflops.report.lines.diff import headline, interval, module_name, reason, signed
 from lflops.report.terminal.tables import MARGIN, FittedTable, margin, prose, text
 
 __all__ = ["render_diff"]
@@ -31,7 +31,8 @@ def render_diff(diff: Diff, limits: Iterable[Limit] = (), *, everything: bool = 
     for i, line in enumerate(headline(diff)):
         table.add_row("" if i else "changed", prose(line))
     for limit in limits:
-        table.add_row("limit broken" if limit.broken else "limit held", prose(_limit(limit, diff), "red" if limit.broken else ""))
+        status, style = ("cannot tell", "yellow") if limit.doubt else ("limit broken", "red") if limit.broken else ("limit held", "")
+        table.add_row(status, prose(_limit(limit, diff) + (f": {reason(limit.doubt, diff)}" if limit.doubt else ""), style))
     listed = [module for module in diff.modules if everything or _is_listed(module)]
     return Group(table, "", _run(diff), *(("", _modules(listed)) if listed else ()))
 
@@ -43,7 +44,7 @@ def _run(diff: Diff) -> FittedTable:
     figures: list[tuple[str, Change, Callable[[float | None], str]]] = [
         ("samples/s", diff.samples_per_second, units.rate),
         ("tokens/s", diff.tokens_per_second, units.rate),
-        ("MFU", diff.mfu, units.percent),
+        ("MFU", diff.mfu, units.of_peak),
         ("peak live memory", diff.peak_bytes, units.size),
         ("MACs", root.macs, units.count),
         ("FLOPs", root.flops, units.count),
@@ -95,7 +96,8 @@ def _verdict(module: ModuleDiff) -> str:
 
 def _limit(limit: Limit, diff: Diff) -> str:
     if limit.name == "max_regress":
-        return f"the step takes {signed(diff.step.ratio)} ({interval(diff.step)}); the limit is +{units.percent(limit.allowed)}"
+        bounds = "" if diff.step.low is None else f" ({interval(diff.step)})"
+        return f"the step takes {signed(diff.step.ratio)}{bounds}; the limit is +{units.percent(limit.allowed)}"
     if limit.name == "min_mfu":
         return f"MFU is {units.percent(limit.found)}; the least is {units.percent(limit.allowed)}"
     return f"peak live memory is {units.size(limit.found)}; the limit is {units.size(limit.allowed)}"

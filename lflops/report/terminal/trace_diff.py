@@ -59,7 +59,7 @@ def render_trace_diff(diff: TraceDiff, limits: Iterable[Limit] = (), *, top: int
     if diff.hardware[0] != diff.hardware[1]:
         table.add_row("device", text(f"{plain(diff.hardware[0])} → {plain(diff.hardware[1])}", "yellow"))
     if any(each is not None for each in diff.mfu):
-        table.add_row("MFU", text(" → ".join(units.percent(each) for each in diff.mfu)))
+        table.add_row("MFU", text(" → ".join(units.of_peak(each) for each in diff.mfu)))
     if any(each is not None for each in diff.allocated_bytes):
         table.add_row("allocator's peak", text(" → ".join(units.size(each) for each in diff.allocated_bytes)))
     for limit in limits:

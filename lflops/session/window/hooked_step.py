@@ -5,7 +5,7 @@ from typing import Any
 
 from lflops.boundary import Guard, Undo, call_each
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.timing.clock import Clock
+from lflops.collect.timing.clock import Clock, CpuWatch
 from lflops.collect.timing.module_hooks import ModuleTimer
 from lflops.collect.timing.stamps import PassTimes, Stamp
 from lflops.collect.timing.step_phases import OTHER, WAIT, PhaseMarks
@@ -26,6 +26,9 @@ class HookedStep:
         stage: Tells when forward and backward run.
         tree: The modules and their names.
         clock: What the marks are read from.
+
+    Attributes:
+        cpu_lost: CPU seconds that other processes took from it; `None` until it is stopped, and where the system does not say.
     """
 
     def __init__(self, stage: Stage, tree: ModuleTree, clock: Clock) -> None:
@@ -34,6 +37,8 @@ class HookedStep:
         self._clock = clock
         self._phases: list[str] = []
         self._begun = False
+        self._cpu: CpuWatch | None = None
+        self.cpu_lost: float | None = None
         self._passes: list[dict[str, list[Stamp]]] = []
         self._undo = Undo()
 
@@ -41,10 +46,11 @@ class HookedStep:
         """Begin."""
         self._timer.install(self._undo, guard)
         self._undo.add(self._stage.listen(self))
+        self._cpu = CpuWatch()
 
     def stop(self) -> None:
         """End. It can be called again."""
-        call_each([self._end_pass, self._undo.close])
+        call_each([self._end_pass, self._undo.close, self._end_cpu])
 
     def pass_times(self) -> dict[str, PassTimes]:
         """What the settled stamps say of forward and of backward, over all passes of the step."""
@@ -100,6 +106,10 @@ class HookedStep:
         """By an exception: unmarked."""
         if self._phases:
             self._phases.pop()
+
+    def _end_cpu(self) -> None:
+        if self._cpu is not None:
+            self.cpu_lost, self._cpu = self._cpu.lost(), None
 
     def _end_pass(self) -> None:
         if self._begun:

@@ -328,6 +328,7 @@ class StepClock:
             else {},
             cpu_user=after.ru_utime - before.ru_utime if before and after else None,
             cpu_system=after.ru_stime - before.ru_stime if before and after else None,
+            cpu_lost=None if step.hooked is None else step.hooked.cpu_lost,
             waiting=waiting,
             thread_cpu=_cpu(ended) - _cpu(began) if began and ended else None,
             preempted=ended.ru_nivcsw - began.ru_nivcsw if began and ended else None,

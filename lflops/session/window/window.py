@@ -22,8 +22,11 @@ __all__ = ["WANTED", "Window"]
 WANTED = 5
 """Clean steps that the figures should rest on."""
 
+HOOKED, MORE, MOST_HOOKED = 8, 4, 16
+"""Hooked steps that tell whether a module is slow: at first, how many more where they do not, and at the most."""
+
 PATIENCE = 20
-"""Steps after its end that a window waits for clean ones."""
+"""Steps after its end that a window waits for those that it wants."""
 
 LONGEST_WAIT = 100
 """Steps of a wait that are kept, the last ones."""
@@ -58,6 +61,7 @@ class Window:
         self._end: int | None = None
         self._last = -1
         self._steps_after_end = 0
+        self._hooked_after = range(0)
 
     def end(self, ordinal: int, last: int) -> None:
         """Its last step, which the loggers call so, was the one before this."""
@@ -65,20 +69,37 @@ class Window:
         self.last = last
         self._end = ordinal
 
+    @property
+    def more_hooked(self) -> int:
+        """How many further steps would be hooked, if those so far cannot tell; 0 where enough are, or none was to be."""
+        hooked = sum(step.hooked is not None for step in self._steps)
+        if not hooked or self._steps_after_end >= PATIENCE:
+            return 0
+        return HOOKED - hooked if hooked < HOOKED else min(MORE, MOST_HOOKED - hooked)
+
+    def hook(self, ordinal: int, more: int) -> None:
+        """Wait for so many hooked steps, from this one on."""
+        self._hooked_after = range(ordinal, ordinal + more)
+
+    def hooks(self, ordinal: int) -> bool:
+        """Whether this step is one of them."""
+        return ordinal in self._hooked_after
+
     def add(self, step: TimedStep) -> None:
-        """Add a step, if it is one of the window's; one after its end if it is clean, and as long as clean ones are wanted."""
-        if step.ordinal < self.begin:
+        """Add a step, if it is one of the window's; one after its end if it has hooks for it, or is clean and clean ones are wanted."""
+        if step.ordinal < self.begin or (step.hooked and not self.opened):  # the hooks are of the window before
             return
         self._last = step.ordinal
         after = self._end is not None and step.ordinal >= self._end
         self._steps_after_end += after
-        if (step.is_complete or step.counted) if not after else (step.is_clean and self._clean < WANTED):
+        wanted = self.hooks(step.ordinal) or (step.is_clean and self._clean < WANTED)
+        if (step.is_complete or step.counted) if not after else (step.is_complete and wanted):
             (self._steps if self.opened else self._wait_steps).append(step)
 
     @property
     def ready(self) -> bool:
         """Whether all its steps are there, and with them the clean ones that it wants, or it has waited long enough for those."""
-        if self._end is None or self._last < self._end - 1:
+        if self._end is None or self._last < max(self._end, self._hooked_after.stop) - 1:
             return False
         return self._clean >= WANTED or self._steps_after_end >= PATIENCE
 

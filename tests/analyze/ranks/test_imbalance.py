@@ -23,7 +23,7 @@ from lflops.profile.records import Rank, RankComparison, RankExcess, RankWait
 from lflops.profile.steps import Step
 from lflops.report.deepspeed_text.summary import summary
 from lflops.report.lines.ranks import ranks
-from lflops.report.lines.verdict import first_steps, verdict
+from lflops.report.lines.report import report_of
 from tests.support.fake_clock import StillClock
 from tests.support.profile_builders import profile, run, spread, weights
 from tests.support.terminal import drawn
@@ -215,9 +215,8 @@ def test_a_rank_that_costs_much_is_in_the_first_sentences() -> None:
     """6 of 100 ms; 4 are left to the list."""
     slow = compared(excess("", (6e-3,) * 6, phase="all", usual=60e-3, seconds=66e-3))
     sentence = "Rank 5 on node1 makes the other ranks wait for 6.0 % of the step: it is slow in everything."
-    assert sentence in verdict(analyze(slow))
-    assert sentence == next(first_steps(analyze(slow)))
-    assert not any("Rank" in each for each in verdict(analyze(compared(excess("head")))))
+    assert sentence == report_of(analyze(slow)).verdict.why[0]
+    assert not any("Rank" in each for each in report_of(analyze(compared(excess("head")))).verdict.why)
 
 
 def test_bursts_and_kinds_are_said_as_such() -> None:

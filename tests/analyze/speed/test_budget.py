@@ -23,11 +23,11 @@ from lflops.profile.model import Cell, Profile
 from lflops.profile.notes import Note
 from lflops.profile.records import PHASES, Phase, Trace
 from lflops.profile.steps import Step
-from lflops.report.deepspeed_text.summary import summary
+from lflops.report.lines.report import report_of
 from lflops.session import session
 from tests.support.fake_clock import StillClock
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, fit, loader, watching
-from tests.support.profile_builders import cell, clocked, product, profile, run, small_profile, spread
+from tests.support.profile_builders import cell, clocked, product, profile, run, spread
 from tests.support.terminal import drawn
 
 pytestmark = LIGHTNINGS_WARNINGS
@@ -88,11 +88,11 @@ def test_a_step_is_cut_into_its_phases_and_the_modules_time_into_what_it_was_for
     assert () == found.inside_rest
 
 
-def test_useful_and_recompute_are_hfu() -> None:
+def test_useful_and_recompute_are_what_was_executed() -> None:
     """0.4 s of 4, where nothing is clipped."""
     found = utilization(clocked(stepped(), OWN))
     assert found.budget is not None
-    assert pytest.approx(0.1) == found.hfu == pytest.approx(found.budget.parts["useful"] + found.budget.parts["recompute"])
+    assert pytest.approx(0.1) == found.executed == pytest.approx(found.budget.parts["useful"] + found.budget.parts["recompute"])
 
 
 def test_no_part_takes_more_than_what_the_ones_before_it_left() -> None:
@@ -215,7 +215,8 @@ def test_a_traced_devices_timeline_is_scaled_to_the_clean_step() -> None:
     assert () == found.inside_rest
     assert pytest.approx(0.06) == found.modules["norm"]["below_roof"]
     assert {"forward": pytest.approx(0.1), "other": pytest.approx(0.2)} == found.idle
-    assert "30.0 % idle time of the device, mostly while the host runs no module. " in summary(analyze(traced(kernels)))
+    idle = "30.0 % of the step (3.00 s) is idle time of the device, mostly while the host runs no module."
+    assert idle in report_of(analyze(traced(kernels))).verdict.why
 
 
 def test_a_timeline_without_kernels_by_module_is_cut_as_a_whole() -> None:
@@ -330,16 +331,15 @@ def test_a_profile_that_was_only_counted_has_none() -> None:
     assert utilization(lflops.count(nn.Linear(2, 2), Tensor(1, 2)), CHIP).budget is None
 
 
-def test_the_summary_closes_with_the_largest_parts_in_words() -> None:
-    """Of 4 s: below the roof 1.15, then two phases of 0.75; in linear 0.9 of 1.15, two thirds at least."""
-    closing = summary(analyze(clocked(stepped(), OWN))).splitlines()[-5:]
-    assert [
-        "----------------------------- Where the Step's Time Went -----------------------------",
-        "28.8 % below the roofline (Linear). Use larger batches, or fewer and larger kernels (torch.compile).",
-        "18.8 % optimizer work. Use fused=True or foreach=True, or larger batches.",
-        "18.8 % outside all phases: logging, callbacks, metrics, zeroing gradients. Log less often, and keep .item() out of the step.",
-        "-" * 78,
-    ] == closing
+def test_the_verdict_names_the_largest_parts_in_words() -> None:
+    """Of 4 s: below the roof 0.9 in linear, and 0.25 in the model itself, which is another cause; then two phases of 0.75."""
+    told = report_of(analyze(clocked(stepped(), OWN))).verdict
+    assert (
+        "22.5 % of the step (900 ms) is slower than the chip allows, mostly in linear.",
+        "18.8 % of the step (750 ms) is optimizer work.",
+        "18.8 % of the step (750 ms) is outside all phases: logging, callbacks, metrics, zeroing gradients.",
+    ) == told.why
+    assert "Use larger batches, or fewer and larger kernels (torch.compile)." == told.next[0]
 
 
 def test_pointwise_work_is_named_by_the_kinds_of_its_modules() -> None:
@@ -348,28 +348,21 @@ def test_pointwise_work_is_named_by_the_kinds_of_its_modules() -> None:
     cells = [cell(name, "aten::native_layer_norm", "forward", bytes_moved=40) for name in ("a", "b")]
     step = Step(index=0, kind="clean", seconds=1.0, phases={"forward": 1.0})
     of_norms = profile(rows, cells, run=run(hardware=CHIP, device_type="cuda"), steps=(step,))
-    lines = summary(analyze(clocked(of_norms, {("a", "forward"): 0.5, ("b", "forward"): 0.5}))).splitlines()[-3:-1]
-    unseen = "including idle time that was not measured separately"
-    assert [
-        "80.0 % memory-bound pointwise work (2 LayerNorm). Fuse it, for example with torch.compile.",
-        f"20.0 % below the roofline (2 LayerNorm), {unseen}. Use larger batches, or fewer and larger kernels (torch.compile).",
-    ] == lines
+    assert (
+        "80.0 % of the pass (800 ms) is memory-bound pointwise work.",
+        "20.0 % of the pass (200 ms) is slower than the chip allows, or idle.",
+    ) == report_of(analyze(clocked(of_norms, {("a", "forward"): 0.5, ("b", "forward"): 0.5}))).verdict.why
 
 
-def test_advice_rests_on_no_times_that_are_far_off() -> None:
+def test_the_verdict_rests_on_no_times_that_are_far_off() -> None:
     """Modules' times that were scaled by three say nothing of a module; the optimizer was timed as a whole. By 1.5 they still do."""
     given = clocked(stepped(), OWN)
     doubtful, near = (replace(given, notes=(Note(code="time_scaled", subject="", values={"forward": by}),)) for by in (3.0, 1.5))
-    assert [
-        "28.8 % below the roofline, roughly: the times of modules are unreliable here",
-        "18.8 % optimizer work. Use fused=True or foreach=True, or larger batches.",
-    ] == summary(analyze(doubtful)).splitlines()[-4:-2]
-    assert summary(analyze(given)).splitlines()[-4:] == summary(analyze(near)).splitlines()[-4:]
-
-
-def test_without_a_budget_the_summary_has_no_such_lines() -> None:
-    """Nobody knows what the chip can do."""
-    assert "Where the Step's Time Went" not in summary(analyze(small_profile()))
+    assert (
+        "28.8 % of the step (1.15 s) is slower than the chip allows.",
+        "18.8 % of the step (750 ms) is optimizer work.",
+    ) == report_of(analyze(doubtful)).verdict.why[:2]
+    assert report_of(analyze(given)).verdict.why == report_of(analyze(near)).verdict.why
 
 
 def test_show_has_all_the_parts() -> None:

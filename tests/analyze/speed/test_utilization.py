@@ -33,25 +33,35 @@ def training() -> tuple[Cell, ...]:
 def test_mfu_is_of_forward_and_backward_and_hfu_of_what_ran_again_too() -> None:
     """2 * 150 FLOPs in half a second are 600 a second, of 1000; with 20 MACs more 680. The optimizer's are in neither."""
     expected = Utilization(
-        mfu=600 / 1000, hfu=680 / 1000, flops_per_second=600.0, peak_flops_per_second=1000.0, dtype="fp32", hardware="chip"
+        mfu=600 / 1000,
+        hfu=680 / 1000,
+        executed=680 / 1000,
+        flops_per_second=600.0,
+        peak_flops_per_second=1000.0,
+        dtype="fp32",
+        hardware="chip",
     )
     assert expected == replace(utilization(timed(*training())), budget=None)
 
 
-def test_hfu_is_of_the_macs_that_a_mask_left() -> None:
-    """100 MACs are 400 a second; 60 of them ran, 240 a second."""
-    found = utilization(timed(replace(product("", "aten::sdpa", "forward", macs=100, bytes_moved=1), executed_macs=60)))
-    assert (400 / 1000, 240 / 1000) == (found.mfu, found.hfu)
+def test_what_a_mask_skips_is_in_hfu_and_was_not_executed() -> None:
+    """100 MACs forward, 60 of them executed, and 40 again, 24 of them: 400, 560 and 336 FLOPs a second, of 1000."""
+    cells = (
+        replace(product("", "aten::sdpa", "forward", macs=100, bytes_moved=1), executed_macs=60),
+        replace(product("", "aten::sdpa", "recompute", macs=40, bytes_moved=1), executed_macs=24),
+    )
+    found = utilization(timed(*cells))
+    assert (400 / 1000, 560 / 1000, 336 / 1000) == (found.mfu, found.hfu, found.executed)
 
 
-def test_hfu_takes_each_dtype_at_its_own_peak() -> None:
-    """100 MACs in float32 need 0.2 seconds at 1000, 400 in bfloat16 0.1 at 8000: 0.3 of half a second. MFU knows one dtype."""
+def test_executed_work_is_of_each_dtypes_own_peak() -> None:
+    """100 MACs in float32 need 0.2 seconds at 1000, 400 in bfloat16 0.1 at 8000: 0.3 of half a second. MFU and HFU know one dtype."""
     cells = (
         product("", "aten::mm", "forward", macs=100, bytes_moved=1),
         replace(product("", "aten::mm", "forward", macs=400, bytes_moved=1), dtype="bfloat16"),
     )
     found = utilization(timed(*cells, dtype="bfloat16"))
-    assert (2000 / 8000, pytest.approx(0.3 / 0.5)) == (found.mfu, found.hfu)
+    assert (2000 / 8000, 2000 / 8000, pytest.approx(0.3 / 0.5)) == (found.mfu, found.hfu, found.executed)
 
 
 @pytest.mark.parametrize(
@@ -90,21 +100,23 @@ def test_the_chip_that_is_given_is_taken_before_that_of_the_run() -> None:
 
 def test_without_a_chip_the_rate_alone_is_known() -> None:
     """600 FLOP/s, of nobody knows what."""
-    expected = Utilization(mfu=None, hfu=None, flops_per_second=600.0, peak_flops_per_second=None, dtype="fp32", hardware=None)
+    expected = Utilization(
+        mfu=None, hfu=None, executed=None, flops_per_second=600.0, peak_flops_per_second=None, dtype="fp32", hardware=None
+    )
     assert expected == utilization(timed(*training(), hardware=None))
 
 
 def test_a_chip_whose_peak_for_that_dtype_is_unknown_gives_no_share() -> None:
     """It is still named."""
     found = utilization(timed(*training()), Hardware("other", {"bf16": 2000.0}))
-    assert ("other", None, None, None) == (found.hardware, found.peak_flops_per_second, found.mfu, found.hfu)
+    assert ("other", None, None, None, None) == (found.hardware, found.peak_flops_per_second, found.mfu, found.hfu, found.executed)
 
 
-def test_one_dtype_without_a_peak_leaves_hfu_unknown() -> None:
-    """MFU is of the run's dtype alone."""
+def test_one_dtype_without_a_peak_leaves_what_was_executed_unknown() -> None:
+    """MFU and HFU are of the run's dtype alone."""
     odd = replace(product("", "aten::mm", "forward", macs=50, bytes_moved=1), dtype="float8_e5m2")
     found = utilization(timed(odd, *training()))
-    assert (800 / 1000, None) == (found.mfu, found.hfu)
+    assert (800 / 1000, 880 / 1000, None) == (found.mfu, found.hfu, found.executed)
 
 
 def test_what_has_no_macs_needs_no_peak() -> None:

@@ -1,11 +1,13 @@
 """Operators of a trace: times, what is counted once, the roof above it, and the utilization of a step."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 
 import lflops
 from lflops.analyze.trace.summary import TraceSummary, summarise
@@ -129,7 +131,7 @@ def test_work_outside_of_the_steps_is_in_no_utilization(tmp_path: Path) -> None:
     assert 12000 / 200e-9 / 100e9 == pytest.approx(window.mfu)
 
 
-def test_hfu_leaves_out_what_a_mask_does(tmp_path: Path) -> None:
+def test_what_a_mask_leaves_out_was_not_executed(tmp_path: Path) -> None:
     """Causal attention of 4 queries: 10 of 16 scores are executed."""
     trace = TraceByHand()
     trace.operator(
@@ -143,7 +145,27 @@ def test_hfu_leaves_out_what_a_mask_does(tmp_path: Path) -> None:
     trace.kernel("flash_fwd", 200, 300, launch=(10, 20))
     found = summarise(trace.read(tmp_path), CHIP).utilization
     assert found is not None
-    assert (2 * 512 / 100 / 100, 2 * 320 / 100 / 100) == pytest.approx((found.mfu, found.hfu))
+    assert (2 * 512 / 100 / 100, 2 * 512 / 100 / 100, 2 * 320 / 100 / 100) == pytest.approx((found.mfu, found.hfu, found.executed))
+
+
+@pytest.mark.parametrize(("kind", "again"), [(None, 0), (False, 1), (True, 1), ("create_graph", 0)])
+def test_what_checkpointing_computes_again_is_in_hfu_alone(kind: Any, again: int, tmp_path: Path) -> None:
+    """Two products of 8 x 32 x 32 forward, four backward, and one of them again. Of a gradient penalty nothing is computed again."""
+    first, second = nn.Linear(32, 32), nn.Linear(32, 32)
+    x = torch.randn(8, 32, requires_grad=True)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        hidden = first(x)
+        out = checkpoint(second, hidden, use_reentrant=kind) if isinstance(kind, bool) else second(hidden)
+        if kind == "create_graph":
+            torch.autograd.grad(out.square().sum(), x, create_graph=True)[0].square().sum().backward()
+        else:
+            out.square().sum().backward()
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    found = summarise(read_trace(tmp_path / "trace.json"), CHIP).utilization
+    assert found is not None
+    assert found.mfu is not None
+    assert found.hfu == pytest.approx(found.mfu * (1 + again / 6))
+    assert kind == "create_graph" or 6 * 8 * 32 * 32 == found.macs
 
 
 class _Model(nn.Module):

@@ -19,7 +19,7 @@ import lflops
 from lflops.cli.main import main
 from lflops.collect.calibration import calibrate as page
 from lflops.collect.calibration import machine as machine_page
-from lflops.collect.calibration.calibrate import calibrate, measure
+from lflops.collect.calibration.calibrate import calibrate, forget, measure
 from lflops.collect.calibration.machine import TorchMachine, available_memory, last_level_cache
 from lflops.errors import HardwareError
 from lflops.hardware.chips import Hardware, lookup
@@ -204,10 +204,22 @@ class Forbidden:
         raise AssertionError
 
 
+class Watch:
+    """What other processes take of the CPU in one measurement after the other, as a share; then again nothing."""
+
+    def __init__(self, shares: list[float]) -> None:
+        self._share = shares.pop(0) if len(shares) > 1 else shares[0]
+        self.used = 1 - self._share
+
+    def lost(self) -> float:
+        return self._share
+
+
 @pytest.fixture(autouse=True)
 def small_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """This CPU with a last-level cache of 1 MiB, and a file of measurements of its own."""
     monkeypatch.setattr(machine_page, "last_level_cache", lambda root: MIB)
+    monkeypatch.setattr(page, "CpuWatch", partial(Watch, [0.0]))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "lflops" / "calibration.json"
 
@@ -240,6 +252,29 @@ def test_what_was_measured_is_remembered(small_machine: Path) -> None:
             on_the_cpu(**other, clock=Forbidden())
     (key,) = json.loads(small_machine.read_text())
     assert all(part in key for part in (first.name, f"torch {torch.__version__}", f"{torch.get_num_threads()} threads", "fp32"))
+
+
+def test_a_busy_machine_is_measured_twice_and_marked_if_it_stays_busy(small_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the CPU was somebody else's. If that is over the second time, its figures count; if not, the next run measures again."""
+    monkeypatch.setattr(page, "CpuWatch", partial(Watch, [0.5, 0.0]))
+    once = on_the_cpu(dtypes=["fp32"])
+    assert once == on_the_cpu(dtypes=["fp32"], clock=Forbidden())
+    assert not once.source.endswith("CPU")
+    monkeypatch.setattr(page, "CpuWatch", partial(Watch, [0.5]))
+    busy = on_the_cpu(dtypes=["fp32"], fresh=True)
+    assert busy.source.endswith(", while other processes used the CPU")
+    assert busy.source in small_machine.read_text()  # for the other ranks of this run
+    with pytest.raises(AssertionError):
+        on_the_cpu(dtypes=["fp32"], clock=Forbidden())
+
+
+def test_a_peak_that_a_step_exceeded_is_forgotten(small_machine: Path) -> None:
+    """Others stay. What was given by hand was never remembered."""
+    first, other = on_the_cpu(dtypes=["fp32"]), on_the_cpu(dtypes=["fp64"])
+    assert [True, False, False] == [forget(each) for each in (first, first, Hardware("by hand", {"fp32": 1.0}))]
+    assert other == on_the_cpu(dtypes=["fp64"], clock=Forbidden())
+    with pytest.raises(AssertionError):
+        on_the_cpu(dtypes=["fp32"], clock=Forbidden())
 
 
 def test_another_number_of_threads_is_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:

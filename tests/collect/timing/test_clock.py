@@ -1,12 +1,14 @@
-"""A clock of a device marks its moments on that device, whichever one is current."""
+"""A clock of a device marks its moments on that device, whichever one is current. What other processes took of the CPU."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from lflops.collect.timing.clock import StreamClock
+from lflops.collect.timing import clock as module
+from lflops.collect.timing.clock import CpuWatch, StreamClock
 
 
 class Event:
@@ -76,3 +78,42 @@ def test_marks_of_the_current_device_would_be_of_two() -> None:
     end.record()
     with pytest.raises(RuntimeError, match="events of two devices"):
         start.elapsed_time(end)
+
+
+@pytest.mark.parametrize(
+    ("used", "waited", "lost"),
+    [
+        (1.0, 0.0, 0.0),  # one thread on two CPUs that nobody else wants
+        (0.5, 0.5, 0.5),  # it had to share one
+        (2.0, 3.0, 0.0),  # five threads waited for each other on both CPUs
+        (1.5, 3.0, 0.5),  # and somebody else had half a second of the two
+        (0.1, 0.0, 0.0),  # it slept
+        (1.0, None, None),  # no Linux
+    ],
+)
+def test_cpu_time_is_lost_to_others_and_not_to_own_threads(
+    monkeypatch: pytest.MonkeyPatch, used: float, waited: float | None, lost: float | None
+) -> None:
+    """In one second on two CPUs."""
+    readings = {"used": 7.0, "waited": 3.0, "now": 100.0}
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(module.time, "perf_counter", lambda: readings["now"])
+    monkeypatch.setattr(module, "cpu_seconds", lambda: (readings["used"], 0.0))
+    monkeypatch.setattr(module, "_waited", lambda: None if waited is None else readings["waited"])
+    watch = CpuWatch()
+    readings["used"] += used
+    readings["waited"] += waited or 0.0
+    readings["now"] += 1.0
+    assert lost == pytest.approx(watch.lost()) if lost is not None else watch.lost() is None
+
+
+def test_a_file_that_says_nothing_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three threads one has ended, two have waited for 2 and 3 s; without the folder nothing is known."""
+    for thread, waited in {"1": "2000000000", "2": "3000000000", "3": None}.items():
+        tmp_path.joinpath(thread).mkdir()
+        if waited:
+            tmp_path.joinpath(thread, "schedstat").write_text(f"9 {waited} 4\n")
+    monkeypatch.setattr(module, "_THREADS", tmp_path)
+    assert 5.0 == module._waited()
+    monkeypatch.setattr(module, "_THREADS", tmp_path / "none")
+    assert module._waited() is None
