@@ -30,7 +30,7 @@ WAIT = "wait"
 _PHASES = ("data", "transfer", "forward", WAIT, "backward", "clip", "optimizer", "other", "sync")
 """In the order in which `rank_table` takes them: what is listed behind another runs before it in backward."""
 
-_BESIDE = ("cpu", "thread_cpu", "preempted", "faults", "units")
+_BESIDE = ("cpu", "thread_cpu", "waited", "units")
 _PLACES = tuple(Place("", phase) for phase in _PHASES)
 
 
@@ -75,7 +75,7 @@ class CleanSteps:
             return None
         indexes = sorted(next(iter(common.values())))
         busy = {rank: _busy(table, rank) for rank in rows}
-        beside = {rank: [_beside(*each) for each in zip(of_rank, busy[rank], strict=True)] for rank, of_rank in rows.items()}
+        beside = {rank: [_beside(row) for row in of_rank] for rank, of_rank in rows.items()}
         return replace(
             found,
             excesses=tuple(map(_short, found.excesses[:KEPT])),
@@ -84,7 +84,7 @@ class CleanSteps:
             last_step=indexes[-1],
             awaited=tuple(sorted(place.phase for place in awaited)),
             activity=tuple(_activity(rank, beside, busy) for rank in sorted({each.rank for each in found.excesses[:KEPT]})),
-            preempted=_mean(step["preempted"] for steps in beside.values() for step in steps),
+            waited=_mean(step["waited"] for steps in beside.values() for step in steps),
             lengths_explain=_lengths_explain(beside, busy),
         )
 
@@ -105,7 +105,7 @@ def _row(step: Step) -> "array[float]":
     seconds[_PHASES.index("other")] += sum(each for phase, each in step.phases.items() if phase not in _PHASES)
     cpu = None if step.cpu_user is None or step.cpu_system is None else step.cpu_user + step.cpu_system
     units = step.tokens if step.tokens is not None else step.samples
-    beside = (cpu, step.thread_cpu, step.preempted, step.faults, units)
+    beside = (cpu, step.thread_cpu, step.thread_waited, units)
     return array("f", [*seconds, *(math.nan if each is None else each for each in beside)])
 
 
@@ -153,17 +153,15 @@ def _activity(rank: int, beside: Mapping[int, Sequence[Mapping[str, float]]], bu
     return RankActivity(
         rank=rank,
         late=sum(each * each for each in weights) / whole if whole else 0.0,
-        off_cpu=beyond("off_cpu"),
+        waited=beyond("waited"),
         other_threads=beyond("other_threads"),
-        preempted=beyond("preempted"),
-        faults=beyond("faults"),
         units_ratio=units[rank] / usual if usual and not math.isnan(units[rank] + usual) else None,
     )
 
 
-def _beside(row: "array[float]", busy: float) -> dict[str, float]:
+def _beside(row: "array[float]") -> dict[str, float]:
     beside = dict(zip(_BESIDE, row[len(_PHASES) :], strict=True))
-    return beside | {"off_cpu": busy - beside["thread_cpu"], "other_threads": beside["cpu"] - beside["thread_cpu"]}
+    return beside | {"other_threads": beside["cpu"] - beside["thread_cpu"]}
 
 
 def _lengths_explain(beside: Mapping[int, Sequence[Mapping[str, float]]], busy: Series) -> float | None:

@@ -278,19 +278,15 @@ class RankActivity(Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         late: Seconds.
-        off_cpu: Seconds in which it was busy, by the clock, and its thread was not on a processor.
+        waited: Seconds in which its thread was ready to run and the system had given its core to another one.
         other_threads: Seconds of the CPU in other threads of its process.
-        preempted: How often the system gave its thread's core to another one.
-        faults: Page faults of its thread.
         units_ratio: Tokens of its batches, or samples, to those of the others.
     """
 
     rank: Count
     late: Seconds
-    off_cpu: float | None = None
+    waited: float | None = None
     other_threads: float | None = None
-    preempted: float | None = None
-    faults: float | None = None
     units_ratio: Seconds | None = None
 
 
@@ -310,7 +306,7 @@ class RankComparison(Struct, frozen=True, kw_only=True):
         awaited: Of clean steps the phases in which ranks wait for each other: no rank is judged by them; `wait` is the end of
             backward.
         activity: Of clean steps what else is known of the late ranks.
-        preempted: Of clean steps how often, on the mean over ranks and steps, the system gave the core of a rank's thread to another one.
+        waited: Of clean steps the seconds in which a rank's thread waited for a core, the mean over ranks and steps.
         lengths_explain: Of clean steps the correlation of lateness with how much more a rank's batch has than the others'.
     """
 
@@ -328,7 +324,7 @@ class RankComparison(Struct, frozen=True, kw_only=True):
     last_step: Count | None = None
     awaited: tuple[str, ...] = ()
     activity: tuple[RankActivity, ...] = ()
-    preempted: Seconds | None = None
+    waited: Seconds | None = None
     lengths_explain: float | None = None
 
 

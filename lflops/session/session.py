@@ -314,13 +314,17 @@ class Session:
     def _periods(self) -> tuple[int | None, int | None]:
         """Steps from one point of the curves to the next, and from one time that ranks share their clean steps to the next."""
         every = self._training.log_every
-        return every if self._live_metrics is not None else None, None if self._clean is None else min(every or SHARE_EVERY, MOST)
+        return every if self._live_metrics is not None else None, None if self._clean is None else max(
+            min(every or SHARE_EVERY, MOST) - 1, 1
+        )
 
     def _share_steps(self) -> None:
         """Hand in the clean steps since the last time."""
         if self._clean is not None:
             steps, self._clean = self._clean, []
             self._results.share(self._stage.name, map(self._step_clock.step, steps))
+            if self._training.rank == 0:
+                self._step_clock.mark("background")  # a thread of ours looks at them meanwhile
 
     def _change_phase(self) -> bool:
         """Go to the next window where the last is over, and open one where one opens. Returns whether anything was done."""

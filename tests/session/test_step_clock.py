@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lflops.boundary import unguarded
+from lflops.collect.timing.clock import ThreadSchedule
 from lflops.collect.timing.step_phases import StepPhases
 from lflops.collect.torch_private.modules import Compilations
 from lflops.profile.steps import Step
-from lflops.session.window import plain_steps, step_clock
 from lflops.session.window.plain_steps import CPU_ROUND, MOST
 from lflops.session.window.step_clock import StepClock
 from tests.support.fake_clock import StillClock
@@ -168,23 +168,25 @@ def test_the_cpu_time_of_some_plain_steps_is_read() -> None:
 
 @pytest.mark.parametrize("is_short", [True, False])
 def test_on_ranks_the_system_is_asked_in_each_step(is_short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it did to the training's thread: by the third reading it was preempted twice, had a page fault and computed for 2 s."""
-    readings = itertools.accumulate(itertools.repeat(1))
-
-    class Usage:
-        def __init__(self) -> None:
-            number = next(readings)
-            self.ru_utime, self.ru_stime, self.ru_nivcsw, self.ru_minflt, self.ru_majflt = 2.0 * number, 0.0, 2 * number, number, 0
-
-    monkeypatch.setattr(step_clock, "thread_usage", Usage)
-    monkeypatch.setattr(plain_steps, "thread_usage", Usage)
+    """What it did to the training's thread between two readings: 2 s on a core, 0.5 s of waiting for one."""
+    readings = (f"{2_000_000_000 * number} {500_000_000 * number} {number}\n".encode() for number in itertools.count(7))
+    monkeypatch.setattr(ThreadSchedule, "read", lambda _: next(readings))
     run = Run(is_short=is_short, on_ranks=True)
     for _ in range(CPU_ROUND):
         run.end(BATCH)
-    assert [(2.0, 2, 1)] * CPU_ROUND == [(step.thread_cpu, step.preempted, step.faults) for step in run.read()]
+    assert [(2.0, 0.5)] * CPU_ROUND == [(step.thread_cpu, step.thread_waited) for step in run.read()]
     alone = Run(is_short=is_short)
     alone.end(BATCH)
-    assert [(None, None, None)] == [(step.thread_cpu, step.preempted, step.faults) for step in alone.read()]
+    assert [(None, None)] == [(step.thread_cpu, step.thread_waited) for step in alone.read()]
+
+
+def test_where_the_system_does_not_say_a_thread_s_time_is_unknown() -> None:
+    """Another system than Linux, or a thread that has ended."""
+    assert ThreadSchedule.between(None, b"1 2 3\n") is None
+    assert ThreadSchedule.between(b"", b"") is None
+    schedule = ThreadSchedule()
+    schedule._file = None
+    assert schedule.read() is None
 
 
 def test_what_is_made_out_is_in_no_step() -> None:

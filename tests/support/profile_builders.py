@@ -210,7 +210,7 @@ def small_clean_comparison() -> RankComparison:
     """The same in six clean steps: it is forward, and nothing of the system's."""
     hooked = small_comparison()
     (excess,), (wait,) = hooked.excesses, hooked.waits
-    usual = RankActivity(rank=1, late=2e-4, off_cpu=2e-4, other_threads=0.0, preempted=0.0, faults=0.0, units_ratio=1.0)
+    usual = RankActivity(rank=1, late=2e-4, waited=0.0, other_threads=0.0, units_ratio=1.0)
     return replace(
         hooked,
         excesses=(replace(excess, module=""),),

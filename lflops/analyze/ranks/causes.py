@@ -17,11 +17,8 @@ MORE_WORK = 1.15
 AS_MUCH_LONGER = 1.5
 """Times what more work explains: a rank that takes longer than that is slow too."""
 
-SLICE = 4e-3
-"""Seconds that the system leaves a core to somebody else, as a rule: more lateness than that for each time has another cause."""
-
-EXPLAINED, MOSTLY_OFF = 0.4, 0.6
-"""Of the seconds that a rank is late: those of another thread that explain them, and those that a preempted thread is kept off its core."""
+EXPLAINED = 0.5
+"""Of the seconds that a rank is late."""
 
 
 def cause_of(profile: Profile, rank: int, ratio: float | None) -> tuple[Cause | None, float | None]:
@@ -54,5 +51,4 @@ def _work_ratio(macs: Mapping[int, int | None], rank: int) -> float | None:
 def _of_system(activity: RankActivity) -> Cause | None:
     if activity.other_threads is not None and activity.other_threads >= EXPLAINED * activity.late:
         return "thread"
-    is_off = activity.off_cpu is not None and activity.off_cpu >= MOSTLY_OFF * activity.late
-    return "preempted" if is_off and (activity.preempted or 0.0) * SLICE >= MOSTLY_OFF * activity.late else None
+    return "preempted" if (activity.waited or 0.0) >= EXPLAINED * activity.late else None

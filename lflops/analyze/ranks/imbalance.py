@@ -43,8 +43,8 @@ MOST_STEPS_OF = 0.8
 CORRELATED = 0.5
 """Lateness with lengths: from here on the one comes of the other."""
 
-BUSY = 1.0
-"""Times a step that the system takes the core away from the mean rank: such a machine runs more than the training."""
+BUSY = 0.05
+"""Of the step: a rank that waits so long for its core is on a machine that runs more than the training."""
 
 _BLIND = frozenset({"forward", "backward"})
 _OF_NO_WORK = frozenset({"data", "transfer", "clip", "optimizer", "other"})
@@ -128,7 +128,7 @@ def imbalance(profile: Profile) -> Imbalance:
     rows = [row for row in (_with_cause(row, profile) for row in _rows(hooked, clean, ranks)) if _is_somewhere(row)]
     lost = None if shown.lost_seconds is None or not shown.seconds else min(shown.lost_seconds / shown.seconds, 1.0)
     turns = not rows and sees_all and clean is not None and (clean.usual_lost_seconds or 0.0) >= MUCH * clean.seconds
-    is_busy = not rows and clean is not None and (clean.preempted or 0.0) >= BUSY
+    is_busy = not rows and clean is not None and (clean.waited or 0.0) >= BUSY * clean.seconds
     is_known = shown.from_quartiles or shown.steps >= ENOUGH or rows
     return Imbalance(
         rows=tuple(rows),

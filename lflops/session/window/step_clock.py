@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lflops.boundary import Guard, Undo
 from lflops.collect.inputs.batch import samples_and_tokens, units_of
-from lflops.collect.timing.clock import cpu_usage, thread_usage
+from lflops.collect.timing.clock import ThreadSchedule, cpu_usage
 from lflops.collect.timing.step_phases import PhaseMarks, StepPhases
 from lflops.collect.torch_private.modules import Compilations, compilations, remove_hook
 from lflops.profile.steps import Step, StepKind, is_clean
@@ -48,7 +48,7 @@ class TimedStep(NamedTuple):
         on_host: Its phases by the host's clock, where the device has another one.
         shapes: Those of its batches.
         cpu: The process's CPU time when the step began, and when it ended; `None` where that was not read.
-        thread: The same of the training's thread.
+        thread: What the system had counted of the training's thread then, where that was read.
     """
 
     ordinal: int
@@ -59,7 +59,7 @@ class TimedStep(NamedTuple):
     samples: int | None
     tokens: int | None
     cpu: tuple[struct_rusage, struct_rusage] | None
-    thread: tuple[struct_rusage, struct_rusage] | None = None
+    thread: tuple[bytes | None, bytes | None] = (None, None)
     on_host: PhaseMarks | None = None
     counted: bool = False
     hooked: HookedStep | None = None
@@ -115,7 +115,7 @@ class StepClock:
         """Begin the first step."""
         self.listeners = [phases] if on_host is None else [phases, on_host]
         self.batches: list[BatchUnits] = []
-        self.plain = PlainSteps(phases.mark, phases.marks, reads_thread=on_ranks)
+        self.plain = PlainSteps(phases.mark, phases.marks, ThreadSchedule() if on_ranks else None)
         self.times_phases = True
         self._new_shapes = 0
         self._ended = 0
@@ -127,7 +127,7 @@ class StepClock:
         self._marks: dict[str, None] = {"cold": None}
         self._pending: deque[TimedStep] = deque(maxlen=MOST)
         self._cpu: struct_rusage | None = None
-        self._thread: struct_rusage | None = None
+        self._thread: bytes | None = None
         self._is_torn = False
         self._scaled = scaled
         self._updated = False
@@ -204,7 +204,7 @@ class StepClock:
                 samples=batch.samples,
                 tokens=batch.tokens,
                 cpu=_between(before, self._cpu),
-                thread=_between(thread_before, self._thread),
+                thread=(thread_before, self._thread),
                 is_complete=is_complete,
                 marks=marks,
             )
@@ -258,7 +258,7 @@ class StepClock:
         ends = [*self.plain.ends(), (len(self._phases.marks), self._phases.mark())]  # what follows takes a while
         on_host = None if self._on_host is None else self._on_host.end()
         usage = cpu_usage() if self.times_phases else None
-        of_thread = thread_usage() if self.plain.threads is not None else None
+        of_thread = self._of_thread()
         *plain, stretch = self._phases.cut(ends)
         unheard = self._unheard()
         self._make_out(logged_step, plain, unheard)
@@ -277,7 +277,7 @@ class StepClock:
                 samples=_sum(each.samples for each in batches),
                 tokens=_sum(each.tokens for each in batches),
                 cpu=_between(before, self._cpu),
-                thread=_between(thread_before, self._thread),
+                thread=(thread_before, self._thread),
                 on_host=on_host,
                 counted=counted,
                 hooked=hooked,
@@ -300,7 +300,10 @@ class StepClock:
         if self._on_host is not None:
             self._on_host.begin()
         self._cpu = cpu_usage()
-        self._thread = thread_usage() if self.plain.threads is not None else None
+        self._thread = self._of_thread()
+
+    def _of_thread(self) -> bytes | None:
+        return None if self.plain.schedule is None else self.plain.schedule.read()
 
     def read(self) -> Iterator[TimedStep]:
         """The steps that are over and can be timed without waiting."""
@@ -316,7 +319,7 @@ class StepClock:
         phases = self._phases.seconds(step.stretch) if step.times_phases else {}
         idle = step.times_phases and not self._updating <= phases.keys() and "no_update" not in step.marks
         before, after = step.cpu or (None, None)
-        began, ended = step.thread or (None, None)
+        on_core, waited = ThreadSchedule.between(*step.thread) or (None, None)
         waiting = None if step.counted or not step.times_phases else self._phases.waiting(step.stretch)
         return Step(
             index=step.logged_step,
@@ -330,9 +333,8 @@ class StepClock:
             cpu_system=after.ru_stime - before.ru_stime if before and after else None,
             cpu_lost=None if step.hooked is None else step.hooked.cpu_lost,
             waiting=waiting,
-            thread_cpu=_cpu(ended) - _cpu(began) if began and ended else None,
-            preempted=ended.ru_nivcsw - began.ru_nivcsw if began and ended else None,
-            faults=ended.ru_minflt + ended.ru_majflt - began.ru_minflt - began.ru_majflt if began and ended else None,
+            thread_cpu=on_core,
+            thread_waited=waited,
             samples=step.samples,
             tokens=step.tokens,
             marks=(*step.marks, "no_update") if idle else step.marks,
@@ -341,10 +343,6 @@ class StepClock:
 
 def _between(before: struct_rusage | None, after: struct_rusage | None) -> tuple[struct_rusage, struct_rusage] | None:
     return None if before is None or after is None else (before, after)
-
-
-def _cpu(usage: struct_rusage) -> float:
-    return usage.ru_utime + usage.ru_stime
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:

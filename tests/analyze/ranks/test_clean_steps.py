@@ -127,9 +127,9 @@ def test_ranks_that_take_turns_are_not_accused() -> None:
 
 
 def test_on_a_busy_machine_nobody_takes_turns() -> None:
-    """The same delays, where the system took each rank's core away twice a step."""
+    """The same delays, where each rank waited 5 ms a step for its core."""
     turns: dict[tuple[int, str], Plant] = {(0, "forward"): every(2), (1, "forward"): lambda step: 10e-3 * (step % 2)}
-    result = lflops.imbalance(found := given(shared(60, turns, preempted=lambda *_: 2)))
+    result = lflops.imbalance(found := given(shared(60, turns, thread_waited=lambda *_: 5e-3)))
     assert ((), False, True) == (result.rows, result.take_turns, result.busy_machine)
     assert said(found).startswith("cannot tell: this machine was busy")
 
@@ -171,21 +171,26 @@ def busy(rank: int, _step: int) -> float:
 
 
 def test_the_cause_is_named_with_its_evidence() -> None:
-    """Off the processor and preempted, in all places; another thread; more tokens; or none of these, where it sleeps of itself."""
+    """Kept off its core, in all places; another thread; more tokens; or none of these, where it sleeps of itself."""
     plant: dict[tuple[int, str], Plant] = {(1, "forward"): every(1)}
     everywhere: dict[tuple[int, str], Plant] = {(1, phase): every(1, 0.3 * seconds) for phase, seconds in USUAL.items()}
-    of_system: dict[str, Any] = {"thread_cpu": busy, "cpu_user": busy, "cpu_system": lambda *_: 0.0, "preempted": lambda rank, _: 3 * rank}
+    of_system: dict[str, Any] = {
+        "thread_cpu": busy,
+        "cpu_user": busy,
+        "cpu_system": lambda *_: 0.0,
+        "thread_waited": lambda rank, _: 8e-3 * rank,
+    }
     preempted = first(given(shared(30, everywhere, **of_system)))
     assert ("all", "preempted") == (preempted.phase, preempted.cause)
-    seldom = first(given(shared(30, everywhere, **of_system | {"preempted": lambda rank, _: rank})))
-    assert ("all", None) == (seldom.phase, seldom.cause)  # once is 4 of these 10 ms, as a rule
-    asleep = first(given(shared(30, plant, thread_cpu=busy, cpu_user=busy, cpu_system=lambda *_: 0.0, preempted=lambda *_: 0)))
+    seldom = first(given(shared(30, everywhere, **of_system | {"thread_waited": lambda rank, _: 3e-3 * rank})))
+    assert ("all", None) == (seldom.phase, seldom.cause)  # it explains 3 of 10 ms
+    asleep = first(given(shared(30, plant, thread_cpu=busy, cpu_user=busy, cpu_system=lambda *_: 0.0, thread_waited=lambda *_: 0.0)))
     assert ("forward", None) == (asleep.phase, asleep.cause)
 
     def process(rank: int, _step: int) -> float:
         return 33e-3 + 8e-3 * rank
 
-    thread = first(given(shared(30, plant, thread_cpu=busy, cpu_user=process, cpu_system=lambda *_: 0.0, preempted=lambda *_: 0)))
+    thread = first(given(shared(30, plant, thread_cpu=busy, cpu_user=process, cpu_system=lambda *_: 0.0, thread_waited=lambda *_: 0.0)))
     assert "thread" == thread.cause
     longer = first(given(shared(30, plant, tokens=lambda rank, _: 512 + 512 * rank)))
     assert ("work", 2.0) == (longer.cause, longer.work_ratio)
