@@ -73,15 +73,13 @@ class CleanSteps:
         found = compare_ranks(table, whole=True) if table.busy else None
         if found is None:
             return None
-        indexes = sorted(next(iter(common.values())))
         busy = {rank: _busy(table, rank) for rank in rows}
         beside = {rank: [_beside(row) for row in of_rank] for rank, of_rank in rows.items()}
         return replace(
             found,
             excesses=tuple(map(_short, found.excesses[:KEPT])),
             usual_lost_seconds=statistics.median(max(step) - statistics.median_low(step) for step in zip(*busy.values(), strict=True)),
-            first_step=indexes[0],
-            last_step=indexes[-1],
+            at=tuple(sorted(next(iter(common.values())))),
             awaited=tuple(sorted(place.phase for place in awaited)),
             activity=tuple(_activity(rank, beside, busy) for rank in sorted({each.rank for each in found.excesses[:KEPT]})),
             waited=_mean(step["waited"] for steps in beside.values() for step in steps),

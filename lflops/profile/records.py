@@ -302,7 +302,7 @@ class RankComparison(Struct, frozen=True, kw_only=True):
         places: The number of places in which they were.
         from_quartiles: Whether single steps are unknown: then the three "steps" are the quartiles.
         usual_lost_seconds: Of clean steps the same of the median step, which rare delays do not change.
-        first_step: Of clean steps the first one, as `last_step` is the last.
+        at: Of clean steps the number of each.
         awaited: Of clean steps the phases in which ranks wait for each other: no rank is judged by them; `wait` is the end of
             backward.
         activity: Of clean steps what else is known of the late ranks.
@@ -320,8 +320,7 @@ class RankComparison(Struct, frozen=True, kw_only=True):
     places: Count = 0
     from_quartiles: bool = False
     usual_lost_seconds: Seconds | None = None
-    first_step: Count | None = None
-    last_step: Count | None = None
+    at: tuple[Count, ...] = ()
     awaited: tuple[str, ...] = ()
     activity: tuple[RankActivity, ...] = ()
     waited: Seconds | None = None

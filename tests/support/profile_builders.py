@@ -216,8 +216,7 @@ def small_clean_comparison() -> RankComparison:
         excesses=(replace(excess, module=""),),
         waits=(replace(wait, phase="wait"),),
         usual_lost_seconds=2e-4,
-        first_step=2,
-        last_step=7,
+        at=(2, 3, 4, 5, 6, 7),
         awaited=("sync", "wait"),
         activity=(usual,),
     )

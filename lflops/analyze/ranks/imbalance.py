@@ -194,7 +194,7 @@ def _last(clean: RankComparison, steps: int) -> RankComparison:
 def _since(row: Row, clean: RankComparison) -> Row:
     """The row with the step at which it begins, if it is there in nearly all steps from one on, and was not before."""
     each = next((each for each in clean.excesses if (each.rank, each.phase) == (row.slow_rank, row.phase)), None)
-    if each is None or clean.last_step is None:
+    if each is None or not clean.at:
         return row
     there = [value >= (row.seconds - row.usual) / 2 > 0 for value in each.excess]
     first = max(range(1, len(there)), key=lambda place: sum(there[place:]) - 3 * sum(there[:place]) + there[:place].count(False), default=0)
@@ -202,7 +202,7 @@ def _since(row: Row, clean: RankComparison) -> Row:
     is_new = (
         len(before) >= ENOUGH and len(after) >= ENOUGH and sum(after) >= MOST_STEPS_OF * len(after) and not sum(before) > len(before) / 10
     )
-    return replace(row, since=max(clean.last_step - len(after) + 1, 0), pattern="steady") if is_new else row
+    return replace(row, since=clean.at[first], pattern="steady") if is_new else row
 
 
 def _with_module(row: Row, by_module: Sequence[Row]) -> Row:

@@ -210,7 +210,7 @@ def test_the_last_steps_of_a_run_are_kept() -> None:
     clean = shared(MOST_STEPS + 50, {})
     compared = clean.compared(WAITS)
     assert compared is not None
-    assert (MOST_STEPS, 51, MOST_STEPS + 50) == (compared.steps, compared.first_step, compared.last_step)
+    assert (MOST_STEPS, 51, MOST_STEPS + 50) == (compared.steps, compared.at[0], compared.at[-1])
     many = CleanSteps()
     many.add(0, (Step(index=n, kind="clean", seconds=1.0, phases={"data": 1.0}) for n in range(200)), ranks=1 << 20)
     assert 16 == many.common

@@ -97,7 +97,7 @@ def test_steps_that_are_not_sent_are_bounded() -> None:
     first.send()
     compared = first.improve(WINDOW).clean_comparison
     assert compared is not None
-    assert (MOST_STEPS, 8) == (compared.steps, compared.first_step)
+    assert (MOST_STEPS, 8) == (compared.steps, compared.at[0])
     RankStore(store).put("left/0", b"ended")
     keys = store.num_keys()
     second.add("train", steps(1000, 10))
