@@ -225,8 +225,8 @@ def _with_cause(row: Row, profile: Profile) -> Row:
 
 
 def _is_somewhere(row: Row) -> bool:
-    """Whether it is in a place, always there, or has a known cause; bursts of no place and no cause are the machine's."""
-    return row.phase != "all" or row.pattern == "steady" or row.cause is not None
+    """Whether it is in a place, always there, or has a cause of the rank's own; other bursts in no place are the machine's."""
+    return row.phase != "all" or row.pattern == "steady" or row.cause in {"work", "thread"}
 
 
 def _step_phase(phase: str) -> str:
