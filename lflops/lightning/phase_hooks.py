@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary, ref
 from lflops.boundary import Boundary, Undo
 from lflops.collect.attribution.hooks import hook_optimizers
 from lflops.collect.timing.step_phases import OTHER, SYNC
+from lflops.collect.torch_private.autograd import after_backward
 from lflops.lightning.stages import STAGES
 from lflops.session.inputs.phases import Phases
 from lflops.session.inputs.wrappers import wrap
@@ -100,6 +101,13 @@ class TrainerPhases(Phases):
         """Of the callback: the loss is about to go backward."""
         if self.innermost != "backward":
             self.enter("backward", "train", (loss,))
+            node = getattr(loss, "grad_fn", None)
+            if self.awaits_others and node is not None:  # what runs first in backward registers what runs when all nodes have
+                node.register_prehook(self._boundary.guard(self._first_node))
+
+    def _first_node(self, _gradients: Any) -> None:
+        if self.innermost == "backward":
+            after_backward(self._boundary.guard(self.wait))
 
     def backward_ends(self) -> None:
         """Of the callback: it went."""
@@ -123,7 +131,8 @@ class TrainerPhases(Phases):
         wrap(self._undo, profiler, "stop", self._stop)
         if type(profiler).__name__ == "PassThroughProfiler":
             wrap(self._undo, profiler, "profile", self._profile)
-        if trainer.world_size > 1:
+        self.awaits_others = trainer.world_size > 1
+        if self.awaits_others:
             for owner, name in [*((strategy, name) for name in SYNCHRONIZING), (trainer.fit_loop.epoch_loop, SIGTERM_CHECK)]:
                 if hasattr(owner, name):
                     wrap(self._undo, owner, name, self._synchronize)

@@ -149,6 +149,7 @@ class LoopMonitor:
                 run.open()
                 if world_size > 1:
                     run.store = meet(f"lflops/loop/{next(_RUNS)}", rank, timeout=self._settings.gather_timeout)
+                self._phases.awaits_others = world_size > 1
                 self._phases.install(run.boundary, run.undo)
             self._begin("train")
             return self  # noqa: TRY300 - an interrupt here is one in here
@@ -272,7 +273,7 @@ class LoopMonitor:
     def _training(self) -> Training:
         loop, (rank, world_size) = self._loop, _rank_and_world_size()
         models = {name: _unwrapped(each) for name, each in loop.models.items()}
-        wrappers = {type(each).__name__ for each in loop.models.values()} & WRAPPERS.keys()
+        wrappers = {type(around).__name__ for each in loop.models.values() for around in _around(each)}
         # What torch's first FSDP keeps of the parameters is in its wrapper.
         keeps_parameters = "FullyShardedDataParallel" in wrappers
         return Training(
@@ -284,10 +285,9 @@ class LoopMonitor:
             world_size=world_size,
             node=os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0")),
             is_main=rank == 0,
-            strategy=next(iter(sorted(wrappers)), None) or (None if loop.engine is None else type(loop.engine).__name__),
-            sampler={"num_replicas": world_size, "rank": rank}
-            if wrappers & {"DistributedDataParallel", "FullyShardedDataParallel"}
-            else None,
+            strategy=next(iter(sorted(wrappers & DATA_PARALLEL or wrappers)), None)
+            or (None if loop.engine is None else type(loop.engine).__name__),
+            sampler={"num_replicas": world_size, "rank": rank} if wrappers & DATA_PARALLEL else None,
             precision=getattr(loop.engine, "mixed_precision", None),
             scales_gradients=getattr(loop.engine, "scaler", None) is not None,
             loggers=loop.loggers,
@@ -360,11 +360,19 @@ def _one(models: Mapping[str, nn.Module]) -> nn.Module:
     return models[""] if "" in models else nn.ModuleDict(models)
 
 
+def _around(model: nn.Module) -> Iterator[nn.Module]:
+    """The wrappers around the user's own module, the outermost first."""
+    while (attribute := WRAPPERS.get(type(model).__name__)) is not None:
+        yield model
+        model = getattr(model, attribute)
+
+
 def _unwrapped(model: nn.Module) -> nn.Module:
     """The user's own module, whose names people know."""
-    while (attribute := WRAPPERS.get(type(model).__name__)) is not None:
-        model = getattr(model, attribute)
-    return model
+    inner = model
+    for each in _around(model):
+        inner = getattr(each, WRAPPERS[type(each).__name__])
+    return inner
 
 
 def _say_nothing(_message: str) -> None:

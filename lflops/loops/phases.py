@@ -120,10 +120,21 @@ class LoopPhases(Phases):
                     tensor.register_hook(begins)
 
     def _backward_begins(self, _gradient: Tensor) -> None:
-        if self._in_step and not self.is_running("backward"):
+        if not self._in_step:
+            return
+        guard = self._boundary.guard
+        if not self.is_running("backward"):
             self._leave_forward()
             self.enter("backward", self._stage)
-            after_backward(self._boundary.guard(partial(self.leave, self.depth - 1)))
+            after_backward(guard(partial(self._nodes_are_done, guard(partial(self.leave, self.depth - 1)))))
+        elif self.awaits_others:  # somebody else ends it
+            after_backward(guard(self.wait))
+
+    def _nodes_are_done(self, end: Callable[[], None]) -> None:
+        """By now DDP has registered its wait for the other ranks, so the end of backward is registered once more."""
+        if self.awaits_others:
+            self.wait()
+        after_backward(end)
 
     def _optimizer_begins(self) -> None:
         if self._in_step:

@@ -1,7 +1,7 @@
 """Many ranks, one profile: what the run did, from what each of its ranks counted or measured."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops.errors import ProfileError
+from lflops.merging.clean_steps import CleanSteps, waits_at_end
 from lflops.merging.rank_comparison import OwnWork, compare_ranks, times_last
 from lflops.merging.rank_stats import begins_in, known_waits, quartiles_in, rank_stats, waiting_in, waits_in
 from lflops.merging.rank_table import Place, RankTable, table_of
@@ -17,7 +18,7 @@ from lflops.merging.steps import MergedSteps, RankSteps
 from lflops.profile.model import SCHEMA_VERSION, Communication, Memory, ModuleProfile, Profile, Run
 from lflops.profile.notes import Note
 from lflops.profile.records import PHASES, Count, Rank, Seconds, Trace
-from lflops.profile.steps import Step
+from lflops.profile.steps import Step, is_disturbed
 from lflops.profile.timeline import MOST_RANKS, StepTimeline
 
 __all__ = ["Brief", "brief_of", "merge", "merged"]
@@ -71,6 +72,7 @@ def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
     * `rank_stats`: the medians of a module's own seconds from rank to rank, where two at least know them.
     * `rank_comparison`: which rank is late and what it takes longer for. Profiles have no single steps of modules, so quartiles are
       compared.
+    * The times of modules are those of the rank that came last in most clean steps: its forward is that of `steps`.
     * `steps`: of each interval between two collectives the phases of the rank that waited least at its end, with the marks of all ranks.
       Samples and tokens are the sum over the ranks, where `data_parallel_size` says which of them have a separate batch.
     * `memory` is that of the rank with the largest peak; peaks of rows are the largest of any rank.
@@ -146,9 +148,8 @@ def merged(
     Raises:
         ProfileError: The ranks are not of one run.
     """
-    told, steps = {}, MergedSteps({_step_phase(place.phase) for place in waits})
-    for brief in briefs:
-        told[brief.rank] = replace(brief, steps=()), steps.add(brief.rank, brief.steps, brief.run, brief.coordinates)
+    waits = set(waits)
+    told, steps, clean = _told(briefs, waits)
     kept = {rank: brief for rank, (brief, _) in told.items()}
     _check_one_run({rank: brief.run for rank, brief in kept.items()})
     order = sorted(kept, key=lambda rank: (kept[rank].run.partial, -kept[rank].flops))
@@ -161,11 +162,12 @@ def merged(
             rows.add(rank, profile, lowest[table])
     remembering = [brief for brief in kept.values() if brief.memory_bytes is not None]
     largest = max(remembering, key=lambda brief: brief.memory_bytes or 0, default=None)
-    world = _world(kept.values())
+    world, staged = _world(kept.values()), any(rows.only_on())
+    last = None if staged else steps.last_rank
     whole = Profile(
         schema_version=SCHEMA_VERSION,
         run=_run(kept, order[0], world),
-        modules=rows.modules(),
+        modules=rows.modules() if last in {None, order[0]} else _timed_by(rows_of(last or 0).modules, rows.modules()),
         cells=tuple(rows.cells()),
         uncounted=tuple(rows.uncounted()),
         communication=tuple(_with_least_seconds(rows.communication(), kept.values(), collectives)),
@@ -174,10 +176,37 @@ def merged(
         memory=None if largest is None else memory_of(largest.rank),
         trace=_trace(kept, order),
         timelines=tuple(each for rank in sorted(kept) for each in kept[rank].timelines),
+        clean_comparison=None if staged else clean.compared(waits),
     )
     times = rank_table(whole.patterns())
     ranks = tuple(_ranks(told, world, None if times is None else times_last(times), absent or {}))
     return _compared(replace(whole, ranks=ranks, notes=tuple(_notes(kept, order, rows, ranks))), times)
+
+
+def _told(briefs: Iterable[Brief], waits: Collection[Place]) -> tuple[dict[int, tuple[Brief, RankSteps]], MergedSteps, CleanSteps]:
+    """The briefs without their steps, and these in what keeps of them what is needed.
+
+    There are few clean steps in a window, so the hooked ones, in which the hooks cost all ranks the same, are compared with them.
+    """
+    told, clean = {}, CleanSteps()
+    steps = MergedSteps({_step_phase(place.phase) for place in waits}, at_end=waits_at_end(waits))
+    for brief in briefs:
+        compared = (step for step in brief.steps if step.kind in {"clean", "hooked"} and not is_disturbed(step.marks))
+        clean.add(brief.rank, compared, ranks=brief.run.world_size)
+        told[brief.rank] = replace(brief, steps=()), steps.add(brief.rank, brief.steps, brief.run, brief.coordinates)
+    return told, steps, clean
+
+
+def _timed_by(source: Mapping[str, ModuleProfile], modules: Mapping[str, ModuleProfile]) -> dict[str, ModuleProfile]:
+    """The modules with the times that another rank has, as far as it knows them."""
+    timed = {}
+    for row, module in modules.items():
+        works: dict[str, Any] = {}
+        for phase in PHASES:
+            if row in source and (theirs := source[row].work(phase)).seconds is not None:
+                works[phase] = replace(module.work(phase), seconds=theirs.seconds, own_seconds=theirs.own_seconds)
+        timed[row] = replace(module, **works) if works else module
+    return timed
 
 
 def _world(briefs: Iterable[Brief]) -> int:

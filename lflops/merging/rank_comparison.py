@@ -80,12 +80,13 @@ class _Excess(NamedTuple):
         return statistics.fmean(max(0.0, min(each)) for each in zip(self.excess, self.late, strict=True))
 
 
-def compare_ranks(table: RankTable, work: Mapping[Place, OwnWork] | None = None) -> RankComparison | None:
+def compare_ranks(table: RankTable, work: Mapping[Place, OwnWork] | None = None, *, whole: bool = False) -> RankComparison | None:
     """The evidence of a table; `None` of fewer than two ranks, and where no step was timed.
 
     Args:
         table: What the ranks took.
         work: Of places in modules, for modules that one rank alone has.
+        whole: Whether a rank's whole step is a place too, as where places are too few to say that the rank is slow in everything.
     """
     steps = len(next(iter(table.waiting.values()), ()))
     if len(table.ranks) < 2 or not steps:
@@ -98,11 +99,13 @@ def compare_ranks(table: RankTable, work: Mapping[Place, OwnWork] | None = None)
         for rank in late.ranks
         if (each := _everywhere(table, {place: usual[place] for place in usual if place not in estimated}, late, rank)) is not None
     ]
+    if whole:
+        everywhere = [_whole_step(table, late, rank) for rank in late.ranks]
     worst = heapq.nlargest(KEPT, [*everywhere, *found], key=lambda each: each.cost)
     beyond = {place: _beyond(table.seconds[place], usual[place]) for place in usual}
     jolts, jolted_seconds = _jolts(table, beyond)
     beyond |= {place: _beyond_others(repeated.seconds) for place, repeated in table.repeated.items()}
-    beyond[EVERYTHING] = {} if table.staged else _beyond_others(_on_device(table, usual))
+    beyond[EVERYTHING] = {} if table.staged else _beyond_others(_on_device(table, usual, everywhere=whole))
     return RankComparison(
         steps=steps,
         seconds=table.step_seconds,
@@ -244,14 +247,20 @@ def _everywhere(table: RankTable, usual: Mapping[Place, Series], late: _Lateness
     return _Excess(EVERYTHING, rank, took, total, late.within(rank, table.busy), tuple(table.busy))
 
 
+def _whole_step(table: RankTable, late: _Lateness, rank: int) -> _Excess:
+    """The rank in all that it does besides waiting."""
+    busy = {each: [sum(step) for step in zip(*(series[each] for series in table.busy.values()), strict=True)] for each in table.ranks}
+    return _Excess(EVERYTHING, rank, busy[rank], median_of_others(busy)[rank], late.within(rank, table.busy), tuple(table.busy))
+
+
 def is_on_device(place: Place) -> bool:
     """Whether it is a module's, or the root's own in a pass."""
     return bool(place.row) or place.phase not in OUTSIDE
 
 
-def _on_device(table: RankTable, places: Iterable[Place]) -> Series:
-    """Each rank's seconds in all of these that are on the device."""
-    on_device = [table.seconds[place] for place in places if is_on_device(place)]
+def _on_device(table: RankTable, places: Iterable[Place], *, everywhere: bool) -> Series:
+    """Each rank's seconds in all of these that are on the device, or everywhere."""
+    on_device = [table.seconds[place] for place in places if everywhere or is_on_device(place)]
     return (
         {rank: [sum(step) for step in zip(*(series[rank] for series in on_device), strict=True)] for rank in table.ranks}
         if on_device

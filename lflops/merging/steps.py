@@ -10,14 +10,14 @@ least.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops.profile.model import Run
 from lflops.profile.records import Spread
-from lflops.profile.steps import Step
+from lflops.profile.steps import Step, is_clean
 
 __all__ = ["MergedSteps", "RankSteps"]
 
@@ -46,14 +46,16 @@ class MergedSteps:
 
     Args:
         waits: The phases of a step in which ranks wait for each other.
+        at_end: Whether they wait in backward at its end alone.
     """
 
-    def __init__(self, waits: Collection[str]) -> None:
+    def __init__(self, waits: Collection[str], *, at_end: bool = False) -> None:
         self._waits = frozenset(waits)
+        self._at_end = at_end
         self._ends = self._waits - {SYNC}
-        self._least: dict[_Key, tuple[float, Step]] = {}
+        self._least: dict[_Key, tuple[float, Step, int]] = {}
         self._shortest: dict[_Key, float] = {}
-        self._last: dict[tuple[_Key, int], tuple[float, Step]] = {}
+        self._last: dict[tuple[_Key, int], tuple[float, Step, int]] = {}
         self._marks: dict[_Key, dict[str, None]] = {}
         self._samples: dict[_Key, list[int | None]] = {}
         self._tokens: dict[_Key, list[int | None]] = {}
@@ -68,7 +70,7 @@ class MergedSteps:
             if is_new:
                 self._samples.setdefault(key, []).append(step.samples)
                 self._tokens.setdefault(key, []).append(step.tokens)
-            self._take(key, step)
+            self._take(key, step, rank)
         clean = [step for step in steps if step.is_clean]
         return RankSteps(
             step=Spread.of(step.seconds for step in clean if step.seconds is not None),
@@ -86,20 +88,39 @@ class MergedSteps:
             samples, tokens = (self._batches.total(units.get(key, [])) for units in (self._samples, self._tokens))
             yield replace(step, marks=tuple(self._marks[key]), samples=samples, tokens=tokens)
 
-    def _take(self, key: _Key, step: Step) -> None:
+    @property
+    def last_rank(self) -> int | None:
+        """The rank whose forward is that of most of the run's clean steps; `None` where there are none."""
+        ranks = Counter[int]()
+        for key, (_, least, rank) in self._least.items():
+            if is_clean(least.kind, tuple(self._marks[key])):
+                intervals = range(len(ORDER))
+                owners = [self._last[key, each] for each in intervals if (key, each) in self._last]
+                forward = (each for number, each in enumerate(owners) if "forward" in _intervals(each[1], self._ends)[number])
+                ranks[next(forward, (0.0, least, rank))[2]] += 1
+        return max(ranks, key=lambda rank: (ranks[rank], -rank)) if ranks else None
+
+    def _waited(self, step: Step, phases: Iterable[str]) -> float:
+        """Seconds of waiting in these phases; with the work in them where only the sum is known."""
+        known = dict(step.phases)
+        if self._at_end and step.waiting is not None:
+            known["backward"] = step.waiting
+        return sum(known[phase] for phase in phases)
+
+    def _take(self, key: _Key, step: Step, rank: int) -> None:
         """Keep the step where its rank came last: where it waited least, or without any waiting took longest."""
         lateness = -(step.seconds or 0.0)
         if step.seconds is not None:
             self._shortest[key] = min(step.seconds, self._shortest.get(key, step.seconds))
         if self._ends & step.phases.keys():
-            lateness = sum(seconds for phase, seconds in step.phases.items() if phase in self._waits)
+            lateness = self._waited(step, (phase for phase in step.phases if phase in self._waits))
         if key not in self._least or lateness < self._least[key][0]:
-            self._least[key] = lateness, step
+            self._least[key] = lateness, step, rank
         for interval, phases in enumerate(_intervals(step, self._ends)):
-            waiting = sum(step.phases[phase] for phase in phases if phase in self._ends)
+            waiting = self._waited(step, (phase for phase in phases if phase in self._ends))
             late = waiting if self._ends & step.phases.keys() else lateness
             if (key, interval) not in self._last or late < self._last[key, interval][0]:
-                self._last[key, interval] = late, step
+                self._last[key, interval] = late, step, rank
 
 
 class _Batches:

@@ -311,6 +311,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     Attributes:
         waits: The modules and phases in which this rank waits for others: a collective runs there, or is awaited.
+        clean_comparison: What the clean steps of all ranks say of each other, which are more than the hooked ones of `rank_comparison`.
         timelines: One step in time, of the rank that made the profile, or of the first ranks; empty where no step was traced or hooked.
     """
 
@@ -327,6 +328,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     ranks: tuple[Rank, ...] = ()
     rank_stats: tuple[RankStat, ...] = ()
     rank_comparison: RankComparison | None = None
+    clean_comparison: RankComparison | None = None
     notes: tuple[Note, ...] = ()
     timelines: tuple[StepTimeline, ...] = ()
 

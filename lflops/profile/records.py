@@ -18,6 +18,7 @@ __all__ = [
     "ModulePhase",
     "Phase",
     "Rank",
+    "RankActivity",
     "RankComparison",
     "RankExcess",
     "RankStat",
@@ -272,8 +273,25 @@ class RankWait(Struct, frozen=True, kw_only=True, gc=False):
     transfer_seconds: Seconds | None = None
 
 
+class RankActivity(Struct, frozen=True, kw_only=True, gc=False):
+    """What the system tells of a late rank beyond the median of the others: means over the steps, weighted by how late it was in them.
+
+    Attributes:
+        late: Seconds.
+        waited: Seconds in which its thread was ready to run and the system had given its core to another one.
+        other_threads: Seconds of the CPU in other threads of its process.
+        units_ratio: Tokens of its batches, or samples, to those of the others.
+    """
+
+    rank: Count
+    late: Seconds
+    waited: float | None = None
+    other_threads: float | None = None
+    units_ratio: Seconds | None = None
+
+
 class RankComparison(Struct, frozen=True, kw_only=True):
-    """What ranks took in the same hooked steps, as far as one of them was late.
+    """What ranks took in the same steps, as far as one of them was late: in the hooked steps by module, or in the clean steps by phase.
 
     Attributes:
         steps: The number of steps.
@@ -283,6 +301,13 @@ class RankComparison(Struct, frozen=True, kw_only=True):
         jolted_seconds: The time of all ranks in all steps in which these were counted.
         places: The number of places in which they were.
         from_quartiles: Whether single steps are unknown: then the three "steps" are the quartiles.
+        usual_lost_seconds: Of clean steps the same of the median step, which rare delays do not change.
+        at: Of clean steps the number of each.
+        awaited: Of clean steps the phases in which ranks wait for each other: no rank is judged by them; `wait` is the end of
+            backward.
+        activity: Of clean steps what else is known of the late ranks.
+        waited: Of clean steps the seconds in which a rank's thread waited for a core, the mean over ranks and steps.
+        lengths_explain: Of clean steps the correlation of lateness with how much more a rank's batch has than the others'.
     """
 
     steps: Count
@@ -294,6 +319,12 @@ class RankComparison(Struct, frozen=True, kw_only=True):
     jolted_seconds: Seconds = 0.0
     places: Count = 0
     from_quartiles: bool = False
+    usual_lost_seconds: Seconds | None = None
+    at: tuple[Count, ...] = ()
+    awaited: tuple[str, ...] = ()
+    activity: tuple[RankActivity, ...] = ()
+    waited: Seconds | None = None
+    lengths_explain: float | None = None
 
 
 class RankStat(Struct, frozen=True, kw_only=True, gc=False):

@@ -37,6 +37,9 @@ class Step(Struct, frozen=True, kw_only=True):
         cpu_system: The same in the system's kernel.
         cpu_lost: Seconds in which its threads were ready to run and other processes had the CPU, added up; of hooked steps. `None` where
             the system does not say, or the machine is not Linux.
+        waiting: Seconds at the end of backward in which the gradients of other ranks are awaited; a part of backward.
+        thread_cpu: Seconds of the CPU in the training's thread. This and the next are read on several ranks only.
+        thread_waited: Seconds in which that thread was ready to run and the system had given its core to another one.
         marks: Other events in the step: one of the `DISTURBANCES`, or `no_update`.
     """
 
@@ -48,6 +51,9 @@ class Step(Struct, frozen=True, kw_only=True):
     cpu_user: Seconds | None = None
     cpu_system: Seconds | None = None
     cpu_lost: Seconds | None = None
+    waiting: Seconds | None = None
+    thread_cpu: Seconds | None = None
+    thread_waited: Seconds | None = None
     samples: Count | None = None
     tokens: Count | None = None
     marks: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ import contextlib
 import shlex
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,8 @@ from lflops.collect.ranks.topology import Topology, topology_of
 from lflops.merging.merge import merge
 from lflops.profile.model import Profile
 from lflops.profile.notes import notes_with
-from lflops.profile.records import ModulePhase
+from lflops.profile.records import ModulePhase, RankComparison
+from lflops.profile.steps import Step
 from lflops.session.inputs.messages import warn
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Training
@@ -143,6 +144,8 @@ class Results:
         self._saved: tuple[Profile, Path] | None = None  # the last that was
         self._own: dict[tuple[str | None, int | None], _OwnWindow] = {}
         self._folder = folder
+        self._compared: dict[str, RankComparison] = {}  # by stage, the last that was looked at
+        self._accused: set[Hashable] = set()
         self._in_background: deque[tuple[_Closed, BackgroundCall[PreparedWindow]]] = deque()
 
     @classmethod
@@ -215,6 +218,43 @@ class Results:
             if self.outlets is not None:
                 self._report(merge({self._training.rank: alone}))
 
+    @property
+    def compares_ranks(self) -> bool:
+        """Whether the clean steps of all ranks come together."""
+        return self._gather is not None
+
+    def share(self, stage: str, steps: Iterable[Step]) -> None:
+        """Hand in the clean steps of this rank since the last time. On the main process see what those of all ranks say."""
+        if self._gather is not None:
+            self._gather.share(stage, steps)
+            self._compare_ranks()
+
+    def _compare_ranks(self, *, is_last: bool = False) -> None:
+        """Name the ranks that make the others wait, if no window has named them. At the end the last window names them, too."""
+        outlets = self.outlets
+        for stage, compared in {} if self._gather is None or outlets is None else self._gather.comparisons.items():
+            window = self._last.get(stage)
+            if window is None or outlets is None or (compared is self._compared.get(stage) and not is_last):
+                continue
+            if compared.steps <= (0 if window.clean_comparison is None else window.clean_comparison.steps):
+                continue
+            self._compared[stage] = compared
+            profile = replace(window, clean_comparison=compared)
+            analysis = analyze(profile)
+            found = outlets.slow_ranks(analysis)
+            for culprit in [each for each in found if each not in self._accused]:
+                self._accused.add(culprit)
+                self._training.say(f"lflops: in the last {compared.steps} undisturbed steps {found[culprit]}")
+            if is_last:
+                self._replace(window, profile)
+                path = None if self.paths is None else self.paths.profile(profile.run)
+                if path is not None and found.keys() != outlets.slow_ranks(analyze(window)).keys() and self.save(profile, path):
+                    outlets.save_page(analysis, path)
+
+    def _replace(self, window: Profile, by: Profile) -> None:
+        self.profiles[:] = [by if each is window else each for each in self.profiles]
+        self._last[by.run.stage] = by
+
     def report_ready(self) -> bool:
         """Tell of the windows that have become ready. Returns whether there were any."""
         ready = [] if self._gather is None else self._gather.ready()
@@ -235,6 +275,8 @@ class Results:
             self._report(profile)
         self._log_prepared()
         self._log_unprepared(0.0 if failed else LONGEST)
+        if not failed:
+            self._compare_ranks(is_last=True)
         if self.outlets is not None and not failed:
             self.outlets.end([*self._last.values()], self._traces, self._training.logged_step())
 
@@ -278,6 +320,7 @@ class Results:
         self.shares[run.stage or ""] = own.shares(profile)
         step = self._training.logged_step()
         analysis = analyze(profile)
+        self._accused.update(self.outlets.slow_ranks(analysis) if profile.ranks else ())
         message = f"lflops: {run.stage} window {run.window} closed at step {run.step}{_ended(profile, cut_short=own.partial)}"
         closed = _Closed(analysis, message, files, step, is_first=self._closed == 1)
         prepare = partial(self.outlets.prepare, analysis, path, step)

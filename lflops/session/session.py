@@ -24,11 +24,15 @@ from lflops.session.window.batch_work import NO_LENGTHS
 from lflops.session.window.counted_steps import CountedSteps
 from lflops.session.window.hooked_step import HookedStep
 from lflops.session.window.live_metrics import LiveMetrics
+from lflops.session.window.plain_steps import MOST
 from lflops.session.window.step_clock import StepClock, TimedStep
 from lflops.session.window.traced_steps import TracedSteps
 from lflops.session.window.window import WANTED, Window
 
 __all__ = ["Session"]
+
+SHARE_EVERY = 50
+"""Steps after which ranks share their clean steps, where the run has no curves."""
 
 
 class Session:
@@ -79,12 +83,16 @@ class Session:
         tracked = stage.learns and settings.track and results.outlets is not None and training.loggers and training.log_every
         phases, on_host = StepPhases(self._clock), StepPhases(HostClock()) if device.type == "cuda" else None
         scaled = stage.learns and training.scales_gradients
-        self._step_clock = StepClock(phases, on_host, settings.units, training.logged_step(), updating=stage.updates, scaled=scaled)
+        self._step_clock = StepClock(
+            phases, on_host, settings.units, training.logged_step(), updating=stage.updates, scaled=scaled, on_ranks=training.world_size > 1
+        )
         self._plain, self._in_batch = self._step_clock.plain, False
         self._see: Callable[[int, Any], None] | None = None  # what the curves see of each batch; in most trainings nothing
         self._live_metrics = LiveMetrics(self._step_clock.seconds, results.topology.sizes.get("data")) if tracked else None
         self._listening = Undo()
         self._transfers = Undo()  # outlasts the windows where the curves need it
+        # The clean steps since the last time that they were handed in; `None` where there are no other ranks.
+        self._clean: list[TimedStep] | None = [] if stage.learns and results.compares_ranks else None
         self._counts_step = False
         self._is_annotating = False  # whether a trace of ours is being annotated
 
@@ -232,6 +240,8 @@ class Session:
         self.detach()
         for step in self._step_clock.read():
             self._add_step(step)
+        if error is None:
+            self._share_steps()
         cut_short = [] if self._window.complete or not self._window.is_worth_reporting else [self._window]
         for window in (*self._closing, *cut_short):
             self._report(window, failed=error is not None)
@@ -267,8 +277,8 @@ class Session:
 
     def _advance(self) -> None:
         """A step is over: read those that can be read, and do what is due. In most steps nothing is."""
-        log = self._live_metrics is not None and not (self._step_clock.logged_step + 1) % self._training.log_every
-        if self._step_clock.ordinal < self._idle_until and not self._closing and not log:
+        log, shares = (each is not None and not (self._step_clock.logged_step + 1) % each for each in self._periods)
+        if self._step_clock.ordinal < self._idle_until and not self._closing and not log and not shares:
             return
         for step in self._step_clock.read():
             self._add_step(step)
@@ -277,12 +287,14 @@ class Session:
         for window in ready:
             self._closing.remove(window)
             self._report(window, failed=False)
-        if self._step_clock.times_phases and self._window.complete and not self._closing:
+        if self._step_clock.times_phases and self._window.complete and not self._closing and self._clean is None:
             self.detach(keep_curves=self._live_metrics is not None)
             self.over = self._live_metrics is None and not self._is_annotating and not self._results.pending
         if log:
             self._log_point()
-        if busy or ready or log:
+        if shares:
+            self._share_steps()
+        if busy or ready or log or shares:
             self._step_clock.resume()
 
     def _steps_until_due(self) -> float:
@@ -290,15 +302,29 @@ class Session:
         if self._closing or self._is_annotating or self._results.pending:
             return 0
         until_window = max(self._idle_until - 1 - self._step_clock.ordinal, 0)
-        if self._live_metrics is None:
-            return until_window
-        every: int = self._training.log_every
-        return min(until_window, every - 1 - (self._step_clock.logged_step + 1) % every)
+        next_step = self._step_clock.logged_step + 1
+        return min([until_window, *(each - 1 - next_step % each for each in self._periods if each is not None)])
 
     def _log_point(self) -> None:
         if self._live_metrics is not None and self._results.outlets is not None:
             point = self._live_metrics.point(self._results.shares.get(self._stage.name, {}))
             self._results.outlets.point(point, self._stage.name, self._step_clock.logged_step)
+
+    @property
+    def _periods(self) -> tuple[int | None, int | None]:
+        """Steps from one point of the curves to the next, and from one time that ranks share their clean steps to the next."""
+        every = self._training.log_every
+        return every if self._live_metrics is not None else None, None if self._clean is None else max(
+            min(every or SHARE_EVERY, MOST) - 1, 1
+        )
+
+    def _share_steps(self) -> None:
+        """Hand in the clean steps since the last time."""
+        if self._clean is not None:
+            steps, self._clean = self._clean, []
+            self._results.share(self._stage.name, map(self._step_clock.step, steps))
+            if self._training.rank == 0:
+                self._step_clock.mark("background")  # a thread of ours looks at them meanwhile
 
     def _change_phase(self) -> bool:
         """Go to the next window where the last is over, and open one where one opens. Returns whether anything was done."""
@@ -312,6 +338,8 @@ class Session:
             self._closing.append(self._window)
             if phase != "over":
                 self._window = Window(number, self._step_clock.ordinal)
+        if before == "traced" != phase and self._training.world_size > 1:
+            self._step_clock.mark("background")  # where one rank ends its recording, the others wait for it
         return self._open() or "traced" in {before, phase}
 
     def _open(self) -> bool:
@@ -347,6 +375,8 @@ class Session:
             self._window.add(step)
         if self._live_metrics is not None:
             self._live_metrics.add(step)
+        if self._clean is not None and step.is_clean and step.times_phases:
+            self._clean.append(step)
 
     def _hooks_more(self, window: Window) -> bool:
         """Hook further steps for a window in which a module seems slow, and no one can tell. Returns whether it does.

@@ -1,5 +1,6 @@
 """Which phases a loop of one's own is seen to have, by torch's hooks and by name."""
 
+import contextlib
 import copy
 import pickle
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lflops.boundary import Boundary, Undo, unguarded
+from lflops.collect.torch_private.autograd import after_backward
 from lflops.loops.phases import LoopPhases
 from tests.support.compilers import Backend
 
@@ -112,6 +114,42 @@ def test_two_backward_passes_and_two_forward_passes_are_four_phases(loop: Loop) 
         loop.loss().backward()
     loop.phases.end_step()
     assert "+forward -forward +backward -backward " * 2 == f"{loop.heard} "
+
+
+def test_what_is_registered_late_in_backward_is_part_of_it(loop: Loop) -> None:
+    """As DDP's wait for the other ranks, which it registers when the last gradient is there."""
+    first = next(loop.model.parameters())
+    first.register_hook(lambda _: after_backward(lambda: loop.events.heard.append("waits")))
+    loop.phases.begin_step()
+    loop.loss().backward()
+    assert "+forward -forward +backward waits -backward" == loop.heard
+
+
+class Waiting(Events):
+    """One that also hears where backward begins to wait for other ranks."""
+
+    def wait(self) -> None:
+        self.heard.append("wait")
+
+
+def test_the_wait_for_other_ranks_is_heard_where_there_are_others() -> None:
+    """Behind the last node and before what DDP registers, in a backward of the loop's own and in a named one."""
+    loop = Loop()
+    loop.undo.close()
+    loop.events = Waiting()
+    loop.watch()
+    next(loop.model.parameters()).register_hook(lambda _: after_backward(lambda: loop.events.heard.append("waits")))
+    for others, heard in ((False, "+backward waits -backward"), (True, "+backward wait waits -backward")):
+        loop.phases.awaits_others = others
+        for is_named in (False, True):
+            loop.events.heard.clear()
+            loop.phases.begin_step()
+            loss = loop.loss()
+            with loop.phases.named("backward", loss) if is_named else contextlib.nullcontext():
+                loss.backward()
+            loop.phases.end_step()
+            assert f"+forward -forward {heard}" == loop.heard
+    loop.undo.close()
 
 
 def test_a_step_without_backward_is_forward_to_its_end(loop: Loop) -> None:

@@ -1,15 +1,18 @@
 """Plain steps are noted in a short way and made out later: they are what the long way makes of them."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lflops.boundary import unguarded
+from lflops.collect.timing.clock import ThreadSchedule
 from lflops.collect.timing.step_phases import StepPhases
 from lflops.collect.torch_private.modules import Compilations
 from lflops.profile.steps import Step
@@ -26,13 +29,14 @@ class Run:
 
     Args:
         is_short: Whether plain steps take the short way.
+        on_ranks: Whether there are other ranks.
     """
 
-    def __init__(self, *, is_short: bool = True) -> None:
+    def __init__(self, *, is_short: bool = True, on_ranks: bool = False) -> None:
         """Make the cold steps."""
         self.clock = StillClock()
         self.phases = StepPhases(self.clock)
-        self.steps = StepClock(self.phases, None, None, 0, updating=frozenset(), scaled=False)
+        self.steps = StepClock(self.phases, None, None, 0, updating=frozenset(), scaled=False, on_ranks=on_ranks)
         self.steps.install(unguarded)
         self.logged = 0
         self._is_short = is_short
@@ -160,6 +164,29 @@ def test_the_cpu_time_of_some_plain_steps_is_read() -> None:
         assert run.end(BATCH)
     read = [place for place, step in enumerate(run.read(), 1) if step.cpu_user is not None and step.cpu_system is not None]
     assert [1, 2, 3, 17, 18, 19, 33, 34] == read
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+def test_on_ranks_the_system_is_asked_in_each_step(is_short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it did to the training's thread between two readings: 2 s on a core, 0.5 s of waiting for one."""
+    readings = (f"{2_000_000_000 * number} {500_000_000 * number} {number}\n".encode() for number in itertools.count(7))
+    monkeypatch.setattr(ThreadSchedule, "read", lambda _: next(readings))
+    run = Run(is_short=is_short, on_ranks=True)
+    for _ in range(CPU_ROUND):
+        run.end(BATCH)
+    assert [(2.0, 0.5)] * CPU_ROUND == [(step.thread_cpu, step.thread_waited) for step in run.read()]
+    alone = Run(is_short=is_short)
+    alone.end(BATCH)
+    assert [(None, None)] == [(step.thread_cpu, step.thread_waited) for step in alone.read()]
+
+
+def test_where_the_system_does_not_say_a_thread_s_time_is_unknown() -> None:
+    """Another system than Linux, or a thread that has ended."""
+    assert ThreadSchedule.between(None, b"1 2 3\n") is None
+    assert ThreadSchedule.between(b"", b"") is None
+    schedule = ThreadSchedule()
+    schedule._file = None
+    assert schedule.read() is None
 
 
 def test_what_is_made_out_is_in_no_step() -> None:

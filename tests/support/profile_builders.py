@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from lflops.profile.model import (
     SCHEMA_VERSION,
     Allocation,
@@ -24,6 +26,7 @@ from lflops.profile.records import (
     ByCategory,
     Phase,
     Rank,
+    RankActivity,
     RankComparison,
     RankExcess,
     RankStat,
@@ -177,28 +180,45 @@ def small_profile() -> Profile:
         ),
         rank_stats=(RankStat(module="head", phase="forward", low=1e-4, median=2e-4, high=3e-4, high_rank=1),),
         rank_comparison=small_comparison(),
+        clean_comparison=small_clean_comparison(),
         notes=(Note(code=not_in_the_list, subject="1", values={"waited_seconds": 30.0, "tries": 3, "host": "node1"}),),
     )
     return with_seconds(timed)
 
 
 def small_comparison() -> RankComparison:
-    """Rank 1 takes 0.2 ms longer in the head, in each of three steps of 3 ms; rank 0 waits for that."""
+    """Rank 1 takes 0.2 ms longer in the head, in each of six steps of 3 ms; rank 0 waits for that."""
     excess = RankExcess(
         module="head",
         phase="forward",
         rank=1,
         seconds=3e-4,
         usual=1e-4,
-        excess=(2e-4, 2e-4, 2e-4),
-        late=(2e-4, 2e-4, 2e-4),
+        excess=(2e-4,) * 6,
+        late=(2e-4,) * 6,
         intervals=(0,),
         noise=1e-6,
         largest_of_others=(1e-5,),
     )
     wait = RankWait(module="", phase="backward", for_rank=1, ranks=1, seconds=2e-4, longest=2e-4, longest_rank=0)
     return RankComparison(
-        steps=3, seconds=3e-3, lost_seconds=2e-4, excesses=(excess,), waits=(wait,), jolts=(0, 3), jolted_seconds=9e-3, places=2
+        steps=6, seconds=3e-3, lost_seconds=2e-4, excesses=(excess,), waits=(wait,), jolts=(0, 6), jolted_seconds=18e-3, places=2
+    )
+
+
+def small_clean_comparison() -> RankComparison:
+    """The same in six clean steps: it is forward, and nothing of the system's."""
+    hooked = small_comparison()
+    (excess,), (wait,) = hooked.excesses, hooked.waits
+    usual = RankActivity(rank=1, late=2e-4, waited=0.0, other_threads=0.0, units_ratio=1.0)
+    return replace(
+        hooked,
+        excesses=(replace(excess, module=""),),
+        waits=(replace(wait, phase="wait"),),
+        usual_lost_seconds=2e-4,
+        at=(2, 3, 4, 5, 6, 7),
+        awaited=("sync", "wait"),
+        activity=(usual,),
     )
 
 

@@ -42,11 +42,11 @@ def four_ranks() -> Profile:
         stat("head", {0: 1e-3, 1: 1e-3, 2: 2e-3}),
         RankStat(module="encoder.1", phase="forward", low=1e-4, median=1e-4, high=1e-4, high_rank=0),
     )
-    return replace(small_profile(), ranks=ranks, rank_stats=stats, rank_comparison=None)
+    return replace(small_profile(), ranks=ranks, rank_stats=stats, rank_comparison=None, clean_comparison=None)
 
 
 def so_many(world: int) -> Profile:
     """Each a microsecond slower in the head than the one before, and the one in the middle by far the slowest."""
     seconds = {rank: 1e-3 + 1e-6 * rank for rank in range(world)} | {world // 2: 9e-3}
     ranks = tuple(answered(number, step=spread(3e-3)) for number in range(world))
-    return replace(small_profile(), ranks=ranks, rank_stats=(stat("head", seconds),), rank_comparison=None)
+    return replace(small_profile(), ranks=ranks, rank_stats=(stat("head", seconds),), rank_comparison=None, clean_comparison=None)

@@ -1,23 +1,53 @@
-"""Stragglers: which rank makes the others wait, in what, and what that costs a step."""
+"""Stragglers: which rank makes the others wait, in what, why, and what that costs a step.
 
+The clean steps, which are many, show which rank is late, and in which phase of the step. The hooked steps show in which module. Where ranks
+wait for each other within a phase, clean steps do not show which was slow in it, and the hooked steps have to be enough.
+"""
+
+import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from lflops.analyze.ranks.causes import Cause, cause_of
 from lflops.analyze.ranks.stragglers import Verdict, costs, judge
 from lflops.profile.model import Profile
-from lflops.profile.records import Rank, RankComparison, RankExcess, RankWait
+from lflops.profile.records import PHASES, Rank, RankComparison, RankExcess, RankWait
 
-__all__ = ["Imbalance", "Row", "culprits", "imbalance", "slowest_first"]
+__all__ = ["ENOUGH", "Imbalance", "Row", "culprits", "imbalance", "slowest_first"]
 
 WORTH_SAYING = 0.01
 """Of the step: what costs less is dropped."""
 
 MOST_OF = 0.6
 """Of what several modules cost: one that costs so much is named alone."""
+
+ENOUGH = 6
+"""Steps to accuse a rank by."""
+
+MUCH = 0.1
+"""Of the step: what costs so much in each hooked step needs fewer; and ranks of which none is slow take turns if they lose so much."""
+
+MANY_STEPS, MANY_STEPS_COST, FEW_STEPS_COST = 50, 0.015, 0.04
+"""From so many clean steps on a culprit may cost so little of the step; before, no less than the last."""
+
+RECENT = (64, 32)
+"""Clean steps at the end that are looked at by themselves."""
+
+MOST_STEPS_OF = 0.8
+"""Of the steps from the one on at which a delay begins."""
+
+CORRELATED = 0.5
+"""Lateness with lengths: from here on the one comes of the other."""
+
+BUSY = 0.05
+"""Of the step: a rank that waits so long for its core is on a machine that runs more than the training."""
+
+_BLIND = frozenset({"forward", "backward"})
+_OF_NO_WORK = frozenset({"data", "transfer", "clip", "optimizer", "other"})
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -34,6 +64,9 @@ class Row(Struct, frozen=True, kw_only=True):
         steps: Of how many; `None` where single steps are unknown.
         seconds: The slow rank's median.
         usual: The other ranks' median.
+        cause: Why, where that is known: it has more `work`, another `thread` of its process computes, or it was `preempted`.
+        work_ratio: Its work to that of the others, where that is the cause.
+        since: The step from which on it is there, where it was not there before.
     """
 
     module: str
@@ -46,6 +79,9 @@ class Row(Struct, frozen=True, kw_only=True):
     steps: int | None
     seconds: float
     usual: float
+    cause: Cause | None = None
+    work_ratio: float | None = None
+    since: int | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -60,13 +96,21 @@ class Imbalance(Struct, frozen=True, kw_only=True):
         rows: The culprits, the one that costs most first.
         waits: Where ranks wait for another, the longest first.
         lost_share: The share that a step would be shorter by with all ranks as fast as the median one; `None` is unknown.
-        compared: Whether ranks were compared at all.
+        step_seconds: The median compared step's; `None` where ranks were not compared at all.
+        too_few_steps: How many steps there are to compare, where more are needed to accuse a rank.
+        take_turns: Whether ranks are late in turn, by about as much, so that none of them is the slow one.
+        busy_machine: Whether ranks are late in turn, or wait for each other, because the system preempted all of them.
+        lengths_differ: Whether what their batches hold explains that.
     """
 
     rows: tuple[Row, ...] = ()
     waits: tuple[RankWait, ...] = ()
     lost_share: float | None = None
-    compared: bool = False
+    step_seconds: float | None = None
+    too_few_steps: int | None = None
+    take_turns: bool = False
+    lengths_differ: bool = False
+    busy_machine: bool = False
 
 
 def imbalance(profile: Profile) -> Imbalance:
@@ -75,16 +119,118 @@ def imbalance(profile: Profile) -> Imbalance:
     Args:
         profile: Of several ranks; of one there are no rows.
     """
-    compared = profile.rank_comparison
-    if compared is None:
+    hooked, clean = profile.rank_comparison, profile.clean_comparison
+    ranks = max(len(profile.ranks), 2)
+    sees_all = clean is not None and clean.steps >= ENOUGH and not _BLIND & set(clean.awaited)
+    shown = clean if sees_all or hooked is None else hooked
+    if shown is None:
         return Imbalance()
-    lost = compared.lost_seconds
+    rows = [row for row in (_with_cause(row, profile) for row in _rows(hooked, clean, ranks)) if _is_somewhere(row)]
+    lost = None if shown.lost_seconds is None or not shown.seconds else min(shown.lost_seconds / shown.seconds, 1.0)
+    turns = not rows and sees_all and clean is not None and (clean.usual_lost_seconds or 0.0) >= MUCH * clean.seconds
+    is_busy = not rows and clean is not None and (clean.waited or 0.0) >= BUSY * clean.seconds
+    is_known = shown.from_quartiles or shown.steps >= ENOUGH or rows
     return Imbalance(
-        rows=culprits(compared, max(len(profile.ranks), 2)),
-        waits=tuple(wait for wait in compared.waits if wait.seconds >= WORTH_SAYING * compared.seconds),
-        lost_share=None if lost is None or not compared.seconds else min(lost / compared.seconds, 1.0),
-        compared=True,
+        rows=tuple(rows),
+        waits=tuple(wait for wait in shown.waits if wait.seconds >= WORTH_SAYING * shown.seconds),
+        lost_share=lost,
+        step_seconds=shown.seconds,
+        too_few_steps=None if is_known else shown.steps,
+        take_turns=turns and not is_busy,
+        busy_machine=is_busy,
+        lengths_differ=turns and not is_busy and clean is not None and (clean.lengths_explain or 0.0) >= CORRELATED,
     )
+
+
+def _rows(hooked: RankComparison | None, clean: RankComparison | None, ranks: int) -> list[Row]:
+    """The culprits of the clean steps, with their modules, and of the hooked steps those that they do not see, if these are enough."""
+    by_module = [] if hooked is None else list(culprits(hooked, ranks))
+    if clean is None or clean.steps < ENOUGH:
+        return [row for row in by_module if _is_enough(row, hooked)]
+    rows = [_with_module(row, by_module) for row in _of_clean(clean, ranks)]
+    of_hooked = [
+        row
+        for row in by_module
+        if _is_enough(row, hooked)
+        and (_step_phase(row.phase) in clean.awaited or (hooked is not None and hooked.steps >= ENOUGH))
+        and not any(each.slow_rank == row.slow_rank and _step_phase(each.phase) in {_step_phase(row.phase), "all"} for each in rows)
+    ]
+    return sorted([*rows, *of_hooked], key=lambda row: -row.seconds_lost)
+
+
+def _is_enough(row: Row, hooked: RankComparison | None) -> bool:
+    """Whether the hooked steps are enough to accuse; few of them are for what costs much."""
+    if hooked is None or hooked.from_quartiles or hooked.steps >= ENOUGH:
+        return True
+    return row.slow_steps == hooked.steps > 1 and row.seconds_lost >= MUCH * hooked.seconds
+
+
+def _of_clean(clean: RankComparison, ranks: int) -> tuple[Row, ...]:
+    """The culprits of all clean steps; where there are none, of the last ones: a delay may have begun late."""
+    found = _worth(culprits(clean, ranks), clean)
+    for steps in RECENT if not found else ():
+        if 2 * steps <= clean.steps and (found := _worth(culprits(_last(clean, steps), ranks), clean)):
+            break
+    return tuple(_since(row, clean) for row in found)
+
+
+def _worth(rows: Iterable[Row], clean: RankComparison) -> tuple[Row, ...]:
+    """What is not too little for so few steps."""
+    if clean.steps >= MANY_STEPS:  # bursts have been held against chance
+        return tuple(row for row in rows if row.pattern == "burst" or row.seconds_lost >= MANY_STEPS_COST * clean.seconds)
+    return tuple(row for row in rows if row.seconds_lost >= FEW_STEPS_COST * clean.seconds)
+
+
+def _last(clean: RankComparison, steps: int) -> RankComparison:
+    """The same of the last steps alone."""
+    excesses = []
+    for each in clean.excesses:
+        rest = each.excess[-steps:]
+        seconds = max(each.usual + statistics.median(rest), 0.0)
+        excesses.append(replace(each, excess=rest, late=each.late[-steps:], seconds=seconds))
+    return replace(clean, excesses=tuple(excesses), steps=steps)
+
+
+def _since(row: Row, clean: RankComparison) -> Row:
+    """The row with the step at which it begins, if it is there in nearly all steps from one on, and was not before."""
+    each = next((each for each in clean.excesses if (each.rank, each.phase) == (row.slow_rank, row.phase)), None)
+    if each is None or not clean.at:
+        return row
+    there = [value >= (row.seconds - row.usual) / 2 > 0 for value in each.excess]
+    first = max(range(1, len(there)), key=lambda place: sum(there[place:]) - 3 * sum(there[:place]) + there[:place].count(False), default=0)
+    before, after = there[:first], there[first:]
+    is_new = (
+        len(before) >= ENOUGH and len(after) >= ENOUGH and sum(after) >= MOST_STEPS_OF * len(after) and not sum(before) > len(before) / 10
+    )
+    return replace(row, since=clean.at[first], pattern="steady") if is_new else row
+
+
+def _with_module(row: Row, by_module: Sequence[Row]) -> Row:
+    """The row with the module that hooked steps name for the same rank and phase, if that explains most of it."""
+    typical = row.seconds_lost * (row.steps or 1) / (row.slow_steps or 1)  # in the steps in which it is there
+    for each in by_module:
+        same = each.slow_rank == row.slow_rank and (_step_phase(each.phase) == row.phase or row.phase == "all" == each.phase)
+        if same and each.phase in PHASES[:3] and each.seconds - each.usual >= MOST_OF * typical:
+            of_module = {name: getattr(each, name) for name in ("module", "phase", "modules")}
+            return replace(row, **of_module, **({"seconds": each.seconds, "usual": each.usual} if each.pattern == row.pattern else {}))
+    return row
+
+
+def _with_cause(row: Row, profile: Profile) -> Row:
+    cause, work_ratio = (None, None) if row.phase in _OF_NO_WORK else cause_of(profile, row.slow_rank, row.ratio)
+    if cause == "preempted" and row.module:  # that would be in no single place
+        cause = None
+    row = replace(row, cause=cause, work_ratio=work_ratio)
+    return row if cause in {None, "work"} else replace(row, module="", phase="all", modules=1)
+
+
+def _is_somewhere(row: Row) -> bool:
+    """Whether it is in a place, always there, or has a cause of the rank's own; other bursts in no place are the machine's."""
+    return row.phase != "all" or row.pattern == "steady" or row.cause in {"work", "thread"}
+
+
+def _step_phase(phase: str) -> str:
+    return "backward" if phase == "recompute" else phase
 
 
 def culprits(compared: RankComparison, ranks: int) -> tuple[Row, ...]:
@@ -114,11 +260,13 @@ def _of_rank(excesses: Sequence[RankExcess], compared: RankComparison, ranks: in
 
 
 def _stands_out(each: RankExcess, of: RankExcess) -> bool:
-    """Whether a single module or phase is slower than all of those that it is one of."""
+    """Whether a single module or phase is twice as slow as the rest of those that it is one of."""
     if each.modules > 1 or each.phase == "all":
         return False
-    ratio = of.seconds / of.usual if of.phase == "all" and of.usual else 1.0
-    return ratio == 1.0 or each.seconds - ratio * each.usual >= (each.seconds - each.usual) / 2
+    if of.phase != "all" or of.usual <= each.usual:
+        return True
+    excess = statistics.fmean(each.excess)
+    return (statistics.fmean(of.excess) - excess) * each.usual <= excess / 2 * (of.usual - each.usual)
 
 
 def _seconds(judged: tuple[RankExcess, Verdict]) -> float:

@@ -30,7 +30,7 @@ SIGMAS = 4.0
 SIGMAS_OF_RANKS = 4.0
 """Standard deviations of the other ranks beyond the largest that so many ranks reach by chance."""
 
-LEAST_BURSTS, MOST_BURSTS = 0.15, 0.9
+LEAST_BURSTS, MOST_BURSTS = 0.01, 0.9
 """Of the steps: the share in which bursts come."""
 
 FEWEST_BURSTS = 3

@@ -9,19 +9,21 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
 from lflops.collect.ranks.report import RankReport
+from lflops.collect.ranks.shared_steps import SharedSteps
 from lflops.collect.ranks.store import RankStore
 from lflops.collect.ranks.topology import Topology
 from lflops.collect.ranks.window_reports import RankWindow
 from lflops.merging.merge import merge
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
-from lflops.profile.records import ModulePhase
+from lflops.profile.records import ModulePhase, RankComparison
+from lflops.profile.steps import Step
 
 __all__ = ["Gather"]
 
@@ -38,6 +40,9 @@ EXIT_SECONDS = 1.0
 
 HEAD_START = 0.01
 """Seconds that a thread of ours leaves to the training's: two that begin together get in each other's way."""
+
+LAST_STEPS = 2.0
+"""Seconds that the end waits for the last clean steps of other ranks, at most: they add little to those that are there."""
 
 LAST_SECONDS = 3.0
 """That the end of the process waits for a thread of ours: to go on when Python is gone would be a crash. Never beyond the timeout."""
@@ -75,6 +80,8 @@ class Gather:
         self._pause = self._hurry.wait if pause is None else pause
         self._deadline = self._end = math.inf
         self._jobs: list[_Job] = []
+        self._shared = SharedSteps(self._store, rank, topology.world_size)
+        self._sharing: _Job | None = None
         self._at_exit: weakref.finalize[[], Any] | None = None
 
     def push(self, profile: Profile, steps: tuple[Mapping[ModulePhase, float], ...] = ()) -> None:
@@ -96,7 +103,18 @@ class Gather:
         def wait() -> None:
             window.wait_for_all(self._pause, lambda: self._hurry.is_set() or self._clock() >= min(latest, self._deadline))
 
-        self._start(_Job(lambda: window.collected(report), wait=wait, instead=lambda: merge({0: profile})))
+        self._start(_Job(lambda: self._shared.improve(window.collected(report)), wait=wait, instead=lambda: merge({0: profile})))
+
+    def share(self, stage: str, steps: Iterable[Step]) -> None:
+        """Hand in the clean steps of this rank since the last time; returns at once."""
+        self._shared.add(stage, steps)
+        if self._sharing is None or not self._sharing.is_running:
+            self._share(_Job(self._shared.send))
+
+    @property
+    def comparisons(self) -> Mapping[str, RankComparison]:
+        """On rank 0, by stage, what the clean steps of the run say of the ranks."""
+        return self._shared.comparisons
 
     @property
     def pending(self) -> bool:
@@ -130,11 +148,15 @@ class Gather:
         self._end = now + seconds
         if failed:
             self._hurry.set()
+        if self._sharing is not None and not failed:
+            self._share_last(min(LAST_STEPS, PATIENCE * seconds))
         answers = self._store.answers
         for job in self._jobs:
             job.wait(now + PUT_TOGETHER * seconds - self._clock())
         if not failed and not self._rank:
             self._let_collect(answers, PATIENCE * seconds)
+        if self._sharing is not None:
+            self._sharing.wait(now + PUT_TOGETHER * seconds - self._clock())
         found = [profile for job in self._jobs for profile in job.results()]
         self._hurry.set()
         self._jobs = [job for job in self._jobs if job.is_running]
@@ -143,6 +165,30 @@ class Gather:
         leaving.wait(now + GOODBYE * seconds - self._clock())
         self._rest()
         return found
+
+    def _share_last(self, seconds: float) -> None:
+        """The end: the last steps of all ranks go to rank 0, which waits for them a little."""
+        latest = self._clock() + seconds
+
+        def end() -> None:
+            self._shared.send()
+            if not self._rank:
+                self._shared.take_last(self._pause, lambda: self._hurry.is_set() or self._clock() >= latest)
+                for job in self._jobs:  # the windows say where ranks wait
+                    job.wait(latest - self._clock())
+                self._shared.compare()
+
+        if self._sharing is not None:
+            self._sharing.wait(seconds)
+        last = self._share(_Job(end, head_start=0.0))
+        if self._rank:
+            last.wait(seconds)
+
+    def _share(self, job: "_Job") -> "_Job":
+        self._sharing = job
+        self._watch_exit()
+        job.start()
+        return job
 
     def _let_collect(self, answers: int, seconds: float) -> None:
         """Wait for the collector as long as the store answers it: reports that are there must not be lost on a busy machine.
@@ -159,14 +205,22 @@ class Gather:
             self._end = max(self._end, self._clock() + (1 - PATIENCE) * self._timeout)
 
     def _start(self, job: "_Job") -> None:
-        if self._at_exit is None:
-            self._at_exit = weakref.finalize(self._hurry, self._stop)
+        self._watch_exit()
         self._jobs.append(job)
         job.start()
 
+    def _watch_exit(self) -> None:
+        """Hear of the end of the process."""
+        if self._at_exit is None:
+            self._at_exit = weakref.finalize(self._hurry, self._stop)
+
+    @property
+    def _all_jobs(self) -> list["_Job"]:
+        return [*self._jobs, *([] if self._sharing is None else [self._sharing])]
+
     def _rest(self) -> None:
         """Where nothing is under way, the end of the process is no business of ours."""
-        if self._at_exit is not None and not any(job.is_running for job in self._jobs):
+        if self._at_exit is not None and not any(job.is_running for job in self._all_jobs):
             self._at_exit.detach()
             self._at_exit = None
 
@@ -175,7 +229,7 @@ class Gather:
         self._hurry.set()
         self._store.close()
         until = min(self._clock() + LAST_SECONDS, self._end)
-        for job in self._jobs:
+        for job in self._all_jobs:
             job.wait(until - self._clock())
 
     def _leave(self, *, failed: bool) -> None:
@@ -196,7 +250,7 @@ class _Job:
 
     def __init__(
         self,
-        action: Callable[[], Profile | None],
+        action: Callable[[], Profile | None] | Callable[[], None],
         *,
         wait: Callable[[], None] | None = None,
         instead: Callable[[], Profile] | None = None,

@@ -60,6 +60,7 @@ class RankTimes:
         groups: The ranks by the places and steps that they have.
         waits: The places where ranks wait for each other.
         begins: Those where collectives begin that are awaited elsewhere.
+        disturbed: Steps that are no measure of one of the ranks.
         known: Exposed seconds of collectives, by rank, in the places where all ranks know them.
     """
 
@@ -76,6 +77,7 @@ class RankTimes:
         self._homes = {rank: (group, row) for group in self.groups for row, rank in enumerate(group.ranks)}
         self.waits = {wait for places in tables.values() for wait in places.waits}
         self.begins = {begun for places in tables.values() for begun in places.begins}
+        self.disturbed = {step for head in heads for step in head.disturbed}
         self.known = known_waits(
             {
                 head.brief.rank: {tables[head.brief.table].places[number]: seconds for number, seconds in head.waiting.items()}
@@ -98,7 +100,7 @@ class RankTimes:
         return times
 
     def table(self, patterns: Mapping[str, str]) -> RankTable | None:
-        """All ranks in the steps that they have in common; `None` where there are none.
+        """All ranks in the steps that they have in common, without disturbed ones if there are others; `None` where there are none.
 
         Args:
             patterns: Each module's name with `*` for the numbers of what repeats.
@@ -106,6 +108,7 @@ class RankTimes:
         common = set.intersection(*(set(group.at) for group in self.groups)) if self.groups else set()
         if not common or len(self._homes) < 2:
             return None
+        common = common - self.disturbed or common
         return _Selection(self, [group.steps(common) for group in self.groups], patterns).table()
 
 

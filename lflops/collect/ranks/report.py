@@ -21,7 +21,7 @@ from lflops.merging.rank_stats import begins_in, waiting_in, waits_in
 from lflops.merging.rank_table import OUTSIDE, Place
 from lflops.profile.model import SCHEMA_VERSION, Cell, Communication, Memory, ModuleProfile, Profile, Uncounted, Work
 from lflops.profile.records import PHASES, Count, ModulePhase, Phase, Seconds
-from lflops.profile.steps import Step
+from lflops.profile.steps import Step, is_disturbed
 
 __all__ = [
     "Head",
@@ -91,6 +91,7 @@ class Head(Struct, frozen=True, kw_only=True):
 
     Attributes:
         at: Which step each row of times is of.
+        disturbed: Those of them that are no measure of this rank.
         memory: The name of the blob that has its memory.
         groups: The names of the groups that its collectives ran on, which the table has numbers for.
         waiting: Exposed seconds of collectives in each place where they are awaited, by the place's number.
@@ -98,6 +99,7 @@ class Head(Struct, frozen=True, kw_only=True):
 
     brief: Brief
     at: tuple[int, ...]
+    disturbed: tuple[int, ...] = ()
     memory: str | None
     groups: tuple[str, ...]
     waiting: Mapping[Count, Seconds | None]
@@ -141,6 +143,7 @@ def pack(report: RankReport) -> Packed:
     head = Head(
         brief=brief_of(report.rank, profile, table=name, node=report.node, coordinates=report.coordinates),
         at=at,
+        disturbed=tuple(step.index for step in hooked if is_disturbed(step.marks)),
         memory=None if remembered is None else remembered[0],
         groups=groups,
         waiting={number[place]: seconds for place, seconds in waiting_in(profile).items() if place in number},

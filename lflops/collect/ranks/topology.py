@@ -1,5 +1,6 @@
 """Where each rank stands: its data-, tensor-, pipeline- and expert-parallel coordinates, and how large each of these groups is."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any
@@ -90,6 +91,10 @@ def topology_of(
     if "data" not in sizes and sampler and "num_replicas" in sampler:
         sizes["data"] = sampler["num_replicas"]
         found.setdefault(rank, {})["data"] = sampler.get("rank", 0)
+    if "data" not in sizes and math.prod(sizes.values()) == world_size:  # all ranks have one batch
+        sizes["data"] = 1
+        for each in range(world_size):
+            found.setdefault(each, {})["data"] = 0
     return Topology(world_size=world_size, coordinates=found, sizes=sizes, node=node)
 
 

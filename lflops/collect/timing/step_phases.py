@@ -13,13 +13,16 @@ from typing import Any
 
 from lflops.collect.timing.clock import Clock
 
-__all__ = ["OTHER", "SYNC", "PhaseMarks", "StepPhases"]
+__all__ = ["OTHER", "SYNC", "WAIT", "PhaseMarks", "StepPhases"]
 
 OTHER = "other"
 """What is in no phase."""
 
 SYNC = "sync"
 """Lightning's own collectives, in which ranks wait for each other."""
+
+WAIT = "wait"
+"""The end of backward, where every node has run: DDP waits in it for the gradients of the other ranks. It is a part of backward."""
 
 ORDER = ("data", "transfer", "forward", "backward", "clip", "optimizer", OTHER, SYNC)
 """The order of a training step's phases; others follow."""
@@ -70,6 +73,11 @@ class StepPhases:
         self.marks.append(None)
         self._phases.append(self._running[-1])
 
+    def wait(self) -> None:
+        """Backward goes on to wait for other ranks."""
+        self.marks.append(self.mark())
+        self._phases.append(WAIT)
+
     def begin(self) -> None:
         """A step begins now; what was marked since the last one ended belongs to none."""
         self.marks[:] = [self.mark()]
@@ -107,11 +115,20 @@ class StepPhases:
     def seconds(self, step: PhaseMarks) -> dict[str, float]:
         """How long each phase ran. Their sum is the step."""
         marks, innermost, end = step
+        innermost = ["backward" if phase == WAIT else phase for phase in innermost]
         ran = set(innermost)
         phases = dict.fromkeys([*(phase for phase in ORDER if phase in ran), *sorted(ran.difference(ORDER))], 0.0)
         for start, phase, stop in zip(marks, innermost, [*marks[1:], end], strict=True):
             phases[phase] += self._clock.seconds(start, stop)
         return phases
+
+    def waiting(self, step: PhaseMarks) -> float | None:
+        """How long backward waited at its end; `None` where that is unknown."""
+        marks, innermost, end = step
+        if WAIT not in innermost:
+            return None
+        between = zip(marks, innermost, [*marks[1:], end], strict=True)
+        return sum(self._clock.seconds(start, stop) for start, phase, stop in between if phase == WAIT)
 
 
 def _marked(marks: list[Any], phases: list[str], end: Any) -> PhaseMarks:

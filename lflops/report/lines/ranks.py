@@ -1,16 +1,16 @@
 """The ranks of a run as lines: which reported, which are slow and in which modules, how they communicate, and which wait for data."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.ranks.communication import Collective
-from lflops.analyze.ranks.imbalance import Row
+from lflops.analyze.ranks.imbalance import ENOUGH, Imbalance, Row
 from lflops.profile.records import Rank, RankWait, Spread
 from lflops.report.lines.text import counted, plain
 
-__all__ = ["ranks", "slowest_rank"]
+__all__ = ["ranks", "slow_ranks", "slowest_rank"]
 
 _WORST = 3
 _LISTED = 12
@@ -47,6 +47,7 @@ def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
         yield "all ranks", f"{units.count(sum(macs))} MACs forward and backward{uneven}"
     yield from _imbalance(analysis)
     yield from _communication(analysis)
+    yield from _labelled("waiting", map(_waiting, analysis.imbalance.waits[:_WORST]))
     yield from _by_rank(listed, {"data wait by rank": lambda rank: rank.data, "CPU time by rank": lambda rank: rank.cpu})
 
 
@@ -69,22 +70,41 @@ def _position(rank: Rank) -> str:
 
 
 def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """The culprits, a sentence each; who waits for whom; and what all of it costs."""
+    """The culprits, a sentence each; and what all of it costs."""
     found = analysis.imbalance
-    if not found.compared:
+    if found.step_seconds is None:
         return
     hosts = _hosts(analysis)
     culprits = [_sentence(row, hosts) for row in found.rows[:_WORST]]
     if len(found.rows) > _WORST:
         on = {hosts.get(row.slow_rank, "") for row in found.rows}
         culprits.append(f"{len(found.rows) - _WORST} more{', all of them' + on.pop() if len(on) == 1 and '' not in on else ''}")
-    yield from _labelled("slow ranks", culprits or ["none: no rank is slower than the others by more than noise and 1 % of the step"])
-    yield from _labelled("waiting", map(_waiting, found.waits[:_WORST]))
+    yield from _labelled("slow ranks", culprits or [_nobody(found, analysis)])
     step = analysis.step_times.seconds
-    if found.lost_share is not None:
+    if found.lost_share is not None and (found.rows or found.take_turns):
         shorter = f"{units.percent(found.lost_share)} shorter"
         length = f", {units.duration(step.median * (1 - found.lost_share))}" if step else ""
         yield "imbalance", f"with all ranks as fast as the median one, a step would be {shorter}{length}"
+
+
+def slow_ranks(analysis: Analysis) -> dict[Hashable, str]:
+    """A sentence about each of the worst culprits, by its rank and what it is slow in."""
+    hosts = _hosts(analysis)
+    return {(row.slow_rank, row.module, row.phase, row.cause): _sentence(row, hosts) for row in analysis.imbalance.rows[:_WORST]}
+
+
+def _nobody(found: Imbalance, analysis: Analysis) -> str:
+    """Why no rank is named."""
+    if found.too_few_steps is not None:
+        return f"cannot tell: {counted(found.too_few_steps, 'step')} of all ranks to compare, and {ENOUGH} are needed"
+    if found.busy_machine:
+        return "cannot tell: this machine was busy, and the system preempted the processes of all ranks"
+    if found.take_turns:
+        why = "the lengths of their batches differ" if found.lengths_differ else "no rank is the slow one in most of the steps"
+        return f"none for itself: ranks take turns in coming last: {why}"
+    if not analysis.is_staged and found.step_seconds and any(wait.seconds >= _MUCH * found.step_seconds for wait in found.waits):
+        return "cannot tell: ranks wait for each other, and in no place is one of them slower by more than noise"
+    return "none: no rank is slower than the others by more than noise"
 
 
 def _labelled(label: str, sentences: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -100,25 +120,37 @@ def _hosts(analysis: Analysis) -> dict[int, str]:
 
 def slowest_rank(analysis: Analysis) -> Iterator[tuple[float, str]]:
     """The share of the step that the worst culprit costs, and a sentence about it; nothing if the share is small."""
-    found, compared = analysis.imbalance, analysis.profile.rank_comparison
-    if not found.rows or compared is None or not compared.seconds or analysis.step_times.seconds is None:
+    found = analysis.imbalance
+    if not found.rows or not found.step_seconds or analysis.step_times.seconds is None:
         return
     worst = found.rows[0]
-    share = worst.seconds_lost / compared.seconds
+    share = worst.seconds_lost / found.step_seconds
     if share >= _MUCH:
-        where = "everything" if worst.phase == "all" else _where(worst.module, worst.phase)
         rank = f"Rank {worst.slow_rank}{_hosts(analysis).get(worst.slow_rank, '')}"
-        yield share, f"{rank} makes the other ranks wait for {units.percent(share)} of the step: it is slow in {where}."
+        where = "everything" if worst.phase == "all" else _where(worst.module, worst.phase)
+        why = f"it is slow in {where}" if worst.cause is None else _cause(worst)
+        yield share, f"{rank} makes the other ranks wait for {units.percent(share)} of the step: {why}."
 
 
 def _sentence(row: Row, hosts: Mapping[int, str]) -> str:
     """As `rank 3 on node7 is 12.0 % slower than the other ranks in layers.0.mlp forward, in 10 of 10 steps: costs 4.00 ms a step`."""
     often = "" if row.steps is None else f", in {row.slow_steps} of {counted(row.steps, 'step')}"
-    where = "everything" if row.phase == "all" else _where(row.module, row.phase)
+    often += "" if row.since is None else f", from step {row.since} on"
+    where = _where(row.module, row.phase) if row.phase != "all" else "no single place" if row.cause == "preempted" else "everything"
     number = f" ({row.modules} modules)" if row.modules > 1 else ""
     costs = f"costs {units.duration(row.seconds_lost)} a step"
     rank = f"rank {row.slow_rank}{hosts.get(row.slow_rank, '')}"
-    return f"{rank} is {_slower(row.ratio)} than the other ranks in {where}{number}{often}: {costs}"
+    why = "" if row.cause is None else f"; {_cause(row)}"
+    return f"{rank} is {_slower(row.ratio)} than the other ranks in {where}{number}{often}: {costs}{why}"
+
+
+def _cause(row: Row) -> str:
+    """What makes the rank slow, where that is known."""
+    if row.cause == "work":
+        return f"its batch has {row.work_ratio or 0.0:.1f} × the work of the others'"
+    if row.cause == "thread":
+        return "another thread of its process computes, and takes the time from the training's"
+    return "its process was preempted, the system gave its core to another one"
 
 
 def _slower(ratio: float | None) -> str:
@@ -129,7 +161,7 @@ def _slower(ratio: float | None) -> str:
 
 
 def _waiting(wait: RankWait) -> str:
-    """As `7 ranks wait 50.00 ms a step for rank 1 in the root's own backward`."""
+    """As `7 ranks wait 50.00 ms a step for rank 1 in the model's own backward`."""
     who = f"rank {wait.longest_rank} waits" if wait.ranks == 1 else f"{wait.ranks} ranks wait"
     traced = "" if wait.traced_seconds is None else f", in the traces {units.duration(wait.traced_seconds)}"
     return f"{who} {units.duration(wait.seconds)} a step for rank {wait.for_rank} in {_where(wait.module, wait.phase)}{traced}"
@@ -164,6 +196,8 @@ def _where(module: str, phase: str) -> str:
     """A module and a phase as text; a phase outside of modules has only its name."""
     if not module and phase in _OUTSIDE:
         return _OUTSIDE[phase]
+    if phase == "wait":
+        return "the wait at the end of backward"
     own = module or "the model's own"
     return plain(f"{own} {phase}")
 

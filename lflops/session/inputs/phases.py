@@ -29,13 +29,19 @@ class _Ear(NamedTuple):
     enter: Callable[..., None]
     leave: Callable[[], None]
     drop: Callable[[], None]
+    wait: Callable[[], None] | None
 
 
 class Phases:
     """The phases that one training is in, the innermost last.
 
     A driver enters and leaves them. A listener hears the end of those phases alone whose beginning it heard.
+
+    Attributes:
+        awaits_others: Whether backward may end with a wait for other ranks. A driver that finds it out tells of it by `wait`.
     """
+
+    awaits_others = False
 
     def __init__(self) -> None:
         self._ears: dict[str, tuple[_Ear, ...]] = {}
@@ -49,7 +55,8 @@ class Phases:
             listener: Its methods are called.
             guard: Keeps its errors from the training.
         """
-        ear = _Ear(listener, guard(listener.enter), guard(listener.leave), guard(listener.drop))
+        wait = getattr(listener, "wait", None)
+        ear = _Ear(listener, guard(listener.enter), guard(listener.leave), guard(listener.drop), wait and guard(wait))
 
         def undo() -> None:
             self._ears[stage] = tuple(each for each in self._ears.get(stage, ()) if each is not ear)
@@ -80,6 +87,13 @@ class Phases:
         while len(self._running) > depth:
             for each in self._running.pop()[1]:
                 (each.drop if failed else each.leave)()
+
+    def wait(self) -> None:
+        """Every node of the backward pass has run: what is left of it is the wait for other ranks."""
+        phase, ears = self._running[-1] if self._running else ("", ())
+        for each in ears if phase == "backward" else ():
+            if each.wait is not None:
+                each.wait()
 
     def is_heard(self, stage: str) -> bool:
         """Whether anybody listens to a stage."""

@@ -1,7 +1,7 @@
 """What a window leaves in the Trainer's loggers and in its log directory."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -9,6 +9,7 @@ from lflops.analyze.analysis import Analysis
 from lflops.profile.model import Profile
 from lflops.report import html as page
 from lflops.report.deepspeed_text.summary import summary
+from lflops.report.lines.ranks import slow_ranks
 from lflops.report.lines.report import report_of
 from lflops.report.log_text import log_text
 from lflops.session.inputs.settings import Settings
@@ -153,11 +154,8 @@ class Outlets:
             path: Its file, if it is to have one.
             step: The loggers' x-axis.
         """
-        text, long, files, stage = "", "", [], analysis.profile.run.stage
-        if path is not None and self._settings.html:
-            with self._failures.contained("the page"):
-                page.save(analysis, path.with_suffix(".html"))
-                files.append(path.with_suffix(".html"))
+        text, long, stage = "", "", analysis.profile.run.stage
+        files = [] if path is None else self.save_page(analysis, path)
         with self._failures.contained("the summary"):
             if self._settings.detailed or self._settings.output_file is not None or self._outputs:
                 long = self._long_text(analysis, detailed=True)
@@ -178,6 +176,21 @@ class Outlets:
             _ = analysis.busiest, analysis.patterns  # that the training's thread finds them there
         self._windows[stage] = analysis.profile
         return PreparedWindow(text, files, logs)
+
+    def save_page(self, analysis: Analysis, path: Path) -> list[Path]:
+        """Write the page next to a window's file, if there is to be one. Returns what was written."""
+        if self._settings.html:
+            with self._failures.contained("the page"):
+                page.save(analysis, path.with_suffix(".html"))
+                return [path.with_suffix(".html")]
+        return []
+
+    def slow_ranks(self, analysis: Analysis) -> dict[Hashable, str]:
+        """A sentence about each rank that makes the others wait, by what tells it from the others."""
+        found: dict[Hashable, str] = {}
+        with self._failures.contained("the summary"):
+            found |= slow_ranks(analysis)
+        return found
 
     def log(self, prepared: PreparedWindow) -> None:
         """Give the loggers what was made of a window."""

@@ -8,14 +8,14 @@ from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.clock import Clock, CpuWatch
 from lflops.collect.timing.module_hooks import ModuleTimer
 from lflops.collect.timing.stamps import PassTimes, Stamp
-from lflops.collect.timing.step_phases import OTHER, PhaseMarks
+from lflops.collect.timing.step_phases import OTHER, WAIT, PhaseMarks
 from lflops.profile.timeline import OwnTime, StepTimeline, longest, nested
 from lflops.session.inputs.training import Stage
 
 __all__ = ["HookedStep"]
 
 
-_WITHOUT_SLICE = frozenset({"forward", "backward", OTHER, ""})
+_WITHOUT_SLICE = frozenset({"forward", "backward", WAIT, OTHER, ""})
 """Phases of a step that have the slices of their modules, or none."""
 
 

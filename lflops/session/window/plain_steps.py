@@ -9,7 +9,7 @@ from resource import struct_rusage
 from typing import Any, NamedTuple
 
 from lflops.collect.inputs.batch_reader import BatchReader
-from lflops.collect.timing.clock import cpu_usage
+from lflops.collect.timing.clock import ThreadSchedule, cpu_usage
 
 __all__ = ["MOST", "BatchUnits", "PlainSteps"]
 
@@ -34,6 +34,7 @@ class PlainSteps:
     Args:
         mark: Marks this moment.
         marks: Those of the phases.
+        schedule: Of the training's thread, where steps are compared with those of other ranks.
 
     Attributes:
         limit: How many steps may be plain, until they are made out.
@@ -42,9 +43,10 @@ class PlainSteps:
         steps: Of each step so far its batch, how many marks there were when it ended, and a mark of that moment.
         cpu: What the process had used of the CPU by the end of a step, by how many steps there were; only some are there.
         reads_cpu: Whether that is read at all.
+        threads: What the system has counted of the training's thread by the end of each step; empty where that is not read.
     """
 
-    def __init__(self, mark: Callable[[], Any], marks: Sized) -> None:
+    def __init__(self, mark: Callable[[], Any], marks: Sized, schedule: ThreadSchedule | None = None) -> None:
         """No step may be plain yet."""
         self.limit = 0
         self.reader = BatchReader()
@@ -52,6 +54,8 @@ class PlainSteps:
         self.steps: list[tuple[BatchUnits, int, Any]] = []
         self.cpu: dict[int, struct_rusage] = {}
         self.reads_cpu = True
+        self.schedule = schedule
+        self.threads: dict[int, bytes | None] = {}
         self._mark = mark
         self._marks = marks
 
@@ -61,16 +65,18 @@ class PlainSteps:
         if known is None:
             return False
         self.steps.append((known, len(self._marks), self._mark()))
-        if self.reads_cpu and len(self.steps) % CPU_ROUND <= CPU_READ:
+        if self.reads_cpu and (self.schedule is not None or len(self.steps) % CPU_ROUND <= CPU_READ):
             self.cpu[len(self.steps)] = cpu_usage()
+            if self.schedule is not None:
+                self.threads[len(self.steps)] = self.schedule.read()
         return True
 
     def ends(self) -> list[tuple[int, Any]]:
         """Where they ended."""
         return [(length, end) for _, length, end in self.steps]
 
-    def take(self) -> tuple[list[tuple[BatchUnits, int, Any]], Mapping[int, struct_rusage]]:
+    def take(self) -> tuple[list[tuple[BatchUnits, int, Any]], Mapping[int, struct_rusage], Mapping[int, bytes | None]]:
         """The steps so far, to begin anew."""
-        taken = self.steps, self.cpu
-        self.limit, self.steps, self.cpu = 0, [], {}
+        taken = self.steps, self.cpu, self.threads
+        self.limit, self.steps, self.cpu, self.threads = 0, [], {}, {}
         return taken

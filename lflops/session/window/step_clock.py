@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lflops.boundary import Guard, Undo
 from lflops.collect.inputs.batch import samples_and_tokens, units_of
-from lflops.collect.timing.clock import cpu_usage
+from lflops.collect.timing.clock import ThreadSchedule, cpu_usage
 from lflops.collect.timing.step_phases import PhaseMarks, StepPhases
 from lflops.collect.torch_private.modules import Compilations, compilations, remove_hook
 from lflops.profile.steps import Step, StepKind, is_clean
@@ -48,6 +48,7 @@ class TimedStep(NamedTuple):
         on_host: Its phases by the host's clock, where the device has another one.
         shapes: Those of its batches.
         cpu: The process's CPU time when the step began, and when it ended; `None` where that was not read.
+        thread: What the system had counted of the training's thread then, where that was read.
     """
 
     ordinal: int
@@ -58,6 +59,7 @@ class TimedStep(NamedTuple):
     samples: int | None
     tokens: int | None
     cpu: tuple[struct_rusage, struct_rusage] | None
+    thread: tuple[bytes | None, bytes | None] = (None, None)
     on_host: PhaseMarks | None = None
     counted: bool = False
     hooked: HookedStep | None = None
@@ -90,6 +92,7 @@ class StepClock:
         logged_step: What the loggers call the last step so far.
         updating: The phases without which a step has learned nothing.
         scaled: Whether gradients are scaled, so that an optimizer that should step may not.
+        on_ranks: Whether steps are compared with those of other ranks, so that it matters what the system does to this one.
 
     Attributes:
         listeners: What has to listen to phases.
@@ -107,11 +110,12 @@ class StepClock:
         *,
         updating: frozenset[str],
         scaled: bool,
+        on_ranks: bool = False,
     ) -> None:
         """Begin the first step."""
         self.listeners = [phases] if on_host is None else [phases, on_host]
         self.batches: list[BatchUnits] = []
-        self.plain = PlainSteps(phases.mark, phases.marks)
+        self.plain = PlainSteps(phases.mark, phases.marks, ThreadSchedule() if on_ranks else None)
         self.times_phases = True
         self._new_shapes = 0
         self._ended = 0
@@ -123,6 +127,7 @@ class StepClock:
         self._marks: dict[str, None] = {"cold": None}
         self._pending: deque[TimedStep] = deque(maxlen=MOST)
         self._cpu: struct_rusage | None = None
+        self._thread: bytes | None = None
         self._is_torn = False
         self._scaled = scaled
         self._updated = False
@@ -185,9 +190,10 @@ class StepClock:
     def _make_out(self, logged_step: int, stretches: Iterable[PhaseMarks], marks: tuple[str, ...]) -> None:
         """If the loggers have not counted a step for each batch, gradients were accumulated, and the batches were parts of steps."""
         is_complete = logged_step == self.logged_step + 1
-        notes, usage = self.plain.take()
+        notes, usage, threads = self.plain.take()
         for number, ((batch, *_), stretch) in enumerate(zip(notes, stretches, strict=True), 1):
             before, self._cpu = self._cpu, usage.get(number)
+            thread_before, self._thread = self._thread, threads.get(number)
             self._logged_step += 1
             step = TimedStep(
                 ordinal=self._ended,
@@ -198,6 +204,7 @@ class StepClock:
                 samples=batch.samples,
                 tokens=batch.tokens,
                 cpu=_between(before, self._cpu),
+                thread=(thread_before, self._thread),
                 is_complete=is_complete,
                 marks=marks,
             )
@@ -251,6 +258,7 @@ class StepClock:
         ends = [*self.plain.ends(), (len(self._phases.marks), self._phases.mark())]  # what follows takes a while
         on_host = None if self._on_host is None else self._on_host.end()
         usage = cpu_usage() if self.times_phases else None
+        of_thread = self._of_thread()
         *plain, stretch = self._phases.cut(ends)
         unheard = self._unheard()
         self._make_out(logged_step, plain, unheard)
@@ -258,6 +266,7 @@ class StepClock:
         if self._scaled and not self._updated:
             marks["no_update"] = None
         before, self._cpu = self._cpu, usage
+        thread_before, self._thread = self._thread, of_thread
         self._pending.append(
             TimedStep(
                 ordinal=self._ended,
@@ -268,6 +277,7 @@ class StepClock:
                 samples=_sum(each.samples for each in batches),
                 tokens=_sum(each.tokens for each in batches),
                 cpu=_between(before, self._cpu),
+                thread=(thread_before, self._thread),
                 on_host=on_host,
                 counted=counted,
                 hooked=hooked,
@@ -290,6 +300,10 @@ class StepClock:
         if self._on_host is not None:
             self._on_host.begin()
         self._cpu = cpu_usage()
+        self._thread = self._of_thread()
+
+    def _of_thread(self) -> bytes | None:
+        return None if self.plain.schedule is None else self.plain.schedule.read()
 
     def read(self) -> Iterator[TimedStep]:
         """The steps that are over and can be timed without waiting."""
@@ -305,6 +319,8 @@ class StepClock:
         phases = self._phases.seconds(step.stretch) if step.times_phases else {}
         idle = step.times_phases and not self._updating <= phases.keys() and "no_update" not in step.marks
         before, after = step.cpu or (None, None)
+        on_core, waited = ThreadSchedule.between(*step.thread) or (None, None)
+        waiting = None if step.counted or not step.times_phases else self._phases.waiting(step.stretch)
         return Step(
             index=step.logged_step,
             kind=step.kind,
@@ -316,6 +332,9 @@ class StepClock:
             cpu_user=after.ru_utime - before.ru_utime if before and after else None,
             cpu_system=after.ru_stime - before.ru_stime if before and after else None,
             cpu_lost=None if step.hooked is None else step.hooked.cpu_lost,
+            waiting=waiting,
+            thread_cpu=on_core,
+            thread_waited=waited,
             samples=step.samples,
             tokens=step.tokens,
             marks=(*step.marks, "no_update") if idle else step.marks,

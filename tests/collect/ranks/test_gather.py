@@ -168,7 +168,7 @@ def test_of_a_large_model_the_places_that_tell_who_is_slow_are_kept(monkeypatch:
     alike = profile({"": {}} | {name: {} for name in names}, [product(names[0], "aten::mm", "forward", macs=1, bytes_moved=4)], run=facts)
 
     def laps(rank: int) -> Laps:
-        return ({ModulePhase(name, "forward"): 0.5 + (rank == 1 and name == "m150") for name in names},) * 3
+        return ({ModulePhase(name, "forward"): 0.5 + (rank == 1 and name == "m150") for name in names},) * 6
 
     whole = gathered({rank: (timed(alike, laps(rank)), laps(rank)) for rank in range(3)})
     assert whole.rank_comparison is not None

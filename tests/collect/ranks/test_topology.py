@@ -79,8 +79,15 @@ def test_the_parameters_are_asked_what_the_mesh_leaves_open() -> None:
 
 def test_a_mesh_without_names_is_one_of_tensors_if_it_has_one_dimension() -> None:
     """Unless `fully_shard` made it, whose modules are of a class of their own."""
-    assert {"tensor": 2} == topology_of(2, 0, model=Spread(mesh(2, names=None))).sizes
+    assert {"tensor": 2, "data": 1} == topology_of(2, 0, model=Spread(mesh(2, names=None))).sizes
     assert {} == topology_of(4, 0, model=Spread(mesh(2, 2, names=None))).sizes
+
+
+def test_ranks_that_all_share_one_batch_are_at_one_place_of_data() -> None:
+    """Two halves of a model on two ranks; of four ranks it is not known."""
+    found = topology_of(2, 1, model=Spread(mesh(2, names=("tp",))))
+    assert ([{"tensor": 0, "data": 0}, {"tensor": 1, "data": 0}]) == [found.coordinates[rank] for rank in (0, 1)]
+    assert {"tensor": 2} == topology_of(4, 0, model=Spread(mesh(2, names=("tp",)))).sizes
 
 
 def test_the_sampler_is_asked_last() -> None:

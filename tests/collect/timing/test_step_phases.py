@@ -57,6 +57,19 @@ def test_a_step_that_ends_within_a_phase_leaves_the_rest_of_it_to_the_next(phase
     assert {"data": 3.0, "other": 1.0} == whole_seconds(phases, clock, "3)1")
 
 
+def test_the_wait_at_the_end_of_backward_is_a_part_of_it(phases: StepPhases, clock: StillClock) -> None:
+    """3 s of 5, in two passes; a step in which nobody told of it does not know."""
+    for work, wait in ((1, 2), (1, 1)):
+        phases.enter("backward")
+        clock.advance(work)
+        phases.wait()
+        clock.advance(wait)
+        phases.leave()
+    step = phases.end()
+    assert ({"backward": 5.0, "other": 0.0}, 3.0) == (phases.seconds(step), phases.waiting(step))
+    assert phases.waiting(phases.end()) is None
+
+
 def test_time_before_a_step_begins_is_in_none(phases: StepPhases, clock: StillClock) -> None:
     """What ran since the last one ended is forgotten, and a phase that runs still goes on."""
     phases.enter("data")

@@ -45,7 +45,9 @@ def test_a_culprit_comes_first_and_who_waits_does_not() -> None:
     """The first waits longest; the second, which it waits for, is 0.2 ms late in the head."""
     ranks, waited = (answered(0), answered(1)), stat("", {0: 9.0, 1: 1.0}, waits=True)
     assert (1, 0) == analyze(replace(small_profile(), ranks=ranks, rank_stats=(waited,))).slowest_ranks
-    assert (0, 1) == analyze(replace(small_profile(), ranks=ranks, rank_stats=(waited,), rank_comparison=None)).slowest_ranks
+    assert (0, 1) == analyze(
+        replace(small_profile(), ranks=ranks, rank_stats=(waited,), rank_comparison=None, clean_comparison=None)
+    ).slowest_ranks
 
 
 def test_what_is_unknown_is_told_apart() -> None:

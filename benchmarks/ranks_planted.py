@@ -1,0 +1,491 @@
+"""Is the right rank named with the default schedule, and the right cause? Delays of many kinds, in loops of four kinds over gloo.
+
+python benchmarks/ranks_planted.py [--ranks 2] [--loops plain lightning] [--kinds forward data] [--repeat 1] [--minutes 20]
+
+All processes share this machine's cores. Most of the model's work is sleep, as in `ranks.py`, and so are most delays.
+Each training is a line in the log, and those that the log has are not run again.
+"""
+
+import argparse
+import gc
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from msgspec import msgpack
+from msgspec.structs import replace
+from ranks import Batches, NapsBackward, Ranks, nap, rank
+from results import record
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+import lflops
+from lflops.collect.timing.clock import HostClock, seconds_of
+from lflops.collect.timing.step_phases import StepPhases
+from lflops.merging.clean_steps import CleanSteps
+from lflops.session.window.step_clock import StepClock
+
+WIDTH, ROWS, BLOCKS, SLOW_BLOCK = 64, 16, 3, 1
+NAP, DELAY, RARE = 1e-3, 10e-3, 50e-3
+"""Seconds that a block's forward sleeps, its backward twice as long; those that are planted, and those in every 50th step."""
+
+LATE = 200
+"""The step from which on what begins late is there."""
+
+STEPS = 120
+LONGER = {"50th": 310, "late": 300}
+"""Steps of a training, by what is planted."""
+
+PLACES = ("forward", "backward", "data", "clip", "optimizer", "outside")
+EVERY = {"": 1, " every 3rd": 3, " every 10th": 10, " every 50th": 50}
+STEADY = {
+    f"{place}{often}": (place, every) for place in PLACES for often, every in EVERY.items() if not often or place in ("forward", "data")
+}
+KINDS = (*STEADY, "forward late", "contention", "thread", "gc", "longer", "turns", "lengths", "none")
+
+
+class Case(NamedTuple):
+    """One training."""
+
+    loop: str
+    kind: str
+    ranks: int
+    slow_rank: int
+    repeat: int = 0
+
+
+class Outcome(NamedTuple):
+    """What is said first of the run: module, phase and rank, and the cause; and where no rank is named whether ranks take turns."""
+
+    named: tuple[str, str, int] | None
+    cause: str | None
+    turns: str | None
+
+
+class Block(nn.Module):
+    """A product with a nap, forward and backward; its own work is as long as the batch."""
+
+    def __init__(self, plant: "Plant | None") -> None:
+        super().__init__()
+        self.product = nn.Linear(WIDTH, WIDTH)
+        self.plant = plant
+        self.backward_seconds = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.backward_seconds = 2 * NAP
+        nap(NAP)
+        if self.plant is not None:
+            self.plant.at("forward")
+            self.backward_seconds += self.plant.seconds("backward")
+        return x + NapsBackward.apply(self.product(x), self)
+
+
+class Plant:
+    """What one rank does in addition.
+
+    Args:
+        case: The training; on all ranks but one nothing is done.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.step = case, 0
+        self.is_slow = rank() == case.slow_rank
+        self.place, self.every = STEADY.get(case.kind, ("forward", 1))
+        self.first = LATE if case.kind == "forward late" else 0
+        self.garbage: list[Any] = []
+        self.saving: threading.Thread | None = None
+        self.busy: subprocess.Popen[bytes] | None = None
+
+    def seconds(self, place: str) -> float:
+        """How long it sleeps there in this step."""
+        kind = self.case.kind
+        if kind == "turns" and place == "forward":
+            return DELAY if self.step % self.case.ranks == rank() else 0.0
+        planted = kind in STEADY or kind == "forward late"
+        here = planted and self.is_slow and place == self.place and self.step >= self.first
+        return (RARE if self.every == EVERY[" every 50th"] else DELAY) if here and not self.step % self.every else 0.0
+
+    def at(self, place: str) -> None:
+        """The training is there."""
+        if seconds := self.seconds(place):
+            nap(seconds)
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.step += 1
+        if not self.is_slow:
+            return
+        if self.case.kind == "gc" and not self.step % 10:
+            self.garbage = [[[]] for _ in range(300_000)]
+            gc.collect()
+        if self.case.kind == "thread" and (self.saving is None or not self.saving.is_alive()):
+            self.saving = threading.Thread(target=save, daemon=True)
+            self.saving.start()
+
+    def rows(self, rows: int) -> int:
+        """How many a batch has in this step."""
+        kind = self.case.kind
+        if kind == "longer":
+            return rows * 3 if self.is_slow else rows
+        return rows
+
+
+def save() -> None:
+    """Serialize what is large, in a thread of Python's."""
+    until = time.monotonic() + 0.2
+    while time.monotonic() < until:
+        json.dumps(list(range(20_000)))
+
+
+class Model(nn.Module):
+    """Some blocks and a head. Busy kinds compute rather than sleep."""
+
+    def __init__(self, plant: Plant) -> None:
+        super().__init__()
+        self.plant = plant
+        self.blocks = nn.ModuleList([Block(plant if number == SLOW_BLOCK else None) for number in range(BLOCKS)])
+        self.head = nn.Linear(WIDTH, 8)
+        self.computes = plant.case.kind in {"contention", "thread", "longer", "lengths"}
+        self.wide = nn.Linear(WIDTH, 2048) if self.computes else None
+        self.narrow = nn.Linear(2048, WIDTH) if self.computes else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        if self.wide is not None and self.narrow is not None:
+            x = self.narrow(torch.tanh(self.wide(x)))
+        return self.head(x)
+
+
+def lengths_of(case: Case) -> Callable[[Any], Any]:
+    """Collates rows into a batch; where lengths differ, of each step another one."""
+    draw = torch.Generator().manual_seed(rank())
+    computes = case.kind in {"contention", "thread", "longer", "lengths"}
+
+    def collated(rows: list[Tensor]) -> Tensor:
+        batch = torch.stack(rows)
+        length = 8 if computes else 1
+        if case.kind == "lengths":
+            length = 4 + 4 * int(torch.randint(0, 6, (), generator=draw))
+        if case.kind == "longer" and rank() == case.slow_rank:
+            length *= 3
+        return batch[:, None].expand(-1, length, -1).contiguous() if computes else batch
+
+    return collated
+
+
+def loader_of(case: Case, plant: Plant, steps: int) -> DataLoader[Tensor]:
+    """Batches of this rank."""
+    data = Batches(steps * ROWS * case.ranks, lambda: plant.at("data"))
+    sampler = DistributedSampler(data, num_replicas=case.ranks, rank=rank(), shuffle=False)
+    return DataLoader(data, batch_size=ROWS, sampler=sampler, collate_fn=lengths_of(case))
+
+
+class Napping(torch.optim.SGD):
+    """Takes its time where a nap is planted."""
+
+    plant: Plant
+
+    def step(self, closure: Any = None) -> Any:
+        result = super().step(closure)
+        self.plant.at("optimizer")
+        return result
+
+
+def optimizer_of(model: nn.Module, plant: Plant) -> torch.optim.Optimizer:
+    """The model's."""
+    optimizer = Napping(model.parameters(), lr=1e-3)
+    optimizer.plant = plant
+    return optimizer
+
+
+def plain(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
+    """The loop of the documentation, word for word but for the model."""
+    model = DistributedDataParallel(Model(plant))
+    optimizer = optimizer_of(model, plant)
+    loader = loader_of(case, plant, steps)
+    with watched(model, optimizer, said) as monitor:
+        for batch in monitor.data(loader):
+            with monitor.step(batch):
+                plant.begin()
+                loss = model(batch).square().mean()
+                plant.at("outside")
+                loss.backward()
+                plant.at("clip")
+                optimizer.step()
+                optimizer.zero_grad()
+    return monitor
+
+
+def engines(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
+    """Fabric's, or Accelerate's."""
+    inner = Model(plant)
+    if case.loop == "fabric":
+        from lightning.fabric import Fabric
+
+        engine: Any = Fabric(accelerator="cpu", devices=case.ranks, strategy="ddp")
+        engine.launch()
+        model, optimizer = engine.setup(inner, optimizer_of(inner, plant))
+    else:
+        from accelerate import Accelerator
+
+        engine = Accelerator(cpu=True)
+        model, optimizer = engine.prepare(inner, optimizer_of(inner, plant))
+    loader = loader_of(case, plant, steps)
+    with watched(model, optimizer, said, engine=engine) as monitor:
+        for batch in monitor.data(loader):
+            with monitor.step(batch):
+                plant.begin()
+                loss = model(batch).square().mean()
+                plant.at("outside")
+                engine.backward(loss)
+                with monitor.phase("clip"):
+                    plant.at("clip")
+                optimizer.step()
+                optimizer.zero_grad()
+    return monitor
+
+
+def units(batch: Tensor) -> dict[str, int]:
+    """Of a batch of rows of some length."""
+    return {"samples": len(batch), "tokens": batch.numel() // WIDTH}
+
+
+def watched(model: nn.Module, optimizer: Any, said: list[str], **more: Any) -> Any:
+    """With the default schedule and a trace."""
+    return lflops.monitor(model, optimizer, log=said.append, on_error="raise", html=False, dirpath=tempfile.mkdtemp(), units=units, **more)
+
+
+def lightning(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
+    """A Trainer's."""
+    from lightning.pytorch import LightningModule, Trainer
+
+    from lflops.lightning.monitor import FlopsMonitor
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Model(plant)
+
+        def training_step(self, batch: Tensor, _: int) -> Tensor:
+            plant.begin()
+            loss = self.net(batch).square().mean()
+            plant.at("outside")
+            return loss
+
+        def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
+            plant.at("clip")
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return optimizer_of(self, plant)
+
+    monitor = FlopsMonitor(html=False, on_error="raise", units=units, dirpath=Path(tempfile.mkdtemp()))
+    handler, logger = Said(said), logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    trainer = Trainer(
+        max_epochs=1,
+        callbacks=[monitor],
+        accelerator="cpu",
+        strategy="ddp",
+        devices=case.ranks,
+        logger=False,
+        use_distributed_sampler=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    trainer.fit(Module(), loader_of(case, plant, steps))
+    logger.removeHandler(handler)
+    return monitor
+
+
+class Said(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self, said: list[str]) -> None:
+        super().__init__()
+        self.said = said
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+LOOPS: dict[str, Callable[..., Any]] = {"plain": plain, "fabric": engines, "accelerate": engines, "lightning": lightning}
+
+
+def train(case: Case) -> Outcome | None:
+    """What rank 0 says of it; nothing on the others."""
+    torch.manual_seed(0)
+    if not distributed.is_initialized():
+        os.environ.update(RANK=str(rank()), WORLD_SIZE=str(case.ranks))
+        distributed.init_process_group("gloo")
+    plant, said = Plant(case), list[str]()
+    steps = next((steps for kind, steps in LONGER.items() if kind in case.kind), STEPS)
+    cores = os.sched_getaffinity(0)
+    busy = contended(case) if case.kind == "contention" else None
+    try:
+        monitor = LOOPS[case.loop](case, plant, steps, said)
+    finally:
+        os.sched_setaffinity(0, cores)
+        if busy is not None:
+            busy.kill()
+    if not monitor.profiles:
+        return None
+    found = lflops.imbalance(monitor.profiles[-1])
+    turns = "lengths" if found.lengths_differ else "turns" if found.take_turns else None
+    if not found.rows:
+        return Outcome(None, None, turns)
+    row = found.rows[0]
+    return Outcome((row.module, row.phase, row.slow_rank), row.cause, turns)
+
+
+def is_right(case: Case, outcome: Outcome) -> bool:
+    """Whether rank, place and cause come first, no module but the right one; where ranks are alike, whether none is named."""
+    if case.kind in {"none", "turns", "lengths"}:
+        expected = {"none": {None}, "turns": {"turns"}, "lengths": {"lengths", None}}[case.kind]
+        return outcome.named is None and outcome.turns in expected
+    if outcome.named is None or outcome.named[2] != case.slow_rank:
+        return False
+    if case.kind in CAUSES:
+        return outcome.cause == CAUSES[case.kind]
+    place = STEADY.get(case.kind, ("forward", 1))[0]
+    if outcome.named[0] and (place not in {"forward", "backward"} or f"blocks.{SLOW_BLOCK}" not in outcome.named[0]):
+        return False
+    return outcome.named[1] in PHASES_OF.get(case.kind, PHASES_OF.get(place, {place})) and outcome.cause is None
+
+
+CAUSES = {"contention": "preempted", "thread": "thread", "longer": "work"}
+PHASES_OF = {"outside": {"forward"}, "clip": {"clip", "other"}, "gc": {"forward", "other"}}
+"""What no hook of a loop of one's own sees is in the phase before, or in none."""
+
+
+def contended(case: Case) -> subprocess.Popen[bytes] | None:
+    """Each rank on a core of its own, and on the slow one's another process."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank() % len(cores)]})
+    if rank() != case.slow_rank:
+        return None
+    return subprocess.Popen([sys.executable, "-c", "while True: pass"])
+
+
+def cases(loops: Sequence[str], kinds: Sequence[str], ranks: int, repeat: int) -> Iterator[Case]:
+    """Every kind in every loop."""
+    for number in range(repeat):
+        for kind in kinds:
+            for index, loop in enumerate(loops):
+                yield Case(loop, kind, ranks, (number + index + 1) % ranks, number)
+
+
+def costs() -> Iterator[str]:
+    """What a clean step costs that is compared with those of other ranks, and how much is kept of it."""
+    batch, taken = torch.zeros(4, 3), {}
+    for on_ranks in (False, True):
+        phases = StepPhases(HostClock())
+        clock = StepClock(phases, None, None, 0, updating=frozenset(), scaled=False, on_ranks=on_ranks)
+        for step in range(4):
+            clock.batch(batch)
+            clock.end(step, counted=False)
+        clock.expect_plain(math.inf)
+        ends = []
+        for _ in range(200):
+            for phase in ("data", "transfer", "forward", "backward", "clip", "optimizer"):
+                phases.enter(phase)
+                phases.leave()
+            ends.append(seconds_of(HostClock(), partial(clock.plain.note, batch)))
+        clock.make_out_plain(204)
+        steps = [*clock.read()]
+        read = [seconds_of(HostClock(), partial(clock.step, step)) for step in steps]
+        taken[on_ranks] = median(ends), median(read)
+    values = [clock.step(step) for step in steps]
+    clean = CleanSteps()
+    sizes = []
+    for number in (100, 100_000):
+        clean.add(0, (replace(values[-1], index=index) for index in range(number)), ranks=2)
+        sizes.append(sum(4 * len(row) for rows in clean._rows.values() for _, row in rows))  # noqa: SLF001 - what it holds
+    (alone, _), (end, value), sent = taken[False], taken[True], len(msgpack.encode(values[-50:]))
+    yield f"The end of a clean step takes {end * 1e6:.1f} µs, in a run of one rank {alone * 1e6:.1f}. To make a value of the step takes"
+    yield f"{value * 1e6:.0f} µs, every 50 steps for all of them; a thread sends these as {sent / 1e3:.0f} kB."
+    yield f"Of each rank {sizes[0] / 1e3:.1f} kB of numbers are kept after 100 steps, {sizes[1] / 1e3:.1f} kB after 100,000."
+
+
+def results(given: argparse.Namespace, log: Path) -> list[tuple[Case, Outcome]]:
+    """Those that the log has, and those that are still to be had in the time that is given."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    known = {Case(*case): Outcome(named and tuple(named), *rest) for case, (named, *rest) in map(json.loads, lines)}
+    until, group, found = time.monotonic() + 60 * given.minutes, None, []
+    with log.open("a") as file:
+        for case in cases(given.loops, given.kinds, given.ranks, given.repeat):
+            if case not in known and time.monotonic() < until:
+                group = group or Ranks(given.ranks)
+                try:
+                    known[case] = group.run(train, case)[0]
+                except Exception as error:  # noqa: BLE001 - of a process that ended, or of the training
+                    print(f"failed: {case}: {type(error).__name__}: {error}", flush=True)
+                    group.end()
+                    group = None
+                    continue
+                file.write(json.dumps([case, known[case]]) + "\n")
+                file.flush()
+                print("right" if is_right(case, known[case]) else "WRONG", case, known[case], flush=True)
+            if case in known:
+                found.append((case, known[case]))
+    if group is not None:
+        group.end()
+    return found
+
+
+def main() -> None:
+    """Train, and write the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--loops", nargs="+", default=list(LOOPS))
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS))
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=math.inf)
+    parser.add_argument("--log", type=Path, help="of the trainings, one a line")
+    given = parser.parse_args()
+    busy = os.getloadavg()[0]
+    found = results(given, given.log or Path(tempfile.gettempdir()) / "lflops-ranks-planted.jsonl")
+    lines = [
+        f"{given.ranks} gloo ranks, default schedule. Blocks of {3e3 * NAP:.0f} ms, most of it sleep. {DELAY * 1e3:.0f} ms are planted,",
+        f"{RARE * 1e3:.0f} in every 50th step.",
+        f"All processes share this machine's cores with other programs: its load was {busy:.0f} when the table was made.",
+        "A training is right if its first row has the rank and the phase or the cause, and where ranks are alike, if no rank is named.",
+        "",
+        f"| planted | {' | '.join(given.loops)} |",
+        f"|---|{'--:|' * len(given.loops)}",
+    ]
+    for kind in given.kinds:
+        cells = []
+        for loop in given.loops:
+            of_cell = [is_right(case, outcome) for case, outcome in found if (case.loop, case.kind) == (loop, kind)]
+            cells.append(f"{sum(of_cell)} of {len(of_cell)}" if of_cell else "–")
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    lines += ["", "Missed:", ""]
+    for case, outcome in found:
+        if not is_right(case, outcome):
+            lines.append(
+                f"- {case.loop}, {case.kind}, rank {case.slow_rank}: {outcome.named or outcome.turns or 'nobody'}, {outcome.cause}"
+            )
+    lines += ["", *costs()]
+    record("ranks_planted.py", "A slow rank, with the default schedule", lines)
+
+
+if __name__ == "__main__":
+    main()
