@@ -13,6 +13,7 @@ import lflops
 from lflops.collect.timing.clock import HostClock, ThreadSchedule
 from tests.support.fake_clock import StillClock
 from tests.support.processes import Ranks
+from tests.support.report_claims import disagreements, wrong_sums
 
 STEPS, WIDTH = 120, 8
 
@@ -48,7 +49,8 @@ def trained(slow_from: float) -> Any:
                 optimizer.step()
                 optimizer.zero_grad()
     rows: list[Any] = [row for profile in monitor.profiles[-1:] for row in lflops.imbalance(profile).rows]
-    return [(row.slow_rank, row.module, row.phase, row.since) for row in rows], [each for each in said if "in the last" in each]
+    wrong = [claim for profile in monitor.profiles[-1:] for claim in (*disagreements(profile), *wrong_sums(profile))]
+    return [(row.slow_rank, row.module, row.phase, row.since) for row in rows], [each for each in said if "in the last" in each], wrong
 
 
 @pytest.fixture(scope="module")
@@ -59,17 +61,17 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 def test_a_rank_that_is_slow_in_each_step_is_named_with_its_module(two: Ranks) -> None:
-    """Its window says so, and the log does not say it again."""
+    """Its window says so, and the log does not say it again. All drawings of the run agree, and parts add up."""
     results: Any = two.run(partial(trained, 0))
-    (rows, said), (others, _) = results
-    assert ([(1, "1", "forward", None)], [], []) == (rows, said, others)
+    (rows, said, wrong), (others, _, _) = results
+    assert ([(1, "1", "forward", None)], [], [], []) == (rows, said, others, wrong)
 
 
 def test_a_rank_that_becomes_slow_behind_the_last_window_has_a_line_in_the_log(two: Ranks) -> None:
     """In the 60 steps from number 60 on, as the loggers count. No step is hooked then, so no module is known."""
     results: Any = two.run(partial(trained, 60))
-    ((rank, module, phase, since),), (*_, line) = results[0]
-    assert (1, "", "forward", 60) == (rank, module, phase, since)
+    ((rank, module, phase, since),), (*_, line), wrong = results[0]
+    assert ((1, "", "forward", 60), []) == ((rank, module, phase, since), wrong)
     assert "rank 1 is" in line
     assert "from step 60 on: costs 10.0 ms a step" in line
 
@@ -77,4 +79,4 @@ def test_a_rank_that_becomes_slow_behind_the_last_window_has_a_line_in_the_log(t
 def test_equal_ranks_are_not_accused(two: Ranks) -> None:
     """Neither in the window nor in the log."""
     results: Any = two.run(partial(trained, STEPS))
-    assert ([], []) == results[0]
+    assert ([], [], []) == results[0]
