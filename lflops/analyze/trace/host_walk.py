@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lflops.analyze.trace.categories import precision_by_name
-from lflops.traces.recorded import Collective, DeviceWork, Inputs, OperatorCall, RecordedTrace, RuntimeCall, Span
+from lflops.traces.recorded import NODE, Collective, DeviceWork, Inputs, OperatorCall, RecordedTrace, RuntimeCall, Span
 
-__all__ = ["NODE", "HostWalk", "OperatorSums", "SpanSums", "walk"]
-
-NODE = "autograd::engine::evaluate_function: "
+__all__ = ["HostWalk", "OperatorSums", "SpanSums", "walk"]
 
 _OperatorKey = tuple[str, Inputs | None]
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
-from lflops.analyze.trace.categories import CATEGORIES, Category, category_of_kernel, communicates, precision_by_name, tensor_cores_by_name
+from lflops.analyze.trace.categories import CATEGORIES, Category, category_of_kernel, precision_by_name, tensor_cores_by_name
 from lflops.analyze.trace.host_walk import HostWalk
 from lflops.analyze.trace.operator_inputs import precision_of
+from lflops.traces.device_states import communicates
 from lflops.traces.recorded import DeviceWork
 
 __all__ = ["CategoryTimes", "KernelTimes", "PrecisionTimes", "by_category", "by_precision", "kernels"]

@@ -23,13 +23,9 @@ from lflops.collect.kineto.compiled_time import Region, RegionEvent
 from lflops.collect.kineto.module_log import THREAD, LogEntry, Replay
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.profile.records import Call, ModulePhase, TracedOperator
+from lflops.traces.recorded import NODE, STEP
 
-__all__ = ["LAUNCHES", "STEP", "Communicated", "Event", "Joined", "join", "read"]
-
-STEP = "ProfilerStep#"
-"""Begins the names of the events that are the steps."""
-
-NODE = "autograd::engine::evaluate_function: "
+__all__ = ["LAUNCHES", "NODE", "NO_OPERATORS", "STEP", "Communicated", "Event", "Joined", "join", "read"]
 
 REGION = "## Call CompiledFxGraph "
 """Begins the names of the runs of compiled graphs; the graph's key follows."""

@@ -297,7 +297,8 @@ class Tracer:
         )
         joined = join(events, self._log.threads, self._log.home, self._tree, **collectives)
         steps = sum(self._ends) if self._ends and self._ends[-1] else 0
-        idle_seconds = idle(events) if self._device else None
+        on_device = [event for event in events if event.is_on_device]
+        idle_seconds = idle(on_device)
         compiled = self._compiled(joined) if self._inside_compiled and joined.regions else None
         return Recording(
             raw=unfinished,
@@ -307,10 +308,10 @@ class Tracer:
             operators=joined.operators,
             device_seconds=None if idle_seconds is None else _spreads(joined.device, self._ends),
             device_idle_seconds=idle_seconds,
-            device_idle_by_phase=idle_by_phase(events, joined.calls) if self._device else None,
-            device_compute_seconds=computing(events) if self._device else None,
-            exposed_comm_seconds=exposed_communication(events) if self._device else None,
-            exposed_copy_seconds=exposed_copies(events) if self._device else None,
+            device_idle_by_phase=idle_by_phase(on_device, joined.calls),
+            device_compute_seconds=computing(on_device),
+            exposed_comm_seconds=exposed_communication(on_device),
+            exposed_copy_seconds=exposed_copies(on_device),
             communication=_a_step(joined.communication, steps),
             calls=tuple(joined.calls),
             compiled=compiled,
