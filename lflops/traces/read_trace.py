@@ -11,8 +11,7 @@ from msgspec import Raw, Struct, field
 
 from lflops.errors import ProfileError
 from lflops.traces.annotate import MODULE
-from lflops.traces.event_stream import Header, TraceStream
-from lflops.traces.files import rank_in_name
+from lflops.traces.event_stream import TraceStream
 from lflops.traces.recorded import STEP, Collective, DeviceWork, Inputs, MemoryPeak, OperatorCall, RecordedTrace, RuntimeCall, Span
 from lflops.traces.timestamps import ZERO, span
 
@@ -149,7 +148,7 @@ def read_trace(path: Path) -> RecordedTrace:
     return RecordedTrace(
         file=str(path),
         base=header.base,
-        rank=_rank(path, header),
+        rank=header.rank(path),
         world_size=header.distributed.world_size if header.distributed else None,
         groups=header.distributed.groups if header.distributed else None,
         devices=names,
@@ -166,12 +165,6 @@ def read_trace(path: Path) -> RecordedTrace:
         first=reader.first or 0,
         last=reader.last or 0,
     )
-
-
-def _rank(path: Path, header: Header) -> int | None:
-    """From the header, or else from the file's name."""
-    told = header.distributed.rank if header.distributed else None
-    return rank_in_name(path) if told is None else told
 
 
 class _Reader:

@@ -94,7 +94,7 @@ class HostWalk:
     def call(self, work: DeviceWork) -> RuntimeCall | None:
         """The call that launched a piece of work."""
         found = self.launches.get(work.correlation)
-        return None if found is None else found.call
+        return found and found.call
 
 
 @dataclass(slots=True)

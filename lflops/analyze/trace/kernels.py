@@ -2,7 +2,7 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
@@ -54,9 +54,6 @@ class PrecisionTimes(Struct, frozen=True, kw_only=True):
     device: int
     calls: int
     tensor_cores: int
-
-
-_Of = Callable[[DeviceWork], str | None]
 
 
 def _operator(walk: HostWalk, work: DeviceWork) -> str | None:

@@ -72,7 +72,7 @@ class _Unknown(Exception):  # noqa: N818 - it says that something is unknown, an
     """The trace does not tell."""
 
 
-_FAILURES = (_Unknown, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, SyntaxError, RuntimeError)
+_FAILURES = _Unknown, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, SyntaxError, NotImplementedError, RecursionError
 """What formulas and the reading of values raise for inputs that do not fit: a trace is a file from anywhere."""
 
 
@@ -87,17 +87,7 @@ def cost_of(name: str, inputs: Inputs | None) -> TracedCost | None:
         if name in FORMULAS:
             return _by_formula(name, FORMULAS[name], given, has_values=has_values)
         return _by_convention(name.removeprefix("aten::"), given) if name.startswith("aten::") else None
-    except (
-        _Unknown,
-        LookupError,
-        TypeError,
-        ValueError,
-        ArithmeticError,
-        NotImplementedError,
-        AttributeError,
-        SyntaxError,
-        RecursionError,
-    ):
+    except _FAILURES:
         return None
 
 

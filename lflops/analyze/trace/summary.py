@@ -10,7 +10,7 @@ from lflops.analyze.trace.collectives import CollectiveTimes, Occurrence, collec
 from lflops.analyze.trace.host_walk import HostWalk, walk
 from lflops.analyze.trace.idle import CAUSES, Cause, LaunchDelays, QueueDepth, idle_by_cause, launch_delays, queue_depth
 from lflops.analyze.trace.kernels import CategoryTimes, KernelTimes, PrecisionTimes, by_category, by_precision, kernels
-from lflops.analyze.trace.modules import SpanTimes, modules, scopes
+from lflops.analyze.trace.modules import SpanTimes, span_times
 from lflops.analyze.trace.operator_cost import cost_of
 from lflops.analyze.trace.operators import OperatorTimes, ShapeTimes, Uncounted, operators, shapes, uncounted
 from lflops.analyze.trace.rank_skew import RankSkew, rank_skew
@@ -171,8 +171,8 @@ def _analysed(trace: RecordedTrace, hardware: Hardware | str | None) -> tuple[Tr
         utilization=utilization(found, step_times, span, len(rows), chip),
         hardware=chip,
         collectives=collectives(found_collectives, computing),
-        modules=modules(found),
-        scopes=scopes(found),
+        modules=span_times(found, "module"),
+        scopes=span_times(found, "scope"),
         left_out=window.left_out,
         has_stack=trace.has_stack,
         negative=trace.negative,

@@ -10,7 +10,7 @@ operator that asked for it, not to the moment at which it was done.
 import bisect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import compress, starmap
 from math import inf
 from operator import ne, not_, or_
@@ -25,7 +25,7 @@ from lflops.collect.model.module_tree import ModuleTree
 from lflops.profile.records import Call, ModulePhase, TracedOperator
 from lflops.traces.recorded import NODE, STEP
 
-__all__ = ["LAUNCHES", "NODE", "NO_OPERATORS", "STEP", "Communicated", "Event", "Joined", "join", "read"]
+__all__ = ["LAUNCHES", "NODE", "NO_OPERATORS", "STEP", "Communicated", "Event", "Joined", "join", "read", "steps_of"]
 
 REGION = "## Call CompiledFxGraph "
 """Begins the names of the runs of compiled graphs; the graph's key follows."""
@@ -111,7 +111,6 @@ class Communicated(NamedTuple):
 @dataclass(slots=True)
 class _Times:
     name: str
-    is_left_out: bool
     is_node: bool
     calls: int = 0
     host: int = 0
@@ -130,12 +129,7 @@ class _Open:
     times: _Times
     device: int = 0
     children: int = 0
-    double: "_Open | None" = None
     region: Region | None = None
-
-
-def _only_one(_moment: int) -> int:
-    return 0
 
 
 @dataclass(kw_only=True)
@@ -153,11 +147,11 @@ class Joined:
     """
 
     device: list[dict[ModulePhase, float]]
-    calls: list[Call] = field(default_factory=list)
-    operators: tuple[TracedOperator, ...] = ()
-    communication: dict[tuple[ModulePhase, str], tuple[int, int]] = field(default_factory=dict)
-    regions: list[Region] = field(default_factory=list)
-    batch_at: Callable[[int], int] = _only_one
+    calls: list[Call]
+    operators: tuple[TracedOperator, ...]
+    communication: dict[tuple[ModulePhase, str], tuple[int, int]]
+    regions: list[Region]
+    batch_at: Callable[[int], int]
 
 
 def join(
@@ -179,7 +173,7 @@ def join(
         communicated: The kernels of collectives by the key of what launched them.
         on_host: Collectives that ran on the host, by the beginning of what launched them.
     """
-    begun = sorted((event.start, event.end, event.thread) for event in events if event.is_named and event.name.startswith(STEP))
+    begun = steps_of(events)
     pythons = {event.thread: int(event.name.removeprefix(THREAD)) for event in events if event.is_named and event.name.startswith(THREAD)}
     trainer = begun[0][2] if begun else None
     steps = _StepIntervals([(start, end) for start, end, _ in begun])
@@ -198,8 +192,13 @@ def join(
         walk.calls += Replay(tree, logs[python], thread=number, segments=segments, own=AutogradSegments(0)).finish()
     for event in unasked:
         if event.start in steps:
-            walk.unasked(event)
+            walk.device[steps.index(event.start)][ModulePhase("", "other")] += event.end - event.start
     return walk.joined()
+
+
+def steps_of(events: Iterable[Event]) -> list[tuple[int, int, int]]:
+    """Beginning, end and thread of each step of the profiler, in their order."""
+    return sorted((event.start, event.end, event.thread) for event in events if event.is_named and event.name.startswith(STEP))
 
 
 def _device_work(events: Iterable[Event]) -> tuple[dict[int, list[Event]], list[Event]]:
@@ -236,7 +235,6 @@ class _StepIntervals:
     """
 
     def __init__(self, steps: Iterable[tuple[int, int]]) -> None:
-        """Keep when each begins and ends."""
         self._changes = [moment for step in steps for moment in step]
         self.number = len(self._changes) // 2
 
@@ -274,6 +272,7 @@ class _Walk:
         self.regions: list[Region] = []
         self._kernels = kernels
         self._below: list[tuple[Region, _Open]] = []  # what ran right below regions of this thread
+        self._doubles: list[tuple[_Open, _Open]] = []  # what an operator of its own name called, after that
 
     def thread(self, events: Sequence[Event], replay: Replay) -> None:
         """Add those of a thread; they are sorted."""
@@ -281,16 +280,17 @@ class _Walk:
         running = replay.module_phase
         due: float = -1
         for name, start, end, _, number, built_on, is_named, is_loose, _, key, link in events:
-            times = (self.named if is_named else self.times).get(name) or self._new(name, is_named=is_named)
-            if times.is_left_out:
+            if name in NO_OPERATORS:
                 continue
+            table = self.named if is_named else self.times
+            times = table.get(name) or table.setdefault(name, _Times(name, name.startswith(NODE)))
             length = end - start
             times.calls += 1
             times.host += length
             if is_loose:
                 continue
             while (opened and end > opened[-1].end) or (opened and start >= opened[-1].end):
-                _close(opened.pop())
+                opened.pop()
             if start >= due or times.is_node:
                 replay.go_on(start)
                 if times.is_node:
@@ -303,9 +303,10 @@ class _Walk:
                 self.device[step][running] += self.asked[key]
                 self._communicate(running, self.communicated.get(key, ()))
                 replay.on_device(self.asked[key])
-                _on_device(opened, self.asked[key])
-        for event in reversed(opened):
-            _close(event)
+                times.own_device += self.asked[key]
+                for event in opened:
+                    event.times.device += self.asked[key]
+                    event.device += self.asked[key]
         for region, event in self._below:
             region.events.append(RegionEvent(event.times.name, event.start, event.end, event.device))
         self._below.clear()
@@ -323,9 +324,13 @@ class _Walk:
         if event.start in self.on_host and event.times.name.startswith(LAUNCHES):
             self._communicate(running, [self.on_host[event.start]])
         if opened:
-            _nest(event, opened[-1])
-            if opened[-1].region is not None:
-                self._below.append((opened[-1].region, event))
+            parent = opened[-1]
+            parent.times.own_host -= event.end - event.start
+            parent.children += 1
+            if event.times is parent.times:
+                self._doubles.append((parent, event))
+            if parent.region is not None:
+                self._below.append((parent.region, event))
         if event.times.name.startswith(REGION):
             graph = event.times.name.removeprefix(REGION).partition(" ")[0]
             kernels = [(each.name, each.end - each.start) for each in self._kernels.get(event.key, ())]
@@ -333,12 +338,13 @@ class _Walk:
             self.regions.append(event.region)
         opened.append(event)
 
-    def unasked(self, event: Event) -> None:
-        """Add work of the device that nothing asked for."""
-        self.device[self.steps.index(event.start)][ModulePhase("", "other")] += event.end - event.start
-
     def joined(self) -> Joined:
-        """What all threads did."""
+        """What all threads did. An operator that only calls another of its name is one with it, as in torch's own table."""
+        for outer, inner in self._doubles:
+            if outer.children == 1:
+                outer.times.calls -= 1
+                outer.times.host -= inner.end - inner.start
+                outer.times.device -= inner.device
         device: list[dict[ModulePhase, float]] = [{key: each for key, each in step.items() if each} for step in self.device]
         calls = [call for call in self.calls if call.start in self.steps]
         return Joined(
@@ -349,33 +355,6 @@ class _Walk:
             regions=self.regions,
             batch_at=self.steps.index,
         )
-
-    def _new(self, name: str, *, is_named: bool) -> _Times:
-        times = _Times(name, name in NO_OPERATORS, name.startswith(NODE))
-        (self.named if is_named else self.times)[name] = times
-        return times
-
-
-def _on_device(opened: Sequence[_Open], nanoseconds: int) -> None:
-    opened[-1].times.own_device += nanoseconds
-    for event in opened:
-        event.times.device += nanoseconds
-        event.device += nanoseconds
-
-
-def _nest(event: _Open, parent: _Open) -> None:
-    parent.times.own_host -= event.end - event.start
-    parent.children += 1
-    if event.times is parent.times:
-        parent.double = event
-
-
-def _close(event: _Open) -> None:
-    """An operator that does nothing but call another of its name is one with it, as in torch's own table."""
-    if event.double is not None and event.children == 1:
-        event.times.calls -= 1
-        event.times.host -= event.double.end - event.double.start
-        event.times.device -= event.double.device
 
 
 def _table(times: Iterable[_Times]) -> tuple[TracedOperator, ...]:

@@ -130,7 +130,6 @@ class Tracer:
         inside_compiled: bool = False,
         guard: Guard = unguarded,
     ) -> None:
-        """Touch nothing yet."""
         self._inside_compiled = inside_compiled
         here = supported_activities() if torch.cuda.is_available() else {ProfilerActivity.CPU}
         self._tree = tree
@@ -312,7 +311,9 @@ class Tracer:
             device_compute_seconds=computing(on_device),
             exposed_comm_seconds=exposed_communication(on_device),
             exposed_copy_seconds=exposed_copies(on_device),
-            communication=_a_step(joined.communication, steps),
+            communication={
+                place: (whole / steps / 1e9, alone / steps / 1e9) for place, (whole, alone) in joined.communication.items() if steps
+            },
             calls=tuple(joined.calls),
             compiled=compiled,
             call_times=() if compiled is None else call_times(joined.calls, joined.batch_at, len(joined.device)),
@@ -335,13 +336,6 @@ class Tracer:
                     batch[running] = batch.get(running, 0) - took
                     batch[key] = batch.get(key, 0) + took
         return times
-
-
-def _a_step(
-    communication: Mapping[tuple[ModulePhase, str], tuple[int, int]], steps: int
-) -> dict[tuple[ModulePhase, str], tuple[float, float]]:
-    """Seconds a step, of nanoseconds over so many steps; none where the recording ends within a step."""
-    return {place: (whole / steps / 1e9, alone / steps / 1e9) for place, (whole, alone) in communication.items()} if steps else {}
 
 
 def _export(recorder: profile, into: Path) -> str | None:
