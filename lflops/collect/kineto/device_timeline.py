@@ -2,8 +2,9 @@
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Literal
+
+from msgspec.structs import asdict
 
 from lflops.collect.kineto.events import LAUNCHES, Communicated, Event
 from lflops.profile.collective_names import collective_kind
@@ -12,7 +13,7 @@ from lflops.stretches import joined, length, outside, shares
 from lflops.traces.device_states import Timeline, communicates, idle_stretches, states, timeline
 from lflops.traces.recorded import DeviceWork
 
-__all__ = ["communication", "communication_on_host", "computing", "exposed_communication", "exposed_copies", "idle", "idle_by_phase"]
+__all__ = ["communication", "communication_on_host", "device_seconds", "idle_by_phase"]
 
 ON_HOST = ("gloo:", "mpi:", "ucc:")
 """Begin the names of collectives that run on the host."""
@@ -27,7 +28,7 @@ HOST_PHASES: tuple[Phase, ...] = ("forward", "recompute", "backward", "optimizer
 """The inner ones first: an optimizer's closure runs forward and backward."""
 
 
-def device_work(events: Iterable[Event]) -> list[DeviceWork]:
+def _work(events: Iterable[Event]) -> list[DeviceWork]:
     """What the device did, as a file of the trace gives it."""
     return [
         DeviceWork(_kind(name), name, 0, thread, start, end, key, link)
@@ -45,20 +46,15 @@ def _states(work: Sequence[DeviceWork]) -> Timeline | None:
     return states(work, min(each.start for each in work), max(each.end for each in work)) if work else None
 
 
-def _seconds(state: str, events: Iterable[Event]) -> float | None:
-    found = _states(device_work(events))
-    return None if found is None else float(getattr(timeline(found), state) / 1e9)
-
-
-computing, exposed_communication, exposed_copies, idle = (
-    partial(_seconds, state) for state in ("computing", "exposed_communication", "exposed_copies", "idle")
-)
-"""Seconds of each state from the first to the last work of the device; `None` where there was no device."""
+def device_seconds(events: Iterable[Event]) -> dict[str, float]:
+    """What `DeviceTimeline` has, in seconds, from the first to the last work of the device; empty where there was no device."""
+    found = _states(_work(events))
+    return {name: nanoseconds / 1e9 for name, nanoseconds in asdict(timeline(found)).items()} if found else {}
 
 
 def idle_by_phase(events: Iterable[Event], calls: Iterable[Call]) -> dict[str, float] | None:
     """Idle seconds by what the host was at: a phase of some module, or `other`; `None` where there was no device."""
-    found, calls = _states(device_work(events)), list(calls)
+    found, calls = _states(_work(events)), list(calls)
     if found is None:
         return None
     phases = (joined((call.start, call.end) for call in calls if call.phase == phase) for phase in HOST_PHASES)
@@ -68,7 +64,7 @@ def idle_by_phase(events: Iterable[Event], calls: Iterable[Call]) -> dict[str, f
 
 def communication(events: Iterable[Event]) -> dict[int, list[Communicated]]:
     """The kernels of collectives by the key of what launched them."""
-    work = device_work(events)
+    work = _work(events)
     device = _states(work)
     found: defaultdict[int, list[Communicated]] = defaultdict(list)
     for each in filter(communicates, work):
