@@ -12,7 +12,7 @@ import statistics
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from msgspec import Struct
 
@@ -24,17 +24,7 @@ __all__ = ["CAUSES", "Cause", "LaunchDelays", "QueueDepth", "idle_by_cause", "la
 Cause = Literal[
     "data_loader", "synchronising", "allocating", "launching", "operators", "python", "launch_latency", "queued", "not_recorded"
 ]
-CAUSES: tuple[Cause, ...] = (
-    "data_loader",
-    "synchronising",
-    "allocating",
-    "launching",
-    "operators",
-    "python",
-    "launch_latency",
-    "queued",
-    "not_recorded",
-)
+CAUSES: tuple[Cause, ...] = get_args(Cause)
 """What an idle moment is lost to.
 
 * `data_loader`: the thread was inside the data loader.
