@@ -83,7 +83,8 @@ def communication_on_host(events: Sequence[Event]) -> dict[int, Communicated]:
         return {}
     launches = deque(sorted((event for event in events if event.name.startswith(LAUNCHES)), key=lambda event: event.start))
     awaited = joined((event.start, event.end) for event in events if _namespace(event) in WITH_COLLECTIVES)
-    computed = outside(joined((event.start, event.end) for event in events if _computes_on_host(event)), awaited)
+    operators = (event for event in events if not event.is_named and _namespace(event) not in {None, *AUTOGRAD})
+    computed = outside(joined((event.start, event.end) for event in operators), awaited)
     found = {}
     for event in ran:
         if not launches or launches[0].start > event.start:
@@ -92,11 +93,6 @@ def communication_on_host(events: Sequence[Event]) -> dict[int, Communicated]:
         exposed = length(outside([(event.start, event.end)], computed))
         found[launch.start] = Communicated(collective_kind(launch.name), event.end - event.start, exposed)
     return found
-
-
-def _computes_on_host(event: Event) -> bool:
-    """Whether it is an operator, and not what autograd runs others in."""
-    return not event.is_named and _namespace(event) not in {None, *AUTOGRAD}
 
 
 def _namespace(event: Event) -> str | None:

@@ -33,7 +33,7 @@ REGION = "## Call CompiledFxGraph "
 LAUNCHES = "c10d::"
 """Begins the names of the operators that launch collectives."""
 
-MOST = 20
+MAX_TABLE_ROWS = 20
 """Operators of the table: those with the most self time on the device, and on the host."""
 
 NO_OPERATORS = frozenset(
@@ -58,7 +58,7 @@ class Event(NamedTuple):
         number: Of a node of backward: when it was built; of any other: -1, or the number of the next node.
         built_on: Of a node of backward: the thread that built it; 0 for any other.
         is_named: Whether somebody named a stretch of time, rather than that an operator ran.
-        is_loose: Whether it began on one thread and ended on another.
+        spans_threads: Whether it began on one thread and ended on another.
         link: The `key` of the operator that it was done for, where it is the device's or the device's library's.
     """
 
@@ -69,7 +69,7 @@ class Event(NamedTuple):
     number: int = -1
     built_on: int = 0
     is_named: bool = False
-    is_loose: bool = False
+    spans_threads: bool = False
     is_on_device: bool = False
     key: int = 0
     link: int = 0
@@ -179,7 +179,7 @@ def join(
     steps = _StepIntervals([(start, end) for start, end, _ in begun])
     if trainer is not None:
         pythons[trainer] = home
-    kernels, unasked = _device_work(events)
+    kernels, unlaunched = _device_work(events)
     by_thread = _by_thread(event for event in events if event.start in steps)
     order = sorted(by_thread, key=lambda thread: (thread != trainer, thread))
     segments = {thread: AutogradSegments(0) for thread in order}
@@ -190,7 +190,7 @@ def join(
     without_events = sorted(logs.keys() - pythons.values(), key=lambda python: python != home)
     for number, python in enumerate(without_events, len(order)):
         walk.calls += Replay(tree, logs[python], thread=number, segments=segments, own=AutogradSegments(0)).finish()
-    for event in unasked:
+    for event in unlaunched:
         if event.start in steps:
             walk.device[steps.index(event.start)][ModulePhase("", "other")] += event.end - event.start
     return walk.joined()
@@ -204,7 +204,7 @@ def steps_of(events: Iterable[Event]) -> list[tuple[int, int, int]]:
 def _device_work(events: Iterable[Event]) -> tuple[dict[int, list[Event]], list[Event]]:
     """The work of the device by the key of what asked for it, in the order of time, and what nothing asked for."""
     done = sorted((event for event in events if event.is_on_device and not event.is_named), key=lambda event: event.start)
-    askers = {event.key for event in events if not event.is_on_device and not event.link and not event.is_loose} if done else set()
+    askers = {event.key for event in events if not event.is_on_device and not event.link and not event.spans_threads} if done else set()
     asked: defaultdict[int, list[Event]] = defaultdict(list)
     for event in done:
         if event.link in askers:
@@ -279,7 +279,7 @@ class _Walk:
         opened: list[_Open] = []
         running = replay.module_phase
         due: float = -1
-        for name, start, end, _, number, built_on, is_named, is_loose, _, key, link in events:
+        for name, start, end, _, number, built_on, is_named, spans_threads, _, key, link in events:
             if name in NO_OPERATORS:
                 continue
             table = self.named if is_named else self.times
@@ -287,7 +287,7 @@ class _Walk:
             length = end - start
             times.calls += 1
             times.host += length
-            if is_loose:
+            if spans_threads:
                 continue
             while (opened and end > opened[-1].end) or (opened and start >= opened[-1].end):
                 opened.pop()
@@ -360,8 +360,8 @@ class _Walk:
 def _table(times: Iterable[_Times]) -> tuple[TracedOperator, ...]:
     """Those with the most self time, on the device and on the host."""
     operators = [each for each in times if each.calls]
-    on_device = sorted((each for each in operators if each.own_device), key=lambda each: -each.own_device)[:MOST]
-    on_host = sorted(operators, key=lambda each: -each.own_host)[:MOST]
+    on_device = sorted((each for each in operators if each.own_device), key=lambda each: -each.own_device)[:MAX_TABLE_ROWS]
+    on_host = sorted(operators, key=lambda each: -each.own_host)[:MAX_TABLE_ROWS]
     chosen = {each.name: each for each in (*on_device, *on_host)}
     return tuple(
         TracedOperator(

@@ -121,7 +121,7 @@ def _is_operator(event: Event) -> bool:
         "::" in event.name
         and not event.is_on_device
         and not event.is_named
-        and not event.is_loose
+        and not event.spans_threads
         and not event.link
         and not event.name.startswith(NODE)
         and event.name not in NO_OPERATORS
