@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["Stretches", "clipped", "joined", "length", "outside", "within"]
+__all__ = ["Stretches", "joined", "length", "outside", "shares", "within"]
 
 Stretches = list[tuple[int, int]]
 
@@ -57,6 +57,11 @@ def within(stretches: Iterable[tuple[int, int]], others: Sequence[tuple[int, int
     return [(start, end) for start, end in found if start < end]
 
 
-def clipped(stretches: Iterable[tuple[int, int]], start: int, end: int) -> Stretches:
-    """What of the stretches lies between two moments."""
-    return within(stretches, [(start, end)])
+def shares(stretches: Stretches, *others: Stretches) -> list[int]:
+    """How much of the stretches lies in each of the others; a moment belongs to the first that has it. Behind them, what is in none."""
+    found = []
+    for each in others:
+        left = outside(stretches, each)
+        found.append(length(stretches) - length(left))
+        stretches = left
+    return [*found, length(stretches)]

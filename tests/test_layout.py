@@ -62,7 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "collect.operator_costs": VALUE | {"pypi:torch", "collect.torch_private", *FORMULAS},
     "collect.counting": INSIDE | FORMULAS | {"allocator", "collect.operator_costs"},
     "collect.timing": INSIDE,
-    "collect.kineto": INSIDE | {"collect.timing"},
+    "collect.kineto": INSIDE | {"collect.timing", "traces"},
     "collect.ranks": INSIDE | {"collect.timing", "merging"},
     "collect.calibration": INSIDE | {"collect.timing"},
     "collect": INSIDE

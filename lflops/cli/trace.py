@@ -29,7 +29,7 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Has the ranks' trac
 
 @trace.command()
 def show(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Traces of torch.profiler, packed or not; one for each rank.")],
+    files: Files,
     *,
     hardware: Annotated[
         str | None, typer.Option(metavar="NAME", help="The chip to judge by, or a TOML file; else the trace's own.")

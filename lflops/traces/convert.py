@@ -21,11 +21,11 @@ from msgspec import Raw, Struct
 from lflops.errors import ProfileError
 from lflops.traces.annotate import MODULE, TRACKS
 from lflops.traces.files import read, written_whole
+from lflops.traces.recorded import NODE, STEP
 from lflops.traces.timestamps import ZERO, span
 
 __all__ = ["compat", "is_wanted", "place"]
 
-STEP, NODE = "ProfilerStep#", "autograd::engine::evaluate_function: "
 MARKS = b'"lflops_module"', b"ProfilerStep#", b"engine::evaluate_function"
 LOADERS = "enumerate(DataLoader)#", "enumerate(DataPipe)#"
 

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from lflops.errors import ProfileError
+from lflops.traces.files import rank_in_name
 
 __all__ = ["Header", "TraceStream"]
 
@@ -57,6 +58,11 @@ class Header(Struct, frozen=True):
     distributed: _Distributed | None = msgspec.field(default=None, name="distributedInfo")
     devices: tuple[_Device, ...] = msgspec.field(default=(), name="deviceProperties")
 
+    def rank(self, path: Path) -> int | None:
+        """The rank that it says, or else the file's name."""
+        told = self.distributed.rank if self.distributed else None
+        return rank_in_name(path) if told is None else told
+
 
 class _BrokenError(Exception):
     """What is wrong with the text."""
@@ -74,7 +80,6 @@ class TraceStream(Generic[_Event]):
     """
 
     def __init__(self, path: Path, kind: type[_Event]) -> None:
-        """Open nothing yet."""
         self.header = Header()
         self._path = path
         self._decoder = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]

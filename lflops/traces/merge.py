@@ -12,7 +12,8 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from lflops.errors import ProfileError
-from lflops.traces.files import rank_in_name, read, traces_in, written_whole
+from lflops.traces.event_stream import Header
+from lflops.traces.files import read, traces_in, written_whole
 from lflops.traces.timestamps import ZERO, microseconds, span
 
 __all__ = ["MERGED", "MergedTraces", "merge"]
@@ -33,15 +34,6 @@ class _Source(NamedTuple):
     path: Path
     rank: int | None
     base: int
-
-
-class _Distributed(Struct):
-    rank: int | None = None
-
-
-class _Header(Struct):
-    base: int = msgspec.field(default=0, name="baseTimeNanoseconds")
-    distributed: _Distributed = msgspec.field(default_factory=_Distributed, name="distributedInfo")
 
 
 class _Event(Struct):
@@ -73,7 +65,9 @@ def merge(folder: Path, into: Path | None = None) -> MergedTraces:
     Raises:
         ProfileError: There is no trace, or one of them cannot be read; the message names it.
     """
-    sources = sorted(_sources(folder), key=lambda source: (source.rank is None, source.rank or 0, source.path.name))
+    headers = [(path, read(path, Header)) for path in traces_in(folder)]
+    sources = [_Source(path, header.rank(path), header.base) for path, header in headers]
+    sources.sort(key=lambda source: (source.rank is None, source.rank or 0, source.path.name))
     into = folder / MERGED if into is None else into
     base = min(source.base for source in sources)
     numbers = itertools.count(1)
@@ -86,14 +80,6 @@ def merge(folder: Path, into: Path | None = None) -> MergedTraces:
                 events += 1
         file.write(b"\n]}\n")
     return MergedTraces(file=str(into), ranks=tuple(source.rank for source in sources), events=events)
-
-
-def _sources(folder: Path) -> Iterator[_Source]:
-    """Each trace with what its header says."""
-    for path in traces_in(folder):
-        header = read(path, _Header)
-        rank = rank_in_name(path) if header.distributed.rank is None else header.distributed.rank
-        yield _Source(path, rank, header.base)
 
 
 def _moved(source: _Source, index: int, base: int, numbers: Iterator[int]) -> Iterator[bytes]:

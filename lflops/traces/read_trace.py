@@ -11,14 +11,12 @@ from msgspec import Raw, Struct, field
 
 from lflops.errors import ProfileError
 from lflops.traces.annotate import MODULE
-from lflops.traces.event_stream import Header, TraceStream
-from lflops.traces.files import rank_in_name
-from lflops.traces.recorded import Collective, DeviceWork, Inputs, MemoryPeak, OperatorCall, RecordedTrace, RuntimeCall, Span
+from lflops.traces.event_stream import TraceStream
+from lflops.traces.recorded import STEP, Collective, DeviceWork, Inputs, MemoryPeak, OperatorCall, RecordedTrace, RuntimeCall, Span
 from lflops.traces.timestamps import ZERO, span
 
 __all__ = ["read_trace"]
 
-_STEP = "ProfilerStep#"
 _FRAME = "nn.Module: "
 _COLLECTIVE = "nccl:"
 _NOTHING = Raw(b"{}")
@@ -150,7 +148,7 @@ def read_trace(path: Path) -> RecordedTrace:
     return RecordedTrace(
         file=str(path),
         base=header.base,
-        rank=_rank(path, header),
+        rank=header.rank(path),
         world_size=header.distributed.world_size if header.distributed else None,
         groups=header.distributed.groups if header.distributed else None,
         devices=names,
@@ -167,12 +165,6 @@ def read_trace(path: Path) -> RecordedTrace:
         first=reader.first or 0,
         last=reader.last or 0,
     )
-
-
-def _rank(path: Path, header: Header) -> int | None:
-    """From the header, or else from the file's name."""
-    told = header.distributed.rank if header.distributed else None
-    return rank_in_name(path) if told is None else told
 
 
 class _Reader:
@@ -268,7 +260,7 @@ class _Reader:
     def _operator(self, event: _Event) -> None:
         start, end = self._on_host(event)
         name, thread = self._name(event), self._thread(event)
-        if name.startswith(_STEP):
+        if name.startswith(STEP):
             self.spans.append(Span("step", name, thread, start, end))
             return
         args = self._operator_args.decode(event.args)
@@ -282,7 +274,7 @@ class _Reader:
     def _annotation(self, event: _Event) -> None:
         start, end = self._on_host(event)
         name = self._name(event)
-        named = Span("step" if name.startswith(_STEP) else "scope", name, self._thread(event), start, end)
+        named = Span("step" if name.startswith(STEP) else "scope", name, self._thread(event), start, end)
         if name.startswith(_COLLECTIVE):
             named.collective = _described(name, self._operator_args.decode(event.args))
         self.spans.append(named)

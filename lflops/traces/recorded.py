@@ -5,7 +5,10 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-__all__ = ["Collective", "DeviceWork", "Inputs", "MemoryPeak", "OperatorCall", "RecordedTrace", "RuntimeCall", "Span"]
+__all__ = ["NODE", "STEP", "Collective", "DeviceWork", "Inputs", "MemoryPeak", "OperatorCall", "RecordedTrace", "RuntimeCall", "Span"]
+
+STEP, NODE = "ProfilerStep#", "autograd::engine::evaluate_function: "
+"""Begin the names of the profiler's steps, and of the nodes of backward."""
 
 
 class Collective(Struct, frozen=True, gc=False):

@@ -7,7 +7,7 @@ import functools
 import re
 from typing import Literal, get_args
 
-from lflops.profile.collective_names import is_collective_kernel
+from lflops.traces.device_states import communicates
 from lflops.traces.recorded import DeviceWork
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "Category",
     "category_of_kernel",
     "category_of_operator",
-    "communicates",
     "precision_by_name",
     "tensor_cores_by_name",
 ]
@@ -128,11 +127,6 @@ _PRECISIONS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\bimma|int8|s8s8", "int8"),
     )
 )
-
-
-def communicates(work: DeviceWork) -> bool:
-    """Whether a kernel is one of a collective library."""
-    return work.kind == "kernel" and (work.collective is not None or is_collective_kernel(work.name))
 
 
 @functools.lru_cache(1 << 16)

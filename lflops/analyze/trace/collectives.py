@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from lflops.analyze.trace.categories import communicates
 from lflops.analyze.trace.host_walk import HostWalk
 from lflops.analyze.trace.operator_inputs import BYTES
 from lflops.profile.collective_names import bus_factor, collective_kind
 from lflops.stretches import Stretches, joined, length, outside
+from lflops.traces.device_states import communicates
 from lflops.traces.recorded import Collective, DeviceWork, RecordedTrace
 
 __all__ = ["CollectiveTimes", "Occurrence", "collectives", "occurrences"]

@@ -6,8 +6,8 @@ from msgspec import Struct
 
 from lflops.analyze.compare.regression_limits import Limit
 from lflops.analyze.trace.summary import TraceSummary
-from lflops.analyze.trace.timeline import DeviceTimeline, total
 from lflops.profile.records import Spread
+from lflops.traces.device_states import DeviceTimeline, total
 
 __all__ = ["TimeChange", "TraceDiff", "compare", "trace_limits"]
 

@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lflops.analyze.trace.categories import precision_by_name
-from lflops.traces.recorded import Collective, DeviceWork, Inputs, OperatorCall, RecordedTrace, RuntimeCall, Span
+from lflops.traces.recorded import NODE, Collective, DeviceWork, Inputs, OperatorCall, RecordedTrace, RuntimeCall, Span
 
-__all__ = ["NODE", "HostWalk", "OperatorSums", "SpanSums", "walk"]
-
-NODE = "autograd::engine::evaluate_function: "
+__all__ = ["HostWalk", "OperatorSums", "SpanSums", "walk"]
 
 _OperatorKey = tuple[str, Inputs | None]
 
@@ -96,7 +94,7 @@ class HostWalk:
     def call(self, work: DeviceWork) -> RuntimeCall | None:
         """The call that launched a piece of work."""
         found = self.launches.get(work.correlation)
-        return None if found is None else found.call
+        return found and found.call
 
 
 @dataclass(slots=True)
@@ -138,7 +136,7 @@ def walk(trace: RecordedTrace, work: Iterable[DeviceWork], is_counted: Callable[
     for each in work:
         nanoseconds[each.correlation] += each.end - each.start
         kernels[each.correlation] += 1
-    walker = _Walker(found, nanoseconds, kernels, is_counted, again=_recomputed(trace.operators))
+    walker = _Walker(found, nanoseconds, kernels, is_counted, _recomputed(trace.operators))
     by_thread = _by_thread(trace, nanoseconds)
     threads = {span.thread for span in trace.spans}
     for thread in sorted(by_thread, key=lambda thread: (thread not in threads, thread)):
@@ -190,27 +188,16 @@ def _recomputed(operators: Sequence[OperatorCall]) -> set[tuple[int, int]]:
     return {(call.thread, call.start) for call, around, node in within if not runs_later(around, node)}
 
 
-_Item = tuple[int, int, int, int, Span | OperatorCall | RuntimeCall]
+_Item = Span | OperatorCall | RuntimeCall
 
 
 def _by_thread(trace: RecordedTrace, wanted: Mapping[int, int]) -> dict[int, list[_Item]]:
     """What each thread did, the outer ones first; of the runtime's calls those that launched something."""
     by_thread: defaultdict[int, list[_Item]] = defaultdict(list)
     places = _slice_threads(trace)
-    number = 0
-    for span in trace.spans:
-        thread = places.get(span.thread, span.thread)
-        by_thread[thread].append((span.start, -span.end, 0, number, span))
-        number += 1
-    for call in trace.operators:
-        by_thread[call.thread].append((call.start, -call.end, 1, number, call))
-        number += 1
-    for launch in trace.runtime:
-        if launch.correlation in wanted:
-            by_thread[launch.thread].append((launch.start, -launch.end, 2, number, launch))
-            number += 1
-    for items in by_thread.values():
-        items.sort()
+    all_items: list[_Item] = [*trace.spans, *trace.operators, *(call for call in trace.runtime if call.correlation in wanted)]
+    for item in sorted(all_items, key=lambda item: (item.start, -item.end)):
+        by_thread[places.get(item.thread, item.thread)].append(item)
     return by_thread
 
 
@@ -230,29 +217,21 @@ def _slice_threads(trace: RecordedTrace) -> dict[int, int]:
     return {track: thread for track, thread in places.items() if thread is not None}
 
 
+@dataclass(slots=True)
 class _Walker:
-    def __init__(
-        self,
-        found: HostWalk,
-        nanoseconds: Mapping[int, int],
-        kernels: Mapping[int, int],
-        is_counted: Callable[[OperatorCall], bool],
-        *,
-        again: Collection[tuple[int, int]],
-    ) -> None:
-        self._found = found
-        self._nanoseconds = nanoseconds
-        self._kernels = kernels
-        self._is_counted = is_counted
-        self._again = again
-        self._module_of: dict[int, str] = {}
-        self._open_names: Counter[str] = Counter()
+    found: HostWalk
+    nanoseconds: Mapping[int, int]
+    kernels: Mapping[int, int]
+    is_counted: Callable[[OperatorCall], bool]
+    again: Collection[tuple[int, int]]
+    module_of: dict[int, str] = field(default_factory=dict)
+    open_names: Counter[str] = field(default_factory=Counter)
 
     def thread(self, items: Sequence[_Item]) -> None:
         """Go through what one thread did; the items are sorted."""
         stack: list[_Open] = []
-        for start, minus_end, _, _, item in items:
-            while stack and stack[-1].end <= start:
+        for item in items:
+            while stack and stack[-1].end <= item.start:
                 self._close(stack.pop())
             if isinstance(item, RuntimeCall):
                 self._launch(item, stack)
@@ -262,7 +241,7 @@ class _Walker:
                 above = stack[-1].around if stack else None
                 if above is not None and above.operator is not None:
                     above.operator.has_operators = True
-                    above.children += min(-minus_end, above.end) - start
+                    above.children += min(item.end, above.end) - item.start
                 stack.append(self._opened(item, stack))
         while stack:
             self._close(stack.pop())
@@ -274,13 +253,13 @@ class _Walker:
         sums.own_device += work.end - work.start
         sums.uncounted_device += work.end - work.start
         sums.kernels += 1
-        self._found.by_external[work.external] = sums
+        self.found.by_external[work.external] = sums
 
     def _sums(self, call: OperatorCall) -> OperatorSums:
         key = call.name, call.inputs
-        sums = self._found.operators.get(key)
+        sums = self.found.operators.get(key)
         if sums is None:
-            sums = self._found.operators[key] = OperatorSums(*key)
+            sums = self.found.operators[key] = OperatorSums(*key)
         return sums
 
     def _opened(self, call: OperatorCall, stack: Sequence[_Open]) -> _Open:
@@ -289,23 +268,23 @@ class _Walker:
         above = stack[-1] if stack else None
         opened = _Open(call.end, call.start, operator=sums, collective=call.collective)
         opened.around = opened
-        opened.is_double = call.name in self._open_names
-        self._open_names[call.name] += 1
-        opened.is_counted = (above is None or not above.is_within_counted) and self._is_counted(call)
+        opened.is_double = self.open_names[call.name] > 0
+        self.open_names[call.name] += 1
+        opened.is_counted = (above is None or not above.is_within_counted) and self.is_counted(call)
         opened.is_within_counted = opened.is_counted or (above is not None and above.is_within_counted)
         opened.module = above.module if above is not None else None
         if opened.is_counted:
             sums.counted_calls += 1
-            self._found.counted.append((call.start, sums, (call.thread, call.start) in self._again))
+            self.found.counted.append((call.start, sums, (call.thread, call.start) in self.again))
         if call.sequence >= 0:
             if call.name.startswith(NODE):
-                backward_of = self._module_of.get(call.sequence)
+                backward_of = self.module_of.get(call.sequence)
                 if backward_of is not None:
                     opened.span = self._span("module", backward_of, "backward")
                     opened.span.calls += 1
                     opened.module, opened.is_backward = backward_of, True
             elif opened.module is not None and not (above is not None and above.is_backward):
-                self._module_of[call.sequence] = opened.module
+                self.module_of[call.sequence] = opened.module
         opened.is_backward = opened.is_backward or (above is not None and above.is_backward)
         return opened
 
@@ -325,17 +304,15 @@ class _Walker:
 
     def _span(self, kind: str, name: str, phase: str) -> SpanSums:
         key = kind, name, phase
-        sums = self._found.spans.get(key)
+        sums = self.found.spans.get(key)
         if sums is None:
-            sums = self._found.spans[key] = SpanSums(kind, name, phase)
+            sums = self.found.spans[key] = SpanSums(kind, name, phase)
         return sums
 
     def _close(self, opened: _Open) -> None:
         took = opened.end - opened.start
         if opened.operator is not None:
-            self._open_names[opened.operator.name] -= 1
-            if not self._open_names[opened.operator.name]:
-                del self._open_names[opened.operator.name]
+            self.open_names[opened.operator.name] -= 1
             opened.operator.host += 0 if opened.is_double else took
             opened.operator.own_host += max(took - opened.children, 0)
         elif opened.span is not None and not opened.is_double:
@@ -343,7 +320,7 @@ class _Walker:
 
     def _launch(self, call: RuntimeCall, stack: Sequence[_Open]) -> None:
         """Give the work of a launch to all that is open."""
-        took, kernels = self._nanoseconds[call.correlation], self._kernels[call.correlation]
+        took, kernels = self.nanoseconds[call.correlation], self.kernels[call.correlation]
         innermost = counted = None
         inner_spans: set[str] = set()
         names: set[str] = set()
@@ -369,4 +346,4 @@ class _Walker:
             innermost.uncounted_device += took
         about = sorted((each.collective for each in stack if each.collective is not None), key=lambda each: each.group_size is None)
         module = stack[-1].module if stack else None
-        self._found.launches[call.correlation] = Launch(call, innermost, counted, module, about[0] if about else None)
+        self.found.launches[call.correlation] = Launch(call, innermost, counted, module, about[0] if about else None)

@@ -12,11 +12,11 @@ import statistics
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from msgspec import Struct
 
-from lflops.stretches import Stretches, joined, length, outside
+from lflops.stretches import Stretches, joined, shares
 from lflops.traces.recorded import DeviceWork, RecordedTrace, RuntimeCall
 
 __all__ = ["CAUSES", "Cause", "LaunchDelays", "QueueDepth", "idle_by_cause", "launch_delays", "queue_depth"]
@@ -24,17 +24,7 @@ __all__ = ["CAUSES", "Cause", "LaunchDelays", "QueueDepth", "idle_by_cause", "la
 Cause = Literal[
     "data_loader", "synchronising", "allocating", "launching", "operators", "python", "launch_latency", "queued", "not_recorded"
 ]
-CAUSES: tuple[Cause, ...] = (
-    "data_loader",
-    "synchronising",
-    "allocating",
-    "launching",
-    "operators",
-    "python",
-    "launch_latency",
-    "queued",
-    "not_recorded",
-)
+CAUSES: tuple[Cause, ...] = get_args(Cause)
 """What an idle moment is lost to.
 
 * `data_loader`: the thread was inside the data loader.
@@ -47,6 +37,9 @@ CAUSES: tuple[Cause, ...] = (
 * `queued`: the next work had been launched before the device became idle: the device's own gap, or a wait for another stream.
 * `not_recorded`: the trace does not tell what launched the next work.
 """
+
+_AT: tuple[Cause, ...] = ("synchronising", "data_loader", "allocating", "launching", "operators", "python")
+"""What a thread is at; a moment belongs to the first that it is at."""
 
 _SYNCHRONISING = ("Synchronize", "EventQuery", "StreamQuery")
 _BLOCKING_COPIES = frozenset({"cudaMemcpy", "cudaMemcpy2D", "cuMemcpyDtoH_v2", "hipMemcpy", "hipMemcpyWithStream"})
@@ -110,17 +103,13 @@ def idle_by_cause(idle: Stretches, work: Sequence[DeviceWork], launch_of: _Launc
             pieces[launch.thread].append((start, began))
     activities = _activities(trace, pieces)
     for thread, found in pieces.items():
-        left = found
-        for cause, stretches in activities[thread]:
-            remaining = outside(left, stretches)
-            causes[cause] += length(left) - length(remaining)
-            left = remaining
-        causes["python"] += length(left)
+        for cause, took in zip(_AT, shares(found, *activities[thread]), strict=True):
+            causes[cause] += took
     return {cause: causes[cause] for cause in CAUSES if causes[cause]}
 
 
-def _activities(trace: RecordedTrace, threads: Iterable[int]) -> Mapping[int, list[tuple[Cause, Stretches]]]:
-    """When each thread was at what, the cause that wins first."""
+def _activities(trace: RecordedTrace, threads: Iterable[int]) -> Mapping[int, list[Stretches]]:
+    """When each thread was at what, in the order of `_AT`; `python` is all other time."""
     wanted = set(threads)
     found: dict[Cause, defaultdict[int, Stretches]] = {cause: defaultdict(list) for cause in CAUSES}
     for call in trace.runtime:
@@ -132,8 +121,7 @@ def _activities(trace: RecordedTrace, threads: Iterable[int]) -> Mapping[int, li
     for span in trace.spans:
         if span.thread in wanted and _loads(span.name):
             found["data_loader"][span.thread].append((span.start, span.end))
-    order: tuple[Cause, ...] = ("synchronising", "data_loader", "allocating", "launching", "operators")
-    return {thread: [(cause, joined(found[cause][thread])) for cause in order] for thread in wanted}
+    return {thread: [joined(found[cause][thread]) for cause in _AT[:-1]] for thread in wanted}
 
 
 @functools.lru_cache(1 << 12)

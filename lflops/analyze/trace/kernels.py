@@ -2,13 +2,14 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from lflops.analyze.trace.categories import CATEGORIES, Category, category_of_kernel, communicates, precision_by_name, tensor_cores_by_name
+from lflops.analyze.trace.categories import CATEGORIES, Category, category_of_kernel, precision_by_name, tensor_cores_by_name
 from lflops.analyze.trace.host_walk import HostWalk
 from lflops.analyze.trace.operator_inputs import precision_of
+from lflops.traces.device_states import communicates
 from lflops.traces.recorded import DeviceWork
 
 __all__ = ["CategoryTimes", "KernelTimes", "PrecisionTimes", "by_category", "by_precision", "kernels"]
@@ -53,9 +54,6 @@ class PrecisionTimes(Struct, frozen=True, kw_only=True):
     device: int
     calls: int
     tensor_cores: int
-
-
-_Of = Callable[[DeviceWork], str | None]
 
 
 def _operator(walk: HostWalk, work: DeviceWork) -> str | None:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from lflops.analyze.trace.host_walk import HostWalk, SpanSums
 
-__all__ = ["SpanTimes", "modules", "scopes"]
+__all__ = ["SpanTimes", "span_times"]
 
 _NUMBER = re.compile(r"(?<![A-Za-z])\d+")
 
@@ -38,17 +38,8 @@ class SpanTimes(Struct, frozen=True, kw_only=True):
     host: int
 
 
-def modules(walk: HostWalk) -> tuple[SpanTimes, ...]:
-    """The modules, the most of the device's time first, or of the host's."""
-    return _rows(walk, "module")
-
-
-def scopes(walk: HostWalk) -> tuple[SpanTimes, ...]:
-    """The scopes, in the same order."""
-    return _rows(walk, "scope")
-
-
-def _rows(walk: HostWalk, kind: Literal["module", "scope"]) -> tuple[SpanTimes, ...]:
+def span_times(walk: HostWalk, kind: Literal["module", "scope"]) -> tuple[SpanTimes, ...]:
+    """The modules or the scopes, the most of the device's time first, or of the host's."""
     groups: dict[tuple[str, str], list[SpanSums]] = {}
     for sums in walk.spans.values():
         if sums.kind == kind:

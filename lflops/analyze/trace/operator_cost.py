@@ -72,7 +72,7 @@ class _Unknown(Exception):  # noqa: N818 - it says that something is unknown, an
     """The trace does not tell."""
 
 
-_FAILURES = (_Unknown, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, SyntaxError, RuntimeError)
+_FAILURES = _Unknown, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, SyntaxError, NotImplementedError, RecursionError
 """What formulas and the reading of values raise for inputs that do not fit: a trace is a file from anywhere."""
 
 
@@ -87,17 +87,7 @@ def cost_of(name: str, inputs: Inputs | None) -> TracedCost | None:
         if name in FORMULAS:
             return _by_formula(name, FORMULAS[name], given, has_values=has_values)
         return _by_convention(name.removeprefix("aten::"), given) if name.startswith("aten::") else None
-    except (
-        _Unknown,
-        LookupError,
-        TypeError,
-        ValueError,
-        ArithmeticError,
-        NotImplementedError,
-        AttributeError,
-        SyntaxError,
-        RecursionError,
-    ):
+    except _FAILURES:
         return None
 
 
@@ -120,7 +110,9 @@ def _by_formula(name: str, function: Formula, given: Sequence[Argument], *, has_
         if each.kind is not each.KEYWORD_ONLY:
             continue
         if each.name == "out":
-            named["out"] = _known(out)
+            if out is None:
+                raise _Unknown
+            named["out"] = out
         elif each.name in places and places[each.name] < len(given):
             if each.name == "beta" and not has_values:
                 continue  # it decides whether a bias is added, and 1 is the usual value
@@ -150,12 +142,6 @@ def _value(argument: Argument, *, has_values: bool) -> Any:
     if not has_values:
         raise _Unknown
     return ast.literal_eval(argument.value) if argument.value else None
-
-
-def _known(shape: Shape | None) -> Shape:
-    if shape is None:
-        raise _Unknown
-    return shape
 
 
 def _result(name: str, given: Sequence[Argument], places: Mapping[str, int], *, has_values: bool) -> Shape | None:

@@ -1,6 +1,5 @@
 """The operators of a trace: times, calls, and by the shapes of their inputs what they computed and how near to the chip's roof."""
 
-from collections.abc import Iterable
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -92,15 +91,9 @@ def operators(walk: HostWalk) -> tuple[OperatorTimes, ...]:
 
 def shapes(walk: HostWalk, chip: Hardware | None) -> tuple[ShapeTimes, ...]:
     """The counted operators by their inputs, the most of the device's time first, or the most FLOPs."""
-    rows = [_shape(sums, cost, chip) for sums, cost in _counted(walk.operators.values())]
+    counted = ((sums, cost_of(sums.name, sums.inputs)) for sums in walk.operators.values() if sums.counted_calls)
+    rows = [_shape(sums, cost, chip) for sums, cost in counted if cost is not None]
     return tuple(sorted(rows, key=lambda row: (-row.device, -row.flops, row.name)))
-
-
-def _counted(sums: Iterable[OperatorSums]) -> Iterable[tuple[OperatorSums, TracedCost]]:
-    for each in sums:
-        cost = cost_of(each.name, each.inputs) if each.counted_calls else None
-        if cost is not None:
-            yield each, cost
 
 
 def precision(sums: OperatorSums) -> str | None:

@@ -6,20 +6,20 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from lflops.analyze.trace.categories import communicates
 from lflops.analyze.trace.collectives import CollectiveTimes, Occurrence, collectives, occurrences
 from lflops.analyze.trace.host_walk import HostWalk, walk
 from lflops.analyze.trace.idle import CAUSES, Cause, LaunchDelays, QueueDepth, idle_by_cause, launch_delays, queue_depth
 from lflops.analyze.trace.kernels import CategoryTimes, KernelTimes, PrecisionTimes, by_category, by_precision, kernels
-from lflops.analyze.trace.modules import SpanTimes, modules, scopes
+from lflops.analyze.trace.modules import SpanTimes, span_times
 from lflops.analyze.trace.operator_cost import cost_of
 from lflops.analyze.trace.operators import OperatorTimes, ShapeTimes, Uncounted, operators, shapes, uncounted
 from lflops.analyze.trace.rank_skew import RankSkew, rank_skew
-from lflops.analyze.trace.timeline import DeviceTimeline, StepTimes, StreamTimes, idle_stretches, states, steps, streams, timeline, total
+from lflops.analyze.trace.timeline import StepTimes, StreamTimes, steps, streams
 from lflops.analyze.trace.utilization import TraceUtilization, utilization
 from lflops.hardware.chips import Hardware, lookup, named
 from lflops.profile.records import Spread
 from lflops.stretches import joined
+from lflops.traces.device_states import DeviceTimeline, communicates, idle_stretches, states, timeline, total
 from lflops.traces.recorded import DeviceWork, MemoryPeak, RecordedTrace
 
 __all__ = ["DeviceSummary", "LeftOut", "TraceSummaries", "TraceSummary", "summarise", "summarise_all"]
@@ -171,8 +171,8 @@ def _analysed(trace: RecordedTrace, hardware: Hardware | str | None) -> tuple[Tr
         utilization=utilization(found, step_times, span, len(rows), chip),
         hardware=chip,
         collectives=collectives(found_collectives, computing),
-        modules=modules(found),
-        scopes=scopes(found),
+        modules=span_times(found, "module"),
+        scopes=span_times(found, "scope"),
         left_out=window.left_out,
         has_stack=trace.has_stack,
         negative=trace.negative,

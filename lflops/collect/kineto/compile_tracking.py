@@ -23,7 +23,6 @@ class CompileTracking:
     _restore: Callable[[], None] | None = None
 
     def __init__(self) -> None:
-        """Touch nothing yet."""
         self.refusal: str | None = None
         self._runs = False
 

@@ -1,15 +1,19 @@
-"""How a device spent the recorded time: computing, only communicating or copying, or waiting. Collectives on the host, too."""
+"""How a device spent the recorded time, by the four-state rule of `traces/device_states.py`. Collectives, those on the host too."""
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from msgspec.structs import asdict
 
 from lflops.collect.kineto.events import LAUNCHES, Communicated, Event
-from lflops.profile.collective_names import collective_kind, is_collective_kernel
+from lflops.profile.collective_names import collective_kind
 from lflops.profile.records import Call, Phase
-from lflops.stretches import Stretches, joined, length, outside
+from lflops.stretches import joined, length, outside, shares
+from lflops.traces.device_states import Timeline, communicates, idle_stretches, states, timeline
+from lflops.traces.recorded import DeviceWork
 
-__all__ = ["communication", "communication_on_host", "computing", "exposed_communication", "exposed_copies", "idle", "idle_by_phase"]
+__all__ = ["communication", "communication_on_host", "device_seconds", "idle_by_phase"]
 
 ON_HOST = ("gloo:", "mpi:", "ucc:")
 """Begin the names of collectives that run on the host."""
@@ -24,64 +28,48 @@ HOST_PHASES: tuple[Phase, ...] = ("forward", "recompute", "backward", "optimizer
 """The inner ones first: an optimizer's closure runs forward and backward."""
 
 
-def _busy(events: Iterable[Event]) -> Stretches:
-    """When the device did something, without gaps and overlaps."""
-    return joined((event.start, event.end) for event in events if event.is_on_device and not event.is_named)
+def _work(events: Iterable[Event]) -> list[DeviceWork]:
+    """What the device did, as a file of the trace gives it."""
+    return [
+        DeviceWork(_kind(name), name, 0, thread, start, end, key, link)
+        for name, start, end, thread, _, _, is_named, _, is_on_device, key, link in events
+        if is_on_device and not is_named
+    ]
 
 
-def idle(events: Iterable[Event]) -> float | None:
-    """Seconds between the first and the last work of the device in which it had none; `None` where there was no device."""
-    stretches = _busy(events)
-    if not stretches:
-        return None
-    return (stretches[-1][1] - stretches[0][0] - length(stretches)) / 1e9
+def _kind(name: str) -> Literal["kernel", "copy", "fill"]:
+    return "copy" if name.startswith("Memcpy") else "fill" if name.startswith("Memset") else "kernel"
+
+
+def _states(work: Sequence[DeviceWork]) -> Timeline | None:
+    """From the first to the last work; `None` where there was no device."""
+    return states(work, min(each.start for each in work), max(each.end for each in work)) if work else None
+
+
+def device_seconds(events: Iterable[Event]) -> dict[str, float]:
+    """What `DeviceTimeline` has, in seconds, from the first to the last work of the device; empty where there was no device."""
+    found = _states(_work(events))
+    return {name: nanoseconds / 1e9 for name, nanoseconds in asdict(timeline(found)).items()} if found else {}
 
 
 def idle_by_phase(events: Iterable[Event], calls: Iterable[Call]) -> dict[str, float] | None:
-    """The same seconds by what the host was at: a phase of some module, or `other`; `None` where there was no device."""
-    busy, calls = _busy(events), list(calls)
-    if not busy:
+    """Idle seconds by what the host was at: a phase of some module, or `other`; `None` where there was no device."""
+    found, calls = _states(_work(events)), list(calls)
+    if found is None:
         return None
-    gaps = [(end, start) for (_, end), (start, _) in pairwise(busy)]
-    phases: dict[str, float] = {}
-    for phase in HOST_PHASES:
-        left = outside(gaps, joined((call.start, call.end) for call in calls if call.phase == phase))
-        phases[phase], gaps = (length(gaps) - length(left)) / 1e9, left
-    return {phase: seconds for phase, seconds in (phases | {"other": length(gaps) / 1e9}).items() if seconds}
+    phases = (joined((call.start, call.end) for call in calls if call.phase == phase) for phase in HOST_PHASES)
+    took = zip([*HOST_PHASES, "other"], shares(idle_stretches(found), *phases), strict=True)
+    return {phase: nanoseconds / 1e9 for phase, nanoseconds in took if nanoseconds}
 
 
-def computing(events: Iterable[Event]) -> float | None:
-    """Seconds in which the device ran a kernel that was no communication; `None` where there was no device."""
-    return _alone(events, _computes, lambda _: False)
-
-
-def exposed_communication(events: Iterable[Event]) -> float | None:
-    """Seconds in which the device communicated and computed nothing; `None` where there was no device."""
-    return _alone(events, _communicates, _computes)
-
-
-def exposed_copies(events: Iterable[Event]) -> float | None:
-    """Seconds in which the device copied, and neither computed nor communicated; `None` where there was no device."""
-    return _alone(events, lambda _: True, lambda event: _computes(event) or _communicates(event))
-
-
-def _alone(events: Iterable[Event], wanted: Callable[[Event], bool], before: Callable[[Event], bool]) -> float | None:
-    """Seconds of what is wanted in which nothing ran that comes before it."""
-    ran = [event for event in events if event.is_on_device and not event.is_named]
-    if not ran:
-        return None
-    first = length(_busy(event for event in ran if before(event)))
-    return (length(_busy(event for event in ran if before(event) or wanted(event))) - first) / 1e9
-
-
-def communication(events: Sequence[Event]) -> dict[int, list[Communicated]]:
+def communication(events: Iterable[Event]) -> dict[int, list[Communicated]]:
     """The kernels of collectives by the key of what launched them."""
-    communicating = [event for event in events if event.is_on_device and not event.is_named and _communicates(event)]
-    computed = _busy(event for event in events if _computes(event)) if communicating else []
+    work = _work(events)
+    device = _states(work)
     found: defaultdict[int, list[Communicated]] = defaultdict(list)
-    for event in communicating:
-        exposed = length(outside([(event.start, event.end)], computed))
-        found[event.link].append(Communicated(collective_kind(event.name), event.end - event.start, exposed))
+    for each in filter(communicates, work):
+        exposed = length(outside([(each.start, each.end)], device.computing if device else []))
+        found[each.external].append(Communicated(collective_kind(each.name), each.end - each.start, exposed))
     return dict(found)
 
 
@@ -95,7 +83,8 @@ def communication_on_host(events: Sequence[Event]) -> dict[int, Communicated]:
         return {}
     launches = deque(sorted((event for event in events if event.name.startswith(LAUNCHES)), key=lambda event: event.start))
     awaited = joined((event.start, event.end) for event in events if _namespace(event) in WITH_COLLECTIVES)
-    computed = outside(joined((event.start, event.end) for event in events if _computes_on_host(event)), awaited)
+    operators = (event for event in events if not event.is_named and _namespace(event) not in {None, *AUTOGRAD})
+    computed = outside(joined((event.start, event.end) for event in operators), awaited)
     found = {}
     for event in ran:
         if not launches or launches[0].start > event.start:
@@ -106,21 +95,7 @@ def communication_on_host(events: Sequence[Event]) -> dict[int, Communicated]:
     return found
 
 
-def _computes_on_host(event: Event) -> bool:
-    """Whether it is an operator, and not what autograd runs others in."""
-    return not event.is_named and _namespace(event) not in {None, *AUTOGRAD}
-
-
 def _namespace(event: Event) -> str | None:
     """An operator's; `None` of anything else."""
     namespace, is_operator, _ = event.name.partition("::")
     return namespace if is_operator else None
-
-
-def _communicates(event: Event) -> bool:
-    return is_collective_kernel(event.name)
-
-
-def _computes(event: Event) -> bool:
-    """A fill is computing: it takes the device as a kernel does."""
-    return not _communicates(event) and not event.name.startswith("Memcpy")

@@ -1,7 +1,8 @@
 """What Kineto's raw events say: operators with their own time, and the device's work by module.
 
 An event is inclusive, and an operator calls others: on each thread events are nested by their times. What the device does is tied to the
-operator that asked for it, not to the moment at which it was done.
+operator that asked for it, not to the moment at which it was done. The sums are those of torch's own table, by name, with calls of the
+device's library as rows. `analyze/trace/host_walk.py` sums the operators of a file by their inputs.
 
     host     aten::linear [ aten::addmm [ launch ] ]                own: linear without addmm
     device                                    kernel                tied to addmm, so to the module that ran addmm
@@ -10,7 +11,7 @@ operator that asked for it, not to the moment at which it was done.
 import bisect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import compress, starmap
 from math import inf
 from operator import ne, not_, or_
@@ -23,13 +24,9 @@ from lflops.collect.kineto.compiled_time import Region, RegionEvent
 from lflops.collect.kineto.module_log import THREAD, LogEntry, Replay
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.profile.records import Call, ModulePhase, TracedOperator
+from lflops.traces.recorded import NODE, STEP
 
-__all__ = ["LAUNCHES", "STEP", "Communicated", "Event", "Joined", "join", "read"]
-
-STEP = "ProfilerStep#"
-"""Begins the names of the events that are the steps."""
-
-NODE = "autograd::engine::evaluate_function: "
+__all__ = ["LAUNCHES", "NODE", "NO_OPERATORS", "STEP", "Communicated", "Event", "Joined", "join", "read", "steps_of"]
 
 REGION = "## Call CompiledFxGraph "
 """Begins the names of the runs of compiled graphs; the graph's key follows."""
@@ -37,7 +34,7 @@ REGION = "## Call CompiledFxGraph "
 LAUNCHES = "c10d::"
 """Begins the names of the operators that launch collectives."""
 
-MOST = 20
+MAX_TABLE_ROWS = 20
 """Operators of the table: those with the most self time on the device, and on the host."""
 
 NO_OPERATORS = frozenset(
@@ -62,7 +59,7 @@ class Event(NamedTuple):
         number: Of a node of backward: when it was built; of any other: -1, or the number of the next node.
         built_on: Of a node of backward: the thread that built it; 0 for any other.
         is_named: Whether somebody named a stretch of time, rather than that an operator ran.
-        is_loose: Whether it began on one thread and ended on another.
+        spans_threads: Whether it began on one thread and ended on another.
         link: The `key` of the operator that it was done for, where it is the device's or the device's library's.
     """
 
@@ -73,7 +70,7 @@ class Event(NamedTuple):
     number: int = -1
     built_on: int = 0
     is_named: bool = False
-    is_loose: bool = False
+    spans_threads: bool = False
     is_on_device: bool = False
     key: int = 0
     link: int = 0
@@ -115,7 +112,6 @@ class Communicated(NamedTuple):
 @dataclass(slots=True)
 class _Times:
     name: str
-    is_left_out: bool
     is_node: bool
     calls: int = 0
     host: int = 0
@@ -134,12 +130,7 @@ class _Open:
     times: _Times
     device: int = 0
     children: int = 0
-    double: "_Open | None" = None
     region: Region | None = None
-
-
-def _only_one(_moment: int) -> int:
-    return 0
 
 
 @dataclass(kw_only=True)
@@ -157,11 +148,11 @@ class Joined:
     """
 
     device: list[dict[ModulePhase, float]]
-    calls: list[Call] = field(default_factory=list)
-    operators: tuple[TracedOperator, ...] = ()
-    communication: dict[tuple[ModulePhase, str], tuple[int, int]] = field(default_factory=dict)
-    regions: list[Region] = field(default_factory=list)
-    batch_at: Callable[[int], int] = _only_one
+    calls: list[Call]
+    operators: tuple[TracedOperator, ...]
+    communication: dict[tuple[ModulePhase, str], tuple[int, int]]
+    regions: list[Region]
+    batch_at: Callable[[int], int]
 
 
 def join(
@@ -183,13 +174,13 @@ def join(
         communicated: The kernels of collectives by the key of what launched them.
         on_host: Collectives that ran on the host, by the beginning of what launched them.
     """
-    begun = sorted((event.start, event.end, event.thread) for event in events if event.is_named and event.name.startswith(STEP))
+    begun = steps_of(events)
     pythons = {event.thread: int(event.name.removeprefix(THREAD)) for event in events if event.is_named and event.name.startswith(THREAD)}
     trainer = begun[0][2] if begun else None
     steps = _StepIntervals([(start, end) for start, end, _ in begun])
     if trainer is not None:
         pythons[trainer] = home
-    kernels, unasked = _device_work(events)
+    kernels, unlaunched = _device_work(events)
     by_thread = _by_thread(event for event in events if event.start in steps)
     order = sorted(by_thread, key=lambda thread: (thread != trainer, thread))
     segments = {thread: AutogradSegments(0) for thread in order}
@@ -200,16 +191,21 @@ def join(
     without_events = sorted(logs.keys() - pythons.values(), key=lambda python: python != home)
     for number, python in enumerate(without_events, len(order)):
         walk.calls += Replay(tree, logs[python], thread=number, segments=segments, own=AutogradSegments(0)).finish()
-    for event in unasked:
+    for event in unlaunched:
         if event.start in steps:
-            walk.unasked(event)
+            walk.device[steps.index(event.start)][ModulePhase("", "other")] += event.end - event.start
     return walk.joined()
+
+
+def steps_of(events: Iterable[Event]) -> list[tuple[int, int, int]]:
+    """Beginning, end and thread of each step of the profiler, in their order."""
+    return sorted((event.start, event.end, event.thread) for event in events if event.is_named and event.name.startswith(STEP))
 
 
 def _device_work(events: Iterable[Event]) -> tuple[dict[int, list[Event]], list[Event]]:
     """The work of the device by the key of what asked for it, in the order of time, and what nothing asked for."""
     done = sorted((event for event in events if event.is_on_device and not event.is_named), key=lambda event: event.start)
-    askers = {event.key for event in events if not event.is_on_device and not event.link and not event.is_loose} if done else set()
+    askers = {event.key for event in events if not event.is_on_device and not event.link and not event.spans_threads} if done else set()
     asked: defaultdict[int, list[Event]] = defaultdict(list)
     for event in done:
         if event.link in askers:
@@ -240,7 +236,6 @@ class _StepIntervals:
     """
 
     def __init__(self, steps: Iterable[tuple[int, int]]) -> None:
-        """Keep when each begins and ends."""
         self._changes = [moment for step in steps for moment in step]
         self.number = len(self._changes) // 2
 
@@ -278,23 +273,25 @@ class _Walk:
         self.regions: list[Region] = []
         self._kernels = kernels
         self._below: list[tuple[Region, _Open]] = []  # what ran right below regions of this thread
+        self._doubles: list[tuple[_Open, _Open]] = []  # what an operator of its own name called, after that
 
     def thread(self, events: Sequence[Event], replay: Replay) -> None:
         """Add those of a thread; they are sorted."""
         opened: list[_Open] = []
         running = replay.module_phase
         due: float = -1
-        for name, start, end, _, number, built_on, is_named, is_loose, _, key, link in events:
-            times = (self.named if is_named else self.times).get(name) or self._new(name, is_named=is_named)
-            if times.is_left_out:
+        for name, start, end, _, number, built_on, is_named, spans_threads, _, key, link in events:
+            if name in NO_OPERATORS:
                 continue
+            table = self.named if is_named else self.times
+            times = table.get(name) or table.setdefault(name, _Times(name, name.startswith(NODE)))
             length = end - start
             times.calls += 1
             times.host += length
-            if is_loose:
+            if spans_threads:
                 continue
             while (opened and end > opened[-1].end) or (opened and start >= opened[-1].end):
-                _close(opened.pop())
+                opened.pop()
             if start >= due or times.is_node:
                 replay.go_on(start)
                 if times.is_node:
@@ -307,9 +304,10 @@ class _Walk:
                 self.device[step][running] += self.asked[key]
                 self._communicate(running, self.communicated.get(key, ()))
                 replay.on_device(self.asked[key])
-                _on_device(opened, self.asked[key])
-        for event in reversed(opened):
-            _close(event)
+                times.own_device += self.asked[key]
+                for event in opened:
+                    event.times.device += self.asked[key]
+                    event.device += self.asked[key]
         for region, event in self._below:
             region.events.append(RegionEvent(event.times.name, event.start, event.end, event.device))
         self._below.clear()
@@ -327,9 +325,13 @@ class _Walk:
         if event.start in self.on_host and event.times.name.startswith(LAUNCHES):
             self._communicate(running, [self.on_host[event.start]])
         if opened:
-            _nest(event, opened[-1])
-            if opened[-1].region is not None:
-                self._below.append((opened[-1].region, event))
+            parent = opened[-1]
+            parent.times.own_host -= event.end - event.start
+            parent.children += 1
+            if event.times is parent.times:
+                self._doubles.append((parent, event))
+            if parent.region is not None:
+                self._below.append((parent.region, event))
         if event.times.name.startswith(REGION):
             graph = event.times.name.removeprefix(REGION).partition(" ")[0]
             kernels = [(each.name, each.end - each.start) for each in self._kernels.get(event.key, ())]
@@ -337,12 +339,13 @@ class _Walk:
             self.regions.append(event.region)
         opened.append(event)
 
-    def unasked(self, event: Event) -> None:
-        """Add work of the device that nothing asked for."""
-        self.device[self.steps.index(event.start)][ModulePhase("", "other")] += event.end - event.start
-
     def joined(self) -> Joined:
-        """What all threads did."""
+        """What all threads did. An operator that only calls another of its name is one with it, as in torch's own table."""
+        for outer, inner in self._doubles:
+            if outer.children == 1:
+                outer.times.calls -= 1
+                outer.times.host -= inner.end - inner.start
+                outer.times.device -= inner.device
         device: list[dict[ModulePhase, float]] = [{key: each for key, each in step.items() if each} for step in self.device]
         calls = [call for call in self.calls if call.start in self.steps]
         return Joined(
@@ -354,39 +357,12 @@ class _Walk:
             batch_at=self.steps.index,
         )
 
-    def _new(self, name: str, *, is_named: bool) -> _Times:
-        times = _Times(name, name in NO_OPERATORS, name.startswith(NODE))
-        (self.named if is_named else self.times)[name] = times
-        return times
-
-
-def _on_device(opened: Sequence[_Open], nanoseconds: int) -> None:
-    opened[-1].times.own_device += nanoseconds
-    for event in opened:
-        event.times.device += nanoseconds
-        event.device += nanoseconds
-
-
-def _nest(event: _Open, parent: _Open) -> None:
-    parent.times.own_host -= event.end - event.start
-    parent.children += 1
-    if event.times is parent.times:
-        parent.double = event
-
-
-def _close(event: _Open) -> None:
-    """An operator that does nothing but call another of its name is one with it, as in torch's own table."""
-    if event.double is not None and event.children == 1:
-        event.times.calls -= 1
-        event.times.host -= event.double.end - event.double.start
-        event.times.device -= event.double.device
-
 
 def _table(times: Iterable[_Times]) -> tuple[TracedOperator, ...]:
     """Those with the most self time, on the device and on the host."""
     operators = [each for each in times if each.calls]
-    on_device = sorted((each for each in operators if each.own_device), key=lambda each: -each.own_device)[:MOST]
-    on_host = sorted(operators, key=lambda each: -each.own_host)[:MOST]
+    on_device = sorted((each for each in operators if each.own_device), key=lambda each: -each.own_device)[:MAX_TABLE_ROWS]
+    on_host = sorted(operators, key=lambda each: -each.own_host)[:MAX_TABLE_ROWS]
     chosen = {each.name: each for each in (*on_device, *on_host)}
     return tuple(
         TracedOperator(

@@ -52,7 +52,6 @@ class ModuleLog:
     """
 
     def __init__(self, tree: ModuleTree) -> None:
-        """Touch nothing yet."""
         self.tree = tree
         self.home = threading.get_ident()
         self.threads: dict[int, list[LogEntry]] = {}
@@ -167,7 +166,6 @@ class Replay:
         segments: Mapping[int, AutogradSegments],
         own: AutogradSegments,
     ) -> None:
-        """Read nothing yet."""
         self._tree = tree
         self._entries = entries
         self._thread = thread

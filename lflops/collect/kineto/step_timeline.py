@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from lflops.collect.kineto.events import NO_OPERATORS, NODE, STEP, Event
+from lflops.collect.kineto.events import NO_OPERATORS, NODE, Event, steps_of
 from lflops.profile.records import Call
 from lflops.profile.timeline import OwnTime, StepTimeline, TimedWork, longest, nested
 
@@ -85,9 +85,8 @@ def _overlap(some: Iterable[OwnTime], others: Iterable[OwnTime]) -> bool:
 
 def _steps(events: Iterable[Event], ends: Sequence[bool]) -> Iterator[tuple[int, int, int]]:
     """Beginning, end and thread of each whole step, of one batch or several."""
-    batches = sorted((event.start, event.end, event.thread) for event in events if event.is_named and event.name.startswith(STEP))
     begin: int | None = None
-    for (start, end, thread), is_last in zip(batches, ends, strict=False):
+    for (start, end, thread), is_last in zip(steps_of(events), ends, strict=False):
         begin = start if begin is None else begin
         if is_last:
             yield begin, end, thread
@@ -122,7 +121,7 @@ def _is_operator(event: Event) -> bool:
         "::" in event.name
         and not event.is_on_device
         and not event.is_named
-        and not event.is_loose
+        and not event.spans_threads
         and not event.link
         and not event.name.startswith(NODE)
         and event.name not in NO_OPERATORS

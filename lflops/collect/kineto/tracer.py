@@ -24,15 +24,7 @@ from lflops.boundary import Guard, Undo, call_each, unguarded
 from lflops.collect.kineto.attach_compiled import call_times
 from lflops.collect.kineto.compile_tracking import recorded_graphs
 from lflops.collect.kineto.compiled_time import CompiledTimes, times_of
-from lflops.collect.kineto.device_timeline import (
-    communication,
-    communication_on_host,
-    computing,
-    exposed_communication,
-    exposed_copies,
-    idle,
-    idle_by_phase,
-)
+from lflops.collect.kineto.device_timeline import communication, communication_on_host, device_seconds, idle_by_phase
 from lflops.collect.kineto.events import STEP, Joined, join, read
 from lflops.collect.kineto.module_log import ModuleLog
 from lflops.collect.kineto.other_profilers import other_profiler_runs, recorded_events
@@ -130,7 +122,6 @@ class Tracer:
         inside_compiled: bool = False,
         guard: Guard = unguarded,
     ) -> None:
-        """Touch nothing yet."""
         self._inside_compiled = inside_compiled
         here = supported_activities() if torch.cuda.is_available() else {ProfilerActivity.CPU}
         self._tree = tree
@@ -297,7 +288,8 @@ class Tracer:
         )
         joined = join(events, self._log.threads, self._log.home, self._tree, **collectives)
         steps = sum(self._ends) if self._ends and self._ends[-1] else 0
-        idle_seconds = idle(events) if self._device else None
+        on_device = [event for event in events if event.is_on_device]
+        seconds = device_seconds(on_device)
         compiled = self._compiled(joined) if self._inside_compiled and joined.regions else None
         return Recording(
             raw=unfinished,
@@ -305,13 +297,15 @@ class Tracer:
             events=len(raw),
             batches=len(self._ends),
             operators=joined.operators,
-            device_seconds=None if idle_seconds is None else _spreads(joined.device, self._ends),
-            device_idle_seconds=idle_seconds,
-            device_idle_by_phase=idle_by_phase(events, joined.calls) if self._device else None,
-            device_compute_seconds=computing(events) if self._device else None,
-            exposed_comm_seconds=exposed_communication(events) if self._device else None,
-            exposed_copy_seconds=exposed_copies(events) if self._device else None,
-            communication=_a_step(joined.communication, steps),
+            device_seconds=None if not seconds else _spreads(joined.device, self._ends),
+            device_idle_seconds=seconds.get("idle"),
+            device_idle_by_phase=idle_by_phase(on_device, joined.calls),
+            device_compute_seconds=seconds.get("computing"),
+            exposed_comm_seconds=seconds.get("exposed_communication"),
+            exposed_copy_seconds=seconds.get("exposed_copies"),
+            communication={
+                place: (whole / steps / 1e9, alone / steps / 1e9) for place, (whole, alone) in joined.communication.items() if steps
+            },
             calls=tuple(joined.calls),
             compiled=compiled,
             call_times=() if compiled is None else call_times(joined.calls, joined.batch_at, len(joined.device)),
@@ -334,13 +328,6 @@ class Tracer:
                     batch[running] = batch.get(running, 0) - took
                     batch[key] = batch.get(key, 0) + took
         return times
-
-
-def _a_step(
-    communication: Mapping[tuple[ModulePhase, str], tuple[int, int]], steps: int
-) -> dict[tuple[ModulePhase, str], tuple[float, float]]:
-    """Seconds a step, of nanoseconds over so many steps; none where the recording ends within a step."""
-    return {place: (whole / steps / 1e9, alone / steps / 1e9) for place, (whole, alone) in communication.items()} if steps else {}
 
 
 def _export(recorder: profile, into: Path) -> str | None:

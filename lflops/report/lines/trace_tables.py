@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from lflops import units
 from lflops.analyze.trace.collectives import CollectiveTimes
-from lflops.analyze.trace.kernels import KernelTimes
 from lflops.analyze.trace.modules import SpanTimes
 from lflops.analyze.trace.operators import ShapeTimes
 from lflops.analyze.trace.rank_skew import RankSkew
@@ -227,11 +226,6 @@ def _collectives(found: Sequence[CollectiveTimes], top: int) -> TraceTable:
     }
     names = [row.kind for row in rows]
     return TraceTable("collectives", names, columns, total=len(found))
-
-
-def _operator(row: KernelTimes) -> str:
-    """The operator that most of the kernel's time was launched by."""
-    return shortened(plain(row.operators[0].removeprefix("aten::")), _OPERATOR) if row.operators else units.UNKNOWN
 
 
 def ranks_tables(skew: RankSkew, top: int) -> Iterator[TraceTable]:
