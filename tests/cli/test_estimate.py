@@ -17,10 +17,9 @@ from lflops.analyze.analysis import analyze
 from lflops.cli.estimated_step import bytes_of
 from lflops.cli.main import main
 from lflops.profile.model import Memory
-from lflops.report.figures.design import CATEGORIES, PHASES
+from lflops.report.figures.design import PHASES
 from lflops.report.figures.memory import memory_figure
 from tests.support.profile_builders import profile, small_profile
-from tests.support.repository import ROOT
 
 SOURCE = """
 import torch
@@ -393,15 +392,6 @@ def test_the_figure_has_an_area_for_each_category() -> None:
     assert legend is not None
     assert ["parameters", "gradients", "activations", "temporary"] == [each.get_text() for each in legend.get_texts()]
     assert "peak 2.93 KiB" in [each.get_text() for each in axes.texts]
-
-
-def test_the_figures_have_the_page_s_colours() -> None:
-    """Each category and phase as the style sheet says."""
-    sheet = (ROOT / "lflops" / "page" / "shell" / "style.css").read_text("utf-8")
-    kinds = [("memory", CATEGORIES), ("phase", {phase: colour for phase, colour in PHASES.items() if phase != "other"})]
-    assert [] == [
-        f"--{kind}-{name}" for kind, colours in kinds for name, colour in colours.items() if f"--{kind}-{name}: {colour}" not in sheet
-    ]
 
 
 def test_what_was_not_counted_is_not_drawn() -> None:

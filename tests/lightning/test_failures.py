@@ -103,7 +103,7 @@ def test_where_no_file_can_be_written_the_summary_and_the_profiles_are_there(tmp
         trainer = fit(Classifier(), around, monitor, in_the_way, logger=logger)
     assert sorted(["there is no trace", "the profile's file", "the page", f"output_file={str(way / 'text')!r}"]) == sorted(of_ours(warned))
     assert (30, 2, []) == (trainer.global_step, len(monitor.profiles), around.left())
-    assert 2 == caplog.text.count("of live tensors at the peak")
+    assert 2 == caplog.text.count("peak live memory")
     assert {"lflops·train·step_ms"} <= {name for given in logger.given.values() for name in given}
     assert [way] == list(tmp_path.rglob("*"))
 
