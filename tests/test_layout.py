@@ -245,7 +245,7 @@ CULPRITS = [
     (imports_out_of_its_row, "lflops/profile/json_file.py", "from .. import collect"),
     (imports_out_of_its_row, "lflops/collect/count.py", "from lflops.analyze.modules import tree"),
     (imports_out_of_its_row, "lflops/collect/counting/dispatch_mode.py", "from lflops.collect.estimate.fake_errors import refuse"),
-    (imports_out_of_its_row, "lflops/collect/counting/dispatch_mode.py", "from ...report.lines import notes"),
+    (imports_out_of_its_row, "lflops/collect/counting/dispatch_mode.py", "from ...report.lines import text"),
     (imports_out_of_its_row, "lflops/collect/model/call.py", "from lflops.collect.count import count"),
     (imports_out_of_its_row, "lflops/traces/merge.py", "import lflops.collect.attribution.module_tracker as tracker"),
     (imports_out_of_its_row, "lflops/analyze/modules/tree.py", "def f():\n    import torch"),
