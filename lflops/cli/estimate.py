@@ -1,7 +1,8 @@
 """`lflops estimate`: what a step would compute and keep, of a model that a function of the user's builds."""
 
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from msgspec.structs import asdict
@@ -11,7 +12,6 @@ from lflops.analyze.analysis import Analysis, analyze
 from lflops.analyze.memory.checkpointing_plan import CheckpointingPlan
 from lflops.analyze.memory.room import room_for
 from lflops.analyze.memory.sharding import Sharded, sharded
-from lflops.cli import estimate_options as options
 from lflops.cli.estimated_step import Step
 from lflops.cli.output import UsageError, draw, name_file, save_memory, write_json
 from lflops.profile.model import Profile
@@ -23,32 +23,95 @@ __all__ = ["estimate"]
 
 
 def estimate(
-    target: options.Target,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="A model by its configuration: a config.json of transformers, its folder, or hf:NAME of one in the local cache; nothing"
+            " is downloaded. Or PACKAGE.MODULE:BUILD, a function that is called with the number of samples and returns (model, "
+            "batch) or (model, batch, loss). The batch is a tuple of the model's arguments, one tensor, or a mapping of keyword "
+            "arguments; the loss a function from its output to a scalar. The module is looked for here first.",
+        ),
+    ],
     *,
-    batch: options.Samples = 1,
-    backward: options.Backward = False,
-    optimizer: options.Optimizer = None,
-    fused: options.Fused = False,
-    hardware: options.Hardware = None,
-    grad_scaler: options.GradScaler = False,
-    round_to: options.RoundTo = 1,
-    allocator: options.Allocator = None,
-    ranks: options.Ranks = None,
-    fsdp: options.Fsdp = None,
-    ddp: options.Ddp = None,
-    hsdp: options.Hsdp = None,
-    tp: options.Tp = None,
-    seq: options.Tokens = None,
-    dtype: options.Dtype = None,
-    precision: options.Precision = None,
-    ac: options.Checkpointing = None,
-    memory: options.MemorySize = None,
-    lora: options.Adapters = None,
-    trust_remote_code: options.RemoteCode = False,
-    depth: options.Depth = -1,
-    save: options.Save = None,
-    figure: options.Figure = None,
-    as_json: options.AsJson = False,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="The number of samples.")] = 1,
+    backward: Annotated[bool, typer.Option("--backward", help="Go backward as well, from the loss or the sum of the outputs.")] = False,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Of torch.optim, as adamw, with its defaults. Two steps are run; implies --backward."),
+    ] = None,
+    fused: Annotated[bool, typer.Option("--fused", help="The optimizer's fused implementation, which needs no temporary tensors.")] = False,
+    hardware: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A chip that `lflops hardware` lists, or a TOML file: does it fit, and the least time."),
+    ] = None,
+    grad_scaler: Annotated[bool, typer.Option("--grad-scaler", help="Scale the function's loss, and the gradients back.")] = False,
+    round_to: Annotated[
+        int,
+        typer.Option(metavar="BYTES", min=1, help="Round each tensor's memory up to a multiple: 512 as CUDA's allocator does."),
+    ] = 1,
+    allocator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SETTINGS",
+            help="Settings of torch's allocator for CUDA, as in PYTORCH_ALLOC_CONF: expandable_segments:True. It is simulated, for a "
+            "listed chip also without this option.",
+        ),
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="What each of N data-parallel ranks needs under DDP, ZeRO and FSDP2.")
+    ] = None,
+    fsdp: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="As one of N ranks on which FSDP2 shards each block and the rest.")
+    ] = None,
+    ddp: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="As one of N ranks of DistributedDataParallel, with buckets of gradients."),
+    ] = None,
+    hsdp: Annotated[
+        str | None, typer.Option(metavar="RxN", help="As one rank of R replicas, each of which FSDP2 shards over N ranks: 2x8.")
+    ] = None,
+    tp: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="As one of N ranks of tensor parallelism by the model's tp_plan.")
+    ] = None,
+    seq: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Tokens of each sample, 512 for a configuration; a function is given them second."),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of parameters and floating arguments: float32, bfloat16 or float16.")
+    ] = None,
+    precision: Annotated[str | None, typer.Option(metavar="NAME", help="Autocast: bf16-mixed or 16-mixed; else none.")] = None,
+    ac: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOW",
+            help="Activation checkpointing of the blocks: none, full, selective or best. selective recomputes all but linear layers, "
+            "convolutions and fused attention. best chooses by block what fits into --memory, or on the chip, at the least extra work. "
+            "Implies --backward.",
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="For --ac best: the bytes that tensors may take, as 40GB or 37GiB.")
+    ] = None,
+    lora: Annotated[
+        str | None,
+        typer.Option(metavar="r=N", help="Freeze the model, and train adapters of rank N at the linear layers of its blocks."),
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with a configuration. Without it, it is refused.")
+    ] = False,
+    depth: Annotated[int, typer.Option(metavar="N", help="How many levels of the tree below the model; -1 is all.")] = -1,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the profile, for lflops show and diff.")] = None,
+    figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw live memory over the step, as .png, .svg or .pdf.")] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON object: profile, fits (true or false), room (what the chip has and what is needed), bounds, checkpointed "
+            "(by block), sharded, and the plan of --ac best. Unknown is null.",
+        ),
+    ] = False,
 ) -> None:
     """Estimate a step before the run: its work, its memory, and the least time on a chip. Nothing is allocated and nothing is computed."""
     how = {

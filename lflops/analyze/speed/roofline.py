@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from lflops.analyze.speed.fused_bytes import bytes_as_compiled, bytes_with_below
 from lflops.analyze.speed.peaks import chip_of, name_of_peak, peak_of
-from lflops.analyze.speed.traced_operators import traced_seconds
+from lflops.analyze.speed.step_times import traced_seconds
 from lflops.hardware.chips import Hardware, lookup
 from lflops.profile.model import Profile, Work
 from lflops.profile.module_names import ancestry

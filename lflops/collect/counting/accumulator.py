@@ -13,9 +13,8 @@ from torch.optim import Optimizer
 from lflops.boundary import Guard, unguarded
 from lflops.collect.attribution.communication_hooks import in_communication_hook
 from lflops.collect.attribution.module_tracker import ModuleTracker
-from lflops.collect.counting.allocation_log import AllocationLog
 from lflops.collect.counting.compiled_regions import CompiledRegions
-from lflops.collect.counting.live_memory import LONGEST_TIMELINE, LiveMemory, Survivors
+from lflops.collect.counting.live_memory import LONGEST_TIMELINE, AllocationLog, LiveMemory, Survivors
 from lflops.collect.counting.operators import FOREACH, Kind, Operator, first_tensor
 from lflops.collect.counting.optimizer_owners import StepOwners
 from lflops.collect.counting.sharded_tensors import PartialTensors, logical_cost

@@ -16,9 +16,8 @@ from lflops.allocator.settings import settings_of
 from lflops.allocator.simulation import simulate
 from lflops.collect.count import Counting
 from lflops.collect.counting.accumulator import Extent
-from lflops.collect.counting.allocation_log import AllocationLog
 from lflops.collect.counting.cpu_kernels import LSTM_LAYER
-from lflops.collect.counting.live_memory import LONGEST_TIMELINE
+from lflops.collect.counting.live_memory import LONGEST_TIMELINE, AllocationLog
 from lflops.collect.estimate.cuda_attention import attention_on
 from lflops.collect.estimate.fake_errors import values_refused
 from lflops.collect.estimate.fake_tensors import Fakes

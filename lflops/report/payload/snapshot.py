@@ -7,7 +7,7 @@ from msgspec import Struct
 from lflops.hardware.chips import Hardware
 from lflops.report.lines.explained_memory import explained_lines, remedies
 from lflops.report.payload.columns import Columns, exact, lists
-from lflops.report.payload.live_memory import POINTS, LiveMemoryShown, chip_memory
+from lflops.report.payload.memory import POINTS, LiveMemoryShown, chip_memory
 from lflops.snapshots.explain import ExplainedMemory
 from lflops.snapshots.holders import CATEGORIES, Category, category_of, line_of, sizes_of_parameters
 from lflops.snapshots.peak import Alive, peak_of
