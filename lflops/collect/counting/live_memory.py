@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lflops.allocator.simulation import Request
+from lflops.collect.counting.cpu_kernels import rounded_up
 from lflops.collect.counting.traffic import tensors_of
-from lflops.collect.operator_costs.scratch import rounded_up
 from lflops.collect.torch_private.tensors import FakeTensor, local_part, storage_key
 from lflops.profile.model import Allocation, Memory, Moment
 from lflops.profile.module_names import ancestry
