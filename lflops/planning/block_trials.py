@@ -37,7 +37,6 @@ class BlockTrials:
     """
 
     def __init__(self, estimator: Estimator, run: Callable[[Callable[[], Subject]], Profile], make: Callable[[], Subject]) -> None:
-        """Estimate nothing yet."""
         self._estimator = estimator
         self._run = run
         self._make = make

@@ -25,7 +25,6 @@ class Adapted(nn.Module):
     """A frozen linear layer and its adapter, as PEFT computes them."""
 
     def __init__(self, base: nn.Linear, rank: int) -> None:
-        """Make the adapter in the layer's dtype."""
         super().__init__()
         self.base = base
         self.down = nn.Linear(base.in_features, rank, bias=False, device=base.weight.device, dtype=base.weight.dtype)

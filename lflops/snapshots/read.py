@@ -194,7 +194,6 @@ class _Reader:
     """Checks each value, and counts the parts."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._parts = 0
         self._stacks: dict[int, tuple[Any, Stack]] = {}  # torch's pickles share them
 

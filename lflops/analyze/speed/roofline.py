@@ -298,7 +298,6 @@ class _Costs:
     """
 
     def __init__(self, profile: Profile, chip: Hardware | None) -> None:
-        """Compute them."""
         bandwidth = chip.bandwidth_bytes_per_second if chip else None
         cache = chip.cache_bytes if chip else None
         compiled = {name for name, module in profile.modules.items() if module.compiled}

@@ -40,7 +40,6 @@ class ThreadTotals(threading.local):
     """This thread's sums; the device type of the sharded operator that it is running, if any; and the products to be repeated, if any."""
 
     def __init__(self) -> None:
-        """Begin a thread without sums."""
         self.totals: Totals | None = None
         self.sharded_on: str | None = None
         self.products: Counter[Any] | None = None
@@ -97,7 +96,6 @@ class OperatorAccumulator:
     """
 
     def __init__(self, scopes: ModuleTracker, extent: Extent) -> None:
-        """Begin without sums."""
         self.scopes = scopes
         self.guard: Guard = unguarded
         self.memory = LiveMemory(extent.round_to, extent.log, extent.moments, extent.survivors) if extent.memory else None

@@ -65,7 +65,6 @@ class CountingMode(TorchDispatchMode):
     supports_higher_order_operators = True  # torch 2.8 does not ask: `route_higher_order_operators`
 
     def __init__(self, counter: OperatorAccumulator) -> None:
-        """Report to an accumulator."""
         super().__init__()  # type: ignore[no-untyped-call]
         route_higher_order_operators(type(self))
         never_compiled(type(self).__torch_dispatch__)

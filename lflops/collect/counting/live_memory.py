@@ -32,7 +32,6 @@ class AllocationLog:
     """
 
     def __init__(self) -> None:
-        """Begin empty."""
         self.requests: list[Request] = []
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._made = 0
@@ -128,7 +127,6 @@ class LiveMemory:
         moments: int = LONGEST_TIMELINE,
         survivors: Survivors | None = None,
     ) -> None:
-        """Begin without live storages."""
         self._longest = moments
         self._round_to = round_to
         self._births: list[Birth] = []
