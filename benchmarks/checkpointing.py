@@ -19,7 +19,7 @@ import lflops
 from lflops.analyze.memory.cheapest_choice import cheapest_choice
 from lflops.collect.estimate.estimate import Estimator, Subject
 from lflops.planning.block_trials import BlockTrials, policies_of
-from lflops.planning.policies import checkpointed
+from lflops.planning.changes import checkpointed
 
 ROWS, HIDDEN, GIB = 32, 8, 2**30
 WIDTHS = [64 * (3 + 5 * place % 12) for place in range(12)]

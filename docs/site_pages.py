@@ -83,22 +83,20 @@ def kind(schema: Any) -> str:
     return schema.get("type", "any")
 
 
-TABLES: dict[str, Callable[[], str]] = {"chips": chips, "command-line": command_line, "profile-file": profile_file}
-
-
-def with_sentences(markdown: str) -> str:
-    """Below the heading of each note, its sentence with values of an example."""
-    from lflops.profile.notes import NOTE_VALUES, Note
-    from lflops.report.lines.notes import sentence
+def notes() -> str:
+    """For each code its sentence with values of an example, its cause and its remedy."""
+    from lflops.profile.notes import NOTES, Note, sentence
 
     example: dict[type, int | float | str] = {int: 12, float: 0.25, str: "…"}
+    lines = []
+    for code, row in sorted(NOTES.items()):
+        values = {"forward" if name == "*" else name: example[kind] for name, kind in row.values.items()}
+        lines += [f"## `{code}`", "", f"> {sentence(Note(code=code, subject='…', values=values))}", ""]
+        lines += [f"**Cause**: {row.cause} **Remedy**: {row.remedy}", ""]
+    return "\n".join(lines)
 
-    def shown(heading: re.Match[str]) -> str:
-        code: Any = heading[1]
-        values = {"forward" if name == "*" else name: example[kind] for name, kind in NOTE_VALUES[code].items()}
-        return f"{heading[0]}\n\n> {sentence(Note(code=code, subject='…', values=values))}\n"
 
-    return re.sub(r"^### `(\w+)`$", shown, markdown, flags=re.MULTILINE)
+TABLES: dict[str, Callable[[], str]] = {"chips": chips, "command-line": command_line, "notes": notes, "profile-file": profile_file}
 
 
 def site_path(path: str) -> str:
@@ -152,6 +150,4 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
     """Put in what is generated, and change the links to files outside of `docs/`."""
     source = page.file.src_uri
     path = source.removeprefix("repository/") if source.startswith("repository/") else f"docs/{source}"
-    if source == "reference/notes.md":
-        markdown = with_sentences(markdown)
     return GENERATED.sub(lambda found: TABLES[found[1]](), relinked(markdown, path))

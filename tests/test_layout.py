@@ -1,4 +1,7 @@
-"""The rules of the layout, read from the source: which folder may import which, how long a file may be, where private names live."""
+"""The rules of the layout, read from the source: which folder may import which, how long a file may be, where private names live.
+
+How complex a function may be is ruff's to say (C901, PLR0912, PLR0915). How many files a folder has is nobody's.
+"""
 
 import ast
 import re
@@ -14,8 +17,6 @@ import pytest
 from tests.support.repository import ROOT
 
 LINES_PER_FILE = 600
-LINES_PER_FUNCTION = 55
-FILES_PER_FOLDER = 15
 TORCH_PRIVATE = "lflops/collect/torch_private/"
 HOOKS = "lflops/collect/attribution/hooks.py"
 IS_MODULE_HOOK = re.compile(r"register_(module_)?(full_)?(forward|backward)(_pre)?_hook")
@@ -165,17 +166,6 @@ def long_file(path: PurePosixPath, source: str) -> list[str]:
     return [f"{path}: {lines} lines, {LINES_PER_FILE} at most"] if lines > LINES_PER_FILE else []
 
 
-def long_functions(path: PurePosixPath, source: str) -> list[str]:
-    """Functions over their budget of lines, signature and docstring included."""
-    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    lengths = [(node, (node.end_lineno or node.lineno) - node.lineno + 1) for node in functions]
-    return [
-        f"{path}:{node.lineno}: {node.name} has {lines} lines, {LINES_PER_FUNCTION} at most"
-        for node, lines in lengths
-        if lines > LINES_PER_FUNCTION
-    ]
-
-
 def private_torch_names(path: PurePosixPath, source: str) -> list[str]:
     """Private names imported from torch or reached through a name that was, anywhere but in `torch_private/`."""
     if str(path).startswith(TORCH_PRIVATE):
@@ -217,7 +207,7 @@ def pages() -> dict[PurePosixPath, str]:
     return {PurePosixPath(path.relative_to(ROOT)): path.read_text("utf-8") for path in sorted((ROOT / "lflops").rglob("*.py"))}
 
 
-CHECKS = [imports_out_of_its_row, init_without_its_paragraph, long_file, long_functions, private_torch_names, hooks_elsewhere]
+CHECKS = [imports_out_of_its_row, init_without_its_paragraph, long_file, private_torch_names, hooks_elsewhere]
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -231,11 +221,6 @@ def test_the_rules_are_held_against_the_package_itself() -> None:
     assert {"lflops/__init__.py", "lflops/collect/__init__.py"} <= {str(path) for path in pages()}
 
 
-def function_of(lines: int) -> str:
-    """A function that takes so many lines."""
-    return "\n".join(["def f():", *["    pass"] * (lines - 1)])
-
-
 CULPRITS = [
     (imports_out_of_its_row, "lflops/profile/model.py", "import torch"),
     (imports_out_of_its_row, "lflops/units.py", "from rich.text import Text"),
@@ -245,7 +230,7 @@ CULPRITS = [
     (imports_out_of_its_row, "lflops/profile/json_file.py", "from .. import collect"),
     (imports_out_of_its_row, "lflops/collect/count.py", "from lflops.analyze.modules import tree"),
     (imports_out_of_its_row, "lflops/collect/counting/dispatch_mode.py", "from lflops.collect.estimate.fake_errors import refuse"),
-    (imports_out_of_its_row, "lflops/collect/counting/dispatch_mode.py", "from ...report.lines import notes"),
+    (imports_out_of_its_row, "lflops/collect/counting/dispatch_mode.py", "from ...report.lines import text"),
     (imports_out_of_its_row, "lflops/collect/model/call.py", "from lflops.collect.count import count"),
     (imports_out_of_its_row, "lflops/traces/merge.py", "import lflops.collect.attribution.module_tracker as tracker"),
     (imports_out_of_its_row, "lflops/analyze/modules/tree.py", "def f():\n    import torch"),
@@ -267,8 +252,6 @@ CULPRITS = [
     (init_without_its_paragraph, "lflops/collect/__init__.py", ""),
     (init_without_its_paragraph, "lflops/collect/counting/__init__.py", '"""Counting."""\nfrom lflops.collect.count import count'),
     (long_file, "lflops/units.py", "x = 1\n" * (LINES_PER_FILE + 1)),
-    (long_functions, "lflops/units.py", function_of(LINES_PER_FUNCTION + 1)),
-    (long_functions, "lflops/units.py", "async " + function_of(LINES_PER_FUNCTION + 1)),
     (private_torch_names, "lflops/collect/count.py", "import torch._dynamo"),
     (hooks_elsewhere, "lflops/collect/count.py", "model.register_forward_hook(print)"),
     (hooks_elsewhere, "lflops/collect/count.py", "register_module_forward_pre_hook(print)"),
@@ -315,7 +298,6 @@ INNOCENTS = [
     (init_without_its_paragraph, "lflops/collect/__init__.py", '"""What runs inside torch."""'),
     (init_without_its_paragraph, "lflops/__init__.py", '"""lflops."""\nimport importlib'),
     (long_file, "lflops/units.py", "x = 1\n" * LINES_PER_FILE),
-    (long_functions, "lflops/units.py", function_of(LINES_PER_FUNCTION)),
     (private_torch_names, "lflops/collect/count.py", "import torch\ntorch.__version__\nself._handles"),
     (private_torch_names, "lflops/collect/torch_private/autograd.py", "import torch._dynamo\ntorch._C._current_graph_task_id()"),
 ]
@@ -325,27 +307,6 @@ INNOCENTS = [
 def test_what_keeps_the_rule_is_let_through(check: Check, path: str, source: str) -> None:
     """At its budget to the line, in its row, in the right room: nothing to say."""
     assert [] == check(PurePosixPath(path), source)
-
-
-def full_folders(files: list[PurePosixPath]) -> list[str]:
-    """Folders with more files than a person reads at a glance; `__init__.py` is not one of them."""
-    folders = [path.parent for path in files if path.name != "__init__.py"]
-    return [f"{folder}: {folders.count(folder)} files" for folder in sorted(set(folders)) if folders.count(folder) > FILES_PER_FOLDER]
-
-
-def test_no_folder_is_too_full() -> None:
-    """Neither of Python nor of the page."""
-    files = [
-        PurePosixPath(path.relative_to(ROOT)) for path in (ROOT / "lflops").rglob("*") if path.is_file() and "__pycache__" not in path.parts
-    ]
-    assert [] == full_folders(files)
-
-
-def test_a_full_folder_would_be_seen() -> None:
-    """The check above can fail, and does at one file too many."""
-    files = [PurePosixPath(f"lflops/analyze/file_{number}.py") for number in range(FILES_PER_FOLDER)]
-    assert [] == full_folders([*files, PurePosixPath("lflops/analyze/__init__.py")])
-    assert ["lflops/analyze: 16 files"] == full_folders([*files, PurePosixPath("lflops/analyze/one_more.py")])
 
 
 def circle(table: dict[str, set[str]]) -> list[str]:

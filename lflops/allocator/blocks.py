@@ -21,7 +21,6 @@ class Block:
     __slots__ = ("address", "allocated", "expandable", "inserted", "mapped", "next", "pool", "previous", "requested", "size", "stream")
 
     def __init__(self, pool: "Pool", stream: int, address: int, size: int, *, mapped: bool = True, expandable: bool = False) -> None:
-        """Make a free block without neighbours."""
         self.pool, self.stream, self.address, self.size = pool, stream, address, size
         self.mapped, self.expandable = mapped, expandable
         self.allocated = False
@@ -73,7 +72,6 @@ class Pool:
     """
 
     def __init__(self, *, small: bool) -> None:
-        """Begin empty."""
         self.small = small
         self.searches = 0
         self._free: list[Key] = []

@@ -84,7 +84,6 @@ class Allocator:
     """
 
     def __init__(self, settings: AllocatorSettings = DEFAULT, limit_bytes: int | None = None) -> None:
-        """Begin with nothing reserved."""
         self._settings = settings
         self._limit = ENDLESS if limit_bytes is None else limit_bytes
         fraction = settings.memory_fraction

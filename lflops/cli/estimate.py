@@ -1,7 +1,14 @@
 """`lflops estimate`: what a step would compute and keep, of a model that a function of the user's builds."""
 
+import contextlib
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from msgspec.structs import asdict
@@ -11,44 +18,106 @@ from lflops.analyze.analysis import Analysis, analyze
 from lflops.analyze.memory.checkpointing_plan import CheckpointingPlan
 from lflops.analyze.memory.room import room_for
 from lflops.analyze.memory.sharding import Sharded, sharded
-from lflops.cli import estimate_options as options
-from lflops.cli.estimated_step import Step
 from lflops.cli.output import UsageError, draw, name_file, save_memory, write_json
+from lflops.errors import LflopsError
 from lflops.profile.model import Profile
 from lflops.report.terminal.memory import render_checkpointed, render_memory, render_sharded
 from lflops.report.terminal.modules import render
 from lflops.report.terminal.roofline import render_lower_bound
 
-__all__ = ["estimate"]
+__all__ = ["bytes_of", "estimate"]
 
 
 def estimate(
-    target: options.Target,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="A model by its configuration: a config.json of transformers, its folder, or hf:NAME of one in the local cache; nothing"
+            " is downloaded. Or PACKAGE.MODULE:BUILD, a function that is called with the number of samples and returns (model, "
+            "batch) or (model, batch, loss). The batch is a tuple of the model's arguments, one tensor, or a mapping of keyword "
+            "arguments; the loss a function from its output to a scalar. The module is looked for here first.",
+        ),
+    ],
     *,
-    batch: options.Samples = 1,
-    backward: options.Backward = False,
-    optimizer: options.Optimizer = None,
-    fused: options.Fused = False,
-    hardware: options.Hardware = None,
-    grad_scaler: options.GradScaler = False,
-    round_to: options.RoundTo = 1,
-    allocator: options.Allocator = None,
-    ranks: options.Ranks = None,
-    fsdp: options.Fsdp = None,
-    ddp: options.Ddp = None,
-    hsdp: options.Hsdp = None,
-    tp: options.Tp = None,
-    seq: options.Tokens = None,
-    dtype: options.Dtype = None,
-    precision: options.Precision = None,
-    ac: options.Checkpointing = None,
-    memory: options.MemorySize = None,
-    lora: options.Adapters = None,
-    trust_remote_code: options.RemoteCode = False,
-    depth: options.Depth = -1,
-    save: options.Save = None,
-    figure: options.Figure = None,
-    as_json: options.AsJson = False,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="The number of samples.")] = 1,
+    backward: Annotated[bool, typer.Option("--backward", help="Go backward as well, from the loss or the sum of the outputs.")] = False,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Of torch.optim, as adamw, with its defaults. Two steps are run; implies --backward."),
+    ] = None,
+    fused: Annotated[bool, typer.Option("--fused", help="The optimizer's fused implementation, which needs no temporary tensors.")] = False,
+    hardware: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A chip that `lflops hardware` lists, or a TOML file: does it fit, and the least time."),
+    ] = None,
+    grad_scaler: Annotated[bool, typer.Option("--grad-scaler", help="Scale the function's loss, and the gradients back.")] = False,
+    round_to: Annotated[
+        int,
+        typer.Option(metavar="BYTES", min=1, help="Round each tensor's memory up to a multiple: 512 as CUDA's allocator does."),
+    ] = 1,
+    allocator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SETTINGS",
+            help="Settings of torch's allocator for CUDA, as in PYTORCH_ALLOC_CONF: expandable_segments:True. It is simulated, for a "
+            "listed chip also without this option.",
+        ),
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="What each of N data-parallel ranks needs under DDP, ZeRO and FSDP2.")
+    ] = None,
+    fsdp: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="As one of N ranks on which FSDP2 shards each block and the rest.")
+    ] = None,
+    ddp: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="As one of N ranks of DistributedDataParallel, with buckets of gradients."),
+    ] = None,
+    hsdp: Annotated[
+        str | None, typer.Option(metavar="RxN", help="As one rank of R replicas, each of which FSDP2 shards over N ranks: 2x8.")
+    ] = None,
+    tp: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="As one of N ranks of tensor parallelism by the model's tp_plan.")
+    ] = None,
+    seq: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Tokens of each sample, 512 for a configuration; a function is given them second."),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of parameters and floating arguments: float32, bfloat16 or float16.")
+    ] = None,
+    precision: Annotated[str | None, typer.Option(metavar="NAME", help="Autocast: bf16-mixed or 16-mixed; else none.")] = None,
+    ac: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOW",
+            help="Activation checkpointing of the blocks: none, full, selective or best. selective recomputes all but linear layers, "
+            "convolutions and fused attention. best chooses by block what fits into --memory, or on the chip, at the least extra work. "
+            "Implies --backward.",
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="For --ac best: the bytes that tensors may take, as 40GB or 37GiB.")
+    ] = None,
+    lora: Annotated[
+        str | None,
+        typer.Option(metavar="r=N", help="Freeze the model, and train adapters of rank N at the linear layers of its blocks."),
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with a configuration. Without it, it is refused.")
+    ] = False,
+    depth: Annotated[int, typer.Option(metavar="N", help="How many levels of the tree below the model; -1 is all.")] = -1,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the profile, for lflops show and diff.")] = None,
+    figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw live memory over the step, as .png, .svg or .pdf.")] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON object: profile, fits (true or false), room (what the chip has and what is needed), bounds, checkpointed "
+            "(by block), sharded, and the plan of --ac best. Unknown is null.",
+        ),
+    ] = False,
 ) -> None:
     """Estimate a step before the run: its work, its memory, and the least time on a chip. Nothing is allocated and nothing is computed."""
     how = {
@@ -59,18 +128,18 @@ def estimate(
         "allocator": allocator,
         "mesh": _mesh(ddp, fsdp, hsdp, tp),
     }
-    step = Step(
-        target=target,
-        samples=batch,
-        tokens=seq,
-        remote_code=trust_remote_code,
-        changes={"dtype": dtype, "precision": precision, "policy": ac, "adapter_rank": lora},
-        optimizer=optimizer,
-        fused=fused,
-        memory=memory,
-        how=how,
-    )
-    profile, plan = step.estimated()
+    searches = ac == "best"
+    if searches and memory is None and hardware is None:
+        raise UsageError("--ac best: give --memory, as 40GB, or --hardware")
+    if memory is not None and not searches:
+        raise UsageError("--memory is for --ac best; --hardware says whether a step fits")
+    if fused and optimizer is None:
+        raise UsageError("--fused is for an optimizer: give --optimizer")
+    budget = None if memory is None else bytes_of(memory)
+    policy = "none" if searches else ac
+    changes = {"dtype": dtype, "precision": precision, "policy": policy, "adapter_rank": _adapter_rank(lora)}
+    maker = partial(_maker, target, batch, seq, remote_code=trust_remote_code)
+    profile, plan = _estimated(target, maker, changes, how, optimizer=optimizer, fused=fused, searches=searches, budget=budget)
     if save is not None:
         profile.save(save)
     save_memory(profile, figure)
@@ -125,3 +194,145 @@ def _draw(analysis: Analysis, of_ranks: tuple[Sharded, ...], plan: Checkpointing
     draw(Group(*(each for part in parts for each in (part, ""))))
     if plan is not None:
         typer.echo(f"{plan.table()}\n\n{plan.code()}")  # no line of code may be wrapped
+
+
+UNITS = {"": 1, "B": 1, **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)}}
+UNITS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
+
+
+def bytes_of(size: str) -> float:
+    """The bytes of a size as people write it: `40GB`, `37.5 GiB`, `4e10`.
+
+    Raises:
+        UsageError: It is no size.
+    """
+    found = re.fullmatch(r"([0-9.]+(?:[eE]\+?[0-9]+)?)\s*([A-Za-z]*)", size.strip())
+    unit = None if found is None else {name.lower(): factor for name, factor in UNITS.items()}.get(found[2].lower())
+    try:
+        return float(found[1]) * unit  # type: ignore[index, operator]
+    except (TypeError, ValueError):
+        raise UsageError(f"--memory {size}: give a size, as 40GB or 37GiB") from None
+
+
+def _estimated(
+    target: str,
+    maker: Callable[[], Callable[[], Any]],
+    changes: Mapping[str, Any],
+    how: Mapping[str, Any],
+    *,
+    optimizer: str | None,
+    fused: bool,
+    searches: bool,
+    budget: float | None,
+) -> tuple[Profile, CheckpointingPlan | None]:
+    """The estimate, with the plan of `--ac best`.
+
+    Args:
+        target: A configuration or a function.
+        maker: Makes what makes the subject, from the target.
+        changes: To the model, as arguments of `Changes`.
+        how: Arguments of the `Estimator`.
+        optimizer: Its name.
+        fused: Whether it is fused.
+        searches: Whether a plan is searched for.
+        budget: The bytes that it may take; `None` for the chip's.
+
+    Raises:
+        UsageError: The user's function failed.
+    """
+    from lflops.collect.estimate.estimate import Estimator  # with torch
+    from lflops.collect.estimate.optimizer_step import makes_optimizer
+    from lflops.planning.best_checkpointing import search
+    from lflops.planning.changes import Changes
+
+    changed = Changes(**{name: value for name, value in changes.items() if value is not None})
+    makes = makes_optimizer(target, optimizer, fused=fused)
+    estimator = Estimator(asker=target, optimizer=makes, progress=sys.stderr.isatty(), **how)
+    with _modules_of_this_folder(), _errors_of_the_user(target):
+        make = maker()
+        with changed.autocast():
+            if not searches:
+                return estimator.run(lambda: changed.applied(target, make())), None
+            plan = search(estimator, lambda: changed.applied(target, make()), budget)
+            return plan.profile, plan
+
+
+def _adapter_rank(lora: str | None) -> int | None:
+    """The rank of `--lora`."""
+    if lora is None:
+        return None
+    rank = lora.removeprefix("r=")
+    if not rank.isdecimal() or not int(rank):
+        raise UsageError(f"--lora {lora}: give the rank, as r=16")
+    return int(rank)
+
+
+def _maker(target: str, samples: int, tokens: int | None, *, remote_code: bool) -> Callable[[], Any]:
+    """Makes the subject, of a configuration or by a function."""
+    from lflops.collect.estimate.estimate import subject_of
+    from lflops.collect.estimate.from_config import FromConfig, is_config
+
+    arguments = [samples]
+    if is_config(target):
+        length = {} if tokens is None else {"tokens": tokens}
+        build: Callable[..., Any] = FromConfig(target=target, remote_code=remote_code, **length).builder()
+    elif remote_code:
+        raise UsageError("--trust-remote-code is for a configuration")
+    else:
+        arguments += [] if tokens is None else [tokens]
+        build = _function(target)
+        _check_arguments(target, build, arguments)
+    return lambda: subject_of(target, build(*arguments))
+
+
+@contextlib.contextmanager
+def _errors_of_the_user(target: str) -> Iterator[None]:
+    """Errors of the user's code as one line."""
+    try:
+        yield
+    except (LflopsError, UsageError):
+        raise
+    except Exception as error:
+        where = "".join(f"; {note.removeprefix(f'{target}: ')}" for note in getattr(error, "__notes__", ()))
+        raise UsageError(f"{target} failed: {type(error).__name__}: {error}{where}") from error
+
+
+def _function(target: str) -> Callable[[int], Any]:
+    """The function that the user named."""
+    module, _, name = target.partition(":")
+    if not module or not name or module.endswith(".py"):
+        raise UsageError(f"{target!r}: give package.module:function, as train:build for build in a train.py of this folder")
+    try:
+        function: Any = importlib.import_module(module)
+        for part in name.split("."):
+            function = getattr(function, part)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"{target}: {error}") from error
+    if not callable(function):
+        raise UsageError(f"{target}: {function!r} is no function")
+    return function  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _modules_of_this_folder() -> Iterator[None]:
+    """Found as `python -m` finds them, also when the user's function imports them only as it runs."""
+    sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        sys.path.remove("")
+
+
+def _check_arguments(target: str, build: Callable[..., Any], arguments: list[int]) -> None:
+    """See that it can be called with these numbers."""
+    try:
+        signature = inspect.signature(build)
+    except (TypeError, ValueError):  # native code has none
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise UsageError(
+            f"{target}{signature}: {error}: it is called with one argument, the number of samples that --batch gives"
+            + (", and with the tokens of --seq" if len(arguments) > 1 else "")
+        ) from error

@@ -13,14 +13,20 @@ from lflops.cli.estimate import estimate
 from lflops.cli.hardware import hardware
 from lflops.cli.html import html
 from lflops.cli.memory import memory
-from lflops.cli.output import UsageError
+from lflops.cli.output import UsageError, write_json
 from lflops.cli.roofline import roofline
-from lflops.cli.schema import schema
 from lflops.cli.show import show
 from lflops.cli.trace import trace
 from lflops.errors import LflopsError
+from lflops.profile.json_schema import json_schema
 
 __all__ = ["app", "main"]
+
+
+def schema() -> None:
+    """Print the JSON schema of a profile's file."""
+    write_json(json_schema())
+
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 for command in (show, diff, html, estimate, memory, roofline, hardware, schema):

@@ -52,7 +52,6 @@ class CountAndTime:
     """
 
     def __init__(self, model: nn.Module, *, ignore: Ignored = (), clock: Clock | None = None, overhead: HookOverhead | None = None) -> None:
-        """Touch nothing yet."""
         self._clock = clock or clock_of(device_of([*model.parameters(), *model.buffers()]))
         self._overhead = overhead
         self._counting = Counting(

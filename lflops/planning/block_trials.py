@@ -11,8 +11,8 @@ from lflops.analyze.speed.lower_bound import lower_bound
 from lflops.collect.estimate.estimate import Estimator, Subject
 from lflops.collect.inputs.arguments import check_module
 from lflops.errors import CountError
+from lflops.planning.changes import checkpointed, recomputable
 from lflops.planning.folding import Fold, folded, folds_of, full_names, stretched
-from lflops.planning.policies import checkpointed, recomputable
 from lflops.profile.model import Cell, Memory, Profile
 from lflops.profile.module_names import ancestry
 
@@ -37,7 +37,6 @@ class BlockTrials:
     """
 
     def __init__(self, estimator: Estimator, run: Callable[[Callable[[], Subject]], Profile], make: Callable[[], Subject]) -> None:
-        """Estimate nothing yet."""
         self._estimator = estimator
         self._run = run
         self._make = make

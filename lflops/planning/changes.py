@@ -3,18 +3,96 @@
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from lflops.analyze.memory.checkpointing_plan import POLICIES, Policy
+from lflops.analyze.memory.checkpointing_plan import KEPT, POLICIES, Policy
 from lflops.collect.estimate.estimate import Subject
+from lflops.collect.model.module_tree import blocks_in
 from lflops.errors import CountError
-from lflops.planning.lora import add_adapters
-from lflops.planning.policies import recomputable, recompute
 
-__all__ = ["Changes"]
+__all__ = ["Changes", "checkpointed", "recomputable"]
+
+SCALE = 2.0
+"""What the adapter's result is multiplied by: alpha over rank. Its value changes neither work nor memory."""
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer and its adapter, as PEFT computes them."""
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, rank, bias=False, device=base.weight.device, dtype=base.weight.dtype)
+        self.up = nn.Linear(rank, base.out_features, bias=False, device=base.weight.device, dtype=base.weight.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's result and the adapter's."""
+        result: Tensor = self.base(x) + self.up(self.down(x)) * SCALE
+        return result
+
+
+def add_adapters(asker: str, model: nn.Module, rank: int) -> None:
+    """Freeze a model, and give each linear layer of its blocks an adapter.
+
+    Raises:
+        CountError: The blocks have no linear layer.
+    """
+    model.requires_grad_(requires_grad=False)
+    found = 0
+    for block in blocks_in(model).values():
+        layers = {name: layer for name, layer in block.named_modules() if name and isinstance(layer, nn.Linear)}
+        for name, layer in layers.items():
+            container, _, attribute = name.rpartition(".")
+            setattr(block.get_submodule(container), attribute, Adapted(layer, rank))
+        found += len(layers)
+    if not found:
+        raise CountError(f"{asker}: {type(model).__name__} has no blocks with linear layers to adapt: give the model with its adapters")
+
+
+def recomputable(asker: str, model: nn.Module) -> dict[str, nn.Module]:
+    """The blocks that a model may recompute: those that are made of modules. A single operator would save nothing.
+
+    Raises:
+        CountError: There is none.
+    """
+    blocks = {name: block for name, block in blocks_in(model).items() if next(block.children(), None) is not None}
+    if not blocks:
+        raise CountError(
+            f"{asker}: {type(model).__name__} has no blocks: those are modules made of others, in a ModuleList or Sequential, as layers.0"
+        )
+    return blocks
+
+
+def recompute(block: nn.Module, policy: Policy) -> None:
+    """Change the forward of a block to one that is recomputed in backward."""
+    if policy == "none":
+        return
+    how: dict[str, Any] = {}
+    if policy == "selective":
+        kept = [getattr(torch.ops.aten, name).default for name in KEPT if hasattr(torch.ops.aten, name)]
+        how["context_fn"] = partial(create_selective_checkpoint_contexts, kept)
+    vars(block)["forward"] = partial(checkpoint, block.forward, use_reentrant=False, **how)
+
+
+@contextlib.contextmanager
+def checkpointed(blocks: Mapping[str, nn.Module], policies: Mapping[str, Policy]) -> Iterator[None]:
+    """A context in which blocks recompute; afterwards their forwards are what they were."""
+    before = {name: dict(vars(blocks[name])) for name in policies}
+    try:
+        for name, policy in policies.items():
+            recompute(blocks[name], policy)
+        yield
+    finally:
+        for name, attributes in before.items():
+            vars(blocks[name]).pop("forward", None)
+            if "forward" in attributes:
+                vars(blocks[name])["forward"] = attributes["forward"]
+
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}

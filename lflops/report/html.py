@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import hashlib
 import html
 import secrets
 import zlib
@@ -13,14 +14,13 @@ from msgspec import json
 
 from lflops.analyze.analysis import Analysis
 from lflops.profile.model import Profile
-from lflops.report.document import document
 from lflops.report.payload.compare import compared_pairs
 from lflops.report.payload.page_script import page_script
 from lflops.report.payload.payload import payload
 from lflops.report.payload.snapshot import SnapshotShown
 from lflops.report.payload.timeline import timeline
 
-__all__ = ["page", "save", "snapshot_page", "write"]
+__all__ = ["document", "page", "save", "snapshot_page", "write"]
 
 _ROOT = '<div id="root"><noscript>This page draws itself with JavaScript.</noscript></div>'
 
@@ -83,3 +83,41 @@ def _window(profile: Profile, name: str) -> str:
     run = profile.run
     step = next((at for at in (run.step, run.window) if at is not None), 0)
     return f' data-run="{html.escape(name)}" data-tag="{html.escape(run.stage or run.kind)}" data-step="{step}"'
+
+
+_STYLE = Path(__file__).parents[1] / "page" / "shell" / "style.css"
+
+_DOCUMENT = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline';{scripts} img-src data:">
+<meta name="viewport" content="width=device-width">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>
+{style}</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
+
+
+def document(title: str, body: str, *, script: str = "", style: str = "") -> str:
+    """The file's text.
+
+    Args:
+        title: As text; it is escaped here.
+        body: As HTML.
+        script: A module that draws the page. No other script runs, for any data.
+        style: What the page adds to the style sheet of all pages.
+    """
+    scripts = ""
+    if script:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        scripts = f" script-src 'sha256-{digest}';"
+        body = f'{body}\n<script type="module">{script}</script>'
+    return _DOCUMENT.format(scripts=scripts, title=html.escape(title), style=_STYLE.read_text("utf-8") + style, body=body)

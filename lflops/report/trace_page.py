@@ -7,7 +7,7 @@ from pathlib import PurePath
 
 from lflops.analyze.trace.categories import CATEGORIES
 from lflops.analyze.trace.summary import TraceSummaries, TraceSummary
-from lflops.report.document import document
+from lflops.report.html import document
 from lflops.report.lines.text import plain
 from lflops.report.lines.trace_summary import CAUSES, STATES, facts, nanoseconds, ranks_verdict, remarks, share, verdict
 from lflops.report.lines.trace_tables import TraceTable, ranks_tables, tables

@@ -1,13 +1,67 @@
-"""From the containers of a snapshot to values: segments, their blocks, and the trace of what the allocator did."""
+"""A snapshot's file as values: segments, their blocks, and the trace of what the allocator did. The pickle runs no code."""
 
+import io
+import pickle
 from collections.abc import Iterable, Mapping
 from os import PathLike
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 from lflops.errors import ProfileError
-from lflops.snapshots.unpickle import load_plain
 
-__all__ = ["Block", "Entry", "Frame", "Segment", "Snapshot", "read_snapshot", "snapshot_of"]
+__all__ = ["Block", "Entry", "Frame", "Snapshot", "read_snapshot", "snapshot_of"]
+
+LARGEST_FILE = 8 * 2**30
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """An unpickler that looks nothing up: no class, no function, no object from elsewhere."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        """Refuse a global by its name."""
+        raise pickle.UnpicklingError(f"has {module}.{name}")
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        """Refuse an object that is stored elsewhere."""
+        raise pickle.UnpicklingError(f"has an object that is stored elsewhere, {str(pid)[:60]!r}")
+
+
+def load_plain(path: str | PathLike[str]) -> Any:
+    """What a pickle holds, where that is plain.
+
+    Raises:
+        ProfileError: The file cannot be read, is no pickle, or has anything but containers, texts and numbers.
+    """
+    path = Path(path)
+    try:
+        if not path.is_file():
+            path.stat()
+            raise ProfileError(f"{path}: is a folder, a pipe or a device; give a file of torch.cuda.memory._dump_snapshot")
+        if path.stat().st_size > LARGEST_FILE:
+            raise ProfileError(f"{path}: has {path.stat().st_size} bytes; {LARGEST_FILE} at most are read")
+        content = path.read_bytes()
+    except OSError as error:
+        raise ProfileError(f"{path}: {error.strerror or error}; give a file of torch.cuda.memory._dump_snapshot") from error
+    try:
+        return _PlainUnpickler(io.BytesIO(content)).load()
+    except pickle.UnpicklingError as error:
+        if str(error).startswith("has "):
+            plain = "only plain containers, texts and numbers are read, because a pickle can run code"
+            raise ProfileError(f"{path}: {error}: {plain}") from None
+        raise ProfileError(f"{path}: is no pickle: {error}") from None
+    except (
+        ArithmeticError,
+        AttributeError,
+        EOFError,
+        ImportError,
+        LookupError,
+        MemoryError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise ProfileError(f"{path}: is no pickle, or a damaged one: {type(error).__name__}") from None
+
 
 MOST_PARTS = 50_000_000
 """Blocks, entries and frames of one file: a small pickle can name one list a billion times."""
@@ -140,7 +194,6 @@ class _Reader:
     """Checks each value, and counts the parts."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._parts = 0
         self._stacks: dict[int, tuple[Any, Stack]] = {}  # torch's pickles share them
 

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 import lflops
 from lflops import Profile, ProfileError, load
 from lflops.analyze.analysis import analyze
-from lflops.cli.estimated_step import bytes_of
+from lflops.cli.estimate import bytes_of
 from lflops.cli.main import main
 from lflops.profile.model import Memory
 from lflops.report.figures.design import PHASES

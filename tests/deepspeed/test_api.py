@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lflops.analyze.analysis import analyze
-from lflops.deepspeed.api import FlopsProfiler, get_model_profile
-from lflops.deepspeed.engine import with_engine_facts
+from lflops.deepspeed.api import FlopsProfiler, get_model_profile, with_engine_facts
 from lflops.errors import CountError
 from lflops.profile.model import Profile
 from lflops.profile.steps import Step

@@ -2,12 +2,10 @@
 
 import re
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 import lflops
-from lflops.profile.notes import NoteCode
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS
 from tests.support.markdown_pages import blocks, run_page
 from tests.support.repository import ROOT
@@ -78,13 +76,3 @@ def test_the_reference_has_every_public_name() -> None:
     public = {*lflops.__all__, "hardware.lookup", "tensorboard.log", "huggingface.FlopsCallback"}
     assert [] == [f"add ::: lflops.{name} to docs/reference/python.md" for name in sorted(public - set(names))]
     assert sorted(public) == sorted(names)
-
-
-def test_the_reference_has_every_note() -> None:
-    """A heading, a cause and a remedy for each code."""
-    page = (DOCS / "reference/notes.md").read_text("utf-8")
-    sections = re.split(r"^### ", page, flags=re.MULTILINE)[1:]
-    codes = [section.split("`")[1] for section in sections]
-    assert [] == [f"add cause and remedy of {code} to docs/reference/notes.md" for code in sorted(set(get_args(NoteCode)) - set(codes))]
-    assert sorted(get_args(NoteCode)) == sorted(codes)
-    assert [] == [section.split("`")[1] for section in sections if "**Cause**" not in section or "**Remedy**" not in section]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from lflops.profile.model import Profile
-from lflops.report.lines.notes import sentence
+from lflops.profile.notes import sentence
 from tests.support.lightning_runs import CLASSES, LIGHTNINGS_WARNINGS, ROWS, WIDTH
 from tests.support.pipeline_trainer import staged
 from tests.support.process_state import Facts, differences

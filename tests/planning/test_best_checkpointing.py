@@ -16,8 +16,8 @@ from lflops.analyze.memory.cheapest_choice import cheapest_choice, lowest_peak
 from lflops.analyze.memory.checkpointing_plan import POLICIES, Policy
 from lflops.collect.estimate.estimate import Estimator, Subject
 from lflops.planning.block_trials import BlockTrials, memory_of, policies_of
+from lflops.planning.changes import checkpointed, recomputable
 from lflops.planning.folding import Fold, folds_of
-from lflops.planning.policies import checkpointed, recomputable
 
 ROWS, HIDDEN, FLOAT = 32, 8, 4
 

@@ -205,7 +205,7 @@ def drawn_screen(arguments: tuple[str, ...], width: int, folder: Path) -> str:
     """
     given = [str(folder / each) if (folder / each).is_file() else each for each in arguments]
     written = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    estimated = patch("lflops.cli.estimated_step.Step.estimated", lambda _: (_estimated(), None))
+    estimated = patch("lflops.cli.estimate._estimated", lambda *_, **__: (_estimated(), None))
     with patch.dict(os.environ, {"COLUMNS": str(width)}), redirect_stdout(written), estimated:
         status = main(given)
         written.flush()

@@ -20,8 +20,7 @@ from lflops.report.payload.compare import compared_windows
 from lflops.report.payload.payload import payload
 from lflops.report.payload.timeline import timeline
 from lflops.tensorboard.payload_event import LARGEST, head, metadata_problem, packed, unpacked
-from lflops.tensorboard.tab import Tab
-from lflops.tensorboard.traces import opened
+from lflops.tensorboard.tab import Tab, opened
 from tests.support.profile_builders import small_profile
 from tests.support.repository import ROOT
 from tests.support.tensorboard_server import Board, board, write

@@ -141,11 +141,7 @@ def _grouped(diff: Diff, changed: Sequence[tuple[CauseKind, ModuleDiff]]) -> Ite
         pattern, *others = {module.pattern for module in modules}
         is_whole = len(modules) == sizes[pattern]
         label = modules[0].kind if others else pattern if is_whole else spelled_out(module.name for module in modules)
-        yield kind, _name(modules[0]) if len(modules) == 1 else label, modules
-
-
-def _name(module: ModuleDiff) -> str:
-    return module.name or module.kind
+        yield kind, modules[0].name or modules[0].kind if len(modules) == 1 else label, modules
 
 
 def _ratio(changes: Iterable[Change | Timing]) -> float | None:

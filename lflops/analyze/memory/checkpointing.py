@@ -1,14 +1,19 @@
-"""Memory that a step would need with its blocks checkpointed."""
+"""The blocks of a model, its repeated parts, and the memory that a step would need with them checkpointed."""
 
 from collections import defaultdict
 
 from msgspec import Struct
 
-from lflops.analyze.memory.blocks import blocks_of
 from lflops.profile.model import Profile
 from lflops.profile.module_names import ancestry
 
-__all__ = ["Checkpointed", "checkpointed"]
+__all__ = ["Checkpointed", "blocks_of", "checkpointed"]
+
+
+def blocks_of(profile: Profile) -> list[str]:
+    """The modules that their container numbers, outside of any other."""
+    numbered = [row for row in profile.modules if row.rpartition(".")[2].isdecimal()]
+    return [row for row in numbered if not any(above.rpartition(".")[2].isdecimal() for above in ancestry(row)[1:])]
 
 
 class Checkpointed(Struct, frozen=True, kw_only=True):

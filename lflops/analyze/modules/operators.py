@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from lflops.analyze.modules.tree import WorkCounts, share_of
-from lflops.analyze.speed.traced_operators import traced_seconds
+from lflops.analyze.speed.step_times import traced_seconds
 from lflops.profile.model import PHASES, Cell, Phase, Profile
 
 __all__ = ["MODULES", "Operator", "OperatorRow", "UncountedOperator", "operator_rows", "operators", "uncounted_operators"]

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from lflops.analyze.speed.fused_bytes import bytes_as_compiled, bytes_with_below
 from lflops.analyze.speed.peaks import chip_of, name_of_peak, peak_of
-from lflops.analyze.speed.traced_operators import traced_seconds
+from lflops.analyze.speed.step_times import traced_seconds
 from lflops.hardware.chips import Hardware, lookup
 from lflops.profile.model import Profile, Work
 from lflops.profile.module_names import ancestry
@@ -298,7 +298,6 @@ class _Costs:
     """
 
     def __init__(self, profile: Profile, chip: Hardware | None) -> None:
-        """Compute them."""
         bandwidth = chip.bandwidth_bytes_per_second if chip else None
         cache = chip.cache_bytes if chip else None
         compiled = {name for name, module in profile.modules.items() if module.compiled}

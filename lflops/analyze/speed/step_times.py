@@ -12,7 +12,7 @@ from lflops.profile.model import Profile
 from lflops.profile.records import Spread
 from lflops.profile.steps import Step
 
-__all__ = ["StepTimes", "step_times"]
+__all__ = ["StepTimes", "step_times", "traced_seconds"]
 
 _WITHIN_FORWARD = frozenset({"prefill", "decode"})
 _NOISE = 1e-9
@@ -113,3 +113,18 @@ def _rate(steps: Sequence[Step], units: Sequence[int | None], usual: int | None)
     summed = [(n, seconds) for n, seconds in known if n is not None and seconds is not None]
     together = sum(seconds for _, seconds in summed)
     return sum(n for n, _ in summed) / together if together else None
+
+
+def traced_seconds(profile: Profile, *, own: bool = False) -> dict[str, float]:
+    """Seconds a step of each traced operator, all its calls together: on the device where one was recorded, else on the host.
+
+    Args:
+        profile: With a trace, or without: then there are none.
+        own: Without the operators that it calls.
+    """
+    trace = profile.trace
+    if trace is None or not trace.batches:
+        return {}
+    side = "device_seconds" if any(each.own_device_seconds for each in trace.operators) else "host_seconds"
+    batches = profile.run.accumulation or 1
+    return {each.name: getattr(each, f"own_{side}" if own else side) * batches / trace.batches for each in trace.operators}

@@ -56,7 +56,6 @@ class TorchMachine:
     """A device of torch's."""
 
     def __init__(self, device: torch.device) -> None:
-        """Look at the device; nothing runs on it yet."""
         self.device = device
         self.kind = device.type
         self.name = device_name(device)

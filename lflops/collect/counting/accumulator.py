@@ -13,9 +13,8 @@ from torch.optim import Optimizer
 from lflops.boundary import Guard, unguarded
 from lflops.collect.attribution.communication_hooks import in_communication_hook
 from lflops.collect.attribution.module_tracker import ModuleTracker
-from lflops.collect.counting.allocation_log import AllocationLog
 from lflops.collect.counting.compiled_regions import CompiledRegions
-from lflops.collect.counting.live_memory import LONGEST_TIMELINE, LiveMemory, Survivors
+from lflops.collect.counting.live_memory import LONGEST_TIMELINE, AllocationLog, LiveMemory, Survivors
 from lflops.collect.counting.operators import FOREACH, Kind, Operator, first_tensor
 from lflops.collect.counting.optimizer_owners import StepOwners
 from lflops.collect.counting.sharded_tensors import PartialTensors, logical_cost
@@ -41,7 +40,6 @@ class ThreadTotals(threading.local):
     """This thread's sums; the device type of the sharded operator that it is running, if any; and the products to be repeated, if any."""
 
     def __init__(self) -> None:
-        """Begin a thread without sums."""
         self.totals: Totals | None = None
         self.sharded_on: str | None = None
         self.products: Counter[Any] | None = None
@@ -98,7 +96,6 @@ class OperatorAccumulator:
     """
 
     def __init__(self, scopes: ModuleTracker, extent: Extent) -> None:
-        """Begin without sums."""
         self.scopes = scopes
         self.guard: Guard = unguarded
         self.memory = LiveMemory(extent.round_to, extent.log, extent.moments, extent.survivors) if extent.memory else None

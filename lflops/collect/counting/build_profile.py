@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,7 +11,6 @@ from torch import nn
 from lflops.collect.counting.totals import Counts, Totals, Transfers
 from lflops.collect.inputs.tensors import dtype_name
 from lflops.collect.model.module_tree import ModuleTree, ParameterSize, parameter_sizes
-from lflops.collect.model.script_graphs import below_dispatcher
 from lflops.profile.model import (
     COUNTS,
     SCHEMA_VERSION,
@@ -269,3 +269,33 @@ def _notes_of_operators(totals: Totals) -> Iterable[Note]:
         yield Note(code="dense_mask", subject=operator, values=values)
     for operator, calls in (+totals.counted_inside).items():
         yield Note(code="counted_inside", subject=operator, values={"calls": calls})
+
+
+BELOW = ("prim::mkldnn_", "prim::MKLDNN", "prim::TensorExpr", "prim::CudaFusion", "prim::FusionGroup", "prim::StaticSubgraph")
+"""How the names of nodes begin that call kernels at once."""
+
+PACKED = "prim::ConstantMKLDNNTensor"
+
+
+def below_dispatcher(module: nn.Module) -> Iterator[tuple[str, int]]:
+    """Each such node of a scripted module's graph: its name, and the bytes of the weights that are known to it."""
+    graph = getattr(module, "inlined_graph", None) if isinstance(module, torch.jit.ScriptModule) else None
+    if graph is not None:
+        yield from _in_block(graph)
+
+
+def _in_block(block: Any) -> Iterator[tuple[str, int]]:
+    for node in block.nodes():
+        name = node.kind()
+        if name.startswith(BELOW):
+            yield name, sum(_weight_bytes(value.node()) for value in node.inputs())
+        else:
+            for inner in node.blocks():
+                yield from _in_block(inner)
+
+
+def _weight_bytes(node: Any) -> int:
+    if node.kind() != PACKED or not node.hasAttribute("value"):
+        return 0
+    weight = node.t("value")
+    return int(weight.numel() * weight.element_size())

@@ -110,7 +110,6 @@ class CompiledRegions:
     """
 
     def __init__(self, scopes: ModuleTracker, guard: Guard = unguarded) -> None:
-        """Hear nothing yet."""
         self.calls: list[RegionCall] = []
         self._scopes = scopes
         self._handles: list[Any] = []

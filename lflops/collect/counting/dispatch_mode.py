@@ -9,11 +9,11 @@ from torch import Tensor
 from lflops.collect.attribution.gradient_sums import sums_gradients
 from lflops.collect.counting.accumulator import Call, OperatorAccumulator
 from lflops.collect.counting.compiled_regions import row_of_region
+from lflops.collect.counting.cpu_kernels import SCRATCH
 from lflops.collect.counting.live_memory import LiveMemory
 from lflops.collect.counting.operators import Kind, Operator, known_operators
 from lflops.collect.counting.sharded_tensors import is_sharded
 from lflops.collect.counting.traffic import tensors_of
-from lflops.collect.operator_costs.scratch import SCRATCH
 from lflops.collect.torch_private.dispatch_modes import (
     TorchDispatchMode,
     end_mode,
@@ -65,7 +65,6 @@ class CountingMode(TorchDispatchMode):
     supports_higher_order_operators = True  # torch 2.8 does not ask: `route_higher_order_operators`
 
     def __init__(self, counter: OperatorAccumulator) -> None:
-        """Report to an accumulator."""
         super().__init__()  # type: ignore[no-untyped-call]
         route_higher_order_operators(type(self))
         never_compiled(type(self).__torch_dispatch__)

@@ -1,4 +1,7 @@
-"""Live bytes after each operator: storages are born as results of operators, and die when they are freed."""
+"""Live bytes after each operator: storages are born as results of operators, and die when they are freed.
+
+The same allocations and frees, of several steps, are requests for the simulation of the caching allocator.
+"""
 
 import heapq
 import weakref
@@ -9,16 +12,60 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lflops.collect.counting.allocation_log import AllocationLog
+from lflops.allocator.simulation import Request
+from lflops.collect.counting.cpu_kernels import rounded_up
 from lflops.collect.counting.traffic import tensors_of
-from lflops.collect.operator_costs.scratch import rounded_up
 from lflops.collect.torch_private.tensors import FakeTensor, local_part, storage_key
 from lflops.profile.model import Allocation, Memory, Moment
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import CATEGORIES, ByCategory, Phase
 from lflops.profile.series import extremes
 
-__all__ = ["LONGEST_TIMELINE", "LiveMemory", "Survivors", "storage_of"]
+__all__ = ["LONGEST_TIMELINE", "AllocationLog", "LiveMemory", "Survivors", "storage_of"]
+
+
+class AllocationLog:
+    """Requests to the allocator. A storage that outlives a step is one allocation; nothing is kept alive.
+
+    Attributes:
+        requests: Allocations and frees, from the first step on.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
+        self._made = 0
+        self._replaced: tuple[int, int] | None = None
+
+    def replaces(self, key: int) -> None:
+        """Note that the next allocation takes the place of this storage, if that one is freed before any other allocation."""
+        self._replaced = (key, len(self.requests))
+
+    def allocated(self, storage: Any, key: int, nbytes: int) -> None:
+        """Add a storage, unless it is in the log already."""
+        if key in self._alive:
+            return
+        if self._replaced is not None and self._replaced[1] != len(self.requests):
+            self._replaced = None
+        self._made += 1
+        self._alive[key] = (self._made, weakref.ref(storage, partial(self.freed, key)))
+        self.requests.append(Request(self._made, nbytes))
+
+    def freed(self, key: int, _reference: object = None) -> None:
+        """Add the free of a storage."""
+        alive = self._alive.pop(key, None)
+        if alive is None:
+            return
+        if self._replaced is not None and self._replaced[0] == key:
+            self.requests.insert(self._replaced[1], Request(alive[0], None))
+            self._replaced = None
+        else:
+            self.requests.append(Request(alive[0], None))
+
+    def stop(self) -> None:
+        """Stop following storages."""
+        self._alive.clear()
+
 
 LARGEST = 50
 LONGEST_TIMELINE = 20_000
@@ -80,7 +127,6 @@ class LiveMemory:
         moments: int = LONGEST_TIMELINE,
         survivors: Survivors | None = None,
     ) -> None:
-        """Begin without live storages."""
         self._longest = moments
         self._round_to = round_to
         self._births: list[Birth] = []

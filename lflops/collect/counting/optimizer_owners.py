@@ -26,7 +26,6 @@ class StepOwners:
     """
 
     def __init__(self, optimizer: Optimizer, tree: ModuleTree) -> None:
-        """Register the tensors that the optimizer has."""
         self.optimizer = optimizer
         self._tree = tree
         self._rows: dict[int, tuple[weakref.ref[Tensor], str]] = {}

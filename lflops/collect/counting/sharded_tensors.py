@@ -102,7 +102,6 @@ class PartialTensors:
     """
 
     def __init__(self, tree: ModuleTree) -> None:
-        """Look at the parameters."""
         self.active = False
         self._tree = tree
         self._row: str | None = None

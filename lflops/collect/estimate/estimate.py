@@ -5,7 +5,6 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +15,8 @@ from lflops.allocator.settings import settings_of
 from lflops.allocator.simulation import simulate
 from lflops.collect.count import Counting
 from lflops.collect.counting.accumulator import Extent
-from lflops.collect.counting.allocation_log import AllocationLog
 from lflops.collect.counting.cpu_kernels import LSTM_LAYER
-from lflops.collect.counting.live_memory import LONGEST_TIMELINE
+from lflops.collect.counting.live_memory import LONGEST_TIMELINE, AllocationLog
 from lflops.collect.estimate.cuda_attention import attention_on
 from lflops.collect.estimate.fake_errors import values_refused
 from lflops.collect.estimate.fake_tensors import Fakes
@@ -91,20 +89,14 @@ def estimate(
     args = (args,) if isinstance(args, Tensor) else args
     _check_step(step, loss, mesh, backward=backward, grad_scaler=grad_scaler)
     _check(model, args, kwargs, loss, mesh, backward=backward, stepped=optimizer is not None and step is None)
-    trained = {"backward": backward or step is not None, "optimizer": optimizer, "grad_scaler": grad_scaler}
-    estimator = _on_rank(rank, mesh, hardware=hardware, round_to=round_to, allocator=allocator, progress=progress, **trained)
-    held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
-    subject = partial(_subject, model, args, kwargs, loss, step)
-    return estimator.run(subject, held=(*held, *tensors_in((args, kwargs))))
-
-
-def _on_rank(rank: Any, mesh: Any, **options: Any) -> "Estimator":
     ranks = checked_mesh("estimate", mesh)
-    return Estimator(asker="estimate", mesh=ranks, rank=checked_rank("estimate", rank, ranks), **options)
-
-
-def _subject(model: Model, args: tuple[Any, ...], kwargs: Any, loss: Any, step: Any) -> "Subject":
-    return Subject(built(model), args, dict(kwargs or {}), loss, step=step)
+    how: dict[str, Any] = {"mesh": ranks, "rank": checked_rank("estimate", rank, ranks), "hardware": hardware, "round_to": round_to}
+    how |= {"allocator": allocator, "backward": backward or step is not None, "optimizer": optimizer, "grad_scaler": grad_scaler}
+    estimator = Estimator(asker="estimate", progress=progress, **how)
+    held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
+    return estimator.run(
+        lambda: Subject(built(model), args, dict(kwargs or {}), loss, step=step), held=(*held, *tensors_in((args, kwargs)))
+    )
 
 
 def _check(model: Any, args: Any, kwargs: Any, loss: Any, mesh: Any, *, backward: Any, stepped: bool) -> None:

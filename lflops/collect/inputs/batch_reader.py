@@ -79,7 +79,6 @@ class BatchReader:
     """Reads the batches of one stage of a training."""
 
     def __init__(self) -> None:
-        """Know no structure."""
         self._known: dict[tuple[type, int], tuple[tuple[str, ...], _Structure | bool | None]] = {}
 
     def read(self, batch: Any) -> BatchTensors | None:

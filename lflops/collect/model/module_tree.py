@@ -1,4 +1,4 @@
-"""The names of a model's modules, and which module owns each parameter."""
+"""The names of a model's modules, which module owns each parameter, and which modules are blocks: a model's repeated parts."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from lflops.collect.torch_private.distributed import flat_parts
 from lflops.collect.torch_private.modules import child_modules, is_compiled, packed_parameters, unwrapped
 from lflops.collect.torch_private.tensors import local_part
 
-__all__ = ["ModuleTree", "ParameterSize", "parameter_sizes"]
+__all__ = ["ModuleTree", "ParameterSize", "blocks_in", "parameter_sizes"]
 
 TRANSPARENT = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 """Names under which torch's wrappers register the wrapped module. They are left out of a module's name."""
@@ -160,3 +160,14 @@ def _sizes(parameter: Any) -> tuple[int, int]:
         return parameter.numel(), local_part(parameter).numel()
     shard = getattr(parameter, "ds_tensor", None)
     return elements, parameter.numel() if shard is None else min(shard.numel(), elements)
+
+
+def blocks_in(model: nn.Module) -> dict[str, nn.Module]:
+    """By name the modules with parameters that their container numbers, outside of any other."""
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        if any(name.startswith(f"{block}.") for block in found) or not name.rpartition(".")[2].isdecimal():
+            continue
+        if next(module.parameters(), None) is not None:
+            found[name] = module
+    return found

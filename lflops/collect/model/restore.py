@@ -21,7 +21,6 @@ class Gradients:
     """The user's gradients, set aside while passes make their own."""
 
     def __init__(self) -> None:
-        """Begin with no gradient set aside."""
         self._saved: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def put_aside(self, leaves: Iterable[Tensor]) -> None:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lflops.collect.operator_costs.tensor_values import known
+from lflops.collect.operator_costs.table import known
 from lflops.collect.torch_private.dispatch_modes import without_modes
 
 __all__ = ["MaskedScores", "masked_scores", "squares"]

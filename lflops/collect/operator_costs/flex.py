@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from lflops.collect.operator_costs.dense_masks import squares
-from lflops.collect.operator_costs.table import cost_of_call
-from lflops.collect.operator_costs.tensor_values import values_of
+from lflops.collect.operator_costs.table import cost_of_call, values_of
 from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.formulas.attention.fused import attention_backward_of_scores, attention_of_scores
 from lflops.formulas.attention.scores import Scores

@@ -1,4 +1,8 @@
-"""Costs of operators as they were called: from the formulas' shapes, from the tensors themselves, or from what a user registered."""
+"""Costs of operators as they were called: from the formulas' shapes, from the tensors themselves, or from what a user registered.
+
+A few formulas ask for the integers in a tensor: where packed sequences begin, where groups end. Only a counted step reads them: on CUDA
+that waits for the device, and a counted step is never timed.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -7,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lflops.collect.operator_costs.tensor_values import values_of
+from lflops.collect.torch_private.dispatch_modes import open_modes, without_modes
 from lflops.collect.torch_private.operators import (
     OpOverload,
     OpOverloadPacket,
@@ -17,11 +21,11 @@ from lflops.collect.torch_private.operators import (
     qualified_name,
     written_arguments,
 )
-from lflops.collect.torch_private.tensors import stored_elements
+from lflops.collect.torch_private.tensors import FakeTensor, local_part, stored_elements
 from lflops.errors import CountError
-from lflops.formulas.table import FORMULAS, READS, Cost, Formula, SparseShape
+from lflops.formulas.table import FORMULAS, READS, Cost, Formula, SparseShape, Values
 
-__all__ = ["CallCost", "all_formulas", "bind", "cost_of_call", "formula_of", "register_formula", "shapes"]
+__all__ = ["CallCost", "all_formulas", "cost_of_call", "formula_of", "known", "register_formula", "shapes", "values_of"]
 
 SPARSE = frozenset((torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
 """Layouts that store only some of the elements."""
@@ -160,3 +164,26 @@ def _cost(result: Any) -> Cost:
 
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+KNOWS_VALUES = "knows_values_of"
+"""The method of a mode that says whether a real tensor has the numbers that it would have in a real step."""
+
+
+def known(tensor: Tensor) -> Tensor | None:
+    """A plain tensor with the same numbers; `None` where they are unknown: on the meta device, and for tensors that are shapes alone."""
+    local: Any = local_part(tensor)
+    if local.is_meta or isinstance(local, FakeTensor) or local.shape != tensor.shape:
+        return None
+    if not all(getattr(mode, KNOWS_VALUES)(local) for mode in open_modes() if hasattr(mode, KNOWS_VALUES)):
+        return None
+    return local  # type: ignore[no-any-return]
+
+
+def values_of(tensor: Tensor) -> Values | None:
+    """The numbers in a tensor of integers; `None` where they are unknown."""
+    local = known(tensor)
+    if local is None:
+        return None
+    with without_modes():
+        return Values(local.flatten().tolist())

@@ -1,10 +1,13 @@
-"""Fused attention of [batch, heads, length, width]; sequences of several lengths are in `packed.py`.
+"""Fused attention of [batch, heads, length, width], and whole layers with it, which inference runs as one kernel.
+
+Sequences of several lengths are in `packed.py`.
 
 Counted is the full square of scores, as the field does; executed is what a causal mask leaves of it. A fused backward has kept no scores,
 so it multiplies queries and keys a second time: that is recompute. The softmax follows the convention for softmax.
 """
 
 from enum import IntEnum
+from math import prod
 
 from lflops.formulas.attention.scores import Scores, Window, dense
 from lflops.formulas.table import Cost, Shape, formula
@@ -81,3 +84,31 @@ def scaled_dot_product_flash(query: Shape, key: Shape, value: Shape, *, is_causa
 def scaled_dot_product_flash_backward(grad: Shape, query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Cost:
     """The gradients of the above."""
     return attention_backward(query, key, value, Mask.FROM_LAST if is_causal else Mask.NONE)
+
+
+@formula("_native_multi_head_attention")
+def native_attention(query: Shape, key: Shape, value: Shape, embed_dim: int, num_head: int, qkv_weight: Shape) -> Cost:
+    """Three projections, attention, and the projection out; a bias after each."""
+    width = embed_dim
+    queries, keys = prod(query[:-1]), prod(key[:-1])
+    inner = attention(_by_head(query, num_head), _by_head(key, num_head), _by_head(value, num_head), Mask.NONE)
+    macs = (2 * queries + 2 * keys) * width * width
+    return Cost(macs + inner.macs, other_flops=inner.other_flops + (2 * queries + 2 * keys) * width)
+
+
+@formula("_transformer_encoder_layer_fwd")
+def encoder_layer(src: Shape, embed_dim: int, num_heads: int, *, ffn_weight_1: Shape, ffn_weight_2: Shape) -> Cost:
+    """Attention, two normalisations, two additions, and a perceptron of two layers with an activation."""
+    tokens, width = prod(src[:-1]), embed_dim
+    inner = native_attention(src, src, src, embed_dim, num_heads, (3 * width, width))
+    hidden = ffn_weight_1[0]
+    normalisations, residuals, biases, activation = 2 * 7 * width, 2 * width, hidden + width, hidden
+    return Cost(
+        inner.macs + tokens * (prod(ffn_weight_1) + prod(ffn_weight_2)),
+        other_flops=inner.other_flops + tokens * (normalisations + residuals + biases + activation),
+    )
+
+
+def _by_head(x: Shape, heads: int) -> Shape:
+    batch, length, width = x
+    return (batch, heads, length, width // heads)

@@ -17,8 +17,7 @@ from lflops.analyze.speed.step_times import StepTimes
 from lflops.analyze.speed.utilization import MODEL_PHASES, Utilization
 from lflops.profile.model import PHASES, ModuleProfile, Profile, Run
 from lflops.profile.module_names import added_up, fold_repeats
-from lflops.profile.notes import are_times_far_off
-from lflops.report.lines.notes import sentence
+from lflops.profile.notes import are_times_far_off, sentence
 from lflops.report.lines.parts import advice, label_of, what_it_is
 from lflops.report.lines.ranks import ranks
 from lflops.report.lines.text import counted, plain

@@ -1,18 +1,54 @@
 """The page's Memory view: live bytes through the step, and what is alive at the peak."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from msgspec import Struct
 
+from lflops import units
 from lflops.analyze.analysis import Analysis
+from lflops.analyze.memory.savings import Saving
+from lflops.hardware.chips import Hardware
 from lflops.profile.model import Memory, Moment, Profile
 from lflops.profile.records import ByCategory, Phase
 from lflops.profile.series import extremes
-from lflops.report.lines.savings import savings
+from lflops.report.lines.text import plain
 from lflops.report.payload.columns import Columns, Value, exact, lists
-from lflops.report.payload.live_memory import POINTS, LiveMemoryShown, chip_memory
 
-__all__ = ["MemoryShown", "memory"]
+__all__ = ["POINTS", "LiveMemoryShown", "MemoryShown", "chip_memory", "memory"]
+
+POINTS: Final = 2_000
+"""The most points that are drawn."""
+
+
+class LiveMemoryShown(Struct, frozen=True, kw_only=True):
+    """Live bytes over time, and the categories at one moment.
+
+    Attributes:
+        operators: How many moments there are before some are chosen: operators of a step, or entries of an allocator's record; `None`
+            where an older file does not say it.
+        peak_bytes: The bytes at the moment that is marked.
+        peak: The index in `points` of the moment that is marked.
+        chip: The chip's name, where its memory is known.
+        points: At most `POINTS` moments with the bytes alive; categories that ever hold bytes have columns.
+        categories: The names of those columns, the lowest of the stack first.
+        by_category: The bytes at the moment that is marked.
+    """
+
+    operators: int | None
+    peak_bytes: Value
+    peak: int | None
+    chip: str | None
+    capacity_bytes: float | None
+    points: Columns
+    categories: tuple[str, ...]
+    by_category: list[tuple[str, Value]]
+
+
+def chip_memory(chip: Hardware | None) -> tuple[str, float] | tuple[None, None]:
+    """A chip's name and the bytes of its memory, where they are known."""
+    return (None, None) if chip is None or chip.memory_bytes is None else (chip.name, chip.memory_bytes)
+
 
 _HOLDERS = 24
 _STACKED = ("parameters", "optimizer_state", "other", "gradients", "activations", "temporary")
@@ -95,3 +131,24 @@ def _points(counted: Memory, reached: Moment | None) -> Iterator[_Point]:
 def _rank_of(profile: Profile, counted: Memory) -> int | None:
     """The first rank with the largest peak: a merged profile has its memory."""
     return next((rank.rank for rank in profile.ranks if rank.peak_bytes == counted.peak_bytes), None)
+
+
+def savings(analysis: Analysis) -> Iterator[tuple[str, int, str]]:
+    """What to do, the bytes that it saves at the most, and its cost."""
+    for each in analysis.savings:
+        yield _what(each), each.bytes, _cost(each, analysis)
+
+
+def _what(saving: Saving) -> str:
+    if saving.kind == "gradients":
+        return "free the gradients before forward: optimizer.zero_grad(set_to_none=True) right after the step"
+    if saving.kind == "fused_optimizer":
+        return "update in place: an optimizer with fused=True makes no temporary tensors"
+    return f"checkpoint {plain(saving.module)}{f' ×{saving.modules}' if saving.modules > 1 else ''}"
+
+
+def _cost(saving: Saving, analysis: Analysis) -> str:
+    total = sum(counts.macs for counts in analysis.totals.values())
+    if not saving.macs or not total:
+        return ""
+    return f"{units.count(saving.macs)} MACs more, {units.percent(saving.macs / total)} of the step's"

@@ -1,18 +1,18 @@
 """The page of a CUDA memory snapshot: live bytes through the allocator's record, and what is alive at the peak, by line of code."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from msgspec import Struct
 
 from lflops.hardware.chips import Hardware
 from lflops.report.lines.explained_memory import explained_lines, remedies
 from lflops.report.payload.columns import Columns, exact, lists
-from lflops.report.payload.live_memory import POINTS, LiveMemoryShown, chip_memory
+from lflops.report.payload.memory import POINTS, LiveMemoryShown, chip_memory
 from lflops.snapshots.explain import ExplainedMemory
 from lflops.snapshots.holders import CATEGORIES, Category, category_of, line_of, sizes_of_parameters
 from lflops.snapshots.peak import Alive, peak_of
 from lflops.snapshots.read import Snapshot, Stack
-from lflops.snapshots.timeline import Instant, timeline_of
+from lflops.snapshots.timeline import timeline_of
 
 __all__ = ["SnapshotShown", "snapshot_shown"]
 
@@ -72,7 +72,7 @@ def snapshot_shown(snapshot: Snapshot, explained: ExplainedMemory, chip: Hardwar
         ran_out=explained.ran_out,
         operators=len(snapshot.trace),
         peak_bytes=exact(explained.requested_bytes),
-        peak=_place(instants),
+        peak=next((place for place, each in enumerate(instants) if each.is_peak), None),
         chip=name_of_chip,
         capacity_bytes=capacity,
         points=points,
@@ -80,10 +80,6 @@ def snapshot_shown(snapshot: Snapshot, explained: ExplainedMemory, chip: Hardwar
         by_category=[(name, exact(nbytes)) for name, nbytes in explained.by_category.items() if nbytes],
         holders=lists(_holders(alive, sizes)[:_HOLDERS], _Holder.__struct_fields__),
     )
-
-
-def _place(instants: Sequence[Instant]) -> int | None:
-    return next((place for place, each in enumerate(instants) if each.is_peak), None)
 
 
 def _holders(alive: Iterable[Alive], sizes: frozenset[int]) -> list[_Holder]:

@@ -45,7 +45,11 @@ def render_roofline(analysis: Analysis, *, top: int) -> RenderableType:
         "",
         _points("module, with all below it", modules[:top], timed=True),
         "",
-        _points("operator, in all modules", [(_operator(point), point) for point in operators[:top]], timed=is_timed),
+        _points(
+            "operator, in all modules",
+            [(f"{plain(point.operator or '')} {plain(point.dtype or '')}", point) for point in operators[:top]],
+            timed=is_timed,
+        ),
         *_remarks([point for _, point in modules], analysis.fusion, len(modules) - top, len(operators) - top),
     )
 
@@ -90,10 +94,6 @@ def _points(heading: str, named: Sequence[tuple[str, Point]], *, timed: bool) ->
 
 def _module(repeats: Repeats) -> str:
     return (plain(repeats.label) or "(model)") + (f" ×{len(repeats.parts)}" if len(repeats.parts) > 1 else "")
-
-
-def _operator(point: Point) -> str:
-    return f"{plain(point.operator or '')} {plain(point.dtype or '')}"
 
 
 def _remarks(modules: Sequence[Point], fusion: Sequence[Fusion], more_modules: int, more_operators: int) -> Iterator[RenderableType]:

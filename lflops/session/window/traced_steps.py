@@ -10,8 +10,7 @@ from lflops.boundary import Guard, call_each
 from lflops.collect.kineto.tracer import Recording, Tracer
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.step_phases import OTHER
-from lflops.profile.notes import Note
-from lflops.report.lines.notes import sentence
+from lflops.profile.notes import Note, sentence
 from lflops.session.inputs.messages import warn
 from lflops.session.inputs.phases import OutsideModules
 from lflops.session.inputs.settings import Settings

@@ -13,7 +13,7 @@ import lflops
 from lflops.collect.counting.cpu_kernels import CORRECTIONS
 from lflops.collect.estimate.fake_tensors import Fakes
 from lflops.collect.torch_private.tensors import storage_key
-from lflops.report.lines.notes import sentence
+from lflops.profile.notes import sentence
 
 aten = torch.ops.aten
 

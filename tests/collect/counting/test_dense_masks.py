@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 import lflops
 from lflops.collect.operator_costs import dense_masks
-from lflops.profile.notes import Note
-from lflops.report.lines.notes import sentence
+from lflops.profile.notes import Note, sentence
 from tests.conformance.packed import CASES
 from tests.support.count_function import Function
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import lflops
-from lflops.collect.operator_costs.scratch import SCRATCH
+from lflops.collect.counting.cpu_kernels import SCRATCH
 from tests.support.cpu_allocator import allocated
 
 FLOAT, PAGE = 4, 4096

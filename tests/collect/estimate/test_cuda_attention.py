@@ -15,7 +15,7 @@ import lflops
 from lflops.collect.estimate.cuda_attention import Attention, attention_on
 from lflops.hardware.chips import lookup
 from lflops.profile.model import Profile
-from lflops.report.lines.notes import sentence
+from lflops.profile.notes import sentence
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 48, 16
 FLASH, EFFICIENT, CUDNN, MATH = "flash_attention", "efficient_attention", "cudnn_attention", "attention_math"

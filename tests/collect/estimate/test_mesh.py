@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lflops
-from lflops.collect.estimate.gradient_buckets import FIRST, LATER, assigned
+from lflops.collect.estimate.mesh import FIRST, LATER, assigned
 from lflops.profile.model import Memory, Profile
 from tests.support import rank_memory
 from tests.support.processes import Ranks

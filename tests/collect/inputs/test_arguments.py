@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lflops
 from lflops.profile.model import Profile
-from lflops.report.lines.notes import sentence
+from lflops.profile.notes import sentence
 from tests.support.profile_checks import names_what_is_taken
 
 
