@@ -40,10 +40,10 @@ def draws(model: nn.Module, loop: Any) -> None:
 
 
 def moves(model: nn.Module, loop: Any) -> None:
-    """Moves a weight by the least that there is."""
+    """Moves the first weights by the least that there is. Of a single one the next update may round that off again."""
     with torch.no_grad():
-        weight = next(model.parameters()).view(-1)
-        weight[0] = torch.nextafter(weight[0], torch.tensor(9.0))
+        weight = next(model.parameters())
+        weight.copy_(torch.nextafter(weight, torch.full_like(weight, 9.0)))
 
 
 def leaves_a_hook(model: nn.Module, loop: Any) -> None:

@@ -273,7 +273,7 @@ class _Walk:
         self.regions: list[Region] = []
         self._kernels = kernels
         self._below: list[tuple[Region, _Open]] = []  # what ran right below regions of this thread
-        self._doubles: list[tuple[_Open, _Open]] = []  # what an operator of its own name called, after that
+        self._doubles: list[tuple[_Open, _Open]] = []  # an operator that calls one of the same name, then that one
 
     def thread(self, events: Sequence[Event], replay: Replay) -> None:
         """Add those of a thread; they are sorted."""
