@@ -40,6 +40,7 @@ class Cause(Struct, frozen=True, kw_only=True):
     Attributes:
         kind: A part of the budget, a phase, or what has its own evidence. That is a slow `rank`, more `threads` than cores, a `slow` module
             among equals; one with more `calls` than its repeats, or a wider `dtype`. `outside` is the model itself, without its layers.
+            `no_products` are modules that multiply nothing.
             `busiest` is where nothing stands out.
         seconds: What it costs the mean step; `None` is unknown.
         module: Where it is; empty is no module in particular.
@@ -92,6 +93,8 @@ def causes(
     in_modules = [*_slow(outliers, named), *(replace(each, is_rough=is_rough) for each in by_evidence)]
     found = [*_threads(profile), *_of_ranks(profile, imbalance, times.mean), *in_modules]
     found += _parts(times, budget, in_modules, {} if is_rough else patterns)
+    if budget is None and not is_rough:
+        found += _without_products(busiest, {patterns.get(each.module, "") for each in in_modules})
     kept = [each for each in found if each.seconds is None or each.seconds >= _WORTH * times.mean]
     if not kept and busiest:
         kept = [Cause(kind="busiest", seconds=busiest[0].seconds, module=busiest[0].name, value=busiest[0].kind)]
@@ -184,6 +187,13 @@ def _wide(profile: Profile, named: set[str]) -> Iterator[Cause]:
         seconds = total_seconds(profile.modules[name], own=True)
         if seconds is not None and named.isdisjoint(ancestry(name)):
             yield Cause(kind="dtype", seconds=seconds / 2, module=name, value="float64", usual=profile.run.dtype)
+
+
+def _without_products(busiest: Iterable[BusyModules], named: set[str]) -> Iterator[Cause]:
+    """Modules that multiply nothing: without a known peak, no one can tell what else is slow."""
+    for each in busiest:
+        if each.pattern and not each.macs and each.pattern not in named:
+            yield Cause(kind="no_products", seconds=each.seconds, module=each.pattern, value=each.kind)
 
 
 def _outside(profile: Profile, times: StepTimes, budget: Budget | None, below: Mapping[str, Sequence[str]]) -> Iterator[Cause]:

@@ -163,6 +163,11 @@ def _outside(_: Cause, at: _Setting) -> _Told:
     return _Told(f"{at.cost[0].upper()}{at.cost[1:]} is {at.itself}.", f"{keep}, and name their parts with lflops.scope")
 
 
+def _no_products(cause: Cause, at: _Setting) -> _Told:
+    kind = f" ({plain(str(cause.value))})" if cause.value else ""
+    return _Told(f"{at.cost} is {at.where}{kind}, which multiplies nothing.", "Fuse its operators, for example with torch.compile")
+
+
 def _busiest(cause: Cause, at: _Setting) -> _Told:
     kind = f" ({plain(str(cause.value))})" if cause.value else ""
     return _Told(f"Nothing stands out: the most time is in {at.where}{kind}, {at.cost}.", "")
@@ -174,6 +179,7 @@ _TELL: Mapping[str, Callable[[Cause, _Setting], _Told]] = {
     "calls": _calls,
     "dtype": _dtype,
     "outside": _outside,
+    "no_products": _no_products,
     "busiest": _busiest,
 }
 """Those that are no part of a budget and no phase."""

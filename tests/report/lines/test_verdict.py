@@ -133,9 +133,16 @@ def test_without_a_peak_the_time_and_the_wait_are_named() -> None:
 
 
 def test_where_nothing_stands_out_the_busiest_modules_are_named() -> None:
-    """8 of 16 ms are in four equal products, and no peak is known to hold them against."""
-    found = told(blocks({}, {"forward": 16}, hardware=None))[1]
-    assert ("Nothing stands out: the most time is in blocks.*.fc (Linear), 50.0 % of the step (8.00 ms).",) == found
+    """8 of 8.08 ms are in four equal products, and no peak is known to hold them against."""
+    norms = dict.fromkeys((name for name in LAYERS if name.endswith("norm")), 0.02)
+    found = told(blocks(norms, {"forward": 8.08}, hardware=None))[1]
+    assert ("Nothing stands out: the most time is in blocks.*.fc (Linear), 99.0 % of the step (8.00 ms).",) == found
+
+
+def test_modules_without_products_are_named_where_no_peak_is_known() -> None:
+    """The norms take as long as the products, 8 of 16 ms."""
+    why = "50.0 % of the step (8.00 ms) is blocks.*.norm (LayerNorm), which multiplies nothing."
+    assert (why,) == told(blocks({}, {"forward": 16}, hardware=None))[1]
 
 
 def test_an_estimate_says_the_least_time_and_what_is_unknown() -> None:
