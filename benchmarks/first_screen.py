@@ -27,8 +27,8 @@ from tests.support.report_claims import disagreements, wrong_sums
 WIDTH, ROWS, BLOCKS, STEPS = 256, 256, 6, 28
 SCHEDULE = Schedule(wait=10, warmup=1, active=6)
 EXPECTED = {
-    "item": "itself, outside of its layers",
-    "images": "itself, outside of its layers",
+    "item": "itself, outside its layers",
+    "images": "itself, outside its layers",
     "tiny": "blocks.2 runs",
     "fp64": "multiplies in float64",
     "threads": "threads on",

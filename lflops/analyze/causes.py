@@ -41,7 +41,7 @@ class Cause(Struct, frozen=True, kw_only=True):
         kind: A part of the budget, a phase, or what has its own evidence. That is a slow `rank`, more `threads` than cores, a `slow` module
             among equals; one with more `calls` than its repeats, or a wider `dtype`. `outside` is the model itself, without its layers.
             `no_products` are modules that multiply nothing.
-            `busiest` is where nothing stands out.
+            `busiest` comes last: where nothing stands out, or no peak says how fast it could be.
         seconds: What it costs the mean step; `None` is unknown.
         module: Where it is; empty is no module in particular.
         others: With how many others the module is compared.
@@ -96,9 +96,11 @@ def causes(
     if budget is None and not is_rough:
         found += _without_products(busiest, {patterns.get(each.module, "") for each in in_modules})
     kept = [each for each in found if each.seconds is None or each.seconds >= _WORTH * times.mean]
-    if not kept and busiest:
-        kept = [Cause(kind="busiest", seconds=busiest[0].seconds, module=busiest[0].name, value=busiest[0].kind)]
-    return tuple(sorted(kept, key=lambda each: (each.seconds is not None, -(each.seconds or 0.0))))
+    kept.sort(key=lambda each: (each.seconds is not None, -(each.seconds or 0.0)))
+    if busiest and (not kept or (budget is None and not is_rough)):
+        most = busiest[0]
+        kept.append(Cause(kind="busiest", seconds=most.seconds, module=most.name, value=most.kind, is_rest=bool(kept)))
+    return tuple(kept)
 
 
 def _threads(profile: Profile) -> Iterator[Cause]:
@@ -205,7 +207,7 @@ def _outside(profile: Profile, times: StepTimes, budget: Budget | None, below: M
         own = budget.modules.get("", {}).get("below_roof", 0.0)
         yield Cause(kind="outside", seconds=(own + budget.parts.get("forward", 0.0)) * budget.seconds)
     elif root.forward.seconds is not None and not root.forward.own_macs:
-        own_seconds = root.forward.own_seconds.median if root.forward.own_seconds else 0.0
+        own_seconds = total_seconds(root, own=True) or 0.0
         around = max(times.phases.get("forward", 0.0) - root.forward.seconds.median, 0.0)
         yield Cause(kind="outside", seconds=own_seconds + around)
 

@@ -25,7 +25,7 @@ _MODEL = frozenset({"parameters", "peak live memory"})
 _LEFT_OUT = frozenset({"achieved", "CPU time", "observer"})
 """Of the facts about speed, those that only lflops show has."""
 _REMARKS_LEFT_OUT = frozenset({"allocator's peak", "never called"})
-_LINES_OF_RANKS = 5
+_LINES_OF_RANKS = 4
 _CHANGES = 2
 
 _Lines = Iterable[tuple[str, str]]

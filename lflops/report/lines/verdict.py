@@ -21,6 +21,8 @@ __all__ = ["Verdict", "verdict"]
 _CAUSES, _NEXT = 3, 2
 _UNSTEADY = 0.1
 """Of the median step: a mean or a quartile that is farther off is worth a word."""
+_WIDE = 0.3
+"""Of the median step: steps whose quartile is farther off are unsteady."""
 _BUSY = 0.05
 """Of the CPU time that was asked for: from so much on, what other processes had is worth a word."""
 _REMEASURE = "Measure the peak again on an idle machine: lflops hardware --measure"
@@ -51,7 +53,9 @@ def verdict(analysis: Analysis, doubts: int) -> Verdict:
         analysis: Of the profile.
         doubts: How many of the report's remarks make its figures less reliable.
     """
-    told = [each for cause in analysis.causes if (each := _told(analysis, cause)) is not None][:_CAUSES]
+    found = [(cause, each) for cause in analysis.causes if (each := _told(analysis, cause)) is not None]
+    judged = [each for cause, each in found if cause.kind != "busiest"]
+    told = [*judged[:_CAUSES], *(each for cause, each in found if cause.kind == "busiest")]
     steps = dict.fromkeys(each.next for each in told if each.next)
     if (analysis.utilization.mfu or 0.0) > 1:
         steps = {_REMEASURE: None} | steps
@@ -122,7 +126,7 @@ def _told(analysis: Analysis, cause: Cause) -> _Told | None:
         return None if worst is None else _Told(worst, "Look at that rank's machine, data and code: the view Ranks has its phases")
     share = None if cause.seconds is None else analysis.step_times.share(cause.seconds)
     one = "step" if analysis.profile.run.kind == "training" else "pass"
-    itself = f"{plain(analysis.profile.modules[''].kind) or 'the script'} itself, outside of its layers"
+    itself = f"{plain(analysis.profile.modules[''].kind) or 'the script'} itself, outside its layers"
     setting = _Setting(
         cost=f"{'roughly ' if cause.is_rough else ''}{units.percent(share)} of the {one} ({units.duration(cause.seconds)})",
         where=plain(cause.module) or itself,
@@ -165,12 +169,21 @@ def _outside(_: Cause, at: _Setting) -> _Told:
 
 def _no_products(cause: Cause, at: _Setting) -> _Told:
     kind = f" ({plain(str(cause.value))})" if cause.value else ""
-    return _Told(f"{at.cost} is {at.where}{kind}, which multiplies nothing.", "Fuse its operators, for example with torch.compile")
+    return _Told(
+        f"{at.cost} is {at.where}{kind} itself, without matrix products.",
+        f"Fuse the operators of {at.where}, for example with torch.compile",
+    )
 
 
 def _busiest(cause: Cause, at: _Setting) -> _Told:
     kind = f" ({plain(str(cause.value))})" if cause.value else ""
-    return _Told(f"Nothing stands out: the most time is in {at.where}{kind}, {at.cost}.", "")
+    most = f"he most time is in {at.where}{kind}, {at.cost}"
+    if cause.is_rest:
+        return _Told(
+            f"T{most}: without a known peak no one can say how fast it could be.",
+            'Give the peak of this chip: hardware="measure" measures it',
+        )
+    return _Told(f"Nothing stands out: t{most}.", "")
 
 
 _TELL: Mapping[str, Callable[[Cause, _Setting], _Told]] = {
@@ -215,11 +228,12 @@ def _steadiness(analysis: Analysis) -> Iterator[str]:
         median = times.seconds.median
         spread = f" ± {units.percent(times.spread)}" if times.steps > 1 and times.spread is not None else ""
         yield f"{units.count(times.steps)} undisturbed {one if times.steps == 1 else several}{spread}"
-        if median and abs(times.mean - median) > _UNSTEADY * median:
+        if median and (abs(times.mean - median) > _UNSTEADY * median or (times.spread or 0.0) > _WIDE):
             yield f"unsteady: the longest took {units.duration(times.longest)}, the median {units.duration(median)}"
     lost = statistics.median(cpu_lost_shares(profile.steps) or [0.0]) if profile.run.device_type != "cuda" else 0.0
     if lost >= _BUSY:
-        yield f"this machine was busy: other processes had {units.percent(lost, digits=0)} of the CPU time that was asked for"
+        had = f"other processes had {units.percent(lost, digits=0)} of the CPU time that was asked for"
+        yield f"this machine was busy: while modules were timed, {had}"
     if analysis.outliers_doubt and not analysis.outliers:
         yield f"cannot tell whether a module is slow among its equals: {_DOUBT[analysis.outliers_doubt]}"
     if are_times_far_off(profile.notes):
