@@ -65,7 +65,7 @@ def _mark_peak(axes: Axes, nbytes: int, at: float | None, last: float) -> None:
     axes.plot(at, nbytes, "o", markersize=6, markerfacecolor="white", markeredgecolor=TEXT)
     is_late = at > _LATE * last
     side = (-8, "right") if is_late else (8, "left")
-    axes.annotate(f"peak {units.size(nbytes)}", (at, nbytes), xytext=(side[0], 2), va="bottom", ha=side[1], **style)
+    axes.annotate(f"peak {units.size(nbytes)}", (at, nbytes), xytext=(side[0], 2), va="bottom", ha=side[1], weight="bold", **style)
 
 
 def _areas(axes: Axes, memory: Memory, operators: Sequence[float], reached: int | None) -> None:
