@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops.analyze.modules.busiest import BusyModules, total_seconds
-from lflops.analyze.modules.outliers import Outlier
+from lflops.analyze.modules.outliers import Outlier, explaining
 from lflops.analyze.ranks.imbalance import Imbalance
 from lflops.analyze.speed.budget import IN_MODULES, Budget
 from lflops.analyze.speed.step_times import StepTimes
@@ -27,8 +27,6 @@ _WORTH = 0.02
 _LEAST_MODULES = 3
 _LEAST_RATIO = 1.5
 _MORE_CALLS = 2
-_MOST_OF = 0.7
-"""A module below explains a slow one if it has this share of its excess."""
 _MOSTLY = 0.6
 """A part is mostly in a module that has this share of it."""
 _WIDTH = {"float64": 64, "float32": 32, "tf32": 32, "bfloat16": 16, "float16": 16}
@@ -91,7 +89,7 @@ def causes(
     named = {each.module for each in unlike}
     by_evidence = [*unlike, *_wide(profile, named), *_outside(profile, times, budget, below)]
     in_modules = [*_slow(outliers, named), *(replace(each, is_rough=is_rough) for each in by_evidence)]
-    found = [*_threads(profile), *_of_ranks(profile, imbalance, times.mean), *in_modules]
+    found = [*_threads(profile), *_of_ranks(imbalance, times.mean), *in_modules]
     found += _parts(times, budget, in_modules, {} if is_rough else patterns)
     if budget is None and not is_rough:
         found += _without_products(busiest, {patterns.get(each.module, "") for each in in_modules})
@@ -110,12 +108,11 @@ def _threads(profile: Profile) -> Iterator[Cause]:
         yield Cause(kind="threads", seconds=None, value=run.threads, usual=run.cores)
 
 
-def _of_ranks(profile: Profile, imbalance: Imbalance, mean: float) -> Iterator[Cause]:
+def _of_ranks(imbalance: Imbalance, mean: float) -> Iterator[Cause]:
     """The rank that others wait for most."""
-    compared = profile.rank_comparison
-    if imbalance.rows and compared is not None and compared.seconds:
+    if imbalance.worst_share is not None:
         worst = imbalance.rows[0]
-        yield Cause(kind="rank", seconds=mean * worst.seconds_lost / compared.seconds, module=worst.module, value=worst.slow_rank)
+        yield Cause(kind="rank", seconds=mean * imbalance.worst_share, module=worst.module, value=worst.slow_rank)
 
 
 def _slow(outliers: Iterable[Outlier], named: set[str]) -> Iterator[Cause]:
@@ -154,17 +151,7 @@ def _unlike_their_repeats(
                 found[name] = Cause(kind="dtype", seconds=excess, module=name, others=len(others), value=dtypes[name], usual=usual_dtype)
             elif often and calls[name] >= _MORE_CALLS * often:
                 found[name] = Cause(kind="calls", seconds=excess, module=name, others=len(others), value=calls[name], usual=often)
-    for name, each in found.items():
-        if ancestry(name)[1:2] and ancestry(name)[1] in found:
-            continue
-        yield _deepest(each, found, below)
-
-
-def _deepest(cause: Cause, found: Mapping[str, Cause], below: Mapping[str, Sequence[str]]) -> Cause:
-    """The cause itself, or what explains it below."""
-    inner = [found[name] for name in below[cause.module] if name in found]
-    explains = [each for each in inner if (each.seconds or 0.0) >= _MOST_OF * (cause.seconds or 0.0)]
-    return _deepest(max(explains, key=lambda each: each.seconds or 0.0), found, below) if explains else cause
+    yield from (found[name] for name in explaining({name: each.seconds or 0.0 for name, each in found.items()}, below))
 
 
 def _calls(profile: Profile, name: str) -> int:

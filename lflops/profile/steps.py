@@ -1,13 +1,13 @@
 """The steps of a run as values, and the rule that says which of them are clean: every time of a profile rests on clean steps."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 from msgspec import Struct
 
 from lflops.profile.records import Count, Seconds
 
-__all__ = ["DISTURBANCES", "Step", "StepKind", "cpu_lost_shares", "is_clean", "is_disturbed"]
+__all__ = ["DISTURBANCES", "Step", "StepKind", "is_clean", "is_disturbed"]
 
 StepKind = Literal["clean", "counted", "hooked", "traced"]
 """What lflops did in a step: nothing but reading the clock, or one of the others."""
@@ -62,13 +62,3 @@ class Step(Struct, frozen=True, kw_only=True):
     def is_clean(self) -> bool:
         """Whether it is a clean step; a step of kind `clean` is none where it was disturbed."""
         return is_clean(self.kind, self.marks)
-
-
-def cpu_lost_shares(steps: Iterable[Step]) -> list[float]:
-    """The share of the CPU time that the process was ready to use and others took, in each hooked step that knows it."""
-    known = [
-        (each.cpu_lost, each.cpu_user + (each.cpu_system or 0.0))
-        for each in steps
-        if each.cpu_lost is not None and each.cpu_user is not None
-    ]
-    return [lost / (lost + used) for lost, used in known if lost + used]

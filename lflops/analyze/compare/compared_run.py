@@ -14,7 +14,6 @@ from lflops.profile.model import Profile
 from lflops.profile.module_names import patterns
 from lflops.profile.notes import are_times_far_off
 from lflops.profile.records import PHASES, Phase
-from lflops.profile.steps import cpu_lost_shares
 
 __all__ = ["TIMED", "ComparedRun", "Fact", "RunFigures", "compared_run", "module_patterns", "peak", "run_figures", "time_columns"]
 
@@ -130,7 +129,7 @@ def compared_run(profile: Profile) -> ComparedRun:
 
 def run_figures(profile: Profile, times: StepTimes, mfu: float | None) -> RunFigures:
     """The figures of the whole run, from the profile and what was derived from it."""
-    lost = cpu_lost_shares(profile.steps) if profile.run.device_type != "cuda" else []
+    lost = profile.cpu_lost_shares
     return RunFigures(
         facts={name: getattr(profile.run, name) for name in FACTS},
         counted=bool(profile.cells),

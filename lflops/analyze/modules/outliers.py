@@ -14,9 +14,8 @@ from msgspec import Struct
 from lflops.profile.model import Profile
 from lflops.profile.notes import are_times_far_off
 from lflops.profile.records import Phase
-from lflops.profile.steps import cpu_lost_shares
 
-__all__ = ["Doubt", "Outlier", "Outliers", "outliers"]
+__all__ = ["Doubt", "Outlier", "Outliers", "explaining", "outliers"]
 
 Doubt = Literal["busy", "few_steps", "varied", "scaled"]
 """Why no one can tell whether a module is slow: other processes had the CPU, too few hooked steps, hooked steps that vary too much, or
@@ -87,8 +86,7 @@ def outliers(
     for name, pattern in patterns.items():
         if pattern != name:
             groups[pattern, identical[name]].append(name)
-    shares = cpu_lost_shares(profile.steps) if profile.run.device_type != "cuda" else []
-    lost = statistics.median(shares) if shares else 0.0
+    lost = statistics.median(profile.cpu_lost_shares or [0.0])
     far_off: Doubt | None = "scaled" if are_times_far_off(profile.notes) else None
     found: dict[str, Outlier] = {}
     doubts: dict[float, Doubt] = {}
@@ -105,9 +103,8 @@ def outliers(
                 found[name] = Outlier(module=name, others=len(names) - 1, seconds=each.seconds, usual_seconds=usual)
             else:
                 doubts[excess] = doubt
-    tops = [each for name, each in found.items() if name.rpartition(".")[0] not in found]
-    deepest = {each.module: each for each in (_deepest(top, found, below) for top in tops)}
-    return Outliers(tuple(sorted(deepest.values(), key=lambda each: -each.excess)), doubts[max(doubts)] if doubts else None)
+    deepest = [found[name] for name in explaining({name: each.excess for name, each in found.items()}, below)]
+    return Outliers(tuple(sorted(deepest, key=lambda each: -each.excess)), doubts[max(doubts)] if doubts else None)
 
 
 class _Time(NamedTuple):
@@ -145,7 +142,17 @@ def _doubt(steps: int, *, is_noise: bool, lost: float, share: float) -> Doubt | 
     return "varied" if is_noise else None
 
 
-def _deepest(outlier: Outlier, found: Mapping[str, Outlier], below: Mapping[str, Sequence[str]]) -> Outlier:
-    """The outlier itself, or what explains it below."""
-    inner = [found[name] for name in below[outlier.module] if name in found and found[name].excess >= _MOST_OF * outlier.excess]
-    return _deepest(max(inner, key=lambda each: each.excess), found, below) if inner else outlier
+def explaining(excesses: Mapping[str, float], below: Mapping[str, Sequence[str]]) -> list[str]:
+    """Of modules and parts of them, the uppermost ones, or the parts that explain these.
+
+    Args:
+        excesses: What each of the modules takes too long.
+        below: The names directly below each module.
+    """
+    return list(dict.fromkeys(_deepest(name, excesses, below) for name in excesses if name.rpartition(".")[0] not in excesses))
+
+
+def _deepest(name: str, excesses: Mapping[str, float], below: Mapping[str, Sequence[str]]) -> str:
+    """The module itself, or what explains it below."""
+    inner = [each for each in below[name] if each in excesses and excesses[each] >= _MOST_OF * excesses[name]]
+    return _deepest(max(inner, key=excesses.__getitem__), excesses, below) if inner else name

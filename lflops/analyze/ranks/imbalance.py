@@ -112,6 +112,11 @@ class Imbalance(Struct, frozen=True, kw_only=True):
     lengths_differ: bool = False
     busy_machine: bool = False
 
+    @property
+    def worst_share(self) -> float | None:
+        """What share of the compared step the worst culprit costs; `None` without one."""
+        return self.rows[0].seconds_lost / self.step_seconds if self.rows and self.step_seconds else None
+
 
 def imbalance(profile: Profile) -> Imbalance:
     """Find who makes the ranks of a merged profile wait.

@@ -121,11 +121,9 @@ def _hosts(analysis: Analysis) -> dict[int, str]:
 def slowest_rank(analysis: Analysis) -> Iterator[tuple[float, str]]:
     """The share of the step that the worst culprit costs, and a sentence about it; nothing if the share is small."""
     found = analysis.imbalance
-    if not found.rows or not found.step_seconds or analysis.step_times.seconds is None:
-        return
-    worst = found.rows[0]
-    share = worst.seconds_lost / found.step_seconds
-    if share >= _MUCH:
+    share = found.worst_share
+    if share is not None and share >= _MUCH and analysis.step_times.seconds is not None:
+        worst = found.rows[0]
         rank = f"Rank {worst.slow_rank}{_hosts(analysis).get(worst.slow_rank, '')}"
         where = "everything" if worst.phase == "all" else _where(worst.module, worst.phase)
         why = f"it is slow in {where}" if worst.cause is None else _cause(worst)

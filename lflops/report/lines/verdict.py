@@ -11,7 +11,6 @@ from lflops.analyze.analysis import Analysis
 from lflops.analyze.causes import Cause
 from lflops.analyze.modules.outliers import Doubt
 from lflops.profile.notes import are_times_far_off, notes_with
-from lflops.profile.steps import cpu_lost_shares
 from lflops.report.lines.parts import advice, what_it_is
 from lflops.report.lines.ranks import slowest_rank
 from lflops.report.lines.text import counted, plain
@@ -177,13 +176,11 @@ def _no_products(cause: Cause, at: _Setting) -> _Told:
 
 def _busiest(cause: Cause, at: _Setting) -> _Told:
     kind = f" ({plain(str(cause.value))})" if cause.value else ""
-    most = f"he most time is in {at.where}{kind}, {at.cost}"
-    if cause.is_rest:
-        return _Told(
-            f"T{most}: without a known peak no one can say how fast it could be.",
-            'Give the peak of this chip: hardware="measure" measures it',
-        )
-    return _Told(f"Nothing stands out: t{most}.", "")
+    most = f"most time is in {at.where}{kind}, {at.cost}"
+    if not cause.is_rest:
+        return _Told(f"Nothing stands out: the {most}.", "")
+    unknown = "without a known peak no one can say how fast it could be"
+    return _Told(f"The {most}: {unknown}.", 'Give the peak of this chip: hardware="measure" measures it')
 
 
 _TELL: Mapping[str, Callable[[Cause, _Setting], _Told]] = {
@@ -230,7 +227,7 @@ def _steadiness(analysis: Analysis) -> Iterator[str]:
         yield f"{units.count(times.steps)} undisturbed {one if times.steps == 1 else several}{spread}"
         if median and (abs(times.mean - median) > _UNSTEADY * median or (times.spread or 0.0) > _WIDE):
             yield f"unsteady: the longest took {units.duration(times.longest)}, the median {units.duration(median)}"
-    lost = statistics.median(cpu_lost_shares(profile.steps) or [0.0]) if profile.run.device_type != "cuda" else 0.0
+    lost = statistics.median(profile.cpu_lost_shares or [0.0])
     if lost >= _BUSY:
         had = f"other processes had {units.percent(lost, digits=0)} of the CPU time that was asked for"
         yield f"this machine was busy: while modules were timed, {had}"
