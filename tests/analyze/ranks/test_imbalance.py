@@ -216,6 +216,8 @@ def test_a_rank_that_costs_much_is_in_the_first_sentences() -> None:
     slow = compared(excess("", (6e-3,) * 6, phase="all", usual=60e-3, seconds=66e-3))
     sentence = "Rank 5 on node1 makes the other ranks wait for 6.0 % of the step: it is slow in everything."
     assert sentence == report_of(analyze(slow)).verdict.why[0]
+    by_clean_steps = replace(slow, rank_comparison=None, clean_comparison=slow.rank_comparison)
+    assert sentence == report_of(analyze(by_clean_steps)).verdict.why[0]
     assert not any("Rank" in each for each in report_of(analyze(compared(excess("head")))).verdict.why)
 
 
