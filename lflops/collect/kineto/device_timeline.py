@@ -77,6 +77,7 @@ def communication_on_host(events: Sequence[Event]) -> dict[int, Communicated]:
     """The collectives that ran on the host by the beginning of the operators that launched them. Exposed: no operator ran.
 
     Collectives run in the order in which they are launched. Gloo runs some as another kind, such as a reduce-scatter as an all-reduce.
+    Some launch has no event, where the recording missed it: what ran then belongs to the next launch of its own kind.
     """
     ran = sorted((event for event in events if event.name.startswith(ON_HOST)), key=lambda event: event.start)
     if not ran:
@@ -89,10 +90,20 @@ def communication_on_host(events: Sequence[Event]) -> dict[int, Communicated]:
     for event in ran:
         if not launches or launches[0].start > event.start:
             continue  # launched before the recording began
-        launch = launches.popleft()
+        launch = next((each for each in launches if each.start > event.start or collective_kind(event.name) in _run_as(each)), launches[0])
+        if launch.start > event.start:  # none of its kind
+            launch = launches[0]
+        while launches.popleft() is not launch:
+            pass
         exposed = length(outside([(event.start, event.end)], computed))
         found[launch.start] = Communicated(collective_kind(launch.name), event.end - event.start, exposed)
     return found
+
+
+def _run_as(launch: Event) -> set[str]:
+    """The kinds of events that gloo may run it as."""
+    kind = collective_kind(launch.name)
+    return {kind, "all_reduce"} if kind == "reduce_scatter" else {kind}
 
 
 def _namespace(event: Event) -> str | None:

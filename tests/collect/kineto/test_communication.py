@@ -145,6 +145,20 @@ def test_what_an_operator_waits_for_is_not_computed() -> None:
     assert {} == communication_on_host(FORWARD_EVENTS)
 
 
+def test_a_reduce_scatter_that_waits_for_its_turn_keeps_it() -> None:
+    """Both are launched before the first of them runs, each as an all-reduce."""
+    launches = [operator("c10d::_reduce_scatter_base_", 11, 12, key=0), operator("c10d::allreduce_", 13, 14, key=0)]
+    found = communication_on_host([step(0, 100), *FORWARD_EVENTS, *launches, *RAN])
+    assert {11: ("reduce_scatter", 40), 13: ("all_reduce", 33)} == {start: (each.kind, each.nanoseconds) for start, each in found.items()}
+
+
+def test_a_launch_whose_event_was_missed_takes_no_other_s_time() -> None:
+    """The recording has no event of the broadcast, so the all-reduce stays the all-reduce's."""
+    missed = operator("c10d::broadcast_", 11, 12, key=0)
+    found = communication_on_host([step(0, 100), *FORWARD_EVENTS, missed, *LAUNCHES, *RAN])
+    assert {13: 40, 33: 33} == {start: each.nanoseconds for start, each in found.items()}
+
+
 @pytest.mark.parametrize(
     ("name", "kinds_by_name"), [("hta_nccl_parser_config_nccl_data", True), ("hta_timeline_analysis_sampled_rank-0", False)]
 )
