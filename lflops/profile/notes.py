@@ -123,7 +123,7 @@ def _time_scaled(note: Note) -> str:
     factors = ", ".join(f"{phase} by {_WORDS.format_field(factor, '')}" for phase, factor in note.values.items())
     known = [abs(each - 1) for each in note.values.values() if isinstance(each, float | int)]
     rough = f" (± {round(100 * max(known))} %)" if known else ""
-    doubt = "; so far off, the machine was busy with something else: do not rely on them" if are_times_far_off([note]) else ""
+    doubt = "; so far off, do not rely on them" if are_times_far_off([note]) else ""
     return f"module times are rough{rough}: they are scaled to undisturbed passes, {factors or units.UNKNOWN}{doubt}"
 
 
@@ -288,8 +288,8 @@ NOTES: Mapping[str, Kind] = {
     "time_scaled": Kind(
         _time_scaled,
         values={"*": float},  # by phase: the factor that hooked times were scaled by
-        cause="a step timed by module took longer than undisturbed steps, beyond the hook overhead that is known.",
-        remedy="none below a factor of two. Above it, another program used the machine: measure again.",
+        cause="the median step timed by module differs from the median undisturbed one by more than the hook overhead that is known.",
+        remedy="none below a factor of two. Above it, time more steps by module (`active=8`) and on an idle machine.",
     ),
     "compiled_by_module": Kind(
         "times inside of {graphs:compiled graph} are from the traced steps: {assigned:percent} of it by module, {divided:percent} in "

@@ -52,9 +52,12 @@ def divided(
     Their hooks cost all ranks the same; a factor of each rank's own would be taken for a slow rank.
     """
     clean = [step for step in profile.steps if step.is_clean]
-    parts = {part: mean for part in PARTS if (mean := _mean([_part(step, part) for step in clean])) is not None}
+    known = {part: [seconds for step in clean if (seconds := _part(step, part)) is not None] for part in PARTS}
+    # A step without the part has none of its seconds: so modules add up to the summed clean steps.
+    means = {part: sum(seconds) / len(clean) for part, seconds in known.items() if seconds}
+    usual = {part: statistics.median(known[part]) * len(known[part]) / len(clean) for part in means}
     ignored = frozenset(note.subject for note in profile.notes if note.code == "ignored")
-    times = scale_to_clean(hooked, parts, overhead, ignored)
+    times = scale_to_clean(hooked, usual, overhead, ignored, means)
     timed = with_times(profile, times)
     hooked_steps = [step for step in profile.steps if step.kind == "hooked" and not is_disturbed(step.marks)]
     ratio = _ratio(_median(step.seconds for step in hooked_steps), _median(step.seconds for step in clean))
@@ -104,12 +107,6 @@ def _scaled(times: ScaledTimes) -> Iterable[Note]:
     far: Mapping[str, float] = {part: factor for part, factor in times.factors.items() if abs(factor - 1) > WORTH_SAYING}
     if far:
         yield Note(code="time_scaled", subject="", values=far)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    """A step without the part has none of its seconds: so modules add up to the summed clean steps."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(values) if known else None
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -25,7 +25,7 @@ class ScaledTimes:
     """Seconds by module and phase, own and inclusive, over the hooked passes.
 
     Attributes:
-        factors: The factor by which the seconds of each part add up to those of the clean passes.
+        factors: Of each part, usual seconds of clean passes over what is left of the hooked ones without the overhead: 1 is a good division.
         ignored: Median seconds of each row that is in none of the others.
         steps: Own seconds of each hooked pass, which `own` and `inclusive` are the spreads of.
     """
@@ -52,16 +52,22 @@ class ScaledTimes:
 
 
 def scale_to_clean(
-    hooked: Sequence[Mapping[str, PassTimes]], clean: Mapping[str, float], overhead: HookOverhead, ignored: Collection[str] = ()
+    hooked: Sequence[Mapping[str, PassTimes]],
+    clean: Mapping[str, float],
+    overhead: HookOverhead,
+    ignored: Collection[str] = (),
+    means: Mapping[str, float] | None = None,
 ) -> ScaledTimes:
     """Take off hook overhead, and scale the rest to add up to the clean passes.
 
     Args:
         hooked: The hooked passes, each by its parts. Forward may have time of the backward phase too, where it takes a gradient.
-        clean: Seconds of each part of a clean pass; a part that is not in it is not scaled.
+        clean: Usual seconds of each part of a clean pass, compared with the usual ones of hooked passes; a part not in it is not scaled.
         overhead: What torch takes to call the hooks, from a trial.
         ignored: Rows that are left out.
+        means: Mean seconds of each part, which the modules add up to in the end; where absent, the usual ones.
     """
+    means = clean if means is None else means
     scaled: list[defaultdict[ModulePhase, float]] = [defaultdict(float) for _ in hooked]
     factors = {}
     for part in dict.fromkeys(part for each in hooked for part in each):
@@ -73,7 +79,7 @@ def scale_to_clean(
             factors[part] = clean[part] / total
         for sums, of_pass in zip(scaled, own, strict=True):
             for key, seconds in of_pass.items():
-                sums[key] += seconds * factors.get(part, 1.0)
+                sums[key] += seconds * (means[part] / total if part in factors else 1.0)
     kept = [{key: seconds for key, seconds in own.items() if key.row not in ignored} for own in scaled]
     return ScaledTimes.of_steps(
         kept, factors=factors, ignored={row: statistics.median(_of_row(own, row) for own in scaled) for row in ignored}

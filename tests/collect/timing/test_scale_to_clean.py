@@ -45,6 +45,13 @@ def test_what_no_overhead_explains_scales_all_places_alike() -> None:
     assert {"forward": 0.5} == divided.factors
 
 
+def test_a_mean_above_the_usual_pass_is_no_fault_of_the_division() -> None:
+    """One clean pass that was held up doubles the mean: modules add up to that, and the hooked pass is like the usual one."""
+    divided = scale_to_clean([{"forward": lap({ROOT: 4, Q: 6})}], {"forward": 10}, NO_OVERHEAD, means={"forward": 20})
+    assert {ROOT: 8, Q: 12} == medians(divided.own)
+    assert {"forward": 1} == divided.factors
+
+
 def times_the_overhead(clean: float) -> tuple[dict[ModulePhase, float], float]:
     """100 s in 10 calls of q by the root, of which the trial's overhead is 10 + 10 s, beside a clean pass; the seconds, and the factor."""
     hooked = lap({ROOT: 40, Q: 60}, called={Q: 10}, calls_others={ROOT: 10})
