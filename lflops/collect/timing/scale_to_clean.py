@@ -25,7 +25,7 @@ class ScaledTimes:
     """Seconds by module and phase, own and inclusive, over the hooked passes.
 
     Attributes:
-        factors: Of each part, usual seconds of clean passes over what is left of the hooked ones without the overhead: 1 is a good division.
+        factors: Of each part, usual seconds of clean passes over those of hooked ones without the overhead: 1 is a good division.
         ignored: Median seconds of each row that is in none of the others.
         steps: Own seconds of each hooked pass, which `own` and `inclusive` are the spreads of.
     """

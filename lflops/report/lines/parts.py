@@ -13,32 +13,34 @@ _KINDS, _COVERED = 3, 2 / 3
 
 
 class _Words(NamedTuple):
-    """What a part is, as the rest of "20 % of the step is", and what usually shortens it."""
+    """What a part is, as the rest of "20 % of the step is", and what usually shortens it; `it` is the module that has the most of it."""
 
     what: str
     advice: str
 
 
 _WORDS: Mapping[str, _Words] = {
-    "useful": _Words("useful matrix multiplication", "Use a lower precision to shorten it"),
+    "useful": _Words("useful matrix multiplication", "Multiply in a lower precision"),
     "recompute": _Words("recomputed matrix multiplication", "Checkpoint fewer layers, if memory allows it"),
-    "memory_bound": _Words("memory-bound work", "Fuse it, for example with torch.compile"),
-    "below_roof": _Words("slower than the chip allows", "Use larger batches, or fewer and larger kernels (torch.compile)"),
-    "data": _Words("waiting for data", "Use more DataLoader workers, persistent_workers=True, or cheaper transforms"),
-    "transfer": _Words("copying batches to the device", "Use pin_memory=True, or smaller dtypes in the batch"),
-    "clip": _Words("gradient clipping", "Clip with foreach=True, or less often"),
-    "optimizer": _Words("optimizer work", "Use fused=True or foreach=True, or larger batches"),
+    "memory_bound": _Words("memory-bound work", "Fuse {it}, for example with torch.compile"),
+    "below_roof": _Words("slower than the chip allows", "Use larger batches, or give {it} fewer and larger kernels (torch.compile)"),
+    "data": _Words("waiting for data", "Give the DataLoader more workers, persistent_workers=True, or cheaper transforms"),
+    "transfer": _Words("copying batches to the device", "Give the DataLoader pin_memory=True, or the batch smaller dtypes"),
+    "clip": _Words("gradient clipping", "Clip gradients with foreach=True, or less often"),
+    "optimizer": _Words("optimizer work", "Give the optimizer fused=True or foreach=True, or use larger batches"),
     "other": _Words(
         "outside all phases: logging, callbacks, metrics, zeroing gradients", "Log less often, and keep .item() out of the step"
     ),
     "never_called": _Words("outside all phases, as the watched model was never called", "Give lflops the model that the loop calls"),
     "sync": _Words("waiting for other ranks in Lightning's own collectives", "Log with sync_dist=True less often"),
     "communication": _Words(
-        "communication that overlaps with no computation", "Use larger buckets, gradient accumulation, or a faster link"
+        "communication that overlaps with no computation",
+        "Communicate in larger buckets, less often (gradient accumulation), or on a faster link",
     ),
-    "copy": _Words("copies that overlap with nothing", "Use pin_memory=True and non_blocking=True"),
+    "copy": _Words("copies that overlap with nothing", "Copy from pinned memory with non_blocking=True"),
     "idle": _Words(
-        "idle time of the device", "Use fewer and larger kernels (torch.compile), no .item() in the step, and more DataLoader workers"
+        "idle time of the device",
+        "Give the device fewer and larger kernels (torch.compile), no .item(), and batches from more workers",
     ),
     "forward": _Words("forward outside of the layers", "Count ignored modules, and name the rest with lflops.scope"),
     "backward": _Words("backward outside of the layers", "Count ignored modules, and name the rest with lflops.scope"),
@@ -52,10 +54,10 @@ def label_of(name: str) -> str:
     return _LABELS.get(name, plain(name.replace("_", " ")))
 
 
-def advice(profile: Profile, name: str) -> str:
-    """What usually shortens a part."""
+def advice(profile: Profile, name: str, module: str = "") -> str:
+    """What usually shortens a part, of which a module may have the most."""
     words = _words(profile, name)
-    return "Use lflops.scope to see what is in it" if words is None else words.advice
+    return f"Name what is in {plain(name)} with lflops.scope" if words is None else words.advice.format(it=plain(module) or "the model")
 
 
 def _words(profile: Profile, name: str) -> _Words | None:

@@ -145,7 +145,7 @@ def report_of(analysis: Analysis) -> Report:
         budget = tuple(_budget(analysis))
         remarks = tuple(_remarks(analysis))
         made = _MADE[analysis] = Report(
-            verdict=verdict(analysis, sum(remark.doubt for remark in remarks)),
+            verdict=verdict(analysis, sum(remark.doubt and not _is_in_trust(remark) for remark in remarks)),
             subject=tuple(_subject(analysis.profile)),
             speed=tuple(_speed(analysis)),
             model=tuple(_model(analysis)),
@@ -173,7 +173,7 @@ def _speed(analysis: Analysis) -> Iterator[Fact]:
     if times.seconds is None:
         yield _fact(one, None, "s", f"no undisturbed {several}")
         return
-    yield _fact(one, times.mean, "s", _rests_on(times, one, several))
+    yield _fact(one, times.mean, "s", _rests_on(analysis, one, several))
     yield from _phases(times, one)
     for name, rate in (("samples/s", times.samples_per_second), ("tokens/s", times.tokens_per_second)):
         if rate is not None:
@@ -188,11 +188,13 @@ def _speed(analysis: Analysis) -> Iterator[Fact]:
         yield _fact("observer", run.observer_ratio, "factor", remark, label="cost of timing")
 
 
-def _rests_on(times: StepTimes, one: str, several: str) -> str:
+def _rests_on(analysis: Analysis, one: str, several: str) -> str:
+    times, numbers = analysis.step_times, [step.index for step in analysis.profile.steps if step.is_clean and step.seconds is not None]
     if times.seconds is None or times.steps == 1:
         return f"of one undisturbed {one}"
     spread = f" ± {units.percent(times.spread)}" if times.spread is not None else ""
-    return f"mean of {units.count(times.steps)} {several}; median {units.duration(times.seconds.median)}{spread}"
+    which = f", {min(numbers):,} to {max(numbers):,}" if one == "step" else ""
+    return f"mean of {units.count(times.steps)} {several}{which}; median {units.duration(times.seconds.median)}{spread}"
 
 
 def _phases(times: StepTimes, one: str) -> Iterator[Fact]:
@@ -368,6 +370,11 @@ def _remarks(analysis: Analysis) -> Iterator[Fact]:
         yield _text("never called", _never_called(analysis), doubt=True)
     for note in profile.notes:
         yield Fact(name=note.code, label="note", text=sentence(note), doubt=True)
+
+
+def _is_in_trust(remark: Fact) -> bool:
+    """Whether the line of trust says it already, in other words."""
+    return remark.label == "not counted" or (remark.label == "note" and remark.name in {"time_scaled", "few_clean_steps"})
 
 
 def uncounted(analysis: Analysis, most: int = _LISTED) -> Iterable[tuple[str, bool]]:

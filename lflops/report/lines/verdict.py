@@ -35,7 +35,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
         why: What it is longer for, each with its cost, the most costly first.
         next: What usually shortens that, in the same order.
         trust: What the figures rest on, how steady they are, and what is unknown.
-        doubts: How many remarks make them less reliable.
+        doubts: How many further remarks make them less reliable.
     """
 
     said: str
@@ -50,7 +50,7 @@ def verdict(analysis: Analysis, doubts: int) -> Verdict:
 
     Args:
         analysis: Of the profile.
-        doubts: How many of the report's remarks make its figures less reliable.
+        doubts: How many of the report's remarks make its figures less reliable, besides those that the line of trust says itself.
     """
     found = [(cause, each) for cause in analysis.causes if (each := _told(analysis, cause)) is not None]
     judged = [each for cause, each in found if cause.kind != "busiest"]
@@ -136,7 +136,9 @@ def _told(analysis: Analysis, cause: Cause) -> _Told | None:
         return _TELL[cause.kind](cause, setting)
     mostly = f", mostly in {plain(cause.module)}" if cause.module else ""
     what = what_it_is(analysis.profile, analysis.budget, cause.kind)
-    return _Told(f"{setting.cost} is {'otherwise ' if cause.is_rest else ''}{what}{mostly}.", advice(analysis.profile, cause.kind))
+    return _Told(
+        f"{setting.cost} is {'otherwise ' if cause.is_rest else ''}{what}{mostly}.", advice(analysis.profile, cause.kind, cause.module)
+    )
 
 
 def _threads(cause: Cause, _: _Setting) -> _Told:

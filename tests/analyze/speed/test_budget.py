@@ -339,7 +339,7 @@ def test_the_verdict_names_the_largest_parts_in_words() -> None:
         "18.8 % of the step (750 ms) is optimizer work.",
         "18.8 % of the step (750 ms) is outside all phases: logging, callbacks, metrics, zeroing gradients.",
     ) == told.why
-    assert "Use larger batches, or fewer and larger kernels (torch.compile)." == told.next[0]
+    assert "Use larger batches, or give linear fewer and larger kernels (torch.compile)." == told.next[0]
 
 
 def test_pointwise_work_is_named_by_the_kinds_of_its_modules() -> None:
