@@ -338,8 +338,7 @@ class Results:
         others = [str(file) for file in files if not any(str(file) in line for line in more)]
         message = [closed.message, prepared.text, *_labelled("files", others), *_labelled("to see more", more)]
         self.outlets.log(prepared)
-        used, peak = closed.analysis.utilization.mfu, closed.analysis.chip
-        if used is not None and used > 1 and forget(peak):
+        if closed.analysis.utilization.is_peak_too_low and forget(closed.analysis.chip):
             message.append("lflops: this step exceeds the peak that was measured, so the next run measures it again")
         self._training.say("\n".join(filter(None, message)))
         self.outlets.window_scalars(closed.analysis, closed.step)

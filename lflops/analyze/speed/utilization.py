@@ -17,6 +17,8 @@ __all__ = ["MODEL_PHASES", "Utilization", "utilization", "utilization_at"]
 MODEL_PHASES: tuple[Phase, ...] = ("forward", "backward")
 """The phases whose MACs count for MFU."""
 _HARDWARE: tuple[Phase, ...] = (*MODEL_PHASES, "recompute")
+_BEYOND = 1.1
+"""The modules' times are no more exact than that."""
 
 
 class Utilization(Struct, frozen=True, kw_only=True):
@@ -41,6 +43,14 @@ class Utilization(Struct, frozen=True, kw_only=True):
     dtype: str | None
     hardware: str | None
     budget: Budget | None = None
+
+    @property
+    def is_peak_too_low(self) -> bool:
+        """Whether the step, or its modules together, multiplied faster than the peak allows. Then MFU is too high, whatever it says."""
+        if self.budget is None or self.executed is None:
+            return (self.mfu or 0.0) > 1
+        taken = sum(self.budget.parts.get(part, 0.0) for part in ("useful", "recompute"))
+        return (self.mfu or 0.0) > 1 or self.executed > taken * _BEYOND
 
 
 def utilization(profile: Profile, hardware: Hardware | str | None = None) -> Utilization:

@@ -56,7 +56,7 @@ def verdict(analysis: Analysis, doubts: int) -> Verdict:
     judged = [each for cause, each in found if cause.kind != "busiest"]
     told = [*judged[:_CAUSES], *(each for cause, each in found if cause.kind == "busiest")]
     steps = dict.fromkeys(each.next for each in told if each.next)
-    if (analysis.utilization.mfu or 0.0) > 1:
+    if analysis.utilization.is_peak_too_low:
         steps = {_REMEASURE: None} | steps
     return Verdict(
         said=" ".join(_said(analysis)),
@@ -79,8 +79,9 @@ def _said(analysis: Analysis) -> Iterator[str]:
         yield f"{took}."
         return
     yield f"{took}, at {units.percent(reached.mfu)} MFU."
-    if reached.mfu > 1:
-        yield f"No step can exceed the peak, so the peak of {reached.hardware} is too low here."
+    if reached.is_peak_too_low:
+        what = "step" if reached.mfu > 1 else "layer"
+        yield f"No {what} can exceed the peak, so the peak of {reached.hardware} is too low here, and MFU too high."
 
 
 def _planned(analysis: Analysis) -> Iterator[str]:

@@ -95,6 +95,18 @@ def test_useful_and_recompute_are_what_was_executed() -> None:
     assert pytest.approx(0.1) == found.executed == pytest.approx(found.budget.parts["useful"] + found.budget.parts["recompute"])
 
 
+@pytest.mark.parametrize(("took", "is_too_low"), [(0.09, True), (0.095, False), (0.3, False)])
+def test_a_peak_that_modules_exceed_is_too_low(took: float, is_too_low: bool) -> None:
+    """Linear needs 0.1 s at the peak of a step of 1 s, so MFU is 10 %. In 0.09 s it is 1.11 times as fast as that, in 0.095 s 1.05 times."""
+    given_profile = clocked(stepped(CELLS[:1], {"forward": took, "optimizer": 1 - took}, 1.0), {("linear", "forward"): took})
+    found = utilization(given_profile)
+    assert (pytest.approx(0.1), is_too_low) == (found.mfu, found.is_peak_too_low)
+    told = report_of(analyze(given_profile)).verdict
+    assert (
+        is_too_low == ("so the peak of chip is too low here" in told.said) == any("lflops hardware --measure" in each for each in told.next)
+    )
+
+
 def test_no_part_takes_more_than_what_the_ones_before_it_left() -> None:
     """Linear's 0.15 s of forward: 0.1 useful, 0.05 of the 0.1 that its bytes ask for, nothing left."""
     found = budget(clocked(stepped(CELLS[:1], {"forward": 0.15}, 0.15), {("linear", "forward"): 0.15}))
