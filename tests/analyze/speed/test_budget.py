@@ -97,7 +97,7 @@ def test_useful_and_recompute_are_what_was_executed() -> None:
 
 @pytest.mark.parametrize(("took", "is_too_low"), [(0.09, True), (0.095, False), (0.3, False)])
 def test_a_peak_that_modules_exceed_is_too_low(took: float, is_too_low: bool) -> None:
-    """Linear needs 0.1 s at the peak of a step of 1 s, so MFU is 10 %. In 0.09 s it is 1.11 times as fast as that, in 0.095 s 1.05 times."""
+    """Linear needs 0.1 s at the peak of a step of 1 s, so MFU is 10 %. in 0.09 s it is 1.11 times that fast, in 0.095 s 1.05 times."""
     given_profile = clocked(stepped(CELLS[:1], {"forward": took, "optimizer": 1 - took}, 1.0), {("linear", "forward"): took})
     found = utilization(given_profile)
     assert (pytest.approx(0.1), is_too_low) == (found.mfu, found.is_peak_too_low)
