@@ -1,14 +1,15 @@
-// A figure over the windows of the same run and stage: a line with its points, the quartiles as a band, and axes; and how it changed since the
+// A figure over the windows of the same run and stage: the means as a line with its points, the quartiles as a band, and axes; and how it changed since the
 // window before, in words.
 
 import { element, svg } from "../lib/dom.js";
-import { count, duration, perSecond, percent, rate, size } from "../lib/format.js";
+import { count, duration, ofPeak, perSecond, percent, rate, size } from "../lib/format.js";
 import { windowStep } from "../lib/windows.js";
 
 /** @type {Record<string, Format>} */
-const TEXTS = { MFU: percent, achieved: rate, step: duration, pass: duration, data: duration, "peak live memory": size, "samples/s": perSecond, "tokens/s": perSecond };
+const TEXTS = { MFU: ofPeak, achieved: rate, step: duration, pass: duration, data: duration, "peak live memory": size, "samples/s": perSecond, "tokens/s": perSecond };
 const [WIDTH, HEIGHT] = [280, 92];
 const [LEFT, RIGHT, TOP, BOTTOM] = [72, 8, 8, 20];
+const BAND = "half of the window's undisturbed steps are within the band; the line is their mean";
 
 // A window's `head` has the figures by their labels. Null where fewer than two windows have this one.
 /** @typedef {{ step: number, value: number, range: [number, number] | null }} TrendPoint */
@@ -40,14 +41,15 @@ function chart(points, here, label, text) {
   const edge = (side) => banded.map((point) => `${x(point).toFixed(1)},${y(point.range?.[side] ?? point.value).toFixed(1)}`);
   /** @type {(value: number) => SVGElement} */
   const tick = (value) => svg("g", { class: "tick" },
-    svg("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) }), svg("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, text(value)));
+    svg("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) }),
+    svg("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, text === ofPeak ? percent(value) : text(value)));
   const isHidden = points.length > 60;
   return svg(
     "svg", { class: "trend-chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label },
     ...(most === least ? [tick(least)] : [tick(least), tick(most)]),
     svg("text", { class: "tick-label", x: LEFT, y: HEIGHT - 4 }, `step ${from}`),
     svg("text", { class: "tick-label", x: WIDTH - RIGHT, y: HEIGHT - 4, "text-anchor": "end" }, String(to)),
-    banded.length > 1 ? svg("polygon", { class: "band", points: [...edge(0), ...edge(1).reverse()].join(" ") }) : null,
+    banded.length > 1 ? svg("polygon", { class: "band", points: [...edge(0), ...edge(1).reverse()].join(" ") }, svg("title", {}, BAND)) : null,
     svg("polyline", { points: points.map((point) => `${x(point).toFixed(1)},${y(point.value).toFixed(1)}`).join(" ") }),
     ...points.map((point, at) => svg(
       "circle", { cx: x(point), cy: y(point.value), r: at === here ? 4 : isHidden ? 1.5 : 2.5, class: at === here ? "here" : "point" },
