@@ -27,7 +27,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -190,8 +190,8 @@ class _Trial:
     Where a watched one differs, nobody's is run again: what differs then as well is not the watcher's doing.
     """
 
-    def __init__(self, case: Case, watchers: Sequence[str], folder: Path) -> None:
-        self.case, self.folder = case, folder
+    def __init__(self, case: Case, watchers: Sequence[str], folder: Path, read: Callable[[Case, Path], None] | None) -> None:
+        self.case, self.folder, self.read = case, folder, read
         self.watchers = list(watchers)
         self.verdicts: list[Verdict] = []
         self._again: Facts | None = None
@@ -267,11 +267,13 @@ class _Trial:
         self.watchers.remove(by)
         said = [] if self._watched is None else self._watched.said()
         off = next((match.group() for text in said if (match := re.search(r"FlopsMonitor has failed.*", text))), "")
-        windows = 0 if self._watched is None else len(list(self._watched.folder.rglob("*.profile.json")))
+        profiles = [] if self._watched is None else sorted(self._watched.folder.rglob("*.profile.json"))
+        for path in profiles if self.read is not None else ():
+            self.read(self.case, path)
         ends = {name: value for name, value in self._facts.items() if name.startswith("outcome") and value != "ended"}
         alone = _short(next(iter(ends.values()), ""))
         seconds = round(time.monotonic() - self._begun, 1)
-        self.verdicts.append(Verdict(self.case.name, by, outcome, difference, off, windows, alone, seconds, tuple(differing)))
+        self.verdicts.append(Verdict(self.case.name, by, outcome, difference, off, len(profiles), alone, seconds, tuple(differing)))
 
 
 def _differing(plain: Facts, watched: Facts) -> list[str]:
@@ -311,12 +313,13 @@ def _where(said: str) -> str:
     return "in " + " < ".join(named[:4]) + (f"; of lflops: {' < '.join(ours[:3])}" if ours else "")
 
 
-def judge(cases: Sequence[tuple[Case, str]], *, processes: int = 2) -> Iterator[Verdict]:
+def judge(cases: Sequence[tuple[Case, str]], *, processes: int = 2, read: Callable[[Case, Path], None] | None = None) -> Iterator[Verdict]:
     """Run and compare them, so many busy processes at a time.
 
     Args:
         cases: What to run, and who watches: "lflops", or a culprit.
         processes: Of all runs together; a run with more ranks has the machine for itself.
+        read: Called with each profile's file before it is deleted.
 
     Raises:
         ValueError: A case names a trait that its driver does not know.
@@ -333,7 +336,7 @@ def judge(cases: Sequence[tuple[Case, str]], *, processes: int = 2) -> Iterator[
         while waiting or running:
             while waiting and (not running or sum(each.case.ranks for each in running) + waiting[0].ranks <= processes):
                 case = waiting.pop(0)
-                running.append(_Trial(case, watchers[case], Path(directory, str(next(number)))))
+                running.append(_Trial(case, watchers[case], Path(directory, str(next(number))), read))
             for trial in [each for each in running if each.over()]:
                 running.remove(trial)
                 yield from trial.verdicts
