@@ -59,6 +59,7 @@ bench: $(READY) $(PEERS_READY)
 	@$(BIN)/python benchmarks/ranks.py
 	@$(BIN)/python benchmarks/budget.py
 	@$(BIN)/python benchmarks/first_screen.py
+	@$(BIN)/python benchmarks/one_report.py
 	@$(BIN)/python benchmarks/roofline.py
 	@$(BIN)/python benchmarks/estimate.py
 	@$(BIN)/python benchmarks/memory_ranks.py
