@@ -29,6 +29,7 @@ _LEAST_RATIO = 1.5
 _MORE_CALLS = 2
 _MOSTLY = 0.6
 """A part is mostly in a module that has this share of it."""
+_IN_MODEL = frozenset({"forward", "backward"})
 _WIDTH = {"float64": 64, "float32": 32, "tf32": 32, "bfloat16": 16, "float16": 16}
 
 
@@ -47,6 +48,7 @@ class Cause(Struct, frozen=True, kw_only=True):
         value: What the module has of that.
         is_rough: Whether the times of modules are no measure, so that only the order of the cost is known.
         is_rest: Whether other causes have a share of the same part of the budget.
+        phase: Of a slow rank, what it is slow in.
     """
 
     kind: str
@@ -57,6 +59,7 @@ class Cause(Struct, frozen=True, kw_only=True):
     value: float | str | None = None
     is_rough: bool = False
     is_rest: bool = False
+    phase: str = ""
 
 
 def causes(
@@ -87,10 +90,12 @@ def causes(
     is_rough = are_times_far_off(profile.notes)
     unlike = list(_unlike_their_repeats(profile, patterns, below, _WORTH * times.mean))
     named = {each.module for each in unlike}
+    late = list(_of_ranks(imbalance, times.mean))
+    known = {each.module for each in late if each.module} | named
     by_evidence = [*unlike, *_wide(profile, named), *_outside(profile, times, budget, below)]
-    in_modules = [*_slow(outliers, named), *(replace(each, is_rough=is_rough) for each in by_evidence)]
-    found = [*_threads(profile), *_of_ranks(imbalance, times.mean), *in_modules]
-    found += _parts(times, budget, in_modules, {} if is_rough else patterns)
+    in_modules = [*_slow(outliers, known), *(replace(each, is_rough=is_rough) for each in by_evidence)]
+    parts = _parts(times, budget, in_modules, {} if is_rough else patterns)
+    found = [*_threads(profile), *late, *_without([*in_modules, *parts], late)]
     if budget is None and not is_rough:
         found += _without_products(busiest, {patterns.get(each.module, "") for each in in_modules})
     kept = [each for each in found if each.seconds is None or each.seconds >= _WORTH * times.mean]
@@ -112,7 +117,20 @@ def _of_ranks(imbalance: Imbalance, mean: float) -> Iterator[Cause]:
     """The rank that others wait for most."""
     if imbalance.worst_share is not None:
         worst = imbalance.rows[0]
-        yield Cause(kind="rank", seconds=mean * imbalance.worst_share, module=worst.module, value=worst.slow_rank)
+        yield Cause(kind="rank", seconds=mean * imbalance.worst_share, module=worst.module, value=worst.slow_rank, phase=worst.phase)
+
+
+def _without(found: Iterable[Cause], late: Iterable[Cause]) -> list[Cause]:
+    """The causes without what a slow rank has of them: of the part that it is slow in, and what is left of the waiting for it."""
+    causes = list(found)
+    for each in late:
+        phase, left = "backward" if each.phase == "recompute" else each.phase, each.seconds or 0.0
+        own = phase if phase not in _IN_MODEL else "below_roof" if each.module else "outside"
+        for kind in (own, "communication"):
+            for at, cause in enumerate(causes):
+                if cause.kind == kind and (cut := min(left, cause.seconds or 0.0)):
+                    causes[at], left = replace(cause, seconds=(cause.seconds or 0.0) - cut, is_rest=True), left - cut
+    return causes
 
 
 def _slow(outliers: Iterable[Outlier], named: set[str]) -> Iterator[Cause]:
@@ -194,7 +212,7 @@ def _outside(profile: Profile, times: StepTimes, budget: Budget | None, below: M
         own = budget.modules.get("", {}).get("below_roof", 0.0)
         yield Cause(kind="outside", seconds=(own + budget.parts.get("forward", 0.0)) * budget.seconds)
     elif root.forward.seconds is not None and not root.forward.own_macs:
-        own_seconds = total_seconds(root, own=True) or 0.0
+        own_seconds = max((total_seconds(root, own=True) or 0.0) - (times.waiting or 0.0), 0.0)
         around = max(times.phases.get("forward", 0.0) - root.forward.seconds.median, 0.0)
         yield Cause(kind="outside", seconds=own_seconds + around)
 

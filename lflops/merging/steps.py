@@ -175,4 +175,5 @@ def _joined(steps: Sequence[Step], waits: Collection[str]) -> Step:
     disjoint = [phase for phase in phases if phase not in WITHIN_FORWARD]
     rest = (first.seconds or 0.0) - sum(seconds for phase, seconds in first.phases.items() if phase not in WITHIN_FORWARD)
     seconds = None if first.seconds is None else max(sum(phases[phase] for phase in disjoint) + rest, 0.0)
-    return replace(first, seconds=seconds, phases=phases, host_phases=host)
+    waiting = owners["backward"].waiting if "backward" in owners else None
+    return replace(first, seconds=seconds, phases=phases, host_phases=host, waiting=waiting)

@@ -1,6 +1,6 @@
 """The budget of a step: disjoint parts of the summed clean steps that add up to 1.
 
-    a step    |data|transfer|  forward, module by module  |  backward, likewise  |clip|optimizer|other|
+    a step    |data|transfer|  forward, module by module  |  backward, likewise  |communication|clip|optimizer|other|
     a module                 |useful|recompute|memory-bound|below the roof|
 
 A phase outside modules is one part. A module's own time is divided in the order shown, each part clipped to the time left:
@@ -179,8 +179,14 @@ def _by_module(
 
 
 def _of_phases(profile: Profile, times: StepTimes) -> _StepParts:
-    """The phases of the clean steps, and the own seconds of modules."""
-    return _StepParts(times.parts, _by_pass({(name, phase): work.own_seconds for name, phase, work in _works(profile)}))
+    """The phases of the clean steps, and the own seconds of modules. Exchanging gradients at the end of backward is communication."""
+    parts, own = times.parts, _by_pass({(name, phase): work.own_seconds for name, phase, work in _works(profile)})
+    waiting = min(times.waiting or 0.0, parts.get("backward", 0.0))
+    if waiting:
+        parts |= {"backward": parts["backward"] - waiting, "communication": waiting}
+        root = "", "backward"
+        own |= {root: max(own[root] - waiting, 0.0)} if root in own else {}
+    return _StepParts(parts, own)
 
 
 def _of_device(profile: Profile) -> _StepParts | None:

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from lflops.profile.model import Profile
 from lflops.profile.records import Spread
+from lflops.profile.series import sum_known
 from lflops.profile.steps import Step
 
 __all__ = ["StepTimes", "step_times", "traced_seconds"]
@@ -29,6 +30,7 @@ class StepTimes(Struct, frozen=True, kw_only=True):
         longest: Of the longest one.
         phases: Of each recorded phase the same as `mean`, in the order of the steps; a step without the phase has 0 seconds of it.
         host_phases: Of each, the seconds that the host was in it, where `phases` are the device's.
+        waiting: Mean seconds at the end of backward in which gradients are exchanged, and other ranks awaited; `None` with one rank.
         spreads: Of each recorded phase the median and quartiles, of the steps that have it. They do not add up.
         samples_per_second: Samples of all clean steps over their time; of several ranks, of all of them together.
         tokens_per_second: The same for tokens.
@@ -42,6 +44,7 @@ class StepTimes(Struct, frozen=True, kw_only=True):
     longest: float | None = None
     phases: Mapping[str, float]
     host_phases: Mapping[str, float] = {}
+    waiting: float | None = None
     spreads: Mapping[str, Spread] = {}
     samples_per_second: float | None
     tokens_per_second: float | None
@@ -78,6 +81,7 @@ def step_times(profile: Profile) -> StepTimes:
     """
     steps = [step for step in profile.steps if step.is_clean and step.seconds is not None]
     alone = len(profile.ranks) < 2  # with several ranks the steps have the samples of all, the run those of one
+    waiting = sum_known(step.waiting for step in steps)
     cpu = [step.cpu_user + step.cpu_system for step in steps if step.cpu_user is not None and step.cpu_system is not None]
     return StepTimes(
         steps=len(steps),
@@ -86,6 +90,7 @@ def step_times(profile: Profile) -> StepTimes:
         longest=max((step.seconds or 0.0 for step in steps), default=None),
         phases=_means([step.phases for step in steps]),
         host_phases=_means([step.host_phases for step in steps]),
+        waiting=None if waiting is None or not steps else waiting / len(steps),
         spreads=_spreads(step.phases for step in steps),
         samples_per_second=_rate(steps, [step.samples for step in steps], profile.run.samples_per_step if alone else None),
         tokens_per_second=_rate(steps, [step.tokens for step in steps], profile.run.tokens_per_step if alone else None),

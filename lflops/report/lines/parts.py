@@ -34,7 +34,7 @@ _WORDS: Mapping[str, _Words] = {
     "never_called": _Words("outside all phases, as the watched model was never called", "Give lflops the model that the loop calls"),
     "sync": _Words("waiting for other ranks in Lightning's own collectives", "Log with sync_dist=True less often"),
     "communication": _Words(
-        "communication that overlaps with no computation",
+        "communication, or waiting for other ranks, while nothing is computed",
         "Communicate in larger buckets, less often (gradient accumulation), or on a faster link",
     ),
     "copy": _Words("copies that overlap with nothing", "Copy from pinned memory with non_blocking=True"),

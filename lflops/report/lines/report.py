@@ -204,6 +204,8 @@ def _phases(times: StepTimes, one: str) -> Iterator[Fact]:
         for part in _PARTS_OF_FORWARD if name == "forward" else ():
             if part in times.phases:
                 yield _phase(times, part, times.phases[part], of=name)
+        if name == "backward" and times.waiting:
+            yield _fact("waiting", times.waiting, "s", "for gradients of other ranks", of=name, share=times.share(times.waiting))
 
 
 def _phase(times: StepTimes, name: str, seconds: float, *, of: str) -> Fact:

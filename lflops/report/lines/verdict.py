@@ -237,6 +237,8 @@ def _steadiness(analysis: Analysis) -> Iterator[str]:
     if analysis.outliers_doubt and not analysis.outliers:
         yield f"cannot tell whether a module is slow among its equals: {_DOUBT[analysis.outliers_doubt]}"
     if are_times_far_off(profile.notes):
-        yield "times of modules are no measure here"
+        ratio = profile.run.observer_ratio
+        why = "" if ratio is None else f": {several} timed by module took {ratio:.2f} times as long as undisturbed ones"
+        yield f"times of modules are no measure here{why}"
     elif factors := [float(value) for note in notes_with("time_scaled", profile.notes) for value in note.values.values()]:
         yield f"module times are rough (± {units.percent(max(abs(factor - 1) for factor in factors), digits=0)})"

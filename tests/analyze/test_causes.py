@@ -1,0 +1,79 @@
+"""What a step is longer for, where ranks wait for each other: no second is in two causes. Worked out by hand."""
+
+from typing import Any
+
+import pytest
+
+from lflops.analyze.causes import causes
+from lflops.analyze.ranks.imbalance import Imbalance, Row
+from lflops.analyze.speed.budget import budget
+from lflops.analyze.speed.step_times import step_times
+from lflops.hardware.chips import Hardware
+from lflops.profile.model import Profile
+from lflops.profile.records import Phase
+from lflops.profile.steps import Step
+from tests.support.profile_builders import clocked, product, profile, run
+
+CHIP = Hardware("chip", {"fp32": 1000.0}, None)
+"""1 FLOP takes a thousandth of a second."""
+
+OWN: dict[tuple[str, Phase], float] = {
+    ("", "forward"): 0.25,
+    ("linear", "forward"): 0.75,
+    ("", "backward"): 1.25,
+    ("linear", "backward"): 0.75,
+}
+"""Of the model's own backward it waits for 1 s."""
+
+
+def waiting(**fields: Any) -> Profile:
+    """One clean step of 4 s; linear multiplies for 0.1 and 0.2 s."""
+    phases = {"forward": 1.0, "backward": 2.0, "optimizer": 1.0}
+    cells = [
+        product("linear", "aten::addmm", "forward", macs=50, bytes_moved=0),
+        product("linear", "aten::mm", "backward", macs=100, bytes_moved=0),
+    ]
+    rows: dict[str, dict[str, Any]] = {"": {"kind": "Model"}, "linear": {"kind": "Linear"}}
+    step = Step(index=0, kind="clean", seconds=4.0, phases=phases, **fields)
+    return clocked(profile(rows, cells, run=run(kind="training", hardware=CHIP, device_type="cpu"), steps=(step,)), OWN)
+
+
+def found(given: Profile, **lost: Any) -> dict[str, float | None]:
+    """The seconds of each cause. Rank 1 may be slow in something."""
+    facts: dict[str, Any] = {"modules": 1, "slow_rank": 1, "pattern": "steady", "slow_steps": 9, "steps": 9, "seconds": 2.0, "usual": 1.0}
+    rows = (Row(**facts | lost),) if lost else ()
+    times = step_times(given)
+    named = {"outliers": (), "busiest": (), "patterns": {}, "below": {"": ["linear"], "linear": []}}
+    told = causes(given, times, budget(given, CHIP, times), imbalance=Imbalance(rows=rows, step_seconds=4.0), **named)  # type: ignore[arg-type]
+    return {each.kind: each.seconds for each in told}
+
+
+def test_waiting_for_other_ranks_is_no_work_of_the_model() -> None:
+    """Outside the layers are 0.25 s each way; the layers have 1.5 s, and need 0.3 of these."""
+    expected = {"below_roof": 1.2, "communication": 1.0, "optimizer": 1.0, "outside": 0.5}
+    assert pytest.approx(expected) == found(waiting(waiting=1.0))
+    assert pytest.approx({"below_roof": 1.2, "optimizer": 1.0, "outside": 1.5}) == found(waiting())
+
+
+def test_parts_of_the_budget_add_up_with_the_waiting() -> None:
+    """4 s: 0.3 useful, 1 each for waiting and the optimizer."""
+    given = waiting(waiting=1.0)
+    divided = budget(given, CHIP, step_times(given))
+    assert divided is not None
+    expected = {"useful": 0.3, "below_roof": 1.7, "communication": 1.0, "optimizer": 1.0}
+    assert pytest.approx(expected) == {name: share * 4 for name, share in divided.parts.items()}
+
+
+@pytest.mark.parametrize(
+    ("module", "phase", "lost", "rest"),
+    [
+        ("linear", "forward", 0.5, {"below_roof": 0.7, "communication": 1.0, "optimizer": 1.0, "outside": 0.5}),
+        ("linear", "recompute", 1.5, {"communication": 0.7, "optimizer": 1.0, "outside": 0.5}),
+        ("", "backward", 0.25, {"below_roof": 1.2, "communication": 1.0, "optimizer": 1.0, "outside": 0.25}),
+        ("", "optimizer", 0.5, {"below_roof": 1.2, "communication": 1.0, "optimizer": 0.5, "outside": 0.5}),
+        ("", "data", 0.5, {"below_roof": 1.2, "communication": 0.5, "optimizer": 1.0, "outside": 0.5}),
+    ],
+)
+def test_what_a_slow_rank_costs_is_in_no_other_cause(module: str, phase: str, lost: float, rest: dict[str, float]) -> None:
+    """It is in the part that the rank is slow in; what is not there, since the step is that of a rank that waited, is waiting."""
+    assert pytest.approx({"rank": lost} | rest) == found(waiting(waiting=1.0), module=module, phase=phase, seconds_lost=lost)
