@@ -80,11 +80,11 @@ def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
         on = {hosts.get(row.slow_rank, "") for row in found.rows}
         culprits.append(f"{len(found.rows) - _WORST} more{', all of them' + on.pop() if len(on) == 1 and '' not in on else ''}")
     yield from _labelled("slow ranks", culprits or [_nobody(found, analysis)])
-    step = analysis.step_times.seconds
+    mean = analysis.step_times.mean
     if found.lost_share is not None and (found.rows or found.take_turns):
-        shorter = f"{units.percent(found.lost_share)} shorter"
-        length = f", {units.duration(step.median * (1 - found.lost_share))}" if step else ""
-        yield "imbalance", f"with all ranks as fast as the median one, a step would be {shorter}{length}"
+        length = f"{units.duration(mean * (1 - found.lost_share))}, " if mean else ""
+        less = f"a step would take {length}{units.percent(found.lost_share)} less"
+        yield "imbalance", f"with all ranks as fast as the median one, {less}"
 
 
 def slow_ranks(analysis: Analysis) -> dict[Hashable, str]:
@@ -127,7 +127,8 @@ def slowest_rank(analysis: Analysis) -> Iterator[tuple[float, str]]:
         rank = f"Rank {worst.slow_rank}{_hosts(analysis).get(worst.slow_rank, '')}"
         where = "everything" if worst.phase == "all" else _where(worst.module, worst.phase)
         why = f"it is slow in {where}" if worst.cause is None else _cause(worst)
-        yield share, f"{rank} makes the other ranks wait for {units.percent(share)} of the step: {why}."
+        cost = f"{units.percent(share)} of the step ({units.duration(share * (analysis.step_times.mean or 0.0))})"
+        yield share, f"{rank} makes the other ranks wait for {cost}: {why}."
 
 
 def _sentence(row: Row, hosts: Mapping[int, str]) -> str:

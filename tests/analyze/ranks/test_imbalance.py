@@ -214,7 +214,7 @@ def test_ranks_of_one_host_are_said_to_be() -> None:
 def test_a_rank_that_costs_much_is_in_the_first_sentences() -> None:
     """6 of 100 ms; 4 are left to the list."""
     slow = compared(excess("", (6e-3,) * 6, phase="all", usual=60e-3, seconds=66e-3))
-    sentence = "Rank 5 on node1 makes the other ranks wait for 6.0 % of the step: it is slow in everything."
+    sentence = "Rank 5 on node1 makes the other ranks wait for 6.0 % of the step (6.00 ms): it is slow in everything."
     assert sentence == report_of(analyze(slow)).verdict.why[0]
     by_clean_steps = replace(slow, rank_comparison=None, clean_comparison=slow.rank_comparison)
     assert sentence == report_of(analyze(by_clean_steps)).verdict.why[0]
@@ -249,7 +249,7 @@ def test_who_waits_for_whom_is_said() -> None:
 def test_what_the_run_loses_altogether_is_one_sentence() -> None:
     """4 of 100 ms; where no rank is slower than the others by more than noise, nothing."""
     line = said(compared(rank_comparison=comparison(excess("head"), lost_seconds=4e-3)))["imbalance"]
-    assert "with all ranks as fast as the median one, a step would be 4.0 % shorter, 96.0 ms" == line
+    assert "with all ranks as fast as the median one, a step would take 96.0 ms, 4.0 % less" == line
     assert "imbalance" not in said(compared(rank_comparison=comparison(excess("head"), lost_seconds=None)))
     assert "imbalance" not in said(compared(rank_comparison=comparison(lost_seconds=4e-3)))
 
