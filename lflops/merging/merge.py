@@ -17,7 +17,7 @@ from lflops.merging.rows import MergedRows, ranges
 from lflops.merging.steps import MergedSteps, RankSteps
 from lflops.profile.model import SCHEMA_VERSION, Communication, Memory, ModuleProfile, Profile, Run
 from lflops.profile.notes import Note
-from lflops.profile.records import PHASES, Count, Rank, Seconds, Trace
+from lflops.profile.records import PHASES, Count, Phase, Rank, Seconds, Trace
 from lflops.profile.steps import Step, is_disturbed
 from lflops.profile.timeline import MOST_RANKS, StepTimeline
 
@@ -163,16 +163,17 @@ def merged(
     remembering = [brief for brief in kept.values() if brief.memory_bytes is not None]
     largest = max(remembering, key=lambda brief: brief.memory_bytes or 0, default=None)
     world, staged = _world(kept.values()), any(rows.only_on())
-    last = None if staged else steps.last_rank
+    last, of_run = None if staged else steps.last_rank, tuple(steps.merged())
+    modules = rows.modules() if last in {None, order[0]} else _timed_by(rows_of(last or 0).modules, rows.modules())
     whole = Profile(
         schema_version=SCHEMA_VERSION,
         run=_run(kept, order[0], world),
-        modules=rows.modules() if last in {None, order[0]} else _timed_by(rows_of(last or 0).modules, rows.modules()),
+        modules=modules if staged else _fitted(modules, of_run, at_end=waits_at_end(waits)),
         cells=tuple(rows.cells()),
         uncounted=tuple(rows.uncounted()),
         communication=tuple(_with_least_seconds(rows.communication(), kept.values(), collectives)),
         waits=tuple(rows.waits()),
-        steps=tuple(steps.merged()),
+        steps=of_run,
         memory=None if largest is None else memory_of(largest.rank),
         trace=_trace(kept, order),
         timelines=tuple(each for rank in sorted(kept) for each in kept[rank].timelines),
@@ -207,6 +208,35 @@ def _timed_by(source: Mapping[str, ModuleProfile], modules: Mapping[str, ModuleP
                 works[phase] = replace(module.work(phase), seconds=theirs.seconds, own_seconds=theirs.own_seconds)
         timed[row] = replace(module, **works) if works else module
     return timed
+
+
+def _fitted(modules: Mapping[str, ModuleProfile], steps: Iterable[Step], *, at_end: bool) -> dict[str, ModuleProfile]:
+    """The modules with times that add up to the run's clean steps. Those come from several ranks, the modules' times from one.
+
+    Args:
+        modules: With one rank's times.
+        steps: Of the run.
+        at_end: Whether ranks wait at the end of backward alone: then the difference is waiting, which is the root's own.
+    """
+    clean, fitted = [step for step in steps if step.is_clean], dict(modules)
+    parts: Mapping[str, tuple[Phase, ...]] = {"forward": ("forward",), "backward": ("backward", "recompute")}
+    for part, phases in parts.items():
+        known = [step.phases[part] for step in clean if part in step.phases]
+        total = sum(spread.median for phase in phases if (spread := modules[""].work(phase).seconds) is not None)
+        own, moved = modules[""].backward.own_seconds, 0.0
+        if not known or not total:
+            continue
+        if at_end and part == "backward" and own is not None:
+            moved = max(sum(known) / len(clean) - total, -own.median)
+        factor = sum(known) / len(clean) / (total + moved) if total + moved else 1.0
+        for row, module in fitted.items():
+            works: dict[str, Any] = {}
+            for phase in phases:
+                work, shift = module.work(phase), 0.0 if row or phase != "backward" else moved
+                times = (None if each is None else each.shifted(shift).times(factor) for each in (work.seconds, work.own_seconds))
+                works[phase] = replace(work, **dict(zip(("seconds", "own_seconds"), times, strict=True)))
+            fitted[row] = replace(module, **works)
+    return fitted
 
 
 def _world(briefs: Iterable[Brief]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal, NamedTuple, Self
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 __all__ = [
     "CATEGORIES",
@@ -65,6 +66,14 @@ class Spread(Struct, frozen=True, kw_only=True, gc=False):
             return None
         low, median, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else seconds * 3
         return cls(median=median, low=low, high=high, n=len(seconds))
+
+    def shifted(self, seconds: float) -> Self:
+        """All of it so much later; never below nothing."""
+        return replace(self, **{name: max(getattr(self, name) + seconds, 0.0) for name in ("median", "low", "high")})
+
+    def times(self, factor: float) -> Self:
+        """All of it so many times as long."""
+        return replace(self, median=self.median * factor, low=self.low * factor, high=self.high * factor)
 
 
 class ByCategory(NamedTuple):

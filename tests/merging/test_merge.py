@@ -27,7 +27,18 @@ from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, Phase, Rank, RankStat, Spread, Trace
 from lflops.profile.steps import Step
 from tests.support.processes import Ranks
-from tests.support.profile_builders import cell, product, profile, run, small_memory, small_profile, small_timeline, spread, weights
+from tests.support.profile_builders import (
+    cell,
+    clocked,
+    product,
+    profile,
+    run,
+    small_memory,
+    small_profile,
+    small_timeline,
+    spread,
+    weights,
+)
 from tests.support.profile_checks import consistent, flops, macs
 from tests.support.small_models import Block, between_linears, down, hidden, length, sequence, square, up, wide
 
@@ -376,6 +387,40 @@ def test_without_collectives_a_step_lasts_as_long_as_its_slowest_rank() -> None:
     first = stepped(step(0, 2.0, phases={"data": 0.5, "forward": 1.5}), step(1, 7.0), step(1, 6.0, kind="hooked"))
     second = stepped(slow, step(1, 3.0), step(1, 8.0, kind="hooked"))
     assert (slow, step(1, 7.0), step(1, 8.0, kind="hooked")) == merged(first, second).steps
+
+
+def test_the_modules_times_add_up_to_the_run_s_steps() -> None:
+    """Each rank comes last in one of two steps: forward 2.5 and 1.2 s, backward 1.5 and 1.0 s, so 1.85 and 1.25 in the mean.
+
+    The first rank's modules took 1.1 and 2.0 s, of which 1.05 in the model itself, mostly waiting: that is what is too much.
+    """
+    steps = (
+        [({"forward": 1.0, "backward": 3.0}, 2.0), ({"forward": 1.2, "backward": 1.0}, 0.1)],
+        [({"forward": 2.5, "backward": 1.5}, 0.5), ({"forward": 0.5, "backward": 1.7}, 0.8)],
+    )
+    own: dict[tuple[str, Phase], float] = {("", "forward"): 0.1, ("body", "forward"): 0.4, ("head", "forward"): 0.6}
+    own |= {("", "backward"): 1.05, ("head", "backward"): 0.95}
+    ranks = [
+        clocked(
+            replica(
+                run=run(kind="training", world_size=2),
+                waits=(ModulePhase("", "backward"),),
+                steps=[step(n, sum(phases.values()), phases=phases, waiting=waited) for n, (phases, waited) in enumerate(of_rank)],
+            ),
+            own,
+        )
+        for of_rank in steps
+    ]
+    whole = merge(ranks)
+    assert [(2.5, 1.5), (1.2, 1.0)] == [(each.phases["forward"], each.phases["backward"]) for each in whole.steps]
+    times = {(row, phase): whole.modules[row].work(phase).own_seconds for row, phase in own}
+    expected = {key: seconds * 1.85 / 1.1 for key, seconds in own.items() if key[1] == "forward"}
+    expected |= {("", "backward"): 0.3, ("head", "backward"): 0.95}
+    assert pytest.approx(expected) == {key: None if each is None else each.median for key, each in times.items()}
+    root = whole.modules[""]
+    assert root.forward.seconds is not None
+    assert root.backward.seconds is not None
+    assert pytest.approx((1.85, 1.25)) == (root.forward.seconds.median, root.backward.seconds.median)
 
 
 def test_a_step_that_one_rank_does_not_know_or_have_is_that_of_the_others() -> None:

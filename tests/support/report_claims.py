@@ -10,6 +10,7 @@ from msgspec import json
 
 from lflops.analyze.analysis import Analysis, analyze
 from lflops.profile.model import PHASES, Profile
+from lflops.profile.records import Phase
 from lflops.report.deepspeed_text.summary import summary
 from lflops.report.lines.report import report_of
 from lflops.report.log_text import log_text
@@ -121,12 +122,23 @@ def wrong_sums(given: Profile) -> list[str]:
         whole = given.modules[""].work(phase).seconds
         if whole is not None and not _equal(sum(each.median for each in own if each is not None), whole.median):
             wrong.append(f"modules: {phase}")
+    wrong += _above_their_phase(given, times.phases)
     for sentence in report.verdict.why:
         for share, number, unit in _COST.findall(sentence):
             seconds = float(number) * _SECONDS[unit]
             if "<" not in share and times.mean and abs(100 * seconds / times.mean - float(share)) > 0.06 + 0.006 * float(share):
                 wrong.append(f"verdict: {sentence}")
     return wrong
+
+
+def _above_their_phase(given: Profile, phases: Mapping[str, float]) -> Iterator[str]:
+    """Modules that take longer than the phase of the step that they run in."""
+    passes: Mapping[str, tuple[Phase, ...]] = {"forward": ("forward",), "backward": ("backward", "recompute")}
+    for part, inside in passes.items():
+        spreads = [given.modules[""].work(phase).seconds for phase in inside]
+        took = sum(each.median for each in spreads if each is not None)
+        if part in phases and took > phases[part] * (1 + 1e-9):
+            yield f"modules: {part} takes {took} s, and the step's {part} {phases[part]} s"
 
 
 def _equal(one: float | None, other: float | None) -> bool:
