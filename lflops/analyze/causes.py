@@ -15,7 +15,7 @@ from lflops.analyze.modules.busiest import BusyModules, total_seconds
 from lflops.analyze.modules.outliers import Outlier, explaining
 from lflops.analyze.ranks.imbalance import Imbalance
 from lflops.analyze.speed.budget import IN_MODULES, Budget
-from lflops.analyze.speed.step_times import StepTimes
+from lflops.analyze.speed.step_times import StepTimes, communicating
 from lflops.profile.model import Profile
 from lflops.profile.module_names import added_up, ancestry
 from lflops.profile.notes import are_times_far_off
@@ -94,7 +94,8 @@ def causes(
     known = {each.module for each in late if each.module} | named
     by_evidence = [*unlike, *_wide(profile, named), *_outside(profile, times, budget, below)]
     in_modules = [*_slow(outliers, known), *(replace(each, is_rough=is_rough) for each in by_evidence)]
-    parts = _parts(times, budget, in_modules, {} if is_rough else patterns)
+    exchanged = sum(communicating(profile, times).values())
+    parts = _parts(times, budget, exchanged, in_modules, {} if is_rough else patterns)
     found = [*_threads(profile), *late, *_without([*in_modules, *parts], late)]
     if budget is None and not is_rough:
         found += _without_products(busiest, {patterns.get(each.module, "") for each in in_modules})
@@ -212,15 +213,19 @@ def _outside(profile: Profile, times: StepTimes, budget: Budget | None, below: M
         own = budget.modules.get("", {}).get("below_roof", 0.0)
         yield Cause(kind="outside", seconds=(own + budget.parts.get("forward", 0.0)) * budget.seconds)
     elif root.forward.seconds is not None and not root.forward.own_macs:
-        own_seconds = max((total_seconds(root, own=True) or 0.0) - (times.waiting or 0.0), 0.0)
+        elsewhere = sum(seconds for (name, _), seconds in communicating(profile, times).items() if not name)
+        own_seconds = max((total_seconds(root, own=True) or 0.0) - elsewhere, 0.0)
         around = max(times.phases.get("forward", 0.0) - root.forward.seconds.median, 0.0)
         yield Cause(kind="outside", seconds=own_seconds + around)
 
 
-def _parts(times: StepTimes, budget: Budget | None, in_modules: Sequence[Cause], patterns: Mapping[str, str]) -> Iterator[Cause]:
+def _parts(
+    times: StepTimes, budget: Budget | None, exchanged: float, in_modules: Sequence[Cause], patterns: Mapping[str, str]
+) -> Iterator[Cause]:
     """What is in no module, by its phase; and with a known peak the parts of modules' time, without what other causes have."""
     mean = times.mean or 0.0
-    shares = budget.parts if budget else {name: seconds / mean for name, seconds in times.parts.items() if name != "backward"}
+    outside = {name: seconds / mean for name, seconds in times.parts.items() if name != "backward"} | {"communication": exchanged / mean}
+    shares = budget.parts if budget else outside
     own = budget.modules.get("", {}).get("below_roof", 0.0) * mean if budget else 0.0
     told = sum(own if each.kind == "outside" else each.seconds or 0.0 for each in in_modules if (each.seconds or 0.0) >= _WORTH * mean)
     for name, share in shares.items():

@@ -3,14 +3,16 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from lflops.analyze.analysis import analyze
 from lflops.analyze.causes import causes
 from lflops.analyze.ranks.imbalance import Imbalance, Row
 from lflops.analyze.speed.budget import budget
-from lflops.analyze.speed.step_times import step_times
+from lflops.analyze.speed.step_times import communicating, step_times
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import Profile
-from lflops.profile.records import Phase
+from lflops.profile.model import Communication, Profile
+from lflops.profile.records import Phase, Trace
 from lflops.profile.steps import Step
 from tests.support.profile_builders import clocked, product, profile, run
 
@@ -62,6 +64,26 @@ def test_parts_of_the_budget_add_up_with_the_waiting() -> None:
     assert divided is not None
     expected = {"useful": 0.3, "below_roof": 1.7, "communication": 1.0, "optimizer": 1.0}
     assert pytest.approx(expected) == {name: share * 4 for name, share in divided.parts.items()}
+
+
+def test_collectives_within_modules_are_no_work_of_theirs() -> None:
+    """As under FSDP: half a second each of linear's 0.75 s forward and backward; two seconds cannot be, as it has no more than 0.75 s."""
+
+    def exchanged(backward: float) -> Profile:
+        seconds: dict[Phase, float] = {"forward": 0.5, "backward": backward}
+        rows = tuple(
+            Communication(
+                module="linear", phase=phase, collective="_allgather_base_", group="0", group_size=2, calls=1, bytes=8, exposed_seconds=each
+            )
+            for phase, each in seconds.items()
+        )
+        return replace(waiting(), communication=rows, trace=Trace(files={}))
+
+    assert pytest.approx({"below_roof": 0.2, "communication": 1.0, "optimizer": 1.0, "outside": 1.5}) == found(exchanged(0.5))
+    assert {("linear", "forward"): 0.5, ("linear", "backward"): 0.75} == communicating(exchanged(2.0), step_times(exchanged(2.0)))
+    times = analyze(replace(exchanged(0.5), run=replace(exchanged(0.5).run, hardware=None)))
+    assert {"linear": 0.5, "Model": 1.5} == {each.name or each.kind: pytest.approx(each.seconds) for each in times.busiest}
+    assert [pytest.approx(1.0)] == [each.seconds for each in times.causes if each.kind == "communication"]
 
 
 @pytest.mark.parametrize(

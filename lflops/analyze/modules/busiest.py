@@ -1,5 +1,6 @@
 """The modules that a step spends most of its time in: each one's own time, those of repeated blocks together."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 from msgspec import Struct
@@ -47,15 +48,22 @@ def total_seconds(module: ModuleProfile, *, own: bool = False) -> float | None:
     return sum(known) if known else None
 
 
-def busiest(profile: Profile, patterns: Mapping[str, str]) -> tuple[BusyModules, ...]:
+def busiest(
+    profile: Profile, patterns: Mapping[str, str], communicating: Mapping[tuple[str, str], float] | None = None
+) -> tuple[BusyModules, ...]:
     """All places with a time, the one with the most time first.
 
     Args:
         profile: With times of modules.
         patterns: Each module's name with `*` for the numbers of what repeats.
+        communicating: Seconds by module and pass that are no work of the module.
     """
+    without: defaultdict[str, float] = defaultdict(float)
+    for (name, _), seconds in (communicating or {}).items():
+        without[name] += seconds
     # A module that never ran, as a list of layers, has no time.
-    timed = {name: seconds for name, module in profile.modules.items() if (seconds := total_seconds(module, own=True))}
+    own = {name: (total_seconds(module, own=True) or 0.0) - without[name] for name, module in profile.modules.items()}
+    timed = {name: seconds for name, seconds in own.items() if seconds > 0}
     found = []
     for label, names in fold_repeats(timed, lambda name: (name,), patterns):
         modules = [profile.modules[name] for name in names]

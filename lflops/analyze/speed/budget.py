@@ -20,7 +20,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from lflops.analyze.speed.peaks import peak_of
-from lflops.analyze.speed.step_times import StepTimes
+from lflops.analyze.speed.step_times import StepTimes, communicating
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile, Work
 from lflops.profile.module_names import ancestry
@@ -179,13 +179,13 @@ def _by_module(
 
 
 def _of_phases(profile: Profile, times: StepTimes) -> _StepParts:
-    """The phases of the clean steps, and the own seconds of modules. Exchanging gradients at the end of backward is communication."""
+    """The phases of the clean steps, and the own seconds of modules. What they communicate in is a part of its own."""
     parts, own = times.parts, _by_pass({(name, phase): work.own_seconds for name, phase, work in _works(profile)})
-    waiting = min(times.waiting or 0.0, parts.get("backward", 0.0))
-    if waiting:
-        parts |= {"backward": parts["backward"] - waiting, "communication": waiting}
-        root = "", "backward"
-        own |= {root: max(own[root] - waiting, 0.0)} if root in own else {}
+    for (name, when), seconds in communicating(profile, times).items():
+        cut = min(seconds, parts.get(when, 0.0))
+        parts |= {when: parts.get(when, 0.0) - cut, "communication": parts.get("communication", 0.0) + cut}
+        if (name, when) in own:
+            own[name, when] = max(own[name, when] - cut, 0.0)
     return _StepParts(parts, own)
 
 

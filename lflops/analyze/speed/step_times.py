@@ -4,18 +4,22 @@ A step is divided once: every share of a step, here, in the budget and by module
 their whole, also where steps differ. The median step with its quartiles is known as well.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from lflops.profile.model import Profile
-from lflops.profile.records import Spread
+from lflops.profile.model import ModuleProfile, Profile
+from lflops.profile.records import Phase, Spread
 from lflops.profile.series import sum_known
 from lflops.profile.steps import Step
 
-__all__ = ["StepTimes", "step_times", "traced_seconds"]
+__all__ = ["WORTH_SAYING", "StepTimes", "communicating", "step_times", "traced_seconds"]
 
 _WITHIN_FORWARD = frozenset({"prefill", "decode"})
+_PASSES: Mapping[Phase, str] = {"forward": "forward", "backward": "backward", "recompute": "backward"}
+WORTH_SAYING = 0.001
+"""Of a step: waiting for less is how long a look at the clock takes."""
 _NOISE = 1e-9
 """Share of a step that is rounding error of sums of floats."""
 
@@ -118,6 +122,28 @@ def _rate(steps: Sequence[Step], units: Sequence[int | None], usual: int | None)
     summed = [(n, seconds) for n, seconds in known if n is not None and seconds is not None]
     together = sum(seconds for _, seconds in summed)
     return sum(n for n, _ in summed) / together if together else None
+
+
+def communicating(profile: Profile, times: StepTimes) -> dict[tuple[str, str], float]:
+    """Seconds a step that a module communicates or waits for other ranks in, and computes nothing: by module, and `forward` or `backward`.
+
+    They are a part of its own time. Under DDP they are the end of backward, in every clean step. Else they are what collectives on the host
+    took in the traced steps. On a device the budget has them from its trace.
+    """
+    if times.waiting and times.waiting >= WORTH_SAYING * (times.mean or 0.0):
+        return {("", "backward"): times.waiting}
+    if profile.trace is None or profile.trace.device_compute_seconds is not None:
+        return {}
+    found = defaultdict[tuple[str, str], float](float)
+    for each in profile.communication:
+        if each.phase in _PASSES and each.exposed_seconds:
+            found[each.module, _PASSES[each.phase]] += each.exposed_seconds
+    return {(name, when): min(seconds, _own_seconds(profile.modules[name], when)) for (name, when), seconds in found.items()}
+
+
+def _own_seconds(module: ModuleProfile, when: str) -> float:
+    spreads = [module.work(phase).own_seconds for phase, of in _PASSES.items() if of == when]
+    return sum(spread.median for spread in spreads if spread is not None)
 
 
 def traced_seconds(profile: Profile, *, own: bool = False) -> dict[str, float]:
