@@ -274,6 +274,8 @@ class LoopMonitor:
         loop, (rank, world_size) = self._loop, _rank_and_world_size()
         models = {name: _unwrapped(each) for name, each in loop.models.items()}
         wrappers = {type(around).__name__ for each in loop.models.values() for around in _around(each)}
+        of_engine = {type(getattr(each, "_forward_module", None)).__name__ for each in loop.models.values()}  # Fabric's, around the user's
+        divides = (wrappers | of_engine) & DATA_PARALLEL
         # What torch's first FSDP keeps of the parameters is in its wrapper.
         keeps_parameters = "FullyShardedDataParallel" in wrappers
         return Training(
@@ -285,9 +287,9 @@ class LoopMonitor:
             world_size=world_size,
             node=os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0")),
             is_main=rank == 0,
-            strategy=next(iter(sorted(wrappers & DATA_PARALLEL or wrappers)), None)
+            strategy=next(iter(sorted(divides or wrappers)), None)
             or (None if loop.engine is None else type(loop.engine).__name__),
-            sampler={"num_replicas": world_size, "rank": rank} if wrappers & DATA_PARALLEL else None,
+            sampler={"num_replicas": world_size, "rank": rank} if divides else None,
             precision=getattr(loop.engine, "mixed_precision", None),
             scales_gradients=getattr(loop.engine, "scaler", None) is not None,
             loggers=loop.loggers,
