@@ -118,7 +118,6 @@ class LoopMonitor:
     """
 
     def __init__(self, loop: Loop, settings: Settings) -> None:
-        """Touch nothing yet."""
         self.profiles: list[Profile] = []
         self._loop = loop
         self._settings = settings

@@ -129,7 +129,6 @@ class Results:
         failures: Failures,
         folder: Path | None,
     ) -> None:
-        """None is closed yet."""
         self.profiles: list[Profile] = []
         self._closed = 0  # how many windows there were
         self._last: dict[str | None, Profile] = {}  # by stage

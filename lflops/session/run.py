@@ -40,7 +40,6 @@ class MonitoredRun:
     """
 
     def __init__(self, settings: Settings) -> None:
-        """No stage has begun."""
         self.sessions: dict[str, Session | None] = dict.fromkeys(STAGES)
         self._begun: set[str] = set()
         self.profiles: list[Profile] = []

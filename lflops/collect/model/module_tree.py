@@ -29,7 +29,6 @@ class ModuleTree:
     """
 
     def __init__(self, roots: Mapping[str, nn.Module]) -> None:
-        """Walk the modules once. The model is never written to."""
         self.modules: dict[str, nn.Module] = {}
         self.compiled: set[str] = set()
         self.wrappers: dict[int, nn.Module] = {}

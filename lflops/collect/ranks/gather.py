@@ -70,7 +70,6 @@ class Gather:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] | None = None,
     ) -> None:
-        """Nothing is handed in yet."""
         self._store = RankStore(store)
         self._rank = rank
         self._topology = topology
@@ -256,7 +255,6 @@ class _Job:
         instead: Callable[[], Profile] | None = None,
         head_start: float = HEAD_START,
     ) -> None:
-        """Wait to be started."""
         self._head_start = head_start
         self._before = wait
         self._waits = wait is not None

@@ -65,7 +65,6 @@ class RankTimes:
     """
 
     def __init__(self, heads: Sequence[Head], tables: Mapping[str, PlacesOfTable]) -> None:
-        """Make room for all of them."""
         members: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
         for head in heads:
             if head.at:

@@ -31,7 +31,6 @@ class SharedSteps:
     """
 
     def __init__(self, store: RankStore, rank: int, ranks: int) -> None:
-        """Nothing is shared yet."""
         self._store = store
         self._rank = rank
         self._ranks = ranks

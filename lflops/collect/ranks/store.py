@@ -129,7 +129,6 @@ class RankStore:
     """
 
     def __init__(self, store: Any) -> None:
-        """Reach what is there of the store's keys."""
         self.answers = 0
         self._open = store
         self._closed = False

@@ -31,7 +31,6 @@ class RankWindow:
     """
 
     def __init__(self, store: RankStore, name: str, topology: Topology) -> None:
-        """Nothing is there yet."""
         self._store = store
         self._name = name
         self._topology = topology

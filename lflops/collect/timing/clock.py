@@ -58,7 +58,6 @@ class StreamClock:
     """
 
     def __init__(self, device: torch.device, module: Any = torch.cuda) -> None:
-        """Touch no device yet."""
         index: int | None = device.index
         self.device = torch.device(device.type, module.current_device() if index is None else index)
         self._module = module
@@ -119,7 +118,6 @@ class CpuWatch:
     """
 
     def __init__(self) -> None:
-        """Begin."""
         self._start, self._used, self._waited = time.perf_counter(), sum(cpu_seconds()), _waited()
 
     def lost(self) -> float | None:

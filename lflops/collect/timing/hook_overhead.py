@@ -33,7 +33,6 @@ class Chain:
     """
 
     def __init__(self, weight: Tensor | None = None) -> None:
-        """Make the modules, without a hook."""
 
         class Own(OwnModule):
             pass

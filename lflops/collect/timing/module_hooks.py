@@ -72,7 +72,6 @@ class ModuleTimer:
     """
 
     def __init__(self, tree: ModuleTree, clock: Clock) -> None:
-        """Touch nothing yet."""
         self.tree = tree
         self.home = threading.get_ident()
         self._clock = clock

@@ -45,7 +45,6 @@ class StepPhases:
     """
 
     def __init__(self, clock: Clock) -> None:
-        """Wait for the first step to begin."""
         self._clock = clock
         self.mark = clock.mark
         self._running: list[str] = [OTHER]

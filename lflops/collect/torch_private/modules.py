@@ -143,7 +143,6 @@ class Compilations:
     """
 
     def __init__(self, tell: Callable[[], None]) -> None:
-        """Hear nothing yet."""
         self._tell = tell
         self._heard = self._hear
 

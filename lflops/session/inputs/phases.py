@@ -123,7 +123,6 @@ class OutsideModules:
     """
 
     def __init__(self, tell: Callable[[Phase], None]) -> None:
-        """Begin outside of a step."""
         self._tell = tell
         self._phases: list[Phase] = ["other"]
 

@@ -20,7 +20,6 @@ class BackgroundCall(Generic[Result]):
     """
 
     def __init__(self, function: Callable[[], Result], name: str) -> None:
-        """Start it."""
         self._function = function
         self._returned: list[Result] = []
         self._error: BaseException | None = None

@@ -16,7 +16,6 @@ class Failures:
     """
 
     def __init__(self, *, raised: bool) -> None:
-        """None has failed yet."""
         self._raised = raised
         self._outlets: set[str] = set()
 

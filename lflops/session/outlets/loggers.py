@@ -106,7 +106,6 @@ class Outlets:
     """
 
     def __init__(self, training: Training, settings: Settings, monitor: int, failures: Failures) -> None:
-        """Write nothing yet."""
         self._failures = failures
         self._loop = training.loop
         self._loggers = training.loggers

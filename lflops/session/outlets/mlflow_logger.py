@@ -24,7 +24,6 @@ class MLflowOutput:
     name = "MLflow"
 
     def __init__(self, logger: Any, root: str) -> None:
-        """Write nothing yet."""
         self._logger = logger
         self._root = root
 

@@ -25,7 +25,6 @@ class ModuleCurves:
     """
 
     def __init__(self, number: int) -> None:
-        """There are no windows yet."""
         self._number = number
         self._windows = 0
         self._names: tuple[str, ...] = ()

@@ -55,7 +55,6 @@ class TensorBoardOutput:
     name = "TensorBoard"
 
     def __init__(self, logger: Any, root: str) -> None:
-        """Write nothing yet."""
         self._logger = logger
         self._root = root
         self._laid_out = False

@@ -24,7 +24,6 @@ class WandbOutput:
     name = "Weights & Biases"
 
     def __init__(self, logger: Any, root: str) -> None:
-        """Write nothing yet."""
         self._logger = logger
         self._root = root
 

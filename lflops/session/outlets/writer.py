@@ -18,7 +18,6 @@ class WriterLogger:
     """
 
     def __init__(self, writer: Any) -> None:
-        """Write nothing yet."""
         self.experiment = writer
         self.log_dir: str = writer.log_dir
 
@@ -38,7 +37,6 @@ class RunLogger:
     """
 
     def __init__(self, run: Any) -> None:
-        """Log nothing yet."""
         self.experiment = run
         self.log_dir = str(Path(run.dir).parent)  # what is in `dir` itself is uploaded, and the artifacts have it already
         run.define_metric("lflops_step", hidden=True)

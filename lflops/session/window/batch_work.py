@@ -56,7 +56,6 @@ class BatchWork:
     """What batches cost, forward and backward: those that were counted, and others like them."""
 
     def __init__(self) -> None:
-        """Know no batch."""
         self._of_shapes: dict[Hashable, int] = {}
         self._samples: list[Sample] = []
         self.packed: bool | None = None
@@ -142,7 +141,6 @@ class HostBatch:
     """Listens to transfers, and reads each batch before it: afterwards its lengths are on the device, and to read them would be to wait."""
 
     def __init__(self) -> None:
-        """Have seen no batch."""
         self.lengths = NO_LENGTHS
         self._reader = BatchReader()
 

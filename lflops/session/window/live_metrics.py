@@ -31,7 +31,6 @@ class LiveMetrics:
     """
 
     def __init__(self, seconds: Callable[[TimedStep], float], replicas: int | None) -> None:
-        """Begin the first point."""
         self._seconds = seconds
         self._replicas = replicas
         self._work = BatchWork()

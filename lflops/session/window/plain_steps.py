@@ -47,7 +47,6 @@ class PlainSteps:
     """
 
     def __init__(self, mark: Callable[[], Any], marks: Sized, schedule: ThreadSchedule | None = None) -> None:
-        """No step may be plain yet."""
         self.limit = 0
         self.reader = BatchReader()
         self.known: dict[Hashable, BatchUnits] = {}

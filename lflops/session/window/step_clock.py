@@ -112,7 +112,6 @@ class StepClock:
         scaled: bool,
         on_ranks: bool = False,
     ) -> None:
-        """Begin the first step."""
         self.listeners = [phases] if on_host is None else [phases, on_host]
         self.batches: list[BatchUnits] = []
         self.plain = PlainSteps(phases.mark, phases.marks, ThreadSchedule() if on_ranks else None)

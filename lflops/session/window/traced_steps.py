@@ -60,7 +60,6 @@ class TracedSteps:
     """
 
     def __init__(self, training: Training, stage: Stage, tree: ModuleTree, settings: Settings, folder: Path, *, guard: Guard) -> None:
-        """Touch nothing yet."""
         self._training = training
         self._stage = stage
         self._tree = tree

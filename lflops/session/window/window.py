@@ -48,7 +48,6 @@ class Window:
     """
 
     def __init__(self, number: int, begin: int) -> None:
-        """Begin to wait."""
         self.number = number
         self.begin = begin
         self.opened = False
