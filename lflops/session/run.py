@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from lflops.boundary import Boundary, Undo, call_each
@@ -94,11 +93,6 @@ class MonitoredRun:
                 raise wrong
 
     def _begin(self, name: str, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int) -> None:
-        session = self.sessions[name] = self._session(training, stage, monitor)
-        session.begin()
-        self._begun.add(name)
-
-    def _session(self, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int) -> Session:
         if self._training is None:
             self._training, self._monitor = training(), monitor
             if self._settings.on_oom:
@@ -106,14 +100,16 @@ class MonitoredRun:
                 self.undo.add(self._history.stop)
                 self._history.start()
         if self._results is None:
-            self._results = Results.of(self._training, self._settings, self.log_dir, monitor=monitor, store=self.store)
+            self._results = Results(self._training, self._settings, self.log_dir, monitor=monitor, store=self.store)
             self._results.profiles = self.profiles
         watched = stage()
         watched = replace(watched, listen=partial(watched.listen, guard=self.boundary.guard))
         session = Session(self._settings, self._training, watched, results=self._results, guard=self.boundary.guard)
         if self._tracking.refusal is not None:
-            session.add_note(Note(code="compiled_unopened", subject="", values={"error": self._tracking.refusal}))
-        return session
+            session.notes.append(Note(code="compiled_unopened", subject="", values={"error": self._tracking.refusal}))
+        self.sessions[name] = session
+        session.begin()
+        self._begun.add(name)
 
     def batch_begins(self, name: str, batch: Any) -> None:
         """A batch of a stage begins."""
@@ -157,7 +153,7 @@ class MonitoredRun:
         """Report what an error says of memory."""
         self._history = None
         try:
-            paths = OutputPaths.of(self.log_dir, None if self._settings.dirpath is None else Path(self._settings.dirpath), self._monitor)
+            paths = OutputPaths.of(self.log_dir, self._settings.dirpath, self._monitor)
             if error is not None and ran_out_of_memory(error) and training is not None and paths is not None:
                 last = self.profiles[-1] if self.profiles else None
                 training.say(f"FlopsMonitor: out of memory, explained in {write_report(error, training, last, paths.profiles)}")
@@ -185,13 +181,5 @@ class MonitoredRun:
         """Take off every hook, wrapper and mode of this run. It can be called again."""
         sessions = [each for each in self.sessions.values() if each is not None]
         parts = [part for each in sessions for part in (each.detach, each.leave_annotations)]
-        call_each(
-            [
-                *parts,
-                sweep_modes,
-                self._graphs.stop,
-                self._tracking.stop,
-                self.undo.close,
-                partial(self.sessions.update, dict.fromkeys(STAGES)),
-            ]
-        )
+        parts += [sweep_modes, self._graphs.stop, self._tracking.stop, self.undo.close]
+        call_each([*parts, partial(self.sessions.update, dict.fromkeys(STAGES))])

@@ -1,6 +1,6 @@
 """One stage of a run: which batch is counted, which steps are kept, when a window is reported, and how all of it ends."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,9 @@ from lflops.collect.timing.step_phases import StepPhases
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase
+from lflops.schedule import Plan, Schedule
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Stage, Training
-from lflops.session.planning import planned
 from lflops.session.results import Results
 from lflops.session.window.batch_work import NO_LENGTHS
 from lflops.session.window.counted_steps import CountedSteps
@@ -47,17 +47,10 @@ class Session:
 
     Attributes:
         over: Whether there is nothing left to do.
+        notes: What the reader of every window has to know.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        training: Training,
-        stage: Stage,
-        *,
-        results: Results,
-        guard: Guard,
-    ) -> None:
+    def __init__(self, settings: Settings, training: Training, stage: Stage, *, results: Results, guard: Guard) -> None:
         self.over = False
         self._stage = stage
         self._results = results
@@ -69,9 +62,8 @@ class Session:
         self._clock: Clock = StreamClock(device) if device.type == "cuda" else HostClock()
         places = results.paths
         traced = settings.trace and places is not None
-        self._plan, self._notes = planned(settings.schedule, stage, training.say, traced=traced)
-        self._position = self._plan.place(0)
-        self._idle_until = self._plan.waits_until(0)
+        self._plan, self.notes = _planned(settings.schedule, stage, training.say, traced=traced)
+        self._position, self._idle_until = self._plan.place(0), self._plan.waits_until(0)
         self._window = Window(0, 0)
         self._closing: list[Window] = []
         self._tree = ModuleTree({"": training.model})
@@ -191,10 +183,6 @@ class Session:
             self._step_clock.resume()
         self._step_clock.expect_plain(self._steps_until_due() if self._stage.learns and self._stage.accumulation() == 1 else 0)
 
-    def add_note(self, note: Note) -> None:
-        """Add what the reader of every window has to know."""
-        self._notes.append(note)
-
     def mark(self, mark: str) -> None:
         """Note what else happens in this step."""
         self._step_clock.mark(mark)
@@ -231,7 +219,7 @@ class Session:
         unfinished = self._counted_steps.stop(error)
         self._end_trace(failed=error is not None)
         if error is not None:
-            self._notes.append(Note(code="ended_early", subject=type(error).__name__, values={}))
+            self.notes.append(Note(code="ended_early", subject=type(error).__name__, values={}))
             if self._window.counted is None and unfinished is not None:
                 self._window.counted = self._counted_steps.with_facts(unfinished)
         else:
@@ -383,17 +371,18 @@ class Session:
 
         Several ranks would disagree on it, and the next window wants clean steps.
         """
-        more, room = window.more_hooked, self._idle_until - self._step_clock.ordinal
+        more, ordinal = window.more_hooked, self._step_clock.ordinal
+        room = self._idle_until - ordinal
         if not more or more + WANTED > room or self._training.world_size > 1:
             return False
         if analyze(self._profile(window, failed=False)[0]).outliers_doubt in {None, "scaled"}:
             return False
-        window.hook(self._step_clock.ordinal, more)
+        window.hook(ordinal, more)
         return True
 
     def _profile(self, window: Window, *, failed: bool) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
         """A window's profile without its trace, and the own seconds of modules in each of its hooked steps."""
-        notes = self._notes if self._tracing is None else (*self._notes, *self._tracing.notes)
+        notes = self.notes if self._tracing is None else (*self.notes, *self._tracing.notes)
         counted = window.counted or self._counted_steps.without()
         return window.profile(counted, self._step_clock.logged_step, notes, of=self._step_clock.step, clock=self._clock, failed=failed)
 
@@ -415,3 +404,23 @@ class Session:
                     self._is_annotating = True
         if self._results.wants_windows:
             self._results.add(profile, steps)
+
+
+def _planned(asked: Schedule, stage: Stage, say: Callable[[str], None], *, traced: bool) -> tuple[Plan, list[Note]]:
+    """The schedule in whole steps, and short enough for the run. Where it is not what was asked for, notes and the log say so."""
+    accumulation, batches = stage.accumulation(), stage.batches_left
+    plan = Plan.of(asked, accumulation=accumulation, batches=batches, traced=traced)
+    return plan, list(_changes(asked, plan, accumulation, batches, say))
+
+
+def _changes(asked: Schedule, plan: Plan, accumulation: int, batches: float, say: Callable[[str], None]) -> Iterator[Note]:
+    if any(getattr(asked, name) % accumulation for name in ("skip_first", "wait", "warmup", "active")):
+        yield Note(code="rounded_to_cycles", subject="", values={"accumulation": accumulation})
+        say(f"lflops: gradients are accumulated over {accumulation} batches, so the schedule is rounded up to whole steps of them")
+    whole = Plan.of(asked, accumulation=accumulation, traced=plan.traced)
+    if plan.length < whole.length or (asked.repeat and plan.windows != whole.windows):
+        left = {name: getattr(plan, name) for name in ("skip_first", "wait", "warmup", "active")} | {"windows": plan.windows or 0}
+        yield Note(code="schedule_shrunk", subject="", values={"batches": int(batches), **left})
+        said = ", ".join(f"{name} {number}" for name, number in left.items())
+        run = "1 batch" if batches == 1 else f"{int(batches)} batches"
+        say(f"lflops: {asked} does not fit into the run's {run}; shortened to these steps: {said}")

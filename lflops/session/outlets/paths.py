@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 from collections.abc import Iterator
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 from weakref import WeakKeyDictionary
@@ -82,10 +83,10 @@ class OutputPaths(NamedTuple):
     monitor: int = 1
 
     @classmethod
-    def of(cls, log_dir: str | None, dirpath: Path | None, monitor: int) -> "OutputPaths | None":
+    def of(cls, log_dir: str | None, dirpath: str | PathLike[str] | None, monitor: int) -> "OutputPaths | None":
         """Below what was asked for, else below the run's log directory; `None` where there is neither."""
         if dirpath is not None:
-            return cls(dirpath, dirpath / "lflops_traces", monitor)
+            return cls(Path(dirpath), Path(dirpath) / "lflops_traces", monitor)
         return None if log_dir is None else cls(Path(log_dir) / "lflops", Path(log_dir) / "lflops_traces", monitor)
 
     def within(self, part: str) -> "OutputPaths":

@@ -4,7 +4,7 @@ This runs in every step of the training. All that can wait until somebody asks f
 """
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from resource import struct_rusage
 from typing import Any, NamedTuple
@@ -191,24 +191,28 @@ class StepClock:
         is_complete = logged_step == self.logged_step + 1
         notes, usage, threads = self.plain.take()
         for number, ((batch, *_), stretch) in enumerate(zip(notes, stretches, strict=True), 1):
-            before, self._cpu = self._cpu, usage.get(number)
-            thread_before, self._thread = self._thread, threads.get(number)
-            self._logged_step += 1
-            step = TimedStep(
-                ordinal=self._ended,
-                logged_step=self._logged_step,
-                times_phases=self.times_phases,
-                stretch=stretch,
-                shapes=(batch.shapes,),
-                samples=batch.samples,
-                tokens=batch.tokens,
-                cpu=_between(before, self._cpu),
-                thread=(thread_before, self._thread),
-                is_complete=is_complete,
-                marks=marks,
-            )
-            self._pending.append(step)
-            self._ended += 1
+            step = self._ended_step(self._logged_step + 1, stretch, [batch], usage.get(number), threads.get(number))
+            self._pending.append(step._replace(is_complete=is_complete, marks=marks))
+
+    def _ended_step(
+        self, logged_step: int, stretch: PhaseMarks, batches: Sequence[BatchUnits], usage: struct_rusage | None, of_thread: bytes | None
+    ) -> TimedStep:
+        """The step that has ended, with what the process and the thread had used by then."""
+        before, self._cpu = self._cpu, usage
+        thread_before, self._thread = self._thread, of_thread
+        ordinal, self._logged_step = self._ended, logged_step
+        self._ended += 1
+        return TimedStep(
+            ordinal=ordinal,
+            logged_step=logged_step,
+            times_phases=self.times_phases,
+            stretch=stretch,
+            shapes=tuple(each.shapes for each in batches),
+            samples=_sum([each.samples for each in batches]),
+            tokens=_sum([each.tokens for each in batches]),
+            cpu=None if before is None or usage is None else (before, usage),
+            thread=(thread_before, of_thread),
+        )
 
     def _unheard(self) -> tuple[str, ...]:
         """The mark of steps in which torch.compile may have compiled unheard: torch.compiler.reset() takes off what hears it."""
@@ -261,32 +265,14 @@ class StepClock:
         *plain, stretch = self._phases.cut(ends)
         unheard = self._unheard()
         self._make_out(logged_step, plain, unheard)
-        marks, batches = self._marks | dict.fromkeys(unheard), self.batches
+        marks = self._marks | dict.fromkeys(unheard)
         if self._scaled and not self._updated:
             marks["no_update"] = None
-        before, self._cpu = self._cpu, usage
-        thread_before, self._thread = self._thread, of_thread
+        step = self._ended_step(logged_step, stretch, self.batches, usage, of_thread)
+        is_complete = not self._is_torn
         self._pending.append(
-            TimedStep(
-                ordinal=self._ended,
-                logged_step=logged_step,
-                times_phases=self.times_phases,
-                stretch=stretch,
-                shapes=tuple(each.shapes for each in batches),
-                samples=_sum(each.samples for each in batches),
-                tokens=_sum(each.tokens for each in batches),
-                cpu=_between(before, self._cpu),
-                thread=(thread_before, self._thread),
-                on_host=on_host,
-                counted=counted,
-                hooked=hooked,
-                traced=traced,
-                is_complete=not self._is_torn,
-                marks=tuple(marks),
-            )
+            step._replace(on_host=on_host, counted=counted, hooked=hooked, traced=traced, is_complete=is_complete, marks=tuple(marks))
         )
-        self._ended += 1
-        self._logged_step = logged_step
         self._marks = {"cold": None} if self._ended < COLD else {}
         self.batches, self._is_torn, self._updated = [], False, False
         self._compiled = compilations()
@@ -340,10 +326,5 @@ class StepClock:
         )
 
 
-def _between(before: struct_rusage | None, after: struct_rusage | None) -> tuple[struct_rusage, struct_rusage] | None:
-    return None if before is None or after is None else (before, after)
-
-
-def _sum(counts: Iterable[int | None]) -> int | None:
-    known = list(counts)
-    return None if None in known else sum(filter(None, known))
+def _sum(counts: Collection[int | None]) -> int | None:
+    return None if None in counts else sum(filter(None, counts))
