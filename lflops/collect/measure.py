@@ -14,7 +14,7 @@ from lflops.collect.inputs.tensors import device_of
 from lflops.collect.model.call import ModelCall
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.ranks.unsharded import check_logical
-from lflops.collect.timing.attach_times import join
+from lflops.collect.timing.attach_times import attach_module_times
 from lflops.collect.timing.clock import Clock, clock_of
 from lflops.collect.timing.hook_overhead import hook_overhead
 from lflops.collect.timing.module_hooks import ModuleTimer
@@ -79,4 +79,7 @@ def measure(
 def timed(profile: Profile, run: Pass, model: nn.Module, clock: Clock, *, warmup: int, repeats: int) -> Profile:
     """A counted profile with the time that runs of the same take."""
     timer, overhead = ModuleTimer(ModuleTree({"": model}), clock), hook_overhead(clock)
-    return join(profile, time_passes(run, timer, clock, warmup=warmup, repeats=repeats), overhead)
+    facts = replace(profile.run, kind="measure")
+    passes = time_passes(run, timer, clock, warmup=warmup, repeats=repeats)
+    steps = tuple(replace(step, samples=facts.samples_per_step, tokens=facts.tokens_per_step) for step in passes.steps)
+    return attach_module_times(replace(profile, run=facts, steps=steps), passes.hooked, overhead)[0]

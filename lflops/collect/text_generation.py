@@ -16,7 +16,6 @@ from lflops.collect.timing.clock import clock_of
 from lflops.collect.timing.timed_passes import Pass
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
-from lflops.profile.steps import Step
 
 __all__ = ["measure_generate"]
 
@@ -55,12 +54,9 @@ def measure_generate(
             generate(*call.args, **call.kwargs)
         counted, passes = _with_generated(counting.profile, work_after_calls), Pass(run, first="prefill", prepare=call.prepare)
         profile = timed(counted, passes, model, clock, warmup=warmup, repeats=repeats)
-    return replace(profile, steps=tuple(_with_forward(step, with_parts=len(work_after_calls) > 1) for step in profile.steps))
-
-
-def _with_forward(step: Step, *, with_parts: bool) -> Step:
-    """Add the forward phase, which is all of generating; prefill and decode stay where there are both."""
-    return replace(step, phases={"forward": sum(step.phases.values()), **(step.phases if with_parts else {})})
+    # All of generating is forward; prefill and decode stay where there are both.
+    phases = [{"forward": sum(step.phases.values()), **(step.phases if len(work_after_calls) > 1 else {})} for step in profile.steps]
+    return replace(profile, steps=tuple(replace(step, phases=each) for step, each in zip(profile.steps, phases, strict=True)))
 
 
 def _with_generated(profile: Profile, work_after_calls: list[tuple[int, int]]) -> Profile:

@@ -20,12 +20,7 @@ _NAMED: WeakSet[Any] = WeakSet()
 
 
 def log_dir_of(trainer: Any, *, without_logger: bool) -> str | None:
-    """The folder that a run's files go below; `None` for no files. To be called by all ranks: they agree on the main process's.
-
-    Args:
-        trainer: Whose run it is.
-        without_logger: Whether a Trainer that has no logger has files too. They are in a new folder, which one line in the log names.
-    """
+    """The folder that a run's files go below; `None` for no files. To be called by all ranks: they agree on the main process's."""
     if trainer.fast_dev_run or getattr(trainer, "barebones", False):
         return None
     logger = trainer.loggers[0] if trainer.loggers else None

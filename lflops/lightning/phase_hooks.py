@@ -57,11 +57,7 @@ class HearsPhases:
 
 
 class TrainerPhases(Phases):
-    """The phases of one Trainer. They come in every step of the training, so little is done for each, and nothing twice.
-
-    Args:
-        trainer: Whose profiler is heard.
-    """
+    """The phases of one Trainer. They come in every step of the training, so little is done for each, and nothing twice."""
 
     def __init__(self, trainer: Any) -> None:
         super().__init__()
@@ -76,12 +72,7 @@ class TrainerPhases(Phases):
         self._undo = Undo()
 
     def join(self, boundary: Boundary, undo: Undo) -> None:
-        """Hear the Trainer for one more monitor, until `undo` is closed; with the last one the wrappers come off.
-
-        Args:
-            boundary: The monitor's, which hears of an error in here.
-            undo: The monitor's.
-        """
+        """Hear the Trainer for one more monitor, until its `undo` is closed; with the last one the wrappers come off."""
         undo.add(self._leave, boundary)
         is_first = not self._users
         self._users.append(boundary)
@@ -255,7 +246,6 @@ def phases_of(trainer: Any) -> TrainerPhases:
 
 
 def _name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The action's name, by position or by keyword."""
     return str(args[0] if args else kwargs.get("action_name", ""))
 
 

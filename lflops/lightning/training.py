@@ -79,7 +79,7 @@ def _ends_step(trainer: Any, pl_module: Any) -> bool:
 
 
 def _batches_left(trainer: Any, pl_module: Any) -> float:
-    """How many batches the run will have, as far as that is known; infinity where it is not."""
+    """Batches that the run will have; infinity where that is not known."""
     of_epochs: float = math.inf
     if trainer.max_epochs is not None and trainer.max_epochs >= 0 and not math.isinf(trainer.num_training_batches):
         of_epochs = trainer.num_training_batches * (trainer.max_epochs - trainer.current_epoch)

@@ -109,10 +109,6 @@ class Loop:
 class LoopMonitor:
     """A loop that is watched inside of a `with`. `lflops.monitor` makes one.
 
-    Args:
-        loop: The loop.
-        settings: What is asked for.
-
     Attributes:
         profiles: A profile for each window that is closed, on the main process; of more than 32, the last 32.
     """

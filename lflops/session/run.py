@@ -26,9 +26,6 @@ __all__ = ["MonitoredRun"]
 class MonitoredRun:
     """Begins when a run is set up, and ends however the run does.
 
-    Args:
-        settings: What is asked for.
-
     Attributes:
         log_dir: The run's folder; `None` where it has none.
         store: That all ranks reach; `None` where they have none, or there is one rank.

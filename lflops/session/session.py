@@ -38,13 +38,6 @@ SHARE_EVERY = 50
 class Session:
     """What a monitor is while a training goes through a stage: once in training, again and again in the validations of a fit.
 
-    Args:
-        settings: What is asked for.
-        training: The run that is watched.
-        stage: The stage of it.
-        results: Receives the windows that are closed.
-        guard: Keeps errors of our hooks from the training.
-
     Attributes:
         over: Whether there is nothing left to do.
         notes: What the reader of every window has to know.
@@ -188,10 +181,7 @@ class Session:
         self._step_clock.mark(mark)
 
     def close(self, error: BaseException | None = None) -> None:
-        """End, however the fit ends: tell of the windows that have something to tell, and leave no trace.
-
-        After an error nothing waits for the device, or for anybody.
-        """
+        """End, however the fit ends: tell of the windows that have something to tell. After an error nothing waits for the device."""
         if not self.over:
             call_each([partial(self._close, error), self.leave_annotations])
             self.over = True

@@ -119,11 +119,7 @@ def _float32_products(kind: str, *, tf32: bool) -> Iterator[None]:
 
 
 def last_level_cache(root: pathlib.Path = ROOT) -> int:
-    """Bytes of the last level of the CPUs' caches, all of them together; a guess where the system does not say.
-
-    Args:
-        root: Of the file system.
-    """
+    """Bytes of the last level of the CPUs' caches, all of them together; a guess where the system does not say."""
     levels: dict[int, dict[str, int]] = {}
     for cache in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
@@ -133,11 +129,7 @@ def last_level_cache(root: pathlib.Path = ROOT) -> int:
 
 
 def available_memory(root: pathlib.Path = ROOT) -> int:
-    """Bytes that the host can still hand out, within the limits of every control group that this process is in.
-
-    Args:
-        root: Of the file system.
-    """
+    """Bytes that the host can still hand out, within the limits of every control group that this process is in."""
     system = _memory_field(root, "MemAvailable")
     return max(0, min([UNKNOWN_MEMORY if system is None else system, *_left_in_groups(root)]))
 

@@ -14,19 +14,7 @@ __all__ = ["check_arguments", "check_module", "check_pass", "check_whole", "desc
 
 
 def check_arguments(asker: str, model: Any, args: Any, kwargs: Any, loss: Any, *, backward: Any) -> None:
-    """Check the arguments of a public function.
-
-    Args:
-        asker: The function's name, with which errors begin.
-        model: The model.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        loss: From the output to a scalar, or `None`.
-        backward: Whether to go backward.
-
-    Raises:
-        CountError: One of them is wrong.
-    """
+    """Check the arguments of a public function, with whose name errors begin; `loss` is a function from the output to a scalar."""
     check_module(asker, model)
     check_pass(asker, args, kwargs, loss, backward=backward)
     check()
@@ -37,11 +25,7 @@ def check_arguments(asker: str, model: Any, args: Any, kwargs: Any, loss: Any, *
 
 
 def check_pass(asker: str, args: Any, kwargs: Any, loss: Any, *, backward: Any) -> None:
-    """Check the batch, the loss and `backward`, without the model.
-
-    Raises:
-        CountError: One of them is wrong.
-    """
+    """Check the batch, the loss and `backward`, without the model."""
     _check_args(asker, args)
     if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)):
         taken = "give a mapping from names to the model's keyword arguments; of several positional ones, args=(x, y)"
@@ -55,16 +39,7 @@ def check_pass(asker: str, args: Any, kwargs: Any, loss: Any, *, backward: Any) 
 
 
 def check_module(caller: str, module: Any, *, may_build: bool = False) -> None:
-    """Check that a value is a module.
-
-    Args:
-        caller: The public function that errors begin with.
-        module: What was given.
-        may_build: Whether the caller also takes a function that builds a module.
-
-    Raises:
-        CountError: It is not.
-    """
+    """Check that a value is a module; errors name a function that builds one where the caller takes that as well."""
     if isinstance(module, type) and issubclass(module, nn.Module):
         name = module.__name__
         builds = f", or lambda: {name}(), which builds it without memory" if may_build else ""
@@ -74,11 +49,7 @@ def check_module(caller: str, module: Any, *, may_build: bool = False) -> None:
 
 
 def check_whole(asker: str, name: str, value: Any, *, least: int) -> None:
-    """Check that an argument is a whole number, and not too small.
-
-    Raises:
-        CountError: It is not.
-    """
+    """Check that an argument is a whole number, and not too small."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise CountError(f"{asker}: {name}={describe(value)}: give a whole number, at least {least}")
 

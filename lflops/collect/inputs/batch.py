@@ -19,11 +19,7 @@ Units = Mapping[str, int] | Callable[..., Mapping[str, int]]
 
 
 def units_of(asker: str, units: Any, args: Any, kwargs: Any) -> dict[str, int]:
-    """The user's sizes of a batch, as fields of `Run`; empty if none are given.
-
-    Raises:
-        CountError: `units` is something else, or fails.
-    """
+    """The user's sizes of a batch, as fields of `Run`; empty if none are given."""
     if units is None:
         return {}
     try:

@@ -104,15 +104,11 @@ class ModuleTree:
                     continue
                 row = _below(name, key)
                 if child is module:
-                    self._add(row, child)
+                    self.modules.setdefault(row, module)  # a further name of a shared module, once it runs under that name
                     return row
                 seen.add(id(child))
                 waiting.append((row, child))
         return first
-
-    def _add(self, row: str, module: nn.Module) -> None:
-        """Add a further name of a shared module, once it runs under that name."""
-        self.modules.setdefault(row, module)
 
 
 def _below(name: str, key: str) -> str:
@@ -122,19 +118,12 @@ def _below(name: str, key: str) -> str:
 
 
 class ParameterSize(NamedTuple):
-    """The size of one of the model's parameters.
+    """The size of one of the model's parameters."""
 
-    Attributes:
-        row: The row that counts it.
-        stored_in: The parameter itself, or the flat parameter that has its elements.
-        elements: All of its elements.
-        local_elements: Those on this rank.
-    """
-
-    row: str
-    stored_in: Tensor
+    row: str  # that counts it
+    stored_in: Tensor  # the parameter itself, or the flat parameter that has its elements
     elements: int
-    local_elements: int
+    local_elements: int  # on this rank
 
 
 def parameter_sizes(tree: ModuleTree) -> Iterator[ParameterSize]:

@@ -85,11 +85,7 @@ def _scores(query: Any, key: Any, blocks: _Blocks) -> Scores:
 
 
 def _divided(blocks: _Blocks, rows: int, columns: int) -> int:
-    """The squares into which the mask divides the tokens, over the batches and heads that differ.
-
-    Raises:
-        ValueError: There are too many pairs to ask for each.
-    """
+    """The squares into which the mask divides the tokens, over the batches and heads that differ."""
     batches, heads = blocks.counts[0].shape[:2]
     if getattr(blocks.mask, "__name__", "") == "noop_mask":
         return batches * heads * rows * columns

@@ -64,12 +64,7 @@ class _PassStack:
 
 
 class ModuleTimer:
-    """Stamps what runs while its hooks are installed; passes one after the other, each between `begin` and `end`.
-
-    Args:
-        tree: The modules and their names.
-        clock: What the marks are read from.
-    """
+    """Stamps what runs while its hooks are installed; passes one after the other, each between `begin` and `end`."""
 
     def __init__(self, tree: ModuleTree, clock: Clock) -> None:
         self.tree = tree

@@ -48,13 +48,7 @@ class Phases:
         self._running: list[tuple[str, tuple[_Ear, ...]]] = []
 
     def listen(self, stage: str, listener: Listener, guard: Guard) -> Callable[[], None]:
-        """Call a listener for a stage's phases. Returns what ends that; it can be called again.
-
-        Args:
-            stage: Whose phases.
-            listener: Its methods are called.
-            guard: Keeps its errors from the training.
-        """
+        """Call a listener for a stage's phases. Returns what ends that; it can be called again."""
         wait = getattr(listener, "wait", None)
         ear = _Ear(listener, guard(listener.enter), guard(listener.leave), guard(listener.drop), wait and guard(wait))
 
@@ -134,7 +128,7 @@ class OutsideModules:
         self._tell(self._phases[-1])
 
     def leave(self) -> None:
-        """Back to what it was within."""
+        """End the innermost phase."""
         self._phases.pop()
         self._tell(self._phases[-1])
 

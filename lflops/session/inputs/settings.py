@@ -55,12 +55,6 @@ class Settings:
     on_oom: bool = False
 
     def __post_init__(self) -> None:
-        """See that the schedule can be, and that the chip is known.
-
-        Raises:
-            ScheduleError: It is none, or leaves no step to count in.
-            HardwareError: The chip is not known, or the user's table of chips cannot be read.
-        """
         if not isinstance(self.schedule, Schedule):
             raise ScheduleError(f"schedule={describe(self.schedule)}: give an lflops.Schedule")
         if not self.schedule.warmup and self.count is True:

@@ -13,10 +13,6 @@ class BackgroundCall(Generic[Result]):
     """One call. Its thread ends with the interpreter: a file system that hangs must not hold the exit.
 
     So what it calls writes files under temporary names, and renames them.
-
-    Args:
-        function: What is called.
-        name: Of the thread.
     """
 
     def __init__(self, function: Callable[[], Result], name: str) -> None:

@@ -9,27 +9,18 @@ __all__ = ["Failures"]
 
 
 class Failures:
-    """The outlets of one monitor that have failed.
-
-    Args:
-        raised: Whether an error is raised, in place of the warning.
-    """
+    """The outlets of one monitor that have failed. An error is raised in place of the warning if `raised`."""
 
     def __init__(self, *, raised: bool) -> None:
         self._raised = raised
         self._outlets: set[str] = set()
 
     def __contains__(self, outlet: str) -> bool:
-        """Whether an outlet has failed."""
         return outlet in self._outlets
 
     @contextlib.contextmanager
     def contained(self, outlet: str) -> Iterator[None]:
-        """Write to an outlet: an error ends the block, and no more.
-
-        Args:
-            outlet: Its name in the warning.
-        """
+        """Write to an outlet, by its name in the warning: an error ends the block, and no more."""
         try:
             yield
         except Exception as error:

@@ -78,13 +78,7 @@ def _output_of(logger: Any) -> Callable[[Any, str], Output] | None:
 
 
 class PreparedWindow(NamedTuple):
-    """A window that only has to be logged.
-
-    Attributes:
-        text: For the log.
-        files: Those that were written.
-        logs: Each logger, and what gives it its part.
-    """
+    """A window that only has to be logged."""
 
     text: str
     files: list[Path]
@@ -96,14 +90,7 @@ def _shown_to(logger: Output) -> str:
 
 
 class Outlets:
-    """Where one monitor's results go; all of them on the main process alone.
-
-    Args:
-        training: Whose loggers they are.
-        settings: How the text is to be, and where it goes.
-        monitor: Which of the loop's monitors this is, from 1.
-        failures: What becomes of an error of one of them.
-    """
+    """Where one monitor's results go; all of them on the main process alone."""
 
     def __init__(self, training: Training, settings: Settings, monitor: int, failures: Failures) -> None:
         self._failures = failures
@@ -146,13 +133,7 @@ class Outlets:
                     logger.log_metrics({separator.join(names): value for names, value in values.items()}, step=step)
 
     def prepare(self, analysis: Analysis, path: Path | None, step: int) -> PreparedWindow:
-        """Write the page next to a window's file, and make all that the loggers are given. Any thread may do this.
-
-        Args:
-            analysis: The window.
-            path: Its file, if it is to have one.
-            step: The loggers' x-axis.
-        """
+        """Write the page next to a window's file, if it has one, and make all that the loggers are given. Any thread may do this."""
         text, long, stage = "", "", analysis.profile.run.stage
         files = [] if path is None else self.save_page(analysis, path)
         with self._failures.contained("the summary"):
@@ -198,13 +179,7 @@ class Outlets:
                 log()
 
     def end(self, profiles: Sequence[Profile], traces: Iterable[Path], step: int) -> None:
-        """The run is over.
-
-        Args:
-            profiles: The last window of each stage.
-            traces: Those of all windows.
-            step: The loggers' x-axis.
-        """
+        """The run is over. `profiles` are the last windows of its stages, `traces` those of all windows."""
         traces = [path for path in traces if path.exists()]
         for logger in self._outputs:
             with self._failures.contained(f"what {logger.name} is shown of the run"):

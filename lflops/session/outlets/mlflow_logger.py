@@ -14,12 +14,7 @@ __all__ = ["MLflowOutput"]
 
 
 class MLflowOutput:
-    """One run's.
-
-    Args:
-        logger: A logger whose experiment is a client of MLflow, and that has a `run_id`.
-        root: The first part of the names, and the folder of the artifacts.
-    """
+    """A run of MLflow, by a logger whose experiment is a client and that has a `run_id`. `root` is the folder of the artifacts."""
 
     name = "MLflow"
 

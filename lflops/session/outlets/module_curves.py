@@ -18,11 +18,7 @@ Point = tuple[dict[tuple[str, str], float], int]
 
 
 class ModuleCurves:
-    """The curves of one stage.
-
-    Args:
-        number: Of how many modules; those that repeat are one.
-    """
+    """The curves of one stage, of so many modules; those that repeat are one."""
 
     def __init__(self, number: int) -> None:
         self._number = number

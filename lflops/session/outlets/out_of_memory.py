@@ -50,11 +50,7 @@ class OutOfMemory(Struct, frozen=True, kw_only=True):
 
 
 class MemoryHistory:
-    """The allocator's history, recorded for one run; a recording of the user's is left alone.
-
-    Args:
-        device: The training's.
-    """
+    """The allocator's history, recorded for one run; a recording of the user's is left alone."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -86,14 +82,7 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
 
 
 def write_report(error: BaseException, training: Training, profile: Profile | None, folder: Path) -> Path:
-    """Write the report as text and JSON; returns the text's path.
-
-    Args:
-        error: The training's.
-        training: What ran.
-        profile: Of its last counted step.
-        folder: Where profiles are.
-    """
+    """Write the report as text and JSON, with the profile of the last counted step; returns the text's path."""
     report = _report(error, training, profile)
     path = folder / f"oom-{report.step}-rank{training.rank}"
     folder.mkdir(parents=True, exist_ok=True)

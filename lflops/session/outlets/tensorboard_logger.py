@@ -45,12 +45,7 @@ def hyperparameters(profile: Profile) -> dict[str, bool | int | float | str]:
 
 
 class TensorBoardOutput:
-    """One logger's.
-
-    Args:
-        logger: One whose experiment is a SummaryWriter.
-        root: The first part of the tags.
-    """
+    """A logger whose experiment is a SummaryWriter. `root` is the first part of the tags."""
 
     name = "TensorBoard"
 

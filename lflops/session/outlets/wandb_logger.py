@@ -14,12 +14,7 @@ __all__ = ["WandbOutput"]
 
 
 class WandbOutput:
-    """One run's.
-
-    Args:
-        logger: A logger whose experiment is a run of wandb.
-        root: The first part of the names.
-    """
+    """A run of wandb, by a logger whose experiment it is."""
 
     name = "Weights & Biases"
 

@@ -11,11 +11,7 @@ __all__ = ["RunLogger", "WriterLogger", "loggers_of"]
 
 
 class WriterLogger:
-    """Logs to a `SummaryWriter`, which stays its owner's to close.
-
-    Args:
-        writer: A `torch.utils.tensorboard.SummaryWriter`.
-    """
+    """Logs to a `SummaryWriter`, which stays its owner's to close."""
 
     def __init__(self, writer: Any) -> None:
         self.experiment = writer
@@ -31,9 +27,6 @@ class RunLogger:
     """Logs to a run of Weights & Biases, which stays its owner's to finish.
 
     The run counts its own steps, so each point holds the training's step as `lflops_step`, and our curves are drawn over that.
-
-    Args:
-        run: What `wandb.init()` returns.
     """
 
     def __init__(self, run: Any) -> None:

@@ -35,21 +35,13 @@ MASKED = frozenset({"flex_attention", "flex_attention_backward"})
 
 
 class Sample(NamedTuple):
-    """A batch that was counted.
-
-    Attributes:
-        shapes: Its signature.
-        tokens: In it.
-        lengths: Of its sequences.
-        others: MACs that no length decides.
-        attention: MACs that lengths decide.
-    """
+    """A batch that was counted."""
 
     shapes: Hashable
     tokens: int | None
     lengths: Lengths
-    others: int
-    attention: int
+    others: int  # MACs that no length decides
+    attention: int  # MACs that lengths decide
 
 
 class BatchWork:

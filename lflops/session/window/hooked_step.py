@@ -22,11 +22,6 @@ _WITHOUT_SLICE = frozenset({"forward", "backward", WAIT, OTHER, ""})
 class HookedStep:
     """Stamps the modules from its start until it is stopped. The LightningModule is the root, and training_step its forward.
 
-    Args:
-        stage: Tells when forward and backward run.
-        tree: The modules and their names.
-        clock: What the marks are read from.
-
     Attributes:
         cpu_lost: CPU seconds that other processes took from it; `None` until it is stopped, and where the system does not say.
     """
@@ -61,11 +56,7 @@ class HookedStep:
         return sums
 
     def timeline(self, step: PhaseMarks) -> StepTimeline:
-        """The step in time, by the settled stamps.
-
-        Args:
-            step: Its phases, marked by the same clock.
-        """
+        """The step in time, by the settled stamps; its phases are marked by the same clock."""
         marks, phases, end = step
 
         def at(mark: Any) -> int:

@@ -14,8 +14,6 @@ __all__ = ["LiveMetrics"]
 
 
 class _StepSample(NamedTuple):
-    """What is kept of a step."""
-
     seconds: float
     samples: int | None
     tokens: int | None
@@ -88,12 +86,7 @@ class LiveMetrics:
             self._steps.append(_StepSample(seconds, step.samples, step.tokens, batches))
 
     def point(self, shares: Mapping[str, float] | None = None) -> dict[str, float]:
-        """The figures since the last point; what is unknown is left out. FLOP/s rest on the steps alone whose work is known.
-
-        Args:
-            shares: How many times this rank's samples and tokens all ranks have, as far as a window knows. Until one does, the batches of
-                all ranks are taken to be equal.
-        """
+        """The figures since the last point; what is unknown is left out. FLOP/s rest on the steps alone whose work is known."""
         steps, self._steps = self._steps, []
         if not steps:
             return {}

@@ -31,11 +31,6 @@ class BatchUnits(NamedTuple):
 class PlainSteps:
     """Notes the plain steps since the last one that was none.
 
-    Args:
-        mark: Marks this moment.
-        marks: Those of the phases.
-        schedule: Of the training's thread, where steps are compared with those of other ranks.
-
     Attributes:
         limit: How many steps may be plain, until they are made out.
         reader: Reads the batches.

@@ -165,7 +165,6 @@ class StepClock:
         self._hooks.close()
 
     def _update(self, *_: object) -> None:
-        """An optimizer has made a step."""
         self._updated = True
 
     def mark(self, mark: str) -> None:
@@ -179,11 +178,7 @@ class StepClock:
         self.plain.limit = 0 if has_more else int(min(steps, MOST))
 
     def make_out_plain(self, logged_step: int) -> None:
-        """Make steps of the notes. The one that is going on goes on.
-
-        Args:
-            logged_step: What the loggers call the step that is going on.
-        """
+        """Make steps of the notes. The one that is going on goes on; the loggers call it `logged_step`."""
         self._make_out(logged_step, self._phases.cut(self.plain.ends()), self._unheard())
 
     def _make_out(self, logged_step: int, stretches: Iterable[PhaseMarks], marks: tuple[str, ...]) -> None:
@@ -250,14 +245,7 @@ class StepClock:
         return None if known is None else known.tokens
 
     def end(self, logged_step: int, *, counted: bool, hooked: HookedStep | None = None, traced: bool = False) -> None:
-        """The step is over, and the next one begins.
-
-        Args:
-            logged_step: What the loggers call it.
-            counted: Whether it was counted.
-            hooked: What its modules' hooks have stamped.
-            traced: Whether it was recorded.
-        """
+        """The step is over, and the next one begins."""
         ends = [*self.plain.ends(), (len(self._phases.marks), self._phases.mark())]  # what follows takes a while
         on_host = None if self._on_host is None else self._on_host.end()
         usage = cpu_usage() if self.times_phases else None

@@ -29,14 +29,12 @@ class _Batches(OutsideModules):
         self._running = [OTHER]
 
     def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
-        """A phase of the batch."""
         self._tracer.batch()
         super().enter(phase, given)
         self._running.append(phase)
         self._tracer.phase(phase)
 
     def leave(self) -> None:
-        """Back to what it was within."""
         super().leave()
         self._running.pop()
         self._tracer.phase(self._running[-1])
@@ -46,14 +44,6 @@ class _Batches(OutsideModules):
 
 class TracedSteps:
     """Records the traced steps of one window after the other.
-
-    Args:
-        training: Says which rank this is.
-        stage: Tells when forward runs.
-        tree: The modules and their names.
-        settings: What to record.
-        folder: Where traces go; each window has a folder in it.
-        guard: Keeps errors of our hooks from the training.
 
     Attributes:
         notes: Why there is no trace, if there is none.
@@ -92,11 +82,7 @@ class TracedSteps:
             self._tracer.step(whole=False, batch=False)
 
     def step(self, *, traced: bool) -> Recording | None:
-        """A step is over. Returns what was recorded, where that was the last of the traced steps.
-
-        Args:
-            traced: Whether the next one is to be recorded.
-        """
+        """A step is over, and the next one is to be recorded if `traced`. Returns what was recorded, after the last traced step."""
         tracer = self._tracer
         if tracer is None:
             return None
@@ -127,13 +113,7 @@ class TracedSteps:
         return None
 
     def annotate(self, recording: Recording, into: Path, profile: Path) -> None:
-        """Begin to annotate a trace, in its own process.
-
-        Args:
-            recording: What was recorded, in a file.
-            into: The file that the trace is to be.
-            profile: The file that says how much a module computes.
-        """
+        """Begin to annotate a trace, in its own process. The profile's file says how much a module computes."""
         raw = recording.raw
         if raw is None:
             return

@@ -7,7 +7,7 @@ from operator import itemgetter
 from msgspec.structs import replace
 
 from lflops.collect.kineto.tracer import Recording
-from lflops.collect.timing.attach_times import divided
+from lflops.collect.timing.attach_times import attach_module_times
 from lflops.collect.timing.clock import Clock
 from lflops.collect.timing.hook_overhead import hook_overhead
 from lflops.profile.model import Profile
@@ -110,16 +110,7 @@ class Window:
     def profile(
         self, counted: Profile, step: int, notes: Iterable[Note], *, of: Callable[[TimedStep], Step], clock: Clock, failed: bool
     ) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
-        """The window as a value, and the own seconds of modules in each of its hooked steps.
-
-        Args:
-            counted: What was counted in it, or the same without any work.
-            step: What the loggers call the step that has just been.
-            notes: What else a reader has to know.
-            of: Makes a value of a step.
-            clock: What hooked steps were stamped by.
-            failed: Whether the training was left by an exception.
-        """
+        """The window as a value, and the own seconds of modules in each of its hooked steps."""
         steps = tuple(map(of, (*self._wait_steps, *self._steps)))
         usual = next((each for each in steps if each.kind == "counted"), steps[-1] if steps else None)
         few = () if self._clean >= WANTED else (Note(code="few_clean_steps", subject="", values={"steps": self._clean}),)
@@ -134,7 +125,7 @@ class Window:
         profile = replace(counted, run=run, steps=steps, notes=(*counted.notes, *notes, *few))
         pass_times = [step.hooked.pass_times() for step in self._steps if step.hooked]
         profile = replace(profile, timelines=self._timelines(clock))
-        return divided(profile, pass_times, hook_overhead(clock)) if pass_times else (profile, ())
+        return attach_module_times(profile, pass_times, hook_overhead(clock)) if pass_times else (profile, ())
 
     def _timelines(self, clock: Clock) -> tuple[StepTimeline, ...]:
         """That of the hooked step of median length, if no traced step has one."""
