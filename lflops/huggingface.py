@@ -82,20 +82,16 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             self._install(self._monitor, trainer)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A batch is over, and its step is not."""
         self._end_batch()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A batch is over, and its step with it."""
         self._end_batch()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Know why this step takes longer."""
         if self._monitor is not None:
             self._monitor.mark("checkpoint")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Close what is open."""
         self._close(None)
 
     def _install(self, watched: LoopMonitor, trainer: Any) -> None:

@@ -112,5 +112,4 @@ class Pool:
         return [self._blocks[address] for each, address, _ in self._unmapped if each == stream]
 
     def __iter__(self) -> Iterator[Block]:
-        """The free blocks with memory."""
         return iter([self._blocks[key[2]] for key in self._free])

@@ -76,12 +76,7 @@ class OutOfMemoryError(Exception):
 
 
 class Allocator:
-    """One device's allocator.
-
-    Args:
-        settings: As in `PYTORCH_ALLOC_CONF`.
-        limit_bytes: What the device has for the allocator; `None` is no limit.
-    """
+    """One device's allocator."""
 
     def __init__(self, settings: AllocatorSettings = DEFAULT, limit_bytes: int | None = None) -> None:
         self._settings = settings
@@ -100,11 +95,7 @@ class Allocator:
         return Usage(requested=self.requested, allocated=self.allocated, reserved=self.reserved)
 
     def allocate(self, nbytes: int, stream: int = 0) -> Block:
-        """Hand out a block.
-
-        Raises:
-            OutOfMemoryError: The device has no memory for it; the message is the size of the segment.
-        """
+        """Hand out a block; of an `OutOfMemoryError` the message is the size of the segment."""
         size = self.rounded(nbytes)
         pool = self._small if size <= SMALL_REQUEST else self._large
         block = self._cached(pool, size, stream)
@@ -334,7 +325,6 @@ def simulate(requests: Iterable[Request], settings: AllocatorSettings = DEFAULT,
 
 
 def _segment_size(size: int) -> int:
-    """Bytes that are asked of the device for a block."""
     if size <= SMALL_REQUEST:
         return SMALL_SEGMENT
     return LARGE_SEGMENT if size < LARGE_REQUEST else _up(size, LARGE_MULTIPLE)
@@ -345,7 +335,6 @@ def _page(pool: Pool) -> int:
 
 
 def _growable(block: Block) -> int:
-    """Bytes that a free block of an expandable segment could have."""
     rest = block.next
     return block.size + (rest.size if rest is not None and not rest.mapped else 0)
 

@@ -34,14 +34,7 @@ _EXPERTS = "ep_size_"
 
 
 def with_engine_facts(profile: Profile, model: nn.Module, engine: Any, recompute_fwd_factor: float) -> Profile:
-    """The profile with what DeepSpeed's engine knows: its sizes, the times of its timers, its experts.
-
-    Args:
-        profile: Of forwards that ran under the engine.
-        model: What was profiled.
-        engine: An engine with the attributes that DeepSpeed's has.
-        recompute_fwd_factor: Forwards that a backward without a count is assumed to repeat.
-    """
+    """The profile with what DeepSpeed's engine knows: its sizes, the times of its timers, its experts."""
     root = profile.modules[""]
     forwards = max(root.calls, 1)
     samples = engine.train_micro_batch_size_per_gpu() * forwards
@@ -67,7 +60,7 @@ def with_engine_facts(profile: Profile, model: nn.Module, engine: Any, recompute
 
 
 def splits_experts(model: nn.Module) -> bool:
-    """Whether DeepSpeed's experts are split over the tensor parallel group, as the first that says anything says."""
+    """Whether DeepSpeed's experts are split over the tensor parallel group, as the first module says that says anything."""
     said = (getattr(module, "enable_expert_tensor_parallelism", None) for module in model.modules())
     return bool(next((enabled for enabled in said if enabled is not None), False))
 
@@ -301,7 +294,6 @@ class FlopsProfiler:
 
 
 def _figures(profile: Profile) -> tuple[int, int, int]:
-    """Flops, MACs and parameters."""
     root = profile.modules[""]
     return root.forward.flops, root.forward.macs, root.local_parameters
 

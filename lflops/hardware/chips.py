@@ -87,11 +87,7 @@ def lookup(name: str) -> Hardware | None:
 
 
 def named(name: str) -> Hardware:
-    """The chip of that name, or the one in the TOML file at that path.
-
-    Raises:
-        HardwareError: There is none, or the file has another number of chips than one.
-    """
+    """The chip of that name, or the one in the TOML file at that path."""
     if name.endswith(".toml"):
         return _only_chip(Path(name))
     found = lookup(name)
@@ -137,9 +133,6 @@ def save(name: str, measured: Hardware) -> Path:
 
     Returns:
         The user's table.
-
-    Raises:
-        HardwareError: There is a chip of that name already, or the file cannot be written.
     """
     check_new(name)
     row = Row(
@@ -177,11 +170,7 @@ def unknown(name: str) -> str:
 
 
 def check_new(name: str) -> None:
-    """See that a chip can be saved under a name.
-
-    Raises:
-        HardwareError: There is a chip of that name already.
-    """
+    """See that a chip can be saved under a name."""
     if not _words(name):
         raise HardwareError(f"save={name!r}: give a name with letters or digits")
     if lookup(name) is not None:

@@ -356,7 +356,6 @@ def _one(models: Mapping[str, nn.Module]) -> nn.Module:
 
 
 def _around(model: nn.Module) -> Iterator[nn.Module]:
-    """The wrappers around the user's own module, the outermost first."""
     while (attribute := WRAPPERS.get(type(model).__name__)) is not None:
         yield model
         model = getattr(model, attribute)

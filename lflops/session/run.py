@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from lflops.boundary import Boundary, Undo, call_each
-from lflops.collect.kineto.compile_tracking import CompileTracking
+from lflops.collect.kineto.compiled_graph import CompileTracking
 from lflops.collect.model.compile_guard import KeptGraphs
 from lflops.collect.torch_private.dispatch_modes import sweep_modes
 from lflops.errors import LflopsError, UnknownTorchError

@@ -147,11 +147,7 @@ def hardware_of(asked: Hardware | str | None, device: torch.device) -> Hardware 
 
 
 def measure(machine: Machine, clock: Clock, dtypes: Iterable[str]) -> tuple[dict[str, float], float | None]:
-    """The peaks by dtype, and the bandwidth.
-
-    Raises:
-        HardwareError: No product runs.
-    """
+    """The peaks by dtype, and the bandwidth."""
     free = machine.free_bytes()
     tasks = {dtype: _fastest(machine, clock, dtype, free * PRODUCT_SHARE) for dtype in dtypes}
     running = {name: task for name, task in tasks.items() if task is not None}

@@ -75,9 +75,6 @@ class Attention(NamedTuple):
         """Name and operator of the kernel that torch chooses; `None` if no enabled kernel supports the call.
 
         One rule is left out: the smaller chips of a generation do not train heads wider than 192 with dropout.
-
-        Args:
-            ampere: Whether the chip is of the Ampere generation or later.
         """
         fused = self._may_be_fused()
         halved = fused and ampere and self.query.dtype in HALF
@@ -107,7 +104,6 @@ class Attention(NamedTuple):
         return operator(query, key, value, mask, goes_backward, *how, scale=scale)[0]  # type: ignore[no-any-return]
 
     def _may_be_fused(self) -> bool:
-        """Whether any fused kernel may support the call."""
         if any(each.dim() != 4 or not each.shape[-2] or each.stride(-1) != 1 for each in self[:3]):
             return False
         same = all(each.dtype is self.query.dtype and each.shape[0] == self.query.shape[0] for each in self[:3])
@@ -187,7 +183,6 @@ class _Choice(TorchFunctionMode):
 
 
 def _in_rows(mask: Tensor) -> Tensor:
-    """The mask with rows padded as the kernel needs them."""
     if mask.stride(-1) == 1 and not any(stride % MASK_ROWS for stride in mask.stride()[:-1]):
         return mask
     return F.pad(mask, (0, MASK_ROWS - mask.shape[-1] % MASK_ROWS))[..., : mask.shape[-1]]

@@ -144,11 +144,7 @@ class Subject(NamedTuple):
 
 
 def batch_of(asker: str, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments from a batch that a function made.
-
-    Raises:
-        CountError: The batch is neither a tuple, a tensor nor a mapping.
-    """
+    """Positional and keyword arguments from a batch that a function made."""
     if isinstance(batch, Mapping):
         return (), dict(batch)
     if isinstance(batch, Tensor):
@@ -159,11 +155,7 @@ def batch_of(asker: str, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def subject_of(asker: str, made: Any) -> Subject:
-    """The subject from what a user's function returned: a model, its batch and perhaps a loss.
-
-    Raises:
-        CountError: The function returned something else.
-    """
+    """The subject from what a user's function returned: a model, its batch and perhaps a loss."""
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         raise CountError(f"{asker}: it gave {describe(made)}: it has to give (model, batch) or (model, batch, loss)")
     model, batch, loss = made if len(made) == 3 else (*made, None)
@@ -193,30 +185,13 @@ class Estimator:
     watch: Callable[[Profile], object] | None = None
 
     def run(self, make: Callable[[], Subject], *, held: Iterable[Tensor] = ()) -> Profile:
-        """Run one subject.
-
-        Args:
-            make: Makes the subject. It is called while new tensors are fake, so a model that it builds has no memory.
-            held: Tensors on whose devices random numbers may be drawn.
-
-        Raises:
-            CountError: The subject cannot run on fake tensors.
-            HardwareError: The chip is unknown.
-        """
+        """Run the subject that `make` makes while new tensors are fake, so that a model that it builds has no memory."""
         with self.started(held) as run:
             return run(make)
 
     @contextlib.contextmanager
     def started(self, held: Iterable[Tensor] = ()) -> Iterator[Callable[[Callable[[], Subject]], Profile]]:
-        """A context in which new tensors are fake, with a function that runs a subject. Each run starts afresh.
-
-        Args:
-            held: As in `run`.
-
-        Raises:
-            CountError: A subject cannot run on fake tensors.
-            HardwareError: The chip is unknown.
-        """
+        """A context in which new tensors are fake, with a function that runs a subject. Each run starts afresh."""
         check_fake_tensors()
         chip = self._checked()
         makes = makes_optimizer(self.asker, self.optimizer)

@@ -37,11 +37,7 @@ class FromConfig:
     remote_code: bool = False
 
     def builder(self) -> Callable[[int], tuple[nn.Module, Mapping[str, Tensor], Callable[[Any], Tensor]]]:
-        """From a number of samples to the model in train mode, its batch, and the loss that the model computes.
-
-        Raises:
-            CountError: There is no such configuration, or transformers has no language model for it.
-        """
+        """From a number of samples to the model in train mode, its batch, and the loss that the model computes."""
         config = self._config()
         kind = self._class(config)
 

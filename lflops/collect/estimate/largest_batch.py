@@ -106,7 +106,6 @@ def _largest(peak: Callable[[int], int], memory_bytes: int) -> int:
 
 
 def _next(points: list[tuple[int, int]], memory_bytes: int, low: int, high: int) -> int:
-    """The next number of samples to try, from those tried and their peaks."""
     if len(points) == 1:
         return 2
     (before, less), (last, more) = sorted(points[-2:])

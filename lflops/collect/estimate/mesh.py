@@ -42,11 +42,7 @@ STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
 
 
 def checked_mesh(asker: str, mesh: Any) -> dict[str, int]:
-    """The mesh, in its order; empty where it is one rank.
-
-    Raises:
-        CountError: It is no mesh.
-    """
+    """The mesh, in its order; empty where it is one rank."""
     if mesh is None:
         return {}
     taken = f"give ranks by {', '.join(map(repr, DIMENSIONS))}, as {{'data': 8, 'tensor': 4}}"
@@ -65,11 +61,7 @@ def checked_mesh(asker: str, mesh: Any) -> dict[str, int]:
 
 
 def checked_rank(asker: str, rank: Any, mesh: Mapping[str, int]) -> int:
-    """The rank, which the mesh has.
-
-    Raises:
-        CountError: The mesh does not have it.
-    """
+    """The rank, which the mesh has."""
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < prod(mesh.values()):
         taken = f"mesh={dict(mesh)} has ranks 0 to {prod(mesh.values()) - 1}" if mesh else "give a mesh, whose rank it is"
         raise CountError(f"{asker}: rank={describe(rank)}: {taken}")
@@ -78,11 +70,7 @@ def checked_rank(asker: str, rank: Any, mesh: Mapping[str, int]) -> int:
 
 @contextlib.contextmanager
 def mesh_group(asker: str, mesh: Mapping[str, int], rank: int = 0) -> Iterator[None]:
-    """The process group of a mesh, as the rank has it; none for an empty one.
-
-    Raises:
-        CountError: A process group is open already.
-    """
+    """The process group of a mesh, as the rank has it; none for an empty one."""
     if not mesh:
         yield
         return
@@ -96,15 +84,9 @@ def mesh_group(asker: str, mesh: Mapping[str, int], rank: int = 0) -> Iterator[N
 
 
 def parallelize(asker: str, model: nn.Module, mesh: Mapping[str, int]) -> tuple[Tensor, ...]:
-    """Divide a model over a mesh: tensor parallelism by its own plan, then FSDP2 of each block and of the rest; or replicas of DDP.
+    """Divide a model over a mesh: tensor parallelism by its plan, then FSDP2 of each block and of the rest; or replicas of DDP.
 
-    A model that is divided already is not changed.
-
-    Returns:
-        DDP's buckets, which no module holds.
-
-    Raises:
-        CountError: The model has no plan, or one that is unknown.
+    A model that is divided already is not changed. Returns DDP's buckets, which no module holds.
     """
     if any(local_part(each) is not each for each in model.parameters()) or set(mesh) == {"pipeline"}:
         return ()
@@ -121,7 +103,6 @@ def parallelize(asker: str, model: nn.Module, mesh: Mapping[str, int]) -> tuple[
 
 
 def _plan(asker: str, model: nn.Module) -> dict[str, ParallelStyle]:
-    """Of the model's modules that are there, what its plan says."""
     plan: Any = getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
     if not isinstance(plan, Mapping) or not plan:
         kind = type(model).__name__

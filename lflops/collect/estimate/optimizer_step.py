@@ -23,16 +23,7 @@ MakesOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
 
 def makes_optimizer(asker: str, asked: MakesOptimizer | str | None, *, fused: bool = False) -> MakesOptimizer | None:
-    """The function that was given; of a name, the optimizer of `torch.optim` in any letter case, with its default settings.
-
-    Args:
-        asker: The function that errors name.
-        asked: The function or the name.
-        fused: Whether a name means the fused implementation.
-
-    Raises:
-        CountError: It is no function, there is no optimizer of that name, or that one has no fused implementation.
-    """
+    """The function that was given; of a name, the optimizer of `torch.optim` in any letter case, by default or its fused one."""
     if asked is None or (callable(asked) and not isinstance(asked, str)):
         return asked
     if not isinstance(asked, str):
@@ -47,18 +38,9 @@ def makes_optimizer(asker: str, asked: MakesOptimizer | str | None, *, fused: bo
 
 
 class Stepper:
-    """Makes the steps of an optimizer.
-
-    Attributes:
-        notes: Notes about the assumptions of the step.
-    """
+    """Makes the steps of an optimizer."""
 
     def __init__(self, asker: str, make: MakesOptimizer, model: nn.Module, *, chip: Hardware | None, grad_scaler: bool) -> None:
-        """Make the optimizer of a model with fake parameters.
-
-        Raises:
-            CountError: `make` returns no optimizer, or one whose steps need values.
-        """
         self._asker = asker
         self._optimizer = _made(asker, make, model)
         self._scaler = torch.amp.GradScaler(HOST.type) if grad_scaler else None
@@ -80,9 +62,6 @@ class Stepper:
         """Make one step and free the gradients.
 
         With a scaler, this does what its own `step` does, except for asking whether all gradients are finite.
-
-        Raises:
-            CountError: The step needs the value of a tensor.
         """
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)

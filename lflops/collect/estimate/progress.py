@@ -27,11 +27,6 @@ class Meter:
     """
 
     def __init__(self, progress: bool | Progress) -> None:  # noqa: FBT001 - the user's own argument, handed on
-        """Begin at 0.
-
-        Raises:
-            CountError: `progress` is none of these.
-        """
         if not isinstance(progress, bool) and not callable(progress):
             raise CountError(f"estimate: progress={describe(progress)}: give True, False or a function of (done, total)")
         self._report = _write if progress is True else progress or None
@@ -43,7 +38,6 @@ class Meter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Report the end, unless an error ended the estimate."""
         if self._report is not None and kind is None:
             self._report(self._done, self._done)
 

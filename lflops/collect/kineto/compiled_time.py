@@ -26,17 +26,12 @@ _OF_GRAPH = re.compile(r"^graph_\d+_")
 
 
 class RegionEvent(NamedTuple):
-    """A kernel, or another operator, right below a region.
-
-    Attributes:
-        start: Nanoseconds since 1970, as `end`.
-        device: Nanoseconds of the device for it.
-    """
+    """A kernel, or another operator, right below a region."""
 
     name: str
-    start: int
+    start: int  # nanoseconds since 1970, as `end`
     end: int
-    device: int = 0
+    device: int = 0  # nanoseconds of the device for it
 
 
 @dataclass(kw_only=True)
@@ -99,15 +94,7 @@ Rows = Callable[[GraphKernels, str], Sequence[str | None]]
 
 
 def times_of(regions: Iterable[Region], graphs: Mapping[str, GraphKernels], rows: Rows, *, batches: int, device: bool) -> CompiledTimes:
-    """Divide compiled regions over modules.
-
-    Args:
-        regions: Those that were recorded.
-        graphs: By key; those that have a record.
-        rows: Finds the rows of a graph's modules.
-        batches: How many were recorded.
-        device: Whether a device was recorded.
-    """
+    """Divide compiled regions over modules."""
     sums = _Sums(batches)
     keys: set[str] = set()
     for region in regions:
@@ -184,7 +171,6 @@ class _Sums:
                 self._split["device"] += device * share
 
     def times(self, graphs: int, unrecorded: int, *, device: bool) -> CompiledTimes:
-        """All that was added."""
         kernels = tuple(
             CompiledKernel(
                 name=name,

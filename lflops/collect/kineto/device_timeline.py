@@ -29,7 +29,6 @@ HOST_PHASES: tuple[Phase, ...] = ("forward", "recompute", "backward", "optimizer
 
 
 def _work(events: Iterable[Event]) -> list[DeviceWork]:
-    """What the device did, as a file of the trace gives it."""
     return [
         DeviceWork(_kind(name), name, 0, thread, start, end, key, link)
         for name, start, end, thread, _, _, is_named, _, is_on_device, key, link in events
@@ -107,6 +106,5 @@ def _run_as(launch: Event) -> set[str]:
 
 
 def _namespace(event: Event) -> str | None:
-    """An operator's; `None` of anything else."""
     namespace, is_operator, _ = event.name.partition("::")
     return namespace if is_operator else None

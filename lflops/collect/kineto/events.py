@@ -164,16 +164,7 @@ def join(
     *,
     on_host: Mapping[int, Communicated] | None = None,
 ) -> Joined:
-    """Tie each event to the module that ran.
-
-    Args:
-        events: In any order.
-        logs: The entries by Python's number of the thread.
-        home: The thread that trains.
-        tree: The modules and their names.
-        communicated: The kernels of collectives by the key of what launched them.
-        on_host: Collectives that ran on the host, by the beginning of what launched them.
-    """
+    """Tie each event to the module that ran. `home` is the thread that trains; `on_host` are collectives by the start of their launch."""
     begun = steps_of(events)
     pythons = {event.thread: int(event.name.removeprefix(THREAD)) for event in events if event.is_named and event.name.startswith(THREAD)}
     trainer = begun[0][2] if begun else None
@@ -226,14 +217,7 @@ def _by_thread(events: Iterable[Event]) -> dict[int, list[Event]]:
 
 
 class _StepIntervals:
-    """The recorded steps in time. Between two of them other things may happen, as a validation.
-
-    Args:
-        steps: Beginning and end of each, in their order.
-
-    Attributes:
-        number: The number of steps.
-    """
+    """The recorded steps in time. Between two of them other things may happen, as a validation."""
 
     def __init__(self, steps: Iterable[tuple[int, int]]) -> None:
         self._changes = [moment for step in steps for moment in step]
@@ -243,7 +227,6 @@ class _StepIntervals:
         return bisect.bisect_right(self._changes, moment) % 2 == 1
 
     def index(self, moment: int) -> int:
-        """The index of the step at that moment."""
         return bisect.bisect_right(self._changes, moment) // 2
 
     def change(self, moment: int) -> float:
@@ -314,13 +297,11 @@ class _Walk:
         self.calls += replay.finish()
 
     def _communicate(self, running: ModulePhase, launched: Iterable[Communicated]) -> None:
-        """Add the collectives that an operator launched."""
         for kind, nanoseconds, exposed in launched:
             whole, alone = self.communication[running, kind]
             self.communication[running, kind] = whole + nanoseconds, alone + exposed
 
     def _begin(self, event: _Open, opened: list[_Open], step: int, running: ModulePhase) -> None:
-        """Begin an event within those that are open."""
         event.times.own_host += event.end - event.start
         if event.start in self.on_host and event.times.name.startswith(LAUNCHES):
             self._communicate(running, [self.on_host[event.start]])

@@ -44,9 +44,6 @@ LogEntry = tuple[int, int, int, str | nn.Module]
 class ModuleLog:
     """Logs what is entered and left while its hooks are installed, by thread.
 
-    Args:
-        tree: The modules and their names.
-
     Attributes:
         threads: The entries by Python's number of the thread.
     """

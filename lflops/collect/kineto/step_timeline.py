@@ -19,17 +19,7 @@ PhaseMark = tuple[int, str]
 def timeline_of(
     events: Sequence[Event], calls: Iterable[Call], ends: Sequence[bool], marks: Sequence[PhaseMark] = ()
 ) -> StepTimeline | None:
-    """The timeline of the step of median length.
-
-    Args:
-        events: All that was recorded.
-        calls: Of modules, on all threads.
-        ends: Of each batch, whether a step ended with it.
-        marks: The phases of the steps, on the thread that trains.
-
-    Returns:
-        `None` if no step ended.
-    """
+    """The timeline of the step of median length; `None` if no step ended. `ends` says of each batch whether a step ended with it."""
     steps = sorted(_steps(events, ends), key=lambda step: step[1] - step[0])
     if not steps:
         return None
@@ -74,7 +64,6 @@ def _lanes(by_thread: Mapping[int, Sequence[OwnTime]]) -> list[list[OwnTime]]:
 
 
 def _overlap(some: Iterable[OwnTime], others: Iterable[OwnTime]) -> bool:
-    """Whether two threads run at the same time."""
     ends = [0, 0]
     for start, end, thread in sorted((each.start, each.end, thread) for thread, calls in enumerate((some, others)) for each in calls):
         if start < ends[1 - thread]:

@@ -48,11 +48,7 @@ class ModelCall:
 
     @classmethod
     def of(cls, asker: str, model: Any, args: Any, kwargs: Any, *, backward: Any, loss: Any) -> "ModelCall":
-        """A call with the arguments that a user gave.
-
-        Raises:
-            CountError: One of them is wrong.
-        """
+        """A call with the arguments that a user gave."""
         args = (args,) if isinstance(args, Tensor) else args
         check_arguments(asker, model, args, kwargs, loss, backward=backward)
         given: tuple[tuple[Any, ...], dict[str, Any]] = tuple(args), dict(kwargs or {})
@@ -99,7 +95,6 @@ class ModelCall:
                 divide(ASIDE)  # freeing the graph is no part of backward
 
     def _results(self, output: Any) -> list[Tensor]:
-        """The tensors that backward starts from."""
         if self.loss is None:
             found = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
             if not found:

@@ -52,10 +52,6 @@ class _Group:
 class RankTimes:
     """Takes each rank's times once.
 
-    Args:
-        heads: What else the ranks reported, in the order of the ranks.
-        tables: The places of each table.
-
     Attributes:
         groups: The ranks by the places and steps that they have.
         waits: The places where ranks wait for each other.
@@ -99,11 +95,7 @@ class RankTimes:
         return times
 
     def table(self, patterns: Mapping[str, str]) -> RankTable | None:
-        """All ranks in the steps that they have in common, without disturbed ones if there are others; `None` where there are none.
-
-        Args:
-            patterns: Each module's name with `*` for the numbers of what repeats.
-        """
+        """All ranks in the steps that they have in common, without disturbed ones if there are others; `None` where there are none."""
         common = set.intersection(*(set(group.at) for group in self.groups)) if self.groups else set()
         if not common or len(self._homes) < 2:
             return None

@@ -9,7 +9,7 @@ import statistics
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 from msgspec import Struct, msgpack
 from msgspec.structs import replace
@@ -19,24 +19,13 @@ from lflops.collect.timing.scale_to_clean import ScaledTimes
 from lflops.merging.merge import Brief, brief_of
 from lflops.merging.rank_stats import begins_in, waiting_in, waits_in
 from lflops.merging.rank_table import OUTSIDE, Place
-from lflops.profile.model import SCHEMA_VERSION, Cell, Communication, Memory, ModuleProfile, Profile, Uncounted, Work
+from lflops.profile.model import SCHEMA_VERSION, Cell, Communication, Memory, ModuleProfile, Profile, Uncounted
 from lflops.profile.records import PHASES, Count, ModulePhase, Phase, Seconds
-from lflops.profile.steps import Step, is_disturbed
+from lflops.profile.steps import is_disturbed
 
-__all__ = [
-    "Head",
-    "Packed",
-    "PlacesOfTable",
-    "RankReport",
-    "Table",
-    "head_in",
-    "memory_in",
-    "pack",
-    "places_in",
-    "rows_in",
-    "squeezed",
-    "table_in",
-]
+__all__ = ["Head", "Packed", "PlacesOfTable", "RankReport", "Table", "compress_head", "pack", "rows_in", "unpacked"]
+
+Part = TypeVar("Part")
 
 _FAST = 1
 """Of zlib: names repeat so much that more effort gains little."""
@@ -114,14 +103,13 @@ class Packed(NamedTuple):
 
 
 def pack(report: RankReport) -> Packed:
-    """As bytes.
-
-    Raises:
-        ValueError: There are other steps with times than hooked ones in the profile.
-    """
+    """A report as bytes. Each hooked step of the profile has to have its times."""
     profile = report.profile
     hooked = [step for step in profile.steps if step.kind == "hooked"]
-    steps = [_with_phases(step, own) for step, own in zip(hooked, report.steps, strict=True)] if report.steps else []
+    steps: list[dict[Place, float]] = []
+    for step, own in zip(hooked, report.steps, strict=True) if report.steps else ():
+        outside = {Place("", phase): seconds for phase, seconds in step.phases.items() if phase in OUTSIDE}
+        steps.append(outside | {Place(*key): seconds for key, seconds in own.items()})
     places = tuple(_in_order(profile, {place for step in steps for place in step}))
     at = tuple(step.index for step, _ in zip(hooked, steps, strict=False))
     groups = tuple(dict.fromkeys(each.group for each in profile.communication))
@@ -149,27 +137,12 @@ def pack(report: RankReport) -> Packed:
         waiting={number[place]: seconds for place, seconds in waiting_in(profile).items() if place in number},
     )
     times = array("f", (step.get(place, 0.0) for step in (*steps, _scales(profile, steps)) for place in places) if steps else ())
-    return Packed(squeezed(head), {name: blob} | ({} if remembered is None else {remembered[0]: remembered[1]}), times.tobytes())
+    return Packed(compress_head(head), {name: blob} | ({} if remembered is None else {remembered[0]: remembered[1]}), times.tobytes())
 
 
-def head_in(head: bytes) -> Head:
-    """What was packed as a head."""
-    return msgpack.decode(zlib.decompress(head), type=Head)
-
-
-def table_in(blob: bytes) -> Table:
-    """What was packed as a table."""
-    return msgpack.decode(zlib.decompress(blob), type=Table)
-
-
-def places_in(blob: bytes) -> PlacesOfTable:
-    """Those of what was packed as a table, of which the rest is passed over."""
-    return msgpack.decode(zlib.decompress(blob), type=PlacesOfTable)
-
-
-def memory_in(blob: bytes) -> Memory:
-    """What was packed as a memory."""
-    return msgpack.decode(zlib.decompress(blob), type=Memory)
+def unpacked(blob: bytes, kind: type[Part]) -> Part:
+    """What was packed. A table may be read as a `PlacesOfTable`: the rest is passed over."""
+    return msgpack.decode(zlib.decompress(blob), type=kind)
 
 
 def rows_in(table: Table, head: Head, times: Sequence[Sequence[float]]) -> Profile:
@@ -194,12 +167,6 @@ def rows_in(table: Table, head: Head, times: Sequence[Sequence[float]]) -> Profi
     return with_times(profile, ScaledTimes.of_steps(steps)) if steps else profile
 
 
-def _with_phases(step: Step, own: Mapping[ModulePhase, float]) -> dict[Place, float]:
-    """The seconds of a step's modules, and of its phases outside of modules."""
-    outside = {Place("", phase): seconds for phase, seconds in step.phases.items() if phase in OUTSIDE}
-    return outside | {Place(*key): seconds for key, seconds in own.items()}
-
-
 def _in_order(profile: Profile, places: set[Place]) -> Iterator[Place]:
     """As the profile has its rows; a place in none of these is no row's time."""
     yield from (place for phase in OUTSIDE if (place := Place("", phase)) in places)
@@ -207,7 +174,6 @@ def _in_order(profile: Profile, places: set[Place]) -> Iterator[Place]:
 
 
 def _is_timed_in(phase: str) -> TypeGuard[Phase]:
-    """Whether modules are timed in it."""
     return phase in PHASES and phase not in OUTSIDE
 
 
@@ -223,16 +189,12 @@ def _scales(profile: Profile, steps: Sequence[Mapping[Place, float]]) -> dict[Pl
 
 
 def _timeless(module: ModuleProfile) -> ModuleProfile:
-    works: dict[str, Any] = {phase: _without_times(work) for phase in PHASES if _is_timed(work := module.work(phase))}
+    works: dict[str, Any] = {
+        phase: replace(work, seconds=None, own_seconds=None, device_seconds=None)
+        for phase in PHASES
+        if (work := module.work(phase)).seconds is not None or work.own_seconds is not None or work.device_seconds is not None
+    }
     return replace(module, **works) if works else module
-
-
-def _is_timed(work: Work) -> bool:
-    return work.seconds is not None or work.own_seconds is not None or work.device_seconds is not None
-
-
-def _without_times(work: Work) -> Work:
-    return replace(work, seconds=None, own_seconds=None, device_seconds=None)
 
 
 def _named(value: Table | Memory) -> tuple[str, bytes]:
@@ -241,6 +203,6 @@ def _named(value: Table | Memory) -> tuple[str, bytes]:
     return hashlib.blake2b(packed, digest_size=16).hexdigest(), zlib.compress(packed, _FAST)
 
 
-def squeezed(head: Head) -> bytes:
-    """As `told_in` takes it."""
+def compress_head(head: Head) -> bytes:
+    """A head, for `unpacked`."""
     return zlib.compress(msgpack.encode(head), _FAST)

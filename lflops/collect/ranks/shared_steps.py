@@ -21,11 +21,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
 class SharedSteps:
     """Hands in a rank's clean steps, and on rank 0 keeps the last ones of all ranks.
 
-    Args:
-        store: What all ranks reach.
-        rank: This one.
-        ranks: How many there are.
-
     Attributes:
         comparisons: On rank 0, by stage, what these steps say of the ranks, as far as that was looked at.
     """

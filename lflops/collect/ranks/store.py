@@ -86,22 +86,14 @@ def _again(group: Any, shared: Any, name: str, timeout: float) -> Any:
 
 
 def _opened_elsewhere(shared: Any, timeout: float) -> Any:
-    """The first rank's, as the group's store tells of it.
-
-    Raises:
-        TimeoutError: It does not.
-    """
+    """The first rank's, as the group's store tells of it."""
     _wait_for(shared, AT, WAIT * timeout)
     host, port = shared.get(AT).decode().split()
     return _opened(int(port), timeout, host=host)
 
 
 def _wait_for(store: Any, key: str, seconds: float) -> None:
-    """Wait for a key of the group's store, without holding its connection: others of the group may need it.
-
-    Raises:
-        TimeoutError: It does not come.
-    """
+    """Wait for a key of the group's store, without holding its connection: others of the group may need it."""
     end = time.monotonic() + seconds
     while not store.check([key]):
         if time.monotonic() > end:
@@ -120,9 +112,6 @@ def _opened(port: int, timeout: float, *, host: str | None = None, is_master: bo
 
 class RankStore:
     """A store with values of any size, in which nothing waits for a key that is not there.
-
-    Args:
-        store: One of torch's.
 
     Attributes:
         answers: How many requests it has answered: who works with it gets on.

@@ -33,17 +33,11 @@ _NAMES = {
 
 
 class Topology(Struct, frozen=True, kw_only=True):
-    """The coordinates of ranks by kind of parallelism, as far as they are known here.
-
-    Attributes:
-        coordinates: By rank, then by kind; a rank that is not in it may tell its own.
-        sizes: How many coordinates each kind has.
-        node: Where this rank runs, as far as that has a name.
-    """
+    """The coordinates of ranks by kind of parallelism, as far as they are known here."""
 
     world_size: int
-    coordinates: Mapping[int, Mapping[str, int]]
-    sizes: Mapping[str, int]
+    coordinates: Mapping[int, Mapping[str, int]]  # by rank, then by kind; a rank that is not in it may tell its own
+    sizes: Mapping[str, int]  # how many coordinates each kind has
     node: str | None = None
 
     def of(self, run: Run) -> Run:
@@ -73,9 +67,6 @@ def topology_of(
         model: Its parameters may be spread over meshes.
         sampler: `num_replicas` and `rank` of the sampler: over how many ranks batches are distributed.
         node: Where this rank runs.
-
-    Raises:
-        CountError: The function is none, or what it gives are no coordinates.
     """
     if function is not None:
         asked = _asked(function, world_size)

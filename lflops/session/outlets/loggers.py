@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from lflops.analyze.analysis import Analysis
 from lflops.profile.model import Profile
@@ -15,11 +15,9 @@ from lflops.report.log_text import log_text
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Training
 from lflops.session.outlets.failures import Failures
-from lflops.session.outlets.mlflow_logger import MLflowOutput
+from lflops.session.outlets.logger_outputs import LONGEST_TEXT, OUTPUTS, Output
 from lflops.session.outlets.module_curves import ModuleCurves
 from lflops.session.outlets.paths import open_text
-from lflops.session.outlets.tensorboard_logger import LONGEST_TEXT, TensorBoardOutput
-from lflops.session.outlets.wandb_logger import WandbOutput
 
 __all__ = ["Outlets", "scalars"]
 
@@ -34,31 +32,6 @@ _TAGS: Mapping[str, tuple[str, ...]] = {
     "peak_memory_gib": ("peak live memory",),
 }
 """Each tag, and the fact that it logs; where the report has no HFU, it is the MFU."""
-
-
-class Output(Protocol):
-    """What a kind of logger is given besides curves."""
-
-    name: str
-
-    def window(self, analysis: Analysis, text: str, step: int, files: Sequence[Path]) -> Callable[[], None]:
-        """A window is closed, and these files of it were written. Any thread may call this; the training calls the result."""
-
-    def end(self, profiles: Iterable[Profile], step: int, traces: Sequence[Path]) -> None:
-        """The run is over, with these windows and traces."""
-
-    def where(self) -> str:
-        """Where a reader sees what was logged, as the rest of a sentence."""
-
-
-OUTPUTS: dict[str, Callable[[Any, str], Output]] = {
-    "TensorBoardLogger": TensorBoardOutput,
-    "WriterLogger": TensorBoardOutput,
-    "WandbLogger": WandbOutput,
-    "RunLogger": WandbOutput,
-    "MLFlowLogger": MLflowOutput,
-}
-"""By the name of a logger's class, or of one that it is derived from."""
 
 
 def scalars(analysis: Analysis) -> dict[str, float]:

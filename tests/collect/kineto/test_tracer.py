@@ -16,8 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import lflops
 from lflops.collect.kineto.events import Event, Joined, join, read
 from lflops.collect.kineto.module_log import ModuleLog
-from lflops.collect.kineto.other_profilers import recorded_events
-from lflops.collect.kineto.tracer import Tracer
+from lflops.collect.kineto.tracer import Tracer, recorded_events
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.torch_private.modules import compilations
 from tests.support.installed import installed
