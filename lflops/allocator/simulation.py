@@ -26,48 +26,29 @@ ENDLESS = LARGE_SEGMENT << 36
 
 
 class Request(NamedTuple):
-    """One allocation, or one free.
+    """One allocation, or one free."""
 
-    Attributes:
-        key: The allocation's name: a free has that of what it frees.
-        bytes: What is asked for; `None` frees.
-        stream: On which memory is used first, and reused.
-    """
-
-    key: int
-    bytes: int | None
-    stream: int = 0
+    key: int  # the allocation's name: a free has that of what it frees
+    bytes: int | None  # what is asked for; `None` frees
+    stream: int = 0  # on which memory is used first, and reused
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """Bytes at one moment.
+    """Bytes at one moment."""
 
-    Attributes:
-        requested: Asked for.
-        allocated: In blocks that are handed out; `torch.cuda.memory_allocated()`.
-        reserved: In segments; `torch.cuda.memory_reserved()`.
-    """
-
-    requested: int
-    allocated: int
-    reserved: int
+    requested: int  # asked for
+    allocated: int  # in blocks that are handed out; `torch.cuda.memory_allocated()`
+    reserved: int  # in segments; `torch.cuda.memory_reserved()`
 
 
 class Simulated(Struct, frozen=True, kw_only=True):
-    """What a sequence of requests came to.
+    """What a sequence of requests came to."""
 
-    Attributes:
-        peak: The most of each, each at its own time.
-        at_reserved_peak: When the most is reserved and, of these moments, the most is allocated. The difference is the allocator's.
-        end: After the last request.
-        retries: How often the device had no memory left until cached segments were released.
-        failed: The place of the request that could not be served, and the bytes it asked the device for; `None` if all were.
-    """
-
-    peak: Usage
-    at_reserved_peak: Usage
-    end: Usage
-    retries: int
+    peak: Usage  # the most of each, each at its own time
+    at_reserved_peak: Usage  # when the most is reserved and, of these moments, the most is allocated. The difference is the allocator's
+    end: Usage  # after the last request
+    retries: int  # how often the device had no memory left until cached segments were released
+    # The place of the request that could not be served, and the bytes it asked the device for; `None` if all were.
     failed: tuple[int, int] | None = None
 
 
@@ -290,13 +271,7 @@ class Allocator:
 
 
 def simulate(requests: Iterable[Request], settings: AllocatorSettings = DEFAULT, *, limit_bytes: int | None = None) -> Simulated:
-    """Run a sequence of allocations and frees, up to the first that cannot be served.
-
-    Args:
-        requests: In their order. A free of a key that is not allocated is left out.
-        settings: Of the allocator.
-        limit_bytes: What the device has for it; `None` is no limit.
-    """
+    """Run a sequence of requests, up to the first that cannot be served. A free of a key that is not allocated is left out."""
     allocator = Allocator(settings, limit_bytes)
     blocks: dict[int, Block] = {}
     requested = allocated = 0

@@ -185,11 +185,7 @@ class Counting:
 
     @property
     def profile(self) -> Profile:
-        """What was counted.
-
-        Raises:
-            CountError: The `with` has not been left yet.
-        """
+        """What was counted; there once the `with` is left."""
         if self._profile is None:
             raise CountError("counting: the profile is there when the `with` is left")
         return self._profile

@@ -33,9 +33,6 @@ def measure_generate(
 
     Prefill is all up to the end of the first call of the model itself, decode is the rest. A note has the work of both, each step has
     the time. A model that is called only once has neither.
-
-    Raises:
-        CountError: An argument is wrong, or times cannot be taken where the model is.
     """
     call = ModelCall.of("measure_generate", model, args, kwargs, backward=False, loss=None)
     clock = clock_of(device_of([*model.parameters(), *model.buffers(), *call.inputs()]))

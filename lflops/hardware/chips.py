@@ -54,11 +54,6 @@ class Hardware:
     link_bytes_per_second: float | None = None
 
     def __post_init__(self) -> None:
-        """See that the figures can be.
-
-        Raises:
-            HardwareError: One cannot; the message names the argument, its value and what is taken.
-        """
         _check_text("name", self.name)
         _check_text("source", self.source, empty=True)
         for argument in ("bandwidth_bytes_per_second", "memory_bytes", "cache_bytes", "usable_bytes", "link_bytes_per_second"):

@@ -126,11 +126,6 @@ class LoopMonitor:
         self._ends = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        """Begin to watch.
-
-        Raises:
-            CountError: `dirpath` cannot be written.
-        """
         rank, world_size = _rank_and_world_size()
         if rank == 0:
             self._settings.try_folder()
@@ -223,11 +218,7 @@ class LoopMonitor:
 
     @property
     def undo(self) -> Undo:
-        """Takes off, at the end of the run, what such a driver installs.
-
-        Raises:
-            CountError: No run is going on.
-        """
+        """Takes off, at the end of the run, what such a driver installs. There is none before the run begins."""
         if self._run is None:
             raise CountError("monitor: it is not entered, so there is nothing to undo at its end: use it in a `with`")
         return self._run.undo

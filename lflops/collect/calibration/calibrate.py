@@ -131,9 +131,6 @@ def hardware_of(asked: Hardware | str | None, device: torch.device) -> Hardware 
 
     Returns:
         `None` where nothing was asked for, and where `"auto"` does not know the name.
-
-    Raises:
-        HardwareError: The table does not have the name, or the device cannot be measured.
     """
     if asked is None or isinstance(asked, Hardware):
         return asked

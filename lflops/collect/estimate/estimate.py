@@ -165,14 +165,9 @@ def subject_of(asker: str, made: Any) -> Subject:
 
 @dataclass(kw_only=True)
 class Estimator:
-    """Runs subjects on fake tensors, all with the same options.
+    """Runs subjects on fake tensors, all with the same options."""
 
-    Attributes:
-        asker: The name of the public function, with which errors begin.
-        watch: Called with the profile of each step. Its timeline has every operator then, and no allocator is simulated.
-    """
-
-    asker: str
+    asker: str  # the name of the public function, with which errors begin
     backward: bool
     optimizer: MakesOptimizer | str | None = None
     hardware: Hardware | str | None = None
@@ -182,6 +177,7 @@ class Estimator:
     mesh: Mapping[str, int] = field(default_factory=dict)
     rank: int = 0
     progress: bool | Progress = False
+    # Called with the profile of each step. Its timeline has every operator then, and no allocator is simulated.
     watch: Callable[[Profile], object] | None = None
 
     def run(self, make: Callable[[], Subject], *, held: Iterable[Tensor] = ()) -> Profile:

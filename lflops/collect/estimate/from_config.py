@@ -24,17 +24,11 @@ def is_config(target: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class FromConfig:
-    """What is made of a configuration.
+    """What is made of a configuration."""
 
-    Attributes:
-        target: A `config.json`, the folder that has it, or `hf:` and a name in transformers' cache.
-        tokens: Of each sample.
-        remote_code: Whether Python code that comes with the configuration may run.
-    """
-
-    target: str
-    tokens: int = 512
-    remote_code: bool = False
+    target: str  # a `config.json`, the folder that has it, or `hf:` and a name in transformers' cache
+    tokens: int = 512  # of each sample
+    remote_code: bool = False  # whether Python code that comes with the configuration may run
 
     def builder(self) -> Callable[[int], tuple[nn.Module, Mapping[str, Tensor], Callable[[Any], Tensor]]]:
         """From a number of samples to the model in train mode, its batch, and the loss that the model computes."""

@@ -20,11 +20,7 @@ REPORT_EVERY = 500
 
 
 class Meter:
-    """Counts the finished operators of all steps.
-
-    Args:
-        progress: The function to call; `True` writes a line to stderr, `False` reports nothing.
-    """
+    """Counts the finished operators of all steps. `progress` is called with them; `True` writes a line to stderr, `False` is silent."""
 
     def __init__(self, progress: bool | Progress) -> None:  # noqa: FBT001 - the user's own argument, handed on
         if not isinstance(progress, bool) and not callable(progress):

@@ -52,16 +52,11 @@ class _Unreadable(Exception):  # noqa: N818 - it is caught in this file
 
 
 class _Structure(NamedTuple):
-    """A container with tensors.
+    """A container with tensors."""
 
-    Attributes:
-        size: Its number of entries.
-        keys: Of a mapping or a dataclass; `None` for a sequence.
-        entries: The type of each entry, and its structure: `_TENSOR` is taken, `None` holds no tensor.
-    """
-
-    size: int
-    keys: tuple[Any, ...] | None
+    size: int  # its number of entries
+    keys: tuple[Any, ...] | None  # of a mapping or a dataclass; `None` for a sequence
+    # The type of each entry, and its structure: `_TENSOR` is taken, `None` holds no tensor.
     entries: tuple[tuple[type, "_Structure | bool | None"], ...]
 
 

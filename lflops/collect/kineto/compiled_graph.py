@@ -19,17 +19,11 @@ __all__ = ["CompileTracking", "GraphKernels", "KernelCall", "Share", "recorded_g
 
 
 class Share(NamedTuple):
-    """A part of a kernel.
+    """A part of a kernel."""
 
-    Attributes:
-        module: Its number among the graph's modules; -1 for code of the compiled function itself.
-        is_of_forward: Whether its nodes are of the forward pass, so that a graph of backward computes them again.
-        share: Of the kernel's time, by the bytes that its nodes move. All parts of a kernel add up to 1.
-    """
-
-    module: int
-    is_of_forward: bool
-    share: float
+    module: int  # its number among the graph's modules; -1 for code of the compiled function itself
+    is_of_forward: bool  # whether its nodes are of the forward pass, so that a graph of backward computes them again
+    share: float  # of the kernel's time, by the bytes that its nodes move. All parts of a kernel add up to 1
 
 
 class KernelCall(NamedTuple):

@@ -36,40 +36,27 @@ class RegionEvent(NamedTuple):
 
 @dataclass(kw_only=True)
 class Region:
-    """One run of a compiled graph.
+    """One run of a compiled graph."""
 
-    Attributes:
-        key: Of the graph.
-        batch: The index of the recorded batch.
-        running: The module and phase that ran it: of a backward, those that built it.
-        events: What ran right below it, in order.
-        kernels: Names and nanoseconds of the device's kernels that no such event launched, in order.
-    """
-
-    key: str
+    key: str  # of the graph
     start: int
     end: int
-    batch: int
-    running: ModulePhase
-    events: list[RegionEvent] = field(default_factory=list)
+    batch: int  # the index of the recorded batch
+    running: ModulePhase  # the module and phase that ran it: of a backward, those that built it
+    events: list[RegionEvent] = field(default_factory=list)  # what ran right below it, in order
+    # Names and nanoseconds of the device's kernels that no such event launched, in order.
     kernels: list[tuple[str, int]] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
 class CompiledTimes:
-    """What ran in compiled regions.
+    """What ran in compiled regions."""
 
-    Attributes:
-        code: The sums over all batches.
-        host: Nanoseconds by batch, running module and phase, and by the module and phase that they belong to.
-        device: The same of the device.
-        unrecorded: How many graphs ran that have no record.
-    """
-
-    code: CompiledCode
+    code: CompiledCode  # the sums over all batches
+    # Nanoseconds by batch, running module and phase, and by the module and phase that they belong to.
     host: list[dict[ModulePhase, dict[ModulePhase, float]]]
-    device: list[dict[ModulePhase, dict[ModulePhase, float]]]
-    unrecorded: int
+    device: list[dict[ModulePhase, dict[ModulePhase, float]]]  # the same of the device
+    unrecorded: int  # how many graphs ran that have no record
 
 
 class _Owner(NamedTuple):

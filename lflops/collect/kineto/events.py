@@ -53,27 +53,19 @@ NO_OPERATORS = frozenset(
 
 
 class Event(NamedTuple):
-    """One of Kineto's, its times in nanoseconds since 1970.
-
-    Attributes:
-        number: Of a node of backward: when it was built; of any other: -1, or the number of the next node.
-        built_on: Of a node of backward: the thread that built it; 0 for any other.
-        is_named: Whether somebody named a stretch of time, rather than that an operator ran.
-        spans_threads: Whether it began on one thread and ended on another.
-        link: The `key` of the operator that it was done for, where it is the device's or the device's library's.
-    """
+    """One of Kineto's, its times in nanoseconds since 1970."""
 
     name: str
     start: int
     end: int
     thread: int = 1
-    number: int = -1
-    built_on: int = 0
-    is_named: bool = False
-    spans_threads: bool = False
+    number: int = -1  # of a node of backward: when it was built; of any other: -1, or the number of the next node
+    built_on: int = 0  # of a node of backward: the thread that built it; 0 for any other
+    is_named: bool = False  # whether somebody named a stretch of time, rather than that an operator ran
+    spans_threads: bool = False  # whether it began on one thread and ended on another
     is_on_device: bool = False
     key: int = 0
-    link: int = 0
+    link: int = 0  # the `key` of the operator that it was done for, where it is the device's or the device's library's
 
 
 def read(raw: Sequence[Any], *, device: bool, stack: bool) -> list[Event]:
@@ -135,24 +127,16 @@ class _Open:
 
 @dataclass(kw_only=True)
 class Joined:
-    """Kineto's events, joined with the log of modules.
+    """Kineto's events, joined with the log of modules."""
 
-    Attributes:
-        device: Nanoseconds of the device, by step, and by module and phase of the operator that launched it; other work is the root's.
-        calls: Of modules and named parts, on all threads, in steps.
-        operators: The table, over all steps. What is between them, as a validation, is in none of this.
-        communication: Nanoseconds of collectives and of these the exposed ones, by module and phase of what launched them, and by kind;
-            over all steps.
-        regions: The runs of compiled graphs.
-        batch_at: The index of the step at a moment within one.
-    """
-
+    # Nanoseconds of the device, by step, and by module and phase of the operator that launched it; other work is the root's.
     device: list[dict[ModulePhase, float]]
-    calls: list[Call]
-    operators: tuple[TracedOperator, ...]
+    calls: list[Call]  # of modules and named parts, on all threads, in steps
+    operators: tuple[TracedOperator, ...]  # the table, over all steps. What is between them, as a validation, is in none of this
+    # Nanoseconds of collectives and of these the exposed ones, by module and phase of what launched them, and by kind; over all steps.
     communication: dict[tuple[ModulePhase, str], tuple[int, int]]
-    regions: list[Region]
-    batch_at: Callable[[int], int]
+    regions: list[Region]  # the runs of compiled graphs
+    batch_at: Callable[[int], int]  # the index of the step at a moment within one
 
 
 def join(

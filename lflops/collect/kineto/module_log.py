@@ -143,9 +143,6 @@ class Replay:
     """One thread's log, as time goes by.
 
     Args:
-        tree: The modules and their names.
-        entries: In the order of time.
-        thread: The number of the thread in the results.
         segments: The numberings of threads by Kineto's number of the thread, complete but for that of this one.
         own: This thread's, to be filled.
 

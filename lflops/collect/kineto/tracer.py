@@ -50,44 +50,28 @@ ACTIVITIES: Mapping[Activity, ProfilerActivity] = {"cpu": ProfilerActivity.CPU, 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """What the recorded steps showed.
+    """What the recorded steps showed."""
 
-    Attributes:
-        raw: The trace as Kineto wrote it, under a name that no reader of traces looks for; `None` where it could not be written.
-        path: Where it belongs once it is annotated and packed.
-        events: How many Kineto recorded.
-        batches: How many ProfilerSteps.
-        operators: The table, over all batches.
-        device_seconds: The device's time for each row and those below it, over whole steps; `None` where no device was recorded.
-        device_idle_seconds: Between its first and its last work, over all batches; `None` as above.
-        device_idle_by_phase: The same by what the host was at.
-        device_compute_seconds: In which it computed, over all batches; `None` as above.
-        exposed_comm_seconds: In which it communicated and computed nothing, over all batches; `None` as above.
-        exposed_copy_seconds: In which it only copied, over all batches; `None` as above.
-        communication: Seconds of collectives a step and of these the exposed ones, by module and phase of what launched them, and by kind;
-            empty where the recording ends within a step.
-        calls: Of modules and named parts, for the annotation.
-        compiled: What ran inside of compiled graphs; `None` if that was not asked for, or none ran.
-        call_times: Own nanoseconds of modules in each batch, by their calls; empty without `compiled`.
-        timeline: One whole step; `None` where none was recorded.
-    """
-
-    raw: Path | None
-    path: Path
-    events: int
-    batches: int
-    operators: tuple[TracedOperator, ...]
+    raw: Path | None  # the trace as Kineto wrote it, under a name that no reader of traces looks for; `None` where it could not be written
+    path: Path  # where it belongs once it is annotated and packed
+    events: int  # how many Kineto recorded
+    batches: int  # how many ProfilerSteps
+    operators: tuple[TracedOperator, ...]  # the table, over all batches
+    # The device's time for each row and those below it, over whole steps; `None` where no device was recorded.
     device_seconds: Mapping[ModulePhase, Spread] | None
-    device_idle_seconds: float | None
-    device_idle_by_phase: Mapping[str, float] | None
-    device_compute_seconds: float | None
-    exposed_comm_seconds: float | None
-    exposed_copy_seconds: float | None
+    device_idle_seconds: float | None  # between its first and its last work, over all batches; `None` as above
+    device_idle_by_phase: Mapping[str, float] | None  # the same by what the host was at
+    device_compute_seconds: float | None  # in which it computed, over all batches; `None` as above
+    exposed_comm_seconds: float | None  # in which it communicated and computed nothing, over all batches; `None` as above
+    exposed_copy_seconds: float | None  # in which it only copied, over all batches; `None` as above
+    # Seconds of collectives a step and of these the exposed ones, by module and phase of what launched them, and by kind; empty where the
+    # recording ends within a step.
     communication: Mapping[tuple[ModulePhase, str], tuple[float, float]]
-    calls: tuple[Call, ...]
-    compiled: CompiledTimes | None = None
+    calls: tuple[Call, ...]  # of modules and named parts, for the annotation
+    compiled: CompiledTimes | None = None  # what ran inside of compiled graphs; `None` if that was not asked for, or none ran
+    # Own nanoseconds of modules in each batch, by their calls; empty without `compiled`.
     call_times: tuple[Mapping[ModulePhase, float], ...] = ()
-    timeline: StepTimeline | None = None
+    timeline: StepTimeline | None = None  # one whole step; `None` where none was recorded
 
 
 class Tracer:

@@ -27,23 +27,17 @@ Divide = Callable[..., None]
 
 @dataclass(kw_only=True)
 class ModelCall:
-    """A model with its arguments.
+    """A model with its arguments."""
 
-    Attributes:
-        asker: The name of the public function, with which errors begin.
-        args: The positional arguments, detached from any graph, as `kwargs` are.
-        loss: From the output to a scalar. `None` is the sum of the floating outputs, which is not counted as work of the model.
-        step: Runs in place of the call, the loss and backward. It is given the model and the arguments.
-    """
-
-    asker: str
+    asker: str  # the name of the public function, with which errors begin
     model: nn.Module
-    args: tuple[Any, ...]
+    args: tuple[Any, ...]  # the positional arguments, detached from any graph, as `kwargs` are
     kwargs: dict[str, Any]
     backward: bool
+    # From the output to a scalar. `None` is the sum of the floating outputs, which is not counted as work of the model.
     loss: Callable[[Any], Tensor] | None
     _given: tuple[tuple[Any, ...], dict[str, Any]]
-    step: Callable[..., object] | None = None
+    step: Callable[..., object] | None = None  # runs in place of the call, the loss and backward. It is given the model and the arguments
     _gradients: Gradients = field(default_factory=Gradients)
 
     @classmethod

@@ -23,9 +23,6 @@ class ModuleTree:
 
     A module's row is its name below the module that calls it. If the caller does not contain it, it is the first name that a walk from the
     root finds. Modules are compared by identity, because a user's class may define equality.
-
-    Args:
-        roots: Name to module; `{"": model}` where there is one.
     """
 
     def __init__(self, roots: Mapping[str, nn.Module]) -> None:

@@ -32,39 +32,27 @@ _FAST = 1
 
 
 class RankReport(NamedTuple):
-    """What a rank has to tell of a window.
-
-    Attributes:
-        steps: Of each hooked step, in the order of the profile's, the own seconds of its modules, neither corrected nor scaled.
-        node: Where the rank runs, as far as that has a name.
-        coordinates: Of the rank, by kind of parallelism.
-    """
+    """What a rank has to tell of a window."""
 
     rank: int
     profile: Profile
+    # Of each hooked step, in the order of the profile's, the own seconds of its modules, neither corrected nor scaled.
     steps: tuple[Mapping[ModulePhase, float], ...] = ()
-    node: str | None = None
-    coordinates: Mapping[str, int] = {}
+    node: str | None = None  # where the rank runs, as far as that has a name
+    coordinates: Mapping[str, int] = {}  # of the rank, by kind of parallelism
 
 
 class Table(Struct, frozen=True, kw_only=True):
-    """What ranks that did the same have in common: all but times, and the groups' names.
-
-    Attributes:
-        places: Those that have times.
-        waits: Those where ranks wait for each other.
-        begins: Those where collectives begin that are awaited elsewhere.
-        counted_waits: The profile's own `waits`.
-    """
+    """What ranks that did the same have in common: all but times, and the groups' names."""
 
     modules: Mapping[str, ModuleProfile]
     cells: tuple[Cell, ...]
     uncounted: tuple[Uncounted, ...]
     communication: tuple[Communication, ...]
-    places: tuple[Place, ...]
-    waits: tuple[Place, ...]
-    begins: tuple[Place, ...]
-    counted_waits: tuple[ModulePhase, ...]
+    places: tuple[Place, ...]  # those that have times
+    waits: tuple[Place, ...]  # those where ranks wait for each other
+    begins: tuple[Place, ...]  # those where collectives begin that are awaited elsewhere
+    counted_waits: tuple[ModulePhase, ...]  # the profile's own `waits`
 
 
 class PlacesOfTable(Struct, frozen=True, kw_only=True):
@@ -76,22 +64,14 @@ class PlacesOfTable(Struct, frozen=True, kw_only=True):
 
 
 class Head(Struct, frozen=True, kw_only=True):
-    """What is one rank's alone, without the times of its modules.
-
-    Attributes:
-        at: Which step each row of times is of.
-        disturbed: Those of them that are no measure of this rank.
-        memory: The name of the blob that has its memory.
-        groups: The names of the groups that its collectives ran on, which the table has numbers for.
-        waiting: Exposed seconds of collectives in each place where they are awaited, by the place's number.
-    """
+    """What is one rank's alone, without the times of its modules."""
 
     brief: Brief
-    at: tuple[int, ...]
-    disturbed: tuple[int, ...] = ()
-    memory: str | None
-    groups: tuple[str, ...]
-    waiting: Mapping[Count, Seconds | None]
+    at: tuple[int, ...]  # which step each row of times is of
+    disturbed: tuple[int, ...] = ()  # those of them that are no measure of this rank
+    memory: str | None  # the name of the blob that has its memory
+    groups: tuple[str, ...]  # the names of the groups that its collectives ran on, which the table has numbers for
+    waiting: Mapping[Count, Seconds | None]  # exposed seconds of collectives in each place where they are awaited, by the place's number
 
 
 class Packed(NamedTuple):

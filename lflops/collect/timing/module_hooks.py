@@ -40,17 +40,11 @@ _Ranges = list[tuple[int, int, str]]
 
 @dataclass(slots=True)
 class _TimedFrame(Frame):
-    """A module or scope that is running.
+    """A module or scope that is running."""
 
-    Attributes:
-        module_phase: What its time belongs to.
-        module_row: The nearest row at or above it that is a module's; `None` where that has to be looked up.
-        unhooked: Its nodes that no crossing tensor led to.
-    """
-
-    module_phase: ModulePhase
-    module_row: str | None
-    unhooked: _Ranges = field(default_factory=list)
+    module_phase: ModulePhase  # what its time belongs to
+    module_row: str | None  # the nearest row at or above it that is a module's; `None` where that has to be looked up
+    unhooked: _Ranges = field(default_factory=list)  # its nodes that no crossing tensor led to
 
 
 class _PassStack:

@@ -24,17 +24,13 @@ NONE: Mapping[str, float] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledTimes:
-    """Seconds by module and phase, own and inclusive, over the hooked passes.
-
-    Attributes:
-        factors: Of each part, usual seconds of clean passes over those of hooked ones without the overhead: 1 is a good division.
-        ignored: Median seconds of each row that is in none of the others.
-    """
+    """Seconds by module and phase, own and inclusive, over the hooked passes."""
 
     own: Mapping[ModulePhase, Spread]
     inclusive: Mapping[ModulePhase, Spread]
+    # Of each part, usual seconds of clean passes over those of hooked ones without the overhead: 1 is a good division.
     factors: Mapping[str, float]
-    ignored: Mapping[str, float]
+    ignored: Mapping[str, float]  # median seconds of each row that is in none of the others
 
     @classmethod
     def of_steps(

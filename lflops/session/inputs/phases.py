@@ -110,11 +110,7 @@ class Phases:
 
 
 class OutsideModules:
-    """Listens to the training's phases, and tells of what is outside of modules: forward within training_step and its like, else other.
-
-    Args:
-        tell: Is called each time that this changes.
-    """
+    """Listens to phases, and tells of what is outside of modules: forward within training_step and its like, else other."""
 
     def __init__(self, tell: Callable[[Phase], None]) -> None:
         self._tell = tell

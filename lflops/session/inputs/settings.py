@@ -62,11 +62,7 @@ class Settings:
         self._check_hardware()
 
     def check(self) -> None:
-        """See that the others can be.
-
-        Raises:
-            CountError: One of them cannot; the message names it, its value and what is taken.
-        """
+        """Raise a `CountError` unless the others can be; it names one that cannot, its value and what is taken."""
         for name in ("trace", "record_shapes", "profile_memory", "with_stack", "detailed", "track", "html", "on_oom"):
             if not isinstance(getattr(self, name), bool):
                 raise CountError(f"{name}={describe(getattr(self, name))}: give True or False")
@@ -86,11 +82,7 @@ class Settings:
             raise CountError(f"on_error={self.on_error!r}: give 'warn' or 'raise'")
 
     def try_folder(self) -> None:
-        """See that files can be written to `dirpath`, and leave nothing of the trial. The main process does so before the run.
-
-        Raises:
-            CountError: They cannot.
-        """
+        """See that files can be written to `dirpath`, and leave nothing of the trial. The main process does so before the run."""
         if self.dirpath is None:
             return
         folder = Path(self.dirpath).absolute()

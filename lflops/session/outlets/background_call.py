@@ -33,11 +33,7 @@ class BackgroundCall(Generic[Result]):
         return self.is_done
 
     def result(self) -> Result:
-        """What it returned, once it is done.
-
-        Raises:
-            Exception: What it raised.
-        """
+        """What it returned, once it is done; what it raised is raised."""
         if self._error is not None:
             raise self._error
         return self._returned[0]

@@ -40,12 +40,7 @@ COLUMNS = ("module", "class", "calls", "parameters", "forward MACs", "backward M
 
 
 class Output(Protocol):
-    """What a kind of logger is given besides curves.
-
-    Args:
-        logger: The user's.
-        root: The first part of all names.
-    """
+    """What a kind of logger is given besides curves. `root` is the first part of all names."""
 
     name: str
     _logger: Any

@@ -70,17 +70,11 @@ def open_text(path: Path, loop: object) -> Iterator[TextIO]:
 
 
 class OutputPaths(NamedTuple):
-    """The folders of one monitor.
+    """The folders of one monitor."""
 
-    Attributes:
-        profiles: For profiles.
-        traces: For traces; each window has a folder in it.
-        monitor: Which of the Trainer's monitors it is, from 1; from the second on, names begin with it.
-    """
-
-    profiles: Path
-    traces: Path
-    monitor: int = 1
+    profiles: Path  # for profiles
+    traces: Path  # for traces; each window has a folder in it
+    monitor: int = 1  # which of the Trainer's monitors it is, from 1; from the second on, names begin with it
 
     @classmethod
     def of(cls, log_dir: str | None, dirpath: str | PathLike[str] | None, monitor: int) -> "OutputPaths | None":

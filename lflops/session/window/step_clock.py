@@ -34,37 +34,24 @@ MOST_SHAPES = 1000
 
 
 class TimedStep(NamedTuple):
-    """A step that is over.
+    """A step that is over."""
 
-    Attributes:
-        ordinal: Its number in this run, from 0.
-        logged_step: The step's number in the loggers.
-        counted: Whether it was counted. Such a step is not timed.
-        hooked: The timestamps of its modules' hooks; `None` in a step without hooks.
-        traced: Whether Kineto recorded it.
-        is_complete: Whether every batch of it ran to its end.
-        times_phases: Whether its phases were recorded; if not, only its total time is known.
-        stretch: Its phases on the training's device.
-        on_host: Its phases by the host's clock, where the device has another one.
-        shapes: Those of its batches.
-        cpu: The process's CPU time when the step began, and when it ended; `None` where that was not read.
-        thread: What the system had counted of the training's thread then, where that was read.
-    """
-
-    ordinal: int
-    logged_step: int
-    times_phases: bool
-    stretch: PhaseMarks
-    shapes: tuple[Hashable, ...]
+    ordinal: int  # its number in this run, from 0
+    logged_step: int  # the step's number in the loggers
+    times_phases: bool  # whether its phases were recorded; if not, only its total time is known
+    stretch: PhaseMarks  # its phases on the training's device
+    shapes: tuple[Hashable, ...]  # those of its batches
     samples: int | None
     tokens: int | None
+    # The process's CPU time when the step began, and when it ended; `None` where that was not read.
     cpu: tuple[struct_rusage, struct_rusage] | None
+    # What the system had counted of the training's thread then, where that was read.
     thread: tuple[bytes | None, bytes | None] = (None, None)
-    on_host: PhaseMarks | None = None
-    counted: bool = False
-    hooked: HookedStep | None = None
-    traced: bool = False
-    is_complete: bool = True
+    on_host: PhaseMarks | None = None  # its phases by the host's clock, where the device has another one
+    counted: bool = False  # whether it was counted. Such a step is not timed
+    hooked: HookedStep | None = None  # the timestamps of its modules' hooks; `None` in a step without hooks
+    traced: bool = False  # whether Kineto recorded it
+    is_complete: bool = True  # whether every batch of it ran to its end
     marks: tuple[str, ...] = ()
 
     @property
