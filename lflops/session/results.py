@@ -2,13 +2,14 @@
 
 import contextlib
 import shlex
+import threading
 import time
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -21,15 +22,15 @@ from lflops.profile.model import Profile
 from lflops.profile.notes import notes_with
 from lflops.profile.records import ModulePhase, RankComparison
 from lflops.profile.steps import Step
-from lflops.session.inputs.messages import warn
+from lflops.session.inputs.messages import Failures, warn
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Training
-from lflops.session.outlets.background_call import BackgroundCall
-from lflops.session.outlets.failures import Failures
 from lflops.session.outlets.loggers import Outlets, PreparedWindow
 from lflops.session.outlets.paths import OutputPaths, claim, release
 
-__all__ = ["Results"]
+__all__ = ["BackgroundCall", "Results"]
+
+Result = TypeVar("Result")
 
 _FOLDER = "folder"
 """The key of the ranks' store under which the main process says where files go."""
@@ -327,3 +328,39 @@ def _part_of(folder: Path, training: Training, store: Any, timeout: float) -> st
         store.wait([_FOLDER], timedelta(seconds=timeout / 4))
         return str(store.get(_FOLDER).decode())
     return ""
+
+
+class BackgroundCall(Generic[Result]):
+    """One call. Its thread ends with the interpreter: a file system that hangs must not hold the exit.
+
+    So what it calls writes files under temporary names, and renames them.
+    """
+
+    def __init__(self, function: Callable[[], Result], name: str) -> None:
+        self._function = function
+        self._returned: list[Result] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._call, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has returned, or failed."""
+        return not self._thread.is_alive()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for it, so long at most. Returns whether it is done."""
+        self._thread.join(max(seconds, 0.0))
+        return self.is_done
+
+    def result(self) -> Result:
+        """What it returned, once it is done; what it raised is raised."""
+        if self._error is not None:
+            raise self._error
+        return self._returned[0]
+
+    def _call(self) -> None:
+        try:
+            self._returned.append(self._function())
+        except BaseException as error:  # noqa: BLE001 - the other thread raises it
+            self._error = error
