@@ -40,7 +40,7 @@ class LoopPhases(Phases):
         self._optimizers = optimizers
         self._stage = "train"
         self._in_step = False
-        self._boundary = Boundary(_ignore)
+        self._boundary = Boundary(lambda _: None)  # before a run begins, nothing is installed
 
     def install(self, boundary: Boundary, undo: Undo) -> None:
         """Hook the models, the optimizers and the engine, until `undo` is closed."""
@@ -148,7 +148,3 @@ class _NamedPhase:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._phases.boundary:
             self._phases.leave(self._around, failed=kind is not None)
-
-
-def _ignore(_error: BaseException) -> None:
-    """Before a run begins, nothing is installed."""

@@ -187,14 +187,11 @@ class Results:
                 self._accused.add(culprit)
                 self._training.say(f"lflops: in the last {compared.steps} undisturbed steps {found[culprit]}")
             if is_last:
-                self._replace(window, profile)
+                self.profiles[:] = [profile if each is window else each for each in self.profiles]
+                self._last[stage] = profile
                 path = None if self.paths is None else self.paths.profile(profile.run)
                 if path is not None and found.keys() != outlets.slow_ranks(analyze(window)).keys() and self.save(profile, path):
                     outlets.save_page(analysis, path)
-
-    def _replace(self, window: Profile, by: Profile) -> None:
-        self.profiles[:] = [by if each is window else each for each in self.profiles]
-        self._last[by.run.stage] = by
 
     def report_ready(self) -> bool:
         """Tell of the windows that have become ready. Returns whether there were any."""

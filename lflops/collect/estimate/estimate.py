@@ -5,7 +5,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from msgspec.structs import replace
@@ -13,16 +13,17 @@ from torch import Tensor, nn
 
 from lflops.allocator.settings import settings_of
 from lflops.allocator.simulation import simulate
+from lflops.collect.attribution.module_tracker import ModuleTracker
 from lflops.collect.count import Counting
-from lflops.collect.counting.accumulator import Extent
+from lflops.collect.counting.accumulator import Call, Extent
 from lflops.collect.counting.cpu_kernels import LSTM_LAYER
+from lflops.collect.counting.dispatch_mode import OperatorCounter
 from lflops.collect.counting.live_memory import LONGEST_TIMELINE, AllocationLog
 from lflops.collect.estimate.cuda_attention import attention_on
 from lflops.collect.estimate.fake_errors import values_refused
 from lflops.collect.estimate.fake_tensors import Fakes
 from lflops.collect.estimate.mesh import checked_mesh, checked_rank, mesh_group, parallelize, with_mesh
 from lflops.collect.estimate.optimizer_step import MakesOptimizer, Stepper, makes_optimizer
-from lflops.collect.estimate.progress import Meter, Progress
 from lflops.collect.inputs.arguments import check_arguments, check_module, check_pass, check_whole, describe
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.collect.model.call import ModelCall
@@ -35,6 +36,12 @@ from lflops.profile.model import Profile, Reserved
 from lflops.profile.notes import Note
 
 __all__ = ["Estimator", "Model", "Subject", "batch_of", "built", "estimate", "subject_of"]
+
+Progress = Callable[[int, int | None], object]
+"""Called with the finished operators and their total, which is `None` while unknown; once more at the end, with the total."""
+
+REPORT_EVERY = 500
+"""Operators between two reports."""
 
 Model = nn.Module | Callable[[], nn.Module]
 """A module, or a function that builds one."""
@@ -260,7 +267,7 @@ class Estimator:
                 step = _with_the_higher_peak(replace(second, notes=second.notes + stepper.notes), step)
         return step if log is None else _with_reserved(step, log, self.allocator or "")
 
-    def _step(self, call: ModelCall, stepper: Stepper | None, chip: Hardware | None, meter: Meter, extent: Extent) -> Profile:
+    def _step(self, call: ModelCall, stepper: Stepper | None, chip: Hardware | None, meter: "Meter", extent: Extent) -> Profile:
         call.prepare()
         counting = Counting(
             {"": call.model}, phase="forward", batch=(call.args, call.kwargs), extent=extent, counter=meter.counter, eager=True
@@ -309,3 +316,49 @@ def _with_the_higher_peak(step: Profile, other: Profile) -> Profile:
         row: replace(module, peak_bytes=other.modules[row].peak_bytes) for row, module in step.modules.items() if row in other.modules
     }
     return replace(step, memory=other.memory, modules={**step.modules, **modules})
+
+
+class Meter:
+    """Counts the finished operators of all steps. `progress` is called with them; `True` writes a line to stderr, `False` is silent."""
+
+    def __init__(self, progress: bool | Progress) -> None:  # noqa: FBT001 - the user's own argument, handed on
+        if not isinstance(progress, bool) and not callable(progress):
+            raise CountError(f"estimate: progress={describe(progress)}: give True, False or a function of (done, total)")
+        self._report = _write if progress is True else progress or None
+        self._done = 0
+        self._total: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._report is not None and kind is None:
+            self._report(self._done, self._done)
+
+    def expect(self, times: int) -> None:
+        """Set the total to a multiple of the operators finished so far."""
+        self._total = times * self._done
+
+    def add(self) -> None:
+        self._done += 1
+        if self._report is not None and self._done % REPORT_EVERY == 0:
+            self._report(self._done, self._total)
+
+    def counter(self, scopes: ModuleTracker, extent: Extent) -> OperatorCounter:
+        return _Counter(scopes, extent, self)
+
+
+class _Counter(OperatorCounter):
+    def __init__(self, scopes: ModuleTracker, extent: Extent, meter: Meter) -> None:
+        super().__init__(scopes, extent)
+        self._meter = meter
+
+    def record(self, call: Call) -> Any:
+        super().record(call)
+        self._meter.add()
+
+
+def _write(done: int, total: int | None) -> None:
+    of = "" if total is None else f" of {total:,} ({done / total:.0%})" if total else ""
+    sys.stderr.write(f"\restimate: {done:,} operators{of}" + ("\n" if done == total else ""))
+    sys.stderr.flush()

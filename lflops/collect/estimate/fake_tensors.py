@@ -95,7 +95,8 @@ class Fakes:
         if isinstance(local_part(tensor), FakeTensor):  # the model was built in the fake mode
             return tensor
         if _has_known_values(tensor):
-            return _copy(tensor)
+            with without_modes():
+                return tensor.clone()  # for code that writes to it
         with self._mode:
             fake = _like(tensor) if local_part(tensor) is tensor else _like_sharded(tensor)
         if isinstance(tensor, nn.Parameter):
@@ -127,12 +128,6 @@ def _like_sharded(tensor: Any) -> Tensor:
     unsharded = {"run_check": False, "shape": tensor.shape, "stride": tensor.stride()}
     sharded: Tensor = type(tensor).from_local(_like(local_part(tensor)), tensor.device_mesh, tensor.placements, **unsharded)
     return sharded
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    """A real copy, for code that writes to it."""
-    with without_modes():
-        return tensor.clone()
 
 
 def _has_known_values(tensor: Tensor) -> bool:

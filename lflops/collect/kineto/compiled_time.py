@@ -56,7 +56,6 @@ class CompiledTimes:
     # Nanoseconds by batch, running module and phase, and by the module and phase that they belong to.
     host: list[dict[ModulePhase, dict[ModulePhase, float]]]
     device: list[dict[ModulePhase, dict[ModulePhase, float]]]  # the same of the device
-    unrecorded: int  # how many graphs ran that have no record
 
 
 class _Owner(NamedTuple):
@@ -182,7 +181,7 @@ class _Sums:
             divided_seconds=self._split[on] / 1e9,
             kernels=kernels,
         )
-        return CompiledTimes(code=code, host=self._host, device=self._device, unrecorded=unrecorded)
+        return CompiledTimes(code=code, host=self._host, device=self._device)
 
 
 def _matched(names: Sequence[str], calls: Sequence[KernelCall], *, by_name: bool = False) -> list[KernelCall | None]:

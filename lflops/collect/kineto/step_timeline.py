@@ -30,7 +30,9 @@ def timeline_of(
         if begin <= call.start < end:
             by_thread[call.thread].append(OwnTime(call.row, call.phase, call.start - begin, min(call.end, end) - begin))
     lanes = _lanes(by_thread)
-    lanes[0] += [OwnTime("", phase, start - begin, stop - begin) for phase, start, stop in _phases(marks, begin, end)]
+    for (start, phase), (stop, _) in pairwise([*marks, (end, "")]):
+        if phase not in _NO_PHASE and begin < stop and start < end:
+            lanes[0].append(OwnTime("", phase, max(start, begin) - begin, min(stop, end) - begin))
     slices = (each for lane, running in enumerate(lanes) for each in nested(_own_times(running), lane))
     operators = list(_outermost(inside))
     kernels = [event for event in inside if event.is_on_device and not event.is_named]
@@ -42,13 +44,6 @@ def _works(events: Sequence[Event], begin: int, first: int | None = None) -> Ite
     lanes = {} if first is None else {first: 0}
     for event in events:
         yield TimedWork(event.name, event.start - begin, event.end - event.start, lanes.setdefault(event.thread, len(lanes)))
-
-
-def _phases(marks: Sequence[PhaseMark], begin: int, end: int) -> Iterator[tuple[str, int, int]]:
-    """The phases within a step, except what is in none."""
-    for (start, phase), (stop, _) in pairwise([*marks, (end, "")]):
-        if phase not in _NO_PHASE and begin < stop and start < end:
-            yield phase, max(start, begin), min(stop, end)
 
 
 def _lanes(by_thread: Mapping[int, Sequence[OwnTime]]) -> list[list[OwnTime]]:

@@ -297,17 +297,16 @@ def other_profiler_runs() -> bool:
         return True
     entered, begun = _and_its_subclasses(torch.autograd.profiler.profile), _and_its_subclasses(torch.profiler.profile)
     try:
-        return any(_is_entered(each) if type(each) in entered else _is_begun(each) for each in alive(entered | begun))
+        for each in alive(entered | begun):
+            if type(each) not in entered:
+                runs = each.step_rec_fn is not None and not _is_over(each)
+            else:
+                runs = each.enabled and each.entered and each.kineto_results is None
+            if runs:
+                return True
     except SearchTimeout:
         return True  # that is not known; to start ours next to one that gets ready would be a crash
-
-
-def _is_entered(each: torch.autograd.profiler.profile) -> bool:
-    return bool(each.enabled and each.entered and each.kineto_results is None)
-
-
-def _is_begun(each: torch.profiler.profile) -> bool:
-    return each.step_rec_fn is not None and not _is_over(each)
+    return False
 
 
 def recorded_events(profiler: torch.profiler.profile) -> Sequence[Any]:

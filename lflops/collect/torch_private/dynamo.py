@@ -181,12 +181,9 @@ def _keep(module: fx.GraphModule, output: Any) -> None:
     with contextlib.suppress(Exception):
         name = module.meta.get("backend_id")
         if name is not None:
-            _GRAPHS[name] = CapturedGraph.of(module, _backend(output.compiler_fn))
-
-
-def _backend(compiler: Any) -> str:
-    name = getattr(compiler, "compiler_name", None) or getattr(compiler, "__name__", "")
-    return str(name)
+            compiler = output.compiler_fn
+            backend = getattr(compiler, "compiler_name", None) or getattr(compiler, "__name__", "")
+            _GRAPHS[name] = CapturedGraph.of(module, str(backend))
 
 
 def _modules(node: fx.Node) -> tuple[tuple[str, str, str], ...]:

@@ -228,7 +228,7 @@ def measured() -> Profile:
 def opened(host: Sequence[Mapping[ModulePhase, Mapping[ModulePhase, float]]], called: Mapping[ModulePhase, float]) -> Profile:
     """The same with `net` opened: by batch its traced time inside, and what its calls took."""
     code = times(region(), None).code
-    found = CompiledTimes(code=code, host=[dict(each) for each in host], device=[{}] * len(host), unrecorded=0)
+    found = CompiledTimes(code=code, host=[dict(each) for each in host], device=[{}] * len(host))
     return with_compiled(measured(), found, [called] * len(host))
 
 
