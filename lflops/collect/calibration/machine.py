@@ -4,44 +4,20 @@ import contextlib
 import pathlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from lflops.collect.inputs.run_info import device_name
 from lflops.collect.torch_private.dispatch_modes import without_modes
 
-__all__ = ["Machine", "TorchMachine", "available_memory", "last_level_cache"]
+__all__ = ["TorchMachine", "available_memory", "last_level_cache"]
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 UNKNOWN_CACHE = 64 << 20
 UNKNOWN_MEMORY = 1 << 30
 INFINITY_CACHE = 256 << 20
 ROOT = pathlib.Path("/")
-
-
-class Machine(Protocol):
-    """What `measure` needs of a device."""
-
-    @property
-    def name(self) -> str:
-        """What the driver calls it."""
-
-    @property
-    def cache_bytes(self) -> int:
-        """Of its last level."""
-
-    def free_bytes(self) -> int:
-        """What could be allocated."""
-
-    def precision(self, dtype: str) -> contextlib.AbstractContextManager[None]:
-        """Within it, products of this name are computed as the name says."""
-
-    def product(self, dtype: str, size: int) -> Callable[[], object]:
-        """A function that multiplies two square matrices."""
-
-    def copy(self, size: int) -> Callable[[], object]:
-        """A function that copies so many bytes."""
 
 
 class TorchMachine:

@@ -91,7 +91,8 @@ def parallelize(asker: str, model: nn.Module, mesh: Mapping[str, int]) -> tuple[
     if any(local_part(each) is not each for each in model.parameters()) or set(mesh) == {"pipeline"}:
         return ()
     if set(mesh) == {"replica"}:
-        return gradient_buckets(model, mesh["replica"])
+        trained = (each for each in model.parameters() if each.requires_grad)
+        return tuple(_bucket(parameters, mesh["replica"]) for parameters in assigned(trained))
     devices = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
     if "tensor" in mesh:
         parallelize_module(model, devices["tensor"], _plan(asker, model))
@@ -133,14 +134,6 @@ FIRST, LATER = 1 << 20, 25 << 20
 """The bytes from which a bucket is full: the first one's, and those of all others. They are torch's defaults."""
 
 
-def gradient_buckets(model: nn.Module, ranks: int) -> tuple[Tensor, ...]:
-    """Buckets for the gradients of a model, and hooks that copy each gradient there, reduce a full bucket, and copy the results back.
-
-    As with torch's default settings, a gradient and its place in a bucket are separate memory.
-    """
-    return tuple(_bucket(parameters, ranks) for parameters in assigned(each for each in model.parameters() if each.requires_grad))
-
-
 def assigned(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     """The parameters of each bucket, from the last to the first, as their gradients become ready. A bucket has one dtype."""
     full: list[list[nn.Parameter]] = []
@@ -154,7 +147,10 @@ def assigned(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def _bucket(parameters: list[nn.Parameter], ranks: int) -> Tensor:
-    """One bucket, which the parameters' hooks fill."""
+    """One bucket, and hooks that copy each gradient there, reduce the bucket when it is full, and copy the results back.
+
+    As with torch's default settings, a gradient and its place in a bucket are separate memory.
+    """
     bucket = torch.empty(sum(each.numel() for each in parameters), dtype=parameters[0].dtype, device=parameters[0].device)
     places = [place.view(each.shape) for place, each in zip(bucket.split([each.numel() for each in parameters]), parameters, strict=True)]
     waiting: set[int] = set()

@@ -15,7 +15,7 @@ from lflops.profile.collective_names import collective_kind
 from lflops.profile.model import Communication, ModuleProfile, Profile, Work
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
-from lflops.profile.records import PHASES, ModulePhase, Spread, Trace
+from lflops.profile.records import PHASES, ModulePhase, Spread
 
 __all__ = ["with_compiled", "with_trace"]
 
@@ -25,21 +25,11 @@ ROOTS_BACKWARD, OTHER = ModulePhase("", "backward"), ModulePhase("", "other")
 
 def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str]) -> Profile:
     """The profile with what was recorded: the operators, and the device's time of each module and phase. `files` are traces by rank."""
-    trace = Trace(
-        files=files,
-        batches=recording.batches,
-        device_idle_seconds=recording.device_idle_seconds,
-        device_idle_by_phase=recording.device_idle_by_phase,
-        exposed_comm_seconds=recording.exposed_comm_seconds,
-        exposed_copy_seconds=recording.exposed_copy_seconds,
-        device_compute_seconds=recording.device_compute_seconds,
-        operators=recording.operators,
-        compiled=None if recording.compiled is None else recording.compiled.code,
-    )
     seconds = recording.device_seconds or {}
     modules = {name: _on_device(name, module, seconds) for name, module in profile.modules.items()}
     communication = _timed(profile.communication, recording.communication)
     timelines = profile.timelines if recording.timeline is None else (recording.timeline,)
+    trace = replace(recording.trace, files=files)
     profile = replace(profile, modules=modules, communication=communication, trace=trace, timelines=timelines)
     return profile if recording.compiled is None else with_compiled(profile, recording.compiled, recording.call_times)
 
@@ -119,10 +109,10 @@ class _Rows:
                 continue
             part = took / whole
             self._add(key, own, part, below=running.row)
-            self._take_own(running, own, part)
+            self._give_own(running, own, -part)
             recomputed += part if key.phase != running.phase else 0.0
         if recomputed:
-            self._take_own(running, own, again / whole)
+            self._give_own(running, own, -again / whole)
             self._give_own(ModulePhase(running.row, "recompute"), own, again / whole)
             for row in ancestry(running.row):
                 self._move(row, own, recomputed)
@@ -151,9 +141,6 @@ class _Rows:
 
     def _give_own(self, key: ModulePhase, own: Spread, part: float) -> None:
         self._set(key, own_seconds=_plus(self._work(key).own_seconds, own, part))
-
-    def _take_own(self, key: ModulePhase, own: Spread, part: float) -> None:
-        self._set(key, own_seconds=_plus(self._work(key).own_seconds, own, -part))
 
     def _move(self, row: str, own: Spread, part: float) -> None:
         """Move what is recomputed inside of a row from its backward to its recompute."""

@@ -34,7 +34,7 @@ from lflops.collect.timing.stamps import inclusive
 from lflops.collect.torch_private.autograd import hear_profilers, hear_profilers_no_more, profiler_is_recording
 from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.garbage import SearchTimeout, alive, uncollected
-from lflops.profile.records import Call, ModulePhase, Phase, Spread, TracedOperator
+from lflops.profile.records import Call, ModulePhase, Phase, Spread, Trace
 from lflops.profile.timeline import StepTimeline
 
 __all__ = ["ACTIVITIES", "Activity", "Recording", "Tracer", "call_times", "other_profiler_runs", "recorded_events"]
@@ -55,15 +55,9 @@ class Recording:
     raw: Path | None  # the trace as Kineto wrote it, under a name that no reader of traces looks for; `None` where it could not be written
     path: Path  # where it belongs once it is annotated and packed
     events: int  # how many Kineto recorded
-    batches: int  # how many ProfilerSteps
-    operators: tuple[TracedOperator, ...]  # the table, over all batches
+    trace: Trace  # the totals, without its files
     # The device's time for each row and those below it, over whole steps; `None` where no device was recorded.
     device_seconds: Mapping[ModulePhase, Spread] | None
-    device_idle_seconds: float | None  # between its first and its last work, over all batches; `None` as above
-    device_idle_by_phase: Mapping[str, float] | None  # the same by what the host was at
-    device_compute_seconds: float | None  # in which it computed, over all batches; `None` as above
-    exposed_comm_seconds: float | None  # in which it communicated and computed nothing, over all batches; `None` as above
-    exposed_copy_seconds: float | None  # in which it only copied, over all batches; `None` as above
     # Seconds of collectives a step and of these the exposed ones, by module and phase of what launched them, and by kind; empty where the
     # recording ends within a step.
     communication: Mapping[tuple[ModulePhase, str], tuple[float, float]]
@@ -252,18 +246,23 @@ class Tracer:
         on_device = [event for event in events if event.is_on_device]
         seconds = device_seconds(on_device)
         compiled = self._compiled(joined) if self._inside_compiled and joined.regions else None
-        return Recording(
-            raw=unfinished,
-            path=path,
-            events=len(raw),
+        trace = Trace(
+            files={},
             batches=len(self._ends),
-            operators=joined.operators,
-            device_seconds=None if not seconds else _spreads(joined.device, self._ends),
             device_idle_seconds=seconds.get("idle"),
             device_idle_by_phase=idle_by_phase(on_device, joined.calls),
             device_compute_seconds=seconds.get("computing"),
             exposed_comm_seconds=seconds.get("exposed_communication"),
             exposed_copy_seconds=seconds.get("exposed_copies"),
+            operators=joined.operators,
+            compiled=None if compiled is None else compiled.code,
+        )
+        return Recording(
+            raw=unfinished,
+            path=path,
+            events=len(raw),
+            trace=trace,
+            device_seconds=None if not seconds else _spreads(joined.device, self._ends),
             communication={
                 place: (whole / steps / 1e9, alone / steps / 1e9) for place, (whole, alone) in joined.communication.items() if steps
             },

@@ -117,11 +117,11 @@ class TracedSteps:
         raw = recording.raw
         if raw is None:
             return
-        rank, world = self._training.rank, self._training.world_size
+        rank, world, batches = self._training.rank, self._training.world_size, recording.trace.batches or 0
         try:
             into.parent.mkdir(parents=True, exist_ok=True)
             self._annotations.append(
-                AnnotationProcess(raw, into, recording.calls, batches=recording.batches, rank=rank, world_size=world, profile=profile)
+                AnnotationProcess(raw, into, recording.calls, batches=batches, rank=rank, world_size=world, profile=profile)
             )
         except OSError:
             for part in raw.parent.glob(f"{raw.name}*"):
