@@ -247,7 +247,7 @@ def _estimated(
 
     changed = Changes(**{name: value for name, value in changes.items() if value is not None})
     makes = makes_optimizer(target, optimizer, fused=fused)
-    estimator = Estimator(asker=target, optimizer=makes, progress=sys.stderr.isatty(), **how)
+    estimator = Estimator(caller=target, optimizer=makes, progress=sys.stderr.isatty(), **how)
     with _modules_of_this_folder(), _errors_of_the_user(target):
         make = maker()
         with changed.autocast():

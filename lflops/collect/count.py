@@ -53,7 +53,7 @@ def count(
     Hooks of the user's run as in any pass: one that steps an optimizer steps it.
 
     Args:
-        model: In the mode, and under the grad mode and autocast, that it is to be counted in.
+        model: In the training mode to count; the caller's grad mode and autocast apply.
         args: Its positional arguments; a lone tensor stands for itself.
         kwargs: Its keyword arguments.
         backward: Whether to go backward from `loss(output)`.

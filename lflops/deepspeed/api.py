@@ -135,15 +135,15 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
     Raises:
         CountError: An argument is wrong.
     """
-    asker = "get_model_profile"
-    check_module(asker, model)
-    _check_printing(asker, module_depth, top_modules)
-    check_whole(asker, "warm_up", warm_up, least=0)
-    _check_mode(asker, model, mode)
-    positional = _positional(args) if input_shape is None else (tensor_of_shape(asker, model, input_shape),)
+    caller = "get_model_profile"
+    check_module(caller, model)
+    _check_printing(caller, module_depth, top_modules)
+    check_whole(caller, "warm_up", warm_up, least=0)
+    _check_mode(caller, model, mode)
+    positional = _positional(args) if input_shape is None else (tensor_of_shape(caller, model, input_shape),)
     if not positional and not kwargs:
-        raise CountError(f"{asker}: there is nothing to call the model with: give input_shape=, args= or kwargs=")
-    with _evaluating(model), _hint_at_shape(asker, given=input_shape is not None):
+        raise CountError(f"{caller}: there is nothing to call the model with: give input_shape=, args= or kwargs=")
+    with _evaluating(model), _hint_at_shape(caller, given=input_shape is not None):
         passes = measure if mode == "forward" else measure_generate
         profile = passes(model, positional, kwargs, warmup=warm_up, repeats=_REPEATS, ignore=_ignored(ignore_modules))
     if print_profile:
@@ -311,13 +311,13 @@ def _evaluating(model: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _hint_at_shape(asker: str, *, given: bool) -> Iterator[None]:
+def _hint_at_shape(caller: str, *, given: bool) -> Iterator[None]:
     """A model of token ids fails on floating-point numbers, far from where they came from."""
     try:
         yield
     except Exception as error:
         if given:
-            error.add_note(f"{asker}: input_shape= gives a floating-point tensor; a model that takes others, as token ids, needs args=")
+            error.add_note(f"{caller}: input_shape= gives a floating-point tensor; a model that takes others, as token ids, needs args=")
         raise
 
 
@@ -332,16 +332,16 @@ def _ignored(modules: Any) -> tuple[Any, ...]:
     return tuple(modules) if isinstance(modules, Iterable) and not isinstance(modules, str) else () if modules is None else (modules,)
 
 
-def _check_mode(asker: str, model: Any, mode: Any) -> None:
+def _check_mode(caller: str, model: Any, mode: Any) -> None:
     if mode not in {"forward", "generate"}:
-        raise CountError(f"{asker}: mode={describe(mode)}: give 'forward' or 'generate'")
+        raise CountError(f"{caller}: mode={describe(mode)}: give 'forward' or 'generate'")
     if mode == "generate" and not callable(getattr(model, "generate", None)):
-        raise CountError(f"{asker}: mode='generate', but {type(model).__name__} has no generate()")
+        raise CountError(f"{caller}: mode='generate', but {type(model).__name__} has no generate()")
 
 
-def _check_printing(asker: str, module_depth: Any, top_modules: Any) -> None:
-    check_whole(asker, "module_depth", module_depth, least=-1)
-    check_whole(asker, "top_modules", top_modules, least=0)
+def _check_printing(caller: str, module_depth: Any, top_modules: Any) -> None:
+    check_whole(caller, "module_depth", module_depth, least=-1)
+    check_whole(caller, "top_modules", top_modules, least=0)
 
 
 def _show(text: str, output_file: str | os.PathLike[str] | None) -> None:

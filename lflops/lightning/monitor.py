@@ -10,7 +10,7 @@ from typing import Any, Self
 from torch import nn
 
 from lflops.collect.kineto.tracer import Activity
-from lflops.collect.ranks.store import meet
+from lflops.collect.ranks.store import shared_store
 from lflops.deepspeed.config import arguments_of
 from lflops.errors import LflopsError
 from lflops.hardware.chips import Hardware
@@ -169,7 +169,7 @@ class FlopsMonitor(Base, HearsPhases):
                 run.log_dir = log_dir_of(trainer, without_logger=self._writes_without_logger)
             if trainer.world_size > 1:
                 name = f"lflops/{self._number(trainer)}/{next(_RUNS)}"
-                run.store = meet(name, trainer.global_rank, timeout=self._settings.gather_timeout)
+                run.store = shared_store(name, trainer.global_rank, timeout=self._settings.gather_timeout)
             self._phases.join(run.boundary, run.undo)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from lflops.boundary import Boundary, ExitBy, Undo
 from lflops.collect.inputs.arguments import describe
 from lflops.collect.inputs.tensors import device_of
-from lflops.collect.ranks.store import meet
+from lflops.collect.ranks.store import shared_store
 from lflops.errors import CountError
 from lflops.loops.phases import LoopPhases
 from lflops.profile.model import Profile
@@ -138,7 +138,7 @@ class LoopMonitor:
                 run.log_dir = self._log_dir()
                 run.open()
                 if world_size > 1:
-                    run.store = meet(f"lflops/loop/{next(_RUNS)}", rank, timeout=self._settings.gather_timeout)
+                    run.store = shared_store(f"lflops/loop/{next(_RUNS)}", rank, timeout=self._settings.gather_timeout)
                 self._phases.awaits_others = world_size > 1
                 self._phases.install(run.boundary, run.undo)
             self._begin("train")

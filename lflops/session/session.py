@@ -24,7 +24,7 @@ from lflops.session.window.batch_work import NO_LENGTHS
 from lflops.session.window.counted_steps import CountedSteps
 from lflops.session.window.hooked_step import HookedStep
 from lflops.session.window.live_metrics import LiveMetrics
-from lflops.session.window.plain_steps import MOST
+from lflops.session.window.plain_steps import MAX_PENDING_STEPS
 from lflops.session.window.step_clock import StepClock, TimedStep
 from lflops.session.window.traced_steps import TracedSteps
 from lflops.session.window.window import WANTED, Window
@@ -72,7 +72,7 @@ class Session:
             phases, on_host, settings.units, training.logged_step(), updating=stage.updates, scaled=scaled, on_ranks=training.world_size > 1
         )
         self._plain, self._in_batch = self._step_clock.plain, False
-        self._see: Callable[[int, Any], None] | None = None  # what the curves see of each batch; in most trainings nothing
+        self._record_lengths: Callable[[int, Any], None] | None = None  # what the curves see of each batch; in most trainings nothing
         self._live_metrics = LiveMetrics(self._step_clock.seconds, results.topology.sizes.get("data")) if tracked else None
         self._listening = Undo()
         self._transfers = Undo()  # outlasts the windows where the curves need it
@@ -93,7 +93,7 @@ class Session:
         if self._step_clock.times_phases:
             for each in self._step_clock.listeners:
                 self._listening.add(self._stage.listen(each))
-            self._make_out_plain_steps()
+            self._flush_plain_steps()
             self._step_clock.resume()
             self._step_clock.mark("cold")
             if self._tracing is not None:
@@ -102,10 +102,10 @@ class Session:
     def _listen_to_transfers(self) -> None:
         """Listen if the curves need it, and no longer than that."""
         self._transfers.close()
-        live, self._see = self._live_metrics, None
+        live, self._record_lengths = self._live_metrics, None
         if live is not None and live.transfers is not None:
             self._transfers.add(self._stage.listen(live.transfers))
-            self._see = live.see
+            self._record_lengths = live.record_lengths
 
     def pause(self) -> None:
         """The stage ends, and may begin again: what comes between is in no trace of it."""
@@ -127,8 +127,8 @@ class Session:
     def batch_ends(self, batch: Any) -> None:
         """Take note of it, and of the step that may end with it. In most steps that is all there is to do: those take the short way."""
         self._in_batch = False
-        if self._see is not None:
-            self._see(self._step_clock.ordinal, batch)
+        if self._record_lengths is not None:
+            self._record_lengths(self._step_clock.ordinal, batch)
         if len(self._plain.steps) >= self._plain.limit or not self._plain.note(batch):
             self._end_batch(batch)
 
@@ -154,7 +154,7 @@ class Session:
             live.set_work(shapes, self._step_clock.tokens_of(shapes), live.lengths_of(self._step_clock.ordinal), profile)
             if live.transfers is None:
                 self._transfers.close()
-                self._see = None
+                self._record_lengths = None
         if not self._stage.ends_step():
             if self._tracing is not None:
                 self._tracing.batch()
@@ -194,7 +194,7 @@ class Session:
             self._end_hooked_step,
             self._listening.close,
         ]
-        if not keep_curves or self._see is None:
+        if not keep_curves or self._record_lengths is None:
             parts.append(self._transfers.close)
         if not keep_curves:
             parts.append(self._step_clock.close)
@@ -214,7 +214,7 @@ class Session:
                 self._window.counted = self._counted_steps.with_facts(unfinished)
         else:
             self._clock.settle()
-        self._make_out_plain_steps()
+        self._flush_plain_steps()
         self.detach()
         for step in self._step_clock.read():
             self._add_step(step)
@@ -231,10 +231,10 @@ class Session:
         if self._tracing is not None:
             self._window.recording = self._tracing.end(failed=failed) or self._window.recording
 
-    def _make_out_plain_steps(self) -> None:
+    def _flush_plain_steps(self) -> None:
         """Between two steps. Lightning counts a step behind its callbacks' on_train_batch_end, so it may be at the one that is over."""
         logged_step, last = self._training.logged_step(), self._step_clock.logged_step
-        self._step_clock.make_out_plain(last + 1 if logged_step == last else logged_step)
+        self._step_clock.flush_plain_steps(last + 1 if logged_step == last else logged_step)
 
     def _end_hooked_step(self) -> HookedStep | None:
         """What the hooks of this step have stamped; nothing where it had none."""
@@ -293,7 +293,7 @@ class Session:
         """Steps from one point of the curves to the next, and from one time that ranks share their clean steps to the next."""
         every = self._training.log_every
         return every if self._live_metrics is not None else None, None if self._clean is None else max(
-            min(every or SHARE_EVERY, MOST) - 1, 1
+            min(every or SHARE_EVERY, MAX_PENDING_STEPS) - 1, 1
         )
 
     def _share_steps(self) -> None:
@@ -373,7 +373,7 @@ class Session:
     def _profile(self, window: Window, *, failed: bool) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
         """A window's profile without its trace, and the own seconds of modules in each of its hooked steps."""
         notes = self.notes if self._tracing is None else (*self.notes, *self._tracing.notes)
-        counted = window.counted or self._counted_steps.without()
+        counted = window.counted or self._counted_steps.uncounted_profile()
         return window.profile(counted, self._step_clock.logged_step, notes, of=self._step_clock.step, clock=self._clock, failed=failed)
 
     def _report(self, window: Window, *, failed: bool) -> None:

@@ -99,7 +99,7 @@ def estimate(
     ranks = checked_mesh("estimate", mesh)
     how: dict[str, Any] = {"mesh": ranks, "rank": checked_rank("estimate", rank, ranks), "hardware": hardware, "round_to": round_to}
     how |= {"allocator": allocator, "backward": backward or step is not None, "optimizer": optimizer, "grad_scaler": grad_scaler}
-    estimator = Estimator(asker="estimate", progress=progress, **how)
+    estimator = Estimator(caller="estimate", progress=progress, **how)
     held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
     return estimator.run(
         lambda: Subject(built(model), args, dict(kwargs or {}), loss, step=step), held=(*held, *tensors_in((args, kwargs)))
@@ -150,31 +150,31 @@ class Subject(NamedTuple):
     """Runs in place of the call, the loss and backward."""
 
 
-def batch_of(asker: str, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def batch_of(caller: str, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments from a batch that a function made."""
     if isinstance(batch, Mapping):
         return (), dict(batch)
     if isinstance(batch, Tensor):
         return (batch,), {}
     if not isinstance(batch, tuple):
-        raise CountError(f"{asker}: the batch is {describe(batch)}: give a tuple, a tensor, or a mapping of keyword arguments")
+        raise CountError(f"{caller}: the batch is {describe(batch)}: give a tuple, a tensor, or a mapping of keyword arguments")
     return batch, {}
 
 
-def subject_of(asker: str, made: Any) -> Subject:
+def subject_of(caller: str, made: Any) -> Subject:
     """The subject from what a user's function returned: a model, its batch and perhaps a loss."""
     if not isinstance(made, tuple) or len(made) not in (2, 3):
-        raise CountError(f"{asker}: it gave {describe(made)}: it has to give (model, batch) or (model, batch, loss)")
+        raise CountError(f"{caller}: it gave {describe(made)}: it has to give (model, batch) or (model, batch, loss)")
     model, batch, loss = made if len(made) == 3 else (*made, None)
-    check_pass(asker, (), None, loss, backward=True)
-    return Subject(model, *batch_of(asker, batch), loss)
+    check_pass(caller, (), None, loss, backward=True)
+    return Subject(model, *batch_of(caller, batch), loss)
 
 
 @dataclass(kw_only=True)
 class Estimator:
     """Runs subjects on fake tensors, all with the same options."""
 
-    asker: str  # the name of the public function, with which errors begin
+    caller: str  # the name of the public function, with which errors begin
     backward: bool
     optimizer: MakesOptimizer | str | None = None
     hardware: Hardware | str | None = None
@@ -197,15 +197,15 @@ class Estimator:
         """A context in which new tensors are fake, with a function that runs a subject. Each run starts afresh."""
         check_fake_tensors()
         chip = self._checked()
-        makes = makes_optimizer(self.asker, self.optimizer)
+        makes = makes_optimizer(self.caller, self.optimizer)
         fakes, held = Fakes(on_host=not is_gpu(chip)), list(held)
 
         def run(make: Callable[[], Subject]) -> Profile:
             with same_random_numbers(held):
                 with torch.inference_mode(mode=False):  # otherwise its parameters take no gradient
                     subject = make()
-                    check_module(self.asker, subject.model)
-                    buckets = parallelize(self.asker, subject.model, self.mesh) if self.mesh else ()
+                    check_module(self.caller, subject.model)
+                    buckets = parallelize(self.caller, subject.model, self.mesh) if self.mesh else ()
                 with fakes.swapped_into(subject.model):
                     profile = self._run(subject._replace(buckets=buckets), fakes, chip, makes)
                     for parameter in subject.model.parameters():
@@ -213,22 +213,22 @@ class Estimator:
             fakes.forget()
             return with_mesh(replace(profile, run=replace(profile.run, kind="estimate", hardware=chip)), self.mesh)
 
-        with mesh_group(self.asker, self.mesh, self.rank), same_random_numbers(held), fakes.running(), values_refused(self.asker):
+        with mesh_group(self.caller, self.mesh, self.rank), same_random_numbers(held), fakes.running(), values_refused(self.caller):
             yield run
 
     def _checked(self) -> Hardware | None:
         """Check the options, and look the chip up."""
         if only_shapes_run(()):
-            raise CountError(f"{self.asker}: a mode that makes tensors fake is open here already: call it outside")
+            raise CountError(f"{self.caller}: a mode that makes tensors fake is open here already: call it outside")
         if self.grad_scaler not in (True, False):
-            raise CountError(f"{self.asker}: grad_scaler={describe(self.grad_scaler)}: give True or False")
+            raise CountError(f"{self.caller}: grad_scaler={describe(self.grad_scaler)}: give True or False")
         if self.grad_scaler and self.optimizer is None:
-            raise CountError(f"{self.asker}: grad_scaler=True, but there is no optimizer whose gradients it would scale: give optimizer=")
-        check_whole(self.asker, "round_to", self.round_to, least=1)
+            raise CountError(f"{self.caller}: grad_scaler=True, but there is no optimizer whose gradients it would scale: give optimizer=")
+        check_whole(self.caller, "round_to", self.round_to, least=1)
         if self.allocator is not None:
             settings_of(self.allocator)
         if not isinstance(self.hardware, Hardware | str | None):
-            raise CountError(f"{self.asker}: hardware={describe(self.hardware)}: give a chip's name, a TOML file, or an lflops.Hardware")
+            raise CountError(f"{self.caller}: hardware={describe(self.hardware)}: give a chip's name, a TOML file, or an lflops.Hardware")
         return named(self.hardware) if isinstance(self.hardware, str) else self.hardware
 
     def _run(self, subject: Subject, fakes: Fakes, chip: Hardware | None, makes: MakesOptimizer | None) -> Profile:
@@ -237,11 +237,11 @@ class Estimator:
         stepper = None
         if makes is not None:
             if self.grad_scaler and loss is None:
-                raise CountError(f"{self.asker}: grad_scaler=True, but there is no loss to scale: give one")
-            stepper = Stepper(self.asker, makes, model, chip=chip, grad_scaler=self.grad_scaler)
+                raise CountError(f"{self.caller}: grad_scaler=True, but there is no loss to scale: give one")
+            stepper = Stepper(self.caller, makes, model, chip=chip, grad_scaler=self.grad_scaler)
             loss = stepper.scaled(loss)
         call = ModelCall(
-            asker=self.asker, model=model, args=args, kwargs=kwargs, backward=self.backward, loss=loss, step=subject.step, _given=given
+            caller=self.caller, model=model, args=args, kwargs=kwargs, backward=self.backward, loss=loss, step=subject.step, _given=given
         )
         call.begin_without_gradients()
         moments = LONGEST_TIMELINE if self.watch is None else sys.maxsize

@@ -72,7 +72,7 @@ def refuse_real_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> Non
 
 
 @contextlib.contextmanager
-def values_refused(asker: str, *, step_of: Optimizer | None = None) -> Iterator[None]:
+def values_refused(caller: str, *, step_of: Optimizer | None = None) -> Iterator[None]:
     """Turn the errors of fake tensors into a `CountError` that names the line and what to do. `step_of` is the optimizer that steps."""
     try:
         yield
@@ -81,14 +81,14 @@ def values_refused(asker: str, *, step_of: Optimizer | None = None) -> Iterator[
     except Exception as error:
         wrong, location = _wrong(error), _location(error)
         if wrong is None and location:
-            error.add_note(f"{asker}: {location}")
+            error.add_note(f"{caller}: {location}")
         if wrong is None:
             raise
         if step_of is not None:
             asked = wrong.partition(";")[0].removeprefix("it ")
             advice = "give one that does not and has as much state, or lflops.counting around a real step"
-            raise CountError(f"{asker}: the step of {type(step_of).__name__} {asked}: {advice}") from error
-        raise CountError(": ".join(filter(None, (asker, location, wrong)))) from error
+            raise CountError(f"{caller}: the step of {type(step_of).__name__} {asked}: {advice}") from error
+        raise CountError(": ".join(filter(None, (caller, location, wrong)))) from error
 
 
 def _wrong(error: Exception) -> str | None:

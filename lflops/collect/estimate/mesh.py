@@ -41,49 +41,48 @@ STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
 """From the words of a transformers `tp_plan` to torch's styles."""
 
 
-def checked_mesh(asker: str, mesh: Any) -> dict[str, int]:
+def checked_mesh(caller: str, mesh: Any) -> dict[str, int]:
     """The mesh, in its order; empty where it is one rank."""
     if mesh is None:
         return {}
     taken = f"give ranks by {', '.join(map(repr, DIMENSIONS))}, as {{'data': 8, 'tensor': 4}}"
     if not isinstance(mesh, Mapping) or not mesh or any(name not in DIMENSIONS for name in mesh):
-        raise CountError(f"{asker}: mesh={describe(mesh)}: {taken}")
+        raise CountError(f"{caller}: mesh={describe(mesh)}: {taken}")
     for name, ranks in mesh.items():
         if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
-            raise CountError(f"{asker}: mesh[{name!r}]={describe(ranks)}: give a whole number of ranks, 1 or more")
+            raise CountError(f"{caller}: mesh[{name!r}]={describe(ranks)}: give a whole number of ranks, 1 or more")
     if "replica" in mesh and "tensor" in mesh and "data" not in mesh:
-        raise CountError(
-            f"{asker}: mesh has 'replica' and 'tensor' without 'data': DistributedDataParallel takes no DTensors, give 'data' for 'replica'"
-        )
+        wrong = "mesh has 'replica' and 'tensor' without 'data': DistributedDataParallel takes no DTensors"
+        raise CountError(f"{caller}: {wrong}, give 'data' for 'replica'")
     if "pipeline" in mesh and "replica" in mesh and "data" not in mesh:
-        raise CountError(f"{asker}: mesh has 'pipeline' and 'replica': DistributedDataParallel of a stage is not estimated, give 'data'")
+        raise CountError(f"{caller}: mesh has 'pipeline' and 'replica': DistributedDataParallel of a stage is not estimated, give 'data'")
     return {name: mesh[name] for name in DIMENSIONS if name in mesh}
 
 
-def checked_rank(asker: str, rank: Any, mesh: Mapping[str, int]) -> int:
+def checked_rank(caller: str, rank: Any, mesh: Mapping[str, int]) -> int:
     """The rank, which the mesh has."""
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < prod(mesh.values()):
         taken = f"mesh={dict(mesh)} has ranks 0 to {prod(mesh.values()) - 1}" if mesh else "give a mesh, whose rank it is"
-        raise CountError(f"{asker}: rank={describe(rank)}: {taken}")
+        raise CountError(f"{caller}: rank={describe(rank)}: {taken}")
     return rank
 
 
 @contextlib.contextmanager
-def mesh_group(asker: str, mesh: Mapping[str, int], rank: int = 0) -> Iterator[None]:
+def mesh_group(caller: str, mesh: Mapping[str, int], rank: int = 0) -> Iterator[None]:
     """The process group of a mesh, as the rank has it; none for an empty one."""
     if not mesh:
         yield
         return
     if torch.distributed.is_initialized():
         raise CountError(
-            f"{asker}: mesh={dict(mesh)}, but a process group is open already: leave mesh out, and shard the model in the function"
+            f"{caller}: mesh={dict(mesh)}, but a process group is open already: leave mesh out, and shard the model in the function"
         )
     check_fake_group()
     with fake_group(prod(mesh.values()), rank):
         yield
 
 
-def parallelize(asker: str, model: nn.Module, mesh: Mapping[str, int]) -> tuple[Tensor, ...]:
+def parallelize(caller: str, model: nn.Module, mesh: Mapping[str, int]) -> tuple[Tensor, ...]:
     """Divide a model over a mesh: tensor parallelism by its plan, then FSDP2 of each block and of the rest; or replicas of DDP.
 
     A model that is divided already is not changed. Returns DDP's buckets, which no module holds.
@@ -95,7 +94,7 @@ def parallelize(asker: str, model: nn.Module, mesh: Mapping[str, int]) -> tuple[
         return tuple(_bucket(parameters, mesh["replica"]) for parameters in assigned(trained))
     devices = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
     if "tensor" in mesh:
-        parallelize_module(model, devices["tensor"], _plan(asker, model))
+        parallelize_module(model, devices["tensor"], _plan(caller, model))
     sharded = tuple(name for name in ("replica", "data") if name in mesh)
     if sharded:
         for part in (*blocks_in(model).values(), model):
@@ -103,14 +102,14 @@ def parallelize(asker: str, model: nn.Module, mesh: Mapping[str, int]) -> tuple[
     return ()
 
 
-def _plan(asker: str, model: nn.Module) -> dict[str, ParallelStyle]:
+def _plan(caller: str, model: nn.Module) -> dict[str, ParallelStyle]:
     plan: Any = getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
     if not isinstance(plan, Mapping) or not plan:
-        kind = type(model).__name__
-        raise CountError(f"{asker}: {kind} has no tp_plan: apply parallelize_module in the function that builds it, and leave 'tensor' out")
+        instead = "apply parallelize_module in the function that builds it, and leave 'tensor' out"
+        raise CountError(f"{caller}: {type(model).__name__} has no tp_plan: {instead}")
     unknown = {style for style in plan.values() if style not in STYLES}
     if unknown:
-        raise CountError(f"{asker}: the model's tp_plan has {min(map(str, unknown))!r}: of these {', '.join(STYLES)} are known")
+        raise CountError(f"{caller}: the model's tp_plan has {min(map(str, unknown))!r}: of these {', '.join(STYLES)} are known")
     return {name: STYLES[style]() for name, style in plan.items()}
 
 

@@ -29,7 +29,7 @@ Divide = Callable[..., None]
 class ModelCall:
     """A model with its arguments."""
 
-    asker: str  # the name of the public function, with which errors begin
+    caller: str  # the name of the public function, with which errors begin
     model: nn.Module
     args: tuple[Any, ...]  # the positional arguments, detached from any graph, as `kwargs` are
     kwargs: dict[str, Any]
@@ -41,13 +41,13 @@ class ModelCall:
     _gradients: Gradients = field(default_factory=Gradients)
 
     @classmethod
-    def of(cls, asker: str, model: Any, args: Any, kwargs: Any, *, backward: Any, loss: Any) -> "ModelCall":
+    def of(cls, caller: str, model: Any, args: Any, kwargs: Any, *, backward: Any, loss: Any) -> "ModelCall":
         """A call with the arguments that a user gave."""
         args = (args,) if isinstance(args, Tensor) else args
-        check_arguments(asker, model, args, kwargs, loss, backward=backward)
+        check_arguments(caller, model, args, kwargs, loss, backward=backward)
         given: tuple[tuple[Any, ...], dict[str, Any]] = tuple(args), dict(kwargs or {})
         args, kwargs = cut_off(given)
-        return cls(asker=asker, model=model, args=args, kwargs=kwargs, backward=backward, loss=loss, _given=given)
+        return cls(caller=caller, model=model, args=args, kwargs=kwargs, backward=backward, loss=loss, _given=given)
 
     def inputs(self) -> Iterator[Tensor]:
         """The tensors in the arguments."""
@@ -93,10 +93,10 @@ class ModelCall:
             found = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
             if not found:
                 raise CountError(
-                    f"{self.asker}: backward=True, but no output requires a gradient: give loss=, or unfreeze what is to be trained"
+                    f"{self.caller}: backward=True, but no output requires a gradient: give loss=, or unfreeze what is to be trained"
                 )
             return found
         value: Any = self.loss(output)
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-            raise CountError(f"{self.asker}: loss gave {describe(value)}: it has to give a tensor of one element that requires a gradient")
+            raise CountError(f"{self.caller}: loss gave {describe(value)}: it has to give a tensor of one element that requires a gradient")
         return [value]

@@ -45,7 +45,7 @@ LAST_STEPS = 2.0
 """Seconds that the end waits for the last clean steps of other ranks, at most: they add little to those that are there."""
 
 LAST_SECONDS = 3.0
-"""That the end of the process waits for a thread of ours: to go on when Python is gone would be a crash. Never beyond the timeout."""
+"""How long interpreter shutdown waits for our threads: a thread that outlives Python crashes. Never beyond the timeout."""
 
 
 class Gather:
@@ -257,7 +257,7 @@ class _Job:
         self._thread.join(max(seconds, 0.0))
 
     def results(self) -> list[Profile]:
-        """What it gave; where it has failed, or is not done, what there is instead, and why."""
+        """The result; where it has failed, or is not done, the fallback profile with a `gather_failed` note."""
         found = self._result
         if not self._done and self._instead is not None:
             alone, failure = self._instead(), Note(code="gather_failed", subject="", values={"error": self._problem})

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lflops.collect.ranks.report import Head, PlacesOfTable
+from lflops.collect.ranks.report import PlacesOfTable, RankHeader
 from lflops.merging.rank_comparison import CANDIDATES
 from lflops.merging.rank_stats import known_waits
 from lflops.merging.rank_table import Place, RankTable, Repeated, Series, intervals_of, median_step, repeated_places
@@ -60,7 +60,7 @@ class RankTimes:
         known: Exposed seconds of collectives, by rank, in the places where all ranks know them.
     """
 
-    def __init__(self, heads: Sequence[Head], tables: Mapping[str, PlacesOfTable]) -> None:
+    def __init__(self, heads: Sequence[RankHeader], tables: Mapping[str, PlacesOfTable]) -> None:
         members: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
         for head in heads:
             if head.at:

@@ -23,7 +23,7 @@ from lflops.profile.model import SCHEMA_VERSION, Cell, Communication, Memory, Mo
 from lflops.profile.records import PHASES, Count, ModulePhase, Phase, Seconds
 from lflops.profile.steps import is_disturbed
 
-__all__ = ["Head", "Packed", "PlacesOfTable", "RankReport", "Table", "compress_head", "pack", "rows_in", "unpacked"]
+__all__ = ["Packed", "PlacesOfTable", "RankHeader", "RankReport", "Table", "compress_head", "pack", "rows_in", "unpacked"]
 
 Part = TypeVar("Part")
 
@@ -63,7 +63,7 @@ class PlacesOfTable(Struct, frozen=True, kw_only=True):
     begins: tuple[Place, ...] = ()
 
 
-class Head(Struct, frozen=True, kw_only=True):
+class RankHeader(Struct, frozen=True, kw_only=True):
     """What is one rank's alone, without the times of its modules."""
 
     brief: Brief
@@ -108,7 +108,7 @@ def pack(report: RankReport) -> Packed:
     name, blob = _named(table)
     remembered = None if profile.memory is None else _named(profile.memory)
     number = {place: index for index, place in enumerate(places)}
-    head = Head(
+    head = RankHeader(
         brief=brief_of(report.rank, profile, table=name, node=report.node, coordinates=report.coordinates),
         at=at,
         disturbed=tuple(step.index for step in hooked if is_disturbed(step.marks)),
@@ -125,7 +125,7 @@ def unpacked(blob: bytes, kind: type[Part]) -> Part:
     return msgpack.decode(zlib.decompress(blob), type=kind)
 
 
-def rows_in(table: Table, head: Head, times: Sequence[Sequence[float]]) -> Profile:
+def rows_in(table: Table, head: RankHeader, times: Sequence[Sequence[float]]) -> Profile:
     """The rows of a rank's profile, and what its modules took, of which `times` has the seconds of each step in each place."""
     communication = zip(table.communication, head.brief.communication_seconds, strict=True)
     profile = Profile(
@@ -183,6 +183,6 @@ def _named(value: Table | Memory) -> tuple[str, bytes]:
     return hashlib.blake2b(packed, digest_size=16).hexdigest(), zlib.compress(packed, _FAST)
 
 
-def compress_head(head: Head) -> bytes:
+def compress_head(head: RankHeader) -> bytes:
     """A head, for `unpacked`."""
     return zlib.compress(msgpack.encode(head), _FAST)

@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from msgspec.structs import replace
 
 from lflops.collect.ranks.rank_times import RankTimes
-from lflops.collect.ranks.report import Head, Packed, PlacesOfTable, RankReport, Table, pack, rows_in, unpacked
+from lflops.collect.ranks.report import Packed, PlacesOfTable, RankHeader, RankReport, Table, pack, rows_in, unpacked
 from lflops.collect.ranks.store import RankStore
 from lflops.collect.ranks.topology import Topology
 from lflops.merging.merge import merged
@@ -37,7 +37,7 @@ class RankWindow:
         self.deliver(report.rank, pack(report))
 
     def deliver(self, rank: int, packed: Packed) -> None:
-        """Leave what is packed; what says that all of it is there comes last."""
+        """Upload the packed report; the completion counter is written last."""
         store = self._store
         for name, blob in packed.shared.items():
             if store.add(self._key("copies", name)) <= COPIES:
@@ -63,7 +63,7 @@ class RankWindow:
         def blob(name: str) -> bytes:
             return packed.shared.get(name) or self._store.get(self._key("shared", name))
 
-        heads = self._heads(unpacked(packed.head, Head), packed.shared.keys())
+        heads = self._heads(unpacked(packed.head, RankHeader), packed.shared.keys())
         tables = {name: unpacked(blob(name), PlacesOfTable) for name in {each.brief.table for each in heads.values()}}
         times = RankTimes(list(heads.values()), tables)
         waits = {place for places in tables.values() for place in places.waits}
@@ -78,18 +78,18 @@ class RankWindow:
             return report.profile.memory if rank == 0 or name is None else unpacked(blob(name), Memory)
 
         absent = {rank: self._absent(rank) for rank in range(self._topology.world_size) if rank not in heads}
-        briefs = (unpacked(self._store.take(self._key("head", rank)) if rank else packed.head, Head).brief for rank in heads)
+        briefs = (unpacked(self._store.take(self._key("head", rank)) if rank else packed.head, RankHeader).brief for rank in heads)
         profile = merged(briefs, rows_of, memory_of, times.table, waits, absent=absent)
         self._close(heads, packed.shared.keys())
         return profile
 
-    def _heads(self, own: Head, at_hand: AbstractSet[str]) -> dict[int, Head]:
+    def _heads(self, own: RankHeader, at_hand: AbstractSet[str]) -> dict[int, RankHeader]:
         """Of the ranks whose reports are there with all that they rest on. Their steps, of which there are many, are left for later."""
         heads = {own.brief.rank: own}
         there: dict[str, bool] = dict.fromkeys(at_hand, True)
         for rank in range(1, self._topology.world_size):
             if self._store.has(self._key("head", rank)):
-                head = unpacked(self._store.get(self._key("head", rank)), Head)
+                head = unpacked(self._store.get(self._key("head", rank)), RankHeader)
                 names = [name for name in (head.brief.table, head.memory) if name is not None]
                 for name in names:
                     if name not in there:
@@ -109,7 +109,7 @@ class RankWindow:
             return replace(nothing, status="failed")
         return replace(nothing, status="late") if self._store.has(self._key("begun", rank)) else nothing
 
-    def _close(self, heads: dict[int, Head], at_hand: AbstractSet[str]) -> None:
+    def _close(self, heads: dict[int, RankHeader], at_hand: AbstractSet[str]) -> None:
         """Take away what was looked at: a store has no end of room."""
         self._store.put(self._key("closed"), b"")
         for rank in heads:

@@ -241,7 +241,7 @@ class ModuleTimer:
 
 
 _NO_OUTPUT = object()
-"""What a scope is left with."""
+"""Passed to `_pop` when a scope ends without an output."""
 
 
 def _newest(crossing: Any, start: int, end: int) -> tuple[Any, int]:

@@ -54,7 +54,7 @@ class CountedSteps:
         """Count the step that begins with this batch, unless one like it was counted: then return that one."""
         if not self._can_count():
             self._step = None
-            return self.without()
+            return self.uncounted_profile()
         shapes = self._reader.shapes(batch)
         self._key = (shapes, frozenset(lengths.items()))
         known = None if shapes is None or self._stage.fetches_itself else self._counted.get(self._key)
@@ -119,7 +119,7 @@ class CountedSteps:
         """Whether a step can be counted as it runs: under this torch, what is compiled would not run compiled meanwhile."""
         return passes_dynamo() or not (self._training.is_compiled or ModuleTree({"": self._root}).compiled or compilations())
 
-    def without(self) -> Profile:
+    def uncounted_profile(self) -> Profile:
         """The profile of a run that was not counted here: what was counted elsewhere, or nothing at all."""
         if isinstance(self._settings.count, Profile):
             return self.with_facts(self._settings.count)

@@ -7,7 +7,7 @@ from lflops.analyze.speed.peaks import peak_of
 from lflops.profile.model import Profile
 from lflops.profile.series import sum_known
 from lflops.session.window.batch_work import NO_LENGTHS, BatchWork, HostBatch, Lengths
-from lflops.session.window.plain_steps import MOST
+from lflops.session.window.plain_steps import MAX_PENDING_STEPS
 from lflops.session.window.step_clock import TimedStep
 
 __all__ = ["LiveMetrics"]
@@ -59,12 +59,12 @@ class LiveMetrics:
         """Whether to count this batch would tell what others cost."""
         return bool(self._reads_lengths and (self._work.packed is None or self._work.needs_samples) and self.lengths(batch))
 
-    def see(self, step: int, batch: Any) -> None:
+    def record_lengths(self, step: int, batch: Any) -> None:
         """A batch of a step is over."""
         if self._reads_lengths:
             self._lengths.setdefault(step, []).append(self._host.of(batch))
             self._host.forget()
-            self._lengths.pop(step - MOST, None)
+            self._lengths.pop(step - MAX_PENDING_STEPS, None)
 
     def drop(self, step: int) -> None:
         """The batches of a step are left, and it begins anew."""

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from lflops.collect.inputs.batch_reader import BatchReader
 from lflops.collect.timing.clock import ThreadSchedule, cpu_usage
 
-__all__ = ["MOST", "BatchUnits", "PlainSteps"]
+__all__ = ["MAX_PENDING_STEPS", "BatchUnits", "PlainSteps"]
 
-MOST = 200
-"""So many steps are plain at most, until they are made out."""
+MAX_PENDING_STEPS = 200
+"""Plain steps are flushed after this many."""
 
 CPU_ROUND, CPU_READ = 16, 3
 """In each round of so many plain steps, the CPU time of so many is read: the system adds it up over all threads, which takes long."""

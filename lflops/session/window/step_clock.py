@@ -18,7 +18,7 @@ from lflops.collect.timing.step_phases import PhaseMarks, StepPhases
 from lflops.collect.torch_private.modules import Compilations, compilations, remove_hook
 from lflops.profile.steps import Step, StepKind, is_clean
 from lflops.session.window.hooked_step import HookedStep
-from lflops.session.window.plain_steps import MOST, BatchUnits, PlainSteps
+from lflops.session.window.plain_steps import MAX_PENDING_STEPS, BatchUnits, PlainSteps
 
 __all__ = ["StepClock", "TimedStep"]
 
@@ -26,7 +26,7 @@ COLD = 2
 """So many steps at the beginning of a run are no measure of the others."""
 
 MANY_SHAPES = 16
-"""From so many on a new shape is what this training is like, and disturbs no step more than the others."""
+"""After this many distinct shapes, a new shape no longer marks a step."""
 
 
 MOST_SHAPES = 1000
@@ -39,7 +39,7 @@ class TimedStep(NamedTuple):
     ordinal: int  # its number in this run, from 0
     logged_step: int  # the step's number in the loggers
     times_phases: bool  # whether its phases were recorded; if not, only its total time is known
-    stretch: PhaseMarks  # its phases on the training's device
+    device_marks: PhaseMarks  # its phases on the training's device
     shapes: tuple[Hashable, ...]  # those of its batches
     samples: int | None
     tokens: int | None
@@ -111,7 +111,7 @@ class StepClock:
         self._units = units
         self._updating = updating
         self._marks: dict[str, None] = {"cold": None}
-        self._pending: deque[TimedStep] = deque(maxlen=MOST)
+        self._pending: deque[TimedStep] = deque(maxlen=MAX_PENDING_STEPS)
         self._cpu: struct_rusage | None = None
         self._thread: bytes | None = None
         self._is_torn = False
@@ -162,38 +162,38 @@ class StepClock:
     def expect_plain(self, steps: float) -> None:
         """So many steps from here on may be plain, if nothing happens in them."""
         has_more = self._marks or self._on_host is not None or self._units is not None or self._scaled
-        self.plain.limit = 0 if has_more else int(min(steps, MOST))
+        self.plain.limit = 0 if has_more else int(min(steps, MAX_PENDING_STEPS))
 
-    def make_out_plain(self, logged_step: int) -> None:
-        """Make steps of the notes. The one that is going on goes on; the loggers call it `logged_step`."""
-        self._make_out(logged_step, self._phases.cut(self.plain.ends()), self._unheard())
+    def flush_plain_steps(self, logged_step: int) -> None:
+        """Make steps of the noted ones. The step that is running goes on; the loggers call it `logged_step`."""
+        self._flush(logged_step, self._phases.cut(self.plain.ends()), self._unheard())
 
-    def _make_out(self, logged_step: int, stretches: Iterable[PhaseMarks], marks: tuple[str, ...]) -> None:
+    def _flush(self, logged_step: int, steps: Iterable[PhaseMarks], marks: tuple[str, ...]) -> None:
         """If the loggers have not counted a step for each batch, gradients were accumulated, and the batches were parts of steps."""
         is_complete = logged_step == self.logged_step + 1
         notes, usage, threads = self.plain.take()
-        for number, ((batch, *_), stretch) in enumerate(zip(notes, stretches, strict=True), 1):
-            step = self._ended_step(self._logged_step + 1, stretch, [batch], usage.get(number), threads.get(number))
+        for number, ((batch, *_), device_marks) in enumerate(zip(notes, steps, strict=True), 1):
+            step = self._ended_step(self._logged_step + 1, device_marks, [batch], usage.get(number), threads.get(number))
             self._pending.append(step._replace(is_complete=is_complete, marks=marks))
 
     def _ended_step(
-        self, logged_step: int, stretch: PhaseMarks, batches: Sequence[BatchUnits], usage: struct_rusage | None, of_thread: bytes | None
+        self, logged_step: int, device_marks: PhaseMarks, batches: Sequence[BatchUnits], usage: struct_rusage | None, thread: bytes | None
     ) -> TimedStep:
         """The step that has ended, with what the process and the thread had used by then."""
         before, self._cpu = self._cpu, usage
-        thread_before, self._thread = self._thread, of_thread
+        thread_before, self._thread = self._thread, thread
         ordinal, self._logged_step = self._ended, logged_step
         self._ended += 1
         return TimedStep(
             ordinal=ordinal,
             logged_step=logged_step,
             times_phases=self.times_phases,
-            stretch=stretch,
+            device_marks=device_marks,
             shapes=tuple(each.shapes for each in batches),
             samples=_sum([each.samples for each in batches]),
             tokens=_sum([each.tokens for each in batches]),
             cpu=None if before is None or usage is None else (before, usage),
-            thread=(thread_before, of_thread),
+            thread=(thread_before, thread),
         )
 
     def _unheard(self) -> tuple[str, ...]:
@@ -237,13 +237,13 @@ class StepClock:
         on_host = None if self._on_host is None else self._on_host.end()
         usage = cpu_usage() if self.times_phases else None
         of_thread = self._of_thread()
-        *plain, stretch = self._phases.cut(ends)
+        *plain, device_marks = self._phases.cut(ends)
         unheard = self._unheard()
-        self._make_out(logged_step, plain, unheard)
+        self._flush(logged_step, plain, unheard)
         marks = self._marks | dict.fromkeys(unheard)
         if self._scaled and not self._updated:
             marks["no_update"] = None
-        step = self._ended_step(logged_step, stretch, self.batches, usage, of_thread)
+        step = self._ended_step(logged_step, device_marks, self.batches, usage, of_thread)
         is_complete = not self._is_torn
         self._pending.append(
             step._replace(on_host=on_host, counted=counted, hooked=hooked, traced=traced, is_complete=is_complete, marks=tuple(marks))
@@ -267,20 +267,20 @@ class StepClock:
 
     def read(self) -> Iterator[TimedStep]:
         """The steps that are over and can be timed without waiting."""
-        while self._pending and self._phases.has_come(self._pending[0].stretch):
+        while self._pending and self._phases.has_come(self._pending[0].device_marks):
             yield self._pending.popleft()
 
     def seconds(self, step: TimedStep) -> float:
         """How long a step took."""
-        return self._phases.total(step.stretch)
+        return self._phases.total(step.device_marks)
 
     def step(self, step: TimedStep) -> Step:
         """A step as a value."""
-        phases = self._phases.seconds(step.stretch) if step.times_phases else {}
+        phases = self._phases.seconds(step.device_marks) if step.times_phases else {}
         idle = step.times_phases and not self._updating <= phases.keys() and "no_update" not in step.marks
         before, after = step.cpu or (None, None)
         on_core, waited = ThreadSchedule.between(*step.thread) or (None, None)
-        waiting = None if step.counted or not step.times_phases else self._phases.waiting(step.stretch)
+        waiting = None if step.counted or not step.times_phases else self._phases.waiting(step.device_marks)
         return Step(
             index=step.logged_step,
             kind=step.kind,

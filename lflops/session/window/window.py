@@ -129,11 +129,11 @@ class Window:
 
     def _timelines(self, clock: Clock) -> tuple[StepTimeline, ...]:
         """That of the hooked step of median length, if no traced step has one."""
-        hooked = [(clock.seconds(step.stretch[0][0], step.stretch[-1]), step) for step in self._steps if step.hooked]
+        hooked = [(clock.seconds(step.device_marks[0][0], step.device_marks[-1]), step) for step in self._steps if step.hooked]
         if not hooked or (self.recording is not None and self.recording.timeline is not None):
             return ()
         _, median = sorted(hooked, key=itemgetter(0))[(len(hooked) - 1) // 2]
-        return (median.hooked.timeline(median.stretch),) if median.hooked else ()
+        return (median.hooked.timeline(median.device_marks),) if median.hooked else ()
 
     @property
     def _clean(self) -> int:
