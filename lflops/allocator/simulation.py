@@ -123,7 +123,6 @@ class Allocator:
         return _up(nbytes, LEAST_BLOCK)
 
     def _cached(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """A free block that is large enough."""
         if self._collects:
             pool.searches += 1
         block = None
@@ -252,7 +251,6 @@ class Allocator:
         self.reserved -= block.size
 
     def _unmap(self, block: Block) -> None:
-        """Take whole pages away from a free block."""
         page, pool = _page(block.pool), block.pool
         begin, end = _up(block.address, page), (block.address + block.size) // page * page
         if begin >= end:

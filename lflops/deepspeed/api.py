@@ -16,8 +16,7 @@ from lflops.analyze.analysis import analyze
 from lflops.collect.count_and_time import CountAndTime
 from lflops.collect.inputs.arguments import check_module, check_whole, describe
 from lflops.collect.inputs.batch import tensor_of_shape
-from lflops.collect.measure import measure
-from lflops.collect.text_generation import measure_generate
+from lflops.collect.measure import measure, measure_generate
 from lflops.errors import CountError
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note

@@ -353,7 +353,6 @@ def _around(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    """The user's own module, whose names people know."""
     inner = model
     for each in _around(model):
         inner = getattr(each, WRAPPERS[type(each).__name__])

@@ -259,7 +259,6 @@ class Results:
             self._in_background.append((closed, BackgroundCall(prepare, f"lflops: {run.stage} window {run.window}")))
 
     def _log(self, closed: _Closed, prepared: PreparedWindow) -> None:
-        """Say that a window is closed, and give the loggers what was made of it."""
         if self.outlets is None:
             return
         files = [*closed.files, *prepared.files]

@@ -147,7 +147,6 @@ class MonitoredRun:
             self.take_off()
 
     def _end_history(self, error: BaseException | None, training: Training | None) -> None:
-        """Report what an error says of memory."""
         self._history = None
         try:
             paths = OutputPaths.of(self.log_dir, self._settings.dirpath, self._monitor)

@@ -297,7 +297,6 @@ class Session:
         )
 
     def _share_steps(self) -> None:
-        """Hand in the clean steps since the last time."""
         if self._clean is not None:
             steps, self._clean = self._clean, []
             self._results.share(self._stage.name, map(self._step_clock.step, steps))
@@ -377,7 +376,6 @@ class Session:
         return window.profile(counted, self._step_clock.logged_step, notes, of=self._step_clock.step, clock=self._clock, failed=failed)
 
     def _report(self, window: Window, *, failed: bool) -> None:
-        """Make a window's profile, and hand it on."""
         tracing, recording, places, rank = self._tracing, window.recording, self._results.paths, self._training.rank
         if recording is None and not self._results.wants_windows:
             return

@@ -243,7 +243,6 @@ class _Walk:
         self._doubles: list[tuple[_Open, _Open]] = []  # an operator that calls one of the same name, then that one
 
     def thread(self, events: Sequence[Event], replay: Replay) -> None:
-        """Add those of a thread; they are sorted."""
         opened: list[_Open] = []
         running = replay.module_phase
         due: float = -1

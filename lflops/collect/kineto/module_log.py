@@ -219,7 +219,6 @@ class Replay:
         return self._calls + runs
 
     def _update(self) -> None:
-        """Set what runs now, and until when."""
         top = self._frames[-1] if self._frames else None
         self.module_phase = ModulePhase("", self._outside) if top is None or top.module_phase is None else top.module_phase
         entry = self._entries[self._next][0] if self._next < len(self._entries) else inf

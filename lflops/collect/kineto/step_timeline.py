@@ -113,7 +113,6 @@ def _is_operator(event: Event) -> bool:
 
 
 def _outermost(events: Iterable[Event]) -> Iterator[Event]:
-    """The operators that no other operator called."""
     last: defaultdict[int, int] = defaultdict(int)
     for event in sorted(filter(_is_operator, events), key=lambda each: (each.start, -each.end)):
         if event.start >= last[event.thread]:

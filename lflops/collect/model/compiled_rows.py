@@ -40,7 +40,6 @@ def rows_of(modules: Sequence[tuple[str, str]], running: str, tree: ModuleTree, 
 
 
 def _base(wanted: Sequence[tuple[str, str]], running: str, tree: ModuleTree, owners: Collection[str], *, exact: bool) -> str | None:
-    """The row of the module that has all of these below it."""
     running = tree.nearest(running)
     if _has_all(running, wanted, tree, exact=exact):
         return running

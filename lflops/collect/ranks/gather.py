@@ -192,7 +192,6 @@ class Gather:
         job.start()
 
     def _watch_exit(self) -> None:
-        """Hear of the end of the process."""
         if self._at_exit is None:
             self._at_exit = weakref.finalize(self._hurry, self._stop)
 
@@ -241,7 +240,6 @@ class _Job:
         self._thread = threading.Thread(target=self._run, name="lflops-gather", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     @property
@@ -253,7 +251,6 @@ class _Job:
         return self.is_running and not self._waits
 
     def wait(self, seconds: float) -> None:
-        """Until it is done, or so long."""
         self._thread.join(max(seconds, 0.0))
 
     def results(self) -> list[Profile]:

@@ -86,7 +86,6 @@ def _clone_connection(group: Any, shared: Any, name: str, timeout: float) -> Any
 
 
 def _connect_to_rank0(shared: Any, timeout: float) -> Any:
-    """The first rank's, as the group's store tells of it."""
     _wait_for(shared, ADDRESS_KEY, WAIT * timeout)
     host, port = shared.get(ADDRESS_KEY).decode().split()
     return _opened(int(port), timeout, host=host)

@@ -146,12 +146,10 @@ class WandbOutput(Output):
         return log
 
     def where(self) -> str:
-        """The run's page, or what uploads it where it is offline."""
         run = self._logger.experiment
         return f"in Weights & Biases: {run.url or f'wandb sync {Path(run.dir).parent}'}"
 
     def end(self, profiles: Iterable[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002 - not on an axis
-        """Put the totals into the run's summary, and keep the traces."""
         import wandb
 
         run = self._logger.experiment
@@ -195,7 +193,6 @@ class MLflowOutput(Output):
         return f"in MLflow, run {self._logger.run_id}: artifacts below {self._root}"
 
     def end(self, profiles: Iterable[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002 - not on an axis
-        """Keep the totals as parameters of the run, and the traces."""
         client, run = self._logger.experiment, self._logger.run_id
         last = {profile.run.stage: profile for profile in profiles}
         for stage, profile in last.items():
@@ -237,7 +234,6 @@ def totals(profile: Profile) -> dict[str, float]:
 
 
 def _hyperparameters(profile: Profile) -> dict[str, bool | int | float | str]:
-    """What distinguishes a run from others."""
     run = profile.run
     known = {
         "precision": run.precision,
