@@ -65,15 +65,11 @@ class Block:
 
 
 class Pool:
-    """The free blocks for small requests, or for large ones.
-
-    Attributes:
-        searches: How often a free block was looked for while old ones are collected.
-    """
+    """The free blocks for small requests, or for large ones."""
 
     def __init__(self, *, small: bool) -> None:
         self.small = small
-        self.searches = 0
+        self.searches = 0  # how often a free block was looked for while old ones are collected
         self._free: list[Key] = []
         self._unmapped: list[Key] = []
         self._blocks: dict[int, Block] = {}

@@ -92,17 +92,12 @@ class CountAndTime:
 
 
 class _StampingTracker(ModuleTracker):
-    """Also stamps when the model runs, and when the observer does: hooks, and the counting of operators.
-
-    Attributes:
-        stamps: Those of the thread that entered, and of backward.
-        batch: Samples and tokens that the model itself was first called with.
-    """
+    """Also stamps when the model runs, and when the observer does: hooks, and the counting of operators."""
 
     def __init__(self, clock: Clock, tree: ModuleTree, **options: Any) -> None:
         super().__init__(tree, **options)
-        self.stamps: list[Stamp] = []
-        self.batch: tuple[int | None, int | None] | None = None
+        self.stamps: list[Stamp] = []  # those of the thread that entered, and of backward
+        self.batch: tuple[int | None, int | None] | None = None  # samples and tokens that the model itself was first called with
         self._mark = clock.mark
         self._backward = NO_BACKWARD  # in which the last stamp was made
 

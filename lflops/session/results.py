@@ -86,21 +86,17 @@ class Results:
         monitor: Which of the loop's monitors it is for, from 1.
         store: That all ranks reach; `None` where they have none, or there is one rank.
 
-    Attributes:
-        profiles: The last windows, `KEPT` at most, those of all ranks together, on the main process. Earlier ones are in their files.
-        shares: By stage, how many times the samples and the tokens of this rank all ranks have together, as the last window had them.
-        outlets: Where results go; `None` on all processes but the main one.
-        paths: Where files go; `None` for none.
-
     Raises:
         CountError: What the user says of the ranks cannot be.
     """
 
     def __init__(self, training: Training, settings: Settings, log_dir: str | None, *, monitor: int, store: Any) -> None:
+        # The last windows, `KEPT` at most, those of all ranks together, on the main process. Earlier ones are in their files.
         self.profiles: list[Profile] = []
         self._closed = 0  # how many windows there were
         self._last: dict[str | None, Profile] = {}  # by stage
         self._traces: list[Path] = []
+        # By stage, how many times the samples and the tokens of this rank all ranks have together, as the last window had them.
         self.shares: dict[str, Mapping[str, float]] = {}
         self._training = training
         self._saved: tuple[Profile, Path] | None = None  # the last that was
@@ -119,8 +115,9 @@ class Results:
         )
         self._gather = None if store is None else Gather(store, training.rank, self.topology, timeout=settings.gather_timeout)
         self.failures = Failures(raised=settings.on_error == "raise")
+        # Where results go; `None` on all processes but the main one.
         self.outlets = Outlets(training, settings, monitor, self.failures) if training.is_main else None
-        self.paths = paths = OutputPaths.of(log_dir, settings.dirpath, monitor)
+        self.paths = paths = OutputPaths.of(log_dir, settings.dirpath, monitor)  # `None` for no files
         self._folder = None if paths is None else paths.profiles  # that the run has a part of
         if paths is not None:
             self.paths = paths.within(_part_of(paths.profiles, training, store, settings.gather_timeout))

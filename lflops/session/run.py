@@ -24,31 +24,22 @@ __all__ = ["MonitoredRun"]
 
 
 class MonitoredRun:
-    """Begins when a run is set up, and ends however the run does.
-
-    Attributes:
-        log_dir: The run's folder; `None` where it has none.
-        store: That all ranks reach; `None` where they have none, or there is one rank.
-        sessions: By stage; `None` is one that has not begun, or is over.
-        profiles: The windows that are closed, on the main process; of more than 32, the last 32.
-        boundary: All that the training calls of ours goes through it.
-        undo: Takes off what the driver has installed, at the end of the run.
-    """
+    """Begins when a run is set up, and ends however the run does."""
 
     def __init__(self, settings: Settings) -> None:
-        self.sessions: dict[str, Session | None] = dict.fromkeys(STAGES)
+        self.sessions: dict[str, Session | None] = dict.fromkeys(STAGES)  # by stage; `None` is one that has not begun, or is over
         self._begun: set[str] = set()
-        self.profiles: list[Profile] = []
+        self.profiles: list[Profile] = []  # the windows that are closed, on the main process; of more than 32, the last 32
         self._settings = settings
-        self.log_dir: str | None = None
-        self.store: Any = None
+        self.log_dir: str | None = None  # the run's folder; `None` where it has none
+        self.store: Any = None  # that all ranks reach; `None` where they have none, or there is one rank
         self._training: Training | None = None
         self._results: Results | None = None
         self._history: MemoryHistory | None = None
         self._monitor = 1
         self._failed = False
-        self.boundary = Boundary(self.fail)
-        self.undo = Undo()
+        self.boundary = Boundary(self.fail)  # all that the training calls of ours goes through it
+        self.undo = Undo()  # takes off what the driver has installed, at the end of the run
         self._graphs = KeptGraphs()
         self._tracking = CompileTracking()
 

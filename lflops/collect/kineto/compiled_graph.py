@@ -116,9 +116,6 @@ class CompileTracking:
     """Records every graph that is compiled between `start` and `stop`. It changes inductor's settings, and restores them.
 
     The settings are those of the process: the first user sets them and the last restores them.
-
-    Attributes:
-        refusal: Why no graph is recorded; `None` while they are.
     """
 
     _lock = threading.Lock()
@@ -126,7 +123,7 @@ class CompileTracking:
     _restore: Callable[[], None] | None = None
 
     def __init__(self) -> None:
-        self.refusal: str | None = None
+        self.refusal: str | None = None  # why no graph is recorded; `None` while they are
         self._runs = False
 
     def start(self) -> None:

@@ -42,16 +42,12 @@ LogEntry = tuple[int, int, int, str | nn.Module]
 
 
 class ModuleLog:
-    """Logs what is entered and left while its hooks are installed, by thread.
-
-    Attributes:
-        threads: The entries by Python's number of the thread.
-    """
+    """Logs what is entered and left while its hooks are installed, by thread."""
 
     def __init__(self, tree: ModuleTree) -> None:
         self.tree = tree
         self.home = threading.get_ident()
-        self.threads: dict[int, list[LogEntry]] = {}
+        self.threads: dict[int, list[LogEntry]] = {}  # the entries by Python's number of the thread
 
     def install(self, undo: Undo, guard: Guard = unguarded) -> None:
         """Install the hooks, on the thread that trains, until `undo` is closed."""
@@ -145,10 +141,6 @@ class Replay:
     Args:
         segments: The numberings of threads by Kineto's number of the thread, complete but for that of this one.
         own: This thread's, to be filled.
-
-    Attributes:
-        module_phase: What the operator that runs now belongs to.
-        due: When the next entry or the end of a node is to be read; before that, nothing changes.
     """
 
     def __init__(
@@ -173,8 +165,8 @@ class Replay:
         self._runs: list[_Run] = []
         self._node_row = ""
         self._in_a_row = False
-        self.module_phase = ModulePhase("", self._outside)
-        self.due: float = inf
+        self.module_phase = ModulePhase("", self._outside)  # what the operator that runs now belongs to
+        self.due: float = inf  # when the next entry or the end of a node is to be read; before that, nothing changes
         self._update()
 
     def go_on(self, now: float) -> None:

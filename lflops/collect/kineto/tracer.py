@@ -69,12 +69,7 @@ class Recording:
 
 
 class Tracer:
-    """Records from `begin` to `stop`, on the thread that trains.
-
-    Attributes:
-        refusal: Why there is no recording, or no file of it; `None` while nothing is against one.
-        error: What kept the file from being written, in the words of the error.
-    """
+    """Records from `begin` to `stop`, on the thread that trains."""
 
     _recording: ClassVar["weakref.WeakSet[Tracer]"] = weakref.WeakSet()
 
@@ -103,8 +98,9 @@ class Tracer:
         self._guard = guard
         self._hooks = Undo()
         self._way = guard(self._give_way)
+        # Why there is no recording, or no file of it; `None` while nothing is against one.
         self.refusal: Refusal | None = None if self._activities else "no_activity"
-        self.error: str | None = None
+        self.error: str | None = None  # what kept the file from being written, in the words of the error
 
     def warm_up(self) -> bool:
         """Load what tracing a device takes, by a session of nothing, so that the first step does not pay for it. Returns as `begin`."""

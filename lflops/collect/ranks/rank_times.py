@@ -50,15 +50,7 @@ class _Group:
 
 
 class RankTimes:
-    """Takes each rank's times once.
-
-    Attributes:
-        groups: The ranks by the places and steps that they have.
-        waits: The places where ranks wait for each other.
-        begins: Those where collectives begin that are awaited elsewhere.
-        disturbed: Steps that are no measure of one of the ranks.
-        known: Exposed seconds of collectives, by rank, in the places where all ranks know them.
-    """
+    """Takes each rank's times once."""
 
     def __init__(self, heads: Sequence[RankHeader], tables: Mapping[str, PlacesOfTable]) -> None:
         members: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
@@ -70,9 +62,11 @@ class RankTimes:
             for (table, at), ranks in members.items()
         ]
         self._homes = {rank: (group, row) for group in self.groups for row, rank in enumerate(group.ranks)}
-        self.waits = {wait for places in tables.values() for wait in places.waits}
+        self.waits = {wait for places in tables.values() for wait in places.waits}  # where ranks wait for each other
+        # Where collectives begin that are awaited elsewhere.
         self.begins = {begun for places in tables.values() for begun in places.begins}
-        self.disturbed = {step for head in heads for step in head.disturbed}
+        self.disturbed = {step for head in heads for step in head.disturbed}  # steps that are no measure of one of the ranks
+        # Exposed seconds of collectives, by rank, in the places where all ranks know them.
         self.known = known_waits(
             {
                 head.brief.rank: {tables[head.brief.table].places[number]: seconds for number, seconds in head.waiting.items()}

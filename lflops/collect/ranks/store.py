@@ -110,14 +110,10 @@ def _opened(port: int, timeout: float, *, host: str | None = None, is_master: bo
 
 
 class RankStore:
-    """A store with values of any size, in which nothing waits for a key that is not there.
-
-    Attributes:
-        answers: How many requests it has answered: who works with it gets on.
-    """
+    """A store with values of any size, in which nothing waits for a key that is not there."""
 
     def __init__(self, store: Any) -> None:
-        self.answers = 0
+        self.answers = 0  # how many requests it has answered: who works with it gets on
         self._open = store
         self._closed = False
 

@@ -33,18 +33,14 @@ PhaseMarks = tuple[list[Any], list[str], Any]
 
 
 class StepPhases:
-    """Follows one thread in and out of phases. It does so some twenty times in a step: what can wait is left to who reads the marks.
-
-    Attributes:
-        mark: Marks this moment.
-        marks: When a phase became the innermost one, since the last step that was handed out; always the same list. A moment that was not
-            marked is `None`.
-    """
+    """Follows one thread in and out of phases. It does so some twenty times in a step: what can wait is left to who reads the marks."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.mark = clock.mark
+        self.mark = clock.mark  # marks this moment
         self._running: list[str] = [OTHER]
+        # When a phase became the innermost one, since the last step that was handed out; always the same list. A moment that was not marked
+        # is `None`.
         self.marks: list[Any] = []
         self._phases: list[str] = []
 

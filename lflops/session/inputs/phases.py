@@ -36,12 +36,9 @@ class Phases:
     """The phases that one training is in, the innermost last.
 
     A driver enters and leaves them. A listener hears the end of those phases alone whose beginning it heard.
-
-    Attributes:
-        awaits_others: Whether backward may end with a wait for other ranks. A driver that finds it out tells of it by `wait`.
     """
 
-    awaits_others = False
+    awaits_others = False  # whether backward may end with a wait for other ranks. A driver that finds it out tells of it by `wait`
 
     def __init__(self) -> None:
         self._ears: dict[str, tuple[_Ear, ...]] = {}

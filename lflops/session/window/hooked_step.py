@@ -20,11 +20,7 @@ _WITHOUT_SLICE = frozenset({"forward", "backward", WAIT, OTHER, ""})
 
 
 class HookedStep:
-    """Stamps the modules from its start until it is stopped. The LightningModule is the root, and training_step its forward.
-
-    Attributes:
-        cpu_lost: CPU seconds that other processes took from it; `None` until it is stopped, and where the system does not say.
-    """
+    """Stamps the modules from its start until it is stopped. The LightningModule is the root, and training_step its forward."""
 
     def __init__(self, stage: Stage, tree: ModuleTree, clock: Clock) -> None:
         self._stage = stage
@@ -33,6 +29,7 @@ class HookedStep:
         self._phases: list[str] = []
         self._begun = False
         self._cpu: CpuWatch | None = None
+        # CPU seconds that other processes took from it; `None` until it is stopped, and where the system does not say.
         self.cpu_lost: float | None = None
         self._passes: list[dict[str, list[Stamp]]] = []
         self._undo = Undo()

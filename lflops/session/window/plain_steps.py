@@ -29,26 +29,19 @@ class BatchUnits(NamedTuple):
 
 
 class PlainSteps:
-    """Notes the plain steps since the last one that was none.
-
-    Attributes:
-        limit: How many steps may be plain, until they are made out.
-        reader: Reads the batches.
-        known: Batches by their shapes.
-        steps: Of each step so far its batch, how many marks there were when it ended, and a mark of that moment.
-        cpu: What the process had used of the CPU by the end of a step, by how many steps there were; only some are there.
-        reads_cpu: Whether that is read at all.
-        threads: What the system has counted of the training's thread by the end of each step; empty where that is not read.
-    """
+    """Notes the plain steps since the last one that was none."""
 
     def __init__(self, mark: Callable[[], Any], marks: Sized, schedule: ThreadSchedule | None = None) -> None:
-        self.limit = 0
-        self.reader = BatchReader()
-        self.known: dict[Hashable, BatchUnits] = {}
+        self.limit = 0  # how many steps may be plain, until they are made out
+        self.reader = BatchReader()  # reads the batches
+        self.known: dict[Hashable, BatchUnits] = {}  # batches by their shapes
+        # Of each step so far its batch, how many marks there were when it ended, and a mark of that moment.
         self.steps: list[tuple[BatchUnits, int, Any]] = []
+        # What the process had used of the CPU by the end of a step, by how many steps there were; only some are there.
         self.cpu: dict[int, struct_rusage] = {}
-        self.reads_cpu = True
+        self.reads_cpu = True  # whether that is read at all
         self.schedule = schedule
+        # What the system has counted of the training's thread by the end of each step; empty where that is not read.
         self.threads: dict[int, bytes | None] = {}
         self._mark = mark
         self._marks = marks

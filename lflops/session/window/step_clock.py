@@ -80,12 +80,6 @@ class StepClock:
         updating: The phases without which a step has learned nothing.
         scaled: Whether gradients are scaled, so that an optimizer that should step may not.
         on_ranks: Whether steps are compared with those of other ranks, so that it matters what the system does to this one.
-
-    Attributes:
-        listeners: What has to listen to phases.
-        batches: The batches of the step that are over.
-        plain: The plain steps since the last one that was none.
-        times_phases: Whether the phases are recorded.
     """
 
     def __init__(
@@ -99,10 +93,11 @@ class StepClock:
         scaled: bool,
         on_ranks: bool = False,
     ) -> None:
-        self.listeners = [phases] if on_host is None else [phases, on_host]
-        self.batches: list[BatchUnits] = []
+        self.listeners = [phases] if on_host is None else [phases, on_host]  # what has to listen to phases
+        self.batches: list[BatchUnits] = []  # the batches of the step that are over
+        # The plain steps since the last one that was none.
         self.plain = PlainSteps(phases.mark, phases.marks, ThreadSchedule() if on_ranks else None)
-        self.times_phases = True
+        self.times_phases = True  # whether the phases are recorded
         self._new_shapes = 0
         self._ended = 0
         self._logged_step = logged_step

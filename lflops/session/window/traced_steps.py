@@ -43,11 +43,7 @@ class _Batches(OutsideModules):
 
 
 class TracedSteps:
-    """Records the traced steps of one window after the other.
-
-    Attributes:
-        notes: Why there is no trace, if there is none.
-    """
+    """Records the traced steps of one window after the other."""
 
     def __init__(self, training: Training, stage: Stage, tree: ModuleTree, settings: Settings, folder: Path, *, guard: Guard) -> None:
         self._training = training
@@ -59,7 +55,7 @@ class TracedSteps:
         self._tracer: Tracer | None = None
         self._stop_listening: Callable[[], None] | None = None
         self._annotations: list[AnnotationProcess] = []
-        self.notes: list[Note] = []
+        self.notes: list[Note] = []  # why there is no trace, if there is none
 
     def open(self) -> None:
         """A window opens: get ready, before anything is timed."""

@@ -38,23 +38,16 @@ class Window:
     Args:
         number: Of the schedule's windows, from 0.
         begin: The first step of its wait, counted from the beginning of the run.
-
-    Attributes:
-        opened: Whether its warm-up has begun.
-        counted: What was counted, with the run's facts; `None` until then.
-        recording: What its traced steps showed; `None` where there are none.
-        complete: Whether all its steps were.
-        last: What the loggers call its last step; `None` until that is over.
     """
 
     def __init__(self, number: int, begin: int) -> None:
         self.number = number
         self.begin = begin
-        self.opened = False
-        self.counted: Profile | None = None
-        self.recording: Recording | None = None
-        self.complete = False
-        self.last: int | None = None
+        self.opened = False  # whether its warm-up has begun
+        self.counted: Profile | None = None  # what was counted, with the run's facts; `None` until then
+        self.recording: Recording | None = None  # what its traced steps showed; `None` where there are none
+        self.complete = False  # whether all its steps were
+        self.last: int | None = None  # what the loggers call its last step; `None` until that is over
         self._wait_steps: deque[TimedStep] = deque(maxlen=LONGEST_WAIT)
         self._steps: list[TimedStep] = []
         self._end: int | None = None
