@@ -33,8 +33,8 @@ __all__ = ["LoopMonitor", "monitor"]
 
 Item = TypeVar("Item")
 
-WRAPPERS = {"DistributedDataParallel": "module", "FullyShardedDataParallel": "module", "DataParallel": "module", "_FabricModule": "module"}
-"""Modules that are around a user's own, and the attribute that has it."""
+WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "_FabricModule"}
+"""Modules that are around a user's own, which is their `module`."""
 
 DATA_PARALLEL = {"DistributedDataParallel", "FullyShardedDataParallel"}
 """Those whose ranks have different batches."""
@@ -258,8 +258,9 @@ class LoopMonitor:
 
     def _training(self) -> Training:
         loop, (rank, world_size) = self._loop, _rank_and_world_size()
-        models = {name: _unwrapped(each) for name, each in loop.models.items()}
-        wrappers = {type(around).__name__ for each in loop.models.values() for around in _around(each)}
+        unwrapped = {name: _unwrapped(each) for name, each in loop.models.items()}
+        models = {name: each for name, (each, _) in unwrapped.items()}
+        wrappers = {kind for _, around in unwrapped.values() for kind in around}
         # What torch's first FSDP keeps of the parameters is in its wrapper.
         keeps_parameters = "FullyShardedDataParallel" in wrappers
         return Training(
@@ -346,17 +347,13 @@ def _one(models: Mapping[str, nn.Module]) -> nn.Module:
     return models[""] if "" in models else nn.ModuleDict(models)
 
 
-def _around(model: nn.Module) -> Iterator[nn.Module]:
-    while (attribute := WRAPPERS.get(type(model).__name__)) is not None:
-        yield model
-        model = getattr(model, attribute)
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    inner = model
-    for each in _around(model):
-        inner = getattr(each, WRAPPERS[type(each).__name__])
-    return inner
+def _unwrapped(model: Any) -> tuple[nn.Module, list[str]]:
+    """The user's own module, whose names people know, and the classes of the wrappers around it."""
+    wrappers = []
+    while (kind := type(model).__name__) in WRAPPERS:
+        wrappers.append(kind)
+        model = model.module
+    return model, wrappers
 
 
 def _say_nothing(_message: str) -> None:

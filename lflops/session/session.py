@@ -268,8 +268,9 @@ class Session:
         if self._step_clock.times_phases and self._window.complete and not self._closing and self._clean is None:
             self.detach(keep_curves=self._live_metrics is not None)
             self.over = self._live_metrics is None and not self._is_annotating and not self._results.pending
-        if log:
-            self._log_point()
+        if log and self._live_metrics is not None and self._results.outlets is not None:
+            point = self._live_metrics.point(self._results.shares.get(self._stage.name, {}))
+            self._results.outlets.point(point, self._stage.name, self._step_clock.logged_step)
         if shares:
             self._share_steps()
         if busy or ready or log or shares:
@@ -282,11 +283,6 @@ class Session:
         until_window = max(self._idle_until - 1 - self._step_clock.ordinal, 0)
         next_step = self._step_clock.logged_step + 1
         return min([until_window, *(each - 1 - next_step % each for each in self._periods if each is not None)])
-
-    def _log_point(self) -> None:
-        if self._live_metrics is not None and self._results.outlets is not None:
-            point = self._live_metrics.point(self._results.shares.get(self._stage.name, {}))
-            self._results.outlets.point(point, self._stage.name, self._step_clock.logged_step)
 
     @property
     def _periods(self) -> tuple[int | None, int | None]:

@@ -107,14 +107,12 @@ class Attention(NamedTuple):
         if any(each.dim() != 4 or not each.shape[-2] or each.stride(-1) != 1 for each in self[:3]):
             return False
         same = all(each.dtype is self.query.dtype and each.shape[0] == self.query.shape[0] for each in self[:3])
-        return same and self.query.shape[-1] == self.key.shape[-1] and (self._has_all_heads() or self._is_grouped())
+        heads, of_values = self.key.shape[1], self.value.shape[1]
+        fits = self._has_all_heads() or (self.enable_gqa and heads == of_values and self.query.shape[1] % heads == 0)
+        return same and fits and self.query.shape[-1] == self.key.shape[-1]
 
     def _has_all_heads(self) -> bool:
         return self.query.shape[1] == self.key.shape[1] == self.value.shape[1]
-
-    def _is_grouped(self) -> bool:
-        heads = self.key.shape[1]
-        return self.enable_gqa and heads == self.value.shape[1] and self.query.shape[1] % heads == 0
 
     def _suits_flash(self) -> bool:
         square = not self.is_causal or self.query.shape[-2] == self.key.shape[-2]
