@@ -36,7 +36,7 @@ class AllocatorSettings(Struct, frozen=True, kw_only=True):
 
     expandable_segments: bool = False  # whether segments grow page by page, in place of one `cudaMalloc` each
     max_split_size: int | None = None  # blocks of so many bytes or more are never split; `None` is no limit
-    max_non_split_rounding: int = LEAST_SPLIT_MIB * MIB  # how much larger than asked for such a block may be, bytes
+    max_non_split_rounding: int = LEAST_SPLIT_MIB * MIB  # how much larger than asked for such a block may be, bytes.
     # For each power of two from 1 MiB on, into how many parts it is divided when a request is rounded up; 0 and 1 round up to multiples of
     # 512 bytes.
     divisions: tuple[int, ...] = (0,) * INTERVALS

@@ -76,7 +76,7 @@ def communication_on_host(events: Sequence[Event]) -> dict[int, Communicated]:
     """The collectives that ran on the host by the beginning of the operators that launched them. Exposed: no operator ran.
 
     Collectives run in the order in which they are launched. Gloo runs some as another kind, such as a reduce-scatter as an all-reduce.
-    Some launch has no event, where the recording missed it: what ran then belongs to the next launch of its own kind.
+    Some launch has no event, where the recording missed it: what ran then belongs to the next launch of its kind.
     """
     ran = sorted((event for event in events if event.name.startswith(ON_HOST)), key=lambda event: event.start)
     if not ran:
