@@ -108,10 +108,6 @@ class Allocator:
         block.absorb(block.next)
         block.pool.add(block)
 
-    def empty_cache(self) -> None:
-        """Release all segments that are free as a whole, as `torch.cuda.empty_cache()` does."""
-        self._release_all()
-
     def rounded(self, nbytes: int) -> int:
         """The size of the block for a request."""
         if nbytes < LEAST_BLOCK:
