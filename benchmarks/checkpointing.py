@@ -42,7 +42,7 @@ def every_choice(blocks: int) -> Iterator[str]:
     """A whole estimate for each choice of blocks, and the search's choice for several budgets."""
     model = nn.Sequential(*(Block(width) for width in WIDTHS[:blocks]))
     subject = Subject(model, (torch.zeros(ROWS, HIDDEN),), {}, lambda out: out.square().mean())
-    estimator = Estimator(asker="benchmark", backward=True)
+    estimator = Estimator(caller="benchmark", backward=True)
     peaks, flops = {}, {}
     with estimator.started() as run:
         trials = BlockTrials(estimator, run, lambda: subject)

@@ -24,7 +24,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from lflops.collect.ranks import report as rank_report
 from lflops.collect.ranks.gather import Gather
-from lflops.collect.ranks.report import Packed, RankReport, head_in, pack
+from lflops.collect.ranks.report import Packed, RankHeader, RankReport, pack, unpacked
 from lflops.collect.ranks.store import RankStore
 from lflops.collect.ranks.topology import Topology
 from lflops.collect.ranks.window_reports import RankWindow
@@ -51,10 +51,10 @@ def others(port: int, world: int) -> None:
     window = RankWindow(RankStore(PrefixStore("lflops", TCPStore("127.0.0.1", port))), "train/0", topology(world))
     profile, steps = report(1)
     packed = pack(RankReport(1, profile, steps))
-    head = head_in(packed.head)
+    head = unpacked(packed.head, RankHeader)
     times = array("f", packed.times)
     for rank in range(1, world):
-        mine = rank_report.squeezed(replace(head, brief=replace(head.brief, rank=rank)))
+        mine = rank_report.compress_head(replace(head, brief=replace(head.brief, rank=rank)))
         own = len(times) * STEPS // (STEPS + 1)  # the last row has factors
         shifted = array("f", (*times[rank:own], *times[:rank], *times[own:]))
         window.deliver(rank, Packed(mine, packed.shared, shifted.tobytes()))

@@ -179,7 +179,7 @@ def taken_of_training(profile: Profile, folder: Path) -> float:
             logged_step=lambda: 1,
             say=str,
         )
-        results = Results.of(training, settings, str(folder), monitor=1, store=None)
+        results = Results(training, settings, str(folder), monitor=1, store=None)
         window = replace(profile, run=replace(profile.run, stage="train", window=number))
         results.save(window, results.paths.profile(window.run))
         start = time.thread_time()

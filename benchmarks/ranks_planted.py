@@ -408,7 +408,7 @@ def costs() -> Iterator[str]:
                 phases.enter(phase)
                 phases.leave()
             ends.append(seconds_of(HostClock(), partial(clock.plain.note, batch)))
-        clock.make_out_plain(204)
+        clock.flush_plain_steps(204)
         steps = [*clock.read()]
         read = [seconds_of(HostClock(), partial(clock.step, step)) for step in steps]
         taken[on_ranks] = median(ends), median(read)

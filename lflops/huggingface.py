@@ -45,7 +45,6 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """
 
     def __init__(self, *, log: Callable[[str], None] = print, **settings: Any) -> None:
-        """See that the settings can be."""
         monitor(nn.Identity(), **settings)
         self.profiles: list[Profile] = []
         self._log = log
@@ -83,20 +82,16 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             self._install(self._monitor, trainer)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A batch is over, and its step is not."""
         self._end_batch()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A batch is over, and its step with it."""
         self._end_batch()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Know why this step takes longer."""
         if self._monitor is not None:
             self._monitor.mark("checkpoint")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Close what is open."""
         self._close(None)
 
     def _install(self, watched: LoopMonitor, trainer: Any) -> None:
@@ -149,12 +144,7 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
 
 class _Reporter:
-    """A reporter of transformers as a logger, which hears of our figures alone, and by itself: no flag and no history of the Trainer's.
-
-    Args:
-        trainer: Whose reporter it is.
-        callback: The reporter.
-    """
+    """A reporter of transformers as a logger, which hears of our figures alone, and by itself: no flag and no history of the Trainer's."""
 
     def __init__(self, trainer: Any, callback: Any) -> None:
         self._trainer = trainer

@@ -3,7 +3,7 @@
 import pytest
 
 from lflops import garbage
-from lflops.collect.kineto.other_profilers import other_profiler_runs
+from lflops.collect.kineto.tracer import other_profiler_runs
 from lflops.garbage import SearchTimeout, alive
 
 

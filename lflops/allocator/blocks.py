@@ -65,15 +65,11 @@ class Block:
 
 
 class Pool:
-    """The free blocks for small requests, or for large ones.
-
-    Attributes:
-        searches: How often a free block was looked for while old ones are collected.
-    """
+    """The free blocks for small requests, or for large ones."""
 
     def __init__(self, *, small: bool) -> None:
         self.small = small
-        self.searches = 0
+        self.searches = 0  # how often a free block was looked for while old ones are collected
         self._free: list[Key] = []
         self._unmapped: list[Key] = []
         self._blocks: dict[int, Block] = {}
@@ -112,5 +108,4 @@ class Pool:
         return [self._blocks[address] for each, address, _ in self._unmapped if each == stream]
 
     def __iter__(self) -> Iterator[Block]:
-        """The free blocks with memory."""
         return iter([self._blocks[key[2]] for key in self._free])

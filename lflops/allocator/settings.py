@@ -32,25 +32,18 @@ IGNORED = {
 
 
 class AllocatorSettings(Struct, frozen=True, kw_only=True):
-    """How the allocator rounds, splits and releases.
+    """How the allocator rounds, splits and releases."""
 
-    Attributes:
-        expandable_segments: Whether segments grow page by page, in place of one `cudaMalloc` each.
-        max_split_size: Blocks of so many bytes or more are never split; `None` is no limit.
-        max_non_split_rounding: How much larger than asked for such a block may be, bytes.
-        divisions: For each power of two from 1 MiB on, into how many parts it is divided when a request is rounded up; 0 and 1 round up to
-            multiples of 512 bytes.
-        garbage_collection_threshold: Share of the allowed memory above which old free segments are released before a new one is
-            reserved; it works only with a memory fraction, as in torch.
-        memory_fraction: Share of the device's memory that the process may take; `None` is all.
-    """
-
-    expandable_segments: bool = False
-    max_split_size: int | None = None
-    max_non_split_rounding: int = LEAST_SPLIT_MIB * MIB
+    expandable_segments: bool = False  # whether segments grow page by page, in place of one `cudaMalloc` each
+    max_split_size: int | None = None  # blocks of so many bytes or more are never split; `None` is no limit
+    max_non_split_rounding: int = LEAST_SPLIT_MIB * MIB  # how much larger than asked for such a block may be, bytes.
+    # For each power of two from 1 MiB on, into how many parts it is divided when a request is rounded up; 0 and 1 round up to multiples of
+    # 512 bytes.
     divisions: tuple[int, ...] = (0,) * INTERVALS
+    # Share of the allowed memory above which old free segments are released before a new one is reserved; it works only with a memory
+    # fraction, as in torch.
     garbage_collection_threshold: float = 0.0
-    memory_fraction: float | None = None
+    memory_fraction: float | None = None  # share of the device's memory that the process may take; `None` is all
 
 
 DEFAULT = AllocatorSettings()

@@ -26,48 +26,29 @@ ENDLESS = LARGE_SEGMENT << 36
 
 
 class Request(NamedTuple):
-    """One allocation, or one free.
+    """One allocation, or one free."""
 
-    Attributes:
-        key: The allocation's name: a free has that of what it frees.
-        bytes: What is asked for; `None` frees.
-        stream: On which memory is used first, and reused.
-    """
-
-    key: int
-    bytes: int | None
-    stream: int = 0
+    key: int  # the allocation's name: a free has that of what it frees
+    bytes: int | None  # what is asked for; `None` frees
+    stream: int = 0  # on which memory is used first, and reused
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """Bytes at one moment.
+    """Bytes at one moment."""
 
-    Attributes:
-        requested: Asked for.
-        allocated: In blocks that are handed out; `torch.cuda.memory_allocated()`.
-        reserved: In segments; `torch.cuda.memory_reserved()`.
-    """
-
-    requested: int
-    allocated: int
-    reserved: int
+    requested: int  # asked for
+    allocated: int  # in blocks that are handed out; `torch.cuda.memory_allocated()`
+    reserved: int  # in segments; `torch.cuda.memory_reserved()`
 
 
 class Simulated(Struct, frozen=True, kw_only=True):
-    """What a sequence of requests came to.
+    """What a sequence of requests came to."""
 
-    Attributes:
-        peak: The most of each, each at its own time.
-        at_reserved_peak: When the most is reserved and, of these moments, the most is allocated. The difference is the allocator's.
-        end: After the last request.
-        retries: How often the device had no memory left until cached segments were released.
-        failed: The place of the request that could not be served, and the bytes it asked the device for; `None` if all were.
-    """
-
-    peak: Usage
-    at_reserved_peak: Usage
-    end: Usage
-    retries: int
+    peak: Usage  # the most of each, each at its own time
+    at_reserved_peak: Usage  # when the most is reserved and, of these moments, the most is allocated. The difference is the allocator's
+    end: Usage  # after the last request
+    retries: int  # how often the device had no memory left until cached segments were released
+    # The place of the request that could not be served, and the bytes it asked the device for; `None` if all were.
     failed: tuple[int, int] | None = None
 
 
@@ -76,12 +57,7 @@ class OutOfMemoryError(Exception):
 
 
 class Allocator:
-    """One device's allocator.
-
-    Args:
-        settings: As in `PYTORCH_ALLOC_CONF`.
-        limit_bytes: What the device has for the allocator; `None` is no limit.
-    """
+    """One device's allocator."""
 
     def __init__(self, settings: AllocatorSettings = DEFAULT, limit_bytes: int | None = None) -> None:
         self._settings = settings
@@ -100,11 +76,7 @@ class Allocator:
         return Usage(requested=self.requested, allocated=self.allocated, reserved=self.reserved)
 
     def allocate(self, nbytes: int, stream: int = 0) -> Block:
-        """Hand out a block.
-
-        Raises:
-            OutOfMemoryError: The device has no memory for it; the message is the size of the segment.
-        """
+        """Hand out a block; of an `OutOfMemoryError` the message is the size of the segment."""
         size = self.rounded(nbytes)
         pool = self._small if size <= SMALL_REQUEST else self._large
         block = self._cached(pool, size, stream)
@@ -136,10 +108,6 @@ class Allocator:
         block.absorb(block.next)
         block.pool.add(block)
 
-    def empty_cache(self) -> None:
-        """Release all segments that are free as a whole, as `torch.cuda.empty_cache()` does."""
-        self._release_all()
-
     def rounded(self, nbytes: int) -> int:
         """The size of the block for a request."""
         if nbytes < LEAST_BLOCK:
@@ -151,7 +119,6 @@ class Allocator:
         return _up(nbytes, LEAST_BLOCK)
 
     def _cached(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """A free block that is large enough."""
         if self._collects:
             pool.searches += 1
         block = None
@@ -280,7 +247,6 @@ class Allocator:
         self.reserved -= block.size
 
     def _unmap(self, block: Block) -> None:
-        """Take whole pages away from a free block."""
         page, pool = _page(block.pool), block.pool
         begin, end = _up(block.address, page), (block.address + block.size) // page * page
         if begin >= end:
@@ -299,13 +265,7 @@ class Allocator:
 
 
 def simulate(requests: Iterable[Request], settings: AllocatorSettings = DEFAULT, *, limit_bytes: int | None = None) -> Simulated:
-    """Run a sequence of allocations and frees, up to the first that cannot be served.
-
-    Args:
-        requests: In their order. A free of a key that is not allocated is left out.
-        settings: Of the allocator.
-        limit_bytes: What the device has for it; `None` is no limit.
-    """
+    """Run a sequence of requests, up to the first that cannot be served. A free of a key that is not allocated is left out."""
     allocator = Allocator(settings, limit_bytes)
     blocks: dict[int, Block] = {}
     requested = allocated = 0
@@ -334,7 +294,6 @@ def simulate(requests: Iterable[Request], settings: AllocatorSettings = DEFAULT,
 
 
 def _segment_size(size: int) -> int:
-    """Bytes that are asked of the device for a block."""
     if size <= SMALL_REQUEST:
         return SMALL_SEGMENT
     return LARGE_SEGMENT if size < LARGE_REQUEST else _up(size, LARGE_MULTIPLE)
@@ -345,7 +304,6 @@ def _page(pool: Pool) -> int:
 
 
 def _growable(block: Block) -> int:
-    """Bytes that a free block of an expandable segment could have."""
     rest = block.next
     return block.size + (rest.size if rest is not None and not rest.mapped else 0)
 

@@ -247,7 +247,7 @@ def _estimated(
 
     changed = Changes(**{name: value for name, value in changes.items() if value is not None})
     makes = makes_optimizer(target, optimizer, fused=fused)
-    estimator = Estimator(asker=target, optimizer=makes, progress=sys.stderr.isatty(), **how)
+    estimator = Estimator(caller=target, optimizer=makes, progress=sys.stderr.isatty(), **how)
     with _modules_of_this_folder(), _errors_of_the_user(target):
         make = maker()
         with changed.autocast():
@@ -270,12 +270,12 @@ def _adapter_rank(lora: str | None) -> int | None:
 def _maker(target: str, samples: int, tokens: int | None, *, remote_code: bool) -> Callable[[], Any]:
     """Makes the subject, of a configuration or by a function."""
     from lflops.collect.estimate.estimate import subject_of
-    from lflops.collect.estimate.from_config import FromConfig, is_config
+    from lflops.collect.estimate.from_config import builder_of, is_config
 
     arguments = [samples]
     if is_config(target):
         length = {} if tokens is None else {"tokens": tokens}
-        build: Callable[..., Any] = FromConfig(target=target, remote_code=remote_code, **length).builder()
+        build: Callable[..., Any] = builder_of(target, remote_code=remote_code, **length)
     elif remote_code:
         raise UsageError("--trust-remote-code is for a configuration")
     else:

@@ -53,7 +53,7 @@ def count(
     Hooks of the user's run as in any pass: one that steps an optimizer steps it.
 
     Args:
-        model: In the mode, and under the grad mode and autocast, that it is to be counted in.
+        model: In the training mode to count; the caller's grad mode and autocast apply.
         args: Its positional arguments; a lone tensor stands for itself.
         kwargs: Its keyword arguments.
         backward: Whether to go backward from `loss(output)`.
@@ -102,7 +102,10 @@ def counting(*modules: nn.Module, ignore: Ignored = (), logical: Profile | None 
 
 
 class Counting:
-    """A count in progress. `profile` is there when the `with` is left, also by an exception: then it is partial."""
+    """A count in progress, on the thread that enters it and on others that enter one of the modules.
+
+    `profile` is there when the `with` is left, also by an exception: then it is partial.
+    """
 
     def __init__(
         self,
@@ -140,10 +143,9 @@ class Counting:
             self._graphs.start()
         self._resolved: Resolved | None = None
         self._profile: Profile | None = None
-        self._run = run_of("count", (each for each, _ in self._tree.parameters()), *batch)
+        self._run = run_of((each for each, _ in self._tree.parameters()), *batch)
 
     def __enter__(self) -> Self:
-        """Begin to count on this thread, and on others that enter one of the modules."""
         if self._entered:
             raise CountError("counting: this count was entered before, and counts once: make another")
         self._entered = True
@@ -170,7 +172,6 @@ class Counting:
         push_mode(mode)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Stop, and put the profile together."""
         self._undo.close()
         self._label()
         self._resolved = self._resolve()
@@ -184,11 +185,7 @@ class Counting:
 
     @property
     def profile(self) -> Profile:
-        """What was counted.
-
-        Raises:
-            CountError: The `with` has not been left yet.
-        """
+        """What was counted; there once the `with` is left."""
         if self._profile is None:
             raise CountError("counting: the profile is there when the `with` is left")
         return self._profile

@@ -46,9 +46,6 @@ class CountAndTime:
         ignore: Names or classes of modules whose own work and time are left out.
         clock: The clock of the stamps; `None` is that of the model's device.
         overhead: What hooks and modes take outside of the stamps; `None` measures it.
-
-    Raises:
-        CountError: An argument is wrong, or times cannot be taken where the model is.
     """
 
     def __init__(self, model: nn.Module, *, ignore: Ignored = (), clock: Clock | None = None, overhead: HookOverhead | None = None) -> None:
@@ -61,7 +58,6 @@ class CountAndTime:
         self._batch: tuple[int | None, int | None] | None = None
 
     def __enter__(self) -> Self:
-        """Begin."""
         if self._overhead is None:
             self._overhead = _overhead() if isinstance(self._clock, HostClock) else NO_OVERHEAD
         self._counting.__enter__()
@@ -69,7 +65,6 @@ class CountAndTime:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Stop."""
         try:
             self._tracker.pause()
             self._stamps, self._batch = self._tracker.stamps, self._tracker.batch
@@ -79,11 +74,7 @@ class CountAndTime:
 
     @property
     def profile(self) -> Profile:
-        """What was counted and timed.
-
-        Raises:
-            CountError: The `with` has not been left yet.
-        """
+        """What was counted and timed; there once the `with` is left."""
         profile = self._counting.profile
         samples, tokens = self._batch or (None, None)
         run = replace(profile.run, kind="measure", samples_per_step=samples, tokens_per_step=tokens)
@@ -101,17 +92,12 @@ class CountAndTime:
 
 
 class _StampingTracker(ModuleTracker):
-    """Also stamps when the model runs, and when the observer does: hooks, and the counting of operators.
-
-    Attributes:
-        stamps: Those of the thread that entered, and of backward.
-        batch: Samples and tokens that the model itself was first called with.
-    """
+    """Also stamps when the model runs, and when the observer does: hooks, and the counting of operators."""
 
     def __init__(self, clock: Clock, tree: ModuleTree, **options: Any) -> None:
         super().__init__(tree, **options)
-        self.stamps: list[Stamp] = []
-        self.batch: tuple[int | None, int | None] | None = None
+        self.stamps: list[Stamp] = []  # those of the thread that entered, and of backward
+        self.batch: tuple[int | None, int | None] | None = None  # samples and tokens that the model itself was first called with
         self._mark = clock.mark
         self._backward = NO_BACKWARD  # in which the last stamp was made
 

@@ -1,28 +1,31 @@
-"""`measure`: one pass is counted, others are timed."""
+"""`measure`: one pass is counted, others are timed. Text generation likewise: what the prompt costs, and what each further token does."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
 from torch import Tensor, nn
 
+from lflops.collect.attribution.hooks import after_each_call
 from lflops.collect.calibration.calibrate import hardware_of
-from lflops.collect.count import Ignored, counted
+from lflops.collect.count import Counting, Ignored, counted
 from lflops.collect.inputs.arguments import check_whole
 from lflops.collect.inputs.batch import Units, units_of
 from lflops.collect.inputs.tensors import device_of
-from lflops.collect.model.call import ModelCall
+from lflops.collect.model.call import Divide, ModelCall
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.ranks.unsharded import check_logical
-from lflops.collect.timing.attach_times import join
+from lflops.collect.timing.attach_times import attach_module_times
 from lflops.collect.timing.clock import Clock, clock_of
 from lflops.collect.timing.hook_overhead import hook_overhead
 from lflops.collect.timing.module_hooks import ModuleTimer
 from lflops.collect.timing.timed_passes import Pass, time_passes
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile
+from lflops.profile.notes import Note
 
-__all__ = ["measure", "timed"]
+__all__ = ["measure", "measure_generate"]
 
 
 def measure(
@@ -73,10 +76,67 @@ def measure(
         profile = counted(call, ignore, logical)
         profile = replace(profile, run=replace(profile.run, hardware=chip, **batch))
         run = Pass(call.run, first="forward", prepare=call.prepare)
-        return timed(profile, run, call.model, clock, warmup=warmup, repeats=repeats)
+        return _timed(profile, run, call.model, clock, warmup=warmup, repeats=repeats)
 
 
-def timed(profile: Profile, run: Pass, model: nn.Module, clock: Clock, *, warmup: int, repeats: int) -> Profile:
+def _timed(profile: Profile, run: Pass, model: nn.Module, clock: Clock, *, warmup: int, repeats: int) -> Profile:
     """A counted profile with the time that runs of the same take."""
     timer, overhead = ModuleTimer(ModuleTree({"": model}), clock), hook_overhead(clock)
-    return join(profile, time_passes(run, timer, clock, warmup=warmup, repeats=repeats), overhead)
+    facts = replace(profile.run, kind="measure")
+    passes = time_passes(run, timer, clock, warmup=warmup, repeats=repeats)
+    steps = tuple(replace(step, samples=facts.samples_per_step, tokens=facts.tokens_per_step) for step in passes.steps)
+    return attach_module_times(replace(profile, run=facts, steps=steps), passes.hooked, overhead)[0]
+
+
+def measure_generate(
+    model: nn.Module,
+    args: tuple[Any, ...] | Tensor = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    warmup: int = 1,
+    repeats: int = 5,
+    ignore: Ignored = (),
+) -> Profile:
+    """What `measure` does, of `model.generate(*args, **kwargs)`.
+
+    Prefill is all up to the end of the first call of the model itself, decode is the rest. A note has the work of both, each step has
+    the time. A model that is called only once has neither.
+    """
+    call = ModelCall.of("measure_generate", model, args, kwargs, backward=False, loss=None)
+    clock = clock_of(device_of([*model.parameters(), *model.buffers(), *call.inputs()]))
+    generate: Callable[..., Any] = model.generate  # type: ignore[assignment]
+    called = getattr(generate, "__self__", model)  # a module that torch.compile wrapped calls itself, not the wrapper
+
+    def run(divide: Divide) -> None:
+        calls = itertools.count(1)
+        with after_each_call(called, lambda: divide("decode") if next(calls) == 1 else None):
+            generate(*call.args, **call.kwargs)
+
+    with call.untouched():
+        counting = Counting({"": model}, phase="forward", ignore=ignore, batch=(call.args, call.kwargs), eager=True)
+        work_after_calls: list[tuple[int, int]] = []
+        with counting, after_each_call(called, lambda: work_after_calls.append(counting.so_far())):
+            generate(*call.args, **call.kwargs)
+        generated, passes = _with_generated(counting.profile, work_after_calls), Pass(run, first="prefill", prepare=call.prepare)
+        profile = _timed(generated, passes, model, clock, warmup=warmup, repeats=repeats)
+    # All of generating is forward; prefill and decode stay where there are both.
+    phases = [{"forward": sum(step.phases.values()), **(step.phases if len(work_after_calls) > 1 else {})} for step in profile.steps]
+    return replace(profile, steps=tuple(replace(step, phases=each) for step, each in zip(profile.steps, phases, strict=True)))
+
+
+def _with_generated(profile: Profile, work_after_calls: list[tuple[int, int]]) -> Profile:
+    """Add the work of prefill and decode, where the model was called more than once."""
+    if len(work_after_calls) < 2:
+        return profile
+    macs, flops = work_after_calls[0]
+    samples = profile.run.samples_per_step
+    run = replace(profile.run, tokens_per_step=None if samples is None else samples * len(work_after_calls))  # one a call for each sample
+    forward = profile.modules[""].forward
+    values = {
+        "prefill_macs": macs,
+        "prefill_flops": flops,
+        "decode_macs": forward.macs - macs,
+        "decode_flops": forward.flops - flops,
+        "decode_calls": len(work_after_calls) - 1,
+    }
+    return replace(profile, run=run, notes=(*profile.notes, Note(code="generated", subject="", values=values)))

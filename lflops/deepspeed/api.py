@@ -16,8 +16,7 @@ from lflops.analyze.analysis import analyze
 from lflops.collect.count_and_time import CountAndTime
 from lflops.collect.inputs.arguments import check_module, check_whole, describe
 from lflops.collect.inputs.batch import tensor_of_shape
-from lflops.collect.measure import measure
-from lflops.collect.text_generation import measure_generate
+from lflops.collect.measure import measure, measure_generate
 from lflops.errors import CountError
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
@@ -34,14 +33,7 @@ _EXPERTS = "ep_size_"
 
 
 def with_engine_facts(profile: Profile, model: nn.Module, engine: Any, recompute_fwd_factor: float) -> Profile:
-    """The profile with what DeepSpeed's engine knows: its sizes, the times of its timers, its experts.
-
-    Args:
-        profile: Of forwards that ran under the engine.
-        model: What was profiled.
-        engine: An engine with the attributes that DeepSpeed's has.
-        recompute_fwd_factor: Forwards that a backward without a count is assumed to repeat.
-    """
+    """The profile with what DeepSpeed's engine knows: its sizes, the times of its timers, its experts."""
     root = profile.modules[""]
     forwards = max(root.calls, 1)
     samples = engine.train_micro_batch_size_per_gpu() * forwards
@@ -67,7 +59,7 @@ def with_engine_facts(profile: Profile, model: nn.Module, engine: Any, recompute
 
 
 def splits_experts(model: nn.Module) -> bool:
-    """Whether DeepSpeed's experts are split over the tensor parallel group, as the first that says anything says."""
+    """Whether DeepSpeed's experts are split over the tensor parallel group, as the first module says that says anything."""
     said = (getattr(module, "enable_expert_tensor_parallelism", None) for module in model.modules())
     return bool(next((enabled for enabled in said if enabled is not None), False))
 
@@ -142,15 +134,15 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
     Raises:
         CountError: An argument is wrong.
     """
-    asker = "get_model_profile"
-    check_module(asker, model)
-    _check_printing(asker, module_depth, top_modules)
-    check_whole(asker, "warm_up", warm_up, least=0)
-    _check_mode(asker, model, mode)
-    positional = _positional(args) if input_shape is None else (tensor_of_shape(asker, model, input_shape),)
+    caller = "get_model_profile"
+    check_module(caller, model)
+    _check_printing(caller, module_depth, top_modules)
+    check_whole(caller, "warm_up", warm_up, least=0)
+    _check_mode(caller, model, mode)
+    positional = _positional(args) if input_shape is None else (tensor_of_shape(caller, model, input_shape),)
     if not positional and not kwargs:
-        raise CountError(f"{asker}: there is nothing to call the model with: give input_shape=, args= or kwargs=")
-    with _evaluating(model), _hint_at_shape(asker, given=input_shape is not None):
+        raise CountError(f"{caller}: there is nothing to call the model with: give input_shape=, args= or kwargs=")
+    with _evaluating(model), _hint_at_shape(caller, given=input_shape is not None):
         passes = measure if mode == "forward" else measure_generate
         profile = passes(model, positional, kwargs, warmup=warm_up, repeats=_REPEATS, ignore=_ignored(ignore_modules))
     if print_profile:
@@ -301,7 +293,6 @@ class FlopsProfiler:
 
 
 def _figures(profile: Profile) -> tuple[int, int, int]:
-    """Flops, MACs and parameters."""
     root = profile.modules[""]
     return root.forward.flops, root.forward.macs, root.local_parameters
 
@@ -319,13 +310,13 @@ def _evaluating(model: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _hint_at_shape(asker: str, *, given: bool) -> Iterator[None]:
+def _hint_at_shape(caller: str, *, given: bool) -> Iterator[None]:
     """A model of token ids fails on floating-point numbers, far from where they came from."""
     try:
         yield
     except Exception as error:
         if given:
-            error.add_note(f"{asker}: input_shape= gives a floating-point tensor; a model that takes others, as token ids, needs args=")
+            error.add_note(f"{caller}: input_shape= gives a floating-point tensor; a model that takes others, as token ids, needs args=")
         raise
 
 
@@ -340,16 +331,16 @@ def _ignored(modules: Any) -> tuple[Any, ...]:
     return tuple(modules) if isinstance(modules, Iterable) and not isinstance(modules, str) else () if modules is None else (modules,)
 
 
-def _check_mode(asker: str, model: Any, mode: Any) -> None:
+def _check_mode(caller: str, model: Any, mode: Any) -> None:
     if mode not in {"forward", "generate"}:
-        raise CountError(f"{asker}: mode={describe(mode)}: give 'forward' or 'generate'")
+        raise CountError(f"{caller}: mode={describe(mode)}: give 'forward' or 'generate'")
     if mode == "generate" and not callable(getattr(model, "generate", None)):
-        raise CountError(f"{asker}: mode='generate', but {type(model).__name__} has no generate()")
+        raise CountError(f"{caller}: mode='generate', but {type(model).__name__} has no generate()")
 
 
-def _check_printing(asker: str, module_depth: Any, top_modules: Any) -> None:
-    check_whole(asker, "module_depth", module_depth, least=-1)
-    check_whole(asker, "top_modules", top_modules, least=0)
+def _check_printing(caller: str, module_depth: Any, top_modules: Any) -> None:
+    check_whole(caller, "module_depth", module_depth, least=-1)
+    check_whole(caller, "top_modules", top_modules, least=0)
 
 
 def _show(text: str, output_file: str | os.PathLike[str] | None) -> None:

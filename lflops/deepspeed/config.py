@@ -26,11 +26,7 @@ TAKEN = {
 
 
 def arguments_of(config: str | PathLike[str] | Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """What `FlopsMonitor` is to be given, and whether it is to do anything.
-
-    Raises:
-        CountError: There is no such section, or it has a key or a value that DeepSpeed does not take.
-    """
+    """What `FlopsMonitor` is to be given, and whether it is to do anything."""
     whole = config if isinstance(config, Mapping) else _read(Path(config))
     section = whole.get(SECTION)
     if not isinstance(section, Mapping):

@@ -54,11 +54,6 @@ class Hardware:
     link_bytes_per_second: float | None = None
 
     def __post_init__(self) -> None:
-        """See that the figures can be.
-
-        Raises:
-            HardwareError: One cannot; the message names the argument, its value and what is taken.
-        """
         _check_text("name", self.name)
         _check_text("source", self.source, empty=True)
         for argument in ("bandwidth_bytes_per_second", "memory_bytes", "cache_bytes", "usable_bytes", "link_bytes_per_second"):
@@ -87,11 +82,7 @@ def lookup(name: str) -> Hardware | None:
 
 
 def named(name: str) -> Hardware:
-    """The chip of that name, or the one in the TOML file at that path.
-
-    Raises:
-        HardwareError: There is none, or the file has another number of chips than one.
-    """
+    """The chip of that name, or the one in the TOML file at that path."""
     if name.endswith(".toml"):
         return _only_chip(Path(name))
     found = lookup(name)
@@ -137,9 +128,6 @@ def save(name: str, measured: Hardware) -> Path:
 
     Returns:
         The user's table.
-
-    Raises:
-        HardwareError: There is a chip of that name already, or the file cannot be written.
     """
     check_new(name)
     row = Row(
@@ -177,11 +165,7 @@ def unknown(name: str) -> str:
 
 
 def check_new(name: str) -> None:
-    """See that a chip can be saved under a name.
-
-    Raises:
-        HardwareError: There is a chip of that name already.
-    """
+    """See that a chip can be saved under a name."""
     if not _words(name):
         raise HardwareError(f"save={name!r}: give a name with letters or digits")
     if lookup(name) is not None:

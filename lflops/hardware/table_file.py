@@ -53,11 +53,7 @@ def own_file() -> Path:
 
 
 def rows_in(path: Path) -> dict[str, tuple[Row, ...]]:
-    """The chips of a file by vendor.
-
-    Raises:
-        HardwareError: The file cannot be read, or a chip in it cannot be.
-    """
+    """The chips of a file by vendor."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -73,11 +69,7 @@ def rows_in(path: Path) -> dict[str, tuple[Row, ...]]:
 
 
 def append(path: Path, vendor: str, row: Row) -> None:
-    """Add a chip at the end of a file, which is made if it is not there. What the file has stays unchanged.
-
-    Raises:
-        HardwareError: The file cannot be written.
-    """
+    """Add a chip at the end of a file, which is made if it is not there. What the file has stays unchanged."""
     lines = [f"[[{_key(vendor)}]]", f"name = {_text(row.name)}"]
     lines += [f"names = [{', '.join(map(_text, row.names))}]"] if row.names else []
     lines.append(f"peaks = {{ {', '.join(f'{dtype} = {float(peak)!r}' for dtype, peak in row.peaks.items())} }}")

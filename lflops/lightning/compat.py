@@ -2,13 +2,12 @@
 
 import importlib
 import sys
-import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from lflops.errors import MissingPackageError
 
-__all__ = ["Base", "MisconfigurationException", "say", "warn"]
+__all__ = ["Base", "MisconfigurationException", "say"]
 
 _NAMES = ("pytorch_lightning", "lightning.pytorch")
 
@@ -55,11 +54,3 @@ else:
 def say(message: str) -> None:
     """Log a message of the main process's, as Lightning logs its own."""
     _rank_zero(_FOUND[0]).rank_zero_info(message)
-
-
-def warn(message: str) -> None:
-    """Warn on this process, whichever it is; never to raise, also where warnings are made errors."""
-    try:
-        warnings.warn(message, stacklevel=2)
-    except UserWarning:
-        say(message)

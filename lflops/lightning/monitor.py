@@ -10,14 +10,13 @@ from typing import Any, Self
 from torch import nn
 
 from lflops.collect.kineto.tracer import Activity
-from lflops.collect.ranks.store import meet
+from lflops.collect.ranks.store import shared_store
 from lflops.deepspeed.config import arguments_of
 from lflops.errors import LflopsError
 from lflops.hardware.chips import Hardware
 from lflops.lightning.compat import Base, MisconfigurationException
-from lflops.lightning.log_dir import log_dir_of
 from lflops.lightning.phase_hooks import HearsPhases, TrainerPhases, phases_of
-from lflops.lightning.training import stage_of, training_of
+from lflops.lightning.training import log_dir_of, stage_of, training_of
 from lflops.profile.model import Profile
 from lflops.schedule import Schedule
 from lflops.session.inputs.settings import DEFAULT_SCHEDULE, Settings
@@ -170,11 +169,10 @@ class FlopsMonitor(Base, HearsPhases):
                 run.log_dir = log_dir_of(trainer, without_logger=self._writes_without_logger)
             if trainer.world_size > 1:
                 name = f"lflops/{self._number(trainer)}/{next(_RUNS)}"
-                run.store = meet(name, trainer.global_rank, timeout=self._settings.gather_timeout)
+                run.store = shared_store(name, trainer.global_rank, timeout=self._settings.gather_timeout)
             self._phases.join(run.boundary, run.undo)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin."""
         self._begin("train", trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -182,35 +180,29 @@ class FlopsMonitor(Base, HearsPhases):
         self._guarded("train", lambda session: session.epoch_begins())
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Count or time it, if it is time to."""
         if self._run is not None:
             self._run.batch_begins("train", batch)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        """Know that backward begins."""
         if self._run is not None and self._phases is not None:
             with self._run.boundary:
                 self._phases.backward_begins(loss)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        """Know that it is over."""
         if self._run is not None and self._phases is not None:
             with self._run.boundary:
                 self._phases.backward_ends()
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Know that the optimizer's own work begins."""
         if self._run is not None and self._phases is not None:
             with self._run.boundary:
                 self._phases.optimizer_begins()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Read the clock."""
         if self._run is not None:
             self._run.batch_ends("train", batch)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Close what is open."""
         self._close()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
@@ -220,46 +212,37 @@ class FlopsMonitor(Base, HearsPhases):
             self._begin("validate", trainer, pl_module)
 
     def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Count or time it, if it is time to."""
         if self._run is not None and not trainer.sanity_checking:
             self._run.batch_begins("validate", batch)
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Read the clock."""
         if self._run is not None and not trainer.sanity_checking:
             self._run.batch_ends("validate", batch)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Rest until the next validation."""
         self._guarded("validate", lambda session: session.pause())
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin."""
         self._begin("test", trainer, pl_module)
 
     def on_test_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Count or time it, if it is time to."""
         if self._run is not None:
             self._run.batch_begins("test", batch)
 
     def on_test_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Read the clock."""
         if self._run is not None:
             self._run.batch_ends("test", batch)
 
     def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin."""
         self._begin("predict", trainer, pl_module)
 
     def on_predict_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Count or time it, if it is time to."""
         if self._run is not None:
             self._run.batch_begins("predict", batch)
 
     def on_predict_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Read the clock."""
         if self._run is not None:
             self._run.batch_ends("predict", batch)
 
@@ -268,11 +251,9 @@ class FlopsMonitor(Base, HearsPhases):
         self._guarded("train", lambda session: session.mark("checkpoint"))
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Close what is open, with what there is."""
         self._close(exception)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Close what is open, however it came to be left so."""
         self._close()
 
     def _begin(self, name: str, trainer: Any, pl_module: Any) -> None:

@@ -19,11 +19,10 @@ from lflops.boundary import Boundary, Undo
 from lflops.collect.attribution.hooks import hook_optimizers
 from lflops.collect.timing.step_phases import OTHER, SYNC
 from lflops.collect.torch_private.autograd import after_backward
-from lflops.lightning.stages import STAGES
 from lflops.session.inputs.phases import Phases
 from lflops.session.inputs.wrappers import wrap
 
-__all__ = ["HearsPhases", "TrainerPhases", "phases_of"]
+__all__ = ["STEPS", "HearsPhases", "TrainerPhases", "phases_of"]
 
 SYNCHRONIZING = ("all_gather", "barrier", "broadcast", "reduce", "reduce_boolean_decision")
 """Of the strategy: Lightning's own collectives."""
@@ -34,13 +33,16 @@ SIGTERM_CHECK = "_broadcast_sigterm_tensor"
 RUNNING = None
 """In place of a stage: the one that is running."""
 
+STEPS = {"train": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
+"""By stage, as `FlopsMonitor` names it, the method of a LightningModule that a batch goes to."""
+
 ACTIONS: dict[str, tuple[str | None, str | None]] = {
     "train_dataloader_next": ("data", "train"),
     "val_next": ("data", "validate"),
     "test_next": ("data", "test"),
     "predict_next": ("data", "predict"),
     ".batch_to_device": ("transfer", RUNNING),
-    **{f".{stage.step}": ("forward", name) for name, stage in STAGES.items()},
+    **{f".{step}": ("forward", name) for name, step in STEPS.items()},
     "optimizer_step": (None, "train"),  # of itself no phase, but what began within it is over with it
 }
 """Actions of the profiler, by the end of their names: the phase that each is, and whose. The longest end counts."""
@@ -57,11 +59,7 @@ class HearsPhases:
 
 
 class TrainerPhases(Phases):
-    """The phases of one Trainer. They come in every step of the training, so little is done for each, and nothing twice.
-
-    Args:
-        trainer: Whose profiler is heard.
-    """
+    """The phases of one Trainer. They come in every step of the training, so little is done for each, and nothing twice."""
 
     def __init__(self, trainer: Any) -> None:
         super().__init__()
@@ -76,12 +74,7 @@ class TrainerPhases(Phases):
         self._undo = Undo()
 
     def join(self, boundary: Boundary, undo: Undo) -> None:
-        """Hear the Trainer for one more monitor, until `undo` is closed; with the last one the wrappers come off.
-
-        Args:
-            boundary: The monitor's, which hears of an error in here.
-            undo: The monitor's.
-        """
+        """Hear the Trainer for one more monitor, until its `undo` is closed; with the last one the wrappers come off."""
         undo.add(self._leave, boundary)
         is_first = not self._users
         self._users.append(boundary)
@@ -211,7 +204,7 @@ class TrainerPhases(Phases):
     def _running_stage(self) -> str | None:
         stage = self._state.stage
         name: str | None = None if stage is None else stage._value_  # quicker than a hash of Lightning's own enumeration
-        return name if name in STAGES else None
+        return name if name in STEPS else None
 
     def _phase_of(self, name: str) -> tuple[str | None, str | None] | None:
         """The phase of an action. It is asked once for each name."""
@@ -255,7 +248,6 @@ def phases_of(trainer: Any) -> TrainerPhases:
 
 
 def _name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The action's name, by position or by keyword."""
     return str(args[0] if args else kwargs.get("action_name", ""))
 
 

@@ -1,18 +1,30 @@
-"""A Trainer, read into the values that a session takes."""
+"""A Trainer, read into the values that a session takes, and the folder of its run."""
 
 import math
+import secrets
+import time
 from functools import partial
+from inspect import signature
+from os import PathLike
+from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
 
 from lflops.lightning.compat import say
-from lflops.lightning.phase_hooks import phases_of
-from lflops.lightning.stages import STAGES
+from lflops.lightning.phase_hooks import STEPS, phases_of
 from lflops.session.inputs.training import Stage, Training
 
-__all__ = ["stage_of", "training_of"]
+__all__ = ["RUNS", "log_dir_of", "stage_of", "training_of"]
+
+RUNS = "lflops_runs"
+"""Below the Trainer's directory: a folder for each Trainer that has no logger."""
+
+_RUN_FOLDERS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+_NAMED: WeakSet[Any] = WeakSet()
+"""Trainers whose folder was logged."""
 
 
 def training_of(trainer: Any, pl_module: Any) -> Training:
@@ -43,7 +55,6 @@ def training_of(trainer: Any, pl_module: Any) -> Training:
 
 def stage_of(name: str, trainer: Any, pl_module: Any) -> Stage:
     """One stage of it."""
-    stage = STAGES[name]
     learns, automatic = name == "train", pl_module.automatic_optimization
     return Stage(
         name=name,
@@ -51,9 +62,9 @@ def stage_of(name: str, trainer: Any, pl_module: Any) -> Stage:
         listen=partial(phases_of(trainer).listen, name),
         accumulation=lambda: trainer.accumulate_grad_batches if learns and automatic else 1,
         ends_step=lambda: not learns or _ends_step(trainer, pl_module),
-        batches_left=_batches_left(trainer, pl_module) if learns else stage.batches_left(trainer),
+        batches_left=_batches_left(trainer, pl_module) if learns else _batches_of(trainer, name),
         updates=frozenset({"backward", "optimizer"}) if learns and automatic else frozenset(),
-        fetches_itself=stage.fetches_itself(pl_module),
+        fetches_itself="dataloader_iter" in signature(getattr(pl_module, STEPS[name])).parameters,
     )
 
 
@@ -79,7 +90,7 @@ def _ends_step(trainer: Any, pl_module: Any) -> bool:
 
 
 def _batches_left(trainer: Any, pl_module: Any) -> float:
-    """How many batches the run will have, as far as that is known; infinity where it is not."""
+    """Batches that the run will have; infinity where that is not known."""
     of_epochs: float = math.inf
     if trainer.max_epochs is not None and trainer.max_epochs >= 0 and not math.isinf(trainer.num_training_batches):
         of_epochs = trainer.num_training_batches * (trainer.max_epochs - trainer.current_epoch)
@@ -87,6 +98,17 @@ def _batches_left(trainer: Any, pl_module: Any) -> float:
     if trainer.max_steps >= 0 and pl_module.automatic_optimization:
         of_steps = (trainer.max_steps - trainer.global_step) * trainer.accumulate_grad_batches
     return max(min(of_epochs, of_steps), 0)
+
+
+def _batches_of(trainer: Any, stage: str) -> float:
+    """Batches of a stage in which nothing is learned; infinity where that is not known.
+
+    Within a fit validations come again and again, and the schedule goes on from one to the next.
+    """
+    if trainer.state.fn.value != stage:
+        return math.inf
+    batches: float = sum(getattr(trainer, f"{stage}_loop").max_batches)
+    return batches
 
 
 def _precision_of(trainer: Any) -> str:
@@ -100,3 +122,37 @@ def _tf32() -> bool:
     if hasattr(backend, "fp32_precision"):
         return bool(backend.fp32_precision == "tf32")
     return torch.get_float32_matmul_precision() != "highest"  # before torch 2.9
+
+
+def log_dir_of(trainer: Any, *, without_logger: bool) -> str | None:
+    """The folder that a run's files go below; `None` for no files. To be called by all ranks: they agree on the main process's."""
+    if trainer.fast_dev_run or getattr(trainer, "barebones", False):
+        return None
+    logger = trainer.loggers[0] if trainer.loggers else None
+    if logger is not None and isinstance(getattr(logger, "log_dir", None), str | PathLike):
+        folder = trainer.log_dir  # of a logger that Lightning does not know that is where it saves, or nothing
+        return None if folder is None else _local(trainer, str(folder))
+    if logger is None and not without_logger:
+        return None
+    # A logger without a folder for the run has one for all its runs. In that of MLflow each folder is an experiment.
+    above = trainer.default_root_dir if logger is None or type(logger).__name__ == "MLFlowLogger" else getattr(logger, "save_dir", None)
+    if not isinstance(above, str | PathLike) or _local(trainer, str(above)) is None:
+        return None
+    if trainer not in _RUN_FOLDERS:
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        _RUN_FOLDERS[trainer] = folder = trainer.strategy.broadcast(str(Path(above, RUNS, name).absolute()))
+    if logger is None and trainer not in _NAMED:
+        _NAMED.add(trainer)
+        folder = _RUN_FOLDERS[trainer]
+        say(f"lflops: the Trainer has no logger, so the files of this run go to {folder}; FlopsMonitor(dirpath=...) chooses another folder")
+    return _RUN_FOLDERS[trainer]
+
+
+def _local(trainer: Any, folder: str) -> str | None:
+    """The folder, unless it is the address of a remote one: files are written to this machine alone."""
+    if "://" not in folder:
+        return folder
+    if trainer not in _NAMED:
+        _NAMED.add(trainer)
+        say(f"lflops: the run is logged to {folder}, so lflops writes no files; FlopsMonitor(dirpath=...) chooses a folder of this machine")
+    return None

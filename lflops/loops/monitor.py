@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from lflops.boundary import Boundary, ExitBy, Undo
 from lflops.collect.inputs.arguments import describe
 from lflops.collect.inputs.tensors import device_of
-from lflops.collect.ranks.store import meet
+from lflops.collect.ranks.store import shared_store
 from lflops.errors import CountError
 from lflops.loops.phases import LoopPhases
 from lflops.profile.model import Profile
@@ -33,8 +33,8 @@ __all__ = ["LoopMonitor", "monitor"]
 
 Item = TypeVar("Item")
 
-WRAPPERS = {"DistributedDataParallel": "module", "FullyShardedDataParallel": "module", "DataParallel": "module", "_FabricModule": "module"}
-"""Modules that are around a user's own, and the attribute that has it."""
+WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "_FabricModule"}
+"""Modules that are around a user's own, which is their `module`."""
 
 DATA_PARALLEL = {"DistributedDataParallel", "FullyShardedDataParallel"}
 """Those whose ranks have different batches."""
@@ -109,16 +109,11 @@ class Loop:
 class LoopMonitor:
     """A loop that is watched inside of a `with`. `lflops.monitor` makes one.
 
-    Args:
-        loop: The loop.
-        settings: What is asked for.
-
     Attributes:
         profiles: A profile for each window that is closed, on the main process; of more than 32, the last 32.
     """
 
     def __init__(self, loop: Loop, settings: Settings) -> None:
-        """Touch nothing yet."""
         self.profiles: list[Profile] = []
         self._loop = loop
         self._settings = settings
@@ -131,11 +126,6 @@ class LoopMonitor:
         self._ends = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        """Begin to watch.
-
-        Raises:
-            CountError: `dirpath` cannot be written.
-        """
         rank, world_size = _rank_and_world_size()
         if rank == 0:
             self._settings.try_folder()
@@ -148,7 +138,7 @@ class LoopMonitor:
                 run.log_dir = self._log_dir()
                 run.open()
                 if world_size > 1:
-                    run.store = meet(f"lflops/loop/{next(_RUNS)}", rank, timeout=self._settings.gather_timeout)
+                    run.store = shared_store(f"lflops/loop/{next(_RUNS)}", rank, timeout=self._settings.gather_timeout)
                 self._phases.awaits_others = world_size > 1
                 self._phases.install(run.boundary, run.undo)
             self._begin("train")
@@ -228,11 +218,7 @@ class LoopMonitor:
 
     @property
     def undo(self) -> Undo:
-        """Takes off, at the end of the run, what such a driver installs.
-
-        Raises:
-            CountError: No run is going on.
-        """
+        """Takes off, at the end of the run, what such a driver installs. There is none before the run begins."""
         if self._run is None:
             raise CountError("monitor: it is not entered, so there is nothing to undo at its end: use it in a `with`")
         return self._run.undo
@@ -272,8 +258,9 @@ class LoopMonitor:
 
     def _training(self) -> Training:
         loop, (rank, world_size) = self._loop, _rank_and_world_size()
-        models = {name: _unwrapped(each) for name, each in loop.models.items()}
-        wrappers = {type(around).__name__ for each in loop.models.values() for around in _around(each)}
+        unwrapped = {name: _unwrapped(each) for name, each in loop.models.items()}
+        models = {name: each for name, (each, _) in unwrapped.items()}
+        wrappers = {kind for _, around in unwrapped.values() for kind in around}
         of_engine = {type(getattr(each, "_forward_module", None)).__name__ for each in loop.models.values()}  # Fabric's, around the user's
         divides = (wrappers | of_engine) & DATA_PARALLEL
         # What torch's first FSDP keeps of the parameters is in its wrapper.
@@ -362,19 +349,13 @@ def _one(models: Mapping[str, nn.Module]) -> nn.Module:
     return models[""] if "" in models else nn.ModuleDict(models)
 
 
-def _around(model: nn.Module) -> Iterator[nn.Module]:
-    """The wrappers around the user's own module, the outermost first."""
-    while (attribute := WRAPPERS.get(type(model).__name__)) is not None:
-        yield model
-        model = getattr(model, attribute)
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """The user's own module, whose names people know."""
-    inner = model
-    for each in _around(model):
-        inner = getattr(each, WRAPPERS[type(each).__name__])
-    return inner
+def _unwrapped(model: Any) -> tuple[nn.Module, list[str]]:
+    """The user's own module, whose names people know, and the classes of the wrappers around it."""
+    wrappers = []
+    while (kind := type(model).__name__) in WRAPPERS:
+        wrappers.append(kind)
+        model = model.module
+    return model, wrappers
 
 
 def _say_nothing(_message: str) -> None:

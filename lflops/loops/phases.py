@@ -31,13 +31,7 @@ ENGINE_PHASES = {"backward": "backward", "clip_grad_norm_": "clip", "clip_grad_v
 
 
 class LoopPhases(Phases):
-    """The phases of one loop.
-
-    Args:
-        models: The modules that the loop calls.
-        optimizers: Those that it steps.
-        engine: A `Fabric` or an `Accelerator`, whose `backward` and clipping are phases.
-    """
+    """The phases of one loop."""
 
     def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], engine: Any = None) -> None:
         super().__init__()
@@ -46,15 +40,10 @@ class LoopPhases(Phases):
         self._optimizers = optimizers
         self._stage = "train"
         self._in_step = False
-        self._boundary = Boundary(_ignore)
+        self._boundary = Boundary(lambda _: None)  # before a run begins, nothing is installed
 
     def install(self, boundary: Boundary, undo: Undo) -> None:
-        """Hook the models, the optimizers and the engine, until `undo` is closed.
-
-        Args:
-            boundary: Hears of errors in here.
-            undo: Takes the hooks off.
-        """
+        """Hook the models, the optimizers and the engine, until `undo` is closed."""
         self._boundary, guard = boundary, boundary.guard
         undo.add(self.forget)
         for model in self._models:
@@ -146,8 +135,6 @@ class LoopPhases(Phases):
 
 
 class _NamedPhase:
-    """The `with` of a phase that the loop names."""
-
     def __init__(self, phases: LoopPhases, phase: str, given: tuple[Any, ...]) -> None:
         self._phases = phases
         self._phase = phase
@@ -161,7 +148,3 @@ class _NamedPhase:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._phases.boundary:
             self._phases.leave(self._around, failed=kind is not None)
-
-
-def _ignore(_error: BaseException) -> None:
-    """Before a run begins, nothing is installed."""

@@ -64,17 +64,17 @@ def best_checkpointing(
         CountError: An argument is wrong, the model has no blocks, or some code needs the value of a tensor.
         HardwareError: The chip is unknown.
     """
-    asker = "best_checkpointing"
+    caller = "best_checkpointing"
     args = (args,) if isinstance(args, Tensor) else args
     if isinstance(model, nn.Module):
-        check_arguments(asker, model, args, kwargs, loss, backward=True)
+        check_arguments(caller, model, args, kwargs, loss, backward=True)
     elif isinstance(model, type) or not callable(model):
-        check_module(asker, model, may_build=True)
-    check_pass(asker, args, kwargs, loss, backward=True)
+        check_module(caller, model, may_build=True)
+    check_pass(caller, args, kwargs, loss, backward=True)
     if mesh and isinstance(model, nn.Module):
-        raise CountError(f"{asker}: mesh={describe(mesh)} divides the model: give a function that builds it")
+        raise CountError(f"{caller}: mesh={describe(mesh)} divides the model: give a function that builds it")
     estimator = Estimator(
-        asker=asker, backward=True, optimizer=optimizer, hardware=hardware, mesh=checked_mesh(asker, mesh), round_to=round_to
+        caller=caller, backward=True, optimizer=optimizer, hardware=hardware, mesh=checked_mesh(caller, mesh), round_to=round_to
     )
     held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
     make = partial(built, model) if mesh else cache(partial(built, model))  # what is sharded is built for each estimate
@@ -108,10 +108,10 @@ def _budget(estimator: Estimator, memory_bytes: Any) -> int:
         chip = named(estimator.hardware) if isinstance(estimator.hardware, str) else estimator.hardware
         ranks = prod(estimator.mesh.values())
         if room(0, chip, ranks=ranks) is None:
-            raise CountError(f"{estimator.asker}: give memory_bytes, or the hardware whose memory is known")
+            raise CountError(f"{estimator.caller}: give memory_bytes, or the hardware whose memory is known")
         return _most_that_fits(chip, ranks)
     if isinstance(memory_bytes, bool) or not isinstance(memory_bytes, int | float) or not memory_bytes > 0:
-        raise CountError(f"{estimator.asker}: memory_bytes={describe(memory_bytes)}: give a positive number of bytes")
+        raise CountError(f"{estimator.caller}: memory_bytes={describe(memory_bytes)}: give a positive number of bytes")
     return int(memory_bytes)
 
 

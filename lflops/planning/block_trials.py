@@ -59,13 +59,13 @@ class BlockTrials:
 
             def make() -> Subject:
                 subject = self._make()
-                check_module(self._estimator.asker, subject.model)
-                blocks = recomputable(self._estimator.asker, subject.model)
+                check_module(self._estimator.caller, subject.model)
+                blocks = recomputable(self._estimator.caller, subject.model)
                 self._blocks, self.folds = list(blocks), folds_of(blocks)
                 left_out = self.folds if folds is None else folds
                 if left_out:
                     stack.enter_context(folded(subject.model, left_out))
-                    blocks = recomputable(self._estimator.asker, subject.model)
+                    blocks = recomputable(self._estimator.caller, subject.model)
                 stack.enter_context(checkpointed(blocks, policies))
                 return subject
 
@@ -121,7 +121,7 @@ class BlockTrials:
         steps = self._steps({}, folds)
         self.units = units_of(memory_of(steps[-1]).timeline, steps[-1].modules.keys() & self._names(folds))
         if not self.units:
-            raise CountError(f"{self._estimator.asker}: none of the blocks ran: {', '.join(self._blocks)}")
+            raise CountError(f"{self._estimator.caller}: none of the blocks ran: {', '.join(self._blocks)}")
         self._work = [sum(steps[-1].modules[block].forward.flops for block in unit) for unit in self.units]
         unchanged: list[Policy] = ["none"] * len(self.units)
         return self._trial(unchanged, steps)
@@ -134,7 +134,7 @@ class BlockTrials:
         try:
             readings = [read(memory_of(step).timeline, self.units, self._work) for step in steps]
         except ValueError as error:
-            raise CountError(f"{self._estimator.asker}: {error}: the loss needs a gradient of some parameter") from error
+            raise CountError(f"{self._estimator.caller}: {error}: the loss needs a gradient of some parameter") from error
         reading = replace(readings[-1], fixed=max(each.fixed for each in readings))
         cells = self._recomputed(steps[-1])
         bounds = [lower_bound(replace(steps[-1], cells=some)) for some in cells]

@@ -36,7 +36,7 @@ class Adapted(nn.Module):
         return result
 
 
-def add_adapters(asker: str, model: nn.Module, rank: int) -> None:
+def add_adapters(caller: str, model: nn.Module, rank: int) -> None:
     """Freeze a model, and give each linear layer of its blocks an adapter.
 
     Raises:
@@ -51,10 +51,10 @@ def add_adapters(asker: str, model: nn.Module, rank: int) -> None:
             setattr(block.get_submodule(container), attribute, Adapted(layer, rank))
         found += len(layers)
     if not found:
-        raise CountError(f"{asker}: {type(model).__name__} has no blocks with linear layers to adapt: give the model with its adapters")
+        raise CountError(f"{caller}: {type(model).__name__} has no blocks with linear layers to adapt: give the model with its adapters")
 
 
-def recomputable(asker: str, model: nn.Module) -> dict[str, nn.Module]:
+def recomputable(caller: str, model: nn.Module) -> dict[str, nn.Module]:
     """The blocks that a model may recompute: those that are made of modules. A single operator would save nothing.
 
     Raises:
@@ -63,7 +63,7 @@ def recomputable(asker: str, model: nn.Module) -> dict[str, nn.Module]:
     blocks = {name: block for name, block in blocks_in(model).items() if next(block.children(), None) is not None}
     if not blocks:
         raise CountError(
-            f"{asker}: {type(model).__name__} has no blocks: those are modules made of others, in a ModuleList or Sequential, as layers.0"
+            f"{caller}: {type(model).__name__} has no blocks: those are modules made of others, in a ModuleList or Sequential, as layers.0"
         )
     return blocks
 
@@ -124,7 +124,7 @@ class Changes:
             if value is not None and value not in known:
                 raise CountError(f"{name}={value!r}: give one of {', '.join(known)}{', best' if name == 'ac' else ''}")
 
-    def applied(self, asker: str, subject: Subject) -> Subject:
+    def applied(self, caller: str, subject: Subject) -> Subject:
         """The subject, its model changed.
 
         Raises:
@@ -136,9 +136,9 @@ class Changes:
                 model=subject.model.to(dtype), args=tuple(_cast(subject.args, dtype)), kwargs=dict(_cast(subject.kwargs, dtype))
             )
         if self.adapter_rank is not None:
-            add_adapters(asker, subject.model, self.adapter_rank)
+            add_adapters(caller, subject.model, self.adapter_rank)
         if self.policy != "none":
-            for block in recomputable(asker, subject.model).values():
+            for block in recomputable(caller, subject.model).values():
                 recompute(block, self.policy)
         return subject
 

@@ -2,34 +2,35 @@
 
 import contextlib
 import shlex
+import threading
 import time
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
 from lflops.analyze.analysis import Analysis, analyze
 from lflops.collect.calibration.calibrate import forget
 from lflops.collect.ranks.gather import Gather
-from lflops.collect.ranks.topology import Topology, topology_of
+from lflops.collect.ranks.topology import topology_of
 from lflops.merging.merge import merge
 from lflops.profile.model import Profile
 from lflops.profile.notes import notes_with
 from lflops.profile.records import ModulePhase, RankComparison
 from lflops.profile.steps import Step
-from lflops.session.inputs.messages import warn
+from lflops.session.inputs.messages import Failures, warn
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Training
-from lflops.session.outlets.background_call import BackgroundCall
-from lflops.session.outlets.failures import Failures
 from lflops.session.outlets.loggers import Outlets, PreparedWindow
 from lflops.session.outlets.paths import OutputPaths, claim, release
 
-__all__ = ["Results"]
+__all__ = ["BackgroundCall", "Results"]
+
+Result = TypeVar("Result")
 
 _FOLDER = "folder"
 """The key of the ranks' store under which the main process says where files go."""
@@ -43,37 +44,18 @@ KEPT = 32
 LONGEST = 30.0
 """Seconds that the end of a training waits for pages that are being written."""
 
-UNITS = ("samples", "tokens")
 
-
-class _OwnWindow(NamedTuple):
-    """What is kept of this rank's window until those of all ranks are merged.
-
-    Attributes:
-        partial: Whether it was cut short.
-        units: Samples and tokens of its steps, by their index and kind.
-    """
-
-    partial: bool
-    units: Mapping[tuple[int, str], Mapping[str, Any]] = {}
-
-    @classmethod
-    def of(cls, profile: Profile) -> Self:
-        """That of a rank's profile."""
-        units: dict[tuple[int, str], dict[str, Any]] = {
-            (step.index, step.kind): {name: getattr(step, name) for name in UNITS} for step in profile.steps
-        }
-        return cls(profile.run.partial, units)
-
-    def shares(self, merged: Profile) -> dict[str, float]:
-        """Of all ranks' samples and tokens, to those of this rank; what is unknown is left out."""
-        shares = {}
-        for name in UNITS:
-            pairs = [(getattr(step, name), self.units.get((step.index, step.kind), {}).get(name)) for step in merged.steps]
-            known = [(everywhere, here) for everywhere, here in pairs if everywhere is not None and here]
-            if known:
-                shares[name] = sum(everywhere for everywhere, _ in known) / sum(here for _, here in known)
-        return shares
+def _shares(own: Iterable[Step], merged: Iterable[Step]) -> dict[str, float]:
+    """The samples and tokens of all ranks over those of this rank; what is unknown is left out."""
+    here = {(step.index, step.kind): step for step in own}
+    pairs = [(step, here[step.index, step.kind]) for step in merged if (step.index, step.kind) in here]
+    shares = {}
+    for name in ("samples", "tokens"):
+        units = [(getattr(everywhere, name), getattr(own_step, name)) for everywhere, own_step in pairs]
+        known = [(everywhere, own_units) for everywhere, own_units in units if everywhere is not None and own_units]
+        if known:
+            shares[name] = sum(everywhere for everywhere, _ in known) / sum(own_units for _, own_units in known)
+    return shares
 
 
 def _ended(profile: Profile, *, cut_short: bool) -> str:
@@ -85,84 +67,44 @@ def _ended(profile: Profile, *, cut_short: bool) -> str:
 
 
 class _Closed(NamedTuple):
-    """A window that is closed, and has yet to be logged.
-
-    Attributes:
-        message: What the log says of it first.
-        files: Those that are already written.
-        step: The loggers' x-axis.
-        is_first: Whether the run has none before it.
-    """
+    """A window that is closed, and has yet to be logged."""
 
     analysis: Analysis
-    message: str
-    files: list[Path]
-    step: int
-    is_first: bool
+    message: str  # what the log says of it first
+    files: list[Path]  # those that are already written
+    step: int  # the loggers' x-axis
+    is_first: bool  # of the run
 
 
 class Results:
-    """The windows of one monitor in one run of the Trainer, of all stages.
+    """The windows of one monitor in one run of the Trainer, of all stages. Every process makes one, for they have to agree.
 
     Args:
         training: The run that is watched.
-        topology: Where its ranks stand.
-        gather: Brings the ranks' windows together; `None` where there is one rank, or they cannot be reached.
-        outlets: Where results go; `None` on all processes but the main one.
-        paths: Where files go; `None` for none.
-        failures: What becomes of an error of one file or one logger.
-        folder: The folder that the run has a part of.
+        settings: What is asked for.
+        log_dir: The run's, if it has one.
+        monitor: Which of the loop's monitors it is for, from 1.
+        store: That all ranks reach; `None` where they have none, or there is one rank.
 
-    Attributes:
-        profiles: The last windows, `KEPT` at most, those of all ranks together, on the main process. Earlier ones are in their files.
-        shares: By stage, how many times the samples and the tokens of this rank all ranks have together, as the last window had them.
+    Raises:
+        CountError: What the user says of the ranks cannot be.
     """
 
-    def __init__(
-        self,
-        training: Training,
-        topology: Topology,
-        gather: Gather | None,
-        outlets: Outlets | None,
-        paths: OutputPaths | None,
-        *,
-        failures: Failures,
-        folder: Path | None,
-    ) -> None:
-        """None is closed yet."""
+    def __init__(self, training: Training, settings: Settings, log_dir: str | None, *, monitor: int, store: Any) -> None:
+        # The last windows, `KEPT` at most, those of all ranks together, on the main process. Earlier ones are in their files.
         self.profiles: list[Profile] = []
         self._closed = 0  # how many windows there were
         self._last: dict[str | None, Profile] = {}  # by stage
         self._traces: list[Path] = []
+        # By stage, how many times the samples and the tokens of this rank all ranks have together, as the last window had them.
         self.shares: dict[str, Mapping[str, float]] = {}
-        self.topology = topology
-        self.outlets = outlets
-        self.paths = paths
-        self.failures = failures
         self._training = training
-        self._gather = gather
         self._saved: tuple[Profile, Path] | None = None  # the last that was
-        self._own: dict[tuple[str | None, int | None], _OwnWindow] = {}
-        self._folder = folder
+        self._own: dict[tuple[str | None, int | None], tuple[bool, tuple[Step, ...]]] = {}  # this rank's, until all are merged
         self._compared: dict[str, RankComparison] = {}  # by stage, the last that was looked at
         self._accused: set[Hashable] = set()
         self._in_background: deque[tuple[_Closed, BackgroundCall[PreparedWindow]]] = deque()
-
-    @classmethod
-    def of(cls, training: Training, settings: Settings, log_dir: str | None, *, monitor: int, store: Any) -> Self:
-        """Find out who takes part, and where results go; on every process, for they have to agree.
-
-        Args:
-            training: The run that is watched.
-            settings: What is asked for.
-            log_dir: The run's, if it has one.
-            monitor: Which of the loop's monitors it is for, from 1.
-            store: That all ranks reach; `None` where they have none, or there is one rank.
-
-        Raises:
-            CountError: What the user says of the ranks cannot be.
-        """
-        topology = topology_of(
+        self.topology = topology_of(
             training.world_size,
             training.rank,
             function=settings.topology,
@@ -171,18 +113,19 @@ class Results:
             sampler=training.sampler,
             node=training.node,
         )
-        gather = None if store is None else Gather(store, training.rank, topology, timeout=settings.gather_timeout)
-        failures = Failures(raised=settings.on_error == "raise")
-        outlets = Outlets(training, settings, monitor, failures) if training.is_main else None
-        dirpath = None if settings.dirpath is None else Path(settings.dirpath)
-        paths = OutputPaths.of(log_dir, dirpath, monitor)
-        folder = None if paths is None else paths.profiles
+        self._gather = None if store is None else Gather(store, training.rank, self.topology, timeout=settings.gather_timeout)
+        self.failures = Failures(raised=settings.on_error == "raise")
+        # Where results go; `None` on all processes but the main one.
+        self.outlets = Outlets(training, settings, monitor, self.failures) if training.is_main else None
+        self.paths = paths = OutputPaths.of(log_dir, settings.dirpath, monitor)  # `None` for no files
+        self._folder = None if paths is None else paths.profiles  # that the run has a part of
         if paths is not None:
-            paths = paths.within(_part_of(paths.profiles, training, store, settings.gather_timeout))
-        if gather is None and topology.world_size > 1 and outlets is not None:
-            kept = "there is no folder for what the others have" if paths is None else f"each keeps its own in {paths.profiles}"
+            self.paths = paths.within(_part_of(paths.profiles, training, store, settings.gather_timeout))
+        if self._gather is None and self.topology.world_size > 1 and self.outlets is not None:
+            kept = "there is no folder for what the others have"
+            if self.paths is not None:
+                kept = f"each keeps its own in {self.paths.profiles}"
             warn(f"FlopsMonitor: the ranks have no store to reach each other by: {kept}; lflops.merge makes one profile of them")
-        return cls(training, topology, gather, outlets, paths, failures=failures, folder=folder)
 
     @property
     def wants_windows(self) -> bool:
@@ -200,14 +143,9 @@ class Results:
         return bool(self._in_background) or (self._gather is not None and self._gather.busy)
 
     def add(self, profile: Profile, steps: tuple[Mapping[ModulePhase, float], ...]) -> None:
-        """A window of this rank is closed.
-
-        Args:
-            profile: The window.
-            steps: The own seconds of modules, of each hooked step in it.
-        """
+        """A window of this rank is closed; `steps` has the own seconds of modules in each of its hooked steps."""
         if self.outlets is not None:
-            self._own[profile.run.stage, profile.run.window] = _OwnWindow.of(profile)
+            self._own[profile.run.stage, profile.run.window] = profile.run.partial, profile.steps
         if self._gather is not None:
             self._gather.push(profile, steps)
         elif self.topology.world_size == 1:
@@ -246,14 +184,11 @@ class Results:
                 self._accused.add(culprit)
                 self._training.say(f"lflops: in the last {compared.steps} undisturbed steps {found[culprit]}")
             if is_last:
-                self._replace(window, profile)
+                self.profiles[:] = [profile if each is window else each for each in self.profiles]
+                self._last[stage] = profile
                 path = None if self.paths is None else self.paths.profile(profile.run)
                 if path is not None and found.keys() != outlets.slow_ranks(analyze(window)).keys() and self.save(profile, path):
                     outlets.save_page(analysis, path)
-
-    def _replace(self, window: Profile, by: Profile) -> None:
-        self.profiles[:] = [by if each is window else each for each in self.profiles]
-        self._last[by.run.stage] = by
 
     def report_ready(self) -> bool:
         """Tell of the windows that have become ready. Returns whether there were any."""
@@ -265,31 +200,22 @@ class Results:
     def finish(self, *, failed: bool) -> None:
         """No more windows come: tell of those that are on their way. After a failure no rank is waited for."""
         try:
-            self._finish(failed=failed)
+            for profile in [] if self._gather is None else self._gather.finish(failed=failed):
+                self._report(profile)
+            self._log_prepared()
+            self._log_unprepared(0.0 if failed else LONGEST)
+            if not failed:
+                self._compare_ranks(is_last=True)
+            if self.outlets is not None and not failed:
+                self.outlets.end([*self._last.values()], self._traces, self._training.logged_step())
         finally:
             if self._folder is not None and self._training.is_main:
                 release(self._folder, self._training.loop)
 
-    def _finish(self, *, failed: bool) -> None:
-        for profile in [] if self._gather is None else self._gather.finish(failed=failed):
-            self._report(profile)
-        self._log_prepared()
-        self._log_unprepared(0.0 if failed else LONGEST)
-        if not failed:
-            self._compare_ranks(is_last=True)
-        if self.outlets is not None and not failed:
-            self.outlets.end([*self._last.values()], self._traces, self._training.logged_step())
-
     def save(self, profile: Profile, path: Path, outlet: str = "the profile's file") -> bool:
         """Write a window's file and the folders above it, unless it was the last that was written: the annotation of a trace reads it.
 
-        Args:
-            profile: The window.
-            path: Its file.
-            outlet: What the file is called where it cannot be written.
-
-        Returns:
-            Whether it is there.
+        Returns whether it is there. `outlet` is what the file is called where it cannot be written.
         """
         if self._saved is None or self._saved[0] is not profile or self._saved[1] != path:
             self._saved = None
@@ -316,12 +242,12 @@ class Results:
         path = None if self.paths is None else self.paths.profile(run)
         if path is not None and self.save(profile, path):
             files.append(path)
-        own = self._own.pop((run.stage, run.window), _OwnWindow(run.partial))
-        self.shares[run.stage or ""] = own.shares(profile)
+        cut_short, own = self._own.pop((run.stage, run.window), (run.partial, ()))
+        self.shares[run.stage or ""] = _shares(own, profile.steps)
         step = self._training.logged_step()
         analysis = analyze(profile)
         self._accused.update(self.outlets.slow_ranks(analysis) if profile.ranks else ())
-        message = f"lflops: {run.stage} window {run.window} closed at step {run.step}{_ended(profile, cut_short=own.partial)}"
+        message = f"lflops: {run.stage} window {run.window} closed at step {run.step}{_ended(profile, cut_short=cut_short)}"
         closed = _Closed(analysis, message, files, step, is_first=self._closed == 1)
         prepare = partial(self.outlets.prepare, analysis, path, step)
         if len(profile.modules) + len(profile.cells) < LARGE and not self._in_background:
@@ -330,7 +256,6 @@ class Results:
             self._in_background.append((closed, BackgroundCall(prepare, f"lflops: {run.stage} window {run.window}")))
 
     def _log(self, closed: _Closed, prepared: PreparedWindow) -> None:
-        """Say that a window is closed, and give the loggers what was made of it."""
         if self.outlets is None:
             return
         files = [*closed.files, *prepared.files]
@@ -396,3 +321,39 @@ def _part_of(folder: Path, training: Training, store: Any, timeout: float) -> st
         store.wait([_FOLDER], timedelta(seconds=timeout / 4))
         return str(store.get(_FOLDER).decode())
     return ""
+
+
+class BackgroundCall(Generic[Result]):
+    """One call. Its thread ends with the interpreter: a file system that hangs must not hold the exit.
+
+    So what it calls writes files under temporary names, and renames them.
+    """
+
+    def __init__(self, function: Callable[[], Result], name: str) -> None:
+        self._function = function
+        self._returned: list[Result] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._call, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has returned, or failed."""
+        return not self._thread.is_alive()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for it, so long at most. Returns whether it is done."""
+        self._thread.join(max(seconds, 0.0))
+        return self.is_done
+
+    def result(self) -> Result:
+        """What it returned, once it is done; what it raised is raised."""
+        if self._error is not None:
+            raise self._error
+        return self._returned[0]
+
+    def _call(self) -> None:
+        try:
+            self._returned.append(self._function())
+        except BaseException as error:  # noqa: BLE001 - the other thread raises it
+            self._error = error

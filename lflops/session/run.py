@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from lflops.boundary import Boundary, Undo, call_each
-from lflops.collect.kineto.compile_tracking import CompileTracking
+from lflops.collect.kineto.compiled_graph import CompileTracking
 from lflops.collect.model.compile_guard import KeptGraphs
 from lflops.collect.torch_private.dispatch_modes import sweep_modes
 from lflops.errors import LflopsError, UnknownTorchError
@@ -25,35 +24,22 @@ __all__ = ["MonitoredRun"]
 
 
 class MonitoredRun:
-    """Begins when a run is set up, and ends however the run does.
-
-    Args:
-        settings: What is asked for.
-
-    Attributes:
-        log_dir: The run's folder; `None` where it has none.
-        store: That all ranks reach; `None` where they have none, or there is one rank.
-        sessions: By stage; `None` is one that has not begun, or is over.
-        profiles: The windows that are closed, on the main process; of more than 32, the last 32.
-        boundary: All that the training calls of ours goes through it.
-        undo: Takes off what the driver has installed, at the end of the run.
-    """
+    """Begins when a run is set up, and ends however the run does."""
 
     def __init__(self, settings: Settings) -> None:
-        """No stage has begun."""
-        self.sessions: dict[str, Session | None] = dict.fromkeys(STAGES)
+        self.sessions: dict[str, Session | None] = dict.fromkeys(STAGES)  # by stage; `None` is one that has not begun, or is over
         self._begun: set[str] = set()
-        self.profiles: list[Profile] = []
+        self.profiles: list[Profile] = []  # the windows that are closed, on the main process; of more than 32, the last 32
         self._settings = settings
-        self.log_dir: str | None = None
-        self.store: Any = None
+        self.log_dir: str | None = None  # the run's folder; `None` where it has none
+        self.store: Any = None  # that all ranks reach; `None` where they have none, or there is one rank
         self._training: Training | None = None
         self._results: Results | None = None
         self._history: MemoryHistory | None = None
         self._monitor = 1
         self._failed = False
-        self.boundary = Boundary(self.fail)
-        self.undo = Undo()
+        self.boundary = Boundary(self.fail)  # all that the training calls of ours goes through it
+        self.undo = Undo()  # takes off what the driver has installed, at the end of the run
         self._graphs = KeptGraphs()
         self._tracking = CompileTracking()
 
@@ -95,11 +81,6 @@ class MonitoredRun:
                 raise wrong
 
     def _begin(self, name: str, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int) -> None:
-        session = self.sessions[name] = self._session(training, stage, monitor)
-        session.begin()
-        self._begun.add(name)
-
-    def _session(self, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int) -> Session:
         if self._training is None:
             self._training, self._monitor = training(), monitor
             if self._settings.on_oom:
@@ -107,14 +88,16 @@ class MonitoredRun:
                 self.undo.add(self._history.stop)
                 self._history.start()
         if self._results is None:
-            self._results = Results.of(self._training, self._settings, self.log_dir, monitor=monitor, store=self.store)
+            self._results = Results(self._training, self._settings, self.log_dir, monitor=monitor, store=self.store)
             self._results.profiles = self.profiles
         watched = stage()
         watched = replace(watched, listen=partial(watched.listen, guard=self.boundary.guard))
         session = Session(self._settings, self._training, watched, results=self._results, guard=self.boundary.guard)
         if self._tracking.refusal is not None:
-            session.add_note(Note(code="compiled_unopened", subject="", values={"error": self._tracking.refusal}))
-        return session
+            session.notes.append(Note(code="compiled_unopened", subject="", values={"error": self._tracking.refusal}))
+        self.sessions[name] = session
+        session.begin()
+        self._begun.add(name)
 
     def batch_begins(self, name: str, batch: Any) -> None:
         """A batch of a stage begins."""
@@ -155,10 +138,9 @@ class MonitoredRun:
             self.take_off()
 
     def _end_history(self, error: BaseException | None, training: Training | None) -> None:
-        """Report what an error says of memory."""
         self._history = None
         try:
-            paths = OutputPaths.of(self.log_dir, None if self._settings.dirpath is None else Path(self._settings.dirpath), self._monitor)
+            paths = OutputPaths.of(self.log_dir, self._settings.dirpath, self._monitor)
             if error is not None and ran_out_of_memory(error) and training is not None and paths is not None:
                 last = self.profiles[-1] if self.profiles else None
                 training.say(f"FlopsMonitor: out of memory, explained in {write_report(error, training, last, paths.profiles)}")
@@ -186,13 +168,5 @@ class MonitoredRun:
         """Take off every hook, wrapper and mode of this run. It can be called again."""
         sessions = [each for each in self.sessions.values() if each is not None]
         parts = [part for each in sessions for part in (each.detach, each.leave_annotations)]
-        call_each(
-            [
-                *parts,
-                sweep_modes,
-                self._graphs.stop,
-                self._tracking.stop,
-                self.undo.close,
-                partial(self.sessions.update, dict.fromkeys(STAGES)),
-            ]
-        )
+        parts += [sweep_modes, self._graphs.stop, self._tracking.stop, self.undo.close]
+        call_each([*parts, partial(self.sessions.update, dict.fromkeys(STAGES))])

@@ -1,6 +1,6 @@
 """One stage of a run: which batch is counted, which steps are kept, when a window is reported, and how all of it ends."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,15 +16,15 @@ from lflops.collect.timing.step_phases import StepPhases
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase
+from lflops.schedule import Plan, Schedule
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Stage, Training
-from lflops.session.planning import planned
 from lflops.session.results import Results
 from lflops.session.window.batch_work import NO_LENGTHS
 from lflops.session.window.counted_steps import CountedSteps
 from lflops.session.window.hooked_step import HookedStep
 from lflops.session.window.live_metrics import LiveMetrics
-from lflops.session.window.plain_steps import MOST
+from lflops.session.window.plain_steps import MAX_PENDING_STEPS
 from lflops.session.window.step_clock import StepClock, TimedStep
 from lflops.session.window.traced_steps import TracedSteps
 from lflops.session.window.window import WANTED, Window
@@ -38,26 +38,12 @@ SHARE_EVERY = 50
 class Session:
     """What a monitor is while a training goes through a stage: once in training, again and again in the validations of a fit.
 
-    Args:
-        settings: What is asked for.
-        training: The run that is watched.
-        stage: The stage of it.
-        results: Receives the windows that are closed.
-        guard: Keeps errors of our hooks from the training.
-
     Attributes:
         over: Whether there is nothing left to do.
+        notes: What the reader of every window has to know.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        training: Training,
-        stage: Stage,
-        *,
-        results: Results,
-        guard: Guard,
-    ) -> None:
+    def __init__(self, settings: Settings, training: Training, stage: Stage, *, results: Results, guard: Guard) -> None:
         self.over = False
         self._stage = stage
         self._results = results
@@ -69,9 +55,8 @@ class Session:
         self._clock: Clock = StreamClock(device) if device.type == "cuda" else HostClock()
         places = results.paths
         traced = settings.trace and places is not None
-        self._plan, self._notes = planned(settings.schedule, stage, training.say, traced=traced)
-        self._position = self._plan.place(0)
-        self._idle_until = self._plan.waits_until(0)
+        self._plan, self.notes = _planned(settings.schedule, stage, training.say, traced=traced)
+        self._position, self._idle_until = self._plan.place(0), self._plan.waits_until(0)
         self._window = Window(0, 0)
         self._closing: list[Window] = []
         self._tree = ModuleTree({"": training.model})
@@ -87,7 +72,7 @@ class Session:
             phases, on_host, settings.units, training.logged_step(), updating=stage.updates, scaled=scaled, on_ranks=training.world_size > 1
         )
         self._plain, self._in_batch = self._step_clock.plain, False
-        self._see: Callable[[int, Any], None] | None = None  # what the curves see of each batch; in most trainings nothing
+        self._record_lengths: Callable[[int, Any], None] | None = None  # what the curves see of each batch; in most trainings nothing
         self._live_metrics = LiveMetrics(self._step_clock.seconds, results.topology.sizes.get("data")) if tracked else None
         self._listening = Undo()
         self._transfers = Undo()  # outlasts the windows where the curves need it
@@ -108,7 +93,7 @@ class Session:
         if self._step_clock.times_phases:
             for each in self._step_clock.listeners:
                 self._listening.add(self._stage.listen(each))
-            self._make_out_plain_steps()
+            self._flush_plain_steps()
             self._step_clock.resume()
             self._step_clock.mark("cold")
             if self._tracing is not None:
@@ -117,10 +102,10 @@ class Session:
     def _listen_to_transfers(self) -> None:
         """Listen if the curves need it, and no longer than that."""
         self._transfers.close()
-        live, self._see = self._live_metrics, None
+        live, self._record_lengths = self._live_metrics, None
         if live is not None and live.transfers is not None:
             self._transfers.add(self._stage.listen(live.transfers))
-            self._see = live.see
+            self._record_lengths = live.record_lengths
 
     def pause(self) -> None:
         """The stage ends, and may begin again: what comes between is in no trace of it."""
@@ -142,8 +127,8 @@ class Session:
     def batch_ends(self, batch: Any) -> None:
         """Take note of it, and of the step that may end with it. In most steps that is all there is to do: those take the short way."""
         self._in_batch = False
-        if self._see is not None:
-            self._see(self._step_clock.ordinal, batch)
+        if self._record_lengths is not None:
+            self._record_lengths(self._step_clock.ordinal, batch)
         if len(self._plain.steps) >= self._plain.limit or not self._plain.note(batch):
             self._end_batch(batch)
 
@@ -169,7 +154,7 @@ class Session:
             live.set_work(shapes, self._step_clock.tokens_of(shapes), live.lengths_of(self._step_clock.ordinal), profile)
             if live.transfers is None:
                 self._transfers.close()
-                self._see = None
+                self._record_lengths = None
         if not self._stage.ends_step():
             if self._tracing is not None:
                 self._tracing.batch()
@@ -191,19 +176,12 @@ class Session:
             self._step_clock.resume()
         self._step_clock.expect_plain(self._steps_until_due() if self._stage.learns and self._stage.accumulation() == 1 else 0)
 
-    def add_note(self, note: Note) -> None:
-        """Add what the reader of every window has to know."""
-        self._notes.append(note)
-
     def mark(self, mark: str) -> None:
         """Note what else happens in this step."""
         self._step_clock.mark(mark)
 
     def close(self, error: BaseException | None = None) -> None:
-        """End, however the fit ends: tell of the windows that have something to tell, and leave no trace.
-
-        After an error nothing waits for the device, or for anybody.
-        """
+        """End, however the fit ends: tell of the windows that have something to tell. After an error nothing waits for the device."""
         if not self.over:
             call_each([partial(self._close, error), self.leave_annotations])
             self.over = True
@@ -216,7 +194,7 @@ class Session:
             self._end_hooked_step,
             self._listening.close,
         ]
-        if not keep_curves or self._see is None:
+        if not keep_curves or self._record_lengths is None:
             parts.append(self._transfers.close)
         if not keep_curves:
             parts.append(self._step_clock.close)
@@ -231,12 +209,12 @@ class Session:
         unfinished = self._counted_steps.stop(error)
         self._end_trace(failed=error is not None)
         if error is not None:
-            self._notes.append(Note(code="ended_early", subject=type(error).__name__, values={}))
+            self.notes.append(Note(code="ended_early", subject=type(error).__name__, values={}))
             if self._window.counted is None and unfinished is not None:
                 self._window.counted = self._counted_steps.with_facts(unfinished)
         else:
             self._clock.settle()
-        self._make_out_plain_steps()
+        self._flush_plain_steps()
         self.detach()
         for step in self._step_clock.read():
             self._add_step(step)
@@ -253,10 +231,10 @@ class Session:
         if self._tracing is not None:
             self._window.recording = self._tracing.end(failed=failed) or self._window.recording
 
-    def _make_out_plain_steps(self) -> None:
+    def _flush_plain_steps(self) -> None:
         """Between two steps. Lightning counts a step behind its callbacks' on_train_batch_end, so it may be at the one that is over."""
         logged_step, last = self._training.logged_step(), self._step_clock.logged_step
-        self._step_clock.make_out_plain(last + 1 if logged_step == last else logged_step)
+        self._step_clock.flush_plain_steps(last + 1 if logged_step == last else logged_step)
 
     def _end_hooked_step(self) -> HookedStep | None:
         """What the hooks of this step have stamped; nothing where it had none."""
@@ -290,8 +268,9 @@ class Session:
         if self._step_clock.times_phases and self._window.complete and not self._closing and self._clean is None:
             self.detach(keep_curves=self._live_metrics is not None)
             self.over = self._live_metrics is None and not self._is_annotating and not self._results.pending
-        if log:
-            self._log_point()
+        if log and self._live_metrics is not None and self._results.outlets is not None:
+            point = self._live_metrics.point(self._results.shares.get(self._stage.name, {}))
+            self._results.outlets.point(point, self._stage.name, self._step_clock.logged_step)
         if shares:
             self._share_steps()
         if busy or ready or log or shares:
@@ -305,21 +284,15 @@ class Session:
         next_step = self._step_clock.logged_step + 1
         return min([until_window, *(each - 1 - next_step % each for each in self._periods if each is not None)])
 
-    def _log_point(self) -> None:
-        if self._live_metrics is not None and self._results.outlets is not None:
-            point = self._live_metrics.point(self._results.shares.get(self._stage.name, {}))
-            self._results.outlets.point(point, self._stage.name, self._step_clock.logged_step)
-
     @property
     def _periods(self) -> tuple[int | None, int | None]:
         """Steps from one point of the curves to the next, and from one time that ranks share their clean steps to the next."""
         every = self._training.log_every
         return every if self._live_metrics is not None else None, None if self._clean is None else max(
-            min(every or SHARE_EVERY, MOST) - 1, 1
+            min(every or SHARE_EVERY, MAX_PENDING_STEPS) - 1, 1
         )
 
     def _share_steps(self) -> None:
-        """Hand in the clean steps since the last time."""
         if self._clean is not None:
             steps, self._clean = self._clean, []
             self._results.share(self._stage.name, map(self._step_clock.step, steps))
@@ -383,22 +356,22 @@ class Session:
 
         Several ranks would disagree on it, and the next window wants clean steps.
         """
-        more, room = window.more_hooked, self._idle_until - self._step_clock.ordinal
+        more, ordinal = window.more_hooked, self._step_clock.ordinal
+        room = self._idle_until - ordinal
         if not more or more + WANTED > room or self._training.world_size > 1:
             return False
         if analyze(self._profile(window, failed=False)[0]).outliers_doubt in {None, "scaled"}:
             return False
-        window.hook(self._step_clock.ordinal, more)
+        window.hook(ordinal, more)
         return True
 
     def _profile(self, window: Window, *, failed: bool) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
         """A window's profile without its trace, and the own seconds of modules in each of its hooked steps."""
-        notes = self._notes if self._tracing is None else (*self._notes, *self._tracing.notes)
-        counted = window.counted or self._counted_steps.without()
+        notes = self.notes if self._tracing is None else (*self.notes, *self._tracing.notes)
+        counted = window.counted or self._counted_steps.uncounted_profile()
         return window.profile(counted, self._step_clock.logged_step, notes, of=self._step_clock.step, clock=self._clock, failed=failed)
 
     def _report(self, window: Window, *, failed: bool) -> None:
-        """Make a window's profile, and hand it on."""
         tracing, recording, places, rank = self._tracing, window.recording, self._results.paths, self._training.rank
         if recording is None and not self._results.wants_windows:
             return
@@ -415,3 +388,23 @@ class Session:
                     self._is_annotating = True
         if self._results.wants_windows:
             self._results.add(profile, steps)
+
+
+def _planned(asked: Schedule, stage: Stage, say: Callable[[str], None], *, traced: bool) -> tuple[Plan, list[Note]]:
+    """The schedule in whole steps, and short enough for the run. Where it is not what was asked for, notes and the log say so."""
+    accumulation, batches = stage.accumulation(), stage.batches_left
+    plan = Plan.of(asked, accumulation=accumulation, batches=batches, traced=traced)
+    return plan, list(_changes(asked, plan, accumulation, batches, say))
+
+
+def _changes(asked: Schedule, plan: Plan, accumulation: int, batches: float, say: Callable[[str], None]) -> Iterator[Note]:
+    if any(getattr(asked, name) % accumulation for name in ("skip_first", "wait", "warmup", "active")):
+        yield Note(code="rounded_to_cycles", subject="", values={"accumulation": accumulation})
+        say(f"lflops: gradients are accumulated over {accumulation} batches, so the schedule is rounded up to whole steps of them")
+    whole = Plan.of(asked, accumulation=accumulation, traced=plan.traced)
+    if plan.length < whole.length or (asked.repeat and plan.windows != whole.windows):
+        left = {name: getattr(plan, name) for name in ("skip_first", "wait", "warmup", "active")} | {"windows": plan.windows or 0}
+        yield Note(code="schedule_shrunk", subject="", values={"batches": int(batches), **left})
+        said = ", ".join(f"{name} {number}" for name, number in left.items())
+        run = "1 batch" if batches == 1 else f"{int(batches)} batches"
+        say(f"lflops: {asked} does not fit into the run's {run}; shortened to these steps: {said}")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lflops
-from lflops.collect.text_generation import measure_generate
+from lflops.collect.measure import measure_generate
 from lflops.collect.timing.module_hooks import ModuleTimer
 from tests.support.compilers import ENTERED_MODES_END_COMPILATION, Backend
 from tests.support.leaky_profilers import PlainMode

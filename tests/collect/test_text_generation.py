@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import lflops
-from lflops.collect.text_generation import measure_generate
+from lflops.collect.measure import measure_generate
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from tests.support.fake_clock import StillClock
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("undisturbed")
 def clock(monkeypatch: pytest.MonkeyPatch) -> StillClock:
     """What generating is timed by."""
     still = StillClock()
-    monkeypatch.setattr("lflops.collect.text_generation.clock_of", lambda _device: still)
+    monkeypatch.setattr("lflops.collect.measure.clock_of", lambda _device: still)
     return still
 
 

@@ -16,8 +16,8 @@ from lflops import Hardware
 from lflops.collect.inputs.batch_reader import BatchReader
 from lflops.schedule import Schedule
 from lflops.session import session
-from lflops.session.window import counted_steps
 from lflops.session.window.batch_work import HostBatch, lengths_of
+from lflops.session.window.counted_steps import CountedSteps
 from tests.lightning.test_outlets import Recorder
 from tests.support.cpu_stand_ins import packed_attention_kernels
 from tests.support.fake_clock import StillClock
@@ -133,8 +133,13 @@ def test_each_point_has_its_own_batchs_work(
 ) -> None:
     """200 batches, a point a step. Two are counted while the window warms up; every clean step after them has the work of its batch."""
     counted: list[Any] = []
-    count_batch = counted_steps.CountedBatch
-    monkeypatch.setattr(counted_steps, "CountedBatch", lambda *args, **kwargs: counted.append(args) or count_batch(*args, **kwargs))
+    begin = CountedSteps.begin_batch
+
+    def noted(self: CountedSteps, batch: Batch) -> None:
+        begin(self, batch)
+        counted.extend([batch] * (self._counting is not None))
+
+    monkeypatch.setattr(CountedSteps, "begin_batch", noted)
     lengths = packings(full=full)
     batches = [batch_of(each, key) for each in lengths]
     logger = Recorder()

@@ -22,9 +22,9 @@ from lightning.pytorch.profilers import PyTorchProfiler
 from torch import Tensor, profiler
 from torch.profiler import ProfilerActivity, record_function, schedule
 
-from lflops.collect.kineto.other_profilers import other_profiler_runs
-from lflops.lightning.log_dir import RUNS
+from lflops.collect.kineto.tracer import other_profiler_runs
 from lflops.lightning.monitor import FlopsMonitor
+from lflops.lightning.training import RUNS
 from lflops.profile.model import Profile
 from lflops.schedule import Schedule
 from lflops.session import session

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from lflops.merging.merge import merge
 from lflops.profile.model import Profile
 from lflops.profile.steps import Step
-from lflops.session.results import _ended, _OwnWindow
+from lflops.session.results import _ended, _shares
 from lflops.session.window.live_metrics import LiveMetrics, _StepSample
 from tests.support.profile_builders import profile, run
 
@@ -19,7 +19,7 @@ def window(samples: int, *, partial: bool = False) -> Profile:
 
 def test_the_curves_have_the_samples_of_all_ranks() -> None:
     """4 here and 8 there are 3 times 4, in half a second: 24 a second. Before a window knows, two equal batches: 16."""
-    shares = _OwnWindow.of(window(4)).shares(merge([window(4), window(8)]))
+    shares = _shares(window(4).steps, merge([window(4), window(8)]).steps)
     assert {"samples": 3.0} == shares
     live = LiveMetrics(lambda step: 0.5, 2)
     for given, expected in (({}, 16.0), (shares, 24.0)):

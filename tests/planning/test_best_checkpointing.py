@@ -64,7 +64,7 @@ class Tried:
 
     def __init__(self, build: Callable[[], nn.Module], *, fold: bool = False, **how: Any) -> None:
         self.model = build()
-        estimator = Estimator(asker="test", backward=True, **how)
+        estimator = Estimator(caller="test", backward=True, **how)
         with estimator.started() as run:
             trials = BlockTrials(estimator, run, lambda: Subject(self.model, (rows(),), {}, squared))
             found = trials.chain(fold=fold)

@@ -35,7 +35,7 @@ def test_the_last_windows_are_kept(kept: int, expected: list[int], tmp_path: Pat
 
 WRITES_FOR_EVER = """
 import threading
-from lflops.session.outlets.background_call import BackgroundCall
+from lflops.session.results import BackgroundCall
 call = BackgroundCall(threading.Event().wait, "hangs")
 print(call.wait(0.01))
 """

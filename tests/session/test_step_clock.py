@@ -16,7 +16,7 @@ from lflops.collect.timing.clock import ThreadSchedule
 from lflops.collect.timing.step_phases import StepPhases
 from lflops.collect.torch_private.modules import Compilations
 from lflops.profile.steps import Step
-from lflops.session.window.plain_steps import CPU_ROUND, MOST
+from lflops.session.window.plain_steps import CPU_ROUND, MAX_PENDING_STEPS
 from lflops.session.window.step_clock import StepClock
 from tests.support.fake_clock import StillClock
 
@@ -66,7 +66,7 @@ class Run:
 
     def read(self) -> Iterator[Step]:
         """All steps but the cold ones."""
-        self.steps.make_out_plain(self.logged)
+        self.steps.flush_plain_steps(self.logged)
         return map(self.steps.step, [step for step in self.steps.read() if step.is_complete and step.ordinal >= COLD])
 
 
@@ -152,9 +152,9 @@ def test_batches_that_turn_out_to_be_parts_of_steps_are_none() -> None:
 def test_there_are_only_so_many_plain_steps_in_a_row() -> None:
     """What is noted of them takes memory; the last ones are there for who asks."""
     run = Run()
-    assert [*[True] * MOST, False, True] == [run.end(BATCH) for _ in range(MOST + 2)]
-    assert MOST + 2 == run.steps.ordinal - COLD
-    assert [*range(4, MOST + 4)] == [step.index for step in run.read()]
+    assert [*[True] * MAX_PENDING_STEPS, False, True] == [run.end(BATCH) for _ in range(MAX_PENDING_STEPS + 2)]
+    assert MAX_PENDING_STEPS + 2 == run.steps.ordinal - COLD
+    assert [*range(4, MAX_PENDING_STEPS + 4)] == [step.index for step in run.read()]
 
 
 def test_the_cpu_time_of_some_plain_steps_is_read() -> None:

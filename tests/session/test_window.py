@@ -10,7 +10,8 @@ END = 10
 
 def step(ordinal: int, *, hooked: bool) -> TimedStep:
     """A whole step."""
-    fields: dict[str, Any] = {"times_phases": True, "stretch": ([], [], 0.0), "shapes": (), "samples": None, "tokens": None, "cpu": None}
+    fields: dict[str, Any] = {"times_phases": True, "device_marks": ([], [], 0.0), "shapes": (), "cpu": None}
+    fields |= {"samples": None, "tokens": None}
     return TimedStep(ordinal=ordinal, logged_step=ordinal, hooked=object() if hooked else None, **fields)  # type: ignore[arg-type]
 
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import lflops
 from lflops.collect.ranks import gather as gather_module
 from lflops.collect.ranks.gather import Gather
-from lflops.collect.ranks.store import meet
+from lflops.collect.ranks.store import shared_store
 from lflops.collect.ranks.topology import Topology, topology_of
 from lflops.profile.model import Profile
 from tests.support.small_models import hidden, sequence, wide
@@ -65,7 +65,7 @@ def one_killed(rank: int) -> tuple[Gather, Profile, Topology]:
 
 def of_rank(rank: int, found: Topology) -> Gather:
     """That of the group; where rank 0 would wait for the killed one, time is over once the others have told."""
-    store = meet("lflops", rank, timeout=LONG)
+    store = shared_store("lflops", rank, timeout=LONG)
     gather_module.EXIT_SECONDS = LONG
     gather = Gather(store, rank, found, timeout=LONG)
     if sys.argv[4] == "one_killed":

@@ -266,7 +266,9 @@ def test_a_trace_of_torch_s_is_annotated_in_another_process(tmp_path: Path) -> N
     model = Projections()
     lflops.count(model, (sequence(),), backward=True).save(tmp_path / "p.json")
     recording = recorded(model, tmp_path / "window")
-    annotation = AnnotationProcess(recording.raw, recording.path, recording.calls, batches=recording.batches, profile=tmp_path / "p.json")
+    annotation = AnnotationProcess(
+        recording.raw, recording.path, recording.calls, batches=recording.trace.batches, profile=tmp_path / "p.json"
+    )
     assert None is annotation.finish(600)
     assert annotation.is_done
     assert [recording.path] == list(recording.path.parent.iterdir())

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from lflops.collect.calibration.machine import Machine, TorchMachine
+from lflops.collect.calibration.machine import TorchMachine
 from lflops.collect.inputs.run_info import device_name
 from lflops.collect.timing.clock import Clock, CpuWatch, clock_of, seconds_of
 from lflops.errors import HardwareError, LflopsError
@@ -131,9 +131,6 @@ def hardware_of(asked: Hardware | str | None, device: torch.device) -> Hardware 
 
     Returns:
         `None` where nothing was asked for, and where `"auto"` does not know the name.
-
-    Raises:
-        HardwareError: The table does not have the name, or the device cannot be measured.
     """
     if asked is None or isinstance(asked, Hardware):
         return asked
@@ -146,12 +143,8 @@ def hardware_of(asked: Hardware | str | None, device: torch.device) -> Hardware 
     return named(asked)
 
 
-def measure(machine: Machine, clock: Clock, dtypes: Iterable[str]) -> tuple[dict[str, float], float | None]:
-    """The peaks by dtype, and the bandwidth.
-
-    Raises:
-        HardwareError: No product runs.
-    """
+def measure(machine: TorchMachine, clock: Clock, dtypes: Iterable[str]) -> tuple[dict[str, float], float | None]:
+    """The peaks by dtype, and the bandwidth."""
     free = machine.free_bytes()
     tasks = {dtype: _fastest(machine, clock, dtype, free * PRODUCT_SHARE) for dtype in dtypes}
     running = {name: task for name, task in tasks.items() if task is not None}
@@ -182,7 +175,7 @@ class _Task:
     rate: float
 
 
-def _fastest(machine: Machine, clock: Clock, dtype: str, memory: float) -> _Task | None:
+def _fastest(machine: TorchMachine, clock: Clock, dtype: str, memory: float) -> _Task | None:
     """The product in the fastest of the sizes that there is time and memory for.
 
     It is not enough to stop where the rate does: a size can be slow by chance, and then all that is measured would be.
@@ -205,7 +198,7 @@ def _fastest(machine: Machine, clock: Clock, dtype: str, memory: float) -> _Task
     return best
 
 
-def _copy(machine: Machine, clock: Clock, memory: float) -> _Task | None:
+def _copy(machine: TorchMachine, clock: Clock, memory: float) -> _Task | None:
     """A copy whose two ends together are several times the cache; `None` where the memory has no room for them."""
     working_set = min(CACHES * machine.cache_bytes, int(memory))
     if working_set < FEWEST_CACHES * machine.cache_bytes:

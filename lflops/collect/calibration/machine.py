@@ -4,52 +4,20 @@ import contextlib
 import pathlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from lflops.collect.inputs.run_info import device_name
 from lflops.collect.torch_private.dispatch_modes import without_modes
 
-__all__ = ["Machine", "TorchMachine", "available_memory", "last_level_cache"]
+__all__ = ["TorchMachine", "available_memory", "last_level_cache"]
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 UNKNOWN_CACHE = 64 << 20
 UNKNOWN_MEMORY = 1 << 30
 INFINITY_CACHE = 256 << 20
 ROOT = pathlib.Path("/")
-
-
-class Machine(Protocol):
-    """What `measure` needs of a device."""
-
-    @property
-    def name(self) -> str:
-        """What the driver calls it."""
-
-    @property
-    def cache_bytes(self) -> int:
-        """Of its last level."""
-
-    def free_bytes(self) -> int:
-        """What could be allocated."""
-
-    def precision(self, dtype: str) -> contextlib.AbstractContextManager[None]:
-        """Within it, products of this name are computed as the name says."""
-
-    def product(self, dtype: str, size: int) -> Callable[[], object]:
-        """A function that multiplies two square matrices.
-
-        Raises:
-            RuntimeError: They cannot be made.
-        """
-
-    def copy(self, size: int) -> Callable[[], object]:
-        """A function that copies so many bytes.
-
-        Raises:
-            RuntimeError: There is no memory for them.
-        """
 
 
 class TorchMachine:
@@ -119,11 +87,7 @@ def _float32_products(kind: str, *, tf32: bool) -> Iterator[None]:
 
 
 def last_level_cache(root: pathlib.Path = ROOT) -> int:
-    """Bytes of the last level of the CPUs' caches, all of them together; a guess where the system does not say.
-
-    Args:
-        root: Of the file system.
-    """
+    """Bytes of the last level of the CPUs' caches, all of them together; a guess where the system does not say."""
     levels: dict[int, dict[str, int]] = {}
     for cache in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
@@ -133,11 +97,7 @@ def last_level_cache(root: pathlib.Path = ROOT) -> int:
 
 
 def available_memory(root: pathlib.Path = ROOT) -> int:
-    """Bytes that the host can still hand out, within the limits of every control group that this process is in.
-
-    Args:
-        root: Of the file system.
-    """
+    """Bytes that the host can still hand out, within the limits of every control group that this process is in."""
     system = _memory_field(root, "MemAvailable")
     return max(0, min([UNKNOWN_MEMORY if system is None else system, *_left_in_groups(root)]))
 

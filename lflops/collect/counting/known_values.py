@@ -176,15 +176,15 @@ def _taken_for_granted(asked: list[Tensor]) -> bool | None:
     if len(asked) != 1 or asked[0].dtype is not torch.bool:
         return None
     frame: FrameType | None = inspect.currentframe()
-    asker: CodeType | None = None
+    caller: CodeType | None = None
     while frame is not None:
         code = frame.f_code
         if code.co_filename == nn.init.__file__:
             return False
-        if asker is None and (code.co_filename.startswith(_DISTRIBUTIONS) or not code.co_filename.startswith((_OURS, _TORCH))):
-            asker = code
+        if caller is None and (code.co_filename.startswith(_DISTRIBUTIONS) or not code.co_filename.startswith((_OURS, _TORCH))):
+            caller = code
         frame = frame.f_back
-    return True if asker is not None and _asks_for_validity(asker) else None
+    return True if caller is not None and _asks_for_validity(caller) else None
 
 
 def _asks_for_validity(code: CodeType) -> bool:

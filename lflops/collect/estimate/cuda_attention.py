@@ -75,9 +75,6 @@ class Attention(NamedTuple):
         """Name and operator of the kernel that torch chooses; `None` if no enabled kernel supports the call.
 
         One rule is left out: the smaller chips of a generation do not train heads wider than 192 with dropout.
-
-        Args:
-            ampere: Whether the chip is of the Ampere generation or later.
         """
         fused = self._may_be_fused()
         halved = fused and ampere and self.query.dtype in HALF
@@ -107,18 +104,15 @@ class Attention(NamedTuple):
         return operator(query, key, value, mask, goes_backward, *how, scale=scale)[0]  # type: ignore[no-any-return]
 
     def _may_be_fused(self) -> bool:
-        """Whether any fused kernel may support the call."""
         if any(each.dim() != 4 or not each.shape[-2] or each.stride(-1) != 1 for each in self[:3]):
             return False
         same = all(each.dtype is self.query.dtype and each.shape[0] == self.query.shape[0] for each in self[:3])
-        return same and self.query.shape[-1] == self.key.shape[-1] and (self._has_all_heads() or self._is_grouped())
+        heads, of_values = self.key.shape[1], self.value.shape[1]
+        fits = self._has_all_heads() or (self.enable_gqa and heads == of_values and self.query.shape[1] % heads == 0)
+        return same and fits and self.query.shape[-1] == self.key.shape[-1]
 
     def _has_all_heads(self) -> bool:
         return self.query.shape[1] == self.key.shape[1] == self.value.shape[1]
-
-    def _is_grouped(self) -> bool:
-        heads = self.key.shape[1]
-        return self.enable_gqa and heads == self.value.shape[1] and self.query.shape[1] % heads == 0
 
     def _suits_flash(self) -> bool:
         square = not self.is_causal or self.query.shape[-2] == self.key.shape[-2]
@@ -187,7 +181,6 @@ class _Choice(TorchFunctionMode):
 
 
 def _in_rows(mask: Tensor) -> Tensor:
-    """The mask with rows padded as the kernel needs them."""
     if mask.stride(-1) == 1 and not any(stride % MASK_ROWS for stride in mask.stride()[:-1]):
         return mask
     return F.pad(mask, (0, MASK_ROWS - mask.shape[-1] % MASK_ROWS))[..., : mask.shape[-1]]

@@ -5,7 +5,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from msgspec.structs import replace
@@ -13,16 +13,17 @@ from torch import Tensor, nn
 
 from lflops.allocator.settings import settings_of
 from lflops.allocator.simulation import simulate
+from lflops.collect.attribution.module_tracker import ModuleTracker
 from lflops.collect.count import Counting
-from lflops.collect.counting.accumulator import Extent
+from lflops.collect.counting.accumulator import Call, Extent
 from lflops.collect.counting.cpu_kernels import LSTM_LAYER
+from lflops.collect.counting.dispatch_mode import OperatorCounter
 from lflops.collect.counting.live_memory import LONGEST_TIMELINE, AllocationLog
 from lflops.collect.estimate.cuda_attention import attention_on
 from lflops.collect.estimate.fake_errors import values_refused
 from lflops.collect.estimate.fake_tensors import Fakes
 from lflops.collect.estimate.mesh import checked_mesh, checked_rank, mesh_group, parallelize, with_mesh
 from lflops.collect.estimate.optimizer_step import MakesOptimizer, Stepper, makes_optimizer
-from lflops.collect.estimate.progress import Meter, Progress
 from lflops.collect.inputs.arguments import check_arguments, check_module, check_pass, check_whole, describe
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.collect.model.call import ModelCall
@@ -35,6 +36,12 @@ from lflops.profile.model import Profile, Reserved
 from lflops.profile.notes import Note
 
 __all__ = ["Estimator", "Model", "Subject", "batch_of", "built", "estimate", "subject_of"]
+
+Progress = Callable[[int, int | None], object]
+"""Called with the finished operators and their total, which is `None` while unknown; once more at the end, with the total."""
+
+REPORT_EVERY = 500
+"""Operators between two reports."""
 
 Model = nn.Module | Callable[[], nn.Module]
 """A module, or a function that builds one."""
@@ -92,7 +99,7 @@ def estimate(
     ranks = checked_mesh("estimate", mesh)
     how: dict[str, Any] = {"mesh": ranks, "rank": checked_rank("estimate", rank, ranks), "hardware": hardware, "round_to": round_to}
     how |= {"allocator": allocator, "backward": backward or step is not None, "optimizer": optimizer, "grad_scaler": grad_scaler}
-    estimator = Estimator(asker="estimate", progress=progress, **how)
+    estimator = Estimator(caller="estimate", progress=progress, **how)
     held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
     return estimator.run(
         lambda: Subject(built(model), args, dict(kwargs or {}), loss, step=step), held=(*held, *tensors_in((args, kwargs)))
@@ -143,44 +150,31 @@ class Subject(NamedTuple):
     """Runs in place of the call, the loss and backward."""
 
 
-def batch_of(asker: str, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments from a batch that a function made.
-
-    Raises:
-        CountError: The batch is neither a tuple, a tensor nor a mapping.
-    """
+def batch_of(caller: str, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments from a batch that a function made."""
     if isinstance(batch, Mapping):
         return (), dict(batch)
     if isinstance(batch, Tensor):
         return (batch,), {}
     if not isinstance(batch, tuple):
-        raise CountError(f"{asker}: the batch is {describe(batch)}: give a tuple, a tensor, or a mapping of keyword arguments")
+        raise CountError(f"{caller}: the batch is {describe(batch)}: give a tuple, a tensor, or a mapping of keyword arguments")
     return batch, {}
 
 
-def subject_of(asker: str, made: Any) -> Subject:
-    """The subject from what a user's function returned: a model, its batch and perhaps a loss.
-
-    Raises:
-        CountError: The function returned something else.
-    """
+def subject_of(caller: str, made: Any) -> Subject:
+    """The subject from what a user's function returned: a model, its batch and perhaps a loss."""
     if not isinstance(made, tuple) or len(made) not in (2, 3):
-        raise CountError(f"{asker}: it gave {describe(made)}: it has to give (model, batch) or (model, batch, loss)")
+        raise CountError(f"{caller}: it gave {describe(made)}: it has to give (model, batch) or (model, batch, loss)")
     model, batch, loss = made if len(made) == 3 else (*made, None)
-    check_pass(asker, (), None, loss, backward=True)
-    return Subject(model, *batch_of(asker, batch), loss)
+    check_pass(caller, (), None, loss, backward=True)
+    return Subject(model, *batch_of(caller, batch), loss)
 
 
 @dataclass(kw_only=True)
 class Estimator:
-    """Runs subjects on fake tensors, all with the same options.
+    """Runs subjects on fake tensors, all with the same options."""
 
-    Attributes:
-        asker: The name of the public function, with which errors begin.
-        watch: Called with the profile of each step. Its timeline has every operator then, and no allocator is simulated.
-    """
-
-    asker: str
+    caller: str  # the name of the public function, with which errors begin
     backward: bool
     optimizer: MakesOptimizer | str | None = None
     hardware: Hardware | str | None = None
@@ -190,44 +184,28 @@ class Estimator:
     mesh: Mapping[str, int] = field(default_factory=dict)
     rank: int = 0
     progress: bool | Progress = False
+    # Called with the profile of each step. Its timeline has every operator then, and no allocator is simulated.
     watch: Callable[[Profile], object] | None = None
 
     def run(self, make: Callable[[], Subject], *, held: Iterable[Tensor] = ()) -> Profile:
-        """Run one subject.
-
-        Args:
-            make: Makes the subject. It is called while new tensors are fake, so a model that it builds has no memory.
-            held: Tensors on whose devices random numbers may be drawn.
-
-        Raises:
-            CountError: The subject cannot run on fake tensors.
-            HardwareError: The chip is unknown.
-        """
+        """Run the subject that `make` makes while new tensors are fake, so that a model that it builds has no memory."""
         with self.started(held) as run:
             return run(make)
 
     @contextlib.contextmanager
     def started(self, held: Iterable[Tensor] = ()) -> Iterator[Callable[[Callable[[], Subject]], Profile]]:
-        """A context in which new tensors are fake, with a function that runs a subject. Each run starts afresh.
-
-        Args:
-            held: As in `run`.
-
-        Raises:
-            CountError: A subject cannot run on fake tensors.
-            HardwareError: The chip is unknown.
-        """
+        """A context in which new tensors are fake, with a function that runs a subject. Each run starts afresh."""
         check_fake_tensors()
         chip = self._checked()
-        makes = makes_optimizer(self.asker, self.optimizer)
+        makes = makes_optimizer(self.caller, self.optimizer)
         fakes, held = Fakes(on_host=not is_gpu(chip)), list(held)
 
         def run(make: Callable[[], Subject]) -> Profile:
             with same_random_numbers(held):
                 with torch.inference_mode(mode=False):  # otherwise its parameters take no gradient
                     subject = make()
-                    check_module(self.asker, subject.model)
-                    buckets = parallelize(self.asker, subject.model, self.mesh) if self.mesh else ()
+                    check_module(self.caller, subject.model)
+                    buckets = parallelize(self.caller, subject.model, self.mesh) if self.mesh else ()
                 with fakes.swapped_into(subject.model):
                     profile = self._run(subject._replace(buckets=buckets), fakes, chip, makes)
                     for parameter in subject.model.parameters():
@@ -235,22 +213,22 @@ class Estimator:
             fakes.forget()
             return with_mesh(replace(profile, run=replace(profile.run, kind="estimate", hardware=chip)), self.mesh)
 
-        with mesh_group(self.asker, self.mesh, self.rank), same_random_numbers(held), fakes.running(), values_refused(self.asker):
+        with mesh_group(self.caller, self.mesh, self.rank), same_random_numbers(held), fakes.running(), values_refused(self.caller):
             yield run
 
     def _checked(self) -> Hardware | None:
         """Check the options, and look the chip up."""
         if only_shapes_run(()):
-            raise CountError(f"{self.asker}: a mode that makes tensors fake is open here already: call it outside")
+            raise CountError(f"{self.caller}: a mode that makes tensors fake is open here already: call it outside")
         if self.grad_scaler not in (True, False):
-            raise CountError(f"{self.asker}: grad_scaler={describe(self.grad_scaler)}: give True or False")
+            raise CountError(f"{self.caller}: grad_scaler={describe(self.grad_scaler)}: give True or False")
         if self.grad_scaler and self.optimizer is None:
-            raise CountError(f"{self.asker}: grad_scaler=True, but there is no optimizer whose gradients it would scale: give optimizer=")
-        check_whole(self.asker, "round_to", self.round_to, least=1)
+            raise CountError(f"{self.caller}: grad_scaler=True, but there is no optimizer whose gradients it would scale: give optimizer=")
+        check_whole(self.caller, "round_to", self.round_to, least=1)
         if self.allocator is not None:
             settings_of(self.allocator)
         if not isinstance(self.hardware, Hardware | str | None):
-            raise CountError(f"{self.asker}: hardware={describe(self.hardware)}: give a chip's name, a TOML file, or an lflops.Hardware")
+            raise CountError(f"{self.caller}: hardware={describe(self.hardware)}: give a chip's name, a TOML file, or an lflops.Hardware")
         return named(self.hardware) if isinstance(self.hardware, str) else self.hardware
 
     def _run(self, subject: Subject, fakes: Fakes, chip: Hardware | None, makes: MakesOptimizer | None) -> Profile:
@@ -259,11 +237,11 @@ class Estimator:
         stepper = None
         if makes is not None:
             if self.grad_scaler and loss is None:
-                raise CountError(f"{self.asker}: grad_scaler=True, but there is no loss to scale: give one")
-            stepper = Stepper(self.asker, makes, model, chip=chip, grad_scaler=self.grad_scaler)
+                raise CountError(f"{self.caller}: grad_scaler=True, but there is no loss to scale: give one")
+            stepper = Stepper(self.caller, makes, model, chip=chip, grad_scaler=self.grad_scaler)
             loss = stepper.scaled(loss)
         call = ModelCall(
-            asker=self.asker, model=model, args=args, kwargs=kwargs, backward=self.backward, loss=loss, step=subject.step, _given=given
+            caller=self.caller, model=model, args=args, kwargs=kwargs, backward=self.backward, loss=loss, step=subject.step, _given=given
         )
         call.begin_without_gradients()
         moments = LONGEST_TIMELINE if self.watch is None else sys.maxsize
@@ -289,7 +267,7 @@ class Estimator:
                 step = _with_the_higher_peak(replace(second, notes=second.notes + stepper.notes), step)
         return step if log is None else _with_reserved(step, log, self.allocator or "")
 
-    def _step(self, call: ModelCall, stepper: Stepper | None, chip: Hardware | None, meter: Meter, extent: Extent) -> Profile:
+    def _step(self, call: ModelCall, stepper: Stepper | None, chip: Hardware | None, meter: "Meter", extent: Extent) -> Profile:
         call.prepare()
         counting = Counting(
             {"": call.model}, phase="forward", batch=(call.args, call.kwargs), extent=extent, counter=meter.counter, eager=True
@@ -338,3 +316,49 @@ def _with_the_higher_peak(step: Profile, other: Profile) -> Profile:
         row: replace(module, peak_bytes=other.modules[row].peak_bytes) for row, module in step.modules.items() if row in other.modules
     }
     return replace(step, memory=other.memory, modules={**step.modules, **modules})
+
+
+class Meter:
+    """Counts the finished operators of all steps. `progress` is called with them; `True` writes a line to stderr, `False` is silent."""
+
+    def __init__(self, progress: bool | Progress) -> None:  # noqa: FBT001 - the user's own argument, handed on
+        if not isinstance(progress, bool) and not callable(progress):
+            raise CountError(f"estimate: progress={describe(progress)}: give True, False or a function of (done, total)")
+        self._report = _write if progress is True else progress or None
+        self._done = 0
+        self._total: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._report is not None and kind is None:
+            self._report(self._done, self._done)
+
+    def expect(self, times: int) -> None:
+        """Set the total to a multiple of the operators finished so far."""
+        self._total = times * self._done
+
+    def add(self) -> None:
+        self._done += 1
+        if self._report is not None and self._done % REPORT_EVERY == 0:
+            self._report(self._done, self._total)
+
+    def counter(self, scopes: ModuleTracker, extent: Extent) -> OperatorCounter:
+        return _Counter(scopes, extent, self)
+
+
+class _Counter(OperatorCounter):
+    def __init__(self, scopes: ModuleTracker, extent: Extent, meter: Meter) -> None:
+        super().__init__(scopes, extent)
+        self._meter = meter
+
+    def record(self, call: Call) -> Any:
+        super().record(call)
+        self._meter.add()
+
+
+def _write(done: int, total: int | None) -> None:
+    of = "" if total is None else f" of {total:,} ({done / total:.0%})" if total else ""
+    sys.stderr.write(f"\restimate: {done:,} operators{of}" + ("\n" if done == total else ""))
+    sys.stderr.flush()

@@ -48,11 +48,7 @@ class RealOptimizerError(Exception):
 
 
 def refuse_what_keeps_tensors(module: nn.Module) -> None:
-    """Check that a module has its tensors as attributes, where they can be replaced by fake ones.
-
-    Raises:
-        CountError: It has not, so its real tensors would be used.
-    """
+    """Check that a module has its tensors as attributes, where they can be replaced by fake ones."""
     kinds = {kind.__name__ for kind in type(module).__mro__}
     if isinstance(module, torch.jit.ScriptModule):
         raise CountError("estimate: a scripted module keeps its tensors to itself: give the one that it was made from")
@@ -69,27 +65,15 @@ def refuse_what_keeps_tensors(module: nn.Module) -> None:
 
 
 def refuse_real_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    """Check that an optimizer that makes a step in an estimate has fake parameters. Other threads may train real ones.
-
-    Raises:
-        RealOptimizerError: It has real ones.
-    """
+    """Check that an optimizer that makes a step in an estimate has fake parameters. Other threads may train real ones."""
     parameters = (each for group in optimizer.param_groups for each in group["params"])
     if only_shapes_run(()) and not all(isinstance(local_part(each), FakeTensor) for each in parameters):
         raise RealOptimizerError
 
 
 @contextlib.contextmanager
-def values_refused(asker: str, *, step_of: Optimizer | None = None) -> Iterator[None]:
-    """Turn the errors of fake tensors into a `CountError` that names the line and what to do.
-
-    Args:
-        asker: The name of the public function, with which the error begins.
-        step_of: The optimizer whose step runs, if any.
-
-    Raises:
-        CountError: Code needed the value of a tensor, used a real parameter, or ran an operator without a fake kernel.
-    """
+def values_refused(caller: str, *, step_of: Optimizer | None = None) -> Iterator[None]:
+    """Turn the errors of fake tensors into a `CountError` that names the line and what to do. `step_of` is the optimizer that steps."""
     try:
         yield
     except LflopsError:
@@ -97,14 +81,14 @@ def values_refused(asker: str, *, step_of: Optimizer | None = None) -> Iterator[
     except Exception as error:
         wrong, location = _wrong(error), _location(error)
         if wrong is None and location:
-            error.add_note(f"{asker}: {location}")
+            error.add_note(f"{caller}: {location}")
         if wrong is None:
             raise
         if step_of is not None:
             asked = wrong.partition(";")[0].removeprefix("it ")
             advice = "give one that does not and has as much state, or lflops.counting around a real step"
-            raise CountError(f"{asker}: the step of {type(step_of).__name__} {asked}: {advice}") from error
-        raise CountError(": ".join(filter(None, (asker, location, wrong)))) from error
+            raise CountError(f"{caller}: the step of {type(step_of).__name__} {asked}: {advice}") from error
+        raise CountError(": ".join(filter(None, (caller, location, wrong)))) from error
 
 
 def _wrong(error: Exception) -> str | None:

@@ -24,14 +24,12 @@ HOST = torch.device("cpu")
 
 
 class Fakes:
-    """Fake tensors for real ones, always the same one for the same tensor. Small integer tensors are copied with their values."""
+    """Fake tensors for real ones, always the same one for the same tensor. Small integer tensors are copied with their values.
+
+    `on_host` is for a step of this CPU, and not of a chip.
+    """
 
     def __init__(self, *, on_host: bool = True) -> None:
-        """Begin without fake tensors.
-
-        Args:
-            on_host: Whether the step is for this CPU, and not for a chip.
-        """
         self._on_host = on_host
         self._mode = fake_mode()
         self._made: dict[int, tuple[Any, Any]] = {}  # each with its original, so that no other object gets its id
@@ -54,11 +52,7 @@ class Fakes:
         self._made.clear()
 
     def of(self, value: Any, depth: int = DEEPEST) -> Any:
-        """The same structure with fake tensors. Lists, tuples, sets and dictionaries are copied, other objects are not.
-
-        Raises:
-            CountError: A parameter has no shape yet.
-        """
+        """The same structure with fake tensors. Lists, tuples, sets and dictionaries are copied, other objects are not."""
         known = self._made.get(id(value))
         if known is not None:
             return known[1]
@@ -81,9 +75,6 @@ class Fakes:
         """Replace all tensors of a model by fake ones, and restore them at the end.
 
         Attributes that the model's code sets meanwhile, such as a cache or a counter, are restored as well.
-
-        Raises:
-            CountError: One of its modules is scripted or sharded, or has no shape yet.
         """
         for module in model.modules():
             refuse_what_keeps_tensors(module)
@@ -104,7 +95,8 @@ class Fakes:
         if isinstance(local_part(tensor), FakeTensor):  # the model was built in the fake mode
             return tensor
         if _has_known_values(tensor):
-            return _copy(tensor)
+            with without_modes():
+                return tensor.clone()  # for code that writes to it
         with self._mode:
             fake = _like(tensor) if local_part(tensor) is tensor else _like_sharded(tensor)
         if isinstance(tensor, nn.Parameter):
@@ -136,12 +128,6 @@ def _like_sharded(tensor: Any) -> Tensor:
     unsharded = {"run_check": False, "shape": tensor.shape, "stride": tensor.stride()}
     sharded: Tensor = type(tensor).from_local(_like(local_part(tensor)), tensor.device_mesh, tensor.placements, **unsharded)
     return sharded
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    """A real copy, for code that writes to it."""
-    with without_modes():
-        return tensor.clone()
 
 
 def _has_known_values(tensor: Tensor) -> bool:

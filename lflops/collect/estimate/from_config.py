@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from lflops.errors import CountError
 
-__all__ = ["BY_NAME", "FromConfig", "is_config"]
+__all__ = ["BY_NAME", "builder_of", "is_config"]
 
 BY_NAME = "hf:"
 """Before the name of a model in transformers' cache."""
@@ -22,61 +21,52 @@ def is_config(target: str) -> bool:
     return target.startswith(BY_NAME) or target.endswith(".json") or Path(target).is_dir()
 
 
-@dataclass(frozen=True, kw_only=True)
-class FromConfig:
-    """What is made of a configuration.
+Builder = Callable[[int], tuple[nn.Module, Mapping[str, Tensor], Callable[[Any], Tensor]]]
+"""From a number of samples to a model in train mode, its batch, and the loss that the model computes."""
 
-    Attributes:
-        target: A `config.json`, the folder that has it, or `hf:` and a name in transformers' cache.
-        tokens: Of each sample.
-        remote_code: Whether Python code that comes with the configuration may run.
+
+def builder_of(target: str, *, tokens: int = 512, remote_code: bool = False) -> Builder:
+    """What builds the model of a `config.json`, of the folder that has it, or of `hf:` and a name in transformers' cache.
+
+    Each sample has so many tokens. Python code that comes with the configuration runs only if `remote_code` allows it.
     """
+    config = _config(target, remote_code=remote_code)
+    kind = _class(config, remote_code=remote_code)
 
-    target: str
-    tokens: int = 512
-    remote_code: bool = False
+    def build(samples: int) -> tuple[nn.Module, Mapping[str, Tensor], Callable[[Any], Tensor]]:
+        model = kind(config).float().train()
+        ids = torch.zeros(samples, tokens, dtype=torch.long)
+        return model, {"input_ids": ids, "labels": ids}, lambda out: out.loss
 
-    def builder(self) -> Callable[[int], tuple[nn.Module, Mapping[str, Tensor], Callable[[Any], Tensor]]]:
-        """From a number of samples to the model in train mode, its batch, and the loss that the model computes.
+    return build
 
-        Raises:
-            CountError: There is no such configuration, or transformers has no language model for it.
-        """
-        config = self._config()
-        kind = self._class(config)
 
-        def build(samples: int) -> tuple[nn.Module, Mapping[str, Tensor], Callable[[Any], Tensor]]:
-            model = kind(config).float().train()
-            ids = torch.zeros(samples, self.tokens, dtype=torch.long)
-            return model, {"input_ids": ids, "labels": ids}, lambda out: out.loss
+def _config(target: str, *, remote_code: bool) -> Any:
+    try:
+        from transformers import AutoConfig
+    except ImportError as error:
+        raise CountError(f"{target}: transformers is not installed, which builds models by their configuration") from error
+    name = target.removeprefix(BY_NAME)
+    if not target.startswith(BY_NAME) and not Path(name).exists():
+        raise CountError(f"{target}: no such file: give a config.json, its folder, or {BY_NAME} and a name in transformers' cache")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=remote_code)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        hint = "; it brings its own code: allow that with --trust-remote-code" if "remote_code" in str(error) else ""
+        raise CountError(f"{target}: transformers has no configuration of it here: {reason}{hint}") from error
+    config.use_cache = False
+    return config
 
-        return build
 
-    def _config(self) -> Any:
-        try:
-            from transformers import AutoConfig
-        except ImportError as error:
-            raise CountError(f"{self.target}: transformers is not installed, which builds models by their configuration") from error
-        name = self.target.removeprefix(BY_NAME)
-        if not self.target.startswith(BY_NAME) and not Path(name).exists():
-            raise CountError(f"{self.target}: no such file: give a config.json, its folder, or {BY_NAME} and a name in transformers' cache")
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                config = AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=self.remote_code)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            hint = "; it brings its own code: allow that with --trust-remote-code" if "remote_code" in str(error) else ""
-            raise CountError(f"{self.target}: transformers has no configuration of it here: {reason}{hint}") from error
-        config.use_cache = False
-        return config
+def _class(config: Any, *, remote_code: bool) -> Callable[[Any], Any]:
+    """The class that the configuration names, else the causal language model of its kind."""
+    import transformers
 
-    def _class(self, config: Any) -> Callable[[Any], Any]:
-        """The class that the configuration names, else the causal language model of its kind."""
-        import transformers
-
-        for name in getattr(config, "architectures", None) or ():
-            if (found := getattr(transformers, name, None)) is not None:
-                return found  # type: ignore[no-any-return]
-        general: Any = transformers.AutoModelForCausalLM
-        return lambda config: general.from_config(config, trust_remote_code=self.remote_code)
+    for name in getattr(config, "architectures", None) or ():
+        if (found := getattr(transformers, name, None)) is not None:
+            return found  # type: ignore[no-any-return]
+    general: Any = transformers.AutoModelForCausalLM
+    return lambda config: general.from_config(config, trust_remote_code=remote_code)

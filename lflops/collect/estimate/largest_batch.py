@@ -14,7 +14,7 @@ from lflops.hardware.chips import Hardware
 
 __all__ = ["largest_batch"]
 
-MOST = 1 << 30
+MAX_BATCH = 1 << 30
 """The largest number of samples that is tried. If it fits, the peak does not depend on the batch."""
 
 LARGEST = 1 << 62
@@ -61,7 +61,7 @@ def largest_batch(
         check_arguments("largest_batch", model, (), None, loss, backward=training)
     elif isinstance(model, type) or not callable(model):
         check_module("largest_batch", model, may_build=True)
-    estimator = Estimator(asker="largest_batch", backward=training, optimizer=optimizer, hardware=hardware, round_to=round_to)
+    estimator = Estimator(caller="largest_batch", backward=training, optimizer=optimizer, hardware=hardware, round_to=round_to)
     held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
     once = cache(partial(built, model))
 
@@ -90,7 +90,7 @@ def _largest(peak: Callable[[int], int], memory_bytes: int) -> int:
     The peak is nearly linear in the samples. So the next try is where the line through the last two points reaches the memory. Every third
     try is the middle of the remaining interval, which bounds the number of tries for any curve.
     """
-    low, high = 0, MOST + 1  # `low` fits; `high` does not, or is out of range
+    low, high = 0, MAX_BATCH + 1  # `low` fits; `high` does not, or is out of range
     points: list[tuple[int, int]] = []
     samples = 1
     while high - low > 1:
@@ -100,17 +100,16 @@ def _largest(peak: Callable[[int], int], memory_bytes: int) -> int:
         else:
             high = samples
         samples = min(max(_next(points, memory_bytes, low, high), low + 1), high - 1)
-    if low == MOST:
+    if low == MAX_BATCH:
         raise CountError(f"largest_batch: {low} samples fit, and more: does make_args make a batch of the size that it is given?")
     return low
 
 
 def _next(points: list[tuple[int, int]], memory_bytes: int, low: int, high: int) -> int:
-    """The next number of samples to try, from those tried and their peaks."""
     if len(points) == 1:
         return 2
     (before, less), (last, more) = sorted(points[-2:])
-    unbounded = high > MOST
+    unbounded = high > MAX_BATCH
     if more == less or (not unbounded and len(points) % 3 == 0):
         return FURTHER * low if unbounded else (low + high) // 2
     return before + (memory_bytes - less) * (last - before) // (more - less)

@@ -41,78 +41,60 @@ STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
 """From the words of a transformers `tp_plan` to torch's styles."""
 
 
-def checked_mesh(asker: str, mesh: Any) -> dict[str, int]:
-    """The mesh, in its order; empty where it is one rank.
-
-    Raises:
-        CountError: It is no mesh.
-    """
+def checked_mesh(caller: str, mesh: Any) -> dict[str, int]:
+    """The mesh, in its order; empty where it is one rank."""
     if mesh is None:
         return {}
     taken = f"give ranks by {', '.join(map(repr, DIMENSIONS))}, as {{'data': 8, 'tensor': 4}}"
     if not isinstance(mesh, Mapping) or not mesh or any(name not in DIMENSIONS for name in mesh):
-        raise CountError(f"{asker}: mesh={describe(mesh)}: {taken}")
+        raise CountError(f"{caller}: mesh={describe(mesh)}: {taken}")
     for name, ranks in mesh.items():
         if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
-            raise CountError(f"{asker}: mesh[{name!r}]={describe(ranks)}: give a whole number of ranks, 1 or more")
+            raise CountError(f"{caller}: mesh[{name!r}]={describe(ranks)}: give a whole number of ranks, 1 or more")
     if "replica" in mesh and "tensor" in mesh and "data" not in mesh:
-        raise CountError(
-            f"{asker}: mesh has 'replica' and 'tensor' without 'data': DistributedDataParallel takes no DTensors, give 'data' for 'replica'"
-        )
+        wrong = "mesh has 'replica' and 'tensor' without 'data': DistributedDataParallel takes no DTensors"
+        raise CountError(f"{caller}: {wrong}, give 'data' for 'replica'")
     if "pipeline" in mesh and "replica" in mesh and "data" not in mesh:
-        raise CountError(f"{asker}: mesh has 'pipeline' and 'replica': DistributedDataParallel of a stage is not estimated, give 'data'")
+        raise CountError(f"{caller}: mesh has 'pipeline' and 'replica': DistributedDataParallel of a stage is not estimated, give 'data'")
     return {name: mesh[name] for name in DIMENSIONS if name in mesh}
 
 
-def checked_rank(asker: str, rank: Any, mesh: Mapping[str, int]) -> int:
-    """The rank, which the mesh has.
-
-    Raises:
-        CountError: The mesh does not have it.
-    """
+def checked_rank(caller: str, rank: Any, mesh: Mapping[str, int]) -> int:
+    """The rank, which the mesh has."""
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < prod(mesh.values()):
         taken = f"mesh={dict(mesh)} has ranks 0 to {prod(mesh.values()) - 1}" if mesh else "give a mesh, whose rank it is"
-        raise CountError(f"{asker}: rank={describe(rank)}: {taken}")
+        raise CountError(f"{caller}: rank={describe(rank)}: {taken}")
     return rank
 
 
 @contextlib.contextmanager
-def mesh_group(asker: str, mesh: Mapping[str, int], rank: int = 0) -> Iterator[None]:
-    """The process group of a mesh, as the rank has it; none for an empty one.
-
-    Raises:
-        CountError: A process group is open already.
-    """
+def mesh_group(caller: str, mesh: Mapping[str, int], rank: int = 0) -> Iterator[None]:
+    """The process group of a mesh, as the rank has it; none for an empty one."""
     if not mesh:
         yield
         return
     if torch.distributed.is_initialized():
         raise CountError(
-            f"{asker}: mesh={dict(mesh)}, but a process group is open already: leave mesh out, and shard the model in the function"
+            f"{caller}: mesh={dict(mesh)}, but a process group is open already: leave mesh out, and shard the model in the function"
         )
     check_fake_group()
     with fake_group(prod(mesh.values()), rank):
         yield
 
 
-def parallelize(asker: str, model: nn.Module, mesh: Mapping[str, int]) -> tuple[Tensor, ...]:
-    """Divide a model over a mesh: tensor parallelism by its own plan, then FSDP2 of each block and of the rest; or replicas of DDP.
+def parallelize(caller: str, model: nn.Module, mesh: Mapping[str, int]) -> tuple[Tensor, ...]:
+    """Divide a model over a mesh: tensor parallelism by its plan, then FSDP2 of each block and of the rest; or replicas of DDP.
 
-    A model that is divided already is not changed.
-
-    Returns:
-        DDP's buckets, which no module holds.
-
-    Raises:
-        CountError: The model has no plan, or one that is unknown.
+    A model that is divided already is not changed. Returns DDP's buckets, which no module holds.
     """
     if any(local_part(each) is not each for each in model.parameters()) or set(mesh) == {"pipeline"}:
         return ()
     if set(mesh) == {"replica"}:
-        return gradient_buckets(model, mesh["replica"])
+        trained = (each for each in model.parameters() if each.requires_grad)
+        return tuple(_bucket(parameters, mesh["replica"]) for parameters in assigned(trained))
     devices = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
     if "tensor" in mesh:
-        parallelize_module(model, devices["tensor"], _plan(asker, model))
+        parallelize_module(model, devices["tensor"], _plan(caller, model))
     sharded = tuple(name for name in ("replica", "data") if name in mesh)
     if sharded:
         for part in (*blocks_in(model).values(), model):
@@ -120,15 +102,14 @@ def parallelize(asker: str, model: nn.Module, mesh: Mapping[str, int]) -> tuple[
     return ()
 
 
-def _plan(asker: str, model: nn.Module) -> dict[str, ParallelStyle]:
-    """Of the model's modules that are there, what its plan says."""
+def _plan(caller: str, model: nn.Module) -> dict[str, ParallelStyle]:
     plan: Any = getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
     if not isinstance(plan, Mapping) or not plan:
-        kind = type(model).__name__
-        raise CountError(f"{asker}: {kind} has no tp_plan: apply parallelize_module in the function that builds it, and leave 'tensor' out")
+        instead = "apply parallelize_module in the function that builds it, and leave 'tensor' out"
+        raise CountError(f"{caller}: {type(model).__name__} has no tp_plan: {instead}")
     unknown = {style for style in plan.values() if style not in STYLES}
     if unknown:
-        raise CountError(f"{asker}: the model's tp_plan has {min(map(str, unknown))!r}: of these {', '.join(STYLES)} are known")
+        raise CountError(f"{caller}: the model's tp_plan has {min(map(str, unknown))!r}: of these {', '.join(STYLES)} are known")
     return {name: STYLES[style]() for name, style in plan.items()}
 
 
@@ -152,14 +133,6 @@ FIRST, LATER = 1 << 20, 25 << 20
 """The bytes from which a bucket is full: the first one's, and those of all others. They are torch's defaults."""
 
 
-def gradient_buckets(model: nn.Module, ranks: int) -> tuple[Tensor, ...]:
-    """Buckets for the gradients of a model, and hooks that copy each gradient there, reduce a full bucket, and copy the results back.
-
-    As with torch's default settings, a gradient and its place in a bucket are separate memory.
-    """
-    return tuple(_bucket(parameters, ranks) for parameters in assigned(each for each in model.parameters() if each.requires_grad))
-
-
 def assigned(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     """The parameters of each bucket, from the last to the first, as their gradients become ready. A bucket has one dtype."""
     full: list[list[nn.Parameter]] = []
@@ -173,7 +146,10 @@ def assigned(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def _bucket(parameters: list[nn.Parameter], ranks: int) -> Tensor:
-    """One bucket, which the parameters' hooks fill."""
+    """One bucket, and hooks that copy each gradient there, reduce the bucket when it is full, and copy the results back.
+
+    As with torch's default settings, a gradient and its place in a bucket are separate memory.
+    """
     bucket = torch.empty(sum(each.numel() for each in parameters), dtype=parameters[0].dtype, device=parameters[0].device)
     places = [place.view(each.shape) for place, each in zip(bucket.split([each.numel() for each in parameters]), parameters, strict=True)]
     waiting: set[int] = set()

@@ -22,45 +22,27 @@ MakesOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 """A function from parameters to their optimizer, as `torch.optim.AdamW`."""
 
 
-def makes_optimizer(asker: str, asked: MakesOptimizer | str | None, *, fused: bool = False) -> MakesOptimizer | None:
-    """The function that was given; of a name, the optimizer of `torch.optim` in any letter case, with its default settings.
-
-    Args:
-        asker: The function that errors name.
-        asked: The function or the name.
-        fused: Whether a name means the fused implementation.
-
-    Raises:
-        CountError: It is no function, there is no optimizer of that name, or that one has no fused implementation.
-    """
+def makes_optimizer(caller: str, asked: MakesOptimizer | str | None, *, fused: bool = False) -> MakesOptimizer | None:
+    """The function that was given; of a name, the optimizer of `torch.optim` in any letter case, by default or its fused one."""
     if asked is None or (callable(asked) and not isinstance(asked, str)):
         return asked
     if not isinstance(asked, str):
-        raise CountError(f"{asker}: optimizer={describe(asked)}: give a name, as 'adamw', or a function from parameters to an optimizer")
+        raise CountError(f"{caller}: optimizer={describe(asked)}: give a name, as 'adamw', or a function from parameters to an optimizer")
     known = {each.lower(): kind for each, kind in vars(torch.optim).items() if isinstance(kind, type) and issubclass(kind, Optimizer)}
     if asked.lower() not in known.keys() - {"optimizer"}:
-        raise CountError(f"{asker}: optimizer={asked!r}: give one of {', '.join(sorted(known.keys() - {'optimizer'}))}")
+        raise CountError(f"{caller}: optimizer={asked!r}: give one of {', '.join(sorted(known.keys() - {'optimizer'}))}")
     kind: Callable[..., Optimizer] = known[asked.lower()]
     if fused and "fused" not in inspect.signature(kind).parameters:
-        raise CountError(f"{asker}: optimizer={asked!r} has no fused implementation: leave it out")
+        raise CountError(f"{caller}: optimizer={asked!r} has no fused implementation: leave it out")
     return partial(kind, fused=True) if fused else kind
 
 
 class Stepper:
-    """Makes the steps of an optimizer.
+    """Makes the steps of an optimizer."""
 
-    Attributes:
-        notes: Notes about the assumptions of the step.
-    """
-
-    def __init__(self, asker: str, make: MakesOptimizer, model: nn.Module, *, chip: Hardware | None, grad_scaler: bool) -> None:
-        """Make the optimizer of a model with fake parameters.
-
-        Raises:
-            CountError: `make` returns no optimizer, or one whose steps need values.
-        """
-        self._asker = asker
-        self._optimizer = _made(asker, make, model)
+    def __init__(self, caller: str, make: MakesOptimizer, model: nn.Module, *, chip: Hardware | None, grad_scaler: bool) -> None:
+        self._asker = caller
+        self._optimizer = _made(caller, make, model)
         self._scaler = torch.amp.GradScaler(HOST.type) if grad_scaler else None
         kind, notes = type(self._optimizer).__name__, []
         if _settle(self._optimizer, "capturable", was=True, now=False):  # there is no graph to capture, and the state has the same size
@@ -80,9 +62,6 @@ class Stepper:
         """Make one step and free the gradients.
 
         With a scaler, this does what its own `step` does, except for asking whether all gradients are finite.
-
-        Raises:
-            CountError: The step needs the value of a tensor.
         """
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
@@ -93,13 +72,13 @@ class Stepper:
         self._optimizer.zero_grad()
 
 
-def _made(asker: str, make: MakesOptimizer, model: nn.Module) -> Optimizer:
+def _made(caller: str, make: MakesOptimizer, model: nn.Module) -> Optimizer:
     optimizer: Any = make(list(model.parameters()))
     if not isinstance(optimizer, Optimizer):
-        raise CountError(f"{asker}: optimizer gave {describe(optimizer)}: it has to give a torch.optim.Optimizer")
+        raise CountError(f"{caller}: optimizer gave {describe(optimizer)}: it has to give a torch.optim.Optimizer")
     if inspect.signature(optimizer.step).parameters["closure"].default is inspect.Parameter.empty:
         name = type(optimizer).__name__
-        raise CountError(f"{asker}: {name} goes forward as often as the loss says, which fake tensors have not: give another")
+        raise CountError(f"{caller}: {name} goes forward as often as the loss says, which fake tensors have not: give another")
     return optimizer
 
 

@@ -13,58 +13,33 @@ from lflops.errors import CountError
 __all__ = ["check_arguments", "check_module", "check_pass", "check_whole", "describe"]
 
 
-def check_arguments(asker: str, model: Any, args: Any, kwargs: Any, loss: Any, *, backward: Any) -> None:
-    """Check the arguments of a public function.
-
-    Args:
-        asker: The function's name, with which errors begin.
-        model: The model.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        loss: From the output to a scalar, or `None`.
-        backward: Whether to go backward.
-
-    Raises:
-        CountError: One of them is wrong.
-    """
-    check_module(asker, model)
-    check_pass(asker, args, kwargs, loss, backward=backward)
+def check_arguments(caller: str, model: Any, args: Any, kwargs: Any, loss: Any, *, backward: Any) -> None:
+    """Check the arguments of a public function, with whose name errors begin; `loss` is a function from the output to a scalar."""
+    check_module(caller, model)
+    check_pass(caller, args, kwargs, loss, backward=backward)
     check()
     if only_shapes_run([*model.parameters(), *model.buffers(), *tensors_in((args, kwargs))]):
         raise CountError(
-            f"{asker}: the model's tensors are fake, and nothing would be counted: put it on device='meta', which costs no memory either"
+            f"{caller}: the model's tensors are fake, and nothing would be counted: put it on device='meta', which costs no memory either"
         )
 
 
-def check_pass(asker: str, args: Any, kwargs: Any, loss: Any, *, backward: Any) -> None:
-    """Check the batch, the loss and `backward`, without the model.
-
-    Raises:
-        CountError: One of them is wrong.
-    """
-    _check_args(asker, args)
+def check_pass(caller: str, args: Any, kwargs: Any, loss: Any, *, backward: Any) -> None:
+    """Check the batch, the loss and `backward`, without the model."""
+    _check_args(caller, args)
     if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)):
         taken = "give a mapping from names to the model's keyword arguments; of several positional ones, args=(x, y)"
-        raise CountError(f"{asker}: kwargs={describe(kwargs)}: {taken}")
+        raise CountError(f"{caller}: kwargs={describe(kwargs)}: {taken}")
     if not isinstance(backward, bool):
-        raise CountError(f"{asker}: backward={describe(backward)}: give True or False")
+        raise CountError(f"{caller}: backward={describe(backward)}: give True or False")
     if loss is not None and not callable(loss):
-        raise CountError(f"{asker}: loss={describe(loss)}: give a function from the output to a scalar")
+        raise CountError(f"{caller}: loss={describe(loss)}: give a function from the output to a scalar")
     if loss is not None and not backward:
-        raise CountError(f"{asker}: loss is given, but backward=False: give backward=True as well")
+        raise CountError(f"{caller}: loss is given, but backward=False: give backward=True as well")
 
 
 def check_module(caller: str, module: Any, *, may_build: bool = False) -> None:
-    """Check that a value is a module.
-
-    Args:
-        caller: The public function that errors begin with.
-        module: What was given.
-        may_build: Whether the caller also takes a function that builds a module.
-
-    Raises:
-        CountError: It is not.
-    """
+    """Check that a value is a module; errors name a function that builds one where the caller takes that as well."""
     if isinstance(module, type) and issubclass(module, nn.Module):
         name = module.__name__
         builds = f", or lambda: {name}(), which builds it without memory" if may_build else ""
@@ -73,14 +48,10 @@ def check_module(caller: str, module: Any, *, may_build: bool = False) -> None:
         raise CountError(f"{caller}: {describe(module)} is no torch.nn.Module")
 
 
-def check_whole(asker: str, name: str, value: Any, *, least: int) -> None:
-    """Check that an argument is a whole number, and not too small.
-
-    Raises:
-        CountError: It is not.
-    """
+def check_whole(caller: str, name: str, value: Any, *, least: int) -> None:
+    """Check that an argument is a whole number, and not too small."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise CountError(f"{asker}: {name}={describe(value)}: give a whole number, at least {least}")
+        raise CountError(f"{caller}: {name}={describe(value)}: give a whole number, at least {least}")
 
 
 def describe(value: Any) -> str:
@@ -91,12 +62,12 @@ def describe(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _check_args(asker: str, args: Any) -> None:
+def _check_args(caller: str, args: Any) -> None:
     if isinstance(args, Mapping):
         raise CountError(
-            f"{asker}: args is a {type(args).__name__}: give kwargs=batch, or args=(batch,) if the model takes the dict itself"
+            f"{caller}: args is a {type(args).__name__}: give kwargs=batch, or args=(batch,) if the model takes the dict itself"
         )
     if isinstance(args, list):
-        raise CountError(f"{asker}: args is a list: give (batch,) if it is one argument, tuple(batch) if it is several")
+        raise CountError(f"{caller}: args is a list: give (batch,) if it is one argument, tuple(batch) if it is several")
     if not isinstance(args, tuple):
-        raise CountError(f"{asker}: args={describe(args)}: give a tuple of the model's positional arguments, or one tensor")
+        raise CountError(f"{caller}: args={describe(args)}: give a tuple of the model's positional arguments, or one tensor")

@@ -18,20 +18,16 @@ Units = Mapping[str, int] | Callable[..., Mapping[str, int]]
 """`{"samples": n, "tokens": n}`, one of them or both, or a function that returns it."""
 
 
-def units_of(asker: str, units: Any, args: Any, kwargs: Any) -> dict[str, int]:
-    """The user's sizes of a batch, as fields of `Run`; empty if none are given.
-
-    Raises:
-        CountError: `units` is something else, or fails.
-    """
+def units_of(caller: str, units: Any, args: Any, kwargs: Any) -> dict[str, int]:
+    """The user's sizes of a batch, as fields of `Run`; empty if none are given."""
     if units is None:
         return {}
     try:
         given = units(*args, **kwargs) if callable(units) else units
     except Exception as error:
-        raise CountError(f"{asker}: units failed on the batch: {type(error).__name__}: {error}") from error
+        raise CountError(f"{caller}: units failed on the batch: {type(error).__name__}: {error}") from error
     if not isinstance(given, Mapping) or not given.keys() <= {"samples", "tokens"} or not all(map(_is_whole, given.values())):
-        raise CountError(f"{asker}: units gave {describe(given)}: give {{'samples': n, 'tokens': n}} or a function that returns it")
+        raise CountError(f"{caller}: units gave {describe(given)}: give {{'samples': n, 'tokens': n}} or a function that returns it")
     return {f"{name}_per_step": int(number) for name, number in given.items()}
 
 
@@ -56,16 +52,13 @@ def _is_whole(number: Any) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number >= 0
 
 
-def tensor_of_shape(asker: str, model: nn.Module, shape: Any) -> Tensor:
+def tensor_of_shape(caller: str, model: nn.Module, shape: Any) -> Tensor:
     """A tensor of random numbers from 0 to 1, on the model's device and in the dtype of its first floating parameter.
 
     It has its own generator, so the caller's random numbers are not changed.
-
-    Raises:
-        CountError: `shape` is no shape.
     """
     if not isinstance(shape, tuple | list) or not shape or not all(isinstance(size, int) and size >= 0 for size in shape):
-        raise CountError(f"{asker}: input_shape={describe(shape)}: give the sizes of one tensor, as (8, 3, 224, 224)")
+        raise CountError(f"{caller}: input_shape={describe(shape)}: give the sizes of one tensor, as (8, 3, 224, 224)")
     tensors = [*model.parameters(), *model.buffers()]
     dtype = next((each.dtype for each in tensors if each.is_floating_point()), torch.get_default_dtype())
     device = device_of(tensors)

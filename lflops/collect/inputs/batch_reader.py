@@ -33,11 +33,7 @@ MOST_STRUCTURES = 64
 
 
 class BatchTensors(NamedTuple):
-    """The tensors of a batch.
-
-    Attributes:
-        names: The path of each, with dots between the keys.
-    """
+    """The tensors of a batch. `names` has the path of each, with dots between the keys."""
 
     names: tuple[str, ...]
     tensors: list[Tensor]
@@ -56,16 +52,11 @@ class _Unreadable(Exception):  # noqa: N818 - it is caught in this file
 
 
 class _Structure(NamedTuple):
-    """A container with tensors.
+    """A container with tensors."""
 
-    Attributes:
-        size: Its number of entries.
-        keys: Of a mapping or a dataclass; `None` for a sequence.
-        entries: The type of each entry, and its structure: `_TENSOR` is taken, `None` holds no tensor.
-    """
-
-    size: int
-    keys: tuple[Any, ...] | None
+    size: int  # its number of entries
+    keys: tuple[Any, ...] | None  # of a mapping or a dataclass; `None` for a sequence
+    # The type of each entry, and its structure: `_TENSOR` is taken, `None` holds no tensor.
     entries: tuple[tuple[type, "_Structure | bool | None"], ...]
 
 
@@ -149,11 +140,7 @@ class _Search:
         self._left = MOST_VALUES
 
     def structure_of(self, value: Any, name: str, depth: int) -> "_Structure | bool | None":
-        """The structure of a value, whose tensors are added to those that were found.
-
-        Raises:
-            _Unreadable: It may hold tensors that are not found.
-        """
+        """The structure of a value, whose tensors are added to those that were found. Unreadable if it may hold others."""
         self._left -= 1
         if is_tensor(value):
             self.names.append(name)
@@ -189,11 +176,7 @@ class _Search:
 
 
 def _path(name: str, key: Any) -> str:
-    """The path of an entry.
-
-    Raises:
-        _Unreadable: The key is an object of the user's: to look it up again would run its code.
-    """
+    """The path of an entry. A key that is an object of the user's is unreadable: to look it up again would run its code."""
     if isinstance(key, Enum):
         key = key.name
     if type(key) not in (str, int, bool):

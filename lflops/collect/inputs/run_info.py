@@ -7,7 +7,6 @@ import pathlib
 import platform
 from collections import Counter
 from collections.abc import Iterable
-from typing import Literal
 
 import torch
 from msgspec.structs import replace
@@ -21,13 +20,13 @@ from lflops.profile.model import Run
 __all__ = ["device_name", "run_of", "with_allocator_peaks"]
 
 
-def run_of(kind: Literal["count"], parameters: Iterable[Tensor], args: tuple[object, ...], kwargs: dict[str, object]) -> Run:
-    """The facts about one pass, from the parameters and the batch."""
+def run_of(parameters: Iterable[Tensor], args: tuple[object, ...], kwargs: dict[str, object]) -> Run:
+    """The facts about one counted pass, from the parameters and the batch."""
     tensors = [each for each in parameters if not is_lazy(each)]
     device = device_of(tensors)
     samples, tokens = samples_and_tokens(tensors_in((args, kwargs)))
     return Run(
-        kind=kind,
+        kind="count",
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         versions={"lflops": importlib.metadata.version("lflops"), "torch": str(torch.__version__), "python": platform.python_version()},
         host=platform.node(),
@@ -39,13 +38,8 @@ def run_of(kind: Literal["count"], parameters: Iterable[Tensor], args: tuple[obj
         samples_per_step=samples,
         tokens_per_step=tokens,
         threads=torch.get_num_threads() if device.type == "cpu" else None,
-        cores=_cores(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),  # that the process may use
     )
-
-
-def _cores() -> int | None:
-    """Those that the process is allowed to use, which may be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def with_allocator_peaks(run: Run) -> Run:

@@ -43,21 +43,16 @@ def storage_of(value: Any) -> Storage | None:
     kind = type(value)
     if kind is dict or kind is list or kind is tuple:
         return value  # type: ignore[no-any-return]
-    for base, stored in ((dict, _dict), (list, list.copy), (tuple, _tuple)):
-        if issubclass(kind, base):
-            return None if kind is torch.Size else stored(value)
+    if issubclass(kind, dict):
+        return dict(dict.items(value))
+    if issubclass(kind, list):
+        return list.copy(value)
+    if issubclass(kind, tuple):
+        return None if kind is torch.Size else tuple.__getitem__(value, slice(None))
     if issubclass(kind, UserDict):
         data = attributes_of(value).get("data")
         return storage_of(data) if issubclass(type(data), dict) else None
     return attributes_of(value) if any("__dataclass_fields__" in each.__dict__ for each in kind.__mro__) else None
-
-
-def _dict(value: dict[Any, Any]) -> dict[Any, Any]:
-    return dict(dict.items(value))
-
-
-def _tuple(value: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple.__getitem__(value, slice(None))
 
 
 def attributes_of(value: Any) -> dict[str, Any]:

@@ -20,13 +20,13 @@ MOST_VALUES = 1_000
 """Values other than tensors that are searched."""
 
 
-def tensors_in(value: Any, depth: int = DEEPEST) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
     """Every tensor in nested lists, tuples, sets, mappings, dataclasses and plain objects, in order.
 
     What objects store is read, and nothing of the user's is run. After `MOST_VALUES` values that are no tensors the search ends: an output
     that refers to a data set must not be searched for all that is in it.
     """
-    for _, tensor in named_tensors_in(value, depth):
+    for _, tensor in named_tensors_in(value):
         yield tensor
 
 
@@ -37,10 +37,9 @@ def nodes_of(value: Any) -> Iterator[Any]:
     return (node for node in nodes if node is not None)
 
 
-def named_tensors_in(value: Any, depth: int = DEEPEST) -> Iterator[tuple[str, Tensor]]:
+def named_tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:
     """The same, each with its path. An object that several paths lead to is searched once."""
-    search = _Search()
-    return search.tensors("", value, depth)
+    return _Search().tensors("", value, DEEPEST)
 
 
 class _Search:
@@ -82,7 +81,10 @@ def cut_off(value: Any) -> Any:
     Lists, tuples and dictionaries are searched. An object without such tensors is returned itself.
     """
     if isinstance(value, Tensor):
-        return value if value.is_leaf else _copied_leaf(value)
+        if value.is_leaf:
+            return value
+        with torch.inference_mode(mode=False), torch.enable_grad():
+            return value.detach().requires_grad_().clone()  # a model may write to this copy in place, unlike to a leaf
     if type(value) is dict:
         parts = {key: cut_off(part) for key, part in value.items()}
         return parts if any(parts[key] is not part for key, part in value.items()) else value
@@ -92,12 +94,6 @@ def cut_off(value: Any) -> Any:
             return value
         return type(value)(*cut) if hasattr(value, "_fields") else type(value)(cut)
     return value
-
-
-def _copied_leaf(tensor: Tensor) -> Tensor:
-    """A copy that a model may write to in place, which it may not do to a leaf that requires a gradient."""
-    with torch.inference_mode(mode=False), torch.enable_grad():
-        return tensor.detach().requires_grad_().clone()
 
 
 def shapes_of(args: Any, kwargs: Any) -> dict[str, tuple[int, ...]]:

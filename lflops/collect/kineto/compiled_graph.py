@@ -7,55 +7,40 @@ A module has the name by which the compiled function reaches it, as `L['self'].b
 runs: a graph may be compiled once and run for each of twelve blocks.
 """
 
+import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["GraphKernels", "KernelCall", "Share"]
+from lflops.errors import CountError
+
+__all__ = ["CompileTracking", "GraphKernels", "KernelCall", "Share", "recorded_graphs"]
 
 
 class Share(NamedTuple):
-    """A part of a kernel.
+    """A part of a kernel."""
 
-    Attributes:
-        module: Its number among the graph's modules; -1 for code of the compiled function itself.
-        is_of_forward: Whether its nodes are of the forward pass, so that a graph of backward computes them again.
-        share: Of the kernel's time, by the bytes that its nodes move. All parts of a kernel add up to 1.
-    """
-
-    module: int
-    is_of_forward: bool
-    share: float
+    module: int  # its number among the graph's modules; -1 for code of the compiled function itself
+    is_of_forward: bool  # whether its nodes are of the forward pass, so that a graph of backward computes them again
+    share: float  # of the kernel's time, by the bytes that its nodes move. All parts of a kernel add up to 1
 
 
 class KernelCall(NamedTuple):
-    """A call of a kernel.
+    """A call of a kernel."""
 
-    Attributes:
-        name: In generated code, as `cpp_fused_gelu_1` or `extern_kernels.mm`.
-        event: What Kineto calls it, as `cpp_fused_gelu_1` or `aten::mm`.
-        shares: Empty where nothing was recorded of its nodes.
-        bytes_moved: What it reads and writes; `None` where that is not known.
-    """
-
-    name: str
-    event: str
-    shares: tuple[Share, ...]
-    bytes_moved: int | None
+    name: str  # in generated code, as `cpp_fused_gelu_1` or `extern_kernels.mm`
+    event: str  # what Kineto calls it, as `cpp_fused_gelu_1` or `aten::mm`
+    shares: tuple[Share, ...]  # empty where nothing was recorded of its nodes
+    bytes_moved: int | None  # read and written; `None` where that is not known
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphKernels:
-    """A compiled graph.
+    """A compiled graph."""
 
-    Attributes:
-        modules: The name and the class of each module that has nodes in it.
-        calls: In the order of generated code.
-    """
-
-    modules: tuple[tuple[str, str], ...]
-    calls: tuple[KernelCall, ...]
+    modules: tuple[tuple[str, str], ...]  # the name and the class of each module that has nodes in it
+    calls: tuple[KernelCall, ...]  # in the order of generated code
 
     @classmethod
     def of(cls, calls: Sequence[str], nodes: Mapping[str, Sequence[str]], record: Mapping[str, Any]) -> "GraphKernels | None":
@@ -125,3 +110,61 @@ def _event(name: str) -> str:
     if parts[0] == "extern_kernels":
         return f"aten::{parts[1]}"
     return f"{parts[0]}::{parts[1]}" if len(parts) > 1 else name
+
+
+class CompileTracking:
+    """Records every graph that is compiled between `start` and `stop`. It changes inductor's settings, and restores them.
+
+    The settings are those of the process: the first user sets them and the last restores them.
+    """
+
+    _lock = threading.Lock()
+    _users = 0
+    _restore: Callable[[], None] | None = None
+
+    def __init__(self) -> None:
+        self.refusal: str | None = None  # why no graph is recorded; `None` while they are
+        self._runs = False
+
+    def start(self) -> None:
+        """Begin to record; where this torch does not offer what that takes, `refusal` says so."""
+        try:
+            from lflops.collect.torch_private.self_check import check_inductor
+
+            check_inductor()
+            from lflops.collect.torch_private.inductor import record_graphs
+
+            with self._lock:
+                if CompileTracking._restore is None:
+                    CompileTracking._restore = record_graphs()
+                CompileTracking._users += 1
+                self._runs = True
+        except CountError as error:
+            self.refusal = str(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is not to end the user's training
+            self.refusal = f"{type(error).__name__}: {error}"
+
+    def stop(self) -> None:
+        """End it, if it has begun; what is compiled by now keeps its record."""
+        with self._lock:
+            if not self._runs:
+                return
+            self._runs = False
+            CompileTracking._users -= 1
+            if not CompileTracking._users and CompileTracking._restore is not None:
+                restore, CompileTracking._restore = CompileTracking._restore, None
+                restore()
+
+
+def recorded_graphs(keys: Iterable[str]) -> dict[str, GraphKernels]:
+    """The graphs with these keys that have a record."""
+    try:
+        from lflops.collect.torch_private.inductor import compiled_graphs
+    except CountError:
+        return {}
+    graphs: dict[str, GraphKernels] = {}
+    for graph in compiled_graphs(keys):
+        kernels = GraphKernels.of(graph.calls, graph.nodes, graph.record)
+        if kernels is not None:
+            graphs[graph.key] = kernels
+    return graphs

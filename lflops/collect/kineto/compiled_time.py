@@ -26,55 +26,36 @@ _OF_GRAPH = re.compile(r"^graph_\d+_")
 
 
 class RegionEvent(NamedTuple):
-    """A kernel, or another operator, right below a region.
-
-    Attributes:
-        start: Nanoseconds since 1970, as `end`.
-        device: Nanoseconds of the device for it.
-    """
+    """A kernel, or another operator, right below a region."""
 
     name: str
-    start: int
+    start: int  # nanoseconds since 1970, as `end`
     end: int
-    device: int = 0
+    device: int = 0  # nanoseconds of the device for it
 
 
 @dataclass(kw_only=True)
 class Region:
-    """One run of a compiled graph.
+    """One run of a compiled graph."""
 
-    Attributes:
-        key: Of the graph.
-        batch: The index of the recorded batch.
-        running: The module and phase that ran it: of a backward, those that built it.
-        events: What ran right below it, in order.
-        kernels: Names and nanoseconds of the device's kernels that no such event launched, in order.
-    """
-
-    key: str
+    key: str  # of the graph
     start: int
     end: int
-    batch: int
-    running: ModulePhase
-    events: list[RegionEvent] = field(default_factory=list)
+    batch: int  # the index of the recorded batch
+    running: ModulePhase  # the module and phase that ran it: of a backward, those that built it
+    events: list[RegionEvent] = field(default_factory=list)  # what ran right below it, in order
+    # Names and nanoseconds of the device's kernels that no such event launched, in order.
     kernels: list[tuple[str, int]] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
 class CompiledTimes:
-    """What ran in compiled regions.
+    """What ran in compiled regions."""
 
-    Attributes:
-        code: The sums over all batches.
-        host: Nanoseconds by batch, running module and phase, and by the module and phase that they belong to.
-        device: The same of the device.
-        unrecorded: How many graphs ran that have no record.
-    """
-
-    code: CompiledCode
+    code: CompiledCode  # the sums over all batches
+    # Nanoseconds by batch, running module and phase, and by the module and phase that they belong to.
     host: list[dict[ModulePhase, dict[ModulePhase, float]]]
-    device: list[dict[ModulePhase, dict[ModulePhase, float]]]
-    unrecorded: int
+    device: list[dict[ModulePhase, dict[ModulePhase, float]]]  # the same of the device
 
 
 class _Owner(NamedTuple):
@@ -99,15 +80,7 @@ Rows = Callable[[GraphKernels, str], Sequence[str | None]]
 
 
 def times_of(regions: Iterable[Region], graphs: Mapping[str, GraphKernels], rows: Rows, *, batches: int, device: bool) -> CompiledTimes:
-    """Divide compiled regions over modules.
-
-    Args:
-        regions: Those that were recorded.
-        graphs: By key; those that have a record.
-        rows: Finds the rows of a graph's modules.
-        batches: How many were recorded.
-        device: Whether a device was recorded.
-    """
+    """Divide compiled regions over modules."""
     sums = _Sums(batches)
     keys: set[str] = set()
     for region in regions:
@@ -184,7 +157,6 @@ class _Sums:
                 self._split["device"] += device * share
 
     def times(self, graphs: int, unrecorded: int, *, device: bool) -> CompiledTimes:
-        """All that was added."""
         kernels = tuple(
             CompiledKernel(
                 name=name,
@@ -209,7 +181,7 @@ class _Sums:
             divided_seconds=self._split[on] / 1e9,
             kernels=kernels,
         )
-        return CompiledTimes(code=code, host=self._host, device=self._device, unrecorded=unrecorded)
+        return CompiledTimes(code=code, host=self._host, device=self._device)
 
 
 def _matched(names: Sequence[str], calls: Sequence[KernelCall], *, by_name: bool = False) -> list[KernelCall | None]:

@@ -29,7 +29,6 @@ HOST_PHASES: tuple[Phase, ...] = ("forward", "recompute", "backward", "optimizer
 
 
 def _work(events: Iterable[Event]) -> list[DeviceWork]:
-    """What the device did, as a file of the trace gives it."""
     return [
         DeviceWork(_kind(name), name, 0, thread, start, end, key, link)
         for name, start, end, thread, _, _, is_named, _, is_on_device, key, link in events
@@ -77,7 +76,7 @@ def communication_on_host(events: Sequence[Event]) -> dict[int, Communicated]:
     """The collectives that ran on the host by the beginning of the operators that launched them. Exposed: no operator ran.
 
     Collectives run in the order in which they are launched. Gloo runs some as another kind, such as a reduce-scatter as an all-reduce.
-    Some launch has no event, where the recording missed it: what ran then belongs to the next launch of its own kind.
+    Some launch has no event, where the recording missed it: what ran then belongs to the next launch of its kind.
     """
     ran = sorted((event for event in events if event.name.startswith(ON_HOST)), key=lambda event: event.start)
     if not ran:
@@ -107,6 +106,5 @@ def _run_as(launch: Event) -> set[str]:
 
 
 def _namespace(event: Event) -> str | None:
-    """An operator's; `None` of anything else."""
     namespace, is_operator, _ = event.name.partition("::")
     return namespace if is_operator else None

@@ -53,27 +53,19 @@ NO_OPERATORS = frozenset(
 
 
 class Event(NamedTuple):
-    """One of Kineto's, its times in nanoseconds since 1970.
-
-    Attributes:
-        number: Of a node of backward: when it was built; of any other: -1, or the number of the next node.
-        built_on: Of a node of backward: the thread that built it; 0 for any other.
-        is_named: Whether somebody named a stretch of time, rather than that an operator ran.
-        spans_threads: Whether it began on one thread and ended on another.
-        link: The `key` of the operator that it was done for, where it is the device's or the device's library's.
-    """
+    """One of Kineto's, its times in nanoseconds since 1970."""
 
     name: str
     start: int
     end: int
     thread: int = 1
-    number: int = -1
-    built_on: int = 0
-    is_named: bool = False
-    spans_threads: bool = False
+    number: int = -1  # of a node of backward: when it was built; of any other: -1, or the number of the next node
+    built_on: int = 0  # of a node of backward: the thread that built it; 0 for any other
+    is_named: bool = False  # whether somebody named a stretch of time, rather than that an operator ran
+    spans_threads: bool = False  # whether it began on one thread and ended on another
     is_on_device: bool = False
     key: int = 0
-    link: int = 0
+    link: int = 0  # the `key` of the operator that it was done for, where it is the device's or the device's library's
 
 
 def read(raw: Sequence[Any], *, device: bool, stack: bool) -> list[Event]:
@@ -135,24 +127,16 @@ class _Open:
 
 @dataclass(kw_only=True)
 class Joined:
-    """Kineto's events, joined with the log of modules.
+    """Kineto's events, joined with the log of modules."""
 
-    Attributes:
-        device: Nanoseconds of the device, by step, and by module and phase of the operator that launched it; other work is the root's.
-        calls: Of modules and named parts, on all threads, in steps.
-        operators: The table, over all steps. What is between them, as a validation, is in none of this.
-        communication: Nanoseconds of collectives and of these the exposed ones, by module and phase of what launched them, and by kind;
-            over all steps.
-        regions: The runs of compiled graphs.
-        batch_at: The index of the step at a moment within one.
-    """
-
+    # Nanoseconds of the device, by step, and by module and phase of the operator that launched it; other work is the root's.
     device: list[dict[ModulePhase, float]]
-    calls: list[Call]
-    operators: tuple[TracedOperator, ...]
+    calls: list[Call]  # of modules and named parts, on all threads, in steps
+    operators: tuple[TracedOperator, ...]  # the table, over all steps. What is between them, as a validation, is in none of this
+    # Nanoseconds of collectives and of these the exposed ones, by module and phase of what launched them, and by kind; over all steps.
     communication: dict[tuple[ModulePhase, str], tuple[int, int]]
-    regions: list[Region]
-    batch_at: Callable[[int], int]
+    regions: list[Region]  # the runs of compiled graphs
+    batch_at: Callable[[int], int]  # the index of the step at a moment within one
 
 
 def join(
@@ -164,16 +148,7 @@ def join(
     *,
     on_host: Mapping[int, Communicated] | None = None,
 ) -> Joined:
-    """Tie each event to the module that ran.
-
-    Args:
-        events: In any order.
-        logs: The entries by Python's number of the thread.
-        home: The thread that trains.
-        tree: The modules and their names.
-        communicated: The kernels of collectives by the key of what launched them.
-        on_host: Collectives that ran on the host, by the beginning of what launched them.
-    """
+    """Tie each event to the module that ran. `home` is the thread that trains; `on_host` are collectives by the start of their launch."""
     begun = steps_of(events)
     pythons = {event.thread: int(event.name.removeprefix(THREAD)) for event in events if event.is_named and event.name.startswith(THREAD)}
     trainer = begun[0][2] if begun else None
@@ -226,14 +201,7 @@ def _by_thread(events: Iterable[Event]) -> dict[int, list[Event]]:
 
 
 class _StepIntervals:
-    """The recorded steps in time. Between two of them other things may happen, as a validation.
-
-    Args:
-        steps: Beginning and end of each, in their order.
-
-    Attributes:
-        number: The number of steps.
-    """
+    """The recorded steps in time. Between two of them other things may happen, as a validation."""
 
     def __init__(self, steps: Iterable[tuple[int, int]]) -> None:
         self._changes = [moment for step in steps for moment in step]
@@ -243,7 +211,6 @@ class _StepIntervals:
         return bisect.bisect_right(self._changes, moment) % 2 == 1
 
     def index(self, moment: int) -> int:
-        """The index of the step at that moment."""
         return bisect.bisect_right(self._changes, moment) // 2
 
     def change(self, moment: int) -> float:
@@ -276,7 +243,6 @@ class _Walk:
         self._doubles: list[tuple[_Open, _Open]] = []  # an operator that calls one of the same name, then that one
 
     def thread(self, events: Sequence[Event], replay: Replay) -> None:
-        """Add those of a thread; they are sorted."""
         opened: list[_Open] = []
         running = replay.module_phase
         due: float = -1
@@ -314,13 +280,11 @@ class _Walk:
         self.calls += replay.finish()
 
     def _communicate(self, running: ModulePhase, launched: Iterable[Communicated]) -> None:
-        """Add the collectives that an operator launched."""
         for kind, nanoseconds, exposed in launched:
             whole, alone = self.communication[running, kind]
             self.communication[running, kind] = whole + nanoseconds, alone + exposed
 
     def _begin(self, event: _Open, opened: list[_Open], step: int, running: ModulePhase) -> None:
-        """Begin an event within those that are open."""
         event.times.own_host += event.end - event.start
         if event.start in self.on_host and event.times.name.startswith(LAUNCHES):
             self._communicate(running, [self.on_host[event.start]])

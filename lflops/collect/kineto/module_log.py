@@ -42,19 +42,12 @@ LogEntry = tuple[int, int, int, str | nn.Module]
 
 
 class ModuleLog:
-    """Logs what is entered and left while its hooks are installed, by thread.
-
-    Args:
-        tree: The modules and their names.
-
-    Attributes:
-        threads: The entries by Python's number of the thread.
-    """
+    """Logs what is entered and left while its hooks are installed, by thread."""
 
     def __init__(self, tree: ModuleTree) -> None:
         self.tree = tree
         self.home = threading.get_ident()
-        self.threads: dict[int, list[LogEntry]] = {}
+        self.threads: dict[int, list[LogEntry]] = {}  # the entries by Python's number of the thread
 
     def install(self, undo: Undo, guard: Guard = unguarded) -> None:
         """Install the hooks, on the thread that trains, until `undo` is closed."""
@@ -146,15 +139,8 @@ class Replay:
     """One thread's log, as time goes by.
 
     Args:
-        tree: The modules and their names.
-        entries: In the order of time.
-        thread: The number of the thread in the results.
         segments: The numberings of threads by Kineto's number of the thread, complete but for that of this one.
         own: This thread's, to be filled.
-
-    Attributes:
-        module_phase: What the operator that runs now belongs to.
-        due: When the next entry or the end of a node is to be read; before that, nothing changes.
     """
 
     def __init__(
@@ -179,8 +165,8 @@ class Replay:
         self._runs: list[_Run] = []
         self._node_row = ""
         self._in_a_row = False
-        self.module_phase = ModulePhase("", self._outside)
-        self.due: float = inf
+        self.module_phase = ModulePhase("", self._outside)  # what the operator that runs now belongs to
+        self.due: float = inf  # when the next entry or the end of a node is to be read; before that, nothing changes
         self._update()
 
     def go_on(self, now: float) -> None:
@@ -225,7 +211,6 @@ class Replay:
         return self._calls + runs
 
     def _update(self) -> None:
-        """Set what runs now, and until when."""
         top = self._frames[-1] if self._frames else None
         self.module_phase = ModulePhase("", self._outside) if top is None or top.module_phase is None else top.module_phase
         entry = self._entries[self._next][0] if self._next < len(self._entries) else inf

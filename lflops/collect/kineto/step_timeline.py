@@ -19,17 +19,7 @@ PhaseMark = tuple[int, str]
 def timeline_of(
     events: Sequence[Event], calls: Iterable[Call], ends: Sequence[bool], marks: Sequence[PhaseMark] = ()
 ) -> StepTimeline | None:
-    """The timeline of the step of median length.
-
-    Args:
-        events: All that was recorded.
-        calls: Of modules, on all threads.
-        ends: Of each batch, whether a step ended with it.
-        marks: The phases of the steps, on the thread that trains.
-
-    Returns:
-        `None` if no step ended.
-    """
+    """The timeline of the step of median length; `None` if no step ended. `ends` says of each batch whether a step ended with it."""
     steps = sorted(_steps(events, ends), key=lambda step: step[1] - step[0])
     if not steps:
         return None
@@ -40,7 +30,9 @@ def timeline_of(
         if begin <= call.start < end:
             by_thread[call.thread].append(OwnTime(call.row, call.phase, call.start - begin, min(call.end, end) - begin))
     lanes = _lanes(by_thread)
-    lanes[0] += [OwnTime("", phase, start - begin, stop - begin) for phase, start, stop in _phases(marks, begin, end)]
+    for (start, phase), (stop, _) in pairwise([*marks, (end, "")]):
+        if phase not in _NO_PHASE and begin < stop and start < end:
+            lanes[0].append(OwnTime("", phase, max(start, begin) - begin, min(stop, end) - begin))
     slices = (each for lane, running in enumerate(lanes) for each in nested(_own_times(running), lane))
     operators = list(_outermost(inside))
     kernels = [event for event in inside if event.is_on_device and not event.is_named]
@@ -52,13 +44,6 @@ def _works(events: Sequence[Event], begin: int, first: int | None = None) -> Ite
     lanes = {} if first is None else {first: 0}
     for event in events:
         yield TimedWork(event.name, event.start - begin, event.end - event.start, lanes.setdefault(event.thread, len(lanes)))
-
-
-def _phases(marks: Sequence[PhaseMark], begin: int, end: int) -> Iterator[tuple[str, int, int]]:
-    """The phases within a step, except what is in none."""
-    for (start, phase), (stop, _) in pairwise([*marks, (end, "")]):
-        if phase not in _NO_PHASE and begin < stop and start < end:
-            yield phase, max(start, begin), min(stop, end)
 
 
 def _lanes(by_thread: Mapping[int, Sequence[OwnTime]]) -> list[list[OwnTime]]:
@@ -74,7 +59,6 @@ def _lanes(by_thread: Mapping[int, Sequence[OwnTime]]) -> list[list[OwnTime]]:
 
 
 def _overlap(some: Iterable[OwnTime], others: Iterable[OwnTime]) -> bool:
-    """Whether two threads run at the same time."""
     ends = [0, 0]
     for start, end, thread in sorted((each.start, each.end, thread) for thread, calls in enumerate((some, others)) for each in calls):
         if start < ends[1 - thread]:
@@ -129,7 +113,6 @@ def _is_operator(event: Event) -> bool:
 
 
 def _outermost(events: Iterable[Event]) -> Iterator[Event]:
-    """The operators that no other operator called."""
     last: defaultdict[int, int] = defaultdict(int)
     for event in sorted(filter(_is_operator, events), key=lambda each: (each.start, -each.end)):
         if event.start >= last[event.thread]:

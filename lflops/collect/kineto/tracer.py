@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,25 +21,23 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
 from lflops.boundary import Guard, Undo, call_each, unguarded
-from lflops.collect.kineto.attach_compiled import call_times
-from lflops.collect.kineto.compile_tracking import recorded_graphs
+from lflops.collect.kineto.compiled_graph import recorded_graphs
 from lflops.collect.kineto.compiled_time import CompiledTimes, times_of
 from lflops.collect.kineto.device_timeline import communication, communication_on_host, device_seconds, idle_by_phase
 from lflops.collect.kineto.events import STEP, Joined, join, read
 from lflops.collect.kineto.module_log import ModuleLog
-from lflops.collect.kineto.other_profilers import other_profiler_runs, recorded_events
 from lflops.collect.kineto.step_timeline import PhaseMark, timeline_of
 from lflops.collect.model.compiled_rows import rows_of
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.scale_to_clean import spreads_of
 from lflops.collect.timing.stamps import inclusive
-from lflops.collect.torch_private.autograd import hear_profilers, hear_profilers_no_more
+from lflops.collect.torch_private.autograd import hear_profilers, hear_profilers_no_more, profiler_is_recording
 from lflops.collect.torch_private.dispatch_modes import without_modes
-from lflops.garbage import uncollected
-from lflops.profile.records import Call, ModulePhase, Phase, Spread, TracedOperator
+from lflops.garbage import SearchTimeout, alive, uncollected
+from lflops.profile.records import Call, ModulePhase, Phase, Spread, Trace
 from lflops.profile.timeline import StepTimeline
 
-__all__ = ["ACTIVITIES", "Activity", "Recording", "Refusal", "Tracer"]
+__all__ = ["ACTIVITIES", "Activity", "Recording", "Tracer", "call_times", "other_profiler_runs", "recorded_events"]
 
 Activity = Literal["cpu", "cuda"]
 
@@ -52,62 +50,26 @@ ACTIVITIES: Mapping[Activity, ProfilerActivity] = {"cpu": ProfilerActivity.CPU, 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """What the recorded steps showed.
+    """What the recorded steps showed."""
 
-    Attributes:
-        raw: The trace as Kineto wrote it, under a name that no reader of traces looks for; `None` where it could not be written.
-        path: Where it belongs once it is annotated and packed.
-        events: How many Kineto recorded.
-        batches: How many ProfilerSteps.
-        operators: The table, over all batches.
-        device_seconds: The device's time for each row and those below it, over whole steps; `None` where no device was recorded.
-        device_idle_seconds: Between its first and its last work, over all batches; `None` as above.
-        device_idle_by_phase: The same by what the host was at.
-        device_compute_seconds: In which it computed, over all batches; `None` as above.
-        exposed_comm_seconds: In which it communicated and computed nothing, over all batches; `None` as above.
-        exposed_copy_seconds: In which it only copied, over all batches; `None` as above.
-        communication: Seconds of collectives a step and of these the exposed ones, by module and phase of what launched them, and by kind;
-            empty where the recording ends within a step.
-        calls: Of modules and named parts, for the annotation.
-        compiled: What ran inside of compiled graphs; `None` if that was not asked for, or none ran.
-        call_times: Own nanoseconds of modules in each batch, by their calls; empty without `compiled`.
-        timeline: One whole step; `None` where none was recorded.
-    """
-
-    raw: Path | None
-    path: Path
-    events: int
-    batches: int
-    operators: tuple[TracedOperator, ...]
+    raw: Path | None  # the trace as Kineto wrote it, under a name that no reader of traces looks for; `None` where it could not be written
+    path: Path  # where it belongs once it is annotated and packed
+    events: int  # how many Kineto recorded
+    trace: Trace  # the totals, without its files
+    # The device's time for each row and those below it, over whole steps; `None` where no device was recorded.
     device_seconds: Mapping[ModulePhase, Spread] | None
-    device_idle_seconds: float | None
-    device_idle_by_phase: Mapping[str, float] | None
-    device_compute_seconds: float | None
-    exposed_comm_seconds: float | None
-    exposed_copy_seconds: float | None
+    # Seconds of collectives a step and of these the exposed ones, by module and phase of what launched them, and by kind; empty where the
+    # recording ends within a step.
     communication: Mapping[tuple[ModulePhase, str], tuple[float, float]]
-    calls: tuple[Call, ...]
-    compiled: CompiledTimes | None = None
+    calls: tuple[Call, ...]  # of modules and named parts, for the annotation
+    compiled: CompiledTimes | None = None  # what ran inside of compiled graphs; `None` if that was not asked for, or none ran
+    # Own nanoseconds of modules in each batch, by their calls; empty without `compiled`.
     call_times: tuple[Mapping[ModulePhase, float], ...] = ()
-    timeline: StepTimeline | None = None
+    timeline: StepTimeline | None = None  # one whole step; `None` where none was recorded
 
 
 class Tracer:
-    """Records from `begin` to `stop`, on the thread that trains.
-
-    Args:
-        tree: The modules and their names.
-        activities: What to record: `"cpu"`, `"cuda"`; what torch cannot record here is left out.
-        record_shapes: As torch.profiler takes it, and so the next two.
-        profile_memory: Allocations as well.
-        with_stack: Python's stack as well; it breaks the nesting of the user's own `record_function` in the trace.
-        inside_compiled: Whether to divide compiled graphs over modules; they have to be recorded as they are compiled.
-        guard: Keeps errors of our hooks from the training.
-
-    Attributes:
-        refusal: Why there is no recording, or no file of it; `None` while nothing is against one.
-        error: What kept the file from being written, in the words of the error.
-    """
+    """Records from `begin` to `stop`, on the thread that trains."""
 
     _recording: ClassVar["weakref.WeakSet[Tracer]"] = weakref.WeakSet()
 
@@ -136,8 +98,9 @@ class Tracer:
         self._guard = guard
         self._hooks = Undo()
         self._way = guard(self._give_way)
+        # Why there is no recording, or no file of it; `None` while nothing is against one.
         self.refusal: Refusal | None = None if self._activities else "no_activity"
-        self.error: str | None = None
+        self.error: str | None = None  # what kept the file from being written, in the words of the error
 
     def warm_up(self) -> bool:
         """Load what tracing a device takes, by a session of nothing, so that the first step does not pay for it. Returns as `begin`."""
@@ -151,14 +114,7 @@ class Tracer:
         return True
 
     def begin(self, *, batch: bool = True) -> bool:
-        """Start recording.
-
-        Args:
-            batch: Whether the first batch begins as well.
-
-        Returns:
-            Whether it may be; if not, `refusal` says why.
-        """
+        """Start recording, with the first batch if `batch`. Returns whether it may be; if not, `refusal` says why."""
         if not self._is_free():
             return False
         self._ends, self._phases = [], []
@@ -188,12 +144,7 @@ class Tracer:
             self._log.step()
 
     def step(self, *, whole: bool = True, batch: bool = True) -> None:
-        """A batch is over.
-
-        Args:
-            whole: Whether it ended a step; over such the spreads are taken.
-            batch: Whether the next one begins.
-        """
+        """A batch is over, and a step if `whole`; the spreads are taken over steps. The next begins if `batch`."""
         if self._step is not None:
             self._end_step(whole=whole)
             if batch:
@@ -291,18 +242,23 @@ class Tracer:
         on_device = [event for event in events if event.is_on_device]
         seconds = device_seconds(on_device)
         compiled = self._compiled(joined) if self._inside_compiled and joined.regions else None
-        return Recording(
-            raw=unfinished,
-            path=path,
-            events=len(raw),
+        trace = Trace(
+            files={},
             batches=len(self._ends),
-            operators=joined.operators,
-            device_seconds=None if not seconds else _spreads(joined.device, self._ends),
             device_idle_seconds=seconds.get("idle"),
             device_idle_by_phase=idle_by_phase(on_device, joined.calls),
             device_compute_seconds=seconds.get("computing"),
             exposed_comm_seconds=seconds.get("exposed_communication"),
             exposed_copy_seconds=seconds.get("exposed_copies"),
+            operators=joined.operators,
+            compiled=None if compiled is None else compiled.code,
+        )
+        return Recording(
+            raw=unfinished,
+            path=path,
+            events=len(raw),
+            trace=trace,
+            device_seconds=None if not seconds else _spreads(joined.device, self._ends),
             communication={
                 place: (whole / steps / 1e9, alone / steps / 1e9) for place, (whole, alone) in joined.communication.items() if steps
             },
@@ -328,6 +284,43 @@ class Tracer:
                     batch[running] = batch.get(running, 0) - took
                     batch[key] = batch.get(key, 0) + took
         return times
+
+
+def other_profiler_runs() -> bool:
+    """Whether a profiler of torch's has been got ready or entered and is not stopped; also where that cannot be found out in a second."""
+    if profiler_is_recording():
+        return True
+    entered, begun = _and_its_subclasses(torch.autograd.profiler.profile), _and_its_subclasses(torch.profiler.profile)
+    try:
+        for each in alive(entered | begun):
+            if type(each) not in entered:
+                runs = each.step_rec_fn is not None and not _is_over(each)
+            else:
+                runs = each.enabled and each.entered and each.kineto_results is None
+            if runs:
+                return True
+    except SearchTimeout:
+        return True  # that is not known; to start ours next to one that gets ready would be a crash
+    return False
+
+
+def recorded_events(profiler: torch.profiler.profile) -> Sequence[Any]:
+    """Kineto's own events, of which torch makes its own in a hundred times as long."""
+    results = None if profiler.profiler is None else profiler.profiler.kineto_results
+    return () if results is None else results.events()
+
+
+def _is_over(begun: torch.profiler.profile) -> bool:
+    """Whether it was stopped while it recorded, which it does not say itself in torch 2.8 and 2.11: its last cycle has results.
+
+    One that was stopped while it waited looks the same there as one that still waits.
+    """
+    in_a_cycle = begun.current_action.name in ("WARMUP", "RECORD", "RECORD_AND_SAVE") and not begun.acc_events
+    return in_a_cycle and begun.profiler is not None and begun.profiler.kineto_results is not None
+
+
+def _and_its_subclasses(kind: type) -> set[type]:
+    return {kind}.union(*map(_and_its_subclasses, kind.__subclasses__()))
 
 
 def _export(recorder: profile, into: Path) -> str | None:
@@ -356,6 +349,22 @@ def _spreads(batches: Iterable[Mapping[ModulePhase, float]], ends: Sequence[bool
             steps.append(inclusive(step))
             step = defaultdict(float)
     return spreads_of(steps)
+
+
+def call_times(calls: Iterable[Call], batch_at: Callable[[int], int], batches: int) -> tuple[dict[ModulePhase, float], ...]:
+    """Own nanoseconds of each row and phase in each batch: of its calls, without the calls inside of them."""
+    own: list[defaultdict[ModulePhase, float]] = [defaultdict(float) for _ in range(batches)]
+    opened: defaultdict[int, list[Call]] = defaultdict(list)
+    for call in sorted(calls, key=lambda each: (each.start, -each.end)):
+        around = opened[call.thread]
+        while around and around[-1].end <= call.start:
+            around.pop()
+        in_batch = own[batch_at(call.start)]
+        in_batch[ModulePhase(call.row, call.phase)] += call.end - call.start
+        if around:
+            in_batch[ModulePhase(around[-1].row, around[-1].phase)] -= call.end - call.start
+        around.append(call)
+    return tuple(map(dict, own))
 
 
 def _end_at_exit() -> None:

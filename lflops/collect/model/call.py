@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,56 +21,41 @@ ASIDE = "aside"
 """The name of a part of a pass that is lflops' own work, and in no time."""
 
 
-class Divide(Protocol):
-    """A function that a pass calls where its next part begins."""
-
-    def __call__(self, part: str, results: Any = None, /) -> None:
-        """Begin a part: its name, and for backward the tensors that it starts from."""
+Divide = Callable[..., None]
+"""What a pass calls where its next part begins, with the name of that, and for backward with the tensors that it starts from."""
 
 
 @dataclass(kw_only=True)
 class ModelCall:
-    """A model with its arguments.
+    """A model with its arguments."""
 
-    Attributes:
-        asker: The name of the public function, with which errors begin.
-        args: The positional arguments, detached from any graph, as `kwargs` are.
-        loss: From the output to a scalar. `None` is the sum of the floating outputs, which is not counted as work of the model.
-        step: Runs in place of the call, the loss and backward. It is given the model and the arguments.
-    """
-
-    asker: str
+    caller: str  # the name of the public function, with which errors begin
     model: nn.Module
-    args: tuple[Any, ...]
+    args: tuple[Any, ...]  # the positional arguments, detached from any graph, as `kwargs` are
     kwargs: dict[str, Any]
     backward: bool
+    # From the output to a scalar. `None` is the sum of the floating outputs, which is not counted as work of the model.
     loss: Callable[[Any], Tensor] | None
     _given: tuple[tuple[Any, ...], dict[str, Any]]
-    step: Callable[..., object] | None = None
+    step: Callable[..., object] | None = None  # runs in place of the call, the loss and backward. It is given the model and the arguments
     _gradients: Gradients = field(default_factory=Gradients)
 
     @classmethod
-    def of(cls, asker: str, model: Any, args: Any, kwargs: Any, *, backward: Any, loss: Any) -> "ModelCall":
-        """A call with the arguments that a user gave.
-
-        Raises:
-            CountError: One of them is wrong.
-        """
+    def of(cls, caller: str, model: Any, args: Any, kwargs: Any, *, backward: Any, loss: Any) -> "ModelCall":
+        """A call with the arguments that a user gave."""
         args = (args,) if isinstance(args, Tensor) else args
-        check_arguments(asker, model, args, kwargs, loss, backward=backward)
+        check_arguments(caller, model, args, kwargs, loss, backward=backward)
         given: tuple[tuple[Any, ...], dict[str, Any]] = tuple(args), dict(kwargs or {})
         args, kwargs = cut_off(given)
-        return cls(asker=asker, model=model, args=args, kwargs=kwargs, backward=backward, loss=loss, _given=given)
+        return cls(caller=caller, model=model, args=args, kwargs=kwargs, backward=backward, loss=loss, _given=given)
 
     def inputs(self) -> Iterator[Tensor]:
         """The tensors in the arguments."""
         return tensors_in((self.args, self.kwargs))
 
-    @contextlib.contextmanager
-    def untouched(self) -> Iterator[None]:
+    def untouched(self) -> contextlib.AbstractContextManager[None]:
         """At the end, undo what passes did to the model, to gradients and to the random numbers."""
-        with untouched(self.model, self.inputs(), self._gradients):
-            yield
+        return untouched(self.model, self.inputs(), self._gradients)
 
     def begin_without_gradients(self) -> None:
         """Set the gradients of the model aside now, so that those of a backward inside of forward are no earlier ones."""
@@ -82,12 +67,11 @@ class ModelCall:
         self.args, self.kwargs = cut_off(self._given)
 
     def run(self, divide: Divide = lambda *_: None) -> None:
-        """One pass.
-
-        Args:
-            divide: Called after forward, before backward with the tensors that it starts from, and after backward.
-        """
-        with self._grad_mode():
+        """One pass. `divide` is called after forward, before backward and after backward."""
+        with contextlib.ExitStack() as modes:
+            if self.backward:  # forward alone has the caller's grad mode
+                modes.enter_context(torch.inference_mode(mode=False))
+                modes.enter_context(torch.enable_grad())
             if self.step is not None:
                 self.step(self.model, *self.args, **self.kwargs)
                 return
@@ -98,36 +82,21 @@ class ModelCall:
                 divide(ASIDE)
                 self._gradients.put_aside(autograd.leaves(results))
                 with without_modes():
-                    ones = [_ones(each) for each in results]
+                    # Expanded from one number where torch can do that. The methods of a fake tensor are fake without its mode.
+                    ones = [torch.ones_like(each) if each.is_nested else each.detach().new_ones(()).expand_as(each) for each in results]
                 divide("backward", results)
                 torch.autograd.backward(results, ones)
                 divide(ASIDE)  # freeing the graph is no part of backward
 
-    @contextlib.contextmanager
-    def _grad_mode(self) -> Iterator[None]:
-        """The caller's grad mode for forward alone; enabled for backward."""
-        if not self.backward:
-            yield
-            return
-        with torch.inference_mode(mode=False), torch.enable_grad():
-            yield
-
     def _results(self, output: Any) -> list[Tensor]:
-        """The tensors that backward starts from."""
         if self.loss is None:
             found = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
             if not found:
                 raise CountError(
-                    f"{self.asker}: backward=True, but no output requires a gradient: give loss=, or unfreeze what is to be trained"
+                    f"{self.caller}: backward=True, but no output requires a gradient: give loss=, or unfreeze what is to be trained"
                 )
             return found
         value: Any = self.loss(output)
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-            raise CountError(f"{self.asker}: loss gave {describe(value)}: it has to give a tensor of one element that requires a gradient")
+            raise CountError(f"{self.caller}: loss gave {describe(value)}: it has to give a tensor of one element that requires a gradient")
         return [value]
-
-
-def _ones(tensor: Tensor) -> Tensor:
-    """Ones in the tensor's shape; expanded from a single number where torch can do that."""
-    # By methods of the tensor, so that those of a fake tensor are fake without its mode.
-    return torch.ones_like(tensor) if tensor.is_nested else tensor.detach().new_ones(()).expand_as(tensor)

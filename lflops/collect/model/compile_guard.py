@@ -74,8 +74,7 @@ class KeptGraphs:
 
             release_graphs(id(self))
 
-    def __del__(self) -> None:
-        """End, for a count that was made and never entered."""
+    def __del__(self) -> None:  # of a count that was made and never entered
         self.stop()
 
 

@@ -22,13 +22,8 @@ _CLOSURE, _HELD = ".cell_contents", "__closure__"
 def rows_of(modules: Sequence[tuple[str, str]], running: str, tree: ModuleTree, owners: Collection[str] = ()) -> list[str | None]:
     """The row of each module of a graph while a module runs; `None` where several could be meant, or none.
 
-    The compiled function is the running module's, or that of one below it that is the only one to have such modules.
-
-    Args:
-        modules: Names and classes.
-        running: The row that runs the graph.
-        tree: All rows.
-        owners: Rows whose parameters the graph was given. They are rows of its modules.
+    The compiled function is the running module's, or that of one below it that is the only one to have such modules. `modules` has names
+    and classes, `owners` the rows whose parameters the graph was given.
     """
     named = [_path(name) for name, _ in modules]
     rows: list[str | None] = [None] * len(modules)
@@ -39,12 +34,12 @@ def rows_of(modules: Sequence[tuple[str, str]], running: str, tree: ModuleTree, 
         base = _base(named_so, running, tree, owners, exact=_HELD in root)
         if base is not None:
             for number, path, _ in wanted:
-                rows[number] = _row(base, path, tree)
+                module = _below(tree.modules[base], path)
+                rows[number] = tree.row(module, base) if path and module is not None and module in tree else base
     return rows
 
 
 def _base(wanted: Sequence[tuple[str, str]], running: str, tree: ModuleTree, owners: Collection[str], *, exact: bool) -> str | None:
-    """The row of the module that has all of these below it."""
     running = tree.nearest(running)
     if _has_all(running, wanted, tree, exact=exact):
         return running
@@ -60,11 +55,6 @@ def _has_all(row: str, wanted: Sequence[tuple[str, str]], tree: ModuleTree, *, e
         (module := _below(tree.modules.get(row), path)) is not None and ((not path and not exact) or type(module).__name__ == kind)
         for path, kind in wanted
     )
-
-
-def _row(base: str, path: str, tree: ModuleTree) -> str | None:
-    module = _below(tree.modules[base], path)
-    return tree.row(module, base) if path and module is not None and module in tree else base
 
 
 def _below(module: nn.Module | None, path: str) -> nn.Module | None:

@@ -23,13 +23,9 @@ class ModuleTree:
 
     A module's row is its name below the module that calls it. If the caller does not contain it, it is the first name that a walk from the
     root finds. Modules are compared by identity, because a user's class may define equality.
-
-    Args:
-        roots: Name to module; `{"": model}` where there is one.
     """
 
     def __init__(self, roots: Mapping[str, nn.Module]) -> None:
-        """Walk the modules once. The model is never written to."""
         self.modules: dict[str, nn.Module] = {}
         self.compiled: set[str] = set()
         self.wrappers: dict[int, nn.Module] = {}
@@ -105,15 +101,11 @@ class ModuleTree:
                     continue
                 row = _below(name, key)
                 if child is module:
-                    self._add(row, child)
+                    self.modules.setdefault(row, module)  # a further name of a shared module, once it runs under that name
                     return row
                 seen.add(id(child))
                 waiting.append((row, child))
         return first
-
-    def _add(self, row: str, module: nn.Module) -> None:
-        """Add a further name of a shared module, once it runs under that name."""
-        self.modules.setdefault(row, module)
 
 
 def _below(name: str, key: str) -> str:
@@ -123,19 +115,12 @@ def _below(name: str, key: str) -> str:
 
 
 class ParameterSize(NamedTuple):
-    """The size of one of the model's parameters.
+    """The size of one of the model's parameters."""
 
-    Attributes:
-        row: The row that counts it.
-        stored_in: The parameter itself, or the flat parameter that has its elements.
-        elements: All of its elements.
-        local_elements: Those on this rank.
-    """
-
-    row: str
-    stored_in: Tensor
+    row: str  # that counts it
+    stored_in: Tensor  # the parameter itself, or the flat parameter that has its elements
     elements: int
-    local_elements: int
+    local_elements: int  # on this rank
 
 
 def parameter_sizes(tree: ModuleTree) -> Iterator[ParameterSize]:

@@ -46,17 +46,16 @@ class Gradients:
 def untouched(model: nn.Module, inputs: Iterable[Tensor], gradients: Gradients) -> Iterator[None]:
     """At the end, undo what passes did to the model, to gradients and to the random numbers.
 
-    Args:
-        model: The model that runs.
-        inputs: The tensors in its arguments.
-        gradients: Sets gradients aside; a pass adds the leaves that it finds.
+    A pass adds the leaves that it finds to `gradients`.
     """
     with contextlib.ExitStack() as undo:
         inputs = list(inputs)
+        with torch.no_grad():
+            contents = [(buffer, buffer.detach().clone()) for buffer in model.buffers() if not is_lazy(buffer)]
         undo.enter_context(same_random_numbers((*model.parameters(), *model.buffers(), *inputs)))
         # A frozen script has no training mode.
         undo.callback(_restore_modes, [(module, module.training) for module in model.modules() if hasattr(module, "training")])
-        undo.callback(_restore_contents, _contents(model))
+        undo.callback(_restore_contents, contents)
         undo.callback(_restore_buffers, [(module, dict(buffers_of(module))) for module in model.modules()])
         undo.callback(gradients.put_back)
         gradients.put_aside((*model.parameters(), *inputs))
@@ -76,12 +75,6 @@ def _restore_buffers(registered: list[tuple[nn.Module, dict[str, Tensor | None]]
         if now.keys() != before.keys() or any(now[name] is not buffer for name, buffer in before.items()):
             buffers.clear()
             buffers.update(before)
-
-
-def _contents(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Each buffer with a copy of its contents."""
-    with torch.no_grad():
-        return [(buffer, buffer.detach().clone()) for buffer in model.buffers() if not is_lazy(buffer)]
 
 
 def _restore_contents(buffers: list[tuple[Tensor, Tensor]]) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from lflops.collect.operator_costs.table import known
 from lflops.collect.torch_private.dispatch_modes import without_modes
 
-__all__ = ["MaskedScores", "masked_scores", "squares"]
+__all__ = ["masked_scores", "squares"]
 
 MASK_AT = {
     "_scaled_dot_product_flash_attention_for_cpu": (5, "attn_mask"),
@@ -22,24 +22,16 @@ MOST_READ = 1 << 24
 
 
 class MaskedScores(NamedTuple):
-    """Scores of one call whose dense mask separates sequences.
-
-    Attributes:
-        computed: Of the whole squares.
-        within: Those of two tokens of one sequence.
-    """
+    """Scores of one call whose dense mask separates sequences: of the whole squares, and those of two tokens of one sequence."""
 
     computed: int
     within: int
 
 
 def squares(first: Tensor, last: Tensor, undivided: int) -> int:
-    """Queries times keys of each part that sees nothing of the others.
+    """Queries times keys of each part that sees nothing of the others; `undivided` if there is one part only.
 
-    Args:
-        first: The first key that each query sees.
-        last: The last one; -1 for a query that sees none.
-        undivided: The result if there is one part only.
+    `first` and `last` are the keys that each query sees; for one that sees none, the last is -1.
     """
     spans = sorted((begin, end) for begin, end in zip(first.tolist(), last.tolist(), strict=True) if end >= 0)
     parts: list[list[int]] = []  # queries, first key, last key

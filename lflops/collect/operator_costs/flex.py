@@ -25,21 +25,13 @@ MOST_EVALUATED = 1 << 26
 
 
 class _Blocks(NamedTuple):
-    """A block mask.
+    """A block mask."""
 
-    Attributes:
-        counts: Of blocks a row of blocks: those that the mask cuts through, and where there are any those that it leaves whole.
-        indices: Their columns, likewise.
-        sizes: Rows and columns of a block.
-        mask: From batch, head, query and key to whether the query sees the key.
-        buffers: Further arguments of the mask.
-    """
-
-    counts: list[Tensor]
-    indices: list[Tensor]
-    sizes: tuple[int, int]
-    mask: Any
-    buffers: tuple[Any, ...]
+    counts: list[Tensor]  # of blocks a row of blocks: those that the mask cuts through, and where there are any those that it leaves whole
+    indices: list[Tensor]  # their columns, likewise
+    sizes: tuple[int, int]  # rows and columns of a block
+    mask: Any  # from batch, head, query and key to whether the query sees the key
+    buffers: tuple[Any, ...]  # further arguments of the mask
 
 
 @cost_of_call("flex_attention")
@@ -85,11 +77,7 @@ def _scores(query: Any, key: Any, blocks: _Blocks) -> Scores:
 
 
 def _divided(blocks: _Blocks, rows: int, columns: int) -> int:
-    """The squares into which the mask divides the tokens, over the batches and heads that differ.
-
-    Raises:
-        ValueError: There are too many pairs to ask for each.
-    """
+    """The squares into which the mask divides the tokens, over the batches and heads that differ."""
     batches, heads = blocks.counts[0].shape[:2]
     if getattr(blocks.mask, "__name__", "") == "noop_mask":
         return batches * heads * rows * columns

@@ -45,19 +45,13 @@ LAST_STEPS = 2.0
 """Seconds that the end waits for the last clean steps of other ranks, at most: they add little to those that are there."""
 
 LAST_SECONDS = 3.0
-"""That the end of the process waits for a thread of ours: to go on when Python is gone would be a crash. Never beyond the timeout."""
+"""How long interpreter shutdown waits for our threads: a thread that outlives Python crashes. Never beyond the timeout."""
 
 
 class Gather:
     """Hands a rank's reports in, and on rank 0 makes profiles of those of all ranks. One for each monitor and each fit.
 
-    Args:
-        store: What all ranks reach, with keys that no other program uses.
-        rank: This one.
-        topology: How many ranks there are, and where they stand.
-        timeout: Seconds that the end of the training waits for anybody, at most; nothing else ever waits.
-        clock: Seconds from any beginning.
-        pause: Waits for so many seconds; `None` is to wait really.
+    The keys of the store are used by no other program. The end of the training waits `timeout` seconds at most; nothing else ever waits.
     """
 
     def __init__(
@@ -70,7 +64,6 @@ class Gather:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] | None = None,
     ) -> None:
-        """Nothing is handed in yet."""
         self._store = RankStore(store)
         self._rank = rank
         self._topology = topology
@@ -85,12 +78,7 @@ class Gather:
         self._at_exit: weakref.finalize[[], Any] | None = None
 
     def push(self, profile: Profile, steps: tuple[Mapping[ModulePhase, float], ...] = ()) -> None:
-        """Hand in what this rank has to tell of a window; returns at once.
-
-        Args:
-            profile: This rank's own; its run says which window it is of.
-            steps: Own seconds of modules, of each hooked step in it.
-        """
+        """Hand in what this rank has to tell of a window; returns at once. `steps` are as in `RankReport`."""
         topology = self._topology
         profile = replace(profile, run=topology.of(profile.run))
         report = RankReport(self._rank, profile, steps, topology.node, topology.coordinates.get(self._rank, {}))
@@ -140,8 +128,7 @@ class Gather:
     def finish(self, *, failed: bool = False) -> list[Profile]:
         """End: no more windows come. Waits for what is under way, and gives what `ready` has not given yet.
 
-        Args:
-            failed: Whether an exception is on its way, or the monitor itself has failed: then no rank is waited for.
+        If it failed, because an exception is on its way or the monitor itself has failed, no rank is waited for.
         """
         now, seconds = self._clock(), min(EXIT_SECONDS, self._timeout) if failed else self._timeout
         self._deadline = now + PATIENCE * seconds
@@ -191,12 +178,7 @@ class Gather:
         return job
 
     def _let_collect(self, answers: int, seconds: float) -> None:
-        """Wait for the collector as long as the store answers it: reports that are there must not be lost on a busy machine.
-
-        Args:
-            answers: How many answers it had when the end began.
-            seconds: To wait between two looks at that.
-        """
+        """Wait for the collector as long as the store answers it: reports that are there must not be lost on a busy machine."""
         while any(job.is_running for job in self._jobs) and self._store.answers > answers:
             answers = self._store.answers
             begun = self._clock()
@@ -210,7 +192,6 @@ class Gather:
         job.start()
 
     def _watch_exit(self) -> None:
-        """Hear of the end of the process."""
         if self._at_exit is None:
             self._at_exit = weakref.finalize(self._hurry, self._stop)
 
@@ -225,7 +206,6 @@ class Gather:
             self._at_exit = None
 
     def _stop(self) -> None:
-        """The process ends: so do our threads."""
         self._hurry.set()
         self._store.close()
         until = min(self._clock() + LAST_SECONDS, self._end)
@@ -239,14 +219,7 @@ class Gather:
 
 
 class _Job:
-    """Something that runs on its own daemon thread.
-
-    Args:
-        action: What it is for; an error is kept to itself.
-        wait: What comes before, and is no work.
-        instead: What there is where it does not come to its end.
-        head_start: Seconds that it lets pass first.
-    """
+    """Something that runs on its own daemon thread. `wait` comes before it, and is no work; `instead` is its result if it fails."""
 
     def __init__(
         self,
@@ -256,7 +229,6 @@ class _Job:
         instead: Callable[[], Profile] | None = None,
         head_start: float = HEAD_START,
     ) -> None:
-        """Wait to be started."""
         self._head_start = head_start
         self._before = wait
         self._waits = wait is not None
@@ -268,25 +240,21 @@ class _Job:
         self._thread = threading.Thread(target=self._run, name="lflops-gather", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     @property
     def is_running(self) -> bool:
-        """Whether it is not done."""
         return self._thread.is_alive()
 
     @property
     def is_working(self) -> bool:
-        """Whether it is at work."""
         return self.is_running and not self._waits
 
     def wait(self, seconds: float) -> None:
-        """Until it is done, or so long."""
         self._thread.join(max(seconds, 0.0))
 
     def results(self) -> list[Profile]:
-        """What it gave; where it has failed, or is not done, what there is instead, and why."""
+        """The result; where it has failed, or is not done, the fallback profile with a `gather_failed` note."""
         found = self._result
         if not self._done and self._instead is not None:
             alone, failure = self._instead(), Note(code="gather_failed", subject="", values={"error": self._problem})

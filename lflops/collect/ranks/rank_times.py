@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lflops.collect.ranks.report import Head, PlacesOfTable
+from lflops.collect.ranks.report import PlacesOfTable, RankHeader
 from lflops.merging.rank_comparison import CANDIDATES
 from lflops.merging.rank_stats import known_waits
 from lflops.merging.rank_table import Place, RankTable, Repeated, Series, intervals_of, median_step, repeated_places
@@ -50,22 +50,9 @@ class _Group:
 
 
 class RankTimes:
-    """Takes each rank's times once.
+    """Takes each rank's times once."""
 
-    Args:
-        heads: What else the ranks reported, in the order of the ranks.
-        tables: The places of each table.
-
-    Attributes:
-        groups: The ranks by the places and steps that they have.
-        waits: The places where ranks wait for each other.
-        begins: Those where collectives begin that are awaited elsewhere.
-        disturbed: Steps that are no measure of one of the ranks.
-        known: Exposed seconds of collectives, by rank, in the places where all ranks know them.
-    """
-
-    def __init__(self, heads: Sequence[Head], tables: Mapping[str, PlacesOfTable]) -> None:
-        """Make room for all of them."""
+    def __init__(self, heads: Sequence[RankHeader], tables: Mapping[str, PlacesOfTable]) -> None:
         members: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
         for head in heads:
             if head.at:
@@ -75,9 +62,11 @@ class RankTimes:
             for (table, at), ranks in members.items()
         ]
         self._homes = {rank: (group, row) for group in self.groups for row, rank in enumerate(group.ranks)}
-        self.waits = {wait for places in tables.values() for wait in places.waits}
+        self.waits = {wait for places in tables.values() for wait in places.waits}  # where ranks wait for each other
+        # Where collectives begin that are awaited elsewhere.
         self.begins = {begun for places in tables.values() for begun in places.begins}
-        self.disturbed = {step for head in heads for step in head.disturbed}
+        self.disturbed = {step for head in heads for step in head.disturbed}  # steps that are no measure of one of the ranks
+        # Exposed seconds of collectives, by rank, in the places where all ranks know them.
         self.known = known_waits(
             {
                 head.brief.rank: {tables[head.brief.table].places[number]: seconds for number, seconds in head.waiting.items()}
@@ -100,11 +89,7 @@ class RankTimes:
         return times
 
     def table(self, patterns: Mapping[str, str]) -> RankTable | None:
-        """All ranks in the steps that they have in common, without disturbed ones if there are others; `None` where there are none.
-
-        Args:
-            patterns: Each module's name with `*` for the numbers of what repeats.
-        """
+        """All ranks in the steps that they have in common, without disturbed ones if there are others; `None` where there are none."""
         common = set.intersection(*(set(group.at) for group in self.groups)) if self.groups else set()
         if not common or len(self._homes) < 2:
             return None

@@ -9,7 +9,7 @@ import statistics
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 from msgspec import Struct, msgpack
 from msgspec.structs import replace
@@ -19,63 +19,40 @@ from lflops.collect.timing.scale_to_clean import ScaledTimes
 from lflops.merging.merge import Brief, brief_of
 from lflops.merging.rank_stats import begins_in, waiting_in, waits_in
 from lflops.merging.rank_table import OUTSIDE, Place
-from lflops.profile.model import SCHEMA_VERSION, Cell, Communication, Memory, ModuleProfile, Profile, Uncounted, Work
+from lflops.profile.model import SCHEMA_VERSION, Cell, Communication, Memory, ModuleProfile, Profile, Uncounted
 from lflops.profile.records import PHASES, Count, ModulePhase, Phase, Seconds
-from lflops.profile.steps import Step, is_disturbed
+from lflops.profile.steps import is_disturbed
 
-__all__ = [
-    "Head",
-    "Packed",
-    "PlacesOfTable",
-    "RankReport",
-    "Table",
-    "head_in",
-    "memory_in",
-    "pack",
-    "places_in",
-    "rows_in",
-    "squeezed",
-    "table_in",
-]
+__all__ = ["Packed", "PlacesOfTable", "RankHeader", "RankReport", "Table", "compress_head", "pack", "rows_in", "unpacked"]
+
+Part = TypeVar("Part")
 
 _FAST = 1
 """Of zlib: names repeat so much that more effort gains little."""
 
 
 class RankReport(NamedTuple):
-    """What a rank has to tell of a window.
-
-    Attributes:
-        steps: Of each hooked step, in the order of the profile's, the own seconds of its modules, neither corrected nor scaled.
-        node: Where the rank runs, as far as that has a name.
-        coordinates: Of the rank, by kind of parallelism.
-    """
+    """What a rank has to tell of a window."""
 
     rank: int
     profile: Profile
+    # Of each hooked step, in the order of the profile's, the own seconds of its modules, neither corrected nor scaled.
     steps: tuple[Mapping[ModulePhase, float], ...] = ()
-    node: str | None = None
-    coordinates: Mapping[str, int] = {}
+    node: str | None = None  # where the rank runs, as far as that has a name
+    coordinates: Mapping[str, int] = {}  # of the rank, by kind of parallelism
 
 
 class Table(Struct, frozen=True, kw_only=True):
-    """What ranks that did the same have in common: all but times, and the groups' names.
-
-    Attributes:
-        places: Those that have times.
-        waits: Those where ranks wait for each other.
-        begins: Those where collectives begin that are awaited elsewhere.
-        counted_waits: The profile's own `waits`.
-    """
+    """What ranks that did the same have in common: all but times, and the groups' names."""
 
     modules: Mapping[str, ModuleProfile]
     cells: tuple[Cell, ...]
     uncounted: tuple[Uncounted, ...]
     communication: tuple[Communication, ...]
-    places: tuple[Place, ...]
-    waits: tuple[Place, ...]
-    begins: tuple[Place, ...]
-    counted_waits: tuple[ModulePhase, ...]
+    places: tuple[Place, ...]  # those that have times
+    waits: tuple[Place, ...]  # those where ranks wait for each other
+    begins: tuple[Place, ...]  # those where collectives begin that are awaited elsewhere
+    counted_waits: tuple[ModulePhase, ...]  # the profile's own `waits`
 
 
 class PlacesOfTable(Struct, frozen=True, kw_only=True):
@@ -86,23 +63,15 @@ class PlacesOfTable(Struct, frozen=True, kw_only=True):
     begins: tuple[Place, ...] = ()
 
 
-class Head(Struct, frozen=True, kw_only=True):
-    """What is one rank's alone, without the times of its modules.
-
-    Attributes:
-        at: Which step each row of times is of.
-        disturbed: Those of them that are no measure of this rank.
-        memory: The name of the blob that has its memory.
-        groups: The names of the groups that its collectives ran on, which the table has numbers for.
-        waiting: Exposed seconds of collectives in each place where they are awaited, by the place's number.
-    """
+class RankHeader(Struct, frozen=True, kw_only=True):
+    """What is one rank's alone, without the times of its modules."""
 
     brief: Brief
-    at: tuple[int, ...]
-    disturbed: tuple[int, ...] = ()
-    memory: str | None
-    groups: tuple[str, ...]
-    waiting: Mapping[Count, Seconds | None]
+    at: tuple[int, ...]  # which step each row of times is of
+    disturbed: tuple[int, ...] = ()  # those of them that are no measure of this rank
+    memory: str | None  # the name of the blob that has its memory
+    groups: tuple[str, ...]  # the names of the groups that its collectives ran on, which the table has numbers for
+    waiting: Mapping[Count, Seconds | None]  # exposed seconds of collectives in each place where they are awaited, by the place's number
 
 
 class Packed(NamedTuple):
@@ -114,14 +83,13 @@ class Packed(NamedTuple):
 
 
 def pack(report: RankReport) -> Packed:
-    """As bytes.
-
-    Raises:
-        ValueError: There are other steps with times than hooked ones in the profile.
-    """
+    """A report as bytes. Each hooked step of the profile has to have its times."""
     profile = report.profile
     hooked = [step for step in profile.steps if step.kind == "hooked"]
-    steps = [_with_phases(step, own) for step, own in zip(hooked, report.steps, strict=True)] if report.steps else []
+    steps: list[dict[Place, float]] = []
+    for step, own in zip(hooked, report.steps, strict=True) if report.steps else ():
+        outside = {Place("", phase): seconds for phase, seconds in step.phases.items() if phase in OUTSIDE}
+        steps.append(outside | {Place(*key): seconds for key, seconds in own.items()})
     places = tuple(_in_order(profile, {place for step in steps for place in step}))
     at = tuple(step.index for step, _ in zip(hooked, steps, strict=False))
     groups = tuple(dict.fromkeys(each.group for each in profile.communication))
@@ -140,7 +108,7 @@ def pack(report: RankReport) -> Packed:
     name, blob = _named(table)
     remembered = None if profile.memory is None else _named(profile.memory)
     number = {place: index for index, place in enumerate(places)}
-    head = Head(
+    head = RankHeader(
         brief=brief_of(report.rank, profile, table=name, node=report.node, coordinates=report.coordinates),
         at=at,
         disturbed=tuple(step.index for step in hooked if is_disturbed(step.marks)),
@@ -149,30 +117,15 @@ def pack(report: RankReport) -> Packed:
         waiting={number[place]: seconds for place, seconds in waiting_in(profile).items() if place in number},
     )
     times = array("f", (step.get(place, 0.0) for step in (*steps, _scales(profile, steps)) for place in places) if steps else ())
-    return Packed(squeezed(head), {name: blob} | ({} if remembered is None else {remembered[0]: remembered[1]}), times.tobytes())
+    return Packed(compress_head(head), {name: blob} | ({} if remembered is None else {remembered[0]: remembered[1]}), times.tobytes())
 
 
-def head_in(head: bytes) -> Head:
-    """What was packed as a head."""
-    return msgpack.decode(zlib.decompress(head), type=Head)
+def unpacked(blob: bytes, kind: type[Part]) -> Part:
+    """What was packed. A table may be read as a `PlacesOfTable`: the rest is passed over."""
+    return msgpack.decode(zlib.decompress(blob), type=kind)
 
 
-def table_in(blob: bytes) -> Table:
-    """What was packed as a table."""
-    return msgpack.decode(zlib.decompress(blob), type=Table)
-
-
-def places_in(blob: bytes) -> PlacesOfTable:
-    """Those of what was packed as a table, of which the rest is passed over."""
-    return msgpack.decode(zlib.decompress(blob), type=PlacesOfTable)
-
-
-def memory_in(blob: bytes) -> Memory:
-    """What was packed as a memory."""
-    return msgpack.decode(zlib.decompress(blob), type=Memory)
-
-
-def rows_in(table: Table, head: Head, times: Sequence[Sequence[float]]) -> Profile:
+def rows_in(table: Table, head: RankHeader, times: Sequence[Sequence[float]]) -> Profile:
     """The rows of a rank's profile, and what its modules took, of which `times` has the seconds of each step in each place."""
     communication = zip(table.communication, head.brief.communication_seconds, strict=True)
     profile = Profile(
@@ -194,12 +147,6 @@ def rows_in(table: Table, head: Head, times: Sequence[Sequence[float]]) -> Profi
     return with_times(profile, ScaledTimes.of_steps(steps)) if steps else profile
 
 
-def _with_phases(step: Step, own: Mapping[ModulePhase, float]) -> dict[Place, float]:
-    """The seconds of a step's modules, and of its phases outside of modules."""
-    outside = {Place("", phase): seconds for phase, seconds in step.phases.items() if phase in OUTSIDE}
-    return outside | {Place(*key): seconds for key, seconds in own.items()}
-
-
 def _in_order(profile: Profile, places: set[Place]) -> Iterator[Place]:
     """As the profile has its rows; a place in none of these is no row's time."""
     yield from (place for phase in OUTSIDE if (place := Place("", phase)) in places)
@@ -207,7 +154,6 @@ def _in_order(profile: Profile, places: set[Place]) -> Iterator[Place]:
 
 
 def _is_timed_in(phase: str) -> TypeGuard[Phase]:
-    """Whether modules are timed in it."""
     return phase in PHASES and phase not in OUTSIDE
 
 
@@ -223,16 +169,12 @@ def _scales(profile: Profile, steps: Sequence[Mapping[Place, float]]) -> dict[Pl
 
 
 def _timeless(module: ModuleProfile) -> ModuleProfile:
-    works: dict[str, Any] = {phase: _without_times(work) for phase in PHASES if _is_timed(work := module.work(phase))}
+    works: dict[str, Any] = {
+        phase: replace(work, seconds=None, own_seconds=None, device_seconds=None)
+        for phase in PHASES
+        if (work := module.work(phase)).seconds is not None or work.own_seconds is not None or work.device_seconds is not None
+    }
     return replace(module, **works) if works else module
-
-
-def _is_timed(work: Work) -> bool:
-    return work.seconds is not None or work.own_seconds is not None or work.device_seconds is not None
-
-
-def _without_times(work: Work) -> Work:
-    return replace(work, seconds=None, own_seconds=None, device_seconds=None)
 
 
 def _named(value: Table | Memory) -> tuple[str, bytes]:
@@ -241,6 +183,6 @@ def _named(value: Table | Memory) -> tuple[str, bytes]:
     return hashlib.blake2b(packed, digest_size=16).hexdigest(), zlib.compress(packed, _FAST)
 
 
-def squeezed(head: Head) -> bytes:
-    """As `told_in` takes it."""
+def compress_head(head: RankHeader) -> bytes:
+    """A head, for `unpacked`."""
     return zlib.compress(msgpack.encode(head), _FAST)

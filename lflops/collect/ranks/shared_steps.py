@@ -19,19 +19,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
 
 
 class SharedSteps:
-    """Hands in a rank's clean steps, and on rank 0 keeps the last ones of all ranks.
-
-    Args:
-        store: What all ranks reach.
-        rank: This one.
-        ranks: How many there are.
-
-    Attributes:
-        comparisons: On rank 0, by stage, what these steps say of the ranks, as far as that was looked at.
-    """
+    """Hands in a rank's clean steps, and on rank 0 keeps the last ones of all ranks."""
 
     def __init__(self, store: RankStore, rank: int, ranks: int) -> None:
-        """Nothing is shared yet."""
         self._store = store
         self._rank = rank
         self._ranks = ranks
@@ -39,6 +29,7 @@ class SharedSteps:
         self._times: dict[tuple[str, int], int] = {}  # that a rank has shared steps of a stage
         self._steps: dict[str, CleanSteps] = {}
         self._waits: dict[str, set[Place]] = {}
+        # On rank 0, by stage, what these steps say of the ranks, as far as that was looked at.
         self.comparisons: dict[str, RankComparison] = {}
 
     def add(self, stage: str, steps: Iterable[Step]) -> None:

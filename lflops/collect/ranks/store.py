@@ -1,4 +1,4 @@
-"""What ranks leave for each other, under keys of our own in a store of torch's, and how they come to have one."""
+"""A key-value store that all ranks share, on its own connection."""
 
 import os
 import secrets
@@ -12,12 +12,12 @@ from torch import distributed
 
 from lflops.collect.torch_private.distributed import group_store
 
-__all__ = ["RankStore", "meet"]
+__all__ = ["RankStore", "shared_store"]
 
 STORES: Any = distributed
 """Where torch keeps them, if it was built with any."""
 
-AT, RUN = "at", "run"
+ADDRESS_KEY, RUN = "at", "run"
 """Where the first rank's own store is to be found; what the keys of this run begin with on another connection to the group's store."""
 
 PAUSE = 0.01
@@ -31,7 +31,7 @@ LARGEST_VALUE = 1 << 22
 """Bytes: a store refuses what is much larger."""
 
 
-def meet(name: str, rank: int, *, timeout: float) -> Any:
+def shared_store(name: str, rank: int, *, timeout: float) -> Any:
     """A store that all ranks of the default process group reach; `None` where they have none.
 
     That is the group's own, on another connection: one answers one caller at a time, and the group must not wait for what a thread of ours
@@ -49,19 +49,19 @@ def meet(name: str, rank: int, *, timeout: float) -> Any:
         return None
     try:
         shared = STORES.PrefixStore(name, group)
-        again = _again(group, shared, name, timeout)
+        again = _clone_connection(group, shared, name, timeout)
         if again is not None:
             return again
         if rank:
-            return STORES.PrefixStore(name, _opened_elsewhere(shared, timeout))
+            return STORES.PrefixStore(name, _connect_to_rank0(shared, timeout))
         own = _opened(0, timeout, is_master=True)
-        shared.set(AT, f"{own.host} {own.port}")
+        shared.set(ADDRESS_KEY, f"{own.host} {own.port}")
         return STORES.PrefixStore(name, own)
     except Exception:  # noqa: BLE001 - whatever a store of the user's raises, it is not to end the training
         return None
 
 
-def _again(group: Any, shared: Any, name: str, timeout: float) -> Any:
+def _clone_connection(group: Any, shared: Any, name: str, timeout: float) -> Any:
     """The group's store on another connection; `None` where there is no such thing.
 
     `clone` would wait for the connection as long as the group's own timeout says, half an hour as a rule. That timeout is not ours to
@@ -85,23 +85,14 @@ def _again(group: Any, shared: Any, name: str, timeout: float) -> Any:
     return None
 
 
-def _opened_elsewhere(shared: Any, timeout: float) -> Any:
-    """The first rank's, as the group's store tells of it.
-
-    Raises:
-        TimeoutError: It does not.
-    """
-    _wait_for(shared, AT, WAIT * timeout)
-    host, port = shared.get(AT).decode().split()
+def _connect_to_rank0(shared: Any, timeout: float) -> Any:
+    _wait_for(shared, ADDRESS_KEY, WAIT * timeout)
+    host, port = shared.get(ADDRESS_KEY).decode().split()
     return _opened(int(port), timeout, host=host)
 
 
 def _wait_for(store: Any, key: str, seconds: float) -> None:
-    """Wait for a key of the group's store, without holding its connection: others of the group may need it.
-
-    Raises:
-        TimeoutError: It does not come.
-    """
+    """Wait for a key of the group's store, without holding its connection: others of the group may need it."""
     end = time.monotonic() + seconds
     while not store.check([key]):
         if time.monotonic() > end:
@@ -119,18 +110,10 @@ def _opened(port: int, timeout: float, *, host: str | None = None, is_master: bo
 
 
 class RankStore:
-    """A store with values of any size, in which nothing waits for a key that is not there.
-
-    Args:
-        store: One of torch's.
-
-    Attributes:
-        answers: How many requests it has answered: who works with it gets on.
-    """
+    """A store with values of any size, in which nothing waits for a key that is not there."""
 
     def __init__(self, store: Any) -> None:
-        """Reach what is there of the store's keys."""
-        self.answers = 0
+        self.answers = 0  # how many requests it has answered: who works with it gets on
         self._open = store
         self._closed = False
 

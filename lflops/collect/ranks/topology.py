@@ -33,17 +33,11 @@ _NAMES = {
 
 
 class Topology(Struct, frozen=True, kw_only=True):
-    """The coordinates of ranks by kind of parallelism, as far as they are known here.
-
-    Attributes:
-        coordinates: By rank, then by kind; a rank that is not in it may tell its own.
-        sizes: How many coordinates each kind has.
-        node: Where this rank runs, as far as that has a name.
-    """
+    """The coordinates of ranks by kind of parallelism, as far as they are known here."""
 
     world_size: int
-    coordinates: Mapping[int, Mapping[str, int]]
-    sizes: Mapping[str, int]
+    coordinates: Mapping[int, Mapping[str, int]]  # by rank, then by kind; a rank that is not in it may tell its own
+    sizes: Mapping[str, int]  # how many coordinates each kind has
     node: str | None = None
 
     def of(self, run: Run) -> Run:
@@ -73,9 +67,6 @@ def topology_of(
         model: Its parameters may be spread over meshes.
         sampler: `num_replicas` and `rank` of the sampler: over how many ranks batches are distributed.
         node: Where this rank runs.
-
-    Raises:
-        CountError: The function is none, or what it gives are no coordinates.
     """
     if function is not None:
         asked = _asked(function, world_size)
@@ -83,7 +74,7 @@ def topology_of(
         return Topology(world_size=world_size, coordinates=asked, sizes=sizes, node=node)
     found: dict[int, dict[str, int]] = {}
     sizes = {"data": 1, "tensor": 1} if world_size == 1 else {}
-    for told, ranks in _told(mesh, model):
+    for told, ranks in _mesh_coordinates(mesh, model):
         fresh = {kind: size for kind, size in told.items() if kind not in sizes}
         sizes |= fresh
         for each, at in ranks.items():
@@ -99,7 +90,7 @@ def topology_of(
 
 
 def _asked(function: Any, world_size: int) -> dict[int, dict[str, int]]:
-    """What the user's function says of every rank, once it is seen that it can be."""
+    """The coordinates that the user's function returns for every rank, validated."""
     taken = 'a function from a rank to its coordinates, as {"data": 0, "tensor": 1}, each counted from 0'
     if not callable(function):
         raise CountError(f"topology={describe(function)}: give {taken}")
@@ -121,7 +112,7 @@ def _asked(function: Any, world_size: int) -> dict[int, dict[str, int]]:
     return found
 
 
-def _told(mesh: Any, model: nn.Module | None) -> Iterator[tuple[dict[str, int], dict[int, dict[str, int]]]]:
+def _mesh_coordinates(mesh: Any, model: nn.Module | None) -> Iterator[tuple[dict[str, int], dict[int, dict[str, int]]]]:
     """Of each mesh the sizes and the coordinates by kind, the strategy's first."""
     if mesh is not None and getattr(mesh, "mesh_dim_names", None):
         yield _of_mesh(mesh, mesh.mesh_dim_names)
@@ -147,7 +138,7 @@ def _unnamed(model: nn.Module, dimensions: int) -> list[str]:
 
 
 def _of_mesh(mesh: Any, names: Iterable[str]) -> tuple[dict[str, int], dict[int, dict[str, int]]]:
-    """Dimensions of one kind, as replicas of shards, are counted through, the last of them the fastest."""
+    """Sizes and coordinates by kind. Dimensions of one kind, as replicas of shards, are flattened in row-major order."""
     sizes: dict[str, int] = {}
     kinds = [_kind(name) for name in names]
     for kind, size in zip(kinds, mesh.mesh.shape, strict=True):

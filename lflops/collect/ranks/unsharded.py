@@ -18,22 +18,13 @@ _PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
 
 
 def check_logical(caller: str, logical: object) -> None:
-    """See that it is a profile, or nothing.
-
-    Raises:
-        CountError: It is something else.
-    """
+    """Raise a `CountError` unless it is a profile, or nothing."""
     if logical is not None and not isinstance(logical, Profile):
         raise CountError(f"{caller}logical={describe(logical)}: give the Profile of the unsharded model on a rank's batch, or None")
 
 
 def with_logical(profile: Profile, whole: Profile) -> Profile:
-    """The profile with the whole model's MACs where it knew none, in each phase in which the two agree on all that it knew.
-
-    Args:
-        profile: Of a rank.
-        whole: Of the model in one piece, on the same batch.
-    """
+    """The rank's profile with the MACs of the model in one piece where it knew none, in each phase in which they agree otherwise."""
     own: dict[Phase, dict[str, int]] = {}
     notes = []
     for phase in _PHASES:

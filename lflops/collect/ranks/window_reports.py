@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from msgspec.structs import replace
 
 from lflops.collect.ranks.rank_times import RankTimes
-from lflops.collect.ranks.report import Head, Packed, RankReport, head_in, memory_in, pack, places_in, rows_in, table_in
+from lflops.collect.ranks.report import Packed, PlacesOfTable, RankHeader, RankReport, Table, pack, rows_in, unpacked
 from lflops.collect.ranks.store import RankStore
 from lflops.collect.ranks.topology import Topology
 from lflops.merging.merge import merged
@@ -22,33 +22,22 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.2
 
 
 class RankWindow:
-    """The keys of one window.
-
-    Args:
-        store: Where they are.
-        name: Of the window, the same on all ranks.
-        topology: How many ranks there are, and where they stand.
-    """
+    """The keys of one window."""
 
     def __init__(self, store: RankStore, name: str, topology: Topology) -> None:
-        """Nothing is there yet."""
         self._store = store
         self._name = name
         self._topology = topology
 
     def hand_in(self, report: RankReport) -> None:
-        """Leave a report for rank 0.
-
-        Raises:
-            ConnectionError: That does not wait for it any more.
-        """
+        """Leave a report for rank 0."""
         if self._store.has(self._key("closed")) or self._store.has("left/0"):
             raise ConnectionError("the first rank does not wait for it any more")
         self._store.put(self._key("begun", report.rank), b"")
         self.deliver(report.rank, pack(report))
 
     def deliver(self, rank: int, packed: Packed) -> None:
-        """Leave what is packed; what says that all of it is there comes last."""
+        """Upload the packed report; the completion counter is written last."""
         store = self._store
         for name, blob in packed.shared.items():
             if store.add(self._key("copies", name)) <= COPIES:
@@ -74,33 +63,33 @@ class RankWindow:
         def blob(name: str) -> bytes:
             return packed.shared.get(name) or self._store.get(self._key("shared", name))
 
-        heads = self._heads(head_in(packed.head), packed.shared.keys())
-        tables = {name: places_in(blob(name)) for name in {each.brief.table for each in heads.values()}}
+        heads = self._heads(unpacked(packed.head, RankHeader), packed.shared.keys())
+        tables = {name: unpacked(blob(name), PlacesOfTable) for name in {each.brief.table for each in heads.values()}}
         times = RankTimes(list(heads.values()), tables)
         waits = {place for places in tables.values() for place in places.waits}
         for rank in heads:
             times.add(rank, self._store.take(self._key("times", rank)) if rank else packed.times)
 
         def rows_of(rank: int) -> Profile:
-            return rows_in(table_in(blob(heads[rank].brief.table)), heads[rank], times.of(rank)) if rank else report.profile
+            return rows_in(unpacked(blob(heads[rank].brief.table), Table), heads[rank], times.of(rank)) if rank else report.profile
 
         def memory_of(rank: int) -> Memory | None:
             name = heads[rank].memory
-            return report.profile.memory if rank == 0 or name is None else memory_in(blob(name))
+            return report.profile.memory if rank == 0 or name is None else unpacked(blob(name), Memory)
 
         absent = {rank: self._absent(rank) for rank in range(self._topology.world_size) if rank not in heads}
-        briefs = (head_in(self._store.take(self._key("head", rank)) if rank else packed.head).brief for rank in heads)
+        briefs = (unpacked(self._store.take(self._key("head", rank)) if rank else packed.head, RankHeader).brief for rank in heads)
         profile = merged(briefs, rows_of, memory_of, times.table, waits, absent=absent)
         self._close(heads, packed.shared.keys())
         return profile
 
-    def _heads(self, own: Head, at_hand: AbstractSet[str]) -> dict[int, Head]:
+    def _heads(self, own: RankHeader, at_hand: AbstractSet[str]) -> dict[int, RankHeader]:
         """Of the ranks whose reports are there with all that they rest on. Their steps, of which there are many, are left for later."""
         heads = {own.brief.rank: own}
         there: dict[str, bool] = dict.fromkeys(at_hand, True)
         for rank in range(1, self._topology.world_size):
             if self._store.has(self._key("head", rank)):
-                head = head_in(self._store.get(self._key("head", rank)))
+                head = unpacked(self._store.get(self._key("head", rank)), RankHeader)
                 names = [name for name in (head.brief.table, head.memory) if name is not None]
                 for name in names:
                     if name not in there:
@@ -120,7 +109,7 @@ class RankWindow:
             return replace(nothing, status="failed")
         return replace(nothing, status="late") if self._store.has(self._key("begun", rank)) else nothing
 
-    def _close(self, heads: dict[int, Head], at_hand: AbstractSet[str]) -> None:
+    def _close(self, heads: dict[int, RankHeader], at_hand: AbstractSet[str]) -> None:
         """Take away what was looked at: a store has no end of room."""
         self._store.put(self._key("closed"), b"")
         for rank in heads:

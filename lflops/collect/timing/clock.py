@@ -51,15 +51,10 @@ class StreamClock:
     """Events on a device's current stream: between two of them is the stream's time, however far ahead the host is.
 
     Events of two devices cannot be subtracted. So the device is given, whichever one is current where a moment is marked.
-
-    Args:
-        device: That of the training; without an index, the current one when the clock is made.
-        module: What torch has for such devices.
     """
 
     def __init__(self, device: torch.device, module: Any = torch.cuda) -> None:
-        """Touch no device yet."""
-        index: int | None = device.index
+        index: int | None = device.index  # without one, the device that is current now
         self.device = torch.device(device.type, module.current_device() if index is None else index)
         self._module = module
 
@@ -80,11 +75,7 @@ class StreamClock:
 
 
 def clock_of(device: torch.device) -> Clock:
-    """The clock that a device's work is timed by.
-
-    Raises:
-        CountError: There is none.
-    """
+    """The clock that a device's work is timed by."""
     if device.type == "cpu":
         return HostClock()
     if device.type == "cuda":
@@ -119,7 +110,6 @@ class CpuWatch:
     """
 
     def __init__(self) -> None:
-        """Begin."""
         self._start, self._used, self._waited = time.perf_counter(), sum(cpu_seconds()), _waited()
 
     def lost(self) -> float | None:

@@ -26,14 +26,9 @@ view_as = Tensor.view_as
 
 
 class Chain:
-    """Modules one after the other, in a module. Each chain has its own classes, and so its own hooks.
-
-    Args:
-        weight: What each multiplies its input by; `None` is no product.
-    """
+    """Modules one after the other, in a module. Each chain has its own classes, and so its own hooks."""
 
     def __init__(self, weight: Tensor | None = None) -> None:
-        """Make the modules, without a hook."""
 
         class Own(OwnModule):
             pass
@@ -87,15 +82,7 @@ def median_overhead(trial: Callable[[], HookOverhead], *, trials: int) -> HookOv
 
 
 def of_module_calls(clock: Clock, timed: Callable[[Chain, Tensor], PassTimes]) -> tuple[float, float]:
-    """Try out calls of modules that do nothing.
-
-    Args:
-        clock: Times a pass without hooks.
-        timed: Runs a pass with hooks, forward only. Returns its times.
-
-    Returns:
-        The overhead of each call: in the module, and in its caller.
-    """
+    """The overhead of a call in the module and in its caller, from calls of modules that do nothing. `timed` runs a pass with hooks."""
     chain, x = Chain(), torch.ones((), device="cpu", dtype=torch.float32)
     clean, own = seconds_of(clock, partial(chain.root, x)), timed(chain, x).own
     in_leaves = sum(seconds for (row, _), seconds in own.items() if row.startswith("leaves."))

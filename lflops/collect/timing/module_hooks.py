@@ -40,17 +40,11 @@ _Ranges = list[tuple[int, int, str]]
 
 @dataclass(slots=True)
 class _TimedFrame(Frame):
-    """A module or scope that is running.
+    """A module or scope that is running."""
 
-    Attributes:
-        module_phase: What its time belongs to.
-        module_row: The nearest row at or above it that is a module's; `None` where that has to be looked up.
-        unhooked: Its nodes that no crossing tensor led to.
-    """
-
-    module_phase: ModulePhase
-    module_row: str | None
-    unhooked: _Ranges = field(default_factory=list)
+    module_phase: ModulePhase  # what its time belongs to
+    module_row: str | None  # the nearest row at or above it that is a module's; `None` where that has to be looked up
+    unhooked: _Ranges = field(default_factory=list)  # its nodes that no crossing tensor led to
 
 
 class _PassStack:
@@ -64,15 +58,9 @@ class _PassStack:
 
 
 class ModuleTimer:
-    """Stamps what runs while its hooks are installed; passes one after the other, each between `begin` and `end`.
-
-    Args:
-        tree: The modules and their names.
-        clock: What the marks are read from.
-    """
+    """Stamps what runs while its hooks are installed; passes one after the other, each between `begin` and `end`."""
 
     def __init__(self, tree: ModuleTree, clock: Clock) -> None:
-        """Touch nothing yet."""
         self.tree = tree
         self.home = threading.get_ident()
         self._clock = clock
@@ -253,7 +241,7 @@ class ModuleTimer:
 
 
 _NO_OUTPUT = object()
-"""What a scope is left with."""
+"""Passed to `_pop` when a scope ends without an output."""
 
 
 def _newest(crossing: Any, start: int, end: int) -> tuple[Any, int]:

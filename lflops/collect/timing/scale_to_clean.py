@@ -19,36 +19,28 @@ __all__ = ["ScaledTimes", "scale_to_clean", "spreads_of"]
 MOST_OVERHEAD = 3.0
 """The largest factor of the trial's overhead."""
 
+NONE: Mapping[str, float] = {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledTimes:
-    """Seconds by module and phase, own and inclusive, over the hooked passes.
-
-    Attributes:
-        factors: Of each part, usual seconds of clean passes over those of hooked ones without the overhead: 1 is a good division.
-        ignored: Median seconds of each row that is in none of the others.
-        steps: Own seconds of each hooked pass, which `own` and `inclusive` are the spreads of.
-    """
+    """Seconds by module and phase, own and inclusive, over the hooked passes."""
 
     own: Mapping[ModulePhase, Spread]
     inclusive: Mapping[ModulePhase, Spread]
+    # Of each part, usual seconds of clean passes over those of hooked ones without the overhead: 1 is a good division.
     factors: Mapping[str, float]
-    ignored: Mapping[str, float]
-    steps: tuple[Mapping[ModulePhase, float], ...] = ()
+    ignored: Mapping[str, float]  # median seconds of each row that is in none of the others
 
     @classmethod
     def of_steps(
-        cls,
-        steps: Sequence[Mapping[ModulePhase, float]],
-        *,
-        factors: Mapping[str, float] | None = None,
-        ignored: Mapping[str, float] | None = None,
+        cls, steps: Sequence[Mapping[ModulePhase, float]], factors: Mapping[str, float] = NONE, ignored: Mapping[str, float] = NONE
     ) -> Self:
         """The spreads over passes whose own seconds are known."""
         own = spreads_of(steps)
         medians = {key: spread.median for key, spread in own.items()}
         summed = _shifted(spreads_of([inclusive(each) for each in steps]), inclusive(medians))
-        return cls(own=own, inclusive=summed, factors=factors or {}, ignored=ignored or {}, steps=tuple(steps))
+        return cls(own=own, inclusive=summed, factors=factors, ignored=ignored)
 
 
 def scale_to_clean(
@@ -81,9 +73,8 @@ def scale_to_clean(
             for key, seconds in of_pass.items():
                 sums[key] += seconds * (means[part] / total if part in factors else 1.0)
     kept = [{key: seconds for key, seconds in own.items() if key.row not in ignored} for own in scaled]
-    return ScaledTimes.of_steps(
-        kept, factors=factors, ignored={row: statistics.median(_of_row(own, row) for own in scaled) for row in ignored}
-    )
+    left_out = {row: statistics.median(sum(took for key, took in own.items() if key.row == row) for own in scaled) for row in ignored}
+    return ScaledTimes.of_steps(kept, factors, left_out)
 
 
 def _times_the_overhead(passes: Sequence[PassTimes], clean: float, overhead: HookOverhead) -> float:
@@ -91,10 +82,6 @@ def _times_the_overhead(passes: Sequence[PassTimes], clean: float, overhead: Hoo
     hooked = statistics.median(sum(each.own.values()) for each in passes)
     expected = statistics.median(sum(each.overhead(key, overhead) for key in each.own) for each in passes)
     return min(max((hooked - clean) / expected, 0.0), MOST_OVERHEAD) if expected > 0 else 0.0
-
-
-def _of_row(own: Mapping[ModulePhase, float], row: str) -> float:
-    return sum(seconds for key, seconds in own.items() if key.row == row)
 
 
 def _shifted(spreads: Mapping[ModulePhase, Spread], medians: Mapping[ModulePhase, float]) -> dict[ModulePhase, Spread]:
@@ -116,11 +103,8 @@ def spreads_of(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePhas
     for each in passes:
         for key, seconds in each.items():
             ran.setdefault(key, []).append(seconds)
-    return {key: _times_how_often(spread, len(passes)) for key, seconds in ran.items() if (spread := Spread.of(seconds)) is not None}
-
-
-def _times_how_often(spread: Spread, passes: int) -> Spread:
-    often = spread.n / passes
-    return (
-        spread if spread.n == passes else Spread(median=spread.median * often, low=spread.low * often, high=spread.high * often, n=spread.n)
-    )
+    spreads = {key: spread for key, seconds in ran.items() if (spread := Spread.of(seconds)) is not None}
+    for key, spread in spreads.items():
+        if (often := spread.n / len(passes)) < 1:
+            spreads[key] = Spread(median=spread.median * often, low=spread.low * often, high=spread.high * often, n=spread.n)
+    return spreads

@@ -29,19 +29,12 @@ ENTERS, SEGMENT, OPERATOR = "enters", "segment", "operator"
 
 @dataclass(frozen=True, kw_only=True)
 class HookOverhead:
-    """Seconds that hooks and modes take outside of our stamps.
+    """Seconds that hooks and modes take outside of our stamps."""
 
-    Attributes:
-        inside: In a module, for each call of it.
-        outside: In the caller, for each call that it makes.
-        segment: In backward, for each segment.
-        operator: Where an operator is counted, for each.
-    """
-
-    inside: float = 0.0
-    outside: float = 0.0
-    segment: float = 0.0
-    operator: float = 0.0
+    inside: float = 0.0  # in a module, for each call of it
+    outside: float = 0.0  # in the caller, for each call that it makes
+    segment: float = 0.0  # in backward, for each segment
+    operator: float = 0.0  # where an operator is counted, for each
 
 
 NO_OVERHEAD = HookOverhead()

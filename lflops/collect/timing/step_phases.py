@@ -33,22 +33,14 @@ PhaseMarks = tuple[list[Any], list[str], Any]
 
 
 class StepPhases:
-    """Follows one thread in and out of phases. It does so some twenty times in a step: what can wait is left to who reads the marks.
-
-    Args:
-        clock: What its marks are made by and read from.
-
-    Attributes:
-        mark: Marks this moment.
-        marks: When a phase became the innermost one, since the last step that was handed out; always the same list. A moment that was not
-            marked is `None`.
-    """
+    """Follows one thread in and out of phases. It does so some twenty times in a step: what can wait is left to who reads the marks."""
 
     def __init__(self, clock: Clock) -> None:
-        """Wait for the first step to begin."""
         self._clock = clock
-        self.mark = clock.mark
+        self.mark = clock.mark  # marks this moment
         self._running: list[str] = [OTHER]
+        # When a phase became the innermost one, since the last step that was handed out; always the same list. A moment that was not marked
+        # is `None`.
         self.marks: list[Any] = []
         self._phases: list[str] = []
 
@@ -88,17 +80,15 @@ class StepPhases:
         return self.cut([(len(self.marks), self.mark())])[0]
 
     def cut(self, ends: Iterable[tuple[int, Any]]) -> list[PhaseMarks]:
-        """Steps that somebody else has noted the ends of.
-
-        Args:
-            ends: Of each step the length of `marks` when it ended, and a mark of that moment.
-        """
+        """Steps whose ends somebody else has noted: the length of `marks` when each ended, and a mark of that moment."""
         steps, marks, phases, place = [], self.marks[:], self._phases, 0
         first: PhaseMarks = [], [], None  # what the step that is going on has of the one before
         for length, end in ends:
             step = first[0] + marks[place:length], first[1] + phases[place:length], end
             first, place = ([end], step[1][-1:], None), length
-            steps.append(_marked(*step))
+            # A step without what was not marked: its time is that of the phase before.
+            known = [(mark, phase) for mark, phase in zip(*step[:2], strict=True) if mark is not None]
+            steps.append(([mark for mark, _ in known], [phase for _, phase in known], end))
         self.marks[:], self._phases = first[0] + marks[place:], first[1] + phases[place:]
         return steps
 
@@ -129,9 +119,3 @@ class StepPhases:
             return None
         between = zip(marks, innermost, [*marks[1:], end], strict=True)
         return sum(self._clock.seconds(start, stop) for start, phase, stop in between if phase == WAIT)
-
-
-def _marked(marks: list[Any], phases: list[str], end: Any) -> PhaseMarks:
-    """A step without what was not marked: its time is that of the phase before."""
-    known = [(mark, phase) for mark, phase in zip(marks, phases, strict=True) if mark is not None]
-    return [mark for mark, _ in known], [phase for _, phase in known], end

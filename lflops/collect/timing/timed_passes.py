@@ -51,13 +51,6 @@ def time_passes(one: Pass, timer: ModuleTimer, clock: Clock, *, warmup: int, rep
 
     So a machine that slows down slows both. A clean pass comes first: what is compiled is compiled without hooks. The first pass after
     the hooked ones has their caches, so it is thrown away. The marks are read at the end: nothing waits for a device.
-
-    Args:
-        one: What to run.
-        timer: For the hooked passes.
-        clock: For the clean ones.
-        warmup: How many passes are thrown away.
-        repeats: How many of either are kept.
     """
     _thrown_away(one, warmup)
     before = [_clean(one, clock) for _ in range((repeats + 1) // 2)]
@@ -65,21 +58,14 @@ def time_passes(one: Pass, timer: ModuleTimer, clock: Clock, *, warmup: int, rep
     _thrown_away(one, min(repeats // 2, 1))
     after = [_clean(one, clock) for _ in range(repeats // 2)]
     clock.settle()
-    passes = [*before, *hooked, *after]
-    return TimedPasses(
-        steps=tuple(_step(index, each, clock) for index, each in enumerate(passes)),
-        hooked=tuple(timer.pass_times(each.stamps) for each in passes if each.stamps),
-    )
+    steps = tuple(_step(index, each, clock) for index, each in enumerate([*before, *hooked, *after]))
+    return TimedPasses(steps=steps, hooked=tuple(timer.pass_times(each.stamps) for each in hooked))
 
 
 def _thrown_away(one: Pass, times: int) -> None:
     for _ in range(times):
         one.prepare()
-        one.run(_nothing)
-
-
-def _nothing(_part: str, _results: Any = None, /) -> None:
-    pass
+        one.run(lambda *_: None)
 
 
 def _clean(one: Pass, clock: Clock) -> _Timed:

@@ -13,19 +13,12 @@ __all__ = ["FlatPart", "fake_group", "flat_parts", "group_named", "group_store",
 
 
 class FlatPart(NamedTuple):
-    """One parameter of the user's inside a flat parameter of the first FSDP.
+    """One parameter of the user's inside a flat parameter of the first FSDP."""
 
-    Attributes:
-        stored_in: The parameter itself, or the flat parameter that has its elements.
-        module: The module that owns it.
-        elements: All of its elements.
-        local_elements: Those on this rank.
-    """
-
-    stored_in: Tensor
-    module: nn.Module
+    stored_in: Tensor  # the parameter itself, or the flat parameter that has its elements
+    module: nn.Module  # that owns it
     elements: int
-    local_elements: int
+    local_elements: int  # on this rank
 
 
 def flat_parts(module: Any) -> Iterable[FlatPart]:

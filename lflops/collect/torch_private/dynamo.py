@@ -43,19 +43,12 @@ RECOMPUTES_SOME = "_checkpoint_context_fn"
 
 @dataclass(frozen=True, kw_only=True)
 class CapturedGraph:
-    """A graph as dynamo handed it to its backend. No tensor of the model or of a batch is kept alive.
+    """A graph as dynamo handed it to its backend. No tensor of the model or of a batch is kept alive."""
 
-    Attributes:
-        graph: A copy. Of the nodes' meta data only the modules are kept: names and classes, outermost first.
-        attributes: What its `get_attr` nodes name: other graphs, or anything else that is no tensor.
-        backend: The backend's name.
-        chooses: Whether the user chooses which of its results are kept for backward.
-    """
-
-    graph: fx.Graph
-    attributes: Mapping[str, Any]
-    backend: str
-    chooses: bool = False
+    graph: fx.Graph  # a copy. Of the nodes' meta data only the modules are kept: names and classes, outermost first
+    attributes: Mapping[str, Any]  # what its `get_attr` nodes name: other graphs, or anything else that is no tensor
+    backend: str  # the backend's name
+    chooses: bool = False  # whether the user chooses which of its results are kept for backward
 
     @classmethod
     def of(cls, module: fx.GraphModule, backend: str) -> "CapturedGraph":
@@ -188,12 +181,9 @@ def _keep(module: fx.GraphModule, output: Any) -> None:
     with contextlib.suppress(Exception):
         name = module.meta.get("backend_id")
         if name is not None:
-            _GRAPHS[name] = CapturedGraph.of(module, _backend(output.compiler_fn))
-
-
-def _backend(compiler: Any) -> str:
-    name = getattr(compiler, "compiler_name", None) or getattr(compiler, "__name__", "")
-    return str(name)
+            compiler = output.compiler_fn
+            backend = getattr(compiler, "compiler_name", None) or getattr(compiler, "__name__", "")
+            _GRAPHS[name] = CapturedGraph.of(module, str(backend))
 
 
 def _modules(node: fx.Node) -> tuple[tuple[str, str, str], ...]:

@@ -45,19 +45,12 @@ _CALL = re.compile(r"\[Provenance debug handles\] (\S+:\d+)\s*$", re.MULTILINE)
 
 
 class CompiledGraph(NamedTuple):
-    """A graph that is compiled in this process.
+    """A graph that is compiled in this process."""
 
-    Attributes:
-        key: As in Kineto's event.
-        calls: The kernels in the order of their calls, as `extern_kernels.mm:7`: each call has a number.
-        nodes: The nodes of the graph that each call computes; empty where they were not recorded.
-        record: Of `RecordGraph`; empty where there is none.
-    """
-
-    key: str
-    calls: tuple[str, ...]
-    nodes: Mapping[str, list[str]]
-    record: Mapping[str, Any]
+    key: str  # as in Kineto's event
+    calls: tuple[str, ...]  # the kernels in the order of their calls, as `extern_kernels.mm:7`: each call has a number
+    nodes: Mapping[str, list[str]]  # of the graph that each call computes; empty where they were not recorded
+    record: Mapping[str, Any]  # of `RecordGraph`; empty where there is none
 
 
 class RecordGraph(CustomSchedulerPass):  # type: ignore[misc,unused-ignore]
@@ -76,7 +69,6 @@ class RecordGraph(CustomSchedulerPass):  # type: ignore[misc,unused-ignore]
         return f"lflops: modules of nodes, 2, {hashlib.sha256(repr(modules).encode()).hexdigest()}"
 
     def __call__(self, nodes: Any) -> Any:
-        """Record; an error leaves the graph without a record."""
         try:
             kept: dict[str, Any] = debug._inductor_post_to_pre_grad_nodes
             graph: Any = V.graph

@@ -17,11 +17,7 @@ def differs(difference: object) -> UnknownTorchError:
 
 @contextlib.contextmanager
 def known_torch() -> Iterator[None]:
-    """Imports and uses of private names: one that is missing, or takes other arguments, is an `UnknownTorchError`.
-
-    Raises:
-        UnknownTorchError: A private name is missing or behaves differently.
-    """
+    """Imports and uses of private names: one that is missing, or takes other arguments, is an `UnknownTorchError`."""
     try:
         yield
     except (ImportError, AttributeError, TypeError, RuntimeError) as error:

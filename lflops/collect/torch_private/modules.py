@@ -92,12 +92,7 @@ def without_global_hooks(function: Any, before: Callable[..., Any] | None = None
     """A method of `nn.Module` in which torch's global hooks, the user's among them, are not there, but these of ours are.
 
     It is torch's own code, with registries of ours in place of torch's. So a call takes as long as one with global hooks, and neither the
-    user's hooks nor other threads have any part in it.
-
-    Args:
-        function: As torch defines it.
-        before: A hook before forward.
-        after: One after it, which takes keyword arguments and is always called.
+    user's hooks nor other threads have any part in it. `after` takes keyword arguments and is always called.
     """
     registries: dict[str, Any] = {
         name: None if value is None else type(value)() for name, value in _NAMES.items() if name.startswith("_global_")
@@ -117,9 +112,8 @@ class OwnModule(nn.Module):
     """A module of ours for trials in the user's process. Making and calling it runs no global hook, but those of `hooked`."""
 
     def __init__(self, **children: nn.Module) -> None:
-        """Register the children, past the user's hooks on that."""
         super().__init__()
-        self._modules.update(children)
+        self._modules.update(children)  # past the user's hooks on that
 
     @classmethod
     def hooked(cls, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None) -> None:
@@ -136,14 +130,9 @@ def compilations() -> int:
 
 
 class Compilations:
-    """Tells when torch.compile begins to compile something, anywhere in the process.
-
-    Args:
-        tell: Is called each time.
-    """
+    """Tells when torch.compile begins to compile something, anywhere in the process."""
 
     def __init__(self, tell: Callable[[], None]) -> None:
-        """Hear nothing yet."""
         self._tell = tell
         self._heard = self._hear
 
@@ -153,11 +142,7 @@ class Compilations:
         return self._heard in self._handler.start_callbacks if self._handler is not None else False
 
     def listen(self, guard: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Listen from here on, if torch.compile is loaded.
-
-        Args:
-            guard: Keeps our errors from the compilation.
-        """
+        """Listen from here on, if torch.compile is loaded."""
         self.stop()
         self._heard = guard(self._hear)
         self.listen_again()
@@ -181,12 +166,7 @@ class Compilations:
 
 
 def remove_hook(hook: Callable[..., Any], owner: nn.Module | Optimizer | None = None) -> None:
-    """Remove a hook wherever torch has it. A handle would be lost in an interrupt right after the hook was installed.
-
-    Args:
-        hook: Was, or was about to be, installed.
-        owner: The module or optimizer that it is on; `None` for a global hook.
-    """
+    """Remove a hook wherever torch has it. A handle would be lost in an interrupt right after the hook was installed."""
     for registry in _registries(owner):
         for number in [number for number, each in list(registry.items()) if each is hook]:
             registry.pop(number, None)
@@ -216,9 +196,6 @@ class HiddenHooks:
     """Takes global module hooks off whenever torch.compile begins to compile, and puts them back when it has ended.
 
     Dynamo would compile them with the modules. A module that is called on another thread meanwhile is not hooked.
-
-    Args:
-        hooks: Those that are hidden.
     """
 
     def __init__(self, hooks: Iterable[Callable[..., Any]]) -> None:

@@ -26,11 +26,7 @@ aten = torch.ops.aten
 
 @functools.cache
 def check() -> None:
-    """Check once per process that torch's private names do what lflops takes them to do.
-
-    Raises:
-        CountError: One of them does not.
-    """
+    """Check once per process that torch's private names do what lflops takes them to do."""
     with known_torch(), dispatch_modes.isolated():
         facts = _numbering() | _of_operators() | _of_tensors() | _of_modules()
     _raise_if_wrong(facts)
@@ -38,11 +34,7 @@ def check() -> None:
 
 @functools.cache
 def check_fake_tensors() -> None:
-    """Check the same of fake tensors, which load a large part of torch: only an estimate needs them.
-
-    Raises:
-        CountError: One of their names does not do what lflops takes it to do.
-    """
+    """Check the same of fake tensors, which load a large part of torch: only an estimate needs them."""
     check()
     with known_torch(), dispatch_modes.without_modes(), tensors.fake_mode():
         fake = torch.zeros(2, 2, device="cpu")
@@ -62,11 +54,7 @@ def check_fake_tensors() -> None:
 
 @functools.cache
 def check_fake_group() -> None:
-    """Check the process group of ranks that do not exist, where there is no other: estimates of a mesh need it.
-
-    Raises:
-        CountError: It does not do what lflops takes it to do.
-    """
+    """Check the process group of ranks that do not exist, where there is no other: estimates of a mesh need it."""
     with known_torch(), dispatch_modes.without_modes(), distributed.fake_group(2):
         ranks = torch.distributed.get_world_size()
         gathered = [torch.zeros(3, device="cpu") for _ in range(2)]
@@ -87,11 +75,7 @@ def check_fake_group() -> None:
 
 @functools.cache
 def check_inductor() -> None:
-    """Check the names of inductor, which takes seconds to load: only a monitor that looks into compiled code needs them.
-
-    Raises:
-        CountError: One of them does not do what lflops takes it to do.
-    """
+    """Check the names of inductor, which takes seconds to load: only a monitor that looks into compiled code needs them."""
     from lflops.collect.torch_private import inductor
 
     with known_torch():
@@ -118,12 +102,6 @@ def check_cuda_memory(device: torch.device) -> None:
     """Check the names that record the memory of a CUDA device: only a report about missing memory needs them.
 
     If the user records already, that recording goes on, and only the snapshot's segments are checked.
-
-    Args:
-        device: Where a tensor of one number is made for the trial.
-
-    Raises:
-        CountError: One of them does not do what lflops takes it to do.
     """
     with known_torch(), dispatch_modes.without_modes():
         is_users = cuda_memory.is_recording_memory()
@@ -176,7 +154,6 @@ class _Operators(dispatch_modes.TorchDispatchMode):
         self.seen: list[object] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run it."""
         self.seen.append(function)
         return function(*args, **(kwargs or {}))
 

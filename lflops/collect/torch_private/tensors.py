@@ -70,11 +70,7 @@ node_of: Callable[[Tensor], Any] = _base.grad_fn.__get__
 
 
 def shape_key(tensor: Tensor) -> Hashable:
-    """What two tensors of one shape have in common; of a nested tensor its number of elements. Takes no attribute of a user's class.
-
-    Raises:
-        Exception: The tensor does not give it.
-    """
+    """What two tensors of one shape have in common; of a nested tensor its number of elements. Takes no attribute of a user's class."""
     if type(tensor) is Tensor:
         try:
             return _size(tensor)

@@ -1,9 +1,11 @@
-"""Warnings of this process, which never become errors in a training, and the log of a plain loop."""
+"""Warnings of this process, which never become errors in a training, errors of single outlets, and the log of a plain loop."""
 
+import contextlib
 import logging
 import warnings
+from collections.abc import Iterator
 
-__all__ = ["say", "warn"]
+__all__ = ["Failures", "say", "warn"]
 
 
 def warn(message: str) -> None:
@@ -28,3 +30,26 @@ def say(message: str) -> None:
         record = logger.makeRecord(logger.name, logging.INFO, __file__, 0, "%s", (message,), None)
         if logger.filter(record):
             print(message)  # noqa: T201 - a script that has not set logging up is to see it
+
+
+class Failures:
+    """The outlets of one monitor that have failed. An error is raised in place of the warning if `raised`."""
+
+    def __init__(self, *, raised: bool) -> None:
+        self._raised = raised
+        self._outlets: set[str] = set()
+
+    def __contains__(self, outlet: str) -> bool:
+        return outlet in self._outlets
+
+    @contextlib.contextmanager
+    def contained(self, outlet: str) -> Iterator[None]:
+        """Write to an outlet, by its name in the warning: an error ends the block, and no more."""
+        try:
+            yield
+        except Exception as error:
+            if self._raised:
+                raise
+            if outlet not in self._outlets:
+                self._outlets.add(outlet)
+                warn(f"FlopsMonitor: {outlet} failed; all else goes on: {type(error).__name__}: {error}")

@@ -36,25 +36,16 @@ class Phases:
     """The phases that one training is in, the innermost last.
 
     A driver enters and leaves them. A listener hears the end of those phases alone whose beginning it heard.
-
-    Attributes:
-        awaits_others: Whether backward may end with a wait for other ranks. A driver that finds it out tells of it by `wait`.
     """
 
-    awaits_others = False
+    awaits_others = False  # whether backward may end with a wait for other ranks. A driver that finds it out tells of it by `wait`
 
     def __init__(self) -> None:
         self._ears: dict[str, tuple[_Ear, ...]] = {}
         self._running: list[tuple[str, tuple[_Ear, ...]]] = []
 
     def listen(self, stage: str, listener: Listener, guard: Guard) -> Callable[[], None]:
-        """Call a listener for a stage's phases. Returns what ends that; it can be called again.
-
-        Args:
-            stage: Whose phases.
-            listener: Its methods are called.
-            guard: Keeps its errors from the training.
-        """
+        """Call a listener for a stage's phases. Returns what ends that; it can be called again."""
         wait = getattr(listener, "wait", None)
         ear = _Ear(listener, guard(listener.enter), guard(listener.leave), guard(listener.drop), wait and guard(wait))
 
@@ -116,14 +107,9 @@ class Phases:
 
 
 class OutsideModules:
-    """Listens to the training's phases, and tells of what is outside of modules: forward within training_step and its like, else other.
-
-    Args:
-        tell: Is called each time that this changes.
-    """
+    """Listens to phases, and tells of what is outside of modules: forward within training_step and its like, else other."""
 
     def __init__(self, tell: Callable[[Phase], None]) -> None:
-        """Begin outside of a step."""
         self._tell = tell
         self._phases: list[Phase] = ["other"]
 
@@ -135,7 +121,7 @@ class OutsideModules:
         self._tell(self._phases[-1])
 
     def leave(self) -> None:
-        """Back to what it was within."""
+        """End the innermost phase."""
         self._phases.pop()
         self._tell(self._phases[-1])
 

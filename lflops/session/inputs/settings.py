@@ -1,7 +1,7 @@
 """What a monitor was asked for, in one value."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -55,12 +55,6 @@ class Settings:
     on_oom: bool = False
 
     def __post_init__(self) -> None:
-        """See that the schedule can be, and that the chip is known.
-
-        Raises:
-            ScheduleError: It is none, or leaves no step to count in.
-            HardwareError: The chip is not known, or the user's table of chips cannot be read.
-        """
         if not isinstance(self.schedule, Schedule):
             raise ScheduleError(f"schedule={describe(self.schedule)}: give an lflops.Schedule")
         if not self.schedule.warmup and self.count is True:
@@ -68,35 +62,40 @@ class Settings:
         self._check_hardware()
 
     def check(self) -> None:
-        """See that the others can be.
-
-        Raises:
-            CountError: One of them cannot; the message names it, its value and what is taken.
-        """
-        for name in ("trace", "record_shapes", "profile_memory", "with_stack", "detailed", "track", "html", "on_oom"):
-            if not isinstance(getattr(self, name), bool):
-                raise CountError(f"{name}={describe(getattr(self, name))}: give True or False")
-        self._check_choices()
-        self._check_ranks()
-        self._check_paths()
-        if not isinstance(self.count, bool | Profile):
-            raise CountError(f"count={describe(self.count)}: give True, False, or a Profile that was counted elsewhere")
+        """Raise a `CountError` unless the others can be; it names one that cannot, its value and what is taken."""
+        for name, is_right, taken in self._rules():
+            if not is_right:
+                raise CountError(f"{name}={describe(getattr(self, name))}: give {taken}")
+        if self.looks_inside_compiled and not self.trace:
+            raise CountError("trace=False leaves nothing to divide compiled code by: give trace=True, or compiled='row'")
         check_logical("", self.logical)
+
+    def _rules(self) -> Iterator[tuple[str, bool, str]]:
+        """Of each argument, whether it can be, and what is taken."""
+        given: dict[str, Any] = vars(self)
+        for name in ("trace", "record_shapes", "profile_memory", "with_stack", "detailed", "track", "html", "on_oom"):
+            yield name, isinstance(given[name], bool), "True or False"
+        for name, words in (("compiled", ("row", "modules")), ("on_error", ("warn", "raise"))):
+            yield name, given[name] in words, " or ".join(map(repr, words))
+        for name, known in (("stages", STAGES), ("activities", tuple(ACTIVITIES))):
+            is_some = _is_list(given[name]) and given[name] and all(each in known for each in given[name])
+            yield name, is_some, f"some of {', '.join(map(repr, known))}, in a tuple or a list"
+        for name in ("output_file", "dirpath"):
+            yield name, isinstance(given[name], str | PathLike | None), "a path, or None"
         for name, least in (("module_depth", -1), ("top_modules", 0), ("module_scalars", 0)):
-            value: object = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise CountError(f"{name}={describe(value)}: give a whole number, {least} or more")
-        if self.units is not None and not callable(self.units):
-            raise CountError(f"units={describe(self.units)}: give a function from a batch to {{'samples': n, 'tokens': n}}, or None")
-        if self.on_error not in {"warn", "raise"}:
-            raise CountError(f"on_error={self.on_error!r}: give 'warn' or 'raise'")
+            yield name, _is_whole(given[name], least), f"a whole number, {least} or more"
+        yield "count", isinstance(given["count"], bool | Profile), "True, False, or a Profile that was counted elsewhere"
+        functions = {"units": "a batch to {'samples': n, 'tokens': n}", "topology": "a rank to its coordinates"}
+        for name, what in functions.items():
+            yield name, given[name] is None or callable(given[name]), f"a function from {what}, or None"
+        timeout, ranks = given["gather_timeout"], given["trace_ranks"]
+        is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+        yield "gather_timeout", is_number and 0 < timeout < math.inf, "seconds, more than 0"
+        are_ranks = all(_is_whole(each, 0) for each in ranks) if _is_list(ranks) else ranks in ("zero", "all")
+        yield "trace_ranks", are_ranks, "'zero', 'all', or a list of ranks"
 
     def try_folder(self) -> None:
-        """See that files can be written to `dirpath`, and leave nothing of the trial. The main process does so before the run.
-
-        Raises:
-            CountError: They cannot.
-        """
+        """See that files can be written to `dirpath`, and leave nothing of the trial. The main process does so before the run."""
         if self.dirpath is None:
             return
         folder = Path(self.dirpath).absolute()
@@ -117,34 +116,6 @@ class Settings:
             return self.trace_ranks == "all" or rank == 0
         return rank in self.trace_ranks
 
-    def _check_choices(self) -> None:
-        if self.compiled not in ("row", "modules"):
-            raise CountError(f"compiled={describe(self.compiled)}: give 'row' or 'modules'")
-        if self.looks_inside_compiled and not self.trace:
-            raise CountError("trace=False leaves nothing to divide compiled code by: give trace=True, or compiled='row'")
-        for name, known in (("stages", STAGES), ("activities", tuple(ACTIVITIES))):
-            value: object = getattr(self, name)
-            if isinstance(value, str) or not isinstance(value, Collection) or not value or any(each not in known for each in value):
-                raise CountError(f"{name}={describe(value)}: give some of {', '.join(map(repr, known))}, in a tuple or a list")
-
-    def _check_paths(self) -> None:
-        for name in ("output_file", "dirpath"):
-            if not isinstance(getattr(self, name), str | PathLike | None):
-                raise CountError(f"{name}={describe(getattr(self, name))}: give a path, or None")
-
-    def _check_ranks(self) -> None:
-        if self.topology is not None and not callable(self.topology):
-            raise CountError(f"topology={describe(self.topology)}: give a function from a rank to its coordinates, or None")
-        timeout: object = self.gather_timeout
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
-            raise CountError(f"gather_timeout={describe(timeout)}: give seconds, more than 0")
-        ranks: object = self.trace_ranks
-        if isinstance(ranks, str):
-            if ranks not in {"zero", "all"}:
-                raise CountError(f"trace_ranks={ranks!r}: give 'zero', 'all', or a list of ranks")
-        elif not isinstance(ranks, Collection) or any(isinstance(each, bool) or not isinstance(each, int) or each < 0 for each in ranks):
-            raise CountError(f"trace_ranks={describe(ranks)}: give 'zero', 'all', or a list of ranks")
-
     def _check_hardware(self) -> None:
         if not isinstance(self.hardware, Hardware | str | None):
             raise HardwareError(
@@ -152,3 +123,11 @@ class Settings:
             )
         if isinstance(self.hardware, str):
             named(self.hardware) if self.hardware not in {"auto", "measure"} else names()  # which reads the user's table
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, str)

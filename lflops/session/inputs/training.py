@@ -15,69 +15,38 @@ STAGES = ("train", "validate", "test", "predict")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Training:
-    """A run of a training loop, of any driver.
+    """A run of a training loop, of any driver."""
 
-    Attributes:
-        loop: The object that runs it. It is a key for what is kept as long as the loop lives, and is asked nothing.
-        model: The module whose names the profile has.
-        root: The module that holds all parameters; another one where a wrapper keeps some outside of the model.
-        device: Where the model runs.
-        rank: Of this process, among all.
-        world_size: The number of processes.
-        node: The machine of this process.
-        is_main: Whether this process writes files and logs.
-        strategy: How the training is distributed, by its name.
-        mesh: The device mesh, where there is one.
-        sampler: What divides batches over ranks, where the loop says so.
-        precision: As the loop names it.
-        is_compiled: Whether the loop runs a compiled function in place of `model`.
-        scales_gradients: Whether gradients are scaled, so that an optimizer may skip a step.
-        loggers: Objects with `log_metrics(values, step=...)`.
-        log_every: Steps from one point of the curves to the next; 0 for no curves.
-        logged_step: Returns the step on the loggers' x-axis, which goes up by one with each step.
-        say: Logs a message, on the main process.
-    """
-
-    loop: object
-    model: nn.Module
-    root: nn.Module
-    device: torch.device
-    rank: int = 0
-    world_size: int = 1
-    node: str = "0"
-    is_main: bool = True
-    strategy: str | None = None
-    mesh: Any = None
-    sampler: Any = None
-    precision: str | None = None
-    is_compiled: bool = False
-    scales_gradients: bool = False
-    loggers: Sequence[Any] = ()
-    log_every: int = 0
-    logged_step: Callable[[], int]
-    say: Callable[[str], None]
+    loop: object  # the object that runs it. It is a key for what is kept as long as the loop lives, and is asked nothing
+    model: nn.Module  # the module whose names the profile has
+    root: nn.Module  # the module that holds all parameters; another one where a wrapper keeps some outside of the model
+    device: torch.device  # where the model runs
+    rank: int = 0  # of this process, among all
+    world_size: int = 1  # the number of processes
+    node: str = "0"  # the machine of this process
+    is_main: bool = True  # whether this process writes files and logs
+    strategy: str | None = None  # how the training is distributed, by its name
+    mesh: Any = None  # the device mesh, where there is one
+    sampler: Any = None  # what divides batches over ranks, where the loop says so
+    precision: str | None = None  # as the loop names it
+    is_compiled: bool = False  # whether the loop runs a compiled function in place of `model`
+    scales_gradients: bool = False  # whether gradients are scaled, so that an optimizer may skip a step
+    loggers: Sequence[Any] = ()  # objects with `log_metrics(values, step=...)`
+    log_every: int = 0  # steps from one point of the curves to the next; 0 for no curves
+    logged_step: Callable[[], int]  # returns the step on the loggers' x-axis, which goes up by one with each step
+    say: Callable[[str], None]  # logs a message, on the main process
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stage:
-    """A stage of it: training, or one of those in which nothing is learned.
+    """A stage of it: training, or one of those in which nothing is learned."""
 
-    Attributes:
-        name: One of `STAGES`.
-        learns: Whether batches are followed by backward and an optimizer.
-        listen: Tells a listener of the stage's phases, until what it returns is called. The run gives a driver's its guard.
-        accumulation: Returns how many batches gradients are accumulated over, now.
-        ends_step: Returns whether the batch that ends now ends a step.
-        batches_left: How many batches are to come; infinity where that is not known.
-        updates: The phases without which a step has learned nothing.
-        fetches_itself: Whether the step takes an iterator, and the batch at hand is the one before.
-    """
-
-    name: str
-    learns: bool
+    name: str  # one of `STAGES`
+    learns: bool  # whether batches are followed by backward and an optimizer
+    # Tells a listener of the stage's phases, until what it returns is called. The run gives a driver's its guard.
     listen: Callable[..., Callable[[], None]]
-    accumulation: Callable[[], int]
-    ends_step: Callable[[], bool]
-    batches_left: float
-    updates: frozenset[str] = frozenset()
-    fetches_itself: bool = False
+    accumulation: Callable[[], int]  # returns how many batches gradients are accumulated over, now
+    ends_step: Callable[[], bool]  # returns whether the batch that ends now ends a step
+    batches_left: float  # how many batches are to come; infinity where that is not known
+    updates: frozenset[str] = frozenset()  # the phases without which a step has learned nothing
+    fetches_itself: bool = False  # whether the step takes an iterator, and the batch at hand is the one before

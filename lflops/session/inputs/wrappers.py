@@ -16,13 +16,7 @@ _ABSENT = object()
 
 
 class _Wrapper:
-    """Stands in the place of a method, as an attribute of the instance.
-
-    Args:
-        owner: The object.
-        name: Of the method.
-        around: Is called with the method and its arguments, and calls it.
-    """
+    """Stands in the place of a method, as an attribute of the instance. `around` is called with the method and its arguments."""
 
     __slots__ = ("_lflops_around", "_lflops_before", "_lflops_bound", "_lflops_ended", "_lflops_found", "_lflops_name", "_lflops_owner")
 

@@ -2,26 +2,32 @@
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from lflops.analyze.analysis import Analysis
-from lflops.profile.model import Profile
+from lflops.profile.model import ModuleProfile, Phase, Profile
 from lflops.report import html as page
 from lflops.report.deepspeed_text.summary import summary
 from lflops.report.lines.ranks import slow_ranks
 from lflops.report.lines.report import report_of
 from lflops.report.log_text import log_text
+from lflops.session.inputs.messages import Failures
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Training
-from lflops.session.outlets.failures import Failures
-from lflops.session.outlets.mlflow_logger import MLflowOutput
-from lflops.session.outlets.module_curves import ModuleCurves
+from lflops.session.outlets.logger_outputs import LONGEST_TEXT, OUTPUTS, Output
 from lflops.session.outlets.paths import open_text
-from lflops.session.outlets.tensorboard_logger import LONGEST_TEXT, TensorBoardOutput
-from lflops.session.outlets.wandb_logger import WandbOutput
 
-__all__ = ["Outlets", "scalars"]
+__all__ = ["Outlets", "PreparedWindow", "module_scalars", "scalars"]
+
+FEWEST_WINDOWS = 3
+"""Two points are no curve."""
+
+LEARNING: tuple[Phase, ...] = ("forward", "backward")
+
+Point = tuple[dict[tuple[str, str], float], int]
+"""Values by figure and modules, and the step that they are logged at."""
 
 _TAGS: Mapping[str, tuple[str, ...]] = {
     "step_ms": ("step", "pass"),
@@ -34,31 +40,6 @@ _TAGS: Mapping[str, tuple[str, ...]] = {
     "peak_memory_gib": ("peak live memory",),
 }
 """Each tag, and the fact that it logs; where the report has no HFU, it is the MFU."""
-
-
-class Output(Protocol):
-    """What a kind of logger is given besides curves."""
-
-    name: str
-
-    def window(self, analysis: Analysis, text: str, step: int, files: Sequence[Path]) -> Callable[[], None]:
-        """A window is closed, and these files of it were written. Any thread may call this; the training calls the result."""
-
-    def end(self, profiles: Iterable[Profile], step: int, traces: Sequence[Path]) -> None:
-        """The run is over, with these windows and traces."""
-
-    def where(self) -> str:
-        """Where a reader sees what was logged, as the rest of a sentence."""
-
-
-OUTPUTS: dict[str, Callable[[Any, str], Output]] = {
-    "TensorBoardLogger": TensorBoardOutput,
-    "WriterLogger": TensorBoardOutput,
-    "WandbLogger": WandbOutput,
-    "RunLogger": WandbOutput,
-    "MLFlowLogger": MLflowOutput,
-}
-"""By the name of a logger's class, or of one that it is derived from."""
 
 
 def scalars(analysis: Analysis) -> dict[str, float]:
@@ -78,13 +59,7 @@ def _output_of(logger: Any) -> Callable[[Any, str], Output] | None:
 
 
 class PreparedWindow(NamedTuple):
-    """A window that only has to be logged.
-
-    Attributes:
-        text: For the log.
-        files: Those that were written.
-        logs: Each logger, and what gives it its part.
-    """
+    """A window that only has to be logged."""
 
     text: str
     files: list[Path]
@@ -96,17 +71,9 @@ def _shown_to(logger: Output) -> str:
 
 
 class Outlets:
-    """Where one monitor's results go; all of them on the main process alone.
-
-    Args:
-        training: Whose loggers they are.
-        settings: How the text is to be, and where it goes.
-        monitor: Which of the loop's monitors this is, from 1.
-        failures: What becomes of an error of one of them.
-    """
+    """Where one monitor's results go; all of them on the main process alone."""
 
     def __init__(self, training: Training, settings: Settings, monitor: int, failures: Failures) -> None:
-        """Write nothing yet."""
         self._failures = failures
         self._loop = training.loop
         self._loggers = training.loggers
@@ -147,13 +114,7 @@ class Outlets:
                     logger.log_metrics({separator.join(names): value for names, value in values.items()}, step=step)
 
     def prepare(self, analysis: Analysis, path: Path | None, step: int) -> PreparedWindow:
-        """Write the page next to a window's file, and make all that the loggers are given. Any thread may do this.
-
-        Args:
-            analysis: The window.
-            path: Its file, if it is to have one.
-            step: The loggers' x-axis.
-        """
+        """Write the page next to a window's file, if it has one, and make all that the loggers are given. Any thread may do this."""
         text, long, stage = "", "", analysis.profile.run.stage
         files = [] if path is None else self.save_page(analysis, path)
         with self._failures.contained("the summary"):
@@ -199,13 +160,7 @@ class Outlets:
                 log()
 
     def end(self, profiles: Sequence[Profile], traces: Iterable[Path], step: int) -> None:
-        """The run is over.
-
-        Args:
-            profiles: The last window of each stage.
-            traces: Those of all windows.
-            step: The loggers' x-axis.
-        """
+        """The run is over. `profiles` are the last windows of its stages, `traces` those of all windows."""
         traces = [path for path in traces if path.exists()]
         for logger in self._outputs:
             with self._failures.contained(f"what {logger.name} is shown of the run"):
@@ -222,3 +177,44 @@ class Outlets:
     def _long_text(self, analysis: Analysis, *, detailed: bool) -> str:
         asked = self._settings
         return summary(analysis, module_depth=asked.module_depth, top_modules=asked.top_modules, detailed=detailed, fold=True)
+
+
+class ModuleCurves:
+    """The curves of one stage, of so many modules; those that repeat are one."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._windows = 0
+        self._names: tuple[str, ...] = ()
+        self._held_back: list[Point] = []
+
+    def points(self, analysis: Analysis, step: int) -> list[Point]:
+        """The points to log now: nothing before the third window, and then those of the first two as well."""
+        if not self._names:
+            self._names = tuple(each.pattern for each in analysis.busiest[: self._number])
+        self._windows += 1
+        self._held_back.append((module_scalars(analysis.profile, analysis.patterns, self._names), step))
+        if self._windows < FEWEST_WINDOWS:
+            return []
+        points, self._held_back = self._held_back, []
+        return points
+
+
+def module_scalars(profile: Profile, patterns: Mapping[str, str], names: Iterable[str]) -> dict[tuple[str, str], float]:
+    """Times and TFLOP/s of modules themselves, by figure and pattern; modules of one pattern are added up. What is unknown is left out."""
+    scalars: dict[tuple[str, str], float] = {}
+    rows_of: dict[str, list[ModuleProfile]] = {pattern: [] for pattern in names}
+    for name, row in profile.modules.items():
+        if (pattern := patterns[name]) in rows_of:
+            rows_of[pattern].append(row)
+    for pattern, rows in rows_of.items():
+        label, total = pattern or "root", 0.0
+        for phase in LEARNING:
+            seconds = [each.median for each in map(attrgetter(f"{phase}.own_seconds"), rows) if each is not None]
+            if seconds:
+                scalars[f"{phase}_ms", label] = sum(seconds) * 1e3
+                total += sum(seconds)
+        if total and profile.is_counted:
+            macs = sum(sum(map(attrgetter(f"{phase}.own_macs"), rows)) for phase in LEARNING)
+            scalars["tflops", label] = 2 * macs / total / 1e12
+    return scalars

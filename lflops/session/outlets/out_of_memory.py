@@ -29,43 +29,26 @@ LISTED = 10
 
 
 class OutOfMemory(Struct, frozen=True, kw_only=True):
-    """A training's end.
+    """A training's end."""
 
-    Attributes:
-        error: The message.
-        module: The innermost module that was running; `None` where none was, as in an optimizer's step.
-        phase: `None` where the code does not say.
-        counted: Bytes by category at the peak of the last counted step.
-        counted_modules: The modules that held the most then.
-        explained: From the allocator's snapshot; `None` without CUDA.
-    """
-
-    error: str
+    error: str  # the message
     step: int
-    module: str | None
-    phase: Literal["forward", "backward", "optimizer"] | None
-    counted: Mapping[str, int]
-    counted_modules: Mapping[str, int]
-    explained: ExplainedMemory | None
+    module: str | None  # the innermost module that was running; `None` where none was, as in an optimizer's step
+    phase: Literal["forward", "backward", "optimizer"] | None  # `None` where the code does not say
+    counted: Mapping[str, int]  # bytes by category at the peak of the last counted step
+    counted_modules: Mapping[str, int]  # the modules that held the most then
+    explained: ExplainedMemory | None  # from the allocator's snapshot; `None` without CUDA
 
 
 class MemoryHistory:
-    """The allocator's history, recorded for one run; a recording of the user's is left alone.
-
-    Args:
-        device: The training's.
-    """
+    """The allocator's history, recorded for one run; a recording of the user's is left alone."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._is_ours = False
 
     def start(self) -> None:
-        """Begin, where the device is CUDA's.
-
-        Raises:
-            CountError: This torch records memory in another way than lflops knows.
-        """
+        """Begin, where the device is CUDA's."""
         if self._device.type == "cuda":
             check_cuda_memory(self._device)
             self._is_ours = not is_recording_memory()
@@ -86,14 +69,7 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
 
 
 def write_report(error: BaseException, training: Training, profile: Profile | None, folder: Path) -> Path:
-    """Write the report as text and JSON; returns the text's path.
-
-    Args:
-        error: The training's.
-        training: What ran.
-        profile: Of its last counted step.
-        folder: Where profiles are.
-    """
+    """Write the report as text and JSON, with the profile of the last counted step; returns the text's path."""
     report = _report(error, training, profile)
     path = folder / f"oom-{report.step}-rank{training.rank}"
     folder.mkdir(parents=True, exist_ok=True)

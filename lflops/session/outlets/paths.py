@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 from collections.abc import Iterator
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 from weakref import WeakKeyDictionary
@@ -69,23 +70,17 @@ def open_text(path: Path, loop: object) -> Iterator[TextIO]:
 
 
 class OutputPaths(NamedTuple):
-    """The folders of one monitor.
+    """The folders of one monitor."""
 
-    Attributes:
-        profiles: For profiles.
-        traces: For traces; each window has a folder in it.
-        monitor: Which of the Trainer's monitors it is, from 1; from the second on, names begin with it.
-    """
-
-    profiles: Path
-    traces: Path
-    monitor: int = 1
+    profiles: Path  # for profiles
+    traces: Path  # for traces; each window has a folder in it
+    monitor: int = 1  # which of the Trainer's monitors it is, from 1; from the second on, names begin with it
 
     @classmethod
-    def of(cls, log_dir: str | None, dirpath: Path | None, monitor: int) -> "OutputPaths | None":
+    def of(cls, log_dir: str | None, dirpath: str | PathLike[str] | None, monitor: int) -> "OutputPaths | None":
         """Below what was asked for, else below the run's log directory; `None` where there is neither."""
         if dirpath is not None:
-            return cls(dirpath, dirpath / "lflops_traces", monitor)
+            return cls(Path(dirpath), Path(dirpath) / "lflops_traces", monitor)
         return None if log_dir is None else cls(Path(log_dir) / "lflops", Path(log_dir) / "lflops_traces", monitor)
 
     def within(self, part: str) -> "OutputPaths":

@@ -11,14 +11,9 @@ __all__ = ["RunLogger", "WriterLogger", "loggers_of"]
 
 
 class WriterLogger:
-    """Logs to a `SummaryWriter`, which stays its owner's to close.
-
-    Args:
-        writer: A `torch.utils.tensorboard.SummaryWriter`.
-    """
+    """Logs to a `SummaryWriter`, which stays its owner's to close."""
 
     def __init__(self, writer: Any) -> None:
-        """Write nothing yet."""
         self.experiment = writer
         self.log_dir: str = writer.log_dir
 
@@ -32,13 +27,9 @@ class RunLogger:
     """Logs to a run of Weights & Biases, which stays its owner's to finish.
 
     The run counts its own steps, so each point holds the training's step as `lflops_step`, and our curves are drawn over that.
-
-    Args:
-        run: What `wandb.init()` returns.
     """
 
     def __init__(self, run: Any) -> None:
-        """Log nothing yet."""
         self.experiment = run
         self.log_dir = str(Path(run.dir).parent)  # what is in `dir` itself is uploaded, and the artifacts have it already
         run.define_metric("lflops_step", hidden=True)

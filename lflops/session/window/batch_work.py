@@ -35,28 +35,19 @@ MASKED = frozenset({"flex_attention", "flex_attention_backward"})
 
 
 class Sample(NamedTuple):
-    """A batch that was counted.
-
-    Attributes:
-        shapes: Its signature.
-        tokens: In it.
-        lengths: Of its sequences.
-        others: MACs that no length decides.
-        attention: MACs that lengths decide.
-    """
+    """A batch that was counted."""
 
     shapes: Hashable
     tokens: int | None
     lengths: Lengths
-    others: int
-    attention: int
+    others: int  # MACs that no length decides
+    attention: int  # MACs that lengths decide
 
 
 class BatchWork:
     """What batches cost, forward and backward: those that were counted, and others like them."""
 
     def __init__(self) -> None:
-        """Know no batch."""
         self._of_shapes: dict[Hashable, int] = {}
         self._samples: list[Sample] = []
         self.packed: bool | None = None
@@ -142,7 +133,6 @@ class HostBatch:
     """Listens to transfers, and reads each batch before it: afterwards its lengths are on the device, and to read them would be to wait."""
 
     def __init__(self) -> None:
-        """Have seen no batch."""
         self.lengths = NO_LENGTHS
         self._reader = BatchReader()
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from lflops.boundary import Guard, Undo, call_each
 from lflops.collect.calibration.calibrate import hardware_of
-from lflops.collect.count import Counting, Ignored
+from lflops.collect.count import Counting
 from lflops.collect.counting.accumulator import Extent
 from lflops.collect.inputs.batch_reader import BatchReader
 from lflops.collect.model.module_tree import ModuleTree, parameter_sizes
@@ -25,22 +25,13 @@ from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Stage, Training
 from lflops.session.window.batch_work import Lengths
 
-__all__ = ["CountedBatch", "CountedSteps"]
+__all__ = ["CountedSteps"]
 
 
 class CountedSteps:
-    """Counts the batches of a step, which gradients may be accumulated over, one by one.
-
-    Args:
-        settings: What is asked for.
-        training: What is watched.
-        stage: Whose steps they are.
-        topology: Where the ranks stand.
-        guard: Keeps our errors from the training.
-    """
+    """Counts the batches of a step, which gradients may be accumulated over, one by one. Wrong settings raise at once."""
 
     def __init__(self, settings: Settings, training: Training, stage: Stage, topology: Topology, guard: Guard) -> None:
-        """Count nothing yet; wrong arguments raise now."""
         self._guard = guard
         self._settings = settings
         self._stage = stage
@@ -56,13 +47,14 @@ class CountedSteps:
         self._reader = BatchReader()
         self._nothing: Profile | None = None
         self._step: list[Profile] | None = None
-        self._batch: CountedBatch | None = None
+        self._counting: Counting | None = None  # on this thread, while a batch is counted
+        self._listening = Undo()
 
     def begin_step(self, batch: Any, lengths: Lengths) -> Profile | None:
         """Count the step that begins with this batch, unless one like it was counted: then return that one."""
         if not self._can_count():
             self._step = None
-            return self.without()
+            return self.uncounted_profile()
         shapes = self._reader.shapes(batch)
         self._key = (shapes, frozenset(lengths.items()))
         known = None if shapes is None or self._stage.fetches_itself else self._counted.get(self._key)
@@ -70,13 +62,16 @@ class CountedSteps:
         return known
 
     def begin_batch(self, batch: Any) -> None:
-        """Count this batch, if its step is counted."""
+        """Count this batch, if its step is counted. The LightningModule is the root."""
         if self._step is not None:
-            settings = self._settings
-            self._batch = CountedBatch(
-                self._stage, self._root, batch, ignore=settings.ignore_modules, logical=settings.logical, guard=self._guard
+            positional = tuple(batch) if isinstance(batch, list | tuple) else () if isinstance(batch, Mapping) else (batch,)
+            named = {str(name): value for name, value in batch.items()} if isinstance(batch, Mapping) else {}
+            settings, given = self._settings, (positional, named)
+            self._counting = Counting(
+                {"": self._root}, ignore=settings.ignore_modules, logical=settings.logical, batch=given, guard=self._guard
             )
-            self._batch.start()
+            self._counting.__enter__()
+            self._listening.add(self._stage.listen(OutsideModules(self._counting.outside)))
 
     def end_batch(self) -> Profile | None:
         """Returns what was counted of the batch, with the run's facts."""
@@ -101,16 +96,19 @@ class CountedSteps:
 
     def stop(self, error: BaseException | None = None) -> Profile | None:
         """Take the count off, if one is on, and return it."""
-        batch = self._batch
-        profile = None if batch is None else batch.stop(error)
-        self._batch = None
-        return profile
+        counting = self._counting
+        if counting is None:
+            return None
+        self._listening.close()
+        counting.__exit__(None if error is None else type(error), error, None)
+        self._counting = None
+        return counting.profile
 
     def take_off(self) -> None:
         """Count no further, and make nothing of what was counted. It can be called again."""
-        if self._batch is not None:
-            self._batch.take_off()
-        self._batch = self._step = None
+        if self._counting is not None:
+            call_each([self._listening.close, self._counting.stop])
+        self._counting = self._step = None
 
     def with_facts(self, profile: Profile) -> Profile:
         """What was counted, as part of this run."""
@@ -121,10 +119,7 @@ class CountedSteps:
         """Whether a step can be counted as it runs: under this torch, what is compiled would not run compiled meanwhile."""
         return passes_dynamo() or not (self._training.is_compiled or ModuleTree({"": self._root}).compiled or compilations())
 
-    def _why_not(self) -> Note:
-        return Note(code="not_counted", subject="" if self._can_count() else "compiled", values={})
-
-    def without(self) -> Profile:
+    def uncounted_profile(self) -> Profile:
         """The profile of a run that was not counted here: what was counted elsewhere, or nothing at all."""
         if isinstance(self._settings.count, Profile):
             return self.with_facts(self._settings.count)
@@ -132,57 +127,19 @@ class CountedSteps:
             with torch.no_grad(), Counting({"": self._root}, extent=Extent(traffic=False, memory=False)) as nothing:
                 pass
             profile = self.with_facts(nothing.profile)
-            self._nothing = replace(profile, notes=(*profile.notes, self._why_not()))
+            note = Note(code="not_counted", subject="" if self._can_count() else "compiled", values={})
+            self._nothing = replace(profile, notes=(*profile.notes, note))
         return self._nothing
 
 
-class CountedBatch:
-    """Counts what runs on this thread from its start until it is stopped. The LightningModule is the root.
-
-    Args:
-        stage: Tells when forward runs.
-        root: What is trained.
-        batch: What it is trained on.
-        ignore: As `count` takes it.
-        logical: As `count` takes it.
-        guard: Keeps our errors from the training.
-    """
-
-    def __init__(self, stage: Stage, root: Any, batch: Any, *, ignore: Ignored, logical: Profile | None, guard: Guard) -> None:
-        positional = tuple(batch) if isinstance(batch, list | tuple) else () if isinstance(batch, Mapping) else (batch,)
-        named = {str(name): value for name, value in batch.items()} if isinstance(batch, Mapping) else {}
-        self._stage = stage
-        self._listening = Undo()
-        self._counting = Counting({"": root}, ignore=ignore, logical=logical, batch=(positional, named), guard=guard)
-
-    def start(self) -> None:
-        """Begin."""
-        self._counting.__enter__()
-        self._listening.add(self._stage.listen(OutsideModules(self._counting.outside)))
-
-    def stop(self, error: BaseException | None = None) -> Profile:
-        """End, by an error or without one, and tell what was counted."""
-        self._listening.close()
-        self._counting.__exit__(None if error is None else type(error), error, None)
-        return self._counting.profile
-
-    def take_off(self) -> None:
-        """End, without a profile. It can be called again."""
-        call_each([self._listening.close, self._counting.stop])
-
-
 def _check_same_model(counted: Profile, training: Training) -> None:
-    """See that a profile from elsewhere is one of this model.
-
-    Raises:
-        CountError: Its modules or parameters are others.
-    """
+    """Raise a `CountError` unless a profile from elsewhere is one of this model."""
     parameters = sum(each.elements for each in parameter_sizes(ModuleTree({"": training.root})))
     strange = next((name for name, _ in training.model.named_modules() if name not in counted.modules), None)
     if strange is not None or counted.modules[""].parameters != parameters:
-        other = (
-            f"has no module {strange!r}" if strange is not None else f"has {counted.modules[''].parameters} parameters, not {parameters}"
-        )
+        other = f"has {counted.modules[''].parameters} parameters, not {parameters}"
+        if strange is not None:
+            other = f"has no module {strange!r}"
         raise CountError(f"count: the profile is of another model: it {other}: give one of lflops.count or lflops.counting of this module")
 
 

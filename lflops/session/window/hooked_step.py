@@ -20,16 +20,7 @@ _WITHOUT_SLICE = frozenset({"forward", "backward", WAIT, OTHER, ""})
 
 
 class HookedStep:
-    """Stamps the modules from its start until it is stopped. The LightningModule is the root, and training_step its forward.
-
-    Args:
-        stage: Tells when forward and backward run.
-        tree: The modules and their names.
-        clock: What the marks are read from.
-
-    Attributes:
-        cpu_lost: CPU seconds that other processes took from it; `None` until it is stopped, and where the system does not say.
-    """
+    """Stamps the modules from its start until it is stopped. The LightningModule is the root, and training_step its forward."""
 
     def __init__(self, stage: Stage, tree: ModuleTree, clock: Clock) -> None:
         self._stage = stage
@@ -38,6 +29,7 @@ class HookedStep:
         self._phases: list[str] = []
         self._begun = False
         self._cpu: CpuWatch | None = None
+        # CPU seconds that other processes took from it; `None` until it is stopped, and where the system does not say.
         self.cpu_lost: float | None = None
         self._passes: list[dict[str, list[Stamp]]] = []
         self._undo = Undo()
@@ -61,11 +53,7 @@ class HookedStep:
         return sums
 
     def timeline(self, step: PhaseMarks) -> StepTimeline:
-        """The step in time, by the settled stamps.
-
-        Args:
-            step: Its phases, marked by the same clock.
-        """
+        """The step in time, by the settled stamps; its phases are marked by the same clock."""
         marks, phases, end = step
 
         def at(mark: Any) -> int:

@@ -7,15 +7,13 @@ from lflops.analyze.speed.peaks import peak_of
 from lflops.profile.model import Profile
 from lflops.profile.series import sum_known
 from lflops.session.window.batch_work import NO_LENGTHS, BatchWork, HostBatch, Lengths
-from lflops.session.window.plain_steps import MOST
+from lflops.session.window.plain_steps import MAX_PENDING_STEPS
 from lflops.session.window.step_clock import TimedStep
 
 __all__ = ["LiveMetrics"]
 
 
 class _StepSample(NamedTuple):
-    """What is kept of a step."""
-
     seconds: float
     samples: int | None
     tokens: int | None
@@ -31,7 +29,6 @@ class LiveMetrics:
     """
 
     def __init__(self, seconds: Callable[[TimedStep], float], replicas: int | None) -> None:
-        """Begin the first point."""
         self._seconds = seconds
         self._replicas = replicas
         self._work = BatchWork()
@@ -62,12 +59,12 @@ class LiveMetrics:
         """Whether to count this batch would tell what others cost."""
         return bool(self._reads_lengths and (self._work.packed is None or self._work.needs_samples) and self.lengths(batch))
 
-    def see(self, step: int, batch: Any) -> None:
+    def record_lengths(self, step: int, batch: Any) -> None:
         """A batch of a step is over."""
         if self._reads_lengths:
             self._lengths.setdefault(step, []).append(self._host.of(batch))
             self._host.forget()
-            self._lengths.pop(step - MOST, None)
+            self._lengths.pop(step - MAX_PENDING_STEPS, None)
 
     def drop(self, step: int) -> None:
         """The batches of a step are left, and it begins anew."""
@@ -89,12 +86,7 @@ class LiveMetrics:
             self._steps.append(_StepSample(seconds, step.samples, step.tokens, batches))
 
     def point(self, shares: Mapping[str, float] | None = None) -> dict[str, float]:
-        """The figures since the last point; what is unknown is left out. FLOP/s rest on the steps alone whose work is known.
-
-        Args:
-            shares: How many times this rank's samples and tokens all ranks have, as far as a window knows. Until one does, the batches of
-                all ranks are taken to be equal.
-        """
+        """The figures since the last point; what is unknown is left out. FLOP/s rest on the steps alone whose work is known."""
         steps, self._steps = self._steps, []
         if not steps:
             return {}

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from lflops.collect.inputs.batch_reader import BatchReader
 from lflops.collect.timing.clock import ThreadSchedule, cpu_usage
 
-__all__ = ["MOST", "BatchUnits", "PlainSteps"]
+__all__ = ["MAX_PENDING_STEPS", "BatchUnits", "PlainSteps"]
 
-MOST = 200
-"""So many steps are plain at most, until they are made out."""
+MAX_PENDING_STEPS = 200
+"""Plain steps are flushed after this many."""
 
 CPU_ROUND, CPU_READ = 16, 3
 """In each round of so many plain steps, the CPU time of so many is read: the system adds it up over all threads, which takes long."""
@@ -29,32 +29,19 @@ class BatchUnits(NamedTuple):
 
 
 class PlainSteps:
-    """Notes the plain steps since the last one that was none.
-
-    Args:
-        mark: Marks this moment.
-        marks: Those of the phases.
-        schedule: Of the training's thread, where steps are compared with those of other ranks.
-
-    Attributes:
-        limit: How many steps may be plain, until they are made out.
-        reader: Reads the batches.
-        known: Batches by their shapes.
-        steps: Of each step so far its batch, how many marks there were when it ended, and a mark of that moment.
-        cpu: What the process had used of the CPU by the end of a step, by how many steps there were; only some are there.
-        reads_cpu: Whether that is read at all.
-        threads: What the system has counted of the training's thread by the end of each step; empty where that is not read.
-    """
+    """Notes the plain steps since the last one that was none."""
 
     def __init__(self, mark: Callable[[], Any], marks: Sized, schedule: ThreadSchedule | None = None) -> None:
-        """No step may be plain yet."""
-        self.limit = 0
-        self.reader = BatchReader()
-        self.known: dict[Hashable, BatchUnits] = {}
+        self.limit = 0  # how many steps may be plain, until they are made out
+        self.reader = BatchReader()  # reads the batches
+        self.known: dict[Hashable, BatchUnits] = {}  # batches by their shapes
+        # Of each step so far its batch, how many marks there were when it ended, and a mark of that moment.
         self.steps: list[tuple[BatchUnits, int, Any]] = []
+        # What the process had used of the CPU by the end of a step, by how many steps there were; only some are there.
         self.cpu: dict[int, struct_rusage] = {}
-        self.reads_cpu = True
+        self.reads_cpu = True  # whether that is read at all
         self.schedule = schedule
+        # What the system has counted of the training's thread by the end of each step; empty where that is not read.
         self.threads: dict[int, bytes | None] = {}
         self._mark = mark
         self._marks = marks

@@ -4,7 +4,7 @@ This runs in every step of the training. All that can wait until somebody asks f
 """
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from resource import struct_rusage
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from lflops.collect.timing.step_phases import PhaseMarks, StepPhases
 from lflops.collect.torch_private.modules import Compilations, compilations, remove_hook
 from lflops.profile.steps import Step, StepKind, is_clean
 from lflops.session.window.hooked_step import HookedStep
-from lflops.session.window.plain_steps import MOST, BatchUnits, PlainSteps
+from lflops.session.window.plain_steps import MAX_PENDING_STEPS, BatchUnits, PlainSteps
 
 __all__ = ["StepClock", "TimedStep"]
 
@@ -26,7 +26,7 @@ COLD = 2
 """So many steps at the beginning of a run are no measure of the others."""
 
 MANY_SHAPES = 16
-"""From so many on a new shape is what this training is like, and disturbs no step more than the others."""
+"""After this many distinct shapes, a new shape no longer marks a step."""
 
 
 MOST_SHAPES = 1000
@@ -34,37 +34,24 @@ MOST_SHAPES = 1000
 
 
 class TimedStep(NamedTuple):
-    """A step that is over.
+    """A step that is over."""
 
-    Attributes:
-        ordinal: Its number in this run, from 0.
-        logged_step: The step's number in the loggers.
-        counted: Whether it was counted. Such a step is not timed.
-        hooked: The timestamps of its modules' hooks; `None` in a step without hooks.
-        traced: Whether Kineto recorded it.
-        is_complete: Whether every batch of it ran to its end.
-        times_phases: Whether its phases were recorded; if not, only its total time is known.
-        stretch: Its phases on the training's device.
-        on_host: Its phases by the host's clock, where the device has another one.
-        shapes: Those of its batches.
-        cpu: The process's CPU time when the step began, and when it ended; `None` where that was not read.
-        thread: What the system had counted of the training's thread then, where that was read.
-    """
-
-    ordinal: int
-    logged_step: int
-    times_phases: bool
-    stretch: PhaseMarks
-    shapes: tuple[Hashable, ...]
+    ordinal: int  # its number in this run, from 0
+    logged_step: int  # the step's number in the loggers
+    times_phases: bool  # whether its phases were recorded; if not, only its total time is known
+    device_marks: PhaseMarks  # its phases on the training's device
+    shapes: tuple[Hashable, ...]  # those of its batches
     samples: int | None
     tokens: int | None
+    # The process's CPU time when the step began, and when it ended; `None` where that was not read.
     cpu: tuple[struct_rusage, struct_rusage] | None
+    # What the system had counted of the training's thread then, where that was read.
     thread: tuple[bytes | None, bytes | None] = (None, None)
-    on_host: PhaseMarks | None = None
-    counted: bool = False
-    hooked: HookedStep | None = None
-    traced: bool = False
-    is_complete: bool = True
+    on_host: PhaseMarks | None = None  # its phases by the host's clock, where the device has another one
+    counted: bool = False  # whether it was counted. Such a step is not timed
+    hooked: HookedStep | None = None  # the timestamps of its modules' hooks; `None` in a step without hooks
+    traced: bool = False  # whether Kineto recorded it
+    is_complete: bool = True  # whether every batch of it ran to its end
     marks: tuple[str, ...] = ()
 
     @property
@@ -93,12 +80,6 @@ class StepClock:
         updating: The phases without which a step has learned nothing.
         scaled: Whether gradients are scaled, so that an optimizer that should step may not.
         on_ranks: Whether steps are compared with those of other ranks, so that it matters what the system does to this one.
-
-    Attributes:
-        listeners: What has to listen to phases.
-        batches: The batches of the step that are over.
-        plain: The plain steps since the last one that was none.
-        times_phases: Whether the phases are recorded.
     """
 
     def __init__(
@@ -112,11 +93,11 @@ class StepClock:
         scaled: bool,
         on_ranks: bool = False,
     ) -> None:
-        """Begin the first step."""
-        self.listeners = [phases] if on_host is None else [phases, on_host]
-        self.batches: list[BatchUnits] = []
+        self.listeners = [phases] if on_host is None else [phases, on_host]  # what has to listen to phases
+        self.batches: list[BatchUnits] = []  # the batches of the step that are over
+        # The plain steps since the last one that was none.
         self.plain = PlainSteps(phases.mark, phases.marks, ThreadSchedule() if on_ranks else None)
-        self.times_phases = True
+        self.times_phases = True  # whether the phases are recorded
         self._new_shapes = 0
         self._ended = 0
         self._logged_step = logged_step
@@ -125,7 +106,7 @@ class StepClock:
         self._units = units
         self._updating = updating
         self._marks: dict[str, None] = {"cold": None}
-        self._pending: deque[TimedStep] = deque(maxlen=MOST)
+        self._pending: deque[TimedStep] = deque(maxlen=MAX_PENDING_STEPS)
         self._cpu: struct_rusage | None = None
         self._thread: bytes | None = None
         self._is_torn = False
@@ -166,7 +147,6 @@ class StepClock:
         self._hooks.close()
 
     def _update(self, *_: object) -> None:
-        """An optimizer has made a step."""
         self._updated = True
 
     def mark(self, mark: str) -> None:
@@ -177,39 +157,39 @@ class StepClock:
     def expect_plain(self, steps: float) -> None:
         """So many steps from here on may be plain, if nothing happens in them."""
         has_more = self._marks or self._on_host is not None or self._units is not None or self._scaled
-        self.plain.limit = 0 if has_more else int(min(steps, MOST))
+        self.plain.limit = 0 if has_more else int(min(steps, MAX_PENDING_STEPS))
 
-    def make_out_plain(self, logged_step: int) -> None:
-        """Make steps of the notes. The one that is going on goes on.
+    def flush_plain_steps(self, logged_step: int) -> None:
+        """Make steps of the noted ones. The step that is running goes on; the loggers call it `logged_step`."""
+        self._flush(logged_step, self._phases.cut(self.plain.ends()), self._unheard())
 
-        Args:
-            logged_step: What the loggers call the step that is going on.
-        """
-        self._make_out(logged_step, self._phases.cut(self.plain.ends()), self._unheard())
-
-    def _make_out(self, logged_step: int, stretches: Iterable[PhaseMarks], marks: tuple[str, ...]) -> None:
+    def _flush(self, logged_step: int, steps: Iterable[PhaseMarks], marks: tuple[str, ...]) -> None:
         """If the loggers have not counted a step for each batch, gradients were accumulated, and the batches were parts of steps."""
         is_complete = logged_step == self.logged_step + 1
         notes, usage, threads = self.plain.take()
-        for number, ((batch, *_), stretch) in enumerate(zip(notes, stretches, strict=True), 1):
-            before, self._cpu = self._cpu, usage.get(number)
-            thread_before, self._thread = self._thread, threads.get(number)
-            self._logged_step += 1
-            step = TimedStep(
-                ordinal=self._ended,
-                logged_step=self._logged_step,
-                times_phases=self.times_phases,
-                stretch=stretch,
-                shapes=(batch.shapes,),
-                samples=batch.samples,
-                tokens=batch.tokens,
-                cpu=_between(before, self._cpu),
-                thread=(thread_before, self._thread),
-                is_complete=is_complete,
-                marks=marks,
-            )
-            self._pending.append(step)
-            self._ended += 1
+        for number, ((batch, *_), device_marks) in enumerate(zip(notes, steps, strict=True), 1):
+            step = self._ended_step(self._logged_step + 1, device_marks, [batch], usage.get(number), threads.get(number))
+            self._pending.append(step._replace(is_complete=is_complete, marks=marks))
+
+    def _ended_step(
+        self, logged_step: int, device_marks: PhaseMarks, batches: Sequence[BatchUnits], usage: struct_rusage | None, thread: bytes | None
+    ) -> TimedStep:
+        """The step that has ended, with what the process and the thread had used by then."""
+        before, self._cpu = self._cpu, usage
+        thread_before, self._thread = self._thread, thread
+        ordinal, self._logged_step = self._ended, logged_step
+        self._ended += 1
+        return TimedStep(
+            ordinal=ordinal,
+            logged_step=logged_step,
+            times_phases=self.times_phases,
+            device_marks=device_marks,
+            shapes=tuple(each.shapes for each in batches),
+            samples=_sum([each.samples for each in batches]),
+            tokens=_sum([each.tokens for each in batches]),
+            cpu=None if before is None or usage is None else (before, usage),
+            thread=(thread_before, thread),
+        )
 
     def _unheard(self) -> tuple[str, ...]:
         """The mark of steps in which torch.compile may have compiled unheard: torch.compiler.reset() takes off what hears it."""
@@ -247,47 +227,22 @@ class StepClock:
         return None if known is None else known.tokens
 
     def end(self, logged_step: int, *, counted: bool, hooked: HookedStep | None = None, traced: bool = False) -> None:
-        """The step is over, and the next one begins.
-
-        Args:
-            logged_step: What the loggers call it.
-            counted: Whether it was counted.
-            hooked: What its modules' hooks have stamped.
-            traced: Whether it was recorded.
-        """
+        """The step is over, and the next one begins."""
         ends = [*self.plain.ends(), (len(self._phases.marks), self._phases.mark())]  # what follows takes a while
         on_host = None if self._on_host is None else self._on_host.end()
         usage = cpu_usage() if self.times_phases else None
         of_thread = self._of_thread()
-        *plain, stretch = self._phases.cut(ends)
+        *plain, device_marks = self._phases.cut(ends)
         unheard = self._unheard()
-        self._make_out(logged_step, plain, unheard)
-        marks, batches = self._marks | dict.fromkeys(unheard), self.batches
+        self._flush(logged_step, plain, unheard)
+        marks = self._marks | dict.fromkeys(unheard)
         if self._scaled and not self._updated:
             marks["no_update"] = None
-        before, self._cpu = self._cpu, usage
-        thread_before, self._thread = self._thread, of_thread
+        step = self._ended_step(logged_step, device_marks, self.batches, usage, of_thread)
+        is_complete = not self._is_torn
         self._pending.append(
-            TimedStep(
-                ordinal=self._ended,
-                logged_step=logged_step,
-                times_phases=self.times_phases,
-                stretch=stretch,
-                shapes=tuple(each.shapes for each in batches),
-                samples=_sum(each.samples for each in batches),
-                tokens=_sum(each.tokens for each in batches),
-                cpu=_between(before, self._cpu),
-                thread=(thread_before, self._thread),
-                on_host=on_host,
-                counted=counted,
-                hooked=hooked,
-                traced=traced,
-                is_complete=not self._is_torn,
-                marks=tuple(marks),
-            )
+            step._replace(on_host=on_host, counted=counted, hooked=hooked, traced=traced, is_complete=is_complete, marks=tuple(marks))
         )
-        self._ended += 1
-        self._logged_step = logged_step
         self._marks = {"cold": None} if self._ended < COLD else {}
         self.batches, self._is_torn, self._updated = [], False, False
         self._compiled = compilations()
@@ -307,20 +262,20 @@ class StepClock:
 
     def read(self) -> Iterator[TimedStep]:
         """The steps that are over and can be timed without waiting."""
-        while self._pending and self._phases.has_come(self._pending[0].stretch):
+        while self._pending and self._phases.has_come(self._pending[0].device_marks):
             yield self._pending.popleft()
 
     def seconds(self, step: TimedStep) -> float:
         """How long a step took."""
-        return self._phases.total(step.stretch)
+        return self._phases.total(step.device_marks)
 
     def step(self, step: TimedStep) -> Step:
         """A step as a value."""
-        phases = self._phases.seconds(step.stretch) if step.times_phases else {}
+        phases = self._phases.seconds(step.device_marks) if step.times_phases else {}
         idle = step.times_phases and not self._updating <= phases.keys() and "no_update" not in step.marks
         before, after = step.cpu or (None, None)
         on_core, waited = ThreadSchedule.between(*step.thread) or (None, None)
-        waiting = None if step.counted or not step.times_phases else self._phases.waiting(step.stretch)
+        waiting = None if step.counted or not step.times_phases else self._phases.waiting(step.device_marks)
         return Step(
             index=step.logged_step,
             kind=step.kind,
@@ -341,10 +296,5 @@ class StepClock:
         )
 
 
-def _between(before: struct_rusage | None, after: struct_rusage | None) -> tuple[struct_rusage, struct_rusage] | None:
-    return None if before is None or after is None else (before, after)
-
-
-def _sum(counts: Iterable[int | None]) -> int | None:
-    known = list(counts)
-    return None if None in known else sum(filter(None, known))
+def _sum(counts: Collection[int | None]) -> int | None:
+    return None if None in counts else sum(filter(None, counts))

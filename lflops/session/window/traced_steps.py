@@ -29,14 +29,12 @@ class _Batches(OutsideModules):
         self._running = [OTHER]
 
     def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
-        """A phase of the batch."""
         self._tracer.batch()
         super().enter(phase, given)
         self._running.append(phase)
         self._tracer.phase(phase)
 
     def leave(self) -> None:
-        """Back to what it was within."""
         super().leave()
         self._running.pop()
         self._tracer.phase(self._running[-1])
@@ -45,22 +43,9 @@ class _Batches(OutsideModules):
 
 
 class TracedSteps:
-    """Records the traced steps of one window after the other.
-
-    Args:
-        training: Says which rank this is.
-        stage: Tells when forward runs.
-        tree: The modules and their names.
-        settings: What to record.
-        folder: Where traces go; each window has a folder in it.
-        guard: Keeps errors of our hooks from the training.
-
-    Attributes:
-        notes: Why there is no trace, if there is none.
-    """
+    """Records the traced steps of one window after the other."""
 
     def __init__(self, training: Training, stage: Stage, tree: ModuleTree, settings: Settings, folder: Path, *, guard: Guard) -> None:
-        """Touch nothing yet."""
         self._training = training
         self._stage = stage
         self._tree = tree
@@ -70,7 +55,7 @@ class TracedSteps:
         self._tracer: Tracer | None = None
         self._stop_listening: Callable[[], None] | None = None
         self._annotations: list[AnnotationProcess] = []
-        self.notes: list[Note] = []
+        self.notes: list[Note] = []  # why there is no trace, if there is none
 
     def open(self) -> None:
         """A window opens: get ready, before anything is timed."""
@@ -93,11 +78,7 @@ class TracedSteps:
             self._tracer.step(whole=False, batch=False)
 
     def step(self, *, traced: bool) -> Recording | None:
-        """A step is over. Returns what was recorded, where that was the last of the traced steps.
-
-        Args:
-            traced: Whether the next one is to be recorded.
-        """
+        """A step is over, and the next one is to be recorded if `traced`. Returns what was recorded, after the last traced step."""
         tracer = self._tracer
         if tracer is None:
             return None
@@ -128,21 +109,15 @@ class TracedSteps:
         return None
 
     def annotate(self, recording: Recording, into: Path, profile: Path) -> None:
-        """Begin to annotate a trace, in its own process.
-
-        Args:
-            recording: What was recorded, in a file.
-            into: The file that the trace is to be.
-            profile: The file that says how much a module computes.
-        """
+        """Begin to annotate a trace, in its own process. The profile's file says how much a module computes."""
         raw = recording.raw
         if raw is None:
             return
-        rank, world = self._training.rank, self._training.world_size
+        rank, world, batches = self._training.rank, self._training.world_size, recording.trace.batches or 0
         try:
             into.parent.mkdir(parents=True, exist_ok=True)
             self._annotations.append(
-                AnnotationProcess(raw, into, recording.calls, batches=recording.batches, rank=rank, world_size=world, profile=profile)
+                AnnotationProcess(raw, into, recording.calls, batches=batches, rank=rank, world_size=world, profile=profile)
             )
         except OSError:
             for part in raw.parent.glob(f"{raw.name}*"):

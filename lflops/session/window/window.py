@@ -7,7 +7,7 @@ from operator import itemgetter
 from msgspec.structs import replace
 
 from lflops.collect.kineto.tracer import Recording
-from lflops.collect.timing.attach_times import divided
+from lflops.collect.timing.attach_times import attach_module_times
 from lflops.collect.timing.clock import Clock
 from lflops.collect.timing.hook_overhead import hook_overhead
 from lflops.profile.model import Profile
@@ -38,24 +38,16 @@ class Window:
     Args:
         number: Of the schedule's windows, from 0.
         begin: The first step of its wait, counted from the beginning of the run.
-
-    Attributes:
-        opened: Whether its warm-up has begun.
-        counted: What was counted, with the run's facts; `None` until then.
-        recording: What its traced steps showed; `None` where there are none.
-        complete: Whether all its steps were.
-        last: What the loggers call its last step; `None` until that is over.
     """
 
     def __init__(self, number: int, begin: int) -> None:
-        """Begin to wait."""
         self.number = number
         self.begin = begin
-        self.opened = False
-        self.counted: Profile | None = None
-        self.recording: Recording | None = None
-        self.complete = False
-        self.last: int | None = None
+        self.opened = False  # whether its warm-up has begun
+        self.counted: Profile | None = None  # what was counted, with the run's facts; `None` until then
+        self.recording: Recording | None = None  # what its traced steps showed; `None` where there are none
+        self.complete = False  # whether all its steps were
+        self.last: int | None = None  # what the loggers call its last step; `None` until that is over
         self._wait_steps: deque[TimedStep] = deque(maxlen=LONGEST_WAIT)
         self._steps: list[TimedStep] = []
         self._end: int | None = None
@@ -111,16 +103,7 @@ class Window:
     def profile(
         self, counted: Profile, step: int, notes: Iterable[Note], *, of: Callable[[TimedStep], Step], clock: Clock, failed: bool
     ) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
-        """The window as a value, and the own seconds of modules in each of its hooked steps.
-
-        Args:
-            counted: What was counted in it, or the same without any work.
-            step: What the loggers call the step that has just been.
-            notes: What else a reader has to know.
-            of: Makes a value of a step.
-            clock: What hooked steps were stamped by.
-            failed: Whether the training was left by an exception.
-        """
+        """The window as a value, and the own seconds of modules in each of its hooked steps."""
         steps = tuple(map(of, (*self._wait_steps, *self._steps)))
         usual = next((each for each in steps if each.kind == "counted"), steps[-1] if steps else None)
         few = () if self._clean >= WANTED else (Note(code="few_clean_steps", subject="", values={"steps": self._clean}),)
@@ -135,15 +118,15 @@ class Window:
         profile = replace(counted, run=run, steps=steps, notes=(*counted.notes, *notes, *few))
         pass_times = [step.hooked.pass_times() for step in self._steps if step.hooked]
         profile = replace(profile, timelines=self._timelines(clock))
-        return divided(profile, pass_times, hook_overhead(clock)) if pass_times else (profile, ())
+        return attach_module_times(profile, pass_times, hook_overhead(clock)) if pass_times else (profile, ())
 
     def _timelines(self, clock: Clock) -> tuple[StepTimeline, ...]:
         """That of the hooked step of median length, if no traced step has one."""
-        hooked = [(clock.seconds(step.stretch[0][0], step.stretch[-1]), step) for step in self._steps if step.hooked]
+        hooked = [(clock.seconds(step.device_marks[0][0], step.device_marks[-1]), step) for step in self._steps if step.hooked]
         if not hooked or (self.recording is not None and self.recording.timeline is not None):
             return ()
         _, median = sorted(hooked, key=itemgetter(0))[(len(hooked) - 1) // 2]
-        return (median.hooked.timeline(median.stretch),) if median.hooked else ()
+        return (median.hooked.timeline(median.device_marks),) if median.hooked else ()
 
     @property
     def _clean(self) -> int:

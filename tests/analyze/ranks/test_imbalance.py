@@ -14,7 +14,7 @@ from lflops.analyze.ranks.imbalance import Row
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.ranks.gather import Gather
 from lflops.collect.ranks.topology import Topology
-from lflops.collect.timing.attach_times import divided
+from lflops.collect.timing.attach_times import attach_module_times
 from lflops.collect.timing.module_hooks import ModuleTimer
 from lflops.collect.timing.stamps import NO_OVERHEAD
 from lflops.collect.timing.timed_passes import ASIDE, Divide, Pass, time_passes
@@ -323,7 +323,7 @@ def test_a_planted_delay_is_found_with_its_rank_its_module_and_its_cost() -> Non
         with lflops.counting(model) as counted:
             model(torch.ones(2)).sum().backward()
         facts = run(kind="training", stage="train", window=0)
-        reports.append(divided(replace(counted.profile, run=facts, steps=passes.steps), passes.hooked, NO_OVERHEAD))
+        reports.append(attach_module_times(replace(counted.profile, run=facts, steps=passes.steps), passes.hooked, NO_OVERHEAD))
     four = Topology(world_size=4, coordinates={}, sizes={})
     for rank in (3, 2, 1, 0):
         gather = Gather(store, rank, four, timeout=60.0)

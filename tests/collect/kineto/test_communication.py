@@ -14,7 +14,7 @@ from lflops.collect.kineto.events import Communicated, Event, join
 from lflops.collect.kineto.tracer import Recording
 from lflops.profile.collective_names import collective_kind, is_collective_kernel
 from lflops.profile.model import Communication
-from lflops.profile.records import ModulePhase
+from lflops.profile.records import ModulePhase, Trace
 from lflops.traces.read_trace import read_trace
 from tests.collect.kineto.test_device_timeline import FORWARD, FORWARD_EVENTS, HOME, TREE, kernel, operator, step
 from tests.support.profile_builders import small_profile
@@ -69,14 +69,8 @@ def recording(seconds: Mapping[tuple[ModulePhase, str], tuple[float, float]]) ->
         raw=None,
         path=Path("trace"),
         events=0,
-        batches=1,
-        operators=(),
+        trace=Trace(files={}, batches=1),
         device_seconds=None,
-        device_idle_seconds=None,
-        device_idle_by_phase=None,
-        device_compute_seconds=None,
-        exposed_comm_seconds=None,
-        exposed_copy_seconds=None,
         communication=seconds,
         calls=(),
     )

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 import pytest
 from torch import nn
 
-from lflops.collect.kineto.attach_compiled import call_times, with_compiled
+from lflops.collect.kineto.attach_trace import with_compiled
 from lflops.collect.kineto.compiled_graph import GraphKernels, KernelCall, Share
 from lflops.collect.kineto.compiled_time import CompiledTimes, Region, RegionEvent, times_of
+from lflops.collect.kineto.tracer import call_times
 from lflops.collect.model.compiled_rows import rows_of
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.profile.model import SCHEMA_VERSION, Profile
@@ -227,7 +228,7 @@ def measured() -> Profile:
 def opened(host: Sequence[Mapping[ModulePhase, Mapping[ModulePhase, float]]], called: Mapping[ModulePhase, float]) -> Profile:
     """The same with `net` opened: by batch its traced time inside, and what its calls took."""
     code = times(region(), None).code
-    found = CompiledTimes(code=code, host=[dict(each) for each in host], device=[{}] * len(host), unrecorded=0)
+    found = CompiledTimes(code=code, host=[dict(each) for each in host], device=[{}] * len(host))
     return with_compiled(measured(), found, [called] * len(host))
 
 

@@ -36,7 +36,7 @@ def finish(theirs, steps):
 
 def stop():
     recording = tracer.stop(Path(sys.argv[1]), "host_0")
-    print("ours", tracer.refusal if recording is None else recording.batches)
+    print("ours", tracer.refusal if recording is None else recording.trace.batches)
 
 theirs = another()
 """

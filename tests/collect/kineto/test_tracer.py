@@ -16,8 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import lflops
 from lflops.collect.kineto.events import Event, Joined, join, read
 from lflops.collect.kineto.module_log import ModuleLog
-from lflops.collect.kineto.other_profilers import recorded_events
-from lflops.collect.kineto.tracer import Tracer
+from lflops.collect.kineto.tracer import Tracer, recorded_events
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.torch_private.modules import compilations
 from tests.support.installed import installed
@@ -297,10 +296,10 @@ def test_a_tracer_records_batches_and_steps(tmp_path: Path) -> None:
             tracer.step(whole=batch % 2 == 1)
     recording = tracer.stop(tmp_path / "window", "host.example_3")
     assert recording is not None
-    assert 4 == recording.batches
+    assert 4 == recording.trace.batches
     assert recording.device_seconds is None
-    assert recording.device_idle_seconds is None
-    assert recording.exposed_comm_seconds is None
+    assert recording.trace.device_idle_seconds is None
+    assert recording.trace.exposed_comm_seconds is None
     assert Counter({"q": 4, "k": 4, "v": 4, "stem": 4, "": 4}) == Counter(call.row for call in recording.calls if call.phase == "forward")
     assert [recording.raw] == list((tmp_path / "window").iterdir())
     assert f"{recording.path.name}.raw" == recording.raw.name
@@ -343,7 +342,7 @@ def test_an_abandoned_tracer_can_begin_anew(tmp_path: Path) -> None:
     train(model, sequence())
     recording = tracer.stop(tmp_path, "host_0")
     assert recording is not None
-    assert 1 == recording.batches
+    assert 1 == recording.trace.batches
 
 
 def test_where_nothing_can_be_recorded_the_tracer_says_so() -> None:

@@ -14,7 +14,7 @@ from lflops.collect.ranks import gather as gather_module
 from lflops.collect.ranks import rank_times
 from lflops.collect.ranks import store as rank_store
 from lflops.collect.ranks.gather import EXIT_SECONDS, GOODBYE, PATIENCE, WHILE_TRAINING, Gather
-from lflops.collect.ranks.store import RankStore, meet
+from lflops.collect.ranks.store import RankStore, shared_store
 from lflops.collect.ranks.topology import Topology
 from lflops.collect.timing.attach_times import with_times
 from lflops.collect.timing.scale_to_clean import ScaledTimes
@@ -491,7 +491,7 @@ def test_ranks_meet_and_leave_the_timeout_of_the_groups_store_alone(monkeypatch:
     found = {}
     for group in "ab":
         monkeypatch.setattr(rank_store, "group_store", lambda group=group: PrefixStore("default_pg", PrefixStore(group, store)))
-        found[group] = [meet("lflops", rank, timeout=TIMEOUT) for rank in (1, 0)]
+        found[group] = [shared_store("lflops", rank, timeout=TIMEOUT) for rank in (1, 0)]
     for group in "ab":
         other, first = found[group]
         other.set("from", group)
@@ -501,7 +501,7 @@ def test_ranks_meet_and_leave_the_timeout_of_the_groups_store_alone(monkeypatch:
 
 def test_without_a_group_ranks_do_not_meet() -> None:
     """A rank that says it is one of several."""
-    assert [None, None] == [meet("lflops", rank, timeout=TIMEOUT) for rank in (0, 1)]
+    assert [None, None] == [shared_store("lflops", rank, timeout=TIMEOUT) for rank in (0, 1)]
 
 
 def test_a_collector_that_is_starved_takes_what_lies_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:

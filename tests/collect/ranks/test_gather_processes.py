@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 import lflops
 from lflops import Profile
 from lflops.collect.ranks.gather import Gather
-from lflops.collect.ranks.store import meet
+from lflops.collect.ranks.store import shared_store
 from lflops.collect.ranks.topology import topology_of
 from tests.support.ports import free_port
 from tests.support.processes import Ranks
@@ -75,7 +75,9 @@ def handed_in() -> Profile:
     rank = distributed.get_rank()
     model = DistributedDataParallel(between_linears(Block()))
     profile = lflops.count(model, torch.randn(1 + rank, length, hidden), backward=True)
-    gather = Gather(meet("lflops", rank, timeout=LONG), rank, topology_of(2, rank, sampler={"num_replicas": 2, "rank": rank}), timeout=LONG)
+    gather = Gather(
+        shared_store("lflops", rank, timeout=LONG), rank, topology_of(2, rank, sampler={"num_replicas": 2, "rank": rank}), timeout=LONG
+    )
     gather.push(profile)
     return next(iter(gather.finish()), profile)
 
