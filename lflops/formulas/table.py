@@ -17,6 +17,7 @@ __all__ = [
     "Shape",
     "SparseShape",
     "Values",
+    "adapted",
     "formula",
     "function_formula",
     "load_families",
@@ -86,7 +87,7 @@ def formula(*operators: str, writes_first: str = "", reads: str = "") -> Callabl
     def enter(function: _AnyFormula) -> _AnyFormula:
         of_each: dict[str, Formula] = dict.fromkeys(operators, function)
         if writes_first:
-            of_each[writes_first] = _after_result(function)
+            of_each[writes_first] = adapted(function, "result")
         for operator, its in of_each.items():
             name = operator if "::" in operator else f"aten::{operator}"
             FORMULAS[name] = its
@@ -96,18 +97,25 @@ def formula(*operators: str, writes_first: str = "", reads: str = "") -> Callabl
     return enter
 
 
-def _after_result(function: Formula) -> Formula:
-    """The formula for an operator whose first argument is the tensor that it writes into."""
+def adapted(function: Formula, leading: str = "", *, without: str = "") -> Formula:
+    """The formula for an operator that takes other arguments first, or does not have some of the keywords.
+
+    Args:
+        function: The formula.
+        leading: The names of what comes first and the formula does not need, as words.
+        without: The keywords, as words.
+    """
+    first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in leading.split()]
 
     @functools.wraps(function)
-    def after_result(_result: Shape, *args: Any, **kwargs: Any) -> int | Cost:
-        return function(*args, **kwargs)
+    def shifted(*args: Any, **kwargs: Any) -> int | Cost:
+        return function(*args[len(first) :], **kwargs)
 
-    after_result.__name__ = f"{function.__name__}_after_result"
     signature = inspect.signature(function)
-    result = inspect.Parameter("_result", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    vars(after_result)["__signature__"] = signature.replace(parameters=[result, *signature.parameters.values()])
-    return after_result
+    rest = [each for name, each in signature.parameters.items() if name not in without.split()]
+    shifted.__name__ = "_after_".join([function.__name__, *leading.split()])
+    vars(shifted)["__signature__"] = signature.replace(parameters=[*first, *rest])
+    return shifted
 
 
 def load_families() -> None:

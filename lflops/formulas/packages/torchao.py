@@ -2,7 +2,8 @@
 
 from math import prod
 
-from lflops.formulas.attention.fused import Mask, attention
+from lflops.formulas.attention.fused import attention_formula, scaled_dot_product
+from lflops.formulas.attention.scores import Scores
 from lflops.formulas.table import Cost, Shape, formula
 
 
@@ -28,10 +29,10 @@ def half_sparse_linear(x: Shape, *, out: Shape, bias: Shape | None = None) -> Co
     return Cost(prod(x) * out[-1] // 2, other_flops=prod(out) * (2 + (bias is not None)))
 
 
-@formula("torchao::qscaled_dot_product")
-def quantized_attention(query: Shape, key: Shape, value: Shape, *, is_causal: bool = False) -> Cost:
+@attention_formula("torchao::qscaled_dot_product")
+def quantized_attention(query: Shape, key: Shape, value: Shape, *, is_causal: bool = False) -> Scores:
     """[batch, heads, length, width], quantized."""
-    return attention(query, key, value, Mask.FROM_FIRST if is_causal else Mask.NONE)
+    return scaled_dot_product(query, key, value, is_causal=is_causal)
 
 
 @formula("torchao::_scaled_embedding_bag")

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from lflops.formulas.attention.packed import kernel_attention, kernel_attention_backward
-from lflops.formulas.attention.scores import Packing, Window
+from lflops.formulas.attention.fused import attention_backward_of_scores, attention_of_scores
+from lflops.formulas.attention.packed import kernel_scores
+from lflops.formulas.attention.scores import Packing, Scores, Window
 from lflops.formulas.table import Cost, Shape, Values, function_formula
 
 TEX = "transformer_engine_torch:"
@@ -105,8 +106,11 @@ def gated_backward(grad: Shape, x: Shape) -> Cost:
     return Cost(other_flops=2 * prod(x))
 
 
-def _attention(given: Sequence[Any]) -> tuple[Shape, Shape, Shape, Packing, Window]:
-    """From the arguments: releases differ in their order, but not in that of offsets, of queries, keys and values, and of lengths."""
+def _attention(given: Sequence[Any]) -> tuple[Scores, int, int]:
+    """Scores and the widths of keys and values.
+
+    Releases differ in the order of the arguments, but not in that of offsets, of queries, keys and values, and of lengths.
+    """
     tuples = [each for each in given if isinstance(each, tuple)]
     offsets = [each for each in tuples if isinstance(each, Values) or len(each) == 1]
     query, key, value = [each for each in tuples if not isinstance(each, Values) and len(each) > PAIR][:3]
@@ -116,7 +120,8 @@ def _attention(given: Sequence[Any]) -> tuple[Shape, Shape, Shape, Packing, Wind
     causal, last = "CAUSAL" in mask, "BOTTOM_RIGHT" in mask
     longest_query, longest_key = [each for each in given if isinstance(each, int) and not isinstance(each, bool)][:2]
     window = Window.of(before, after, causal=causal, from_last=last or not causal)
-    return _packed(query), _packed(key), _packed(value), Packing(offsets[0], offsets[1], longest_query, longest_key), window
+    packing = Packing(offsets[0], offsets[1], longest_query, longest_key)
+    return kernel_scores(_packed(query), _packed(key), packing, window), query[-1], value[-1]
 
 
 def _packed(shape: Shape) -> Shape:
@@ -127,10 +132,10 @@ def _packed(shape: Shape) -> Shape:
 @function_formula(f"{TEX}fused_attn_fwd", reads="*")
 def fused_attention(*given: Any) -> Cost:
     """Queries, keys and values in any layout, by the lengths that the offsets tell."""
-    return kernel_attention(*_attention(given))
+    return attention_of_scores(*_attention(given))
 
 
 @function_formula(f"{TEX}fused_attn_bwd", reads="*")
 def fused_attention_backward(*given: Any) -> Cost:
     """The gradients of the above."""
-    return kernel_attention_backward(*_attention(given))
+    return attention_backward_of_scores(*_attention(given))
