@@ -45,7 +45,6 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """
 
     def __init__(self, *, log: Callable[[str], None] = print, **settings: Any) -> None:
-        """See that the settings can be."""
         monitor(nn.Identity(), **settings)
         self.profiles: list[Profile] = []
         self._log = log
@@ -149,12 +148,7 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
 
 class _Reporter:
-    """A reporter of transformers as a logger, which hears of our figures alone, and by itself: no flag and no history of the Trainer's.
-
-    Args:
-        trainer: Whose reporter it is.
-        callback: The reporter.
-    """
+    """A reporter of transformers as a logger, which hears of our figures alone, and by itself: no flag and no history of the Trainer's."""
 
     def __init__(self, trainer: Any, callback: Any) -> None:
         self._trainer = trainer

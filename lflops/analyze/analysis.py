@@ -34,12 +34,7 @@ __all__ = ["Analysis", "analyze"]
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The results for one profile on one chip. Each is computed when it is first read, and kept.
-
-    Attributes:
-        profile: The profile.
-        chip: The hardware that it is compared with; `None` is unknown.
-    """
+    """The results for one profile on one chip, which is `None` where it is unknown. Each is computed when it is first read, and kept."""
 
     profile: Profile
     chip: Hardware | None
@@ -247,11 +242,7 @@ class Analysis:
 
 
 def analyze(profile: Profile, hardware: Hardware | str | None = None) -> Analysis:
-    """Analyze a profile; nothing is computed before it is read.
-
-    Args:
-        profile: What was counted and timed.
-        hardware: The chip, or its name in the table; `None` is the run's own.
+    """Analyze a profile on a chip, which may be given by its name; `None` is the run's own. Nothing is computed before it is read.
 
     Raises:
         HardwareError: The table does not have the name.

@@ -75,15 +75,7 @@ def causes(
 ) -> tuple[Cause, ...]:
     """The causes that cost 2 % of a step or more, and those whose cost is unknown. Without a clean step there are none.
 
-    Args:
-        profile: With times.
-        times: Of its clean steps.
-        budget: Of the mean one; `None` without a known peak.
-        imbalance: What its ranks lose to each other.
-        outliers: Modules that are slower than their repeats.
-        busiest: The modules with the most own time.
-        patterns: Each module's name with `*` for the numbers of what repeats.
-        below: The names directly below each module.
+    `budget` is of the mean clean step, `None` without a known peak; `below` has the names directly below each module.
     """
     if not times.mean:
         return ()

@@ -86,13 +86,7 @@ def best_checkpointing(
 def search(
     estimator: Estimator, make: Callable[[], Subject], memory_bytes: float | None, *, held: Iterable[Tensor] = ()
 ) -> CheckpointingPlan:
-    """The plan for the step that an estimator runs.
-
-    Args:
-        estimator: Goes backward.
-        make: Makes the subject.
-        memory_bytes: As in `best_checkpointing`.
-        held: As in `Estimator.run`.
+    """The plan for the step that an estimator runs, which goes backward; `held` is as in `Estimator.run`.
 
     Raises:
         CountError: As `best_checkpointing`.

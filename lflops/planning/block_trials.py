@@ -23,12 +23,7 @@ FEMTO = 1e-15
 
 
 class BlockTrials:
-    """Estimates of one model.
-
-    Args:
-        estimator: Goes backward.
-        run: Of the estimator, started.
-        make: Makes the subject.
+    """Estimates of one model, by an estimator that goes backward and its started `run`; `make` makes the subject.
 
     Attributes:
         made: How many estimates were made.
@@ -48,12 +43,7 @@ class BlockTrials:
         self.units: list[tuple[str, ...]] = []
 
     def estimate(self, policies: Mapping[str, Policy], folds: Sequence[Fold] | None = ()) -> Profile:
-        """The step with these policies.
-
-        Args:
-            policies: By block; the others recompute nothing.
-            folds: What is left out; `None` is all that is worth it.
-        """
+        """The step with these policies by block; the others recompute nothing. `folds` are left out; `None` is all that is worth it."""
         self.made += 1
         with contextlib.ExitStack() as stack:
 
@@ -74,9 +64,8 @@ class BlockTrials:
     def chain(self, *, fold: bool) -> Chain | None:
         """What the blocks keep, by estimates that show each pair of policies for each two kinds of neighbours.
 
-        Args:
-            fold: Whether to estimate a model without most of its equal blocks; `None` comes back if there are none to leave out, or if
-                they did not run the same operators.
+        With `fold` a model without most of its equal blocks is estimated; `None` comes back if there are none to leave out, or if these did
+        not run the same operators.
         """
         first = self._whole or self._first(None if fold else ())
         folds, units = (self.folds if fold else []), self.units

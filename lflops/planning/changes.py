@@ -115,11 +115,7 @@ class Changes:
     policy: Policy = "none"
 
     def __post_init__(self) -> None:
-        """Check the words.
-
-        Raises:
-            CountError: One of them is unknown.
-        """
+        """Raise a `CountError` for an unknown word."""
         for name, value, known in (("dtype", self.dtype, DTYPES), ("precision", self.precision, MIXED), ("ac", self.policy, POLICIES)):
             if value is not None and value not in known:
                 raise CountError(f"{name}={value!r}: give one of {', '.join(known)}{', best' if name == 'ac' else ''}")

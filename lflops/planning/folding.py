@@ -64,12 +64,7 @@ def folded(model: nn.Module, folds: Sequence[Fold]) -> Iterator[None]:
 
 
 def full_names(folds: Sequence[Fold], blocks: Sequence[str]) -> dict[str, str]:
-    """From the name of each block in the folded model to its name in the whole one.
-
-    Args:
-        folds: What is folded.
-        blocks: Those of the whole model.
-    """
+    """From the name of each block in the folded model to its name in the whole one, which has `blocks`."""
     removed = _removed(folds)
     names = {}
     for block in blocks:
@@ -82,14 +77,9 @@ def full_names(folds: Sequence[Fold], blocks: Sequence[str]) -> dict[str, str]:
 
 
 def stretched(chain: Chain, after: int, copies: int, *, base: int, fixed: int) -> Chain | None:
-    """The chain with more blocks between two equal ones; `None` if those two did not run the same operators.
+    """The chain with copies of block `after` behind it; `None` if it and the next one did not run the same operators.
 
-    Args:
-        chain: Of the folded model.
-        after: The block that the copies follow.
-        copies: How many there are.
-        base: What each adds to what is alive before the first block.
-        fixed: What each adds to the most that is alive outside of the blocks.
+    Each copy adds `base` to what is alive before the first block, and `fixed` to the most that is alive outside of the blocks.
     """
     if chain.kinds[after] != chain.kinds[after + 1]:
         return None

@@ -17,10 +17,7 @@ def sum_known(values: Iterable[Number | None]) -> Number | None:
 def extremes(values: Sequence[int], most: int, keep: Iterable[int] = ()) -> list[int]:
     """Indices of a series to keep: all of them, or the minimum and the maximum of each of equal buckets.
 
-    Args:
-        values: In their order.
-        most: The most indices to keep.
-        keep: Indices that are always kept, in addition to the first and the last.
+    There are `most` at the most. The first, the last and those of `keep` are always among them.
     """
     if len(values) <= most:
         return list(range(len(values)))

@@ -74,14 +74,9 @@ class _Case(NamedTuple):
 
 
 def causes_of(peak: Peak, parameter_sizes: frozenset[int], total: int | None = None) -> tuple[Cause, ...]:
-    """The causes, the one to look at first first.
+    """The causes, the one to look at first first; the sizes and the total, which a process sees of the device, are in bytes.
 
     A particular one, a leak for instance, goes before the largest category where it explains a tenth of the memory and the failed request.
-
-    Args:
-        peak: The moment.
-        parameter_sizes: Bytes of the parameters.
-        total: The device's memory that a process sees.
     """
     categories = {place: category_of(each, parameter_sizes) for place, each in enumerate(peak.alive)}
     failed = peak.ran_out.size if peak.ran_out is not None else 0

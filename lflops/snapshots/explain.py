@@ -50,12 +50,9 @@ class ExplainedMemory(Struct, frozen=True, kw_only=True):
 
 
 def explain(snapshot: Snapshot, chip: Hardware | None = None, total: int | None = None) -> ExplainedMemory:
-    """Explain a snapshot.
+    """Explain a snapshot of one device.
 
-    Args:
-        snapshot: Of one device.
-        chip: The device; with its memory another process's share is known.
-        total: The device's memory that a process sees, where that is known better than by the chip.
+    With the chip's memory, or the `total` that a process sees where that is known better, another process's share is known.
     """
     peak = peak_of(snapshot)
     if total is None and chip is not None:

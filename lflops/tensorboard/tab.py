@@ -242,13 +242,7 @@ class Opened(NamedTuple):
 
 
 def opened(payload: bytes, index: str, run: Path, logdir: Path) -> Opened:
-    """The trace, to be read and closed.
-
-    Args:
-        payload: It names its traces as they are reached from the run's folder.
-        index: Which of them, counted from 0.
-        run: The run's folder.
-        logdir: TensorBoard's.
+    """The trace that a payload names under this index, as it is reached from the run's folder: to be read and closed.
 
     Raises:
         LookupError: The payload names no such trace, or it does not exist.

@@ -57,7 +57,7 @@ def annotate(trace: Path, calls: Calls, into: Path, *, profile: Profile | None =
         trace: As torch wrote it, unpacked.
         calls: While it was recorded.
         into: The packed file; its folder is there.
-        profile: What says how much a call computes. Without it, or where a row is not in it, a slice has its name alone.
+        profile: Says how much a call computes. Without it, or where a row is not in it, a slice has its name alone.
 
     Raises:
         ProfileError: The trace is not one of torch's; the message names the file.

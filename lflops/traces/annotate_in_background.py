@@ -26,14 +26,10 @@ class AnnotationProcess:
     Args:
         trace: As torch wrote it; it is taken away when the packed one is there.
         into: The packed one.
-        calls: What was called while it was recorded.
-        batches: In how many batches.
-        rank: Of the process that was traced.
-        world_size: How many there are.
+        calls: What was called while it was recorded, in so many `batches`.
         profile: The file that says how much a call computes, if there is one.
 
     Attributes:
-        into: The packed one.
         lacks: What there is not, where `finish` says why.
     """
 
@@ -48,7 +44,6 @@ class AnnotationProcess:
         world_size: int = 1,
         profile: Path | None = None,
     ) -> None:
-        """Write the calls next to the trace, and start."""
         self._trace, self.into = trace, into
         self.lacks = "the modules"
         self._told = trace.with_name(f"{trace.name}.calls")
@@ -76,13 +71,9 @@ class AnnotationProcess:
         return self._process.poll() is not None
 
     def finish(self, seconds: float | None = None) -> str | None:
-        """Wait for it, so long at most, and pack the trace as it is where it failed.
+        """Wait for it so long at most, by default `LONGEST`, and pack the trace unannotated where it failed.
 
-        Args:
-            seconds: `LONGEST` unless given.
-
-        Returns:
-            Why it is not annotated, or not copied, or not yet; `None` where it is.
+        Tells why it is not annotated, or not copied, or not yet; `None` where it is.
         """
         seconds = LONGEST if seconds is None else seconds
         try:

@@ -99,13 +99,7 @@ def place(trace: Path) -> Path:
 
 
 def compat(trace: Path) -> Path:
-    """Write the copy of one trace, packed, whole or not at all.
-
-    Args:
-        trace: As torch.profiler wrote it, packed or not; where it is annotated the copy has the modules.
-
-    Returns:
-        The copy.
+    """Write the copy of one trace, packed or not, with the modules if it is annotated: packed, whole or not at all. Tell its place.
 
     Raises:
         ProfileError: The trace cannot be read; the message names it.

@@ -69,11 +69,7 @@ class _BrokenError(Exception):
 
 
 class TraceStream(Generic[_Event]):
-    """One trace file.
-
-    Args:
-        path: The file; packed or not is seen from its first bytes.
-        kind: The type of an event.
+    """One trace file, packed or not, which its first bytes show.
 
     Attributes:
         header: What the trace says of itself; complete when all events have been read.

@@ -54,13 +54,9 @@ class _Content(Struct):
 
 
 def merge(folder: Path, into: Path | None = None) -> MergedTraces:
-    """Write the traces of a folder as one, packed, whole or not at all.
+    """Write the traces of a folder, which are of one window, as one, packed, whole or not at all; `None` writes it next to them.
 
     Times are those of each rank's clock: between machines they differ as much as these clocks do.
-
-    Args:
-        folder: Has the traces of one window, `*.pt.trace.json` or the same packed.
-        into: The file; `None` is `merged.trace.json.gz` next to them.
 
     Raises:
         ProfileError: There is no trace, or one of them cannot be read; the message names it.

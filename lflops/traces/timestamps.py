@@ -18,13 +18,9 @@ _LARGEST = Decimal(10) ** 18
 
 
 def span(ts: Raw, dur: Raw = ZERO) -> tuple[int, int]:
-    """Start and end of an event in nanoseconds.
+    """Start and end of an event in nanoseconds, from the JSON texts of its `ts` and `dur`; without `dur` it has no length.
 
     Fractions of a nanosecond are rounded at both ends, so that an event inside of another one stays inside.
-
-    Args:
-        ts: The JSON text of the event's `ts`, and so the next.
-        dur: An event without one has no length.
 
     Raises:
         ValueError: One of them is no number of microseconds.

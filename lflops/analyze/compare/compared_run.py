@@ -36,13 +36,8 @@ class RunFigures(Struct, frozen=True, kw_only=True):
 
     Attributes:
         facts: The circumstances that two runs can differ in.
-        counted: Whether its work is known.
         phases_ran: The phases in which anything ran.
-        step: Of the clean steps.
-        phases: Of each phase of these steps.
-        mfu: A share of 1.
-        samples_per_second: Of the clean steps. So is `tokens_per_second`.
-        peak_bytes: The most bytes alive.
+        step: Of the clean steps. So are `phases`, `samples_per_second` and `tokens_per_second`.
         has_reliable_times: Whether the profile does not warn that its modules' times are no measure.
         cpu_lost: The share of the CPU time that it was ready to use and other processes took; `None` also on a GPU, whose time is another.
     """
@@ -61,12 +56,9 @@ class RunFigures(Struct, frozen=True, kw_only=True):
 
 
 class ComparedRun(NamedTuple):
-    """What a comparison needs of one run.
+    """What a comparison needs of one run: its figures, and the names and classes of its modules in the model's order.
 
     Attributes:
-        figures: Of the run.
-        names: Of its modules, in the model's order.
-        kinds: Their classes.
         columns: Lists with a value for each module, by the names of the payload's columns: `parameters`, `own_parameters`, `peak_bytes`,
             and for each phase `forward.macs` and so on. `TIMED` phases also have `forward.seconds`, `.error` in seconds, and `.calls`. A
             time with calls and without seconds is unknown, or of recompute within backward; without both there is none. Own figures of a

@@ -34,10 +34,6 @@ class ModuleFigures(Struct, frozen=True, kw_only=True):
     """Work of the phases that both runs have, together, and the time of forward, backward and recompute.
 
     Attributes:
-        macs: Multiply-accumulates of contractions.
-        flops: 2 x MACs and everything else.
-        bytes_moved: The least traffic.
-        parameters: Distinct ones.
         time: Judged where MACs and FLOPs of each of these phases are the same; where the MACs differ it is compared a MAC, and not judged.
     """
 
@@ -54,12 +50,7 @@ class ModuleFigures(Struct, frozen=True, kw_only=True):
 
 
 class SharedPhases:
-    """A run's columns in the phases that both runs have, each summed or collected once for all modules.
-
-    Args:
-        run: The run.
-        phases: Those that both runs have.
-    """
+    """A run's columns in the phases that both runs have, each summed or collected once for all modules."""
 
     def __init__(self, run: ComparedRun, phases: Sequence[Phase]) -> None:
         timed = [phase for phase in phases if phase in TIMED]

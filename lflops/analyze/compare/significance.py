@@ -141,13 +141,7 @@ class Judge(NamedTuple):
     lost: tuple[float, float] = (0.0, 0.0)
 
     def timing(self, before: Measured | None, after: Measured | None, explained: float = 0.0) -> Timing:
-        """Judge a time, if both sides and their errors are known.
-
-        Args:
-            before: In the first run.
-            after: In the second.
-            explained: Seconds of the change that modules below explain.
-        """
+        """Judge a time, if both sides and their errors are known; `explained` are the seconds of the change that modules below explain."""
         given = unjudged(before, after)
         error = _error_of_ratio(before, after)
         if not given.before or not given.after or not given.ratio or error is None:
@@ -228,12 +222,8 @@ def judge_of(
 ) -> Judge | None:
     """Compute the common factor and the errors; `None` where too few modules, or too little of the time, can be compared.
 
-    Args:
-        pairs: Each module's own time before and after, of those that did the same work.
-        modules: Seconds of all modules before.
-        step: Of the step before.
-        times: How many will be judged.
-        lost: As in `Judge`.
+    `pairs` are each module's own time before and after, of those that did the same work; `modules` and `step` are seconds before, of all
+    modules and of the step. So many `times` will be judged.
     """
     known = [
         _Ratio(before.seconds, math.log(after.seconds / before.seconds), error)

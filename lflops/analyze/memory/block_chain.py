@@ -131,12 +131,9 @@ def units_of(timeline: Sequence[Moment], blocks: Iterable[str]) -> list[tuple[st
 
 
 def read(timeline: Sequence[Moment], units: Sequence[tuple[str, ...]], work: Sequence[int]) -> Reading:
-    """What a timeline shows of blocks.
+    """What the timeline of a step shows of blocks, which are in the order of their forward.
 
-    Args:
-        timeline: Of a step, every operator of it.
-        units: The blocks in the order of their forward.
-        work: FLOPs of each forward: blocks that differ in them are of different kinds.
+    `work` has the FLOPs of each forward: blocks that differ in them are of different kinds.
 
     Raises:
         ValueError: No block has a backward.

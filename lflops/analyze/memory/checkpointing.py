@@ -20,11 +20,9 @@ class Checkpointed(Struct, frozen=True, kw_only=True):
     """Activation checkpointing of one block.
 
     Attributes:
-        module: The block's row.
         saved_bytes: Its activations that are alive at the peak: the most that can be saved. Its output stays where a later operator needs
             it, and all its activations exist while it is recomputed.
-        macs: MACs that run once more, those of its forward.
-        flops: FLOPs that do.
+        macs: Those that run once more, which are its forward's. So are `flops`.
     """
 
     module: str

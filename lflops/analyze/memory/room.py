@@ -67,10 +67,10 @@ class Room(Struct, frozen=True, kw_only=True):
 
 
 def room(tensor_bytes: int, chip: Hardware | None, *, ranks: int = 1, reserved_bytes: int | None = None) -> Room | None:
-    """The room for so many bytes of tensors on a chip; `None` where the chip's memory is unknown.
+    """The room for so many bytes of live tensors on a chip; `None` where the chip's memory is unknown.
 
     Args:
-        tensor_bytes: The peak of live tensors.
+        tensor_bytes: Their peak.
         chip: The chip.
         ranks: How many exchange data; from two on NCCL has buffers.
         reserved_bytes: What the allocator reserves, where it was simulated.

@@ -33,14 +33,7 @@ class Saving(Struct, frozen=True, kw_only=True):
 def savings(
     memory: Memory | None, reached: Moment | None, checkpointed: Sequence[Checkpointed], patterns: Mapping[str, str]
 ) -> tuple[Saving, ...]:
-    """The ways that are known, those that save the most first.
-
-    Args:
-        memory: Of a step.
-        reached: The operator that reached the peak.
-        checkpointed: Each block by itself.
-        patterns: Each module's name with `*` for the numbers of what repeats.
-    """
+    """The ways that are known, those that save the most first; `reached` is the operator that reached the peak."""
     if memory is None:
         return ()
     found = list(_checkpoints(checkpointed, patterns))

@@ -89,11 +89,6 @@ def sharded(profile: Profile, ranks: int, chip: Hardware | None = None) -> tuple
 
     Uneven parts are rounded up. FSDP2 is taken to shard each block and the rest, to prefetch one block, and to reshard after forward.
 
-    Args:
-        profile: Of a step of one rank, not sharded.
-        ranks: How many ranks.
-        chip: What it is to fit on.
-
     Raises:
         ValueError: There are no ranks, or the model is sharded already.
     """

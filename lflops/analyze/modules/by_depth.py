@@ -15,8 +15,6 @@ class Kind(Struct, frozen=True, kw_only=True):
     """All modules of one class at one depth, each with what is below it; no module is in another one of the same depth.
 
     Attributes:
-        kind: The class's name.
-        modules: How many there are.
         parameters: What this rank holds of them.
         macs: In forward.
         seconds: In forward, the medians added up; `None` where one that ran has none, or none ran.
@@ -32,9 +30,7 @@ class Kind(Struct, frozen=True, kw_only=True):
 def by_depth(profile: Profile, depth: int = -1) -> tuple[tuple[Kind, ...], ...]:
     """The classes at depth 0, which is the root alone, at depth 1, and so on, in the model's order.
 
-    Args:
-        profile: What to add up.
-        depth: The last depth; -1, and anything deeper than the model, is the innermost.
+    The last depth is `depth`; -1, and anything deeper than the model, is the innermost.
 
     Raises:
         ValueError: There is no such depth.

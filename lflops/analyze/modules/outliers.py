@@ -40,7 +40,6 @@ class Outlier(Struct, frozen=True, kw_only=True):
     """A module that is slower than its repeats.
 
     Attributes:
-        module: Its name.
         others: How many others do the same work at its place.
         seconds: Of forward and backward, with all below it.
         usual_seconds: The median of all at its place.
@@ -73,12 +72,8 @@ def outliers(
 ) -> Outliers:
     """The outliers; of a block and a part of it that explains it, the part.
 
-    Args:
-        profile: With times.
-        patterns: Each module's name with `*` for the numbers of what repeats.
-        identical: A number for each module, the same for modules that do the same work.
-        below: The names directly below each module.
-        step: Seconds of a clean step; `None` is unknown, and nothing is found.
+    `identical` has a number for each module, the same for modules that do the same work, and `below` the names directly below each.
+    `step` are the seconds of a clean step: without them nothing is found.
     """
     if not step:
         return Outliers()
@@ -143,12 +138,7 @@ def _doubt(steps: int, *, is_noise: bool, lost: float, share: float) -> Doubt | 
 
 
 def explaining(excesses: Mapping[str, float], below: Mapping[str, Sequence[str]]) -> list[str]:
-    """Of modules and parts of them, the uppermost ones, or the parts that explain these.
-
-    Args:
-        excesses: What each of the modules takes too long.
-        below: The names directly below each module.
-    """
+    """Of modules, by what each takes too long, and parts of them the uppermost ones, or the parts that explain these."""
     return list(dict.fromkeys(_deepest(name, excesses, below) for name in excesses if name.rpartition(".")[0] not in excesses))
 
 

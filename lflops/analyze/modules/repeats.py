@@ -36,12 +36,7 @@ _WORST_FIRST: tuple[Over, ...] = ("error", "cache_unknown", "compiled", "cache")
 
 
 def identical_subtrees(profile: Profile, below: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """A number for each module; two modules have the same where their counts are equal, and the labels and counts of all below them.
-
-    Args:
-        profile: The modules.
-        below: The names directly below each name.
-    """
+    """A number for each module; two modules have the same where their counts are equal, and the labels and counts of all below them."""
     numbers: dict[str, int] = {}
     seen: dict[Any, int] = {}
     for name in sorted(profile.modules, key=len, reverse=True):  # longer names first: children before their parents
@@ -103,10 +98,5 @@ _MODULE_AND_WORK = attrgetter("module", "phase", "total.flops", "total.bytes_mov
 
 
 def fold_parts(parts: Iterable[Part], patterns: Mapping[str, str]) -> Iterator[Repeats]:
-    """Group the parts of modules that repeat at one place and did the same work, in the order of the first ones.
-
-    Args:
-        parts: Of modules.
-        patterns: Each module's name with `*` for the numbers of what repeats.
-    """
+    """Group the parts of modules that repeat at one place and did the same work, in the order of the first ones."""
     return starmap(Repeats, fold_repeats(parts, _MODULE_AND_WORK, patterns))

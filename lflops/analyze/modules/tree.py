@@ -176,12 +176,7 @@ def walk(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def flat(profile: Profile, *, sort: str | None = None, phase: Phase | None = "forward") -> tuple[Row, ...]:
-    """Every module by its own work, the most first.
-
-    Args:
-        profile: What to show.
-        sort: One of `SORT_KEYS`; `None` is by MACs.
-        phase: What `share` and `sort` are about; `None` is all the phases together.
+    """Every module by its own work; `sort` is one of `SORT_KEYS`, `None` is by MACs. The phase is what `share` and `sort` are about.
 
     Raises:
         ValueError: `sort` or `phase` is invalid.

@@ -24,10 +24,7 @@ EXPLAINED = 0.5
 def cause_of(profile: Profile, rank: int, ratio: float | None) -> tuple[Cause | None, float | None]:
     """The cause, as far as one is known, and for more work how many times that of the others.
 
-    Args:
-        profile: Of all ranks.
-        rank: The slow one.
-        ratio: Its time to the others'; `None` where that is not the same in all steps.
+    `ratio` is the rank's time to the others'; `None` where that is not the same in all steps.
     """
     compared = profile.clean_comparison
     activity = next((each for each in compared.activity if each.rank == rank), None) if compared else None

@@ -43,12 +43,7 @@ class Collective(Struct, frozen=True, kw_only=True):
 
 
 def communication(profile: Profile, chip: Hardware | None) -> tuple[Collective, ...]:
-    """The collectives, those that take longest first; where times are unknown, those with the most bytes.
-
-    Args:
-        profile: Of one rank or of several. The figures are one rank's.
-        chip: What the bandwidth is compared with.
-    """
+    """The collectives of one rank, those that take longest first; where times are unknown, those with the most bytes."""
     groups: dict[tuple[str, str, int | None], list[Communication]] = {}
     for each in profile.communication:
         groups.setdefault((collective_kind(each.collective), each.group, each.group_size), []).append(each)

@@ -76,10 +76,7 @@ def costs(excess: RankExcess) -> list[float]:
 def judge(excess: RankExcess, compared: RankComparison, ranks: int) -> Verdict | None:
     """The verdict; `None` where the excess can be noise.
 
-    Args:
-        excess: The evidence.
-        compared: What it is part of.
-        ranks: How many ranks were compared: the slowest of many is slow by chance.
+    `ranks` is how many were compared: the slowest of many is slow by chance.
     """
     lost = costs(excess)
     if _is_steady(excess, ranks):

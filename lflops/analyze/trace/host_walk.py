@@ -123,12 +123,9 @@ class _Open:
 
 
 def walk(trace: RecordedTrace, work: Iterable[DeviceWork], is_counted: Callable[[OperatorCall], bool]) -> HostWalk:
-    """Go through what each thread did.
+    """Go through what each thread did, for some work of the device.
 
-    Args:
-        trace: The calls and spans of the host.
-        work: The device's work that is looked for.
-        is_counted: Whether an operator has a cost. Operators within one that has are its parts, and not counted again.
+    `is_counted` tells whether an operator has a cost. Operators within one that has are its parts, and not counted again.
     """
     found = HostWalk()
     nanoseconds: Counter[int] = Counter()

@@ -79,13 +79,9 @@ _Launch = Callable[[DeviceWork], RuntimeCall | None]
 
 
 def idle_by_cause(idle: Stretches, work: Sequence[DeviceWork], launch_of: _Launch, trace: RecordedTrace) -> dict[Cause, int]:
-    """Nanoseconds of the idle stretches by cause; together they are all of the idle time.
+    """Nanoseconds of one device's idle stretches by cause; together they are all of the idle time.
 
-    Args:
-        idle: Of one device, sorted.
-        work: Of the same device, sorted by start.
-        launch_of: The call that launched a piece of work.
-        trace: What the host did.
+    `work` is of the same device, and sorted by start as the stretches are; `launch_of` has the call that launched a piece of it.
     """
     causes: Counter[Cause] = Counter()
     pieces: defaultdict[int, Stretches] = defaultdict(list)

@@ -42,12 +42,7 @@ class TraceUtilization(Struct, frozen=True, kw_only=True):
 def utilization(walk: HostWalk, steps: Sequence[StepTimes], window: int, devices: int, chip: Hardware | None) -> TraceUtilization | None:
     """The utilization; `None` where nothing that multiplies was counted.
 
-    Args:
-        walk: What the host did.
-        steps: The steps; without any the window counts.
-        window: Nanoseconds.
-        devices: How many devices worked.
-        chip: What each device can do.
+    Without steps the window counts, which is in nanoseconds. The chip is what each device can do.
     """
     macs: dict[str | None, int] = {}
     executed: dict[str | None, int] = {}
