@@ -19,6 +19,7 @@ from lflops.analyze.speed.step_times import StepTimes, communicating
 from lflops.profile.model import Profile
 from lflops.profile.module_names import added_up, ancestry
 from lflops.profile.notes import are_times_far_off
+from lflops.profile.series import grouped
 
 __all__ = ["Cause", "causes"]
 
@@ -130,12 +131,7 @@ def _slow(outliers: Iterable[Outlier], named: set[str]) -> Iterator[Cause]:
     for each in outliers:
         if each.module not in named:
             yield Cause(
-                kind="slow",
-                seconds=each.excess,
-                module=each.module,
-                others=each.others,
-                value=each.seconds,
-                usual=each.usual_seconds,
+                kind="slow", seconds=each.excess, module=each.module, others=each.others, value=each.seconds, usual=each.usual_seconds
             )
 
 
@@ -145,12 +141,9 @@ def _unlike_their_repeats(
     """Modules that take longer than those at their place since they run more operators, or in a wider dtype."""
     seconds = {name: total_seconds(module) for name, module in profile.modules.items()}
     dtypes, calls = _widest_dtypes(profile), {name: _calls(profile, name) for name in profile.modules}
-    places: defaultdict[str, list[str]] = defaultdict(list)
-    for name, pattern in patterns.items():
-        if pattern != name and seconds[name] is not None:
-            places[pattern].append(name)
+    repeated = (name for name, pattern in patterns.items() if pattern != name and seconds[name] is not None)
     found: dict[str, Cause] = {}
-    for names in places.values():
+    for names in grouped(repeated, patterns.__getitem__).values():
         usual = statistics.median(seconds[name] or 0.0 for name in names)
         for name in names if len(names) >= _LEAST_MODULES else ():
             took, others = seconds[name] or 0.0, [other for other in names if other != name]

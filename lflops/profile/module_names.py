@@ -5,6 +5,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
+from lflops.profile.series import grouped
+
 __all__ = ["added_up", "ancestry", "children", "fold_repeats", "patterns", "spelled_out"]
 
 Item = TypeVar("Item")
@@ -88,18 +90,17 @@ def fold_repeats(
         key: The module's name, then all else that has to be equal within a group.
         patterns: What the function of that name returns; a name that it has not stands for itself.
     """
-    groups: defaultdict[tuple[str, tuple[Hashable, ...]], list[Item]] = defaultdict(list)
-    for item in items:
-        values = key(item)
-        groups[patterns.get(values[0], values[0]), values[1:]].append(item)
-
     modules = Counter(patterns.values())
+
+    def place(item: Item) -> tuple[Hashable, ...]:
+        name, *rest = key(item)
+        return patterns.get(name, name), *rest
 
     def label(pattern: str, group: Sequence[Item]) -> str:
         names = dict.fromkeys(key(item)[0] for item in group)
         return pattern if 1 < len(names) == modules[pattern] else spelled_out(names)
 
-    return [(label(pattern, group), group) for (pattern, _), group in groups.items()]
+    return [(label(str(pattern), group), group) for (pattern, *_), group in grouped(items, place).items()]
 
 
 def added_up(values: Mapping[str, float], patterns: Mapping[str, str]) -> dict[str, float]:

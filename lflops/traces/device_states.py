@@ -10,6 +10,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from lflops.profile.collective_names import is_collective_kernel
+from lflops.profile.series import sums
 from lflops.stretches import Stretches, joined, length, outside, shares
 from lflops.traces.recorded import DeviceWork
 
@@ -100,5 +101,4 @@ def idle_stretches(found: Timeline) -> Stretches:
 
 def total(timelines: Iterable[DeviceTimeline]) -> DeviceTimeline:
     """The nanoseconds of several devices together."""
-    rows = list(timelines)
-    return DeviceTimeline(**{name: sum(getattr(row, name) for row in rows) for name in DeviceTimeline.__struct_fields__})
+    return DeviceTimeline(**sums(list(timelines), *DeviceTimeline.__struct_fields__))

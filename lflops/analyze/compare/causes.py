@@ -10,7 +10,7 @@ from lflops.analyze.compare.diff import Diff, ModuleDiff
 from lflops.analyze.compare.module_pair import Change
 from lflops.analyze.compare.significance import CHANGED, LEAST_SHARE, Timing
 from lflops.profile.module_names import spelled_out
-from lflops.profile.series import sum_known
+from lflops.profile.series import grouped, sum_known
 
 __all__ = ["BatchChange", "Cause", "batch_change", "causes"]
 
@@ -132,12 +132,15 @@ def _uppermost(modules: Iterable[ModuleDiff]) -> list[ModuleDiff]:
 
 def _grouped(diff: Diff, changed: Sequence[tuple[CauseKind, ModuleDiff]]) -> Iterator[tuple[CauseKind, str, list[ModuleDiff]]]:
     """Those of one pattern are one. So are modules of a class that came, went, or do other work without any products, as dropouts."""
-    groups: dict[tuple[CauseKind, str], list[ModuleDiff]] = {}
-    for kind, module in changed:
+
+    def group(change: tuple[CauseKind, ModuleDiff]) -> tuple[CauseKind, str]:
+        kind, module = change
         by_class = kind in ("added", "removed") or (kind == "work" and not module.own.macs.differs)
-        groups.setdefault((kind, module.kind if by_class and module.kind else module.pattern), []).append(module)
+        return kind, module.kind if by_class and module.kind else module.pattern
+
     sizes = Counter(module.pattern for module in diff.modules)
-    for (kind, _), modules in groups.items():
+    for (kind, _), changes in grouped(changed, group).items():
+        modules = [module for _, module in changes]
         pattern, *others = {module.pattern for module in modules}
         is_whole = len(modules) == sizes[pattern]
         label = modules[0].kind if others else pattern if is_whole else spelled_out(module.name for module in modules)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lflops.analyze.compare.compared_run import ComparedRun
+from lflops.profile.series import grouped
 
 __all__ = ["ModuleNode", "Pair", "matched"]
 
@@ -168,19 +169,11 @@ def _number(run: ComparedRun, root: ModuleNode, numbers: dict[Hashable, int]) ->
 
 def _same(left: Sequence[ModuleNode], right: Sequence[ModuleNode], key: _Key, *, as_many: bool) -> Iterator[tuple[ModuleNode, ModuleNode]]:
     """The nodes with the same key, in order. With `as_many` both sides must have as many, or the pairs would be a guess."""
-    ours, theirs = _grouped(left, key), _grouped(right, key)
-    for each, nodes in ours.items():
+    theirs = grouped(right, key)
+    for each, nodes in grouped(left, key).items():
         others = theirs.get(each, [])
-        if not as_many or len(nodes) == len(others):
+        if each is not None and (not as_many or len(nodes) == len(others)):
             yield from zip(nodes, others, strict=False)
-
-
-def _grouped(nodes: Iterable[ModuleNode], key: _Key) -> dict[Hashable, list[ModuleNode]]:
-    groups: dict[Hashable, list[ModuleNode]] = {}
-    for node in nodes:
-        if (each := key(node)) is not None:
-            groups.setdefault(each, []).append(node)
-    return groups
 
 
 _KEYS: tuple[tuple[_Key, bool], ...] = (

@@ -1,6 +1,5 @@
 """What would lower the peak of a step's memory, and by how much at the most."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -8,6 +7,7 @@ from msgspec import Struct
 
 from lflops.analyze.memory.checkpointing import Checkpointed
 from lflops.profile.model import Memory, Moment
+from lflops.profile.series import grouped
 
 __all__ = ["Saving", "savings"]
 
@@ -47,11 +47,8 @@ def savings(
 
 def _checkpoints(checkpointed: Sequence[Checkpointed], patterns: Mapping[str, str]) -> list[Saving]:
     """The blocks of one place together: while one of them is recomputed, its activations exist, so the largest saves nothing."""
-    places: defaultdict[str, list[Checkpointed]] = defaultdict(list)
-    for block in checkpointed:
-        places[patterns.get(block.module, block.module)].append(block)
     made = []
-    for pattern, blocks in places.items():
+    for pattern, blocks in grouped(checkpointed, lambda block: patterns.get(block.module, block.module)).items():
         together = sum(block.saved_bytes for block in blocks)
         saved = together - max(block.saved_bytes for block in blocks) if len(blocks) > 1 else together
         name = pattern if len(blocks) > 1 else blocks[0].module

@@ -1,12 +1,13 @@
 """Parameters, work and time by class of module, depth by depth."""
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Literal
 
 from msgspec import Struct
 
 from lflops.profile.model import ModuleProfile, Profile
-from lflops.profile.series import sum_known
+from lflops.profile.series import grouped, sum_known
 
 __all__ = ["Kind", "by_depth", "most"]
 
@@ -37,11 +38,9 @@ def by_depth(profile: Profile, depth: int = -1) -> tuple[tuple[Kind, ...], ...]:
     """
     if depth < -1:
         raise ValueError(f"depth={depth!r}: give -1 for all depths, 0 for the model alone, or how many to go below it")
-    levels: dict[int, dict[str, list[ModuleProfile]]] = {}
-    for module in profile.modules.values():
-        if depth == -1 or module.depth <= depth:
-            levels.setdefault(module.depth, {}).setdefault(module.kind, []).append(module)
-    return tuple(tuple(_kind(kind, modules) for kind, modules in levels[level].items()) for level in sorted(levels))
+    levels = grouped((module for module in profile.modules.values() if depth == -1 or module.depth <= depth), attrgetter("depth"))
+    kinds = (grouped(levels[level], attrgetter("kind")) for level in sorted(levels))
+    return tuple(tuple(_kind(kind, modules) for kind, modules in by_kind.items()) for by_kind in kinds)
 
 
 def most(kinds: Iterable[Kind], metric: Literal["parameters", "macs", "seconds"], number: int) -> dict[str, float]:

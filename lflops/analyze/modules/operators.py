@@ -2,8 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, islice
-from operator import add, attrgetter
+from itertools import islice
+from operator import add, attrgetter, itemgetter
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -11,6 +11,7 @@ from msgspec import Struct
 from lflops.analyze.modules.tree import WorkCounts, share_of
 from lflops.analyze.speed.step_times import traced_seconds
 from lflops.profile.model import PHASES, Cell, Phase, Profile
+from lflops.profile.series import grouped, sums
 
 __all__ = ["MODULES", "Operator", "OperatorRow", "UncountedOperator", "operator_rows", "operators", "uncounted_operators"]
 
@@ -136,18 +137,15 @@ def _calls_in_two_phases(cells: Sequence[Cell]) -> dict[tuple[str, str], int]:
 def uncounted_operators(profile: Profile) -> tuple[UncountedOperator, ...]:
     """The operators that ran without a formula, those that moved the most bytes first."""
     seconds = traced_seconds(profile, own=True)
-    rows = []
-    for operator, group in groupby(sorted(profile.uncounted, key=lambda entry: entry.operator), key=lambda entry: entry.operator):
-        entries = list(group)
-        rows.append(
-            UncountedOperator(
-                operator=operator,
-                modules=tuple(dict.fromkeys(entry.module for entry in entries)),
-                calls=sum(entry.calls for entry in entries),
-                bytes=sum(entry.bytes for entry in entries),
-                seconds=seconds.get(operator),
-            )
+    rows = (
+        UncountedOperator(
+            operator=operator,
+            modules=tuple(dict.fromkeys(entry.module for entry in entries)),
+            seconds=seconds.get(operator),
+            **sums(entries, "calls", "bytes"),
         )
+        for operator, entries in sorted(grouped(profile.uncounted, attrgetter("operator")).items())
+    )
     return tuple(sorted(rows, key=lambda row: -row.bytes))
 
 
@@ -157,12 +155,7 @@ _MOST_OF = attrgetter("macs", "flops", "bytes_moved")
 
 
 def _rows(profile: Profile, cells: Sequence[Cell], twice: Mapping[tuple[str, str], int], *, is_counted: bool) -> Iterator[OperatorRow]:
-    kinds: defaultdict[tuple[str, Phase, str], list[Cell]] = defaultdict(list)
-    for key, cell in zip(map(attrgetter("operator", "phase", "dtype"), cells), cells, strict=True):
-        kinds[key].append(cell)
-    of_operators: defaultdict[str, list[tuple[Phase, str]]] = defaultdict(list)
-    for operator, phase, dtype in kinds:
-        of_operators[operator].append((phase, dtype))
+    kinds: dict[tuple[str, Phase, str], list[Cell]] = grouped(cells, attrgetter("operator", "phase", "dtype"))
     in_two_phases = {operator for operator, _ in twice}
     totals = {phase: _total(profile, phase) for phase in (None, *PHASES)}
 
@@ -171,7 +164,8 @@ def _rows(profile: Profile, cells: Sequence[Cell], twice: Mapping[tuple[str, str
         share = getattr(found.figures, metric) / total if is_counted and total else None
         return OperatorRow(operator=operator, phase=phase, dtypes=dtypes, is_counted=is_counted, share=share, **found._asdict())
 
-    for operator, where in of_operators.items():
+    for operator, rows in grouped(kinds, itemgetter(0)).items():
+        where = [(phase, dtype) for _, phase, dtype in rows]
         found = {each: _found(_together(kinds[operator, *each])) for each in where}
         if len(where) == 1 and operator not in in_two_phases:
             everywhere = found[where[0]]
@@ -200,9 +194,7 @@ def _together(cells: Sequence[Cell], twice: Mapping[tuple[str, str], int] | None
 def _found(sums: Sequence[Cell | _Sum]) -> _Found:
     """The total, and the modules with the most of it. Layers repeat, so few of the counts are different."""
     fields = WorkCounts.__struct_fields__
-    alike: defaultdict[tuple[int, ...], list[Cell | _Sum]] = defaultdict(list)
-    for counts, each in zip(map(_COUNTS_OF, sums), sums, strict=True):
-        alike[counts].append(each)
+    alike: dict[tuple[int, ...], list[Cell | _Sum]] = grouped(sums, _COUNTS_OF)
     ranked = sorted(alike.items(), key=lambda item: _MOST_OF(item[1][0]), reverse=True)
     first = islice(((each.module, counts) for counts, group in ranked for each in group), MODULES)
     total = [sum(counts[place] * len(group) for counts, group in ranked) for place in range(len(fields))]

@@ -5,7 +5,6 @@ A module is accused where its excess is above the threshold, the noise, and what
 
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -14,6 +13,7 @@ from msgspec import Struct
 from lflops.profile.model import Profile
 from lflops.profile.notes import are_times_far_off
 from lflops.profile.records import Phase
+from lflops.profile.series import grouped
 
 __all__ = ["Doubt", "Outlier", "Outliers", "explaining", "outliers"]
 
@@ -77,10 +77,7 @@ def outliers(
     """
     if not step:
         return Outliers()
-    groups: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
-    for name, pattern in patterns.items():
-        if pattern != name:
-            groups[pattern, identical[name]].append(name)
+    groups = grouped((name for name in patterns if patterns[name] != name), lambda name: (patterns[name], identical[name]))
     lost = statistics.median(profile.cpu_lost_shares or [0.0])
     far_off: Doubt | None = "scaled" if are_times_far_off(profile.notes) else None
     found: dict[str, Outlier] = {}

@@ -7,7 +7,7 @@ from msgspec import Struct
 from lflops.hardware.chips import Hardware
 from lflops.profile.collective_names import bus_factor, collective_kind
 from lflops.profile.model import Communication, Profile
-from lflops.profile.series import sum_known
+from lflops.profile.series import grouped, sum_known
 
 __all__ = ["Collective", "communication"]
 
@@ -44,9 +44,7 @@ class Collective(Struct, frozen=True, kw_only=True):
 
 def communication(profile: Profile, chip: Hardware | None) -> tuple[Collective, ...]:
     """The collectives of one rank, those that take longest first; where times are unknown, those with the most bytes."""
-    groups: dict[tuple[str, str, int | None], list[Communication]] = {}
-    for each in profile.communication:
-        groups.setdefault((collective_kind(each.collective), each.group, each.group_size), []).append(each)
+    groups = grouped(profile.communication, lambda each: (collective_kind(each.collective), each.group, each.group_size))
     link = chip.link_bytes_per_second if chip is not None and _on_one_host(profile) else None
     rows = [_collective(*key, calls, link) for key, calls in groups.items()]
     return tuple(sorted(rows, key=lambda row: (-(row.seconds or 0.0), -row.bytes)))

@@ -7,6 +7,7 @@ wait for each other within a phase, clean steps do not show which was slow in it
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Literal
 
 from msgspec import Struct
@@ -16,6 +17,7 @@ from lflops.analyze.ranks.causes import Cause, cause_of
 from lflops.analyze.ranks.stragglers import Verdict, costs, judge
 from lflops.profile.model import Profile
 from lflops.profile.records import PHASES, Rank, RankComparison, RankExcess, RankWait
+from lflops.profile.series import grouped
 
 __all__ = ["ENOUGH", "Imbalance", "Row", "culprits", "imbalance", "slowest_first"]
 
@@ -243,9 +245,7 @@ def culprits(compared: RankComparison, ranks: int) -> tuple[Row, ...]:
 
     One after the other: what the worst one explains of a rank's lateness is not explained once more by another.
     """
-    by_rank: dict[int, list[RankExcess]] = {}
-    for each in compared.excesses:
-        by_rank.setdefault(each.rank, []).append(each)
+    by_rank = grouped(compared.excesses, attrgetter("rank"))
     rows = [row for excesses in by_rank.values() for row in _of_rank(excesses, compared, ranks)]
     return tuple(sorted(rows, key=lambda row: -row.seconds_lost))
 

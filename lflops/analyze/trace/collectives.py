@@ -6,6 +6,7 @@ NVIDIA's nccl-tests. With n ranks the factor of an all-reduce is 2 (n - 1) / n. 
 """
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -13,26 +14,16 @@ from msgspec import Struct
 from lflops.analyze.trace.host_walk import HostWalk
 from lflops.analyze.trace.operator_inputs import BYTES
 from lflops.profile.collective_names import bus_factor, collective_kind
+from lflops.profile.series import grouped
 from lflops.stretches import Stretches, joined, length, outside
 from lflops.traces.device_states import communicates
 from lflops.traces.recorded import Collective, DeviceWork, RecordedTrace
 
 __all__ = ["CollectiveTimes", "Occurrence", "collectives", "occurrences"]
 
-_SIZES = {
-    "double": 8,
-    "float": 4,
-    "half": 2,
-    "bfloat16": 2,
-    "long": 8,
-    "int": 4,
-    "short": 2,
-    "char": 1,
-    "byte": 1,
-    "bool": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-}
+_SIZES = {"double": 8, "long": 8, "float": 4, "int": 4, "half": 2, "bfloat16": 2, "short": 2} | dict.fromkeys(
+    ("char", "byte", "bool", "float8_e4m3fn", "float8_e5m2"), 1
+)
 """Bytes of an element, by the names that collectives have for types."""
 
 _OF_RESULT = frozenset({"all_gather", "gather"})
@@ -117,9 +108,7 @@ def _bytes(kind: str, about: Collective | None) -> int | None:
 
 def collectives(found: Sequence[Occurrence], computing: Stretches) -> tuple[CollectiveTimes, ...]:
     """By kind and group, the most time first."""
-    groups: dict[tuple[str, str, int | None], list[Occurrence]] = {}
-    for each in found:
-        groups.setdefault((each.kind, each.group, each.group_size), []).append(each)
+    groups: dict[tuple[str, str, int | None], list[Occurrence]] = grouped(found, attrgetter("kind", "group", "group_size"))
     rows = []
     for (kind, group, size), calls in groups.items():
         device = sum(each.end - each.start for each in calls)

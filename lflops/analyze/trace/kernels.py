@@ -3,12 +3,14 @@
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from msgspec import Struct
 
 from lflops.analyze.trace.categories import CATEGORIES, Category, category_of_kernel, precision_by_name, tensor_cores_by_name
 from lflops.analyze.trace.host_walk import HostWalk
 from lflops.analyze.trace.operator_inputs import precision_of
+from lflops.profile.series import grouped
 from lflops.traces.device_states import communicates
 from lflops.traces.recorded import DeviceWork
 
@@ -75,10 +77,7 @@ def _precision(walk: HostWalk, work: DeviceWork) -> str | None:
 
 def kernels(work: Iterable[DeviceWork], walk: HostWalk) -> tuple[KernelTimes, ...]:
     """The kernels by name, those with the most time first."""
-    grouped: defaultdict[str, list[DeviceWork]] = defaultdict(list)
-    for each in work:
-        grouped[each.name].append(each)
-    rows = [_kernel(name, found, walk) for name, found in grouped.items()]
+    rows = [_kernel(name, found, walk) for name, found in grouped(work, attrgetter("name")).items()]
     return tuple(sorted(rows, key=lambda row: (-row.device, row.name)))
 
 

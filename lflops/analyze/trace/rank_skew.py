@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from lflops.analyze.trace.collectives import Occurrence
+from lflops.profile.series import grouped
 
 __all__ = ["CollectiveSkew", "RankSkew", "rank_skew"]
 
@@ -67,14 +68,9 @@ def rank_skew(by_rank: Mapping[int, Sequence[Occurrence]]) -> RankSkew | None:
             place = each.kind, each.group, each.step
             calls[*place, numbers[place]][rank] = each.end - each.start
             numbers[place] += 1
-    groups: defaultdict[tuple[str, str], list[dict[int, int]]] = defaultdict(list)
-    unmatched = 0
-    for (kind, group, _, _), times in calls.items():
-        if len(times) > 1:
-            groups[kind, group].append(times)
-        else:
-            unmatched += 1
-    rows = tuple(sorted((_skew(*key, found) for key, found in groups.items()), key=lambda row: -sum(row.waiting.values())))
+    matched = [(key, times) for key, times in calls.items() if len(times) > 1]
+    skews = (_skew(*place, [times for _, times in found]) for place, found in grouped(matched, lambda each: each[0][:2]).items())
+    rows = tuple(sorted(skews, key=lambda row: -sum(row.waiting.values())))
     ranks = tuple(sorted(by_rank))
     return RankSkew(
         ranks=ranks,
@@ -82,7 +78,7 @@ def rank_skew(by_rank: Mapping[int, Sequence[Occurrence]]) -> RankSkew | None:
         transfer=sum(row.transfer for row in rows),
         waiting={rank: sum(row.waiting.get(rank, 0) for row in rows) for rank in ranks},
         last={rank: sum(row.last.get(rank, 0) for row in rows) for rank in ranks},
-        unmatched=unmatched,
+        unmatched=len(calls) - len(matched),
     )
 
 

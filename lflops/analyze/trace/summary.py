@@ -1,7 +1,7 @@
 """All that is known of one trace, as one value."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -18,6 +18,7 @@ from lflops.analyze.trace.timeline import StepTimes, StreamTimes, steps, streams
 from lflops.analyze.trace.utilization import TraceUtilization, utilization
 from lflops.hardware.chips import Hardware, lookup, named
 from lflops.profile.records import Spread
+from lflops.profile.series import grouped
 from lflops.stretches import joined
 from lflops.traces.device_states import DeviceTimeline, communicates, idle_stretches, states, timeline, total
 from lflops.traces.recorded import DeviceWork, MemoryPeak, RecordedTrace
@@ -201,9 +202,7 @@ def _window(trace: RecordedTrace) -> _Window:
     known = [work for work in trace.work if work.correlation in launched] or list(trace.work)
     start, end = min((work.start for work in known), default=0), max((work.end for work in trace.work), default=0)
     inside = [work for work in trace.work if (work.end > start and work.start < end) or work.start == work.end == start]
-    by_device: defaultdict[int, list[DeviceWork]] = defaultdict(list)
-    for work in sorted(inside, key=lambda work: (work.device, work.start)):
-        by_device[work.device].append(work)
+    by_device = grouped(sorted(inside, key=attrgetter("device", "start")), attrgetter("device"))
     before = [work for work in trace.work if work.end <= start and work.start < start]
     left_out = LeftOut(calls=len(before), device=sum(work.end - work.start for work in before))
     return _Window(start, end, by_device, inside, left_out)

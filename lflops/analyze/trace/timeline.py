@@ -1,11 +1,12 @@
 """The steps of a trace, and what ran on each stream."""
 
-from collections import defaultdict
 from collections.abc import Iterable
+from operator import attrgetter
 
 from msgspec import Struct
 
 from lflops.analyze.trace.host_walk import HostWalk
+from lflops.profile.series import grouped
 from lflops.stretches import joined, length, within
 from lflops.traces.device_states import DeviceTimeline, states, timeline, total
 from lflops.traces.recorded import DeviceWork, RecordedTrace
@@ -25,10 +26,8 @@ class StreamTimes(Struct, frozen=True, kw_only=True):
 
 def streams(work: Iterable[DeviceWork], start: int, end: int) -> tuple[StreamTimes, ...]:
     """What ran on each stream between two moments, the busiest first."""
-    by_stream: dict[tuple[int, int], list[DeviceWork]] = {}
-    for each in work:
-        if each.end > start and each.start < end:
-            by_stream.setdefault((each.device, each.stream), []).append(each)
+    inside = (each for each in work if each.end > start and each.start < end)
+    by_stream: dict[tuple[int, int], list[DeviceWork]] = grouped(inside, attrgetter("device", "stream"))
     rows = (
         StreamTimes(
             device=device,
@@ -76,9 +75,7 @@ def steps(trace: RecordedTrace, walk: HostWalk) -> tuple[StepTimes, ...]:
     else:
         end = max([last.end, *launched])
     ends = [*(span.start for span in spans[1:]), end]
-    by_device: defaultdict[int, list[DeviceWork]] = defaultdict(list)
-    for work in trace.work:
-        by_device[work.device].append(work)
+    by_device: dict[int, list[DeviceWork]] = grouped(trace.work, attrgetter("device"))
     return tuple(
         StepTimes(
             name=span.name,
