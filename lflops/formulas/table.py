@@ -5,6 +5,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterable
+from math import prod
 from typing import Any, NamedTuple, Self, TypeVar
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "formula",
     "function_formula",
     "load_families",
+    "per_element",
 ]
 
 Shape = tuple[int, ...]
@@ -116,6 +118,17 @@ def adapted(function: Formula, leading: str = "", *, without: str = "") -> Formu
     shifted.__name__ = "_after_".join([function.__name__, *leading.split()])
     vars(shifted)["__signature__"] = signature.replace(parameters=[*first, *rest])
     return shifted
+
+
+@functools.cache
+def per_element(operations: int) -> Formula:
+    """The formula of so many operations for each element of the first tensor; of 0 for what moves bytes alone."""
+
+    def cost(x: Shape) -> Cost:
+        return Cost(other_flops=operations * prod(x))
+
+    cost.__name__ = f"{operations}_per_element"
+    return cost
 
 
 def load_families() -> None:

@@ -4,7 +4,7 @@ from math import prod
 
 from lflops.formulas.attention.fused import attention_formula, scaled_dot_product
 from lflops.formulas.attention.scores import Scores
-from lflops.formulas.table import Cost, Shape, formula
+from lflops.formulas.table import Cost, Shape, formula, per_element
 
 
 @formula(
@@ -41,7 +41,6 @@ def scaled_embedding_bag(weight: Shape, indices: Shape) -> Cost:
     return Cost(other_flops=2 * prod(indices) * weight[-1])
 
 
-@formula("torchao::da8w4_linear_prepack_cpu", "torchao::float8_linear_prepack_cpu", "torchao::to_sparse_semi_structured_cutlass_sm9x_f8")
-def prepack(weight: Shape) -> Cost:
-    """Bytes alone."""
-    return Cost()
+formula("torchao::da8w4_linear_prepack_cpu", "torchao::float8_linear_prepack_cpu", "torchao::to_sparse_semi_structured_cutlass_sm9x_f8")(
+    per_element(0)
+)

@@ -7,7 +7,7 @@ from typing import Any
 from lflops.formulas.attention.fused import attention_backward_of_scores, attention_of_scores
 from lflops.formulas.attention.packed import kernel_scores
 from lflops.formulas.attention.scores import Packing, Scores, Window
-from lflops.formulas.table import Cost, Shape, Values, function_formula
+from lflops.formulas.table import Cost, Shape, Values, function_formula, per_element
 
 TEX = "transformer_engine_torch:"
 PAIR = 2
@@ -58,46 +58,15 @@ def layer_norm(x: Shape, weight: Shape, bias: Shape | None) -> Cost:
     return Cost(other_flops=prod(x) * (6 + (bias is not None)))
 
 
-@function_formula(f"{TEX}layernorm_bwd")
-def layer_norm_backward(grad: Shape, x: Shape) -> Cost:
-    """Twice the forward."""
-    return Cost(other_flops=prod(x) * 14)
-
-
-@function_formula(f"{TEX}rmsnorm_fwd")
-def rms_norm(x: Shape) -> Cost:
-    """By the convention for a root mean square."""
-    return Cost(other_flops=prod(x) * 4)
-
-
-@function_formula(f"{TEX}rmsnorm_bwd")
-def rms_norm_backward(grad: Shape, x: Shape) -> Cost:
-    """Twice the forward."""
-    return Cost(other_flops=prod(x) * 8)
-
-
-@function_formula(f"{TEX}rmsnorm_bwd_add")
-def rms_norm_backward_add(grad: Shape, x: Shape) -> Cost:
-    """The same, and an addition."""
-    return Cost(other_flops=prod(x) * 9)
-
-
-@function_formula(*(f"{TEX}{name}" for name in ("gelu", "relu", "silu", "qgelu", "srelu")))
-def activation(x: Shape) -> Cost:
-    """One operation an element."""
-    return Cost(other_flops=prod(x))
-
-
-@function_formula(*(f"{TEX}{name}" for name in ("dgelu", "drelu", "dsilu", "dqgelu", "dsrelu")))
-def activation_backward(grad: Shape, x: Shape) -> Cost:
-    """One operation an element."""
-    return Cost(other_flops=prod(x))
-
-
-@function_formula(*(f"{TEX}{name}" for name in ("swiglu", "geglu", "reglu", "qgeglu", "sreglu")))
-def gated(x: Shape) -> Cost:
-    """An activation of one half, times the other."""
-    return Cost(other_flops=prod(x))
+for functions, operations in {
+    "layernorm_bwd": 14,  # twice the forward, with a bias
+    "rmsnorm_fwd": 4,
+    "rmsnorm_bwd": 8,
+    "rmsnorm_bwd_add": 9,
+    "gelu relu silu qgelu srelu dgelu drelu dsilu dqgelu dsrelu": 1,
+    "swiglu geglu reglu qgeglu sreglu": 1,  # an activation of one half, times the other
+}.items():
+    function_formula(*(TEX + name for name in functions.split()))(per_element(operations))
 
 
 @function_formula(*(f"{TEX}{name}" for name in ("dswiglu", "dgeglu", "dreglu", "dqgeglu", "dsreglu")))
