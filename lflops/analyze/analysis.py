@@ -6,18 +6,16 @@ from functools import cached_property
 from typing import Literal
 
 from lflops.analyze.causes import Cause, causes
-from lflops.analyze.memory.checkpointing import Checkpointed, checkpointed
+from lflops.analyze.memory.checkpointing import Checkpointed, Saving, checkpointed, savings
 from lflops.analyze.memory.peak import Holder, Storages, fold_storages, holders, peak_moment
 from lflops.analyze.memory.room import Room, room_for
-from lflops.analyze.memory.savings import Saving, savings
 from lflops.analyze.modules.busiest import BusyModules, busiest
 from lflops.analyze.modules.operators import Operator, OperatorRow, UncountedOperator, operator_rows, operators, uncounted_operators
 from lflops.analyze.modules.outliers import Doubt, Outlier, Outliers, outliers
 from lflops.analyze.modules.repeats import identical_subtrees
-from lflops.analyze.modules.tree import Row, WorkCounts, flat, has_times, share_of, totals, tree
+from lflops.analyze.modules.tree import Row, WorkCounts, flat, has_times, share_of, totals, tree, unsharded_macs
 from lflops.analyze.ranks.communication import Collective, communication
 from lflops.analyze.ranks.imbalance import Imbalance, imbalance, slowest_first
-from lflops.analyze.ranks.unsharded import is_staged, unsharded_macs
 from lflops.analyze.speed.budget import Budget
 from lflops.analyze.speed.fused_bytes import Fusion, fusion
 from lflops.analyze.speed.lower_bound import LowerBound, lower_bound
@@ -28,6 +26,7 @@ from lflops.analyze.speed.utilization import Utilization, utilization_at
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Moment, Phase, Profile
 from lflops.profile.module_names import children
+from lflops.profile.notes import notes_with
 
 __all__ = ["Analysis", "analyze"]
 
@@ -148,8 +147,8 @@ class Analysis:
 
     @cached_property
     def is_staged(self) -> bool:
-        """Whether ranks run different modules, as pipeline stages."""
-        return is_staged(self.profile)
+        """Whether ranks run different modules, as pipeline stages: one GPU does only a part of the root's work."""
+        return any(note.values.get("rows_of_others") for note in notes_with("ranks_differ", self.profile.notes))
 
     @cached_property
     def operator_rows(self) -> tuple[OperatorRow, ...]:

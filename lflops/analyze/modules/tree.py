@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from lflops.analyze.modules.busiest import TIMED_PHASES
 from lflops.analyze.modules.repeats import identical_subtrees
-from lflops.profile.model import PHASES, ModuleProfile, Phase, Profile
+from lflops.profile.model import PHASES, ModuleProfile, Phase, Profile, Work
 from lflops.profile.module_names import children
 from lflops.profile.records import Spread
 
-__all__ = ["SORT_KEYS", "Repeat", "Row", "WorkCounts", "flat", "has_times", "share_of", "totals", "tree", "walk"]
+__all__ = ["SORT_KEYS", "Repeat", "Row", "WorkCounts", "flat", "has_times", "share_of", "totals", "tree", "unsharded_macs", "walk"]
 
 
 class WorkCounts(Struct, frozen=True, kw_only=True, gc=False):
@@ -188,6 +188,19 @@ def flat(profile: Profile, *, sort: str | None = None, phase: Phase | None = "fo
 def totals(profile: Profile) -> dict[Phase, WorkCounts]:
     """The work of each phase, over all modules."""
     return _by_phase(profile.modules[""], own=False)
+
+
+def unsharded_macs(profile: Profile) -> dict[str, int | None]:
+    """The model's MACs in each phase that has any; empty where this rank does all of them.
+
+    A phase is `None` where they are unknown: the ranks are known to share a batch, or each to hold a part of the parameters.
+    """
+    root, tensor_parallel = profile.modules[""], profile.run.tensor_parallel_size
+    works: dict[str, Work] = {phase: work for phase in PHASES if (work := root.work(phase)).macs or work.logical_macs}
+    logical: dict[str, int | None] = {phase: work.logical_macs for phase, work in works.items()}
+    is_sharded = root.local_parameters != root.parameters or tensor_parallel not in {None, 1}
+    differs = any(macs is not None and macs != works[phase].macs for phase, macs in logical.items())
+    return logical if differs or (is_sharded and None in logical.values()) else {}
 
 
 def share_of(profile: Profile, phase: Phase | None) -> Literal["macs", "flops"]:

@@ -6,20 +6,22 @@ wait for each other within a phase, clean steps do not show which was slow in it
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lflops.analyze.ranks.causes import Cause, cause_of
 from lflops.analyze.ranks.stragglers import Verdict, costs, judge
 from lflops.profile.model import Profile
 from lflops.profile.records import PHASES, Rank, RankComparison, RankExcess, RankWait
 from lflops.profile.series import grouped
 
 __all__ = ["ENOUGH", "Imbalance", "Row", "culprits", "imbalance", "slowest_first"]
+
+Cause = Literal["work", "thread", "preempted"]
+"""Why a rank takes longer: more work, another thread of its process, or the system, which gave its core to somebody else."""
 
 WORTH_SAYING = 0.01
 """Of the step: what costs less is dropped."""
@@ -47,6 +49,15 @@ CORRELATED = 0.5
 
 BUSY = 0.05
 """Of the step: a rank that waits so long for its core is on a machine that runs more than the training."""
+
+MORE_WORK = 1.15
+"""Times the others' work: from here on it is a cause."""
+
+AS_MUCH_LONGER = 1.5
+"""Times what more work explains: a rank that takes longer than that is slow too."""
+
+EXPLAINED = 0.5
+"""Of the seconds that a rank is late."""
 
 _BLIND = frozenset({"forward", "backward"})
 _OF_NO_WORK = frozenset({"data", "transfer", "clip", "optimizer", "other"})
@@ -224,11 +235,37 @@ def _with_module(row: Row, by_module: Sequence[Row]) -> Row:
 
 
 def _with_cause(row: Row, profile: Profile) -> Row:
-    cause, work_ratio = (None, None) if row.phase in _OF_NO_WORK else cause_of(profile, row.slow_rank, row.ratio)
+    cause, work_ratio = (None, None) if row.phase in _OF_NO_WORK else _cause_of(profile, row.slow_rank, row.ratio)
     if cause == "preempted" and row.module:  # that would be in no single place
         cause = None
     row = replace(row, cause=cause, work_ratio=work_ratio)
     return row if cause in {None, "work"} else replace(row, module="", phase="all", modules=1)
+
+
+def _cause_of(profile: Profile, rank: int, ratio: float | None) -> tuple[Cause | None, float | None]:
+    """The cause, as far as one is known, and for more work how many times that of the others.
+
+    `ratio` is the rank's time to the others'; `None` where that is not the same in all steps.
+    """
+    compared = profile.clean_comparison
+    activity = next((each for each in compared.activity if each.rank == rank), None) if compared else None
+    work = _work_ratio({each.rank: each.macs for each in profile.ranks}, rank)
+    if work is None or work < MORE_WORK:
+        work = None if activity is None else activity.units_ratio
+    if work is not None and work >= MORE_WORK and (ratio is None or ratio <= AS_MUCH_LONGER * work):
+        return "work", work
+    if activity is None or not activity.late:
+        return None, None
+    if activity.other_threads is not None and activity.other_threads >= EXPLAINED * activity.late:
+        return "thread", None
+    return ("preempted" if (activity.waited or 0.0) >= EXPLAINED * activity.late else None), None
+
+
+def _work_ratio(macs: Mapping[int, int | None], rank: int) -> float | None:
+    """The rank's MACs to the median of the others'."""
+    mine, others = macs.get(rank), [each for other, each in macs.items() if other != rank and each is not None]
+    usual = statistics.median(others) if others else 0
+    return mine / usual if mine is not None and usual else None
 
 
 def _is_somewhere(row: Row) -> bool:

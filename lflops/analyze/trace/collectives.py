@@ -12,7 +12,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from lflops.analyze.trace.host_walk import HostWalk
-from lflops.analyze.trace.operator_inputs import BYTES
+from lflops.analyze.trace.operator_cost import BYTES
 from lflops.profile.collective_names import bus_factor, collective_kind
 from lflops.profile.series import grouped
 from lflops.stretches import Stretches, joined, length, outside

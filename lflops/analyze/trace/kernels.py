@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from lflops.analyze.trace.categories import CATEGORIES, Category, category_of_kernel, precision_by_name, tensor_cores_by_name
 from lflops.analyze.trace.host_walk import HostWalk
-from lflops.analyze.trace.operator_inputs import precision_of
+from lflops.analyze.trace.operator_cost import precision_of
 from lflops.profile.series import grouped
 from lflops.traces.device_states import communicates
 from lflops.traces.recorded import DeviceWork

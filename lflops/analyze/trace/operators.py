@@ -7,8 +7,7 @@ from msgspec import Struct
 
 from lflops.analyze.trace.categories import Category, category_of_operator
 from lflops.analyze.trace.host_walk import HostWalk, OperatorSums
-from lflops.analyze.trace.operator_cost import TracedCost, cost_of
-from lflops.analyze.trace.operator_inputs import arguments, precision_of
+from lflops.analyze.trace.operator_cost import TracedCost, arguments, cost_of, precision_of
 from lflops.hardware.chips import Hardware
 from lflops.profile.series import grouped, sums
 
