@@ -86,7 +86,12 @@ def causes(
     late = list(_of_ranks(imbalance, times.mean))
     known = {each.module for each in late if each.module} | named
     by_evidence = [*unlike, *_wide(profile, named), *_outside(profile, times, budget, below)]
-    in_modules = [*_slow(outliers, known), *(replace(each, is_rough=is_rough) for each in by_evidence)]
+    in_modules = [
+        Cause(kind="slow", seconds=each.excess, module=each.module, others=each.others, value=each.seconds, usual=each.usual_seconds)
+        for each in outliers
+        if each.module not in known
+    ]
+    in_modules += [replace(each, is_rough=is_rough) for each in by_evidence]
     exchanged = sum(communicating(profile, times).values())
     parts = _parts(times, budget, exchanged, in_modules, {} if is_rough else patterns)
     found = [*_threads(profile), *late, *_without([*in_modules, *parts], late)]
@@ -127,20 +132,13 @@ def _without(found: Iterable[Cause], late: Iterable[Cause]) -> list[Cause]:
     return causes
 
 
-def _slow(outliers: Iterable[Outlier], named: set[str]) -> Iterator[Cause]:
-    for each in outliers:
-        if each.module not in named:
-            yield Cause(
-                kind="slow", seconds=each.excess, module=each.module, others=each.others, value=each.seconds, usual=each.usual_seconds
-            )
-
-
 def _unlike_their_repeats(
     profile: Profile, patterns: Mapping[str, str], below: Mapping[str, Sequence[str]], least: float
 ) -> Iterator[Cause]:
     """Modules that take longer than those at their place since they run more operators, or in a wider dtype."""
     seconds = {name: total_seconds(module) for name, module in profile.modules.items()}
-    dtypes, calls = _widest_dtypes(profile), {name: _calls(profile, name) for name in profile.modules}
+    dtypes = _widest_dtypes(profile)
+    calls = {name: each.forward.calls + each.backward.calls + each.recompute.calls for name, each in profile.modules.items()}
     repeated = (name for name, pattern in patterns.items() if pattern != name and seconds[name] is not None)
     found: dict[str, Cause] = {}
     for names in grouped(repeated, patterns.__getitem__).values():
@@ -156,11 +154,6 @@ def _unlike_their_repeats(
             elif often and calls[name] >= _MORE_CALLS * often:
                 found[name] = Cause(kind="calls", seconds=excess, module=name, others=len(others), value=calls[name], usual=often)
     yield from (found[name] for name in explaining({name: each.seconds or 0.0 for name, each in found.items()}, below))
-
-
-def _calls(profile: Profile, name: str) -> int:
-    module = profile.modules[name]
-    return module.forward.calls + module.backward.calls + module.recompute.calls
 
 
 def _widest_dtypes(profile: Profile) -> dict[str, str]:

@@ -5,7 +5,7 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -120,14 +120,6 @@ def estimate(
     ] = False,
 ) -> None:
     """Estimate a step before the run: its work, its memory, and the least time on a chip. Nothing is allocated and nothing is computed."""
-    how = {
-        "backward": backward or optimizer is not None or ac not in (None, "none"),
-        "hardware": hardware,
-        "grad_scaler": grad_scaler,
-        "round_to": round_to,
-        "allocator": allocator,
-        "mesh": _mesh(ddp, fsdp, hsdp, tp),
-    }
     searches = ac == "best"
     if searches and memory is None and hardware is None:
         raise UsageError("--ac best: give --memory, as 40GB, or --hardware")
@@ -136,10 +128,31 @@ def estimate(
     if fused and optimizer is None:
         raise UsageError("--fused is for an optimizer: give --optimizer")
     budget = None if memory is None else bytes_of(memory)
-    policy = "none" if searches else ac
-    changes = {"dtype": dtype, "precision": precision, "policy": policy, "adapter_rank": _adapter_rank(lora)}
-    maker = partial(_maker, target, batch, seq, remote_code=trust_remote_code)
-    profile, plan = _estimated(target, maker, changes, how, optimizer=optimizer, fused=fused, searches=searches, budget=budget)
+    rank, mesh = _adapter_rank(lora), _mesh(ddp, fsdp, hsdp, tp)
+
+    from lflops.collect.estimate.estimate import Estimator  # with torch
+    from lflops.collect.estimate.optimizer_step import makes_optimizer
+    from lflops.planning.best_checkpointing import search
+    from lflops.planning.changes import Changes
+
+    policy: Any = "none" if searches or ac is None else ac
+    changes = Changes(dtype=dtype, precision=precision, adapter_rank=rank, policy=policy)
+    estimator = Estimator(
+        asker=target,
+        backward=backward or optimizer is not None or ac not in (None, "none"),
+        optimizer=makes_optimizer(target, optimizer, fused=fused),
+        hardware=hardware,
+        grad_scaler=grad_scaler,
+        round_to=round_to,
+        allocator=allocator,
+        mesh=mesh,
+        progress=sys.stderr.isatty(),
+    )
+    with _modules_of_this_folder(), _errors_of_the_user(target):
+        build = _maker(target, batch, seq, remote_code=trust_remote_code)
+        with changes.autocast():
+            plan = search(estimator, lambda: changes.applied(target, build()), budget) if searches else None
+            profile = plan.profile if plan else estimator.run(lambda: changes.applied(target, build()))
     if save is not None:
         profile.save(save)
     save_memory(profile, figure)
@@ -212,49 +225,6 @@ def bytes_of(size: str) -> float:
         return float(found[1]) * unit  # type: ignore[index, operator]
     except (TypeError, ValueError):
         raise UsageError(f"--memory {size}: give a size, as 40GB or 37GiB") from None
-
-
-def _estimated(
-    target: str,
-    maker: Callable[[], Callable[[], Any]],
-    changes: Mapping[str, Any],
-    how: Mapping[str, Any],
-    *,
-    optimizer: str | None,
-    fused: bool,
-    searches: bool,
-    budget: float | None,
-) -> tuple[Profile, CheckpointingPlan | None]:
-    """The estimate, with the plan of `--ac best`.
-
-    Args:
-        target: A configuration or a function.
-        maker: Makes what makes the subject, from the target.
-        changes: To the model, as arguments of `Changes`.
-        how: Arguments of the `Estimator`.
-        optimizer: Its name.
-        fused: Whether it is fused.
-        searches: Whether a plan is searched for.
-        budget: The bytes that it may take; `None` for the chip's.
-
-    Raises:
-        UsageError: The user's function failed.
-    """
-    from lflops.collect.estimate.estimate import Estimator  # with torch
-    from lflops.collect.estimate.optimizer_step import makes_optimizer
-    from lflops.planning.best_checkpointing import search
-    from lflops.planning.changes import Changes
-
-    changed = Changes(**{name: value for name, value in changes.items() if value is not None})
-    makes = makes_optimizer(target, optimizer, fused=fused)
-    estimator = Estimator(asker=target, optimizer=makes, progress=sys.stderr.isatty(), **how)
-    with _modules_of_this_folder(), _errors_of_the_user(target):
-        make = maker()
-        with changed.autocast():
-            if not searches:
-                return estimator.run(lambda: changed.applied(target, make())), None
-            plan = search(estimator, lambda: changed.applied(target, make()), budget)
-            return plan.profile, plan
 
 
 def _adapter_rank(lora: str | None) -> int | None:

@@ -25,6 +25,10 @@ class Fold(NamedTuple):
     length: int
     kept: int = KEPT
 
+    def block(self, number: int) -> str:
+        """The name of the container's block with this number."""
+        return f"{self.container}.{number}" if self.container else str(number)
+
     @property
     def removed(self) -> range:
         """The numbers of the blocks that are left out: the middle of the run."""

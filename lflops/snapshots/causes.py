@@ -102,7 +102,7 @@ def _general(case: _Case) -> Iterator[Cause]:
     for category, code in codes.items():
         held = case.of(category)
         if held:
-            yield Cause(code=code, bytes=sum(each.bytes for each in held), count=len(held), line=_main_line(held))
+            yield _held(code, held)
 
 
 def _other_process(case: _Case) -> Cause | None:
@@ -131,27 +131,19 @@ def _kept_passes(case: _Case) -> Cause | None:
     passes = len({each.passes_ago for each in old})
     if not old:
         return None
-    nbytes = sum(each.bytes for each in old)
     if passes < MANY:
-        return Cause(code="retained_graph", bytes=nbytes, count=passes, line=_main_line(old))
+        return _held("retained_graph", old, passes)
     stacks = Counter(each.stack for each in old)
     now = {each.stack for each in case.of("activations") if not each.passes_ago}
     # Of a whole graph most of what one pass makes is kept; of results kept in a list only one line's.
     whole = len(stacks) > 2 or 1 < len(stacks) >= len(now)
-    return Cause(code="kept_graphs" if whole else "kept_results", bytes=nbytes, count=passes, line=_main_line(old))
+    return _held("kept_graphs" if whole else "kept_results", old, passes)
 
 
 def _validation_graph(case: _Case) -> Cause | None:
     """Activations that a validation keeps for a backward that never comes."""
     held = [each for each in case.of("activations") if _is_evaluation(each)]
-    if not held:
-        return None
-    return Cause(
-        code="validation_graph",
-        bytes=sum(each.bytes for each in held),
-        count=len({each.passes_ago for each in held}),
-        line=_main_line(held),
-    )
+    return _held("validation_graph", held, len({each.passes_ago for each in held})) if held else None
 
 
 def _is_evaluation(alive: Alive) -> bool:
@@ -167,7 +159,7 @@ def _kept_gradients(case: _Case) -> Cause | None:
 def _model_copy(case: _Case) -> Cause | None:
     """A second model: an EMA, a reference, a deep copy."""
     held = case.of("copy")
-    return Cause(code="model_copy", bytes=sum(each.bytes for each in held), count=len(held), line=_main_line(held)) if held else None
+    return _held("model_copy", held) if held else None
 
 
 def _huge_tensor(case: _Case) -> Cause | None:
@@ -182,12 +174,12 @@ def _huge_tensor(case: _Case) -> Cause | None:
     return None
 
 
-def _main_line(held: list[Alive]) -> str:
-    """The line with the most bytes."""
+def _held(code: CauseCode, held: list[Alive], count: int | None = None) -> Cause:
+    """A cause that explains some allocations, with the line that made the most bytes of them."""
     lines: Counter[str] = Counter()
     for each in held:
         lines[line_of(each.stack)] += each.bytes
-    return lines.most_common(1)[0][0] if lines else ""
+    return Cause(code=code, bytes=lines.total(), count=len(held) if count is None else count, line=lines.most_common(1)[0][0])
 
 
 _RULES: tuple[Callable[[_Case], Cause | None], ...] = (

@@ -59,10 +59,6 @@ def _backward(stack: Stack, _functions: set[str]) -> bool:
     return not stack or any("autograd" in frame.file or "torch::autograd" in frame.function for frame in stack)
 
 
-def _parameters(stack: Stack, _functions: set[str]) -> bool:
-    return any(_makes_parameters(frame) for frame in stack)
-
-
 def _makes_parameters(frame: Frame) -> bool:
     in_module = "nn/modules/" in frame.file or "nn/parameter.py" in frame.file
     return (in_module and (frame.function in MOVES or frame.function == "__init__")) or frame.function in ("load_state_dict", "to_empty")
@@ -95,7 +91,7 @@ _RULES: tuple[tuple[Category, Callable[[Stack, set[str]], bool]], ...] = (
     ("optimizer_state", lambda stack, functions: is_optimizer(stack) and "_init_group" in functions),
     ("temporary", lambda stack, _: is_optimizer(stack)),
     ("activations", lambda stack, functions: "forward" in functions or any("nn/functional.py" in frame.file for frame in stack)),
-    ("parameters", _parameters),
+    ("parameters", lambda stack, _: any(map(_makes_parameters, stack))),
     ("temporary", _backward),
 )
 """The first that holds."""

@@ -8,6 +8,7 @@ __all__ = ["FREED", "Alive", "Peak", "is_forward", "is_optimizer", "peak_of"]
 
 OPTIMIZER = "torch/optim/"
 FREED = ("free_requested", "free")
+_GROWS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 RECOMPUTES = ("recompute_fn", "unpack_hook", "backward")
 """Functions of `torch.utils.checkpoint` that run in backward."""
 
@@ -61,7 +62,7 @@ def peak_of(snapshot: Snapshot) -> Peak:
             alive.pop(entry.address, None)
         elif entry.action in FREED:
             alive[entry.address] = (entry.size, entry.stack)
-        reserved += _segment_change(entry)
+        reserved -= _GROWS.get(entry.action, 0) * entry.size
     births, now = _births(snapshot.trace[: at + 1])
     held = []
     for address, (size, stack) in alive.items():
@@ -89,13 +90,6 @@ def _moment(trace: tuple[Entry, ...], at_end: int) -> int:
         if live > most:
             most, moment = live, place
     return moment
-
-
-def _segment_change(entry: Entry) -> int:
-    """What going back over an entry adds to the reserved bytes."""
-    if entry.action in ("segment_alloc", "segment_map"):
-        return -entry.size
-    return entry.size if entry.action in ("segment_free", "segment_unmap") else 0
 
 
 class _Birth(NamedTuple):

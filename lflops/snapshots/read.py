@@ -14,15 +14,17 @@ __all__ = ["Block", "Entry", "Frame", "Snapshot", "read_snapshot", "snapshot_of"
 LARGEST_FILE = 8 * 2**30
 
 
+_DAMAGED = (ArithmeticError, AttributeError, EOFError, ImportError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
+"""What pickle raises of a file that is none, or damaged."""
+
+
 class _PlainUnpickler(pickle.Unpickler):
     """An unpickler that looks nothing up: no class, no function, no object from elsewhere."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        """Refuse a global by its name."""
         raise pickle.UnpicklingError(f"has {module}.{name}")
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        """Refuse an object that is stored elsewhere."""
         raise pickle.UnpicklingError(f"has an object that is stored elsewhere, {str(pid)[:60]!r}")
 
 
@@ -49,17 +51,7 @@ def load_plain(path: str | PathLike[str]) -> Any:
             plain = "only plain containers, texts and numbers are read, because a pickle can run code"
             raise ProfileError(f"{path}: {error}: {plain}") from None
         raise ProfileError(f"{path}: is no pickle: {error}") from None
-    except (
-        ArithmeticError,
-        AttributeError,
-        EOFError,
-        ImportError,
-        LookupError,
-        MemoryError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except _DAMAGED as error:
         raise ProfileError(f"{path}: is no pickle, or a damaged one: {type(error).__name__}") from None
 
 
@@ -162,13 +154,15 @@ def snapshot_of(content: Any, device: int | None = None) -> Snapshot:
     if device is None:
         device = _fullest(segments, traces)
     settings = content.get("allocator_settings")
+    given = settings if isinstance(settings, Mapping) else {}
+    text = given.get("PYTORCH_ALLOC_CONF", given.get("PYTORCH_CUDA_ALLOC_CONF", ""))
     return Snapshot(
         device=device,
         segments=tuple(
             reader.segment(each, f"segments[{place}]") for place, each in enumerate(segments) if each.get("device", 0) == device
         ),
         trace=tuple(reader.entries(traces[device], f"device_traces[{device}]")) if device < len(traces) else (),
-        settings=_settings(settings) if isinstance(settings, Mapping) else "",
+        settings=text if isinstance(text, str) else "",
     )
 
 
@@ -185,11 +179,6 @@ def _fullest(segments: Iterable[Mapping[str, Any]], traces: list[Any]) -> int:
     return max(reserved, key=lambda each: reserved[each], default=0)
 
 
-def _settings(settings: Mapping[str, Any]) -> str:
-    text = settings.get("PYTORCH_ALLOC_CONF", settings.get("PYTORCH_CUDA_ALLOC_CONF", ""))
-    return text if isinstance(text, str) else ""
-
-
 class _Reader:
     """Checks each value, and counts the parts."""
 
@@ -198,7 +187,6 @@ class _Reader:
         self._stacks: dict[int, tuple[Any, Stack]] = {}  # torch's pickles share them
 
     def mapping(self, value: Any, place: str) -> Mapping[str, Any]:
-        """A dictionary."""
         self._parts += 1
         if self._parts > MOST_PARTS:
             raise ProfileError(f"{place}: has more than {MOST_PARTS:,} parts")
@@ -207,13 +195,11 @@ class _Reader:
         return value
 
     def listed(self, value: Any, place: str) -> list[Any]:
-        """A list."""
         if not isinstance(value, list | tuple):
             raise ProfileError(f"{place} is {_described(value)}: a list is taken")
         return list(value)
 
     def segment(self, value: Mapping[str, Any], place: str) -> Segment:
-        """One segment and its blocks."""
         blocks, address = [], _number(value, "address", place)
         at = address
         for index, each in enumerate(self.listed(value.get("blocks", []), f"{place}.blocks")):
@@ -235,7 +221,6 @@ class _Reader:
         return Block(_number(value, "address", place, at), size, requested, state, self.stack(frames, f"{place}.frames"))
 
     def entries(self, trace: Any, place: str) -> Iterable[Entry]:
-        """The trace of one device."""
         for index, each in enumerate(self.listed(trace, place)):
             at = f"{place}[{index}]"
             entry = self.mapping(each, at)
@@ -252,7 +237,6 @@ class _Reader:
             )
 
     def stack(self, frames: Any, place: str) -> Stack:
-        """The lines of code."""
         known = self._stacks.get(id(frames))
         if known is not None and known[0] is frames:
             return known[1]

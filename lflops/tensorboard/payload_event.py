@@ -44,9 +44,7 @@ def unpacked(value: object) -> bytes:
         ValueError: It is none; the message says why.
     """
     payload = inflated(value)
-    start = _START.match(payload)
-    if problem := _version_problem(start[1].decode()) if start else _FOREIGN:
-        raise ValueError(problem)
+    _check_start(payload)
     return payload
 
 
@@ -56,13 +54,7 @@ def inflated(value: object) -> bytes:
     Raises:
         ValueError: It is damaged, or too large; the message says why.
     """
-    if not isinstance(value, bytes):
-        raise ValueError(_FOREIGN)  # noqa: TRY004 - of what was written, not of an argument
-    inflating = zlib.decompressobj()
-    try:
-        text = inflating.decompress(value, LARGEST)
-    except zlib.error:
-        raise ValueError(_DAMAGED) from None
+    text, inflating = _begin(value, LARGEST)
     if not inflating.eof:
         more = inflating.unconsumed_tail
         raise ValueError(f"inflates to more than {LARGEST} bytes" if more else _CUT)
@@ -75,23 +67,32 @@ def head(value: object) -> dict[str, Any]:
     Raises:
         ValueError: It begins as no payload does, or is damaged there; the message says why.
     """
-    if not isinstance(value, bytes):
-        raise ValueError(_FOREIGN)  # noqa: TRY004 - of what was written, not of an argument
-    inflating = zlib.decompressobj()
-    try:
-        beginning = inflating.decompress(value, _BEGINNING)
-    except zlib.error:
-        raise ValueError(_DAMAGED) from None
+    beginning, inflating = _begin(value, _BEGINNING)
     if not inflating.eof and not inflating.unconsumed_tail and len(beginning) < _BEGINNING:
         raise ValueError(_CUT)
-    start = _START.match(beginning)
-    if problem := _version_problem(start[1].decode()) if start else _FOREIGN:
-        raise ValueError(problem)
+    _check_start(beginning)
     try:
         given, _ = json.JSONDecoder(parse_int=float).raw_decode(beginning.removeprefix(_HEAD).decode(errors="replace"))
     except (ValueError, RecursionError):
         return {}
     return _known(given) if beginning.startswith(_HEAD) and isinstance(given, dict) else {}
+
+
+def _begin(value: object, most: int) -> tuple[bytes, Any]:
+    """The first bytes of a text, and what inflates the others."""
+    if not isinstance(value, bytes):
+        raise ValueError(_FOREIGN)  # noqa: TRY004 - of what was written, not of an argument
+    inflating = zlib.decompressobj()
+    try:
+        return inflating.decompress(value, most), inflating
+    except zlib.error:
+        raise ValueError(_DAMAGED) from None
+
+
+def _check_start(payload: bytes) -> None:
+    start = _START.match(payload)
+    if problem := _version_problem(start[1].decode()) if start else _FOREIGN:
+        raise ValueError(problem)
 
 
 def _known(given: dict[str, Any]) -> dict[str, Any]:

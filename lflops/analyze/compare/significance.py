@@ -26,6 +26,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops.profile.records import Spread
+from lflops.profile.series import sum_known
 
 __all__ = [
     "CHANGED",
@@ -200,14 +201,8 @@ def total(parts: Sequence[tuple[float | None, float | None]]) -> Measured | None
     """The sum of several times, seconds and errors; `None` where one of them is unknown, or there is none."""
     if not parts:
         return None
-    seconds: float = 0.0
-    errors: float | None = 0.0
-    for each, error in parts:
-        if each is None:
-            return None
-        seconds += each
-        errors = None if errors is None or error is None else errors + error
-    return Measured(seconds, errors)
+    seconds, error = (sum_known(each) for each in zip(*parts, strict=True))
+    return None if seconds is None else Measured(seconds, error)
 
 
 def unjudged(before: Measured | None, after: Measured | None, macs: float | None = None) -> Timing:

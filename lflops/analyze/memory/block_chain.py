@@ -17,7 +17,7 @@ from lflops.profile.model import Moment
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import Phase
 
-__all__ = ["Chain", "Key", "Reading", "Terms", "Trial", "chain_of", "keys_of", "read", "settled_by", "units_of"]
+__all__ = ["Chain", "Key", "Trial", "chain_of", "key_of", "keys_of", "read", "settled_by", "units_of"]
 
 Key = tuple[int | None, int, str | None, str]
 """The kinds of a block's predecessor and of the block, then their choices; `None` before the first block."""
@@ -98,7 +98,7 @@ class Chain(Struct, frozen=True, kw_only=True):
 
     def at(self, index: int, before: str | None, choice: str) -> tuple[int, int, int | None]:
         """What a block adds, its highest point in forward beyond its start, and that in backward beyond the next start as settled."""
-        terms = self.terms[_key(self.kinds, index, before, choice)]
+        terms = self.terms[key_of(self.kinds, index, before, choice)]
         return terms.grows, terms.forward, None if terms.backward is None else self.offsets[index] + terms.backward
 
     def peak(self, choices: Sequence[str]) -> int:
@@ -157,6 +157,7 @@ def read(timeline: Sequence[Moment], units: Sequence[tuple[str, ...]], work: Seq
         (flops, _trace(timeline, span), _operators(timeline, turn), beyond)
         for flops, span, turn, beyond in zip(work, ahead, behind, most, strict=True)
     ]
+    numbers: dict[Hashable, int] = {}
     return Reading(
         starts=tuple(starts),
         forward=tuple(_highest(timeline, *span) - start for span, start in zip(pairwise(begins), starts, strict=False)),
@@ -164,13 +165,13 @@ def read(timeline: Sequence[Moment], units: Sequence[tuple[str, ...]], work: Seq
         backward=most,
         head=_highest(timeline, end, turns[0]) - starts[-1],
         fixed=max(_highest(timeline, 0, begins[0]), _highest(timeline, after, len(timeline))),
-        kinds=_kinds(traces),
+        kinds=tuple(numbers.setdefault(trace, len(numbers)) for trace in traces),
     )
 
 
 def keys_of(kinds: Sequence[int], choices: Sequence[str]) -> list[Key]:
     """The keys that an estimate with these choices shows."""
-    return [_key(kinds, index, choices[index - 1] if index else None, choice) for index, choice in enumerate(choices)]
+    return [key_of(kinds, index, choices[index - 1] if index else None, choice) for index, choice in enumerate(choices)]
 
 
 def chain_of(trials: Sequence[Trial]) -> Chain:
@@ -215,7 +216,8 @@ def settled_by(trial: Trial, plain: Reading) -> int | None:
     return None
 
 
-def _key(kinds: Sequence[int], index: int, before: str | None, choice: str) -> Key:
+def key_of(kinds: Sequence[int], index: int, before: str | None, choice: str) -> Key:
+    """The key of the block at this place, with its choice and that of the block before it."""
     return (kinds[index - 1] if index else None, kinds[index], before if index else None, choice)
 
 
@@ -248,8 +250,3 @@ def _trace(timeline: Sequence[Moment], span: tuple[int, int]) -> tuple[Hashable,
 def _operators(timeline: Sequence[Moment], span: tuple[int, int] | None) -> tuple[str, ...]:
     """The operators of a span. What others share may be freed in it: bytes of equal blocks differ, their highest point does not."""
     return () if span is None else tuple(moment.operator for moment in timeline[slice(*span)])
-
-
-def _kinds(traces: Sequence[Hashable]) -> tuple[int, ...]:
-    numbers: dict[Hashable, int] = {}
-    return tuple(numbers.setdefault(trace, len(numbers)) for trace in traces)
