@@ -155,7 +155,6 @@ class _Reporter:
         self._callback = callback
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        """Give it the figures, with copies of what it may write to."""
         trainer = self._trainer
         state, control = copy.copy(trainer.state), copy.copy(trainer.control)
         self._callback.on_log(trainer.args, state, control, model=trainer.model, logs=dict(metrics))

@@ -81,7 +81,6 @@ def _scaled(number: Decimal | None, base: int, symbols: tuple[str, ...], digits:
 
 
 def _three_digits(number: Decimal | None, symbols: tuple[str, ...]) -> str:
-    """The number in the unit in which it has the fewest digits before the point, but at least one."""
     if number is None or number == 0:
         return UNKNOWN if number is None else f"0 {symbols[0]}".rstrip()
     power, scaled = 0, number

@@ -113,7 +113,6 @@ def _threads(profile: Profile) -> Iterator[Cause]:
 
 
 def _of_ranks(imbalance: Imbalance, mean: float) -> Iterator[Cause]:
-    """The rank that others wait for most."""
     if imbalance.worst_share is not None:
         worst = imbalance.rows[0]
         yield Cause(kind="rank", seconds=mean * imbalance.worst_share, module=worst.module, value=worst.slow_rank, phase=worst.phase)

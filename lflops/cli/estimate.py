@@ -162,7 +162,6 @@ def estimate(
 
 
 def _mesh(ddp: int | None, fsdp: int | None, hsdp: str | None, tp: int | None) -> dict[str, int]:
-    """Ranks by dimension."""
     if ddp is not None:
         if any(each is not None for each in (fsdp, hsdp, tp)):
             raise UsageError("--ddp replicates the whole model: give --hsdp for replicas of shards, or leave --fsdp, --hsdp and --tp out")
@@ -228,7 +227,6 @@ def bytes_of(size: str) -> float:
 
 
 def _adapter_rank(lora: str | None) -> int | None:
-    """The rank of `--lora`."""
     if lora is None:
         return None
     rank = lora.removeprefix("r=")
@@ -238,7 +236,6 @@ def _adapter_rank(lora: str | None) -> int | None:
 
 
 def _maker(target: str, samples: int, tokens: int | None, *, remote_code: bool) -> Callable[[], Any]:
-    """Makes the subject, of a configuration or by a function."""
     from lflops.collect.estimate.estimate import subject_of
     from lflops.collect.estimate.from_config import FromConfig, is_config
 
@@ -257,7 +254,6 @@ def _maker(target: str, samples: int, tokens: int | None, *, remote_code: bool) 
 
 @contextlib.contextmanager
 def _errors_of_the_user(target: str) -> Iterator[None]:
-    """Errors of the user's code as one line."""
     try:
         yield
     except (LflopsError, UsageError):
@@ -268,7 +264,6 @@ def _errors_of_the_user(target: str) -> Iterator[None]:
 
 
 def _function(target: str) -> Callable[[int], Any]:
-    """The function that the user named."""
     module, _, name = target.partition(":")
     if not module or not name or module.endswith(".py"):
         raise UsageError(f"{target!r}: give package.module:function, as train:build for build in a train.py of this folder")
@@ -294,7 +289,6 @@ def _modules_of_this_folder() -> Iterator[None]:
 
 
 def _check_arguments(target: str, build: Callable[..., Any], arguments: list[int]) -> None:
-    """See that it can be called with these numbers."""
     try:
         signature = inspect.signature(build)
     except (TypeError, ValueError):  # native code has none

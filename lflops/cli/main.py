@@ -67,6 +67,5 @@ def lflops(
 
 
 def _refused(reason: str) -> int:
-    """Print the reason as one line."""
     typer.echo(f"lflops: {' '.join(reason.split())}", err=True)
     return 2

@@ -61,7 +61,6 @@ def show(
 
 
 def _print(found: TraceSummaries, top: int) -> None:
-    """What the ranks wait for, then each trace."""
     if found.ranks is not None:
         draw(render_ranks(found.ranks, top=top))
     for index, summary in enumerate(found.traces):

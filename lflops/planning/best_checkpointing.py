@@ -97,7 +97,6 @@ def search(
 
 
 def _budget(estimator: Estimator, memory_bytes: Any) -> int:
-    """The bytes for live tensors."""
     if memory_bytes is None:
         chip = named(estimator.hardware) if isinstance(estimator.hardware, str) else estimator.hardware
         ranks = prod(estimator.mesh.values())
@@ -171,7 +170,6 @@ def _choice(chain: Chain, budget: int) -> tuple[Policy, ...]:
 
 
 def _beyond(profile: Profile, budget: int, *, by_room: bool) -> int:
-    """How many bytes an estimate needs beyond the budget."""
     needs = room_for(profile, profile.run.hardware) if by_room else None
     if needs is None:
         return memory_of(profile).peak_bytes - budget

@@ -90,7 +90,6 @@ class BlockTrials:
         return self._unfolded(chain_of(trials), folds)
 
     def _unfolded(self, chain: Chain, folds: Sequence[Fold]) -> Chain | None:
-        """The chain of the whole model, and its units."""
         names, whole, short = full_names(folds, self._blocks), chain, self.units
         units = [tuple(names[block] for block in unit) for unit in short]
         for place, fold in enumerate(folds):
@@ -133,7 +132,6 @@ class BlockTrials:
         )
 
     def _recomputed(self, profile: Profile) -> list[tuple[Cell, ...]]:
-        """What each unit recomputes."""
         owner = {block: index for index, unit in enumerate(self.units) for block in unit}
         cells: list[list[Cell]] = [[] for _ in self.units]
         for cell in profile.cells:
@@ -143,7 +141,6 @@ class BlockTrials:
         return [tuple(some) for some in cells]
 
     def _steps(self, policies: Mapping[str, Policy], folds: Sequence[Fold] | None) -> list[Profile]:
-        """The profiles of the steps of an estimate."""
         steps: list[Profile] = []
         self._estimator.watch = steps.append
         profile = self.estimate(policies, folds)

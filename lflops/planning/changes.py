@@ -149,7 +149,6 @@ class Changes:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Arguments with their floating tensors in a dtype."""
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, Mapping):

@@ -83,7 +83,6 @@ class _Words(string.Formatter):
     """
 
     def format_field(self, value: float | str | None, format_spec: str) -> str:
-        """The value in words."""
         if isinstance(value, str):
             return value
         if format_spec in _UNITS:

@@ -69,7 +69,6 @@ class _Case(NamedTuple):
     total: int | None
 
     def of(self, category: Category) -> list[Alive]:
-        """What is alive of a category."""
         return [each for place, each in enumerate(self.peak.alive) if self.categories[place] == category]
 
 
@@ -89,7 +88,6 @@ def causes_of(peak: Peak, parameter_sizes: frozenset[int], total: int | None = N
 
 
 def _general(case: _Case) -> Iterator[Cause]:
-    """The largest categories."""
     codes: Mapping[Category, CauseCode] = {
         "parameters": "parameters",
         "gradients": "gradients",

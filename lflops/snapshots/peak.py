@@ -133,5 +133,4 @@ def is_optimizer(stack: Stack) -> bool:
 
 
 def _recomputes(stack: Stack) -> bool:
-    """Whether backward runs a checkpointed forward again."""
     return any(frame.file.endswith("torch/utils/checkpoint.py") and frame.function in RECOMPUTES for frame in stack)

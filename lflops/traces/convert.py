@@ -61,8 +61,6 @@ class _Call(NamedTuple):
 
 
 class _Timed(Struct):
-    """The times of an event."""
-
     ts: Raw = ZERO
     dur: Raw = ZERO
 

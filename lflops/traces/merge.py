@@ -103,7 +103,6 @@ def _moved(source: _Source, index: int, base: int, numbers: Iterator[int]) -> It
 
 
 def _times(event: _Event, shift: int, path: Path) -> dict[str, Raw]:
-    """Its times on a clock that begins so many nanoseconds earlier."""
     if not shift or event.ts is UNSET:
         return {}
     try:

@@ -205,7 +205,6 @@ class _Reader:
         }
 
     def add(self, events: list[_Event]) -> None:
-        """Take some thousands of events."""
         self.events += len(events)
         takers = self._takers
         for event in events:

@@ -179,7 +179,6 @@ def compare(before: ComparedRun, after: ComparedRun) -> Comparison:
 
 
 def _judge(pairs: Sequence[ModulePair], step: Measured | None, lost: tuple[float, float]) -> Judge | None:
-    """The judge of the modules' times, from the own times of modules that did the same work."""
     times = [pair.times(own=True) for pair in pairs if pair.same_work(own=True)]
     known = [(first, second) for first, second in times if first and second]
     root = pairs[0].times(own=False)[0]

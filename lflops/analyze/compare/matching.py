@@ -90,7 +90,6 @@ class _Partners:
         self.of: dict[ModuleNode, ModuleNode] = {}
 
     def pair(self, before: ModuleNode, after: ModuleNode) -> None:
-        """Pair two nodes, and the nodes below them."""
         waiting = [(before, after)]
         while waiting:
             one, other = waiting.pop()
@@ -105,12 +104,10 @@ class _Partners:
                 waiting += pairs
 
     def single(self, nodes: Iterable[ModuleNode]) -> Iterator[ModuleNode]:
-        """The nodes without a partner."""
         return (node for node in nodes if node not in self.of)
 
 
 def _root(run: ComparedRun) -> ModuleNode:
-    """The tree of a run, without its wrappers."""
     nodes: dict[str, ModuleNode] = {}
     for row in sorted(
         range(len(run.names)), key=lambda row: run.names[row].count(".") + bool(run.names[row])
@@ -159,7 +156,6 @@ def _shared(one: ModuleNode, other: ModuleNode) -> int:
 
 
 def _number(run: ComparedRun, root: ModuleNode, numbers: dict[Hashable, int]) -> None:
-    """Set `build` and `work` of all nodes."""
     parameters, macs = run.columns["own_parameters"], run.columns["forward.own_macs"]
     for node in reversed(list(root.walk())):
         figures = tuple((parameters[row], macs[row] or 0) for row in node.rows if parameters[row] or macs[row])

@@ -109,7 +109,6 @@ def sharded(profile: Profile, ranks: int, chip: Hardware | None = None) -> tuple
 
 
 def _moments(profile: Profile) -> Iterator[_Moment]:
-    """Each operator of the timeline."""
     if profile.memory is None:
         return
     blocks = set(blocks_of(profile))

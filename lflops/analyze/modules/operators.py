@@ -66,16 +66,12 @@ class UncountedOperator(Struct, frozen=True, kw_only=True):
 
 
 class _Found(NamedTuple):
-    """What some cells did: fields of `OperatorRow`."""
-
     figures: WorkCounts
     modules: int
     by_module: Mapping[str, WorkCounts]
 
 
 class _Sum(NamedTuple):
-    """The counts of several cells of a module."""
-
     module: str
     calls: int
     macs: int
@@ -206,7 +202,6 @@ def _found(sums: Sequence[Cell | _Sum]) -> _Found:
 
 
 def _total(profile: Profile, phase: Phase | None) -> tuple[str, int]:
-    """The metric that shares of a phase are of, and its total."""
     metric = share_of(profile, phase)
     return metric, sum(getattr(profile.modules[""].work(each), metric) for each in (PHASES if phase is None else (phase,)))
 

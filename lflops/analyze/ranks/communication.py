@@ -51,7 +51,6 @@ def communication(profile: Profile, chip: Hardware | None) -> tuple[Collective, 
 
 
 def _on_one_host(profile: Profile) -> bool:
-    """Whether all ranks are known to be."""
     hosts = {rank.host for rank in profile.ranks}
     return len(hosts) == 1 and None not in hosts
 

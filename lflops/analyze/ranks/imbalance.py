@@ -193,7 +193,6 @@ def _of_clean(clean: RankComparison, ranks: int) -> tuple[Row, ...]:
 
 
 def _worth(rows: Iterable[Row], clean: RankComparison) -> tuple[Row, ...]:
-    """What is not too little for so few steps."""
     if clean.steps >= MANY_STEPS:  # bursts have been held against chance
         return tuple(row for row in rows if row.pattern == "burst" or row.seconds_lost >= MANY_STEPS_COST * clean.seconds)
     return tuple(row for row in rows if row.seconds_lost >= FEW_STEPS_COST * clean.seconds)

@@ -94,7 +94,6 @@ def _occurrence(work: DeviceWork, walk: HostWalk, steps: Sequence[tuple[int, int
 
 
 def _bytes(kind: str, about: Collective | None) -> int | None:
-    """The message's bytes."""
     if about is None:
         return None
     size = _SIZES.get(about.dtype.lower(), BYTES.get(about.dtype))

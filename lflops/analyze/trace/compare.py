@@ -109,7 +109,6 @@ def _mfu(summary: TraceSummary) -> float | None:
 
 
 def _allocated(summary: TraceSummary) -> int | None:
-    """The largest peak of a device's allocator."""
     return max((each.memory.allocated for each in summary.devices if each.memory is not None), default=None)
 
 

@@ -225,7 +225,6 @@ class _Walker:
     open_names: Counter[str] = field(default_factory=Counter)
 
     def thread(self, items: Sequence[_Item]) -> None:
-        """Go through what one thread did; the items are sorted."""
         stack: list[_Open] = []
         for item in items:
             while stack and stack[-1].end <= item.start:

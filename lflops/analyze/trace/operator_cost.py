@@ -74,7 +74,6 @@ def arguments(inputs: Inputs) -> tuple[Argument, ...] | None:
 
 
 def _shape(value: Any) -> Any:
-    """A shape as a tuple, and a list of shapes as a list."""
     if isinstance(value, list) and value and isinstance(value[0], list):
         return [tuple(each) for each in value]
     return tuple(value) if isinstance(value, list) else None
@@ -276,7 +275,6 @@ def _bytes(given: Sequence[Argument], out: Shape | None) -> int | None:
 
 
 def _read(given: Sequence[Argument]) -> int | None:
-    """Bytes of all tensors among the arguments."""
     tensors = [argument for argument in given if argument.shape is not None]
     if any(argument.type not in BYTES or (argument.shape and isinstance(argument.shape[0], tuple)) for argument in tensors):
         return None
@@ -313,7 +311,6 @@ def _pointwise(base: str, given: Sequence[Argument], first: Argument) -> TracedC
 
 
 def _broadcast(a: Shape, b: Shape) -> Shape:
-    """The shape of what is computed of two tensors element by element."""
     longest = max(len(a), len(b))
     pairs = zip((1,) * (longest - len(a)) + a, (1,) * (longest - len(b)) + b, strict=True)
     return tuple(second if one == 1 else one for one, second in pairs)

@@ -121,7 +121,6 @@ def _shape(operator: OperatorSums, cost: TracedCost, chip: Hardware | None) -> S
 
 
 def _roof(flops: int, moved: int | None, dtype: str | None, chip: Hardware | None) -> tuple[float | None, float | None]:
-    """Seconds at the peak and at the bandwidth."""
     if chip is None:
         return None, None
     peak = chip.peak_flops_per_second.get(dtype or "")

@@ -135,7 +135,6 @@ def summarise(trace: RecordedTrace, hardware: Hardware | str | None = None) -> T
 
 
 def _analysed(trace: RecordedTrace, hardware: Hardware | str | None) -> tuple[TraceSummary, tuple[Occurrence, ...]]:
-    """The summary, and each collective."""
     chip = named(hardware) if isinstance(hardware, str) else hardware or _chip(trace)
     window = _window(trace)
     found = walk(trace, window.work, lambda call: cost_of(call.name, call.inputs) is not None)

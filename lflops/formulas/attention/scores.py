@@ -150,7 +150,6 @@ def _staircase(steps: int, top: int) -> int:
 
 
 def _lengths(shape: Shape, offsets: Known, longest: int | None) -> tuple[list[int], bool]:
-    """The lengths, and whether they are known."""
     if offsets is None:
         return [shape[1]] * shape[0], True
     if isinstance(offsets, Values):
