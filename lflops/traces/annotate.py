@@ -12,10 +12,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from lflops.errors import ProfileError
 from lflops.profile.model import Profile
 from lflops.profile.records import Call, Phase
-from lflops.traces.files import written_whole
+from lflops.traces.files import as_trace, write_head, written_whole
 from lflops.traces.timestamps import microseconds
 
 __all__ = ["MODULE", "PROCESS", "TRACKS", "Calls", "annotate", "pack"]
@@ -63,21 +62,16 @@ def annotate(trace: Path, calls: Calls, into: Path, *, profile: Profile | None =
         ProfileError: The trace is not one of torch's; the message names the file.
     """
     text = trace.read_bytes()
-    try:
+    with as_trace(trace):
         parts = msgspec.json.decode(text, type=dict[str, Raw])
         base = msgspec.json.decode(parts.get("baseTimeNanoseconds", Raw(b"0")), type=int)
         events = parts.pop("traceEvents", Raw(b"null"))
         count = len(msgspec.json.decode(events, type=list[Raw]))
         curves = list(_memory(events)) if MEMORY in text else []
-    except msgspec.MsgspecError as error:
-        raise ProfileError(f"{trace}: is no trace as torch.profiler writes them: {error}") from error
     added = msgspec.json.encode([*_names(calls.calls), *_slices(calls, base, profile), *curves])
     parts.setdefault("distributedInfo", Raw(msgspec.json.encode({"rank": calls.rank, "world_size": calls.world_size})))
     with written_whole(into) as file:
-        file.write(b"{\n")
-        for key, value in parts.items():
-            file.write(b"%b: %b,\n" % (msgspec.json.encode(key), value))
-        file.write(b'"traceEvents": ')
+        write_head(file, parts)
         file.write(memoryview(events)[:-1])  # without the bracket behind the last
         file.write((b",\n" if count else b"") + added[1:] + b"}\n")
 

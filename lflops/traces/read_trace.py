@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct, field
 
-from lflops.errors import ProfileError
 from lflops.traces.annotate import MODULE
 from lflops.traces.event_stream import TraceStream
+from lflops.traces.files import as_trace
 from lflops.traces.recorded import STEP, Collective, DeviceWork, Inputs, MemoryPeak, OperatorCall, RecordedTrace, RuntimeCall, Span
 from lflops.traces.timestamps import ZERO, span
 
@@ -136,13 +136,11 @@ def read_trace(path: Path) -> RecordedTrace:
     """
     stream = TraceStream(path, _Event)
     reader = _Reader()
-    try:
+    with as_trace(path):
         for events in stream.portions():
             reader.add(events)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise ProfileError(f"{path}: is no trace as torch.profiler writes them: {error}") from error
-    if not reader.events:
-        raise ProfileError(f"{path}: is no trace as torch.profiler writes them: it has no events")
+        if not reader.events:
+            raise ValueError("it has no events")
     header = stream.header
     names = {device.id: device.name for device in header.devices if device.name}
     return RecordedTrace(
