@@ -23,13 +23,11 @@ from lflops.profile.series import grouped
 
 __all__ = ["Cause", "causes"]
 
-_WORTH = 0.02
-"""Of the step: what costs less is no cause."""
+_WORTH = 0.02  # of the step: what costs less is no cause
 _LEAST_MODULES = 3
 _LEAST_RATIO = 1.5
 _MORE_CALLS = 2
-_MOSTLY = 0.6
-"""A part is mostly in a module that has this share of it."""
+_MOSTLY = 0.6  # a part is mostly in a module that has this share of it
 _IN_MODEL = frozenset({"forward", "backward"})
 _WIDTH = {"float64": 64, "float32": 32, "tf32": 32, "bfloat16": 16, "float16": 16}
 

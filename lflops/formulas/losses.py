@@ -4,8 +4,7 @@ from math import prod
 
 from lflops.formulas.table import Cost, Shape, Values, formula
 
-_SUM_OF_EXPONENTIALS = 4
-"""Operations an element of a logarithm of a sum of exponentials, as `logsumexp` has them."""
+_SUM_OF_EXPONENTIALS = 4  # operations an element of a logarithm of a sum of exponentials, as `logsumexp` has them
 
 Lengths = tuple[int, ...] | list[int]
 """Of sequences: a list, or the numbers in a tensor."""
@@ -24,10 +23,8 @@ def _ctc(log_probs: Shape, inputs: Lengths, targets: Lengths, operations: int, *
     return Cost(other_flops=_states(inputs, targets) * operations + prod(log_probs) * each)
 
 
-FORWARD = 3 * _SUM_OF_EXPONENTIALS + 1
-"""A state is reached from three, and times a probability."""
-BACKWARD = FORWARD + 2 * _SUM_OF_EXPONENTIALS + 1
-"""The same from the end; the product of both, added to those of its label."""
+FORWARD = 3 * _SUM_OF_EXPONENTIALS + 1  # a state is reached from three, and times a probability
+BACKWARD = FORWARD + 2 * _SUM_OF_EXPONENTIALS + 1  # the same from the end; the product of both, added to those of its label
 
 
 @formula("_ctc_loss", reads="input_lengths target_lengths")

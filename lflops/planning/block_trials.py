@@ -18,8 +18,7 @@ from lflops.profile.module_names import ancestry
 
 __all__ = ["FEMTO", "BlockTrials", "memory_of", "policies_of"]
 
-FEMTO = 1e-15
-"""Seconds are whole numbers of these while costs are compared, so that equal sums are equal."""
+FEMTO = 1e-15  # seconds are whole numbers of these while costs are compared, so that equal sums are equal
 
 
 class BlockTrials:

@@ -17,8 +17,7 @@ from lflops.errors import CountError
 
 __all__ = ["Changes", "checkpointed", "recomputable"]
 
-SCALE = 2.0
-"""What the adapter's result is multiplied by: alpha over rank. Its value changes neither work nor memory."""
+SCALE = 2.0  # what the adapter's result is multiplied by: alpha over rank. Its value changes neither work nor memory.
 
 
 class Adapted(nn.Module):

@@ -10,11 +10,8 @@ from lflops.analyze.memory.block_chain import Chain
 
 __all__ = ["Fold", "folded", "folds_of", "full_names", "stretched"]
 
-KEPT = 6
-"""Blocks of a run in a folded model: in the middle there are two with neighbours like themselves."""
-
-WORTHWHILE = 10
-"""Shorter runs are not folded."""
+KEPT = 6  # blocks of a run in a folded model: in the middle there are two with neighbours like themselves
+WORTHWHILE = 10  # shorter runs are not folded
 
 
 class Fold(NamedTuple):

@@ -10,8 +10,7 @@ from lflops.profile.records import Count
 
 __all__ = ["MOST_RANKS", "ModuleSlice", "OwnTime", "StepTimeline", "TimedWork", "longest", "nested"]
 
-MOST_RANKS = 8
-"""A merged profile has the timelines of so many ranks, the first ones."""
+MOST_RANKS = 8  # a merged profile has the timelines of so many ranks, the first ones
 
 MOST_SLICES, MOST_WORK = 2_000, 1_500
 """A timeline has so many slices of modules, operators and kernels at most, each the longest of their kind."""

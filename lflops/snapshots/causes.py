@@ -30,12 +30,10 @@ CauseCode = Literal[
 ]
 
 EVALUATION = ("validation_step", "test_step", "validate", "evaluate", "evaluation", "evaluation_step", "eval_step", "valid_step")
-LEAST_SHARE = 0.1
-"""Of what is alive: less does not name the cause."""
+LEAST_SHARE = 0.1  # of what is alive: less does not name the cause
 
 HUGE_SHARE = 0.2
-MANY = 3
-"""Forward passes whose results are still there: two may be pipelining, or a graph that was kept by accident."""
+MANY = 3  # forward passes whose results are still there: two may be pipelining, or a graph that was kept by accident
 
 
 class Cause(Struct, frozen=True, kw_only=True):
@@ -112,8 +110,7 @@ def _other_process(case: _Case) -> Cause | None:
     return Cause(code="other_process", bytes=elsewhere) if elsewhere > OUTSIDE_ALLOCATOR else None
 
 
-OUTSIDE_ALLOCATOR = 3 * 2**30
-"""Bytes that a process may have besides the allocator: CUDA's context, NCCL's buffers, libraries."""
+OUTSIDE_ALLOCATOR = 3 * 2**30  # bytes that a process may have besides the allocator: CUDA's context, NCCL's buffers, libraries
 
 
 def _fragmentation(case: _Case) -> Cause | None:

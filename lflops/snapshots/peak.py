@@ -9,8 +9,7 @@ __all__ = ["FREED", "Alive", "Peak", "is_forward", "is_optimizer", "peak_of"]
 OPTIMIZER = "torch/optim/"
 FREED = ("free_requested", "free")
 _GROWS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-RECOMPUTES = ("recompute_fn", "unpack_hook", "backward")
-"""Functions of `torch.utils.checkpoint` that run in backward."""
+RECOMPUTES = ("recompute_fn", "unpack_hook", "backward")  # functions of `torch.utils.checkpoint` that run in backward
 
 
 class Alive(NamedTuple):

@@ -55,8 +55,7 @@ def load_plain(path: str | PathLike[str]) -> Any:
         raise ProfileError(f"{path}: is no pickle, or a damaged one: {type(error).__name__}") from None
 
 
-MOST_PARTS = 50_000_000
-"""Blocks, entries and frames of one file: a small pickle can name one list a billion times."""
+MOST_PARTS = 50_000_000  # blocks, entries and frames of one file: a small pickle can name one list a billion times
 
 
 class Frame(NamedTuple):

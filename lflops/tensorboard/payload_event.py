@@ -10,19 +10,15 @@ from lflops.report.payload.columns import VERSION
 
 __all__ = ["LARGEST", "PLUGIN", "head", "inflated", "metadata_problem", "packed", "unpacked"]
 
-PLUGIN = "lflops"
-"""The name under which TensorBoard stores our summaries."""
-
-LARGEST = 1 << 26
-"""Bytes of a payload: one of 20,000 modules has a tenth of them. What inflates to more is refused."""
+PLUGIN = "lflops"  # the name under which TensorBoard stores our summaries
+LARGEST = 1 << 26  # bytes of a payload: one of 20,000 modules has a tenth of them. What inflates to more is refused.
 
 _FOREIGN = "is no summary of lflops"
 _DAMAGED = "is unreadable: it is not deflated, or damaged"
 _CUT = "is unreadable: its end is missing"
 _START = re.compile(rb'\{"lflops":\s*(\d{1,9})')
 _HEAD = b'{"lflops":%d,"head":' % VERSION
-_BEGINNING = 1 << 16
-"""Bytes of a payload that are inflated for a list of windows: its head is shorter."""
+_BEGINNING = 1 << 16  # bytes of a payload that are inflated for a list of windows: its head is shorter
 _WORDS = ("when", "kind", "device", "strategy", "dtype")
 _NUMBERS = ("step", "ranks")
 

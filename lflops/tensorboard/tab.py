@@ -25,14 +25,9 @@ __all__ = ["Tab", "opened"]
 _ENTRY, _STYLE = "/entry/tensorboard.js", "/shell/style.css"
 """Of the page: its script, which has all that it imports, and its style sheet."""
 
-_ALL = 1_000_000
-"""Steps of a summary: as many as TensorBoard has kept."""
-
-_CHUNK = 1 << 20
-"""Bytes of a trace that are sent at once."""
-
-_PARTS = 2
-"""What is logged of a window: its payload, and its timeline if it has one."""
+_ALL = 1_000_000  # steps of a summary: as many as TensorBoard has kept
+_CHUNK = 1 << 20  # bytes of a trace that are sent at once
+_PARTS = 2  # what is logged of a window: its payload, and its timeline if it has one
 
 _NOT_FOUND = "TensorBoard keeps no such window"
 

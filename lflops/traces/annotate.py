@@ -19,17 +19,10 @@ from lflops.traces.timestamps import microseconds
 
 __all__ = ["MODULE", "PROCESS", "TRACKS", "Calls", "annotate", "pack"]
 
-PROCESS = "lflops modules"
-"""What the rows of modules are called in a viewer."""
-
-PROCESS_ID = 10_000_000
-"""Larger than any that Linux gives."""
-
-MODULE = "lflops_module"
-"""The category of their slices."""
-
-MEMORY = b'"[memory]"'
-"""The name of the events that say what is allocated."""
+PROCESS = "lflops modules"  # what the rows of modules are called in a viewer
+PROCESS_ID = 10_000_000  # larger than any that Linux gives
+MODULE = "lflops_module"  # the category of their slices
+MEMORY = b'"[memory]"'  # the name of the events that say what is allocated
 
 TRACKS: tuple[Phase, ...] = ("forward", "recompute", "backward")
 """One for each of these on each thread."""

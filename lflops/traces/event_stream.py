@@ -22,11 +22,8 @@ from lflops.traces.files import as_trace, rank_in_name
 __all__ = ["Header", "TraceStream"]
 
 _PIECE = 1 << 22
-_LONGEST = 1 << 26
-"""Bytes of the longest event, header or trailer that is read."""
-
-_LARGEST = 1 << 33
-"""Bytes of the largest file, unpacked."""
+_LONGEST = 1 << 26  # bytes of the longest event, header or trailer that is read
+_LARGEST = 1 << 33  # bytes of the largest file, unpacked
 
 _GZIP = b"\x1f\x8b"
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')

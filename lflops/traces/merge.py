@@ -17,8 +17,7 @@ from lflops.traces.timestamps import ZERO, microseconds, span
 
 __all__ = ["MERGED", "MergedTraces", "merge"]
 
-MERGED = "merged.trace.json.gz"
-"""Its name is none that readers of single traces look for."""
+MERGED = "merged.trace.json.gz"  # its name is none that readers of single traces look for
 
 
 class MergedTraces(Struct, frozen=True, kw_only=True):

@@ -13,8 +13,7 @@ __all__ = ["ZERO", "microseconds", "span"]
 ZERO = Raw(b"0.000")
 
 _EXACT = Context(prec=60)
-_LARGEST = Decimal(10) ** 18
-"""Microseconds: 30 000 years."""
+_LARGEST = Decimal(10) ** 18  # microseconds: 30 000 years
 
 
 def span(ts: Raw, dur: Raw = ZERO) -> tuple[int, int]:

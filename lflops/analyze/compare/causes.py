@@ -16,8 +16,7 @@ __all__ = ["BatchChange", "Cause", "batch_change", "causes"]
 
 CauseKind = Literal["slower", "faster", "work", "added", "removed", "phase"]
 
-_OF_MODULES = frozenset({"forward", "backward", "recompute"})
-"""Phases that the modules' times show more exactly."""
+_OF_MODULES = frozenset({"forward", "backward", "recompute"})  # phases that the modules' times show more exactly
 _SAME_RATIO = 0.02
 """Two ratios of work that differ by less are the same: a batch of twice the size does not do twice the work of the loss."""
 

@@ -47,18 +47,13 @@ __all__ = [
 
 LEAST_CHANGE = 0.03
 """The least change of a time: two runs of the same code place their tensors differently in memory, which is worth some per cent."""
-LEAST_SHARE = 0.005
-"""The least change of a time as a share of the step."""
-LARGE = 0.9
-"""The share of the time that the large modules have together: their ratios make the common factor."""
-LEAST_MODULES = 3
-"""With fewer modules, a slower module cannot be distinguished from a slower machine."""
+LEAST_SHARE = 0.005  # the least change of a time as a share of the step
+LARGE = 0.9  # the share of the time that the large modules have together: their ratios make the common factor
+LEAST_MODULES = 3  # with fewer modules, a slower module cannot be distinguished from a slower machine
 LEAST_IN_COMMON = 1 / 3
 """The least share of the modules' time in modules with the same work. A few shared layers say nothing about a run."""
-WIDEST = 2.0
-"""The widest interval that says anything: from half of the ratio to twice of it."""
-CHANCE = 0.001
-"""The probability that any interval misses, in a comparison of two runs of the same code."""
+WIDEST = 2.0  # the widest interval that says anything: from half of the ratio to twice of it
+CHANCE = 0.001  # the probability that any interval misses, in a comparison of two runs of the same code
 
 LOST_COUNTS = 3.0
 """Threads wait for the one that lost its CPU. So a step is longer by up to this power of what a lost share makes of the CPU time."""

@@ -7,8 +7,7 @@ from lflops.analyze.memory.block_chain import Chain
 
 __all__ = ["cheapest_choice", "lowest_peak"]
 
-MOST_STATES = 4096
-"""Partial choices that are followed at once. Of more, one in each of equal steps of bytes is followed."""
+MOST_STATES = 4096  # partial choices that are followed at once. Of more, one in each of equal steps of bytes is followed.
 
 
 class _State(NamedTuple):

@@ -30,8 +30,7 @@ NCCL_BYTES = 1_600_000_000
 """Buffers of one NCCL communicator after an all-reduce (https://github.com/NVIDIA/nccl/issues/864). They grow with the channels: fewer on
 PCIe, more where ranks also send to each other."""
 
-FRAGMENTATION = 0.05
-"""Share of the peak that the allocator reserves besides, where it was not simulated."""
+FRAGMENTATION = 0.05  # share of the peak that the allocator reserves besides, where it was not simulated
 
 TIGHT = 0.05
 """A step that leaves a smaller share than this of the usable memory is tight: a longer batch or another version may not fit."""

@@ -16,8 +16,7 @@ from lflops.profile.series import grouped, sums
 __all__ = ["MODULES", "Operator", "OperatorRow", "UncountedOperator", "operator_rows", "operators", "uncounted_operators"]
 
 
-MODULES = 20
-"""The most modules listed for an operator in a phase: those in which it did the most."""
+MODULES = 20  # the most modules listed for an operator in a phase: those in which it did the most
 
 
 class Operator(Struct, frozen=True, kw_only=True):

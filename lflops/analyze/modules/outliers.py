@@ -23,17 +23,12 @@ times that had to be scaled too much."""
 
 _PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
 _LEAST_MODULES = 3
-_LEAST_STEPS = 5
-"""The fewest hooked steps that a module is accused by."""
+_LEAST_STEPS = 5  # the fewest hooked steps that a module is accused by
 _LEAST_RATIO = 1.2
-_LEAST_SHARE = 0.02
-"""The least excess, as a share of the step."""
-_BUSY = 0.05
-"""The share of CPU time that other processes took, from which they are why times vary."""
-_REACH = 4.0
-"""How many of its errors an excess has to be: chance is beyond that once in 30,000 modules."""
-_MOST_OF = 0.7
-"""A module below explains an outlier if it has this share of its excess."""
+_LEAST_SHARE = 0.02  # the least excess, as a share of the step
+_BUSY = 0.05  # the share of CPU time that other processes took, from which they are why times vary
+_REACH = 4.0  # how many of its errors an excess has to be: chance is beyond that once in 30,000 modules
+_MOST_OF = 0.7  # a module below explains an outlier if it has this share of its excess
 
 
 class Outlier(Struct, frozen=True, kw_only=True):

@@ -116,8 +116,7 @@ _ORDERS: dict[str, Callable[[Row, Phase | None], Any]] = {
     "time": lambda row, phase: (row.time(phase) is None, -(row.time(phase) or 0) * row.times),
 }
 
-SORT_KEYS = tuple(_ORDERS)
-"""Sort keys of rows: the name, or a metric, largest first."""
+SORT_KEYS = tuple(_ORDERS)  # sort keys of rows: the name, or a metric, largest first
 
 _COUNTS = WorkCounts.__struct_fields__
 

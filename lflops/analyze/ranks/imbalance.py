@@ -23,14 +23,9 @@ __all__ = ["ENOUGH", "Imbalance", "Row", "culprits", "imbalance", "slowest_first
 Cause = Literal["work", "thread", "preempted"]
 """Why a rank takes longer: more work, another thread of its process, or the system, which gave its core to somebody else."""
 
-WORTH_SAYING = 0.01
-"""Of the step: what costs less is dropped."""
-
-MOST_OF = 0.6
-"""Of what several modules cost: one that costs so much is named alone."""
-
-ENOUGH = 6
-"""Steps to accuse a rank by."""
+WORTH_SAYING = 0.01  # of the step: what costs less is dropped
+MOST_OF = 0.6  # of what several modules cost: one that costs so much is named alone
+ENOUGH = 6  # steps to accuse a rank by
 
 MUCH = 0.1
 """Of the step: what costs so much in each hooked step needs fewer; and ranks of which none is slow take turns if they lose so much."""
@@ -38,26 +33,13 @@ MUCH = 0.1
 MANY_STEPS, MANY_STEPS_COST, FEW_STEPS_COST = 50, 0.015, 0.04
 """From so many clean steps on a culprit may cost so little of the step; before, no less than the last."""
 
-RECENT = (64, 32)
-"""Clean steps at the end that are looked at by themselves."""
-
-MOST_STEPS_OF = 0.8
-"""Of the steps from the one on at which a delay begins."""
-
-CORRELATED = 0.5
-"""Lateness with lengths: from here on the one comes of the other."""
-
-BUSY = 0.05
-"""Of the step: a rank that waits so long for its core is on a machine that runs more than the training."""
-
-MORE_WORK = 1.15
-"""Times the others' work: from here on it is a cause."""
-
-AS_MUCH_LONGER = 1.5
-"""Times what more work explains: a rank that takes longer than that is slow too."""
-
-EXPLAINED = 0.5
-"""Of the seconds that a rank is late."""
+RECENT = (64, 32)  # clean steps at the end that are looked at by themselves
+MOST_STEPS_OF = 0.8  # of the steps from the one on at which a delay begins
+CORRELATED = 0.5  # lateness with lengths: from here on the one comes of the other
+BUSY = 0.05  # of the step: a rank that waits so long for its core is on a machine that runs more than the training
+MORE_WORK = 1.15  # times the others' work: from here on it is a cause
+AS_MUCH_LONGER = 1.5  # times what more work explains: a rank that takes longer than that is slow too
+EXPLAINED = 0.5  # of the seconds that a rank is late
 
 _BLIND = frozenset({"forward", "backward"})
 _OF_NO_WORK = frozenset({"data", "transfer", "clip", "optimizer", "other"})

@@ -88,8 +88,7 @@ def precision_of(inputs: Inputs | None) -> str | None:
     return None
 
 
-_LARGEST = 1 << 48
-"""A dimension over it is none of a tensor's."""
+_LARGEST = 1 << 48  # a dimension over it is none of a tensor's
 
 
 def _names(text: str) -> frozenset[str]:
@@ -108,8 +107,7 @@ _SAME_AS_FIRST = _names(
 )
 """Operators with a result of the first input's shape and type."""
 
-_UNREAD = frozenset({"fill_", "zero_", "copy_"})
-"""Of these the first argument is written and not read."""
+_UNREAD = frozenset({"fill_", "zero_", "copy_"})  # of these the first argument is written and not read
 
 
 class TracedCost(NamedTuple):

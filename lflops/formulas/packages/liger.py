@@ -5,8 +5,7 @@ from math import prod
 from lflops.formulas.table import Cost, Shape, function_formula, per_element
 
 OPS = "liger_kernel.ops."
-LOSS_AND_GRADIENT = 5 + 4
-"""Of a logit: the softmax's operations and its gradient's, which one kernel writes over the logits."""
+LOSS_AND_GRADIENT = 5 + 4  # of a logit: the softmax's operations and its gradient's, which one kernel writes over the logits
 
 
 @function_formula(f"{OPS}fused_linear_cross_entropy:fused_linear_cross_entropy_forward")

@@ -9,8 +9,7 @@ from math import prod
 
 from lflops.formulas.table import Cost, Shape, formula, function_formula, per_element
 
-SCAN, STATES = 8, 6
-"""Operations a state and step: of a scan; of what its backward does again to have the states."""
+SCAN, STATES = 8, 6  # operations a state and step: of a scan; of what its backward does again to have the states
 
 
 @function_formula("selective_scan_cuda:fwd")

@@ -10,8 +10,7 @@ from lflops.formulas.attention.scores import Packing, Scores, Window
 from lflops.formulas.table import Cost, Shape, Values, function_formula, per_element
 
 TEX = "transformer_engine_torch:"
-PAIR = 2
-"""Sides of a window; every tensor of queries has more dimensions, and every tensor of offsets fewer."""
+PAIR = 2  # sides of a window; every tensor of queries has more dimensions, and every tensor of offsets fewer
 
 
 def _matrix(shape: Shape, *, transposed: bool) -> tuple[int, int]:
