@@ -190,11 +190,7 @@ def _inputs_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _caller_of(callback: TrainerCallback) -> Any:
-    """The Trainer that calls a callback. Callbacks are given its model and its loaders, but never the Trainer.
-
-    Raises:
-        CountError: Somebody else calls it.
-    """
+    """The Trainer that calls a callback. Callbacks are given its model and its loaders, but never the Trainer."""
     frame = sys._getframe(1)  # noqa: SLF001 - to read the caller's `self`, and nothing else
     while frame is not None:
         caller = frame.f_locals.get("self")

@@ -241,7 +241,7 @@ class Analysis:
 
 
 def analyze(profile: Profile, hardware: Hardware | str | None = None) -> Analysis:
-    """Analyze a profile on a chip, which may be given by its name; `None` is the run's own. Nothing is computed before it is read.
+    """Analyze a profile on a chip, or on that of this name; `None` is the run's own. Nothing is computed before it is read.
 
     Raises:
         HardwareError: The table does not have the name.

@@ -213,11 +213,7 @@ UNITS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
 
 
 def bytes_of(size: str) -> float:
-    """The bytes of a size as people write it: `40GB`, `37.5 GiB`, `4e10`.
-
-    Raises:
-        UsageError: It is no size.
-    """
+    """The bytes of a size as people write it: `40GB`, `37.5 GiB`, `4e10`; anything else is a `UsageError`."""
     found = re.fullmatch(r"([0-9.]+(?:[eE]\+?[0-9]+)?)\s*([A-Za-z]*)", size.strip())
     unit = None if found is None else {name.lower(): factor for name, factor in UNITS.items()}.get(found[2].lower())
     try:

@@ -85,11 +85,7 @@ def best_checkpointing(
 def search(
     estimator: Estimator, make: Callable[[], Subject], memory_bytes: float | None, *, held: Iterable[Tensor] = ()
 ) -> CheckpointingPlan:
-    """The plan for the step that an estimator runs, which goes backward; `held` is as in `Estimator.run`.
-
-    Raises:
-        CountError: As `best_checkpointing`.
-    """
+    """The plan for the step that an estimator runs, which goes backward; `held` is as in `Estimator.run`."""
     budget = _budget(estimator, memory_bytes)
     with estimator.started(held) as run:
         return _plan(BlockTrials(estimator, run, make), budget, by_room=memory_bytes is None)

@@ -36,11 +36,7 @@ class Adapted(nn.Module):
 
 
 def add_adapters(asker: str, model: nn.Module, rank: int) -> None:
-    """Freeze a model, and give each linear layer of its blocks an adapter.
-
-    Raises:
-        CountError: The blocks have no linear layer.
-    """
+    """Freeze a model, and give each linear layer of its blocks an adapter; without any, a `CountError`."""
     model.requires_grad_(requires_grad=False)
     found = 0
     for block in blocks_in(model).values():
@@ -56,8 +52,7 @@ def add_adapters(asker: str, model: nn.Module, rank: int) -> None:
 def recomputable(asker: str, model: nn.Module) -> dict[str, nn.Module]:
     """The blocks that a model may recompute: those that are made of modules. A single operator would save nothing.
 
-    Raises:
-        CountError: There is none.
+    Without any, a `CountError`.
     """
     blocks = {name: block for name, block in blocks_in(model).items() if next(block.children(), None) is not None}
     if not blocks:
@@ -120,11 +115,7 @@ class Changes:
                 raise CountError(f"{name}={value!r}: give one of {', '.join(known)}{', best' if name == 'ac' else ''}")
 
     def applied(self, asker: str, subject: Subject) -> Subject:
-        """The subject, its model changed.
-
-        Raises:
-            CountError: The model has no blocks to change.
-        """
+        """The subject, its model changed; a `CountError` where the model has no blocks to change."""
         if self.dtype is not None:
             dtype = DTYPES[self.dtype]
             subject = subject._replace(

@@ -20,12 +20,7 @@ LIBRARIES = ("site-packages/", "dist-packages/", "lib/python", "<frozen", "torch
 
 
 class StackHolder(Struct, frozen=True, kw_only=True):
-    """Allocations of one category that one line of code made.
-
-    Attributes:
-        line: `file:line function`; empty where the stack is unknown.
-        count: How many allocations.
-    """
+    """Allocations of one category that one line of code made, as `file:line function`; empty where the stack is unknown."""
 
     category: Category
     line: str

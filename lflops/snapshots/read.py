@@ -29,11 +29,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def load_plain(path: str | PathLike[str]) -> Any:
-    """What a pickle holds, where that is plain.
-
-    Raises:
-        ProfileError: The file cannot be read, is no pickle, or has anything but containers, texts and numbers.
-    """
+    """What a pickle holds. A `ProfileError` if it cannot be read, or has anything but containers, texts and numbers."""
     path = Path(path)
     try:
         if not path.is_file():
@@ -121,14 +117,9 @@ class Snapshot(NamedTuple):
 
 
 def read_snapshot(path: str | PathLike[str], device: int | None = None) -> Snapshot:
-    """The snapshot in a file.
+    """The snapshot in a file that `torch.cuda.memory._dump_snapshot` wrote; a `ProfileError` if it is none, or is not plain.
 
-    Args:
-        path: A file that `torch.cuda.memory._dump_snapshot` wrote.
-        device: Of which device; `None` is the one that ran out of memory, else the one with the most reserved.
-
-    Raises:
-        ProfileError: The file cannot be read, is no snapshot, or has anything in it that is not plain.
+    Without a device it is that of the one that ran out of memory, else of the one with the most reserved.
     """
     content = load_plain(path)
     try:
@@ -138,11 +129,7 @@ def read_snapshot(path: str | PathLike[str], device: int | None = None) -> Snaps
 
 
 def snapshot_of(content: Any, device: int | None = None) -> Snapshot:
-    """The snapshot in torch's containers.
-
-    Raises:
-        ProfileError: They are no snapshot; the message names the place.
-    """
+    """The snapshot in torch's containers; a `ProfileError` that names the place where they are none."""
     reader = _Reader()
     if isinstance(content, list):  # older: segments alone
         content = {"segments": content}

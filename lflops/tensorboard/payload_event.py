@@ -34,22 +34,14 @@ def metadata_problem(content: bytes) -> str:
 
 
 def unpacked(value: object) -> bytes:
-    """The payload that a value of a summary is.
-
-    Raises:
-        ValueError: It is none; the message says why.
-    """
+    """The payload that a value of a summary is; a `ValueError` says why it is none."""
     payload = inflated(value)
     _check_start(payload)
     return payload
 
 
 def inflated(value: object) -> bytes:
-    """The text that a value of a summary is.
-
-    Raises:
-        ValueError: It is damaged, or too large; the message says why.
-    """
+    """The text that a value of a summary is; a `ValueError` says if it is damaged, or too large."""
     text, inflating = _begin(value, LARGEST)
     if not inflating.eof:
         more = inflating.unconsumed_tail
@@ -60,8 +52,7 @@ def inflated(value: object) -> bytes:
 def head(value: object) -> dict[str, Any]:
     """What a list of windows shows of a summary's value; only its beginning is inflated. Values of another type are left out.
 
-    Raises:
-        ValueError: It begins as no payload does, or is damaged there; the message says why.
+    A `ValueError` says why it begins as no payload does, or is damaged there.
     """
     beginning, inflating = _begin(value, _BEGINNING)
     if not inflating.eof and not inflating.unconsumed_tail and len(beginning) < _BEGINNING:

@@ -43,11 +43,7 @@ class _Status(NamedTuple):
 
 
 class Tab(TBPlugin):  # type: ignore[misc]
-    """A dynamic plugin of TensorBoard.
-
-    Args:
-        context: TensorBoard's, with its data.
-    """
+    """A dynamic plugin of TensorBoard."""
 
     plugin_name = PLUGIN
 
@@ -239,9 +235,8 @@ class Opened(NamedTuple):
 def opened(payload: bytes, index: str, run: Path, logdir: Path) -> Opened:
     """The trace that a payload names under this index, as it is reached from the run's folder: to be read and closed.
 
-    Raises:
-        LookupError: The payload names no such trace, or it does not exist.
-        ValueError: It is no trace, or it is elsewhere, directly or through a link. The messages say so.
+    A `LookupError` says that the payload names no such trace, or that it does not exist; a `ValueError` that it is no trace, or that it is
+    elsewhere, directly or through a link.
     """
     file = _named(payload, index)
     try:

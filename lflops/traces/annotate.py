@@ -43,16 +43,10 @@ class _Memory(Struct):
 
 
 def annotate(trace: Path, calls: Calls, into: Path, *, profile: Profile | None = None) -> None:
-    """Write the trace with the calls in it, packed, whole or not at all.
+    """Write the trace, which is as torch wrote it and unpacked, with the calls in it: packed, whole or not at all.
 
-    Args:
-        trace: As torch wrote it, unpacked.
-        calls: While it was recorded.
-        into: The packed file; its folder is there.
-        profile: Says how much a call computes. Without it, or where a row is not in it, a slice has its name alone.
-
-    Raises:
-        ProfileError: The trace is not one of torch's; the message names the file.
+    The profile says how much a call computes. Without it, or where a row is not in it, a slice has its name alone. A `ProfileError` names a
+    trace that is not one of torch's.
     """
     text = trace.read_bytes()
     with as_trace(trace):

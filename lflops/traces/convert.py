@@ -98,8 +98,7 @@ def place(trace: Path) -> Path:
 def compat(trace: Path) -> Path:
     """Write the copy of one trace, packed or not, with the modules if it is annotated: packed, whole or not at all. Tell its place.
 
-    Raises:
-        ProfileError: The trace cannot be read; the message names it.
+    A `ProfileError` names a trace that cannot be read.
     """
     parts: dict[str, Raw] = read(trace, dict[str, Raw])
     parts.pop("Framework", None)  # a name of Lightning's here turns the modules off

@@ -64,8 +64,7 @@ class Header(Struct, frozen=True):
 class TraceStream(Generic[_Event]):
     """One trace file, packed or not, which its first bytes show.
 
-    Attributes:
-        header: What the trace says of itself; complete when all events have been read.
+    What the trace says of itself is in `header`, complete when all events have been read.
     """
 
     def __init__(self, path: Path, kind: type[_Event]) -> None:
@@ -75,11 +74,7 @@ class TraceStream(Generic[_Event]):
         self._read = 0
 
     def portions(self) -> Iterator[list[_Event]]:
-        """The events, some thousands at a time.
-
-        Raises:
-            ProfileError: The file cannot be read, or is no trace; the message names the file.
-        """
+        """The events, some thousands at a time; a `ProfileError` names a file that cannot be read, or is no trace."""
         try:
             with as_trace(self._path), self._path.open("rb") as raw:
                 packed = raw.read(2) == _GZIP

@@ -21,11 +21,7 @@ _TRACE = re.compile(r"\.pt\.trace\.json(\.gz)?$")
 
 
 def traces_in(folder: Path) -> list[Path]:
-    """The traces of a folder, by their names.
-
-    Raises:
-        ProfileError: There is none.
-    """
+    """The traces of a folder, by their names; a `ProfileError` where there is none."""
     if not folder.is_dir():
         raise ProfileError(f"{folder}: is no folder: give the one that has the traces of a window")
     found = sorted(path for path in folder.iterdir() if _TRACE.search(path.name))
@@ -56,11 +52,7 @@ def is_trace(path: Path) -> bool:
 
 @contextlib.contextmanager
 def as_trace(path: Path) -> Iterator[None]:
-    """A context for what is read of a trace.
-
-    Raises:
-        ProfileError: It is none; the message names it.
-    """
+    """A context for what is read of a trace: a `ProfileError` names the file that is none."""
     try:
         yield
     except (msgspec.MsgspecError, LookupError, TypeError, ValueError, RecursionError) as error:
@@ -68,11 +60,7 @@ def as_trace(path: Path) -> Iterator[None]:
 
 
 def read(path: Path, kind: Any) -> Any:
-    """What is in a trace, packed or not, as a value of that type.
-
-    Raises:
-        ProfileError: It cannot be read; the message names it.
-    """
+    """What is in a trace, packed or not, as a value of that type; a `ProfileError` names a file that cannot be read."""
     try:
         with as_trace(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return msgspec.json.decode(file.read(), type=kind)

@@ -54,10 +54,8 @@ class _Content(Struct):
 def merge(folder: Path, into: Path | None = None) -> MergedTraces:
     """Write the traces of a folder, which are of one window, as one, packed, whole or not at all; `None` writes it next to them.
 
-    Times are those of each rank's clock: between machines they differ as much as these clocks do.
-
-    Raises:
-        ProfileError: There is no trace, or one of them cannot be read; the message names it.
+    Times are those of each rank's clock: between machines they differ as much as these clocks do. A `ProfileError` names a trace that
+    cannot be read, or the folder without any.
     """
     headers = [(path, read(path, Header)) for path in traces_in(folder)]
     sources = [_Source(path, header.rank(path), header.base) for path, header in headers]

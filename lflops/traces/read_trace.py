@@ -129,11 +129,7 @@ def _described(name: str, args: _OperatorArgs) -> Collective | None:
 
 
 def read_trace(path: Path) -> RecordedTrace:
-    """Read one file, packed or not.
-
-    Raises:
-        ProfileError: It cannot be read, or is no trace; the message names the file.
-    """
+    """Read one file, packed or not; a `ProfileError` names a file that cannot be read, or is no trace."""
     stream = TraceStream(path, _Event)
     reader = _Reader()
     with as_trace(path):

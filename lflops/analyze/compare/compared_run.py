@@ -74,8 +74,7 @@ class ComparedRun(NamedTuple):
     def from_tables(cls, figures: RunFigures, tables: Mapping[str, Any]) -> "ComparedRun":
         """Read back what the payload has, where a column of one value is that value, and a large count a text of its digits.
 
-        Raises:
-            ValueError: A column is missing or has other values, or the names are no tree of modules.
+        A `ValueError` says which column is missing or has other values, or that the names are no tree of modules.
         """
         names = convert(tables.get("name"), list[str])
         known = set(names)

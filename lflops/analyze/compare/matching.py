@@ -80,11 +80,7 @@ def matched(before: ComparedRun, after: ComparedRun) -> tuple[Pair, ...]:
 
 
 class _Partners:
-    """The pairs so far.
-
-    Attributes:
-        of: A node's partner, for nodes of either run.
-    """
+    """The pairs so far: `of` has each node's partner, for nodes of either run."""
 
     def __init__(self) -> None:
         self.of: dict[ModuleNode, ModuleNode] = {}

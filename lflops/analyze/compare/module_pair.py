@@ -33,8 +33,7 @@ class Change(Struct, frozen=True, kw_only=True, gc=False):
 class ModuleFigures(Struct, frozen=True, kw_only=True):
     """Work of the phases that both runs have, together, and the time of forward, backward and recompute.
 
-    Attributes:
-        time: Judged where MACs and FLOPs of each of these phases are the same; where the MACs differ it is compared a MAC, and not judged.
+    The time is judged where MACs and FLOPs of each of these phases are the same; where the MACs differ it is compared a MAC, not judged.
     """
 
     macs: Change

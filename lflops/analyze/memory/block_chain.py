@@ -48,8 +48,7 @@ class Reading(Struct, frozen=True, kw_only=True):
 class Trial(Struct, frozen=True, kw_only=True):
     """One estimate: the choice of each block, the FLOPs and the time of what it recomputed, and what the timeline shows.
 
-    Attributes:
-        times: In femtoseconds, so that equal sums are equal; `None` where no chip is known.
+    Times are in femtoseconds, so that equal sums are equal; `None` where no chip is known.
     """
 
     choices: tuple[str, ...]
@@ -131,12 +130,9 @@ def units_of(timeline: Sequence[Moment], blocks: Iterable[str]) -> list[tuple[st
 
 
 def read(timeline: Sequence[Moment], units: Sequence[tuple[str, ...]], work: Sequence[int]) -> Reading:
-    """What the timeline of a step shows of blocks, which are in the order of their forward.
+    """What the timeline of a step shows of blocks, which are in the order of their forward; a `ValueError` where none has a backward.
 
     `work` has the FLOPs of each forward: blocks that differ in them are of different kinds.
-
-    Raises:
-        ValueError: No block has a backward.
     """
     named = {str(index): unit for index, unit in enumerate(units)}
     forward, backward = (_spans(timeline, named, phases) for phases in (("forward",), ("backward", "recompute")))

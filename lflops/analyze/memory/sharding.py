@@ -88,9 +88,7 @@ def sharded(profile: Profile, ranks: int, chip: Hardware | None = None) -> tuple
     """Each strategy's peak over a number of data-parallel ranks; none where live memory by operator is unknown.
 
     Uneven parts are rounded up. FSDP2 is taken to shard each block and the rest, to prefetch one block, and to reshard after forward.
-
-    Raises:
-        ValueError: There are no ranks, or the model is sharded already.
+    A `ValueError` where there are no ranks, or the model is sharded already.
     """
     if ranks < 1:
         raise ValueError(f"ranks={ranks}: give at least 1")

@@ -51,11 +51,9 @@ def _counts(module: ModuleProfile) -> tuple[Any, ...]:
 
 
 class Repeats(NamedTuple):
-    """The parts of modules that repeat at one place and did the same work.
+    """The parts of modules that repeat at one place and did the same work, in the model's order.
 
-    Attributes:
-        label: The names' pattern, or the name of the only one.
-        parts: One of each, in the model's order.
+    Their label is the names' pattern, or the name of the only one.
     """
 
     label: str

@@ -175,11 +175,7 @@ def walk(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def flat(profile: Profile, *, sort: str | None = None, phase: Phase | None = "forward") -> tuple[Row, ...]:
-    """Every module by its own work; `sort` is one of `SORT_KEYS`, `None` is by MACs. The phase is what `share` and `sort` are about.
-
-    Raises:
-        ValueError: `sort` or `phase` is invalid.
-    """
+    """Every module by its own work; `sort` is by MACs unless given. It and the phase are as in `tree`, and raise the same."""
     _check_sort(profile, sort, phase)
     return _sorted([_row(profile, (name,), (name,), own=True, phase=phase) for name in profile.modules], sort or "macs", phase)
 

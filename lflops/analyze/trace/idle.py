@@ -48,11 +48,9 @@ _LOADERS = ("enumerate(DataLoader)#", "enumerate(DataPipe)#", "[pl][profile][_Tr
 
 
 class LaunchDelays(Struct, frozen=True, kw_only=True):
-    """From the beginning of launch calls to the beginning of their work, in nanoseconds.
+    """From the beginning of launch calls to the beginning of their work, of all work with a recorded launch; in nanoseconds.
 
-    Attributes:
-        shorter_than_launch: How many kernels ran shorter than the call that launched them took.
-        calls: How many pieces of work have a recorded launch.
+    `shorter_than_launch` kernels ran shorter than the call that launched them took.
     """
 
     calls: int
@@ -64,11 +62,7 @@ class LaunchDelays(Struct, frozen=True, kw_only=True):
 
 
 class QueueDepth(Struct, frozen=True, kw_only=True):
-    """Work that had been launched and had not started: over the window, by time.
-
-    Attributes:
-        empty: Nanoseconds in which nothing was queued.
-    """
+    """Work that had been launched and had not started, over the window by time; for `empty` nanoseconds there was none."""
 
     mean: float
     largest: int

@@ -18,11 +18,9 @@ __all__ = ["CategoryTimes", "KernelTimes", "PrecisionTimes", "by_category", "by_
 
 
 class KernelTimes(Struct, frozen=True, kw_only=True):
-    """All calls of one kernel; nanoseconds.
+    """All calls of one kernel, in nanoseconds, and the operators that launched it, those with the most time first.
 
-    Attributes:
-        tensor_cores: Whether it runs on tensor or matrix cores; `None` where its name does not tell.
-        operators: The operators that launched it, those with the most time first.
+    Whether it runs on tensor or matrix cores is `None` where its name does not tell.
     """
 
     name: str
@@ -45,11 +43,9 @@ class CategoryTimes(Struct, frozen=True, kw_only=True):
 
 
 class PrecisionTimes(Struct, frozen=True, kw_only=True):
-    """The computing kernels of one precision; nanoseconds.
+    """The computing kernels of one precision, which is `None` where neither the inputs nor the names tell; nanoseconds.
 
-    Attributes:
-        precision: `None` where neither the inputs nor the names tell.
-        tensor_cores: Of these, kernels whose names tell that they run on tensor or matrix cores.
+    In `tensor_cores` are those whose names tell that they run on tensor or matrix cores.
     """
 
     precision: str | None

@@ -40,11 +40,7 @@ class CollectiveSkew(Struct, frozen=True, kw_only=True):
 
 
 class RankSkew(Struct, frozen=True, kw_only=True):
-    """The same over all collectives.
-
-    Attributes:
-        unmatched: Calls that only one rank recorded.
-    """
+    """The same over all collectives; only one rank recorded the `unmatched` calls."""
 
     ranks: tuple[int, ...]
     collectives: tuple[CollectiveSkew, ...]

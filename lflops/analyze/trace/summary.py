@@ -103,22 +103,14 @@ class _Window(NamedTuple):
 
 
 class TraceSummaries(Struct, frozen=True, kw_only=True):
-    """Several traces.
-
-    Attributes:
-        ranks: How ranks wait for each other; `None` where the traces are not of different ranks.
-    """
+    """Several traces, and how ranks wait for each other; `None` where the traces are not of different ranks."""
 
     traces: tuple[TraceSummary, ...]
     ranks: RankSkew | None
 
 
 def summarise_all(traces: Iterable[RecordedTrace], hardware: Hardware | str | None = None) -> TraceSummaries:
-    """Analyse traces one after the other, and together where they are of different ranks.
-
-    Raises:
-        HardwareError: The table does not have the name that is given.
-    """
+    """Analyse traces one after the other as `summarise` does, and together where they are of different ranks."""
     analysed = [_analysed(trace, hardware) for trace in traces]
     by_rank = {summary.rank: found for summary, found in analysed if summary.rank is not None}
     skew = rank_skew(by_rank) if len(by_rank) == len(analysed) else None

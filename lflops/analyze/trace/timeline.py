@@ -44,8 +44,7 @@ def streams(work: Iterable[DeviceWork], start: int, end: int) -> tuple[StreamTim
 class StepTimes(Struct, frozen=True, kw_only=True):
     """One step of the profiler: from its beginning on the host to the next step's, and what the device did in that time.
 
-    Attributes:
-        device: The states of one device; of several devices, of all of them together; `None` without a device.
+    Of several devices it has the states of all of them together; `None` without a device.
     """
 
     name: str

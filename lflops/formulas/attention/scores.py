@@ -111,11 +111,7 @@ def sequences(query: Shape, key: Shape, packing: Packing) -> Sequences:
 
 
 def scores_of(lengths: Sequences, heads: int, window: Window = ALL) -> Scores:
-    """Scores of so many heads, each over all sequences.
-
-    Raises:
-        ValueError: The queries are of more or fewer sequences than the keys.
-    """
+    """Scores of so many heads, each over all sequences; a `ValueError` where these are not as many of queries as of keys."""
     pairs = list(zip(lengths.queries, lengths.keys, strict=not (unknown := not lengths.known)))
     whole = sum(queries * keys for queries, keys in pairs)
     if window.before is None and window.after is None:
