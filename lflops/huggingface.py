@@ -81,13 +81,13 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         with self._monitor.boundary:
             self._install(self._monitor, trainer)
 
-    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A batch is over, and its step is not."""
-        self._end_batch()
-
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A batch is over, and its step with it."""
-        self._end_batch()
+        """A batch is over, and perhaps its step with it."""
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            batch.__exit__(None, None, None)
+
+    on_substep_end = on_step_end
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Know why this step takes longer."""
@@ -132,11 +132,6 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         except BaseException as error:
             self._close(error)
             raise
-
-    def _end_batch(self) -> None:
-        batch, self._batch = self._batch, None
-        if batch is not None:
-            batch.__exit__(None, None, None)
 
     def _close(self, error: BaseException | None) -> None:
         watched, writer = self._monitor, self._writer

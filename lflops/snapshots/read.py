@@ -84,10 +84,7 @@ class Block(NamedTuple):
 class Segment(NamedTuple):
     """Memory that the allocator got from the device."""
 
-    address: int
     size: int
-    stream: int
-    expandable: bool
     blocks: tuple[Block, ...]
 
 
@@ -102,7 +99,6 @@ class Entry(NamedTuple):
     action: str
     address: int
     size: int
-    stream: int
     stack: Stack
     device_free: int | None
 
@@ -186,14 +182,12 @@ class _Reader:
         return list(value)
 
     def segment(self, value: Mapping[str, Any], place: str) -> Segment:
-        blocks, address = [], _number(value, "address", place)
-        at = address
+        blocks, at = [], _number(value, "address", place)
         for index, each in enumerate(self.listed(value.get("blocks", []), f"{place}.blocks")):
             block = self.block(self.mapping(each, f"{place}.blocks[{index}]"), at, f"{place}.blocks[{index}]")
             blocks.append(block)
             at = block.address + block.size
-        size = _number(value, "total_size", place)
-        return Segment(address, size, _number(value, "stream", place, 0), value.get("is_expandable") is True, tuple(blocks))
+        return Segment(_number(value, "total_size", place), tuple(blocks))
 
     def block(self, value: Mapping[str, Any], at: int, place: str) -> Block:
         """One block; older snapshots leave its address to be added up."""
@@ -217,7 +211,6 @@ class _Reader:
                 action,
                 _number(entry, "addr", at, 0),
                 _number(entry, "size", at, 0),
-                _number(entry, "stream", at, 0),
                 self.stack(entry.get("frames", ()), f"{at}.frames"),
                 _number(entry, "device_free", at) if "device_free" in entry else None,
             )

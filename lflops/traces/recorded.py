@@ -29,8 +29,6 @@ class DeviceWork(Struct, gc=False):
     Attributes:
         correlation: The number of the runtime call that launched it.
         external: The number of the operator that launched it, in traces that tell it; 0 is none.
-        bytes: What a copy or a fill moved.
-        graph: The number of the CUDA graph that it was launched with; 0 is none.
     """
 
     kind: Literal["kernel", "copy", "fill"]
@@ -41,8 +39,6 @@ class DeviceWork(Struct, gc=False):
     end: int
     correlation: int
     external: int
-    bytes: int | None = None
-    graph: int = 0
     collective: Collective | None = None
 
 
@@ -113,7 +109,6 @@ class RecordedTrace(Struct, frozen=True, kw_only=True):
     """One file, read.
 
     Attributes:
-        base: Nanoseconds since 1970 to which all times are relative.
         rank: From the file; `None` where it does not tell.
         groups: How many process groups there are; `None` where it does not tell.
         devices: The names by the devices' numbers.
@@ -124,7 +119,6 @@ class RecordedTrace(Struct, frozen=True, kw_only=True):
     """
 
     file: str
-    base: int
     rank: int | None
     world_size: int | None
     groups: int | None
@@ -138,6 +132,5 @@ class RecordedTrace(Struct, frozen=True, kw_only=True):
     negative: int
     unread: Mapping[str, int]
     events: int
-    threads: int
     first: int
     last: int
