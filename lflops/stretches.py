@@ -1,5 +1,6 @@
 """Sets of moments as sorted, disjoint stretches of integer nanoseconds."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 __all__ = ["Stretches", "joined", "length", "outside", "shares", "within"]
@@ -10,16 +11,14 @@ Stretches = list[tuple[int, int]]
 def joined(spans: Iterable[tuple[int, int]]) -> Stretches:
     """The spans in their order, without overlaps."""
     stretches: Stretches = []
-    begin = end = None
+    end = -math.inf
     for start, stop in sorted(spans):
-        if end is None or start > end:
-            if begin is not None and end is not None:
-                stretches.append((begin, end))
-            begin, end = start, stop
-        elif stop > end:
+        if start > end:
+            stretches.append((start, stop))
             end = stop
-    if begin is not None and end is not None:
-        stretches.append((begin, end))
+        elif stop > end:
+            stretches[-1] = stretches[-1][0], stop
+            end = stop
     return stretches
 
 

@@ -160,14 +160,9 @@ class Analysis:
         """The operators that ran without a formula."""
         return uncounted_operators(self.profile)
 
-    @cached_property
-    def _timed(self) -> Mapping[Phase | None, bool]:
-        by_phase: dict[Phase | None, bool] = {phase: has_times(self.profile, phase) for phase in self.totals}
-        return by_phase | {None: any(by_phase.values())}
-
     def has_times(self, phase: Phase | None) -> bool:
         """Whether any module has a time in a phase; `None` is any phase."""
-        return self._timed[phase]
+        return has_times(self.profile, phase)
 
     def share_of(self, phase: Phase | None) -> Literal["macs", "flops"]:
         """The metric that shares in a phase are of."""

@@ -111,7 +111,8 @@ def _births(trace: tuple[Entry, ...]) -> tuple[dict[int, _Birth], _Birth]:
     for entry in trace:
         if entry.action not in ("alloc", "oom"):
             continue
-        if not _recomputes(entry.stack):
+        in_backward = (frame.function for frame in entry.stack if frame.file.endswith("torch/utils/checkpoint.py"))
+        if not any(function in RECOMPUTES for function in in_backward):
             begins, optimizes = is_forward(entry.stack), is_optimizer(entry.stack)
             passes += begins and not in_forward
             steps += in_optimizer and not optimizes
@@ -129,7 +130,3 @@ def is_forward(stack: Stack) -> bool:
 def is_optimizer(stack: Stack) -> bool:
     """Whether an optimizer is running."""
     return any(OPTIMIZER in frame.file and "swa_utils" not in frame.file for frame in stack)
-
-
-def _recomputes(stack: Stack) -> bool:
-    return any(frame.file.endswith("torch/utils/checkpoint.py") and frame.function in RECOMPUTES for frame in stack)

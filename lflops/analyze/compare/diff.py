@@ -154,6 +154,8 @@ def compare(before: ComparedRun, after: ComparedRun) -> Comparison:
     lost = first.cpu_lost or 0.0, second.cpu_lost or 0.0
     judge = None if unreliable else _judge(pairs, first.step, lost)
 
+    names = dict.fromkeys([*first.phases, *second.phases])
+    of_steps = judge_of_steps(judge, first.step, times=len(names), lost=lost)
     facts: dict[str, tuple[Fact, Fact]] = {name: (value, second.facts.get(name)) for name, value in first.facts.items()}
     if first.counted and second.counted:
         one, other = (", ".join(phase for phase in run.phases_ran if phase != "recompute") for run in (first, second))
@@ -166,7 +168,7 @@ def compare(before: ComparedRun, after: ComparedRun) -> Comparison:
         facts={name: pair for name, pair in facts.items() if pair[0] != pair[1]},
         whole=judge.whole if judge else None,
         step=judge_of_steps(None, first.step, times=1, lost=lost).timing(first.step, second.step),
-        phases=_phases(first, second, judge, lost),
+        phases={name: of_steps.timing(first.phases.get(name), second.phases.get(name)) for name in names},
         mfu=change("mfu"),
         samples_per_second=change("samples_per_second"),
         tokens_per_second=change("tokens_per_second"),
@@ -214,9 +216,3 @@ def _modules(
 def _lost(time: Timing) -> float:
     """The seconds that a time lost or gained, if it changed by more than noise."""
     return time.lost if time.verdict in CHANGED and time.lost is not None else 0.0
-
-
-def _phases(before: RunFigures, after: RunFigures, judge: Judge | None, lost: tuple[float, float]) -> dict[str, Timing]:
-    names = dict.fromkeys([*before.phases, *after.phases])
-    of_steps = judge_of_steps(judge, before.step, times=len(names), lost=lost)
-    return {name: of_steps.timing(before.phases.get(name), after.phases.get(name)) for name in names}

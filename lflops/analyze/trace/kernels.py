@@ -104,26 +104,25 @@ def _kernel(name: str, found: Sequence[DeviceWork], walk: HostWalk) -> KernelTim
 
 def by_category(work: Iterable[DeviceWork], walk: HostWalk) -> tuple[CategoryTimes, ...]:
     """The work by category, the most time first."""
-    times: dict[Category, list[int]] = {category: [0, 0] for category in CATEGORIES}
-    for each in work:
-        sums = times[_category(walk, each)]
-        sums[0] += each.end - each.start
-        sums[1] += 1
-    rows = (CategoryTimes(category=category, device=device, calls=calls) for category, (device, calls) in times.items() if calls)
+    groups = grouped(work, lambda each: _category(walk, each))
+    rows = (
+        CategoryTimes(category=category, device=sum(each.end - each.start for each in groups[category]), calls=len(groups[category]))
+        for category in CATEGORIES
+        if category in groups
+    )
     return tuple(sorted(rows, key=lambda row: -row.device))
 
 
 def by_precision(work: Iterable[DeviceWork], walk: HostWalk) -> tuple[PrecisionTimes, ...]:
     """The kernels by precision, the most time first; copies, fills and communication are left out."""
-    times: defaultdict[str | None, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for each in work:
-        if each.kind == "kernel" and _category(walk, each) != "communication":
-            sums = times[_precision(walk, each)]
-            sums[0] += each.end - each.start
-            sums[1] += 1
-            sums[2] += each.end - each.start if tensor_cores_by_name(each.name) else 0
+    computing = (each for each in work if each.kind == "kernel" and _category(walk, each) != "communication")
     rows = (
-        PrecisionTimes(precision=precision, device=device, calls=calls, tensor_cores=cores)
-        for precision, (device, calls, cores) in times.items()
+        PrecisionTimes(
+            precision=precision,
+            device=sum(each.end - each.start for each in found),
+            calls=len(found),
+            tensor_cores=sum(each.end - each.start for each in found if tensor_cores_by_name(each.name)),
+        )
+        for precision, found in grouped(computing, lambda each: _precision(walk, each)).items()
     )
     return tuple(sorted(rows, key=lambda row: -row.device))

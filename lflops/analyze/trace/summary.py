@@ -172,20 +172,16 @@ def _analysed(trace: RecordedTrace, hardware: Hardware | str | None) -> tuple[Tr
 def _device(trace: RecordedTrace, window: _Window, device: int, found: HostWalk) -> DeviceSummary:
     work = window.by_device[device]
     between = states(work, window.start, window.end)
+    # Where one device worked and the allocator knows one, by another number, it is that one.
+    only = next(iter(trace.memory.values())) if len(window.by_device) == len(trace.memory) == 1 else None
     return DeviceSummary(
         device=device,
         name=_name(trace, device),
         timeline=timeline(between),
         idle=idle_by_cause(idle_stretches(between), work, found.call, trace),
         queue=queue_depth(work, found.call, window.start, window.end),
-        memory=_memory(trace, device, len(window.by_device)),
+        memory=trace.memory.get(device, only),
     )
-
-
-def _memory(trace: RecordedTrace, device: int, devices: int) -> MemoryPeak | None:
-    """The device's peak. Where one device worked and the allocator knows one, by another number, it is that one."""
-    only = next(iter(trace.memory.values())) if devices == len(trace.memory) == 1 else None
-    return trace.memory.get(device, only)
 
 
 def _window(trace: RecordedTrace) -> _Window:
