@@ -94,19 +94,12 @@ MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What is changed.
+    """What is changed."""
 
-    Attributes:
-        dtype: Of parameters and floating arguments, by torch's word; `None` leaves them.
-        precision: `bf16-mixed` or `16-mixed` for autocast; `None` for none.
-        adapter_rank: Of low-rank adapters; `None` for none.
-        policy: What every block recomputes.
-    """
-
-    dtype: str | None = None
-    precision: str | None = None
-    adapter_rank: int | None = None
-    policy: Policy = "none"
+    dtype: str | None = None  # of parameters and floating arguments, by torch's word; `None` leaves them
+    precision: str | None = None  # `bf16-mixed` or `16-mixed` for autocast; `None` for none
+    adapter_rank: int | None = None  # of low-rank adapters; `None` for none
+    policy: Policy = "none"  # what every block recomputes
 
     def __post_init__(self) -> None:
         """Raise a `CountError` for an unknown word."""

@@ -37,34 +37,22 @@ MANY = 3  # forward passes whose results are still there: two may be pipelining,
 
 
 class Cause(Struct, frozen=True, kw_only=True):
-    """One cause.
-
-    Attributes:
-        bytes: What it explains: that much would be free without it.
-        count: How many passes, tensors or pieces it is about.
-        line: The line of code that made most of it; empty where unknown.
-    """
+    """One cause."""
 
     code: CauseCode
-    bytes: int
-    count: int = 0
-    line: str = ""
+    bytes: int  # what it explains: that much would be free without it
+    count: int = 0  # how many passes, tensors or pieces it is about
+    line: str = ""  # the line of code that made most of it; empty where unknown
 
 
 class _Case(NamedTuple):
-    """What the rules look at.
-
-    Attributes:
-        failed: Bytes that were asked for in vain, 0 where memory did not run out.
-        unused: Reserved bytes that no tensor has.
-        total: Bytes of the device that the process could have; `None` is unknown.
-    """
+    """What the rules look at."""
 
     peak: Peak
     categories: Mapping[int, Category]
-    failed: int
-    unused: int
-    total: int | None
+    failed: int  # bytes that were asked for in vain, 0 where memory did not run out
+    unused: int  # reserved bytes that no tensor has
+    total: int | None  # bytes of the device that the process could have; `None` is unknown
 
     def of(self, category: Category) -> list[Alive]:
         return [each for place, each in enumerate(self.peak.alive) if self.categories[place] == category]

@@ -13,36 +13,22 @@ RECOMPUTES = ("recompute_fn", "unpack_hook", "backward")  # functions of `torch.
 
 
 class Alive(NamedTuple):
-    """An allocation that is alive at the moment.
+    """An allocation that is alive at the moment."""
 
-    Attributes:
-        bytes: What was asked for.
-        stack: The code that allocated it.
-        passes_ago: How many forward passes have begun since; `None` where it is older than the trace.
-        steps_ago: How many optimizer steps have ended since; `None` where it is older than the trace.
-    """
-
-    bytes: int
-    stack: Stack
-    passes_ago: int | None = None
-    steps_ago: int | None = None
+    bytes: int  # what was asked for
+    stack: Stack  # the code that allocated it
+    passes_ago: int | None = None  # how many forward passes have begun since; `None` where it is older than the trace
+    steps_ago: int | None = None  # how many optimizer steps have ended since; `None` where it is older than the trace
 
 
 class Peak(NamedTuple):
-    """What is alive at the moment.
+    """What is alive at the moment."""
 
-    Attributes:
-        ran_out: The request that failed; `None` where memory did not run out.
-        passes: How many forward passes have begun in the trace before the moment.
-        steps: How many optimizer steps have ended there.
-        reserved: Bytes in segments then.
-    """
-
-    ran_out: Entry | None
+    ran_out: Entry | None  # the request that failed; `None` where memory did not run out
     alive: tuple[Alive, ...]
-    passes: int
-    steps: int
-    reserved: int
+    passes: int  # how many forward passes have begun in the trace before the moment
+    steps: int  # how many optimizer steps have ended there
+    reserved: int  # bytes in segments then
 
     @property
     def bytes(self) -> int:

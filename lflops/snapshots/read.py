@@ -66,19 +66,13 @@ Stack = tuple[Frame, ...]
 
 
 class Block(NamedTuple):
-    """A part of a segment.
-
-    Attributes:
-        requested: Bytes that were asked for.
-        state: `active_allocated`, `active_awaiting_free` or `inactive`.
-        stack: The code that allocated it, the innermost line first; empty where it is unknown.
-    """
+    """A part of a segment."""
 
     address: int
     size: int
-    requested: int
-    state: str
-    stack: Stack
+    requested: int  # bytes that were asked for
+    state: str  # `active_allocated`, `active_awaiting_free` or `inactive`
+    stack: Stack  # the code that allocated it, the innermost line first; empty where it is unknown
 
 
 class Segment(NamedTuple):
@@ -89,18 +83,13 @@ class Segment(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """Something that the allocator did.
+    """Something that the allocator did."""
 
-    Attributes:
-        action: Torch's word: `alloc`, `free_requested`, `free_completed`, `segment_alloc`, `segment_free`, `oom`, …
-        device_free: Of an `oom`, the bytes that the device had left.
-    """
-
-    action: str
+    action: str  # Torch's word: `alloc`, `free_requested`, `free_completed`, `segment_alloc`, `segment_free`, `oom`, …
     address: int
     size: int
     stack: Stack
-    device_free: int | None
+    device_free: int | None  # of an `oom`, the bytes that the device had left
 
 
 class Snapshot(NamedTuple):

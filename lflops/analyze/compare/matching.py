@@ -16,25 +16,15 @@ _Key = Callable[["ModuleNode"], Hashable]
 
 @dataclass(eq=False)
 class ModuleNode:
-    """A module in a run's tree, together with the modules that wrap it: from outside they are one module.
+    """A module in a run's tree, together with the modules that wrap it: from outside they are one module."""
 
-    Attributes:
-        name: Of the outermost.
-        rows: Of all of them as positions in the run's columns, the outermost first.
-        label: The last part of its name.
-        kind: The class of the innermost, that which is wrapped.
-        children: The modules below the innermost.
-        build: A number that is the same for two nodes, of either run, with the same classes all the way down.
-        work: A number that is the same for two nodes with the same parameters and MACs of forward, too.
-    """
-
-    name: str
-    rows: list[int]
-    label: str
-    kind: str
-    children: list["ModuleNode"] = field(default_factory=list)
-    build: int = 0
-    work: int = 0
+    name: str  # of the outermost
+    rows: list[int]  # of all of them as positions in the run's columns, the outermost first
+    label: str  # the last part of its name
+    kind: str  # the class of the innermost, that which is wrapped
+    children: list["ModuleNode"] = field(default_factory=list)  # the modules below the innermost
+    build: int = 0  # a number that is the same for two nodes, of either run, with the same classes all the way down
+    work: int = 0  # a number that is the same for two nodes with the same parameters and MACs of forward, too
 
     def walk(self) -> Iterator["ModuleNode"]:
         """Itself and every node below it, in the model's order."""

@@ -11,21 +11,13 @@ __all__ = ["Limit", "limits"]
 
 
 class Limit(Struct, frozen=True, kw_only=True):
-    """One limit and its result.
+    """One limit and its result."""
 
-    Attributes:
-        name: Of the figure.
-        allowed: The most, or of MFU the least.
-        found: The run's figure.
-        broken: `None` where it is unknown.
-        doubt: Why no one can tell whether it is broken, where the figure is known.
-    """
-
-    name: Literal["max_regress", "min_mfu", "max_memory"]
-    allowed: float
-    found: float | None
-    broken: bool | None
-    doubt: Doubt | None = None
+    name: Literal["max_regress", "min_mfu", "max_memory"]  # of the figure
+    allowed: float  # the most, or of MFU the least
+    found: float | None  # the run's figure
+    broken: bool | None  # `None` where it is unknown
+    doubt: Doubt | None = None  # why no one can tell whether it is broken, where the figure is known
 
 
 def limits(

@@ -116,25 +116,15 @@ class Measured(NamedTuple):
 
 
 class Judge(NamedTuple):
-    """What the times of two runs are judged by.
+    """What the times of two runs are judged by."""
 
-    Attributes:
-        whole: The common factor that is taken out; `None` is nothing.
-        large: Seconds before: a time of at least these is a large one.
-        least_error: The lower bound of the error of a large time's ratio.
-        least_error_of_small: The same of a small one.
-        reach: Half the width of an interval, in errors.
-        step: Seconds before of the step, which changes are shares of.
-        lost: The shares of the CPU's time that other processes took, before and after.
-    """
-
-    whole: CommonFactor | None
-    large: float
-    least_error: float
-    least_error_of_small: float
-    reach: float
-    step: float
-    lost: tuple[float, float] = (0.0, 0.0)
+    whole: CommonFactor | None  # the common factor that is taken out; `None` is nothing
+    large: float  # seconds before: a time of at least these is a large one
+    least_error: float  # the lower bound of the error of a large time's ratio
+    least_error_of_small: float  # the same of a small one
+    reach: float  # half the width of an interval, in errors
+    step: float  # seconds before of the step, which changes are shares of
+    lost: tuple[float, float] = (0.0, 0.0)  # the shares of the CPU's time that other processes took, before and after
 
     def timing(self, before: Measured | None, after: Measured | None, explained: float = 0.0) -> Timing:
         """Judge a time, if both sides and their errors are known; `explained` are the seconds of the change that modules below explain."""

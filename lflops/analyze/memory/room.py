@@ -39,30 +39,18 @@ _HOPPER = ("H100", "H200", "H800", "H20", "GH200")
 
 
 class Room(Struct, frozen=True, kw_only=True):
-    """What a step needs of a chip's memory, and whether that fits. The parts add up to `needed_bytes`.
+    """What a step needs of a chip's memory, and whether that fits. The parts add up to `needed_bytes`."""
 
-    Attributes:
-        verdict: `tight` leaves less than 5 % of the usable memory.
-        chip: The chip's name.
-        usable_bytes: What a process sees as the device's memory.
-        tensor_bytes: The peak of live tensors.
-        fragmentation_bytes: What the allocator reserves besides: simulated, or a share of the peak.
-        fragmentation_simulated: Whether the allocator was simulated.
-        context_bytes: The driver's, for this process; 0 for a chip that is not NVIDIA's, whose share is unknown.
-        workspace_bytes: cuBLAS's.
-        collective_bytes: NCCL's; 0 on one rank.
-    """
-
-    verdict: Verdict
-    chip: str
-    usable_bytes: int
+    verdict: Verdict  # `tight` leaves less than 5 % of the usable memory
+    chip: str  # the chip's name
+    usable_bytes: int  # what a process sees as the device's memory
     needed_bytes: int
-    tensor_bytes: int
-    fragmentation_bytes: int
-    fragmentation_simulated: bool
-    context_bytes: int
-    workspace_bytes: int
-    collective_bytes: int
+    tensor_bytes: int  # the peak of live tensors
+    fragmentation_bytes: int  # what the allocator reserves besides: simulated, or a share of the peak
+    fragmentation_simulated: bool  # whether the allocator was simulated
+    context_bytes: int  # the driver's, for this process; 0 for a chip that is not NVIDIA's, whose share is unknown
+    workspace_bytes: int  # cuBLAS's
+    collective_bytes: int  # NCCL's; 0 on one rank
 
 
 def room(tensor_bytes: int, chip: Hardware | None, *, ranks: int = 1, reserved_bytes: int | None = None) -> Room | None:

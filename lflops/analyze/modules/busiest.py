@@ -15,20 +15,14 @@ TIMED_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimize
 
 
 class BusyModules(Struct, frozen=True, kw_only=True):
-    """The modules at one place of the model, without the modules below them.
-
-    Attributes:
-        name: The pattern; where only some at that place have a time, the names of these.
-        seconds: Total time of all of them in a step.
-        macs: Of forward and backward, of all of them.
-    """
+    """The modules at one place of the model, without the modules below them."""
 
     pattern: str
-    name: str
+    name: str  # the pattern; where only some at that place have a time, the names of these
     kind: str
     modules: int
-    seconds: float
-    macs: int
+    seconds: float  # total time of all of them in a step
+    macs: int  # of forward and backward, of all of them
 
 
 def total_seconds(module: ModuleProfile, *, own: bool = False) -> float | None:

@@ -13,19 +13,13 @@ __all__ = ["Kind", "by_depth", "most"]
 
 
 class Kind(Struct, frozen=True, kw_only=True):
-    """All modules of one class at one depth, each with what is below it; no module is in another one of the same depth.
-
-    Attributes:
-        parameters: What this rank holds of them.
-        macs: In forward.
-        seconds: In forward, the medians added up; `None` where one that ran has none, or none ran.
-    """
+    """All modules of one class at one depth, each with what is below it; no module is in another one of the same depth."""
 
     kind: str
     modules: int
-    parameters: int
-    macs: int
-    seconds: float | None
+    parameters: int  # what this rank holds of them
+    macs: int  # in forward
+    seconds: float | None  # in forward, the medians added up; `None` where one that ran has none, or none ran
 
 
 def by_depth(profile: Profile, depth: int = -1) -> tuple[tuple[Kind, ...], ...]:

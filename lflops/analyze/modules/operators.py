@@ -28,26 +28,16 @@ class Operator(Struct, frozen=True, kw_only=True):
 
 
 class OperatorRow(Struct, frozen=True, kw_only=True):
-    """One operator in one phase and dtype, or in all of them.
-
-    Attributes:
-        phase: `None` is all of them.
-        dtypes: One where there is a phase; none of what has no formula.
-        figures: Calls and bytes alone where there is no formula: then they are in no total.
-        is_counted: Whether there is one.
-        share: As in `Operator`, of its phase; `None` also where it is not counted.
-        modules: How many modules ran it.
-        by_module: The modules in which it did the most, at most 20, without what is below them, the most first.
-    """
+    """One operator in one phase and dtype, or in all of them."""
 
     operator: str
-    phase: Phase | None
-    dtypes: tuple[str, ...]
-    figures: WorkCounts
-    is_counted: bool
-    share: float | None
-    modules: int
-    by_module: Mapping[str, WorkCounts]
+    phase: Phase | None  # `None` is all of them
+    dtypes: tuple[str, ...]  # one where there is a phase; none of what has no formula
+    figures: WorkCounts  # calls and bytes alone where there is no formula: then they are in no total
+    is_counted: bool  # whether there is one
+    share: float | None  # as in `Operator`, of its phase; `None` also where it is not counted
+    modules: int  # how many modules ran it
+    by_module: Mapping[str, WorkCounts]  # the modules in which it did the most, at most 20, without what is below them, the most first
 
 
 class UncountedOperator(Struct, frozen=True, kw_only=True):

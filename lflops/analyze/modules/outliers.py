@@ -32,18 +32,12 @@ _MOST_OF = 0.7  # a module below explains an outlier if it has this share of its
 
 
 class Outlier(Struct, frozen=True, kw_only=True):
-    """A module that is slower than its repeats.
-
-    Attributes:
-        others: How many others do the same work at its place.
-        seconds: Of forward and backward, with all below it.
-        usual_seconds: The median of all at its place.
-    """
+    """A module that is slower than its repeats."""
 
     module: str
-    others: int
-    seconds: float
-    usual_seconds: float
+    others: int  # how many others do the same work at its place
+    seconds: float  # of forward and backward, with all below it
+    usual_seconds: float  # the median of all at its place
 
     @property
     def excess(self) -> float:

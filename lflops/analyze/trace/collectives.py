@@ -30,42 +30,29 @@ _OF_RESULT = frozenset({"all_gather", "gather"})
 
 
 class Occurrence(NamedTuple):
-    """One call of a collective, as one rank ran it.
-
-    Attributes:
-        step: The step that launched it; empty where there is none.
-        bytes: Of the message: of the larger of input and result, over all ranks; `None` is unknown.
-    """
+    """One call of a collective, as one rank ran it."""
 
     kind: str
     group: str
     group_size: int | None
-    step: str
+    step: str  # the step that launched it; empty where there is none
     start: int
     end: int
-    bytes: int | None
+    bytes: int | None  # of the message: of the larger of input and result, over all ranks; `None` is unknown
 
 
 class CollectiveTimes(Struct, frozen=True, kw_only=True):
-    """All calls of one kind in one group; nanoseconds. `None` is unknown.
-
-    Attributes:
-        group: The ranks, or else the group's name; empty where the trace does not tell.
-        exposed: Time in which nothing was computed. What runs at the same time as another collective is in both rows.
-        bytes: Of all messages.
-        algorithmic_bytes_per_second: `bytes` over the time.
-        bus_bytes_per_second: What a link carried for that.
-    """
+    """All calls of one kind in one group; nanoseconds. `None` is unknown."""
 
     kind: str
-    group: str
+    group: str  # the ranks, or else the group's name; empty where the trace does not tell
     group_size: int | None
     calls: int
     device: int
-    exposed: int
-    bytes: int | None
-    algorithmic_bytes_per_second: float | None
-    bus_bytes_per_second: float | None
+    exposed: int  # time in which nothing was computed. What runs at the same time as another collective is in both rows.
+    bytes: int | None  # of all messages
+    algorithmic_bytes_per_second: float | None  # `bytes` over the time
+    bus_bytes_per_second: float | None  # what a link carried for that
 
 
 def occurrences(work: Iterable[DeviceWork], walk: HostWalk, trace: RecordedTrace) -> tuple[Occurrence, ...]:

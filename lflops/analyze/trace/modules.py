@@ -18,25 +18,16 @@ _NUMBER = re.compile(r"(?<![A-Za-z])\d+")
 
 
 class SpanTimes(Struct, frozen=True, kw_only=True):
-    """Modules or scopes of one name but for its numbers; nanoseconds.
-
-    Attributes:
-        name: With a star in place of each number, where there are several.
-        phase: As lflops names it; forward also stands for what has none.
-        instances: How many different names it stands for.
-        device: Of the kernels that were launched inside, with all below it.
-        own_device: The same without what is below it.
-        host: Inclusive.
-    """
+    """Modules or scopes of one name but for its numbers; nanoseconds."""
 
     kind: Literal["module", "scope"]
-    name: str
-    phase: str
-    instances: int
+    name: str  # with a star in place of each number, where there are several
+    phase: str  # as lflops names it; forward also stands for what has none
+    instances: int  # how many different names it stands for
     calls: int
-    device: int
-    own_device: int
-    host: int
+    device: int  # of the kernels that were launched inside, with all below it
+    own_device: int  # the same without what is below it
+    host: int  # inclusive
 
 
 def span_times(walk: HostWalk, kind: Literal["module", "scope"]) -> tuple[SpanTimes, ...]:

@@ -41,17 +41,11 @@ BYTES = {name: size for name, (_, size) in _DTYPES.items()} | _INTEGERS
 
 
 class Argument(NamedTuple):
-    """One argument of a call.
+    """One argument of a call."""
 
-    Attributes:
-        shape: Of a tensor; of a list of tensors, their shapes; `None` where it is no tensor.
-        type: The element type's name; of a list of tensors, that of the first.
-        value: Of all else, as text; empty where there is none, or it was not recorded.
-    """
-
-    shape: Any
-    type: str
-    value: str
+    shape: Any  # of a tensor; of a list of tensors, their shapes; `None` where it is no tensor
+    type: str  # the element type's name; of a list of tensors, that of the first
+    value: str  # of all else, as text; empty where there is none, or it was not recorded
 
 
 @functools.lru_cache(1 << 16)
@@ -111,21 +105,13 @@ _UNREAD = frozenset({"fill_", "zero_", "copy_"})  # of these the first argument 
 
 
 class TracedCost(NamedTuple):
-    """One call.
+    """One call."""
 
-    Attributes:
-        macs: Multiply-accumulates; what is computed once more is not in them.
-        executed_macs: Without what a mask leaves out, and with what is computed once more.
-        flops: 2 x `macs`, with what is computed once more and what is no multiply-accumulate.
-        bytes_moved: Inputs read once and the result written once; `None` is unknown.
-        recompute_macs: What is computed once more, with what a mask leaves out.
-    """
-
-    macs: int
-    executed_macs: int
-    flops: int
-    bytes_moved: int | None
-    recompute_macs: int = 0
+    macs: int  # Multiply-accumulates; what is computed once more is not in them
+    executed_macs: int  # without what a mask leaves out, and with what is computed once more
+    flops: int  # 2 x `macs`, with what is computed once more and what is no multiply-accumulate
+    bytes_moved: int | None  # inputs read once and the result written once; `None` is unknown
+    recompute_macs: int = 0  # what is computed once more, with what a mask leaves out
 
     @property
     def executed_flops(self) -> int:

@@ -30,36 +30,23 @@ class OperatorTimes(Struct, frozen=True, kw_only=True):
 
 
 class ShapeTimes(Struct, frozen=True, kw_only=True):
-    """All counted calls of one operator with inputs of one set of shapes. `None` is unknown.
-
-    Attributes:
-        shapes: Of each input; of a list of tensors, a list; of what is no tensor, `None`.
-        types: Of the elements, by torch's names.
-        precision: As `hardware.DTYPES` call it; TF32 where a kernel's name says so.
-        calls: The number of calls; calls inside of another counted operator are that one's.
-        device: Nanoseconds of the device, with all below it.
-        macs, flops, bytes_moved: Of all calls; `flops` without what a mask leaves out.
-        flops_per_second: Of the device's time.
-        roof_seconds: What the chip needs at least for the FLOPs at its peak, or for the bytes at its bandwidth.
-        bound: Which of the two takes longer.
-        share: `roof_seconds` over the device's time; over 1 where data stayed in a cache.
-    """
+    """All counted calls of one operator with inputs of one set of shapes. `None` is unknown."""
 
     name: str
     category: Category
-    shapes: tuple[Any, ...]
-    types: tuple[str, ...]
-    precision: str | None
-    calls: int
-    device: int
-    macs: int
+    shapes: tuple[Any, ...]  # of each input; of a list of tensors, a list; of what is no tensor, `None`
+    types: tuple[str, ...]  # of the elements, by torch's names
+    precision: str | None  # as `hardware.DTYPES` call it; TF32 where a kernel's name says so
+    calls: int  # the number of calls; calls inside of another counted operator are that one's
+    device: int  # nanoseconds of the device, with all below it
+    macs: int  # of all calls; `flops` without what a mask leaves out
     flops: int
     bytes_moved: int | None
     intensity: float | None
-    flops_per_second: float | None
-    roof_seconds: float | None
-    bound: Literal["compute", "memory"] | None
-    share: float | None
+    flops_per_second: float | None  # of the device's time
+    roof_seconds: float | None  # what the chip needs at least for the FLOPs at its peak, or for the bytes at its bandwidth
+    bound: Literal["compute", "memory"] | None  # which of the two takes longer
+    share: float | None  # `roof_seconds` over the device's time; over 1 where data stayed in a cache
 
 
 class Uncounted(Struct, frozen=True, kw_only=True):

@@ -20,23 +20,16 @@ __all__ = ["CollectiveSkew", "RankSkew", "rank_skew"]
 
 
 class CollectiveSkew(Struct, frozen=True, kw_only=True):
-    """All calls of one kind in one group that at least two of the ranks recorded; nanoseconds.
-
-    Attributes:
-        transfer: The shortest kernels of all calls.
-        waiting: What each rank waited in addition.
-        skew_median, skew_longest: Between the first and the last arrival at a call.
-        last: How often each rank came last.
-    """
+    """All calls of one kind in one group that at least two of the ranks recorded; nanoseconds."""
 
     kind: str
     group: str
     calls: int
-    transfer: int
-    waiting: Mapping[int, int]
-    skew_median: int
+    transfer: int  # the shortest kernels of all calls
+    waiting: Mapping[int, int]  # what each rank waited in addition
+    skew_median: int  # between the first and the last arrival at a call
     skew_longest: int
-    last: Mapping[int, int]
+    last: Mapping[int, int]  # how often each rank came last
 
 
 class RankSkew(Struct, frozen=True, kw_only=True):
