@@ -46,19 +46,14 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule in steps of the optimizer, each as many batches as gradients are accumulated over.
-
-    Attributes:
-        windows: How many there will be; `None` is no end of them.
-        traced: Whether the active steps are traced. Then as many again are hooked behind them; else the active ones are the hooked ones.
-    """
+    """A schedule in steps of the optimizer, each as many batches as gradients are accumulated over."""
 
     skip_first: int
     wait: int
     warmup: int
     active: int
-    windows: int | None
-    traced: bool = False
+    windows: int | None  # how many there will be; `None` is no end of them
+    traced: bool = False  # whether the active steps are traced, and as many again hooked behind them; else the active ones are hooked
 
     @classmethod
     def of(cls, schedule: Schedule, *, accumulation: int = 1, batches: float = math.inf, traced: bool = False) -> "Plan":

@@ -139,19 +139,12 @@ def load_families() -> None:
 
 
 class FunctionFormula(NamedTuple):
-    """The formula of a function that a package calls directly, so that no dispatcher sees it.
+    """The formula of a function that a package calls directly, so that no dispatcher sees it."""
 
-    Attributes:
-        formula: Called as the function was, with shapes in place of tensors, as many arguments as it takes.
-        reads: The arguments whose numbers it takes, as in `formula`; a star stands for all tensors of integers.
-        again_in_backward: Whether a call in backward computes again what forward had.
-        tensors_at: Place of a list of lists of tensors, if there is one: the formula gets one tensor of each list, again and again.
-    """
-
-    formula: Formula
-    reads: frozenset[str]
-    again_in_backward: bool
-    tensors_at: int | None
+    formula: Formula  # called as the function was, with shapes in place of tensors, as many arguments as it takes
+    reads: frozenset[str]  # the arguments whose numbers it takes, as in `formula`; a star stands for all tensors of integers
+    again_in_backward: bool  # whether a call in backward computes again what forward had
+    tensors_at: int | None  # place of a list of lists of tensors, if any: the formula gets one tensor of each list, again and again
 
 
 FUNCTIONS: dict[str, FunctionFormula] = {}

@@ -72,10 +72,7 @@ class OperatorCall(Struct, gc=False):
 class Span(Struct, gc=False):
     """A stretch of time on a thread that somebody named.
 
-    Attributes:
-        kind: A step of the profiler, a scope of `record_function`, a module frame of `with_stack`, or a module slice of lflops.
-        phase: Of a slice of lflops.
-        collective: Of the scope of a collective, where it tells its message.
+    A step of the profiler, a scope of `record_function`, a module frame of `with_stack`, or a module slice of lflops.
     """
 
     kind: Literal["step", "scope", "module", "slice"]
@@ -83,8 +80,8 @@ class Span(Struct, gc=False):
     thread: int
     start: int
     end: int
-    phase: str = "forward"
-    collective: Collective | None = None
+    phase: str = "forward"  # of a slice of lflops
+    collective: Collective | None = None  # of the scope of a collective, where it tells its message
 
 
 class MemoryPeak(Struct, frozen=True):

@@ -32,27 +32,19 @@ _WORK = ("macs", "flops", "bytes_moved")
 
 
 class RunFigures(Struct, frozen=True, kw_only=True):
-    """The figures of a whole run. `None` is unknown.
+    """The figures of a whole run. `None` is unknown."""
 
-    Attributes:
-        facts: The circumstances that two runs can differ in.
-        phases_ran: The phases in which anything ran.
-        step: Of the clean steps. So are `phases`, `samples_per_second` and `tokens_per_second`.
-        has_reliable_times: Whether the profile does not warn that its modules' times are no measure.
-        cpu_lost: The share of the CPU time that it was ready to use and other processes took; `None` also on a GPU, whose time is another.
-    """
-
-    facts: Mapping[str, Fact]
+    facts: Mapping[str, Fact]  # the circumstances that two runs can differ in
     counted: bool
-    phases_ran: tuple[Phase, ...]
-    step: Measured | None
+    phases_ran: tuple[Phase, ...]  # the phases in which anything ran
+    step: Measured | None  # of the clean steps. So are `phases`, `samples_per_second` and `tokens_per_second`.
     phases: Mapping[str, Measured]
     mfu: float | None
     samples_per_second: float | None
     tokens_per_second: float | None
     peak_bytes: int | None
-    has_reliable_times: bool = True
-    cpu_lost: float | None = None
+    has_reliable_times: bool = True  # whether the profile does not warn that its modules' times are no measure
+    cpu_lost: float | None = None  # the share of its CPU time that other processes took; `None` also on a GPU, whose time is another
 
 
 class ComparedRun(NamedTuple):

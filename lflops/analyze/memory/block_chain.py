@@ -24,25 +24,15 @@ Key = tuple[int | None, int, str | None, str]
 
 
 class Reading(Struct, frozen=True, kw_only=True):
-    """What one estimate's timeline shows of each block. All are bytes.
+    """What one estimate's timeline shows of each block. All are bytes."""
 
-    Attributes:
-        starts: Alive before the forward of each block, and after that of the last one.
-        forward: The most alive in the forward of each block, beyond its start.
-        entered: Alive before the backward of each block, beyond the start of the next one; `None` for a block without backward.
-        backward: The most alive in the backward of each block, beyond what was alive before it.
-        head: The most alive between forward and backward of the blocks, beyond the last start.
-        fixed: The most alive before the first block and after the backward of all.
-        kinds: Blocks with the same number ran the same operators, kept the same bytes and had the same highest points.
-    """
-
-    starts: tuple[int, ...]
-    forward: tuple[int, ...]
-    entered: tuple[int | None, ...]
-    backward: tuple[int, ...]
-    head: int
-    fixed: int
-    kinds: tuple[int, ...]
+    starts: tuple[int, ...]  # alive before the forward of each block, and after that of the last one
+    forward: tuple[int, ...]  # the most alive in the forward of each block, beyond its start
+    entered: tuple[int | None, ...]  # alive before each block's backward, beyond the next start; `None` without a backward
+    backward: tuple[int, ...]  # the most alive in the backward of each block, beyond what was alive before it
+    head: int  # the most alive between forward and backward of the blocks, beyond the last start
+    fixed: int  # the most alive before the first block and after the backward of all
+    kinds: tuple[int, ...]  # blocks with the same number ran the same operators, kept as many bytes and had the same highest points
 
 
 class Trial(Struct, frozen=True, kw_only=True):

@@ -57,19 +57,14 @@ def checkpointed(profile: Profile) -> tuple[Checkpointed, ...]:
 class Saving(Struct, frozen=True, kw_only=True):
     """One way to lower the peak.
 
-    Attributes:
-        kind: Checkpoint a block or the blocks of one place; free gradients before the forward; an optimizer that updates in place.
-        module: The block, repeated ones as their pattern; empty for all others.
-        modules: How many blocks.
-        bytes: The most that it saves; another moment may then be the peak.
-        macs: MACs that a step does besides.
+    Checkpoint a block or the blocks of one place; free gradients before the forward; an optimizer that updates in place.
     """
 
     kind: Literal["checkpoint", "gradients", "fused_optimizer"]
-    module: str
-    modules: int
-    bytes: int
-    macs: int
+    module: str  # the block, repeated ones as their pattern; empty for all others
+    modules: int  # how many blocks
+    bytes: int  # the most that it saves; another moment may then be the peak
+    macs: int  # MACs that a step does besides
 
 
 def savings(

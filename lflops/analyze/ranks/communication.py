@@ -13,28 +13,18 @@ __all__ = ["Collective", "communication"]
 
 
 class Collective(Struct, frozen=True, kw_only=True):
-    """All calls of one kind in one group, a step. `None` is unknown.
+    """All calls of one kind in one group, a step. `None` is unknown."""
 
-    Attributes:
-        kind: As `all_reduce`.
-        bytes: Of all messages, each the larger of what a rank sends and receives.
-        seconds: Of one rank, and the waiting for other ranks is part of them.
-        exposed_seconds: Of these, in which nothing was computed.
-        transfer_seconds: The least of the ranks that traced, call by call of a module; `None` where fewer than two traced.
-        bus_bytes_per_second: What a link carries, as in NVIDIA's nccl-tests. It rests on `transfer_seconds`, or else on `seconds`.
-        link_share: That over what the link between the chips of a host gives; `None` where ranks are on several hosts too.
-    """
-
-    kind: str
+    kind: str  # as `all_reduce`
     group: str
     group_size: int | None
     calls: int
-    bytes: int
-    seconds: float | None
-    exposed_seconds: float | None
-    transfer_seconds: float | None
-    bus_bytes_per_second: float | None
-    link_share: float | None
+    bytes: int  # of all messages, each the larger of what a rank sends and receives
+    seconds: float | None  # of one rank, and the waiting for other ranks is part of them
+    exposed_seconds: float | None  # of these, in which nothing was computed
+    transfer_seconds: float | None  # the least of the ranks that traced, call by call of a module; `None` where fewer than two traced
+    bus_bytes_per_second: float | None  # what a link carries, as in nccl-tests, by `transfer_seconds` or else by `seconds`
+    link_share: float | None  # that over what the link between the chips of a host gives; `None` where ranks are on several hosts too
 
     @property
     def holds_waiting(self) -> bool:

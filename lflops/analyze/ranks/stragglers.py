@@ -31,17 +31,11 @@ EVEN = 0.4  # of the median burst: the smallest one has at least so much
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """An excess that is more than noise.
+    """An excess that is more than noise."""
 
-    Attributes:
-        pattern: `steady` is in nearly every step, `burst` in some of them.
-        seconds: What it costs a step: the median of a steady one, so that one slow step of the machine is not its fault; else the mean.
-        steps: In how many steps it is there.
-    """
-
-    pattern: Literal["steady", "burst"]
-    seconds: float
-    steps: int
+    pattern: Literal["steady", "burst"]  # `steady` is in nearly every step, `burst` in some of them
+    seconds: float  # what it costs a step: the median of a steady one, so that one slow step of the machine is not its fault; else the mean
+    steps: int  # in how many steps it is there
 
 
 def costs(excess: RankExcess) -> list[float]:

@@ -45,51 +45,36 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
 
 
 class TraceSummary(Struct, frozen=True, kw_only=True):
-    """What a trace says. All times are whole nanoseconds, unless they are a `Spread`, which is seconds.
-
-    Attributes:
-        events: How many events the file has.
-        recorded: From the first moment on the host to the last.
-        before_device: From the first step's beginning, or the recording's, to the first work of a device; `None` without a device.
-        device: The states of all devices together; `None` without a device.
-        idle: The idle nanoseconds of all devices by what they were lost to.
-        step: Median and quartiles of the steps; `None` without a step.
-        shapes: The operators whose inputs tell what they computed, by these inputs.
-        hardware: The chip that they are judged by.
-        left_out: What ran before the window.
-        has_stack: Whether Python's frames were recorded, which takes the host's time.
-        negative: How many events had a negative length; they are taken as 0 ns long.
-        unread: Events of kinds that nothing here knows, by category.
-    """
+    """What a trace says. All times are whole nanoseconds, unless they are a `Spread`, which is seconds."""
 
     file: str
     rank: int | None
     world_size: int | None
-    events: int
-    recorded: int
-    before_device: int | None
-    device: DeviceTimeline | None
-    idle: Mapping[Cause, int]
+    events: int  # how many events the file has
+    recorded: int  # from the first moment on the host to the last
+    before_device: int | None  # from the first step's beginning, or the recording's, to the first work of a device; `None` without a device
+    device: DeviceTimeline | None  # the states of all devices together; `None` without a device
+    idle: Mapping[Cause, int]  # the idle nanoseconds of all devices by what they were lost to
     launches: LaunchDelays | None
     devices: tuple[DeviceSummary, ...]
     streams: tuple[StreamTimes, ...]
     steps: tuple[StepTimes, ...]
-    step: Spread | None
+    step: Spread | None  # median and quartiles of the steps; `None` without a step
     categories: tuple[CategoryTimes, ...]
     precisions: tuple[PrecisionTimes, ...]
     kernels: tuple[KernelTimes, ...]
     operators: tuple[OperatorTimes, ...]
-    shapes: tuple[ShapeTimes, ...]
+    shapes: tuple[ShapeTimes, ...]  # the operators whose inputs tell what they computed, by these inputs
     uncounted: tuple[Uncounted, ...]
     utilization: TraceUtilization | None
-    hardware: Hardware | None
+    hardware: Hardware | None  # the chip that they are judged by
     collectives: tuple[CollectiveTimes, ...]
     modules: tuple[SpanTimes, ...]
     scopes: tuple[SpanTimes, ...]
-    left_out: LeftOut
-    has_stack: bool
-    negative: int
-    unread: Mapping[str, int]
+    left_out: LeftOut  # what ran before the window
+    has_stack: bool  # whether Python's frames were recorded, which takes the host's time
+    negative: int  # how many events had a negative length; they are taken as 0 ns long
+    unread: Mapping[str, int]  # events of kinds that nothing here knows, by category
 
 
 class _Window(NamedTuple):
