@@ -236,9 +236,5 @@ class Analysis:
 
 
 def analyze(profile: Profile, hardware: Hardware | str | None = None) -> Analysis:
-    """Analyze a profile on a chip, or on that of this name; `None` is the run's own. Nothing is computed before it is read.
-
-    Raises:
-        HardwareError: The table does not have the name.
-    """
+    """Analyze a profile on a chip, or on that of this name in the table; `None` is the run's own. What nobody reads is not computed."""
     return Analysis(profile, chip_of(profile, hardware))

@@ -100,13 +100,7 @@ def formula(*operators: str, writes_first: str = "", reads: str = "") -> Callabl
 
 
 def adapted(function: Formula, leading: str = "", *, without: str = "") -> Formula:
-    """The formula for an operator that takes other arguments first, or does not have some of the keywords.
-
-    Args:
-        function: The formula.
-        leading: The names of what comes first and the formula does not need, as words.
-        without: The keywords, as words.
-    """
+    """The formula for an operator that takes other arguments first, or lacks some of the keywords; both by name, as words."""
     first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in leading.split()]
 
     @functools.wraps(function)
@@ -156,11 +150,7 @@ def function_formula(
 ) -> Callable[[_AnyFormula], _AnyFormula]:
     """Enter a formula for functions of a package, which need not be installed. They are watched while a step is counted.
 
-    Args:
-        functions: Where their callers look them up, as `package.module:function`.
-        reads: As in `formula`.
-        again_in_backward: As in `FunctionFormula`.
-        tensors_at: As in `FunctionFormula`.
+    Each is where its callers look it up, as `package.module:function`; all else is as in `formula` and `FunctionFormula`.
     """
 
     def enter(function: _AnyFormula) -> _AnyFormula:

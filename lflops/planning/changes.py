@@ -50,10 +50,7 @@ def add_adapters(asker: str, model: nn.Module, rank: int) -> None:
 
 
 def recomputable(asker: str, model: nn.Module) -> dict[str, nn.Module]:
-    """The blocks that a model may recompute: those that are made of modules. A single operator would save nothing.
-
-    Without any, a `CountError`.
-    """
+    """The blocks that are made of modules, as a single operator would save nothing by recomputing; without any, a `CountError`."""
     blocks = {name: block for name, block in blocks_in(model).items() if next(block.children(), None) is not None}
     if not blocks:
         raise CountError(

@@ -35,10 +35,7 @@ class Checkpointed(Struct, frozen=True, kw_only=True):
 
 
 def checkpointed(profile: Profile) -> tuple[Checkpointed, ...]:
-    """Each block by itself, those that save the most first; none where memory was not counted, or nothing went backward.
-
-    A block is a module that its container numbers, outside of any other.
-    """
+    """Each block by itself, those that save the most first; none where memory was not counted, or nothing went backward."""
     if profile.memory is None or all(cell.phase != "backward" for cell in profile.cells):
         return ()
     below: dict[str, int] = defaultdict(int)

@@ -54,13 +54,9 @@ class Room(Struct, frozen=True, kw_only=True):
 
 
 def room(tensor_bytes: int, chip: Hardware | None, *, ranks: int = 1, reserved_bytes: int | None = None) -> Room | None:
-    """The room for so many bytes of live tensors on a chip; `None` where the chip's memory is unknown.
+    """The room for a peak of live tensors on a chip; `None` where the chip's memory is unknown.
 
-    Args:
-        tensor_bytes: Their peak.
-        chip: The chip.
-        ranks: How many exchange data; from two on NCCL has buffers.
-        reserved_bytes: What the allocator reserves, where it was simulated.
+    From two ranks on NCCL has buffers. What the allocator reserves is given where it was simulated.
     """
     if chip is None or chip.memory_bytes is None:
         return None

@@ -140,7 +140,7 @@ def tree(
         sort: One of `SORT_KEYS`, among siblings; `None` keeps the model's order. A run is sorted by the sum of its modules.
         phase: What `share` and `sort` are about; `None` is all the phases together.
         below: What `children` returns, where it is already known.
-        groups: What `identical_subtrees` returns, where it is already known.
+        groups: What `identical_subtrees` returns, likewise.
 
     Raises:
         ValueError: `depth`, `sort` or `phase` is invalid.

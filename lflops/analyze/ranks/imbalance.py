@@ -327,10 +327,7 @@ def _row(each: RankExcess, verdict: Verdict, compared: RankComparison) -> Row:
 
 
 def slowest_first(profile: Profile, found: Imbalance) -> tuple[int, ...]:
-    """The ranks by their cost as culprits; then by how long others waited for them; then by their time beyond the median rank's.
-
-    Ranks without a report come last.
-    """
+    """The ranks by their cost as culprits, then by how long others waited for them, their excess and their step; unreported ones last."""
     cost, waited, beyond = (defaultdict[int, float](float) for _ in range(3))
     for row in found.rows:
         cost[row.slow_rank] += row.seconds_lost

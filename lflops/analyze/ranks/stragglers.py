@@ -44,10 +44,7 @@ def costs(excess: RankExcess) -> list[float]:
 
 
 def judge(excess: RankExcess, compared: RankComparison, ranks: int) -> Verdict | None:
-    """The verdict; `None` where the excess can be noise.
-
-    `ranks` is how many were compared: the slowest of many is slow by chance.
-    """
+    """The verdict; `None` where the excess can be noise: the slowest of many `ranks` is slow by chance."""
     lost = costs(excess)
     if _is_steady(excess, ranks):
         there = sum(each >= THERE * statistics.median(excess.excess) for each in excess.excess)

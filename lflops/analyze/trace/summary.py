@@ -103,11 +103,7 @@ def summarise_all(traces: Iterable[RecordedTrace], hardware: Hardware | str | No
 
 
 def summarise(trace: RecordedTrace, hardware: Hardware | str | None = None) -> TraceSummary:
-    """Analyse one trace on a chip, which may be given by its name; `None` looks for the name that the trace has.
-
-    Raises:
-        HardwareError: The table does not have the name that is given.
-    """
+    """Analyse one trace on a chip, or on that of this name in the table; `None` looks for the name that the trace has."""
     return _analysed(trace, hardware)[0]
 
 

@@ -29,10 +29,7 @@ class TraceUtilization(Struct, frozen=True, kw_only=True):
 
 
 def utilization(walk: HostWalk, steps: Sequence[StepTimes], window: int, devices: int, chip: Hardware | None) -> TraceUtilization | None:
-    """The utilization; `None` where nothing that multiplies was counted.
-
-    Without steps the window counts, which is in nanoseconds. The chip is what each device can do.
-    """
+    """Of the steps, or without any of the window in nanoseconds; `None` where nothing that multiplies was counted."""
     macs: dict[str | None, int] = {}
     executed: dict[str | None, int] = {}
     first = again = 0

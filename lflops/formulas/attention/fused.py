@@ -60,12 +60,12 @@ def attention_formula(
     The function takes queries, keys and values first, whose last dimensions are their widths.
 
     Args:
-        operators: As in `formula`. So are `writes_first` and `reads`.
+        operators: As in `formula`.
+        writes_first: As in `formula`, of forward.
+        reads: As in `formula`.
         backward: The operators of the gradients, as words.
-        leading: What these take first, as words.
-        writes_first: Of `operators`.
-        reads: Of both.
-        forward_only: Keywords, as words, that those of the gradients do not have.
+        leading: What these take first.
+        forward_only: Keywords that they do not have.
         backward_only: Keywords that only they have.
     """
 

@@ -75,10 +75,7 @@ def gated_backward(grad: Shape, x: Shape) -> Cost:
 
 
 def _attention(given: Sequence[Any]) -> tuple[Scores, int, int]:
-    """Scores and the widths of keys and values.
-
-    Releases differ in the order of the arguments, but not in that of offsets, of queries, keys and values, and of lengths.
-    """
+    """Scores and widths: releases order the arguments differently, but not offsets, not queries, keys and values, and not lengths."""
     tuples = [each for each in given if isinstance(each, tuple)]
     offsets = [each for each in tuples if isinstance(each, Values) or len(each) == 1]
     query, key, value = [each for each in tuples if not isinstance(each, Values) and len(each) > PAIR][:3]
