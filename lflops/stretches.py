@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-__all__ = ["Stretches", "joined", "length", "outside", "shares", "within"]
+__all__ = ["Stretches", "joined", "length", "outside", "shares"]
 
 Stretches = list[tuple[int, int]]
 
@@ -41,19 +41,6 @@ def outside(stretches: Iterable[tuple[int, int]], others: Sequence[tuple[int, in
         if at < end:
             left.append((at, end))
     return left
-
-
-def within(stretches: Iterable[tuple[int, int]], others: Sequence[tuple[int, int]]) -> Stretches:
-    """What of the stretches lies in one of the others."""
-    found, first = [], 0
-    for start, end in stretches:
-        while first < len(others) and others[first][1] <= start:
-            first += 1
-        index = first
-        while index < len(others) and others[index][0] < end:
-            found.append((max(start, others[index][0]), min(end, others[index][1])))
-            index += 1
-    return [(start, end) for start, end in found if start < end]
 
 
 def shares(stretches: Stretches, *others: Stretches) -> list[int]:

@@ -236,5 +236,5 @@ class Analysis:
 
 
 def analyze(profile: Profile, hardware: Hardware | str | None = None) -> Analysis:
-    """Analyze a profile on a chip, or on that of this name in the table; `None` is the run's own. What nobody reads is not computed."""
+    """Analyze a profile on a chip, or on that of this name in the table; `None` is the run's own. A result is computed when it is read."""
     return Analysis(profile, chip_of(profile, hardware))

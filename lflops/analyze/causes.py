@@ -35,30 +35,20 @@ _WIDTH = {"float64": 64, "float32": 32, "tf32": 32, "bfloat16": 16, "float16": 1
 class Cause(Struct, frozen=True, kw_only=True):
     """Something that a step is longer for.
 
-    Attributes:
-        kind: A part of the budget, a phase, or what has its own evidence. That is a slow `rank`, more `threads` than cores, a `slow` module
-            among equals; one with more `calls` than its repeats, or a wider `dtype`. `outside` is the model itself, without its layers.
-            `no_products` are modules that multiply nothing.
-            `busiest` comes last: where nothing stands out, or no peak says how fast it could be.
-        seconds: What it costs the mean step; `None` is unknown.
-        module: Where it is; empty is no module in particular.
-        others: With how many others the module is compared.
-        usual: What these have, in seconds, operator calls, or as their dtype.
-        value: What the module has of that.
-        is_rough: Whether the times of modules are no measure, so that only the order of the cost is known.
-        is_rest: Whether other causes have a share of the same part of the budget.
-        phase: Of a slow rank, what it is slow in.
+    Its kind is a part of the budget, a phase, or what has its own evidence. That is a slow `rank`, more `threads` than cores, a `slow`
+    module among equals; one with more `calls` than its repeats, or a wider `dtype`. `outside` is the model itself, without its layers.
+    `no_products` are modules that multiply nothing. `busiest` comes last: where nothing stands out, or no peak says how fast it could be.
     """
 
     kind: str
-    seconds: float | None
-    module: str = ""
-    others: int = 0
-    usual: float | str | None = None
-    value: float | str | None = None
-    is_rough: bool = False
-    is_rest: bool = False
-    phase: str = ""
+    seconds: float | None  # what it costs the mean step; `None` is unknown
+    module: str = ""  # where it is; empty is no module in particular
+    others: int = 0  # with how many others the module is compared
+    usual: float | str | None = None  # what these have, in seconds, operator calls, or as their dtype
+    value: float | str | None = None  # what the module has of that
+    is_rough: bool = False  # whether the times of modules are no measure, so that only the order of the cost is known
+    is_rest: bool = False  # whether other causes have a share of the same part of the budget
+    phase: str = ""  # of a slow rank, what it is slow in
 
 
 def causes(

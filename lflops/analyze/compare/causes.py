@@ -22,25 +22,15 @@ _SAME_RATIO = 0.02
 
 
 class Cause(Struct, frozen=True, kw_only=True):
-    """A change of the step's time, or one that may be.
+    """A change of the step's time, or one that may be."""
 
-    Attributes:
-        kind: A phase or a module that is slower or faster, a module that does other work, or one that was added or removed.
-        name: Of the phase or the module, with `*` for the numbers of what repeats; the class where modules of several names are together.
-        modules: How many modules it is about; 0 for a phase.
-        seconds: What a step lost by it; a gain is negative, `None` is unknown.
-        ratio: Of a time, after over before; of other work its MACs, or its FLOPs where it has no MACs. `None` is unknown.
-        low: The lower end of the interval of a time's ratio.
-        high: Its upper end.
-    """
-
-    kind: CauseKind
-    name: str
-    modules: int
-    seconds: float | None
-    ratio: float | None = None
-    low: float | None = None
-    high: float | None = None
+    kind: CauseKind  # a phase or a module that is slower or faster, a module that does other work, or one that was added or removed
+    name: str  # of the phase or the module, with `*` for the numbers of what repeats; the class of modules of several names
+    modules: int  # how many modules it is about; 0 for a phase
+    seconds: float | None  # what a step lost by it; a gain is negative, `None` is unknown
+    ratio: float | None = None  # of a time; of other work of its MACs, or of its FLOPs where it has no MACs. `None` is unknown.
+    low: float | None = None  # the lower end of the interval of a time's ratio
+    high: float | None = None  # its upper end
 
 
 class BatchChange(Struct, frozen=True, kw_only=True):

@@ -80,16 +80,10 @@ class SharedPhases:
 
 
 class ModuleSide(NamedTuple):
-    """A module in one of the runs.
+    """A module in one of the runs."""
 
-    Attributes:
-        of: The run.
-        rows: Of the module and the modules that it wraps, the outermost first, as positions in the run's columns. What is inclusive is that
-            of the first.
-    """
-
-    of: SharedPhases
-    rows: Sequence[int]
+    of: SharedPhases  # the run
+    rows: Sequence[int]  # of it and of what it wraps, the outermost first, as positions in columns. Inclusive is that of the first.
 
     def work(self, field: str) -> int | None:
         """A count of all phases, as `macs` or `own_macs`."""

@@ -58,27 +58,19 @@ class Terms(Struct, frozen=True, kw_only=True):
 class Chain(Struct, frozen=True, kw_only=True):
     """The peak of a step as a function of the choice of each block.
 
-    Attributes:
-        kinds: Of the blocks, in their order.
-        base: Bytes alive before the first block.
-        fixed: The most alive outside of the blocks.
-        offsets: What is alive before the backward of each block besides the blocks' own, such as gradients of the later ones.
-        heads: The most alive between forward and backward, beyond the last start, by the choice of the last block.
-        settled: By the choice of the first block, what is alive from the end of forward on beyond the starts. A variable of the model may
-            hold the first block's input until then. If the block recomputes, it holds the input further.
-        flops: Recomputed beyond what the first estimate does, by kind and choice.
-        times: The same in femtoseconds; empty where no chip is known.
+    A variable of the model may hold the first block's input until the end of forward. If the block recomputes, it holds the input further:
+    what the first block's choice so settles is alive from then on beyond the starts.
     """
 
-    kinds: tuple[int, ...]
-    base: int
-    fixed: int
-    offsets: tuple[int, ...]
+    kinds: tuple[int, ...]  # of the blocks, in their order
+    base: int  # bytes alive before the first block
+    fixed: int  # the most alive outside of the blocks
+    offsets: tuple[int, ...]  # what is alive before the backward of each block besides the blocks' own, such as gradients of the later ones
     terms: dict[Key, Terms]
-    heads: dict[str, int]
-    settled: dict[str, int]
-    flops: dict[tuple[int, str], int]
-    times: dict[tuple[int, str], int]
+    heads: dict[str, int]  # the most alive between forward and backward, beyond the last start, by the choice of the last block
+    settled: dict[str, int]  # by the choice of the first block, in bytes
+    flops: dict[tuple[int, str], int]  # recomputed beyond what the first estimate does, by kind and choice
+    times: dict[tuple[int, str], int]  # the same in femtoseconds; empty where no chip is known
 
     @property
     def costs(self) -> dict[tuple[int, str], int]:

@@ -22,15 +22,12 @@ def blocks_of(profile: Profile) -> list[str]:
 class Checkpointed(Struct, frozen=True, kw_only=True):
     """Activation checkpointing of one block.
 
-    Attributes:
-        saved_bytes: Its activations that are alive at the peak: the most that can be saved. Its output stays where a later operator needs
-            it, and all its activations exist while it is recomputed.
-        macs: Those that run once more, which are its forward's. So are `flops`.
+    Its output stays where a later operator needs it, and all its activations exist while it is recomputed.
     """
 
     module: str
-    saved_bytes: int
-    macs: int
+    saved_bytes: int  # its activations that are alive at the peak: the most that can be saved
+    macs: int  # those that run once more, which are its forward's. So are `flops`.
     flops: int
 
 

@@ -70,15 +70,12 @@ class _Sum(NamedTuple):
 
 def operators(profile: Profile, phase: Phase | None = "forward") -> tuple[Operator, ...]:
     """The operators of a phase, or of all of them, the most first: by MACs, then by FLOPs, then by bytes."""
-    phases = PHASES if phase is None else (phase,)
-    sums: dict[str, WorkCounts] = {}
-    for cell in profile.cells:
-        if cell.phase in phases:
-            counts = WorkCounts(**{field: getattr(cell, field) for field in WorkCounts.__struct_fields__})
-            sums[cell.operator] = sums.get(cell.operator, WorkCounts()) + counts
+    cells = grouped((cell for cell in profile.cells if phase is None or cell.phase == phase), attrgetter("operator"))
+    figures = {name: WorkCounts(**sums(found, *WorkCounts.__struct_fields__)) for name, found in cells.items()}
     metric, total = _total(profile, phase)
     rows = [
-        Operator(operator=name, figures=counts, share=getattr(counts, metric) / total if total else None) for name, counts in sums.items()
+        Operator(operator=name, figures=counts, share=getattr(counts, metric) / total if total else None)
+        for name, counts in figures.items()
     ]
     return tuple(sorted(rows, key=lambda row: _most(row.figures)))
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from lflops.analyze.speed.roofline import Bound, Over, Part, Point, Total, point_of
 from lflops.profile.model import COUNTS, PHASES, ModuleProfile, Profile
 from lflops.profile.module_names import fold_repeats
-from lflops.profile.series import sum_known
+from lflops.profile.series import sum_known, sums
 
 __all__ = ["Repeats", "fold_parts", "identical_subtrees"]
 
@@ -77,9 +77,7 @@ class Repeats(NamedTuple):
             return point_of(first)
         over = {part.over for part in self.parts}
         total = Total(
-            calls=sum(part.total.calls for part in self.parts),
-            flops=sum(part.total.flops for part in self.parts),
-            bytes_moved=sum(part.total.bytes_moved for part in self.parts),
+            **sums([part.total for part in self.parts], "calls", "flops", "bytes_moved"),
             seconds=self.roof_seconds,
             bound=max(_BOUNDS, key=lambda bound: sum(part.roof_seconds or 0.0 for part in self.parts if part.total.bound == bound)),
             costs=(),

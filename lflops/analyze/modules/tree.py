@@ -45,42 +45,28 @@ class Repeat(Struct, frozen=True, kw_only=True):
 class Row(Struct, frozen=True, kw_only=True):
     """One module, or a run of identical siblings: then every count is that of ONE of them, and a time is the mean of all.
 
-    Attributes:
-        name: The dotted path; of the first one where the row is a run.
-        label: Its last part.
-        names: Every module that the row represents, within the row above.
-        repeat: The run, `None` where the row is a single module.
-        depth: 0 for the root.
-        own: Whether the figures and the parameters are the module's own, without what is below it.
-        calls: How often it was called in forward.
-        trainable_parameters: `None` where only the inclusive number is known. So is `parameter_bytes`.
-        phases: The work of each phase.
-        seconds: The median time of each phase; `None` where it is unknown. Where rows are folded, the mean over all the modules that
-            this one represents: for a layer in a run of 12 identical blocks, over all 12.
-        share: This row's part of the root's MACs in the phase asked for, or of its FLOPs where the root has no MACs in it; `None`
-            where it has neither. `share_of` says which.
-        time_share: Its part of the root's time in that phase.
-        children: The rows below, where there is a tree.
+    For a layer in a run of 12 identical blocks that is the mean over all 12. The shares are of the root's MACs in the phase asked for, or
+    of its FLOPs where the root has no MACs in it, as `share_of` says, and of its time.
     """
 
-    name: str
-    label: str
-    names: tuple[str, ...]
-    repeat: Repeat | None
-    depth: int
-    own: bool
+    name: str  # the dotted path; of the first one where the row is a run
+    label: str  # its last part
+    names: tuple[str, ...]  # every module that the row represents, within the row above
+    repeat: Repeat | None  # the run, `None` where the row is a single module
+    depth: int  # 0 for the root
+    own: bool  # whether figures and parameters are without what is below it
     kind: str
-    calls: int
+    calls: int  # how often it was called in forward
     compiled: bool
     owner: str | None
     parameters: int
-    trainable_parameters: int | None
+    trainable_parameters: int | None  # `None` where only the inclusive number is known. So is `parameter_bytes`.
     parameter_bytes: int | None
-    phases: Mapping[Phase, WorkCounts]
-    seconds: Mapping[Phase, float | None]
+    phases: Mapping[Phase, WorkCounts]  # the work of each phase
+    seconds: Mapping[Phase, float | None]  # the median time of each phase; `None` where it is unknown
     share: float | None
     time_share: float | None
-    children: tuple["Row", ...] = ()
+    children: tuple["Row", ...] = ()  # the rows below, where there is a tree
 
     @property
     def times(self) -> int:

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from lflops.analyze.trace.host_walk import HostWalk
 from lflops.profile.series import grouped
-from lflops.stretches import joined, length, within
+from lflops.stretches import joined, shares
 from lflops.traces.device_states import DeviceTimeline, states, timeline, total
 from lflops.traces.recorded import DeviceWork, RecordedTrace
 
@@ -32,7 +32,7 @@ def streams(work: Iterable[DeviceWork], start: int, end: int) -> tuple[StreamTim
         StreamTimes(
             device=device,
             stream=stream,
-            busy=length(within(joined((each.start, each.end) for each in found), [(start, end)])),
+            busy=shares(joined((each.start, each.end) for each in found), [(start, end)])[0],
             kernels=sum(each.kind == "kernel" for each in found),
             copies=sum(each.kind == "copy" for each in found),
         )
