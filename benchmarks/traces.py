@@ -36,7 +36,7 @@ EVENTS = 200_000
 ACTIVE = 3
 HIGHEST = """
 import sys
-from lflops.traces.annotate_main import main
+from lflops.traces.annotate_in_background import main
 main(sys.argv[1:])
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """

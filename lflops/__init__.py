@@ -107,5 +107,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, loaded or not."""
     return sorted([*__all__, *_MODULES])

@@ -45,11 +45,7 @@ class MissingPackageError(LflopsError, ImportError):
 
 @contextmanager
 def needed_by(feature: str) -> Iterator[None]:
-    """A context for imports that only one feature needs.
-
-    Raises:
-        MissingPackageError: A module that is imported in it is not installed.
-    """
+    """A context for imports that only one feature needs: a `MissingPackageError` names the module that is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -81,11 +81,13 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         with self._monitor.boundary:
             self._install(self._monitor, trainer)
 
-    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._end_batch()
-
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._end_batch()
+        """A batch is over, and perhaps its step with it."""
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            batch.__exit__(None, None, None)
+
+    on_substep_end = on_step_end
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._monitor is not None:
@@ -129,11 +131,6 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             self._close(error)
             raise
 
-    def _end_batch(self) -> None:
-        batch, self._batch = self._batch, None
-        if batch is not None:
-            batch.__exit__(None, None, None)
-
     def _close(self, error: BaseException | None) -> None:
         watched, writer = self._monitor, self._writer
         self._monitor = self._batch = self._writer = None
@@ -151,7 +148,6 @@ class _Reporter:
         self._callback = callback
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        """Give it the figures, with copies of what it may write to."""
         trainer = self._trainer
         state, control = copy.copy(trainer.state), copy.copy(trainer.control)
         self._callback.on_log(trainer.args, state, control, model=trainer.model, logs=dict(metrics))
@@ -187,11 +183,7 @@ def _inputs_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _caller_of(callback: TrainerCallback) -> Any:
-    """The Trainer that calls a callback. Callbacks are given its model and its loaders, but never the Trainer.
-
-    Raises:
-        CountError: Somebody else calls it.
-    """
+    """The Trainer that calls a callback. Callbacks are given its model and its loaders, but never the Trainer."""
     frame = sys._getframe(1)  # noqa: SLF001 - to read the caller's `self`, and nothing else
     while frame is not None:
         caller = frame.f_locals.get("self")

@@ -30,11 +30,7 @@ class Schedule:
     skip_first: int = 0
 
     def __post_init__(self) -> None:
-        """See that the schedule can be.
-
-        Raises:
-            ScheduleError: It cannot; the message names the argument, its value and what is taken.
-        """
+        """Raise a `ScheduleError` that names the argument, its value and what is taken, where the schedule cannot be."""
         for name, least in _LEAST.items():
             value: object = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -50,32 +46,21 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule in steps of the optimizer, each as many batches as gradients are accumulated over.
-
-    Attributes:
-        windows: How many there will be; `None` is no end of them.
-        traced: Whether the active steps are traced. Then as many again are hooked behind them; else the active ones are the hooked ones.
-    """
+    """A schedule in steps of the optimizer, each as many batches as gradients are accumulated over."""
 
     skip_first: int
     wait: int
     warmup: int
     active: int
-    windows: int | None
-    traced: bool = False
+    windows: int | None  # how many there will be; `None` is no end of them
+    traced: bool = False  # whether the active steps are traced, and as many again hooked behind them; else the active ones are hooked
 
     @classmethod
     def of(cls, schedule: Schedule, *, accumulation: int = 1, batches: float = math.inf, traced: bool = False) -> "Plan":
-        """Round up to whole steps, and shrink to what the run has room for.
+        """Round a schedule, which is in batches, up to whole steps of `accumulation` batches, and shrink it to the run's batches.
 
         One window at least remains, and in it the step that is counted. What goes first is what is skipped, then the waiting, the active
         steps but one, the warming up but one, and the last active one.
-
-        Args:
-            schedule: In batches.
-            accumulation: Batches to a step.
-            batches: How many the run will have, where that is known.
-            traced: Whether the active steps are to be traced.
         """
         skip_first, wait, warmup, active = (
             -(-each // accumulation) for each in (schedule.skip_first, schedule.wait, schedule.warmup, schedule.active)

@@ -1,8 +1,9 @@
 """Sets of moments as sorted, disjoint stretches of integer nanoseconds."""
 
+import math
 from collections.abc import Iterable, Sequence
 
-__all__ = ["Stretches", "joined", "length", "outside", "shares", "within"]
+__all__ = ["Stretches", "joined", "length", "outside", "shares"]
 
 Stretches = list[tuple[int, int]]
 
@@ -10,16 +11,14 @@ Stretches = list[tuple[int, int]]
 def joined(spans: Iterable[tuple[int, int]]) -> Stretches:
     """The spans in their order, without overlaps."""
     stretches: Stretches = []
-    begin = end = None
+    end = -math.inf
     for start, stop in sorted(spans):
-        if end is None or start > end:
-            if begin is not None and end is not None:
-                stretches.append((begin, end))
-            begin, end = start, stop
-        elif stop > end:
+        if start > end:
+            stretches.append((start, stop))
             end = stop
-    if begin is not None and end is not None:
-        stretches.append((begin, end))
+        elif stop > end:
+            stretches[-1] = stretches[-1][0], stop
+            end = stop
     return stretches
 
 
@@ -42,19 +41,6 @@ def outside(stretches: Iterable[tuple[int, int]], others: Sequence[tuple[int, in
         if at < end:
             left.append((at, end))
     return left
-
-
-def within(stretches: Iterable[tuple[int, int]], others: Sequence[tuple[int, int]]) -> Stretches:
-    """What of the stretches lies in one of the others."""
-    found, first = [], 0
-    for start, end in stretches:
-        while first < len(others) and others[first][1] <= start:
-            first += 1
-        index = first
-        while index < len(others) and others[index][0] < end:
-            found.append((max(start, others[index][0]), min(end, others[index][1])))
-            index += 1
-    return [(start, end) for start, end in found if start < end]
 
 
 def shares(stretches: Stretches, *others: Stretches) -> list[int]:

@@ -77,11 +77,11 @@ def _scaled(number: Decimal | None, base: int, symbols: tuple[str, ...], digits:
     while abs(_rounded(scaled, digits)) >= base and power + 1 < len(symbols):
         power += 1
         scaled = number / Decimal(base) ** power
-    return f"{_digits(scaled, digits, exact=power == 0)} {symbols[power]}".rstrip()
+    rounded = scaled if power == 0 and scaled == scaled.to_integral_value() else _rounded(scaled, digits)
+    return f"{f'{rounded:f}' if rounded or not scaled else f'{scaled:.{digits}e}'} {symbols[power]}".rstrip()
 
 
 def _three_digits(number: Decimal | None, symbols: tuple[str, ...]) -> str:
-    """The number in the unit in which it has the fewest digits before the point, but at least one."""
     if number is None or number == 0:
         return UNKNOWN if number is None else f"0 {symbols[0]}".rstrip()
     power, scaled = 0, number
@@ -89,13 +89,6 @@ def _three_digits(number: Decimal | None, symbols: tuple[str, ...]) -> str:
         power, scaled = power + 1, scaled.scaleb(-3)
     rounded = next((each for digits in (2, 1) if abs(each := _rounded(scaled, digits)) < 10 ** (3 - digits)), _rounded(scaled, 0))
     return f"{f'{rounded:f}' if rounded else f'{scaled:.2e}'} {symbols[power]}".rstrip()
-
-
-def _digits(number: Decimal, digits: int, *, exact: bool) -> str:
-    if exact and number == number.to_integral_value():
-        return f"{number:f}"
-    rounded = _rounded(number, digits)
-    return f"{rounded:f}" if rounded else f"{number:.{digits}e}"
 
 
 def _rounded(number: Decimal, digits: int) -> Decimal:

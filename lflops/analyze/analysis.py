@@ -6,18 +6,16 @@ from functools import cached_property
 from typing import Literal
 
 from lflops.analyze.causes import Cause, causes
-from lflops.analyze.memory.checkpointing import Checkpointed, checkpointed
+from lflops.analyze.memory.checkpointing import Checkpointed, Saving, checkpointed, savings
 from lflops.analyze.memory.peak import Holder, Storages, fold_storages, holders, peak_moment
 from lflops.analyze.memory.room import Room, room_for
-from lflops.analyze.memory.savings import Saving, savings
 from lflops.analyze.modules.busiest import BusyModules, busiest
 from lflops.analyze.modules.operators import Operator, OperatorRow, UncountedOperator, operator_rows, operators, uncounted_operators
 from lflops.analyze.modules.outliers import Doubt, Outlier, Outliers, outliers
 from lflops.analyze.modules.repeats import identical_subtrees
-from lflops.analyze.modules.tree import Row, WorkCounts, flat, has_times, share_of, totals, tree
+from lflops.analyze.modules.tree import Row, WorkCounts, flat, has_times, share_of, totals, tree, unsharded_macs
 from lflops.analyze.ranks.communication import Collective, communication
 from lflops.analyze.ranks.imbalance import Imbalance, imbalance, slowest_first
-from lflops.analyze.ranks.unsharded import is_staged, unsharded_macs
 from lflops.analyze.speed.budget import Budget
 from lflops.analyze.speed.fused_bytes import Fusion, fusion
 from lflops.analyze.speed.lower_bound import LowerBound, lower_bound
@@ -28,18 +26,14 @@ from lflops.analyze.speed.utilization import Utilization, utilization_at
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Moment, Phase, Profile
 from lflops.profile.module_names import children
+from lflops.profile.notes import notes_with
 
 __all__ = ["Analysis", "analyze"]
 
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The results for one profile on one chip. Each is computed when it is first read, and kept.
-
-    Attributes:
-        profile: The profile.
-        chip: The hardware that it is compared with; `None` is unknown.
-    """
+    """The results for one profile on one chip, which is `None` where it is unknown. Each is computed when it is first read, and kept."""
 
     profile: Profile
     chip: Hardware | None
@@ -153,8 +147,8 @@ class Analysis:
 
     @cached_property
     def is_staged(self) -> bool:
-        """Whether ranks run different modules, as pipeline stages."""
-        return is_staged(self.profile)
+        """Whether ranks run different modules, as pipeline stages: one GPU does only a part of the root's work."""
+        return any(note.values.get("rows_of_others") for note in notes_with("ranks_differ", self.profile.notes))
 
     @cached_property
     def operator_rows(self) -> tuple[OperatorRow, ...]:
@@ -166,14 +160,9 @@ class Analysis:
         """The operators that ran without a formula."""
         return uncounted_operators(self.profile)
 
-    @cached_property
-    def _timed(self) -> Mapping[Phase | None, bool]:
-        by_phase: dict[Phase | None, bool] = {phase: has_times(self.profile, phase) for phase in self.totals}
-        return by_phase | {None: any(by_phase.values())}
-
     def has_times(self, phase: Phase | None) -> bool:
         """Whether any module has a time in a phase; `None` is any phase."""
-        return self._timed[phase]
+        return has_times(self.profile, phase)
 
     def share_of(self, phase: Phase | None) -> Literal["macs", "flops"]:
         """The metric that shares in a phase are of."""
@@ -247,13 +236,5 @@ class Analysis:
 
 
 def analyze(profile: Profile, hardware: Hardware | str | None = None) -> Analysis:
-    """Analyze a profile; nothing is computed before it is read.
-
-    Args:
-        profile: What was counted and timed.
-        hardware: The chip, or its name in the table; `None` is the run's own.
-
-    Raises:
-        HardwareError: The table does not have the name.
-    """
+    """Analyze a profile on a chip, or on that of this name in the table; `None` is the run's own. A result is computed when it is read."""
     return Analysis(profile, chip_of(profile, hardware))

@@ -19,16 +19,15 @@ from lflops.analyze.speed.step_times import StepTimes, communicating
 from lflops.profile.model import Profile
 from lflops.profile.module_names import added_up, ancestry
 from lflops.profile.notes import are_times_far_off
+from lflops.profile.series import grouped
 
 __all__ = ["Cause", "causes"]
 
-_WORTH = 0.02
-"""Of the step: what costs less is no cause."""
+_WORTH = 0.02  # of the step: what costs less is no cause
 _LEAST_MODULES = 3
 _LEAST_RATIO = 1.5
 _MORE_CALLS = 2
-_MOSTLY = 0.6
-"""A part is mostly in a module that has this share of it."""
+_MOSTLY = 0.6  # a part is mostly in a module that has this share of it
 _IN_MODEL = frozenset({"forward", "backward"})
 _WIDTH = {"float64": 64, "float32": 32, "tf32": 32, "bfloat16": 16, "float16": 16}
 
@@ -36,30 +35,20 @@ _WIDTH = {"float64": 64, "float32": 32, "tf32": 32, "bfloat16": 16, "float16": 1
 class Cause(Struct, frozen=True, kw_only=True):
     """Something that a step is longer for.
 
-    Attributes:
-        kind: A part of the budget, a phase, or what has its own evidence. That is a slow `rank`, more `threads` than cores, a `slow` module
-            among equals; one with more `calls` than its repeats, or a wider `dtype`. `outside` is the model itself, without its layers.
-            `no_products` are modules that multiply nothing.
-            `busiest` comes last: where nothing stands out, or no peak says how fast it could be.
-        seconds: What it costs the mean step; `None` is unknown.
-        module: Where it is; empty is no module in particular.
-        others: With how many others the module is compared.
-        usual: What these have, in seconds, operator calls, or as their dtype.
-        value: What the module has of that.
-        is_rough: Whether the times of modules are no measure, so that only the order of the cost is known.
-        is_rest: Whether other causes have a share of the same part of the budget.
-        phase: Of a slow rank, what it is slow in.
+    Its kind is a part of the budget, a phase, or what has its own evidence. That is a slow `rank`, more `threads` than cores, a `slow`
+    module among equals; one with more `calls` than its repeats, or a wider `dtype`. `outside` is the model itself, without its layers.
+    `no_products` are modules that multiply nothing. `busiest` comes last: where nothing stands out, or no peak says how fast it could be.
     """
 
     kind: str
-    seconds: float | None
-    module: str = ""
-    others: int = 0
-    usual: float | str | None = None
-    value: float | str | None = None
-    is_rough: bool = False
-    is_rest: bool = False
-    phase: str = ""
+    seconds: float | None  # what it costs the mean step; `None` is unknown
+    module: str = ""  # where it is; empty is no module in particular
+    others: int = 0  # with how many others the module is compared
+    usual: float | str | None = None  # what these have, in seconds, operator calls, or as their dtype
+    value: float | str | None = None  # what the module has of that
+    is_rough: bool = False  # whether the times of modules are no measure, so that only the order of the cost is known
+    is_rest: bool = False  # whether other causes have a share of the same part of the budget
+    phase: str = ""  # of a slow rank, what it is slow in
 
 
 def causes(
@@ -75,15 +64,7 @@ def causes(
 ) -> tuple[Cause, ...]:
     """The causes that cost 2 % of a step or more, and those whose cost is unknown. Without a clean step there are none.
 
-    Args:
-        profile: With times.
-        times: Of its clean steps.
-        budget: Of the mean one; `None` without a known peak.
-        imbalance: What its ranks lose to each other.
-        outliers: Modules that are slower than their repeats.
-        busiest: The modules with the most own time.
-        patterns: Each module's name with `*` for the numbers of what repeats.
-        below: The names directly below each module.
+    `budget` is of the mean clean step, `None` without a known peak; `below` has the names directly below each module.
     """
     if not times.mean:
         return ()
@@ -93,7 +74,12 @@ def causes(
     late = list(_of_ranks(imbalance, times.mean))
     known = {each.module for each in late if each.module} | named
     by_evidence = [*unlike, *_wide(profile, named), *_outside(profile, times, budget, below)]
-    in_modules = [*_slow(outliers, known), *(replace(each, is_rough=is_rough) for each in by_evidence)]
+    in_modules = [
+        Cause(kind="slow", seconds=each.excess, module=each.module, others=each.others, value=each.seconds, usual=each.usual_seconds)
+        for each in outliers
+        if each.module not in known
+    ]
+    in_modules += [replace(each, is_rough=is_rough) for each in by_evidence]
     exchanged = sum(communicating(profile, times).values())
     parts = _parts(times, budget, exchanged, in_modules, {} if is_rough else patterns)
     found = [*_threads(profile), *late, *_without([*in_modules, *parts], late)]
@@ -115,7 +101,6 @@ def _threads(profile: Profile) -> Iterator[Cause]:
 
 
 def _of_ranks(imbalance: Imbalance, mean: float) -> Iterator[Cause]:
-    """The rank that others wait for most."""
     if imbalance.worst_share is not None:
         worst = imbalance.rows[0]
         yield Cause(kind="rank", seconds=mean * imbalance.worst_share, module=worst.module, value=worst.slow_rank, phase=worst.phase)
@@ -134,31 +119,16 @@ def _without(found: Iterable[Cause], late: Iterable[Cause]) -> list[Cause]:
     return causes
 
 
-def _slow(outliers: Iterable[Outlier], named: set[str]) -> Iterator[Cause]:
-    for each in outliers:
-        if each.module not in named:
-            yield Cause(
-                kind="slow",
-                seconds=each.excess,
-                module=each.module,
-                others=each.others,
-                value=each.seconds,
-                usual=each.usual_seconds,
-            )
-
-
 def _unlike_their_repeats(
     profile: Profile, patterns: Mapping[str, str], below: Mapping[str, Sequence[str]], least: float
 ) -> Iterator[Cause]:
     """Modules that take longer than those at their place since they run more operators, or in a wider dtype."""
     seconds = {name: total_seconds(module) for name, module in profile.modules.items()}
-    dtypes, calls = _widest_dtypes(profile), {name: _calls(profile, name) for name in profile.modules}
-    places: defaultdict[str, list[str]] = defaultdict(list)
-    for name, pattern in patterns.items():
-        if pattern != name and seconds[name] is not None:
-            places[pattern].append(name)
+    dtypes = _widest_dtypes(profile)
+    calls = {name: each.forward.calls + each.backward.calls + each.recompute.calls for name, each in profile.modules.items()}
+    repeated = (name for name, pattern in patterns.items() if pattern != name and seconds[name] is not None)
     found: dict[str, Cause] = {}
-    for names in places.values():
+    for names in grouped(repeated, patterns.__getitem__).values():
         usual = statistics.median(seconds[name] or 0.0 for name in names)
         for name in names if len(names) >= _LEAST_MODULES else ():
             took, others = seconds[name] or 0.0, [other for other in names if other != name]
@@ -171,11 +141,6 @@ def _unlike_their_repeats(
             elif often and calls[name] >= _MORE_CALLS * often:
                 found[name] = Cause(kind="calls", seconds=excess, module=name, others=len(others), value=calls[name], usual=often)
     yield from (found[name] for name in explaining({name: each.seconds or 0.0 for name, each in found.items()}, below))
-
-
-def _calls(profile: Profile, name: str) -> int:
-    module = profile.modules[name]
-    return module.forward.calls + module.backward.calls + module.recompute.calls
 
 
 def _widest_dtypes(profile: Profile) -> dict[str, str]:

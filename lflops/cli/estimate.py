@@ -5,7 +5,7 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -120,14 +120,6 @@ def estimate(
     ] = False,
 ) -> None:
     """Estimate a step before the run: its work, its memory, and the least time on a chip. Nothing is allocated and nothing is computed."""
-    how = {
-        "backward": backward or optimizer is not None or ac not in (None, "none"),
-        "hardware": hardware,
-        "grad_scaler": grad_scaler,
-        "round_to": round_to,
-        "allocator": allocator,
-        "mesh": _mesh(ddp, fsdp, hsdp, tp),
-    }
     searches = ac == "best"
     if searches and memory is None and hardware is None:
         raise UsageError("--ac best: give --memory, as 40GB, or --hardware")
@@ -136,10 +128,31 @@ def estimate(
     if fused and optimizer is None:
         raise UsageError("--fused is for an optimizer: give --optimizer")
     budget = None if memory is None else bytes_of(memory)
-    policy = "none" if searches else ac
-    changes = {"dtype": dtype, "precision": precision, "policy": policy, "adapter_rank": _adapter_rank(lora)}
-    maker = partial(_maker, target, batch, seq, remote_code=trust_remote_code)
-    profile, plan = _estimated(target, maker, changes, how, optimizer=optimizer, fused=fused, searches=searches, budget=budget)
+    rank, mesh = _adapter_rank(lora), _mesh(ddp, fsdp, hsdp, tp)
+
+    from lflops.collect.estimate.estimate import Estimator  # with torch
+    from lflops.collect.estimate.optimizer_step import makes_optimizer
+    from lflops.planning.best_checkpointing import search
+    from lflops.planning.changes import Changes
+
+    policy: Any = "none" if searches or ac is None else ac
+    changes = Changes(dtype=dtype, precision=precision, adapter_rank=rank, policy=policy)
+    estimator = Estimator(
+        caller=target,
+        backward=backward or optimizer is not None or ac not in (None, "none"),
+        optimizer=makes_optimizer(target, optimizer, fused=fused),
+        hardware=hardware,
+        grad_scaler=grad_scaler,
+        round_to=round_to,
+        allocator=allocator,
+        mesh=mesh,
+        progress=sys.stderr.isatty(),
+    )
+    with _modules_of_this_folder(), _errors_of_the_user(target):
+        build = _maker(target, batch, seq, remote_code=trust_remote_code)
+        with changes.autocast():
+            plan = search(estimator, lambda: changes.applied(target, build()), budget) if searches else None
+            profile = plan.profile if plan else estimator.run(lambda: changes.applied(target, build()))
     if save is not None:
         profile.save(save)
     save_memory(profile, figure)
@@ -149,7 +162,6 @@ def estimate(
 
 
 def _mesh(ddp: int | None, fsdp: int | None, hsdp: str | None, tp: int | None) -> dict[str, int]:
-    """Ranks by dimension."""
     if ddp is not None:
         if any(each is not None for each in (fsdp, hsdp, tp)):
             raise UsageError("--ddp replicates the whole model: give --hsdp for replicas of shards, or leave --fsdp, --hsdp and --tp out")
@@ -201,11 +213,7 @@ UNITS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
 
 
 def bytes_of(size: str) -> float:
-    """The bytes of a size as people write it: `40GB`, `37.5 GiB`, `4e10`.
-
-    Raises:
-        UsageError: It is no size.
-    """
+    """The bytes of a size as people write it: `40GB`, `37.5 GiB`, `4e10`; anything else is a `UsageError`."""
     found = re.fullmatch(r"([0-9.]+(?:[eE]\+?[0-9]+)?)\s*([A-Za-z]*)", size.strip())
     unit = None if found is None else {name.lower(): factor for name, factor in UNITS.items()}.get(found[2].lower())
     try:
@@ -214,51 +222,7 @@ def bytes_of(size: str) -> float:
         raise UsageError(f"--memory {size}: give a size, as 40GB or 37GiB") from None
 
 
-def _estimated(
-    target: str,
-    maker: Callable[[], Callable[[], Any]],
-    changes: Mapping[str, Any],
-    how: Mapping[str, Any],
-    *,
-    optimizer: str | None,
-    fused: bool,
-    searches: bool,
-    budget: float | None,
-) -> tuple[Profile, CheckpointingPlan | None]:
-    """The estimate, with the plan of `--ac best`.
-
-    Args:
-        target: A configuration or a function.
-        maker: Makes what makes the subject, from the target.
-        changes: To the model, as arguments of `Changes`.
-        how: Arguments of the `Estimator`.
-        optimizer: Its name.
-        fused: Whether it is fused.
-        searches: Whether a plan is searched for.
-        budget: The bytes that it may take; `None` for the chip's.
-
-    Raises:
-        UsageError: The user's function failed.
-    """
-    from lflops.collect.estimate.estimate import Estimator  # with torch
-    from lflops.collect.estimate.optimizer_step import makes_optimizer
-    from lflops.planning.best_checkpointing import search
-    from lflops.planning.changes import Changes
-
-    changed = Changes(**{name: value for name, value in changes.items() if value is not None})
-    makes = makes_optimizer(target, optimizer, fused=fused)
-    estimator = Estimator(caller=target, optimizer=makes, progress=sys.stderr.isatty(), **how)
-    with _modules_of_this_folder(), _errors_of_the_user(target):
-        make = maker()
-        with changed.autocast():
-            if not searches:
-                return estimator.run(lambda: changed.applied(target, make())), None
-            plan = search(estimator, lambda: changed.applied(target, make()), budget)
-            return plan.profile, plan
-
-
 def _adapter_rank(lora: str | None) -> int | None:
-    """The rank of `--lora`."""
     if lora is None:
         return None
     rank = lora.removeprefix("r=")
@@ -268,7 +232,6 @@ def _adapter_rank(lora: str | None) -> int | None:
 
 
 def _maker(target: str, samples: int, tokens: int | None, *, remote_code: bool) -> Callable[[], Any]:
-    """Makes the subject, of a configuration or by a function."""
     from lflops.collect.estimate.estimate import subject_of
     from lflops.collect.estimate.from_config import builder_of, is_config
 
@@ -287,7 +250,6 @@ def _maker(target: str, samples: int, tokens: int | None, *, remote_code: bool) 
 
 @contextlib.contextmanager
 def _errors_of_the_user(target: str) -> Iterator[None]:
-    """Errors of the user's code as one line."""
     try:
         yield
     except (LflopsError, UsageError):
@@ -298,7 +260,6 @@ def _errors_of_the_user(target: str) -> Iterator[None]:
 
 
 def _function(target: str) -> Callable[[int], Any]:
-    """The function that the user named."""
     module, _, name = target.partition(":")
     if not module or not name or module.endswith(".py"):
         raise UsageError(f"{target!r}: give package.module:function, as train:build for build in a train.py of this folder")
@@ -324,7 +285,6 @@ def _modules_of_this_folder() -> Iterator[None]:
 
 
 def _check_arguments(target: str, build: Callable[..., Any], arguments: list[int]) -> None:
-    """See that it can be called with these numbers."""
     try:
         signature = inspect.signature(build)
     except (TypeError, ValueError):  # native code has none

@@ -35,14 +35,7 @@ app.add_typer(trace, name="trace")
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        args: The arguments after `lflops`; `None` takes the shell's.
-
-    Returns:
-        The exit status.
-    """
+    """Run one command, of these arguments or else the shell's, and return the exit status."""
     try:
         status = typer.main.get_command(app).main(args, prog_name="lflops", standalone_mode=False)
         sys.stdout.flush()
@@ -74,6 +67,5 @@ def lflops(
 
 
 def _refused(reason: str) -> int:
-    """Print the reason as one line."""
     typer.echo(f"lflops: {' '.join(reason.split())}", err=True)
     return 2

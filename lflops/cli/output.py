@@ -16,8 +16,7 @@ from lflops.profile.model import Profile
 
 __all__ = ["UsageError", "draw", "name_file", "save_memory", "write_json", "write_lines"]
 
-WIDTH = 120
-"""Of what is not a terminal, unless COLUMNS says another."""
+WIDTH = 120  # of what is not a terminal, unless COLUMNS says another
 
 # What typer raises on wrong usage: it exports no other of these by name, and which package they live in depends on its version.
 UsageError: Any = typer.BadParameter.__bases__[0]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lflops.analyze.analysis import Analysis, analyze
+from lflops.analyze.analysis import analyze
 from lflops.analyze.speed.ncu import Measured, command, read
 from lflops.analyze.trace.summary import summarise
 from lflops.cli.output import UsageError, draw, name_file, write_json
@@ -73,7 +73,13 @@ def roofline(
 def _show_profile(file: Path, hardware: str | None, top: int, figure: Path | None, *, as_json: bool) -> None:
     analysis = analyze(load(file), hardware)
     if figure is not None:
-        _draw(analysis, figure)
+        with needed_by("a figure"):
+            from lflops.report.figures.roofline import save
+
+        try:
+            save(analysis.roofline_overview, figure, analysis.patterns)
+        except ValueError as error:
+            raise UsageError(f"figure={error}") from error
     write_json(analysis.roofline) if as_json else draw(render_roofline(analysis, top=top))
     name_file(figure, as_json=as_json)
 
@@ -96,13 +102,3 @@ def _measured(log: Path, gpu_time: float | None, profile: Profile | None, hardwa
         raise ProfileError(f"{log}: {error.strerror}") from error
     except LflopsError as error:
         raise ProfileError(f"{log}: {error}") from error
-
-
-def _draw(analysis: Analysis, path: Path) -> None:
-    with needed_by("a figure"):
-        from lflops.report.figures.roofline import save
-
-    try:
-        save(analysis.roofline_overview, path, analysis.patterns)
-    except ValueError as error:
-        raise UsageError(f"figure={error}") from error

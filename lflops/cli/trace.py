@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from lflops.analyze.trace.summary import TraceSummaries, summarise_all
+from lflops.analyze.trace.summary import summarise_all
 from lflops.cli.output import UsageError, draw, write_json
 from lflops.report.html import write
 from lflops.report.lines.text import counted
@@ -57,17 +57,11 @@ def show(
         write(trace_page(found), html)
         typer.echo(html)
     else:
-        _print(found, top)
-
-
-def _print(found: TraceSummaries, top: int) -> None:
-    """What the ranks wait for, then each trace."""
-    if found.ranks is not None:
-        draw(render_ranks(found.ranks, top=top))
-    for index, summary in enumerate(found.traces):
-        if index or found.ranks is not None:
-            draw("")
-        draw(render_trace(summary, top=top))
+        shown = [] if found.ranks is None else [render_ranks(found.ranks, top=top)]
+        for place, part in enumerate([*shown, *(render_trace(summary, top=top) for summary in found.traces)]):
+            if place:
+                draw("")
+            draw(part)
 
 
 @trace.command()

@@ -32,7 +32,6 @@ def _each(batch: Sequence[int], operations: Fraction | int) -> Cost:
 
 
 def _tall(shape: Shape) -> tuple[int, int]:
-    """The longer side and the shorter one."""
     return max(shape[-2:]), min(shape[-2:])
 
 

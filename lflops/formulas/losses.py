@@ -4,16 +4,10 @@ from math import prod
 
 from lflops.formulas.table import Cost, Shape, Values, formula
 
-_SUM_OF_EXPONENTIALS = 4
-"""Operations an element of a logarithm of a sum of exponentials, as `logsumexp` has them."""
+_SUM_OF_EXPONENTIALS = 4  # operations an element of a logarithm of a sum of exponentials, as `logsumexp` has them
 
 Lengths = tuple[int, ...] | list[int]
 """Of sequences: a list, or the numbers in a tensor."""
-
-
-def _states(inputs: Lengths, targets: Lengths) -> int:
-    """Steps times states of each sequence: its labels, and a blank around each."""
-    return sum(steps * (2 * labels + 1) for steps, labels in zip(inputs, targets, strict=True))
 
 
 def _ctc(log_probs: Shape, inputs: Lengths, targets: Lengths, operations: int, *, each: int = 0) -> Cost:
@@ -21,13 +15,12 @@ def _ctc(log_probs: Shape, inputs: Lengths, targets: Lengths, operations: int, *
     known = all(isinstance(given, list | Values) for given in (inputs, targets))
     if not known:
         raise NotImplementedError("the lengths of the sequences are not known")
-    return Cost(other_flops=_states(inputs, targets) * operations + prod(log_probs) * each)
+    states = sum(steps * (2 * labels + 1) for steps, labels in zip(inputs, targets, strict=True))  # the labels, and a blank around each
+    return Cost(other_flops=states * operations + prod(log_probs) * each)
 
 
-FORWARD = 3 * _SUM_OF_EXPONENTIALS + 1
-"""A state is reached from three, and times a probability."""
-BACKWARD = FORWARD + 2 * _SUM_OF_EXPONENTIALS + 1
-"""The same from the end; the product of both, added to those of its label."""
+FORWARD = 3 * _SUM_OF_EXPONENTIALS + 1  # a state is reached from three, and times a probability
+BACKWARD = FORWARD + 2 * _SUM_OF_EXPONENTIALS + 1  # the same from the end; the product of both, added to those of its label
 
 
 @formula("_ctc_loss", reads="input_lengths target_lengths")

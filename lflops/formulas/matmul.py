@@ -6,7 +6,7 @@ from math import prod
 from lflops.formulas.table import Cost, Shape, SparseShape, Values, formula
 
 
-@formula("mm", "_int_mm")
+@formula("mm", "_int_mm", "hspmm")
 def mm(a: Shape, b: Shape) -> int:
     """[n, k] x [k, m]; of a sparse matrix, what it stores."""
     if isinstance(a, SparseShape) and isinstance(b, SparseShape):
@@ -14,12 +14,6 @@ def mm(a: Shape, b: Shape) -> int:
     if isinstance(a, SparseShape):
         return a.stored * b[1]
     return a[0] * (b.stored if isinstance(b, SparseShape) else prod(b))
-
-
-@formula("hspmm")
-def sparse_mm(a: Shape, b: Shape) -> int:
-    """The same with a sparse result."""
-    return mm(a, b)
 
 
 @formula("_sparse_mm_reduce_impl")

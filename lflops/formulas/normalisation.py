@@ -3,7 +3,7 @@
 from math import prod
 from typing import Any
 
-from lflops.formulas.table import Cost, Shape, formula
+from lflops.formulas.table import Cost, Shape, formula, per_element
 
 
 def _normalised(x: Shape, weight: Any, bias: Any, each: int) -> int:
@@ -66,10 +66,7 @@ def batch_norm_backward(grad: Shape, x: Shape, weight: Shape | None, *, train: b
     return Cost(other_flops=2 * _normalised(grad, weight, weight, 5 if train and update else 2))
 
 
-@formula("batch_norm_stats")
-def synchronised_statistics(x: Shape) -> Cost:
-    """The first part of a batch normalisation over several ranks: sum; subtract, square, sum."""
-    return Cost(other_flops=4 * prod(x))
+formula("batch_norm_stats")(per_element(4))  # the first part over several ranks: sum; subtract, square, sum
 
 
 @formula("batch_norm_elemt")

@@ -82,15 +82,10 @@ def quantized_embedding_bag(weight: object, indices: Shape, *, out: Shape) -> Co
     *(f"onednn::{kind}" for kind in ("qadd", "qadd_relu", "qmul", "qbatch_norm2d")),
     *(f"quantized::{kind}_prepack" for kind in ("linear", "conv1d", "conv2d", "conv3d", "embedding_bag_byte", "embedding_bag_4bit")),
     *(f"quantized::conv_transpose{dimensions}d_prepack" for dimensions in (1, 2, 3)),
+    *(f"quantized::{kind}" for kind in ("embedding_byte", "embedding_4bit")),
     "onednn::qlinear_prepack",
     "onednn::qconv_prepack",
 )
 def of_integers(x: object) -> Cost:
     """No floating result, and so no operation by the convention: bytes alone."""
-    return Cost()
-
-
-@formula("quantized::embedding_byte", "quantized::embedding_4bit")
-def quantized_embedding(weight: object) -> Cost:
-    """Rows gathered, and converted."""
     return Cost()

@@ -44,16 +44,10 @@ def scatter_add(x: Shape, dim: int, index: Shape, source: Shape) -> Cost:
     return Cost(other_flops=prod(index))
 
 
-@formula("_embedding_bag", "_embedding_bag_forward_only")
-def embedding_bag(weight: Shape, indices: Shape) -> Cost:
-    """One addition an element of the rows gathered."""
-    return Cost(other_flops=prod(indices) * weight[-1])
-
-
-@formula("_embedding_bag_backward", "_embedding_bag_dense_backward")
-def embedding_bag_backward(grad: Shape, indices: Shape) -> Cost:
-    """One addition an element of the rows that were gathered."""
-    return Cost(other_flops=prod(indices) * grad[-1])
+@formula("_embedding_bag", "_embedding_bag_forward_only", "_embedding_bag_backward", "_embedding_bag_dense_backward")
+def embedding_bag(rows: Shape, indices: Shape) -> Cost:
+    """One addition an element of the rows gathered: of the weight, or backward of the gradient."""
+    return Cost(other_flops=prod(indices) * rows[-1])
 
 
 @formula("_embedding_bag_per_sample_weights_backward")

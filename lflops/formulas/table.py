@@ -5,6 +5,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterable
+from math import prod
 from typing import Any, NamedTuple, Self, TypeVar
 
 __all__ = [
@@ -17,9 +18,11 @@ __all__ = [
     "Shape",
     "SparseShape",
     "Values",
+    "adapted",
     "formula",
     "function_formula",
     "load_families",
+    "per_element",
 ]
 
 Shape = tuple[int, ...]
@@ -86,7 +89,7 @@ def formula(*operators: str, writes_first: str = "", reads: str = "") -> Callabl
     def enter(function: _AnyFormula) -> _AnyFormula:
         of_each: dict[str, Formula] = dict.fromkeys(operators, function)
         if writes_first:
-            of_each[writes_first] = _after_result(function)
+            of_each[writes_first] = adapted(function, "result")
         for operator, its in of_each.items():
             name = operator if "::" in operator else f"aten::{operator}"
             FORMULAS[name] = its
@@ -96,18 +99,30 @@ def formula(*operators: str, writes_first: str = "", reads: str = "") -> Callabl
     return enter
 
 
-def _after_result(function: Formula) -> Formula:
-    """The formula for an operator whose first argument is the tensor that it writes into."""
+def adapted(function: Formula, leading: str = "", *, without: str = "") -> Formula:
+    """The formula for an operator that takes other arguments first, or lacks some of the keywords; both by name, as words."""
+    first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in leading.split()]
 
     @functools.wraps(function)
-    def after_result(_result: Shape, *args: Any, **kwargs: Any) -> int | Cost:
-        return function(*args, **kwargs)
+    def shifted(*args: Any, **kwargs: Any) -> int | Cost:
+        return function(*args[len(first) :], **kwargs)
 
-    after_result.__name__ = f"{function.__name__}_after_result"
     signature = inspect.signature(function)
-    result = inspect.Parameter("_result", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    vars(after_result)["__signature__"] = signature.replace(parameters=[result, *signature.parameters.values()])
-    return after_result
+    rest = [each for name, each in signature.parameters.items() if name not in without.split()]
+    shifted.__name__ = "_after_".join([function.__name__, *leading.split()])
+    vars(shifted)["__signature__"] = signature.replace(parameters=[*first, *rest])
+    return shifted
+
+
+@functools.cache
+def per_element(operations: int) -> Formula:
+    """The formula of so many operations for each element of the first tensor; of 0 for what moves bytes alone."""
+
+    def cost(x: Shape) -> Cost:
+        return Cost(other_flops=operations * prod(x))
+
+    cost.__name__ = f"{operations}_per_element"
+    return cost
 
 
 def load_families() -> None:
@@ -118,19 +133,12 @@ def load_families() -> None:
 
 
 class FunctionFormula(NamedTuple):
-    """The formula of a function that a package calls directly, so that no dispatcher sees it.
+    """The formula of a function that a package calls directly, so that no dispatcher sees it."""
 
-    Attributes:
-        formula: Called as the function was, with shapes in place of tensors, as many arguments as it takes.
-        reads: The arguments whose numbers it takes, as in `formula`; a star stands for all tensors of integers.
-        again_in_backward: Whether a call in backward computes again what forward had.
-        tensors_at: Place of a list of lists of tensors, if there is one: the formula gets one tensor of each list, again and again.
-    """
-
-    formula: Formula
-    reads: frozenset[str]
-    again_in_backward: bool
-    tensors_at: int | None
+    formula: Formula  # called as the function was, with shapes in place of tensors, as many arguments as it takes
+    reads: frozenset[str]  # the arguments whose numbers it takes, as in `formula`; a star stands for all tensors of integers
+    again_in_backward: bool  # whether a call in backward computes again what forward had
+    tensors_at: int | None  # place of a list of lists of tensors, if any: the formula gets one tensor of each list, again and again
 
 
 FUNCTIONS: dict[str, FunctionFormula] = {}
@@ -142,11 +150,7 @@ def function_formula(
 ) -> Callable[[_AnyFormula], _AnyFormula]:
     """Enter a formula for functions of a package, which need not be installed. They are watched while a step is counted.
 
-    Args:
-        functions: Where their callers look them up, as `package.module:function`.
-        reads: As in `formula`.
-        again_in_backward: As in `FunctionFormula`.
-        tensors_at: As in `FunctionFormula`.
+    Each is where its callers look it up, as `package.module:function`; all else is as in `formula` and `FunctionFormula`.
     """
 
     def enter(function: _AnyFormula) -> _AnyFormula:

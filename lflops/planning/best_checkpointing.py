@@ -24,8 +24,7 @@ from lflops.profile.model import Profile
 
 __all__ = ["best_checkpointing", "search"]
 
-REPAIRS = 3
-"""How often the budget of the search is lowered by what an estimate needs beyond it."""
+REPAIRS = 3  # how often the budget of the search is lowered by what an estimate needs beyond it
 
 EXACT = 0.001
 """The share by which a folded model's prediction may be off the whole model's estimate. Otherwise the whole model is tried."""
@@ -86,24 +85,13 @@ def best_checkpointing(
 def search(
     estimator: Estimator, make: Callable[[], Subject], memory_bytes: float | None, *, held: Iterable[Tensor] = ()
 ) -> CheckpointingPlan:
-    """The plan for the step that an estimator runs.
-
-    Args:
-        estimator: Goes backward.
-        make: Makes the subject.
-        memory_bytes: As in `best_checkpointing`.
-        held: As in `Estimator.run`.
-
-    Raises:
-        CountError: As `best_checkpointing`.
-    """
+    """The plan for the step that an estimator runs, which goes backward; `held` is as in `Estimator.run`."""
     budget = _budget(estimator, memory_bytes)
     with estimator.started(held) as run:
         return _plan(BlockTrials(estimator, run, make), budget, by_room=memory_bytes is None)
 
 
 def _budget(estimator: Estimator, memory_bytes: Any) -> int:
-    """The bytes for live tensors."""
     if memory_bytes is None:
         chip = named(estimator.hardware) if isinstance(estimator.hardware, str) else estimator.hardware
         ranks = prod(estimator.mesh.values())
@@ -177,7 +165,6 @@ def _choice(chain: Chain, budget: int) -> tuple[Policy, ...]:
 
 
 def _beyond(profile: Profile, budget: int, *, by_room: bool) -> int:
-    """How many bytes an estimate needs beyond the budget."""
     needs = room_for(profile, profile.run.hardware) if by_room else None
     if needs is None:
         return memory_of(profile).peak_bytes - budget

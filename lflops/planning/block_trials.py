@@ -1,11 +1,11 @@
 """Estimates of a model with some policies, and the chain of blocks that they show."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from lflops.analyze.memory.block_chain import Chain, Key, Trial, chain_of, keys_of, read, settled_by, units_of
+from lflops.analyze.memory.block_chain import Chain, Key, Trial, chain_of, key_of, keys_of, read, settled_by, units_of
 from lflops.analyze.memory.checkpointing_plan import POLICIES, Policy
 from lflops.analyze.speed.lower_bound import lower_bound
 from lflops.collect.estimate.estimate import Estimator, Subject
@@ -18,17 +18,11 @@ from lflops.profile.module_names import ancestry
 
 __all__ = ["FEMTO", "BlockTrials", "memory_of", "policies_of"]
 
-FEMTO = 1e-15
-"""Seconds are whole numbers of these while costs are compared, so that equal sums are equal."""
+FEMTO = 1e-15  # seconds are whole numbers of these while costs are compared, so that equal sums are equal
 
 
 class BlockTrials:
-    """Estimates of one model.
-
-    Args:
-        estimator: Goes backward.
-        run: Of the estimator, started.
-        make: Makes the subject.
+    """Estimates of one model, by an estimator that goes backward and its started `run`; `make` makes the subject.
 
     Attributes:
         made: How many estimates were made.
@@ -48,12 +42,7 @@ class BlockTrials:
         self.units: list[tuple[str, ...]] = []
 
     def estimate(self, policies: Mapping[str, Policy], folds: Sequence[Fold] | None = ()) -> Profile:
-        """The step with these policies.
-
-        Args:
-            policies: By block; the others recompute nothing.
-            folds: What is left out; `None` is all that is worth it.
-        """
+        """The step with these policies by block; the others recompute nothing. `folds` are left out; `None` is all that is worth it."""
         self.made += 1
         with contextlib.ExitStack() as stack:
 
@@ -74,9 +63,8 @@ class BlockTrials:
     def chain(self, *, fold: bool) -> Chain | None:
         """What the blocks keep, by estimates that show each pair of policies for each two kinds of neighbours.
 
-        Args:
-            fold: Whether to estimate a model without most of its equal blocks; `None` comes back if there are none to leave out, or if
-                they did not run the same operators.
+        With `fold` a model without most of its equal blocks is estimated; `None` comes back if there are none to leave out, or if these did
+        not run the same operators.
         """
         first = self._whole or self._first(None if fold else ())
         folds, units = (self.folds if fold else []), self.units
@@ -84,8 +72,9 @@ class BlockTrials:
             self._whole = first
             return None
         kinds, trials = first.reading.kinds, [first]
-        unchanged: list[Policy] = ["none"] * len(units)
-        wanted = {key for choice in POLICIES for before in POLICIES for key in _pairs(kinds, before, choice)}
+        unchanged: list[Policy] = ["none"] * (len(units) - 1)
+        places = range(len(kinds))
+        wanted = {key_of(kinds, place, before, choice) for place in places for before in POLICIES for choice in POLICIES}
         wanted -= set(keys_of(kinds, first.choices))
         ends = {*POLICIES} - {first.choices[-1]}
         while wanted or ends:
@@ -95,18 +84,17 @@ class BlockTrials:
             ends.discard(choices[-1])
         shown = {each.choices[0] for each in trials if settled_by(each, first.reading) is not None}
         for policy in (each for each in POLICIES if each not in shown):
-            choices = (policy, *unchanged[1:])
+            choices = (policy, *unchanged)
             trials.append(self._trial(choices, self._steps(policies_of(units, choices), folds)))
         return self._unfolded(chain_of(trials), folds)
 
     def _unfolded(self, chain: Chain, folds: Sequence[Fold]) -> Chain | None:
-        """The chain of the whole model, and its units."""
         names, whole, short = full_names(folds, self._blocks), chain, self.units
         units = [tuple(names[block] for block in unit) for unit in short]
         for place, fold in enumerate(folds):
             shorter = self._first([*folds[:place], fold._replace(kept=fold.kept - 1), *folds[place + 1 :]]).reading
-            removed = [(f"{fold.container}.{number}" if fold.container else str(number),) for number in fold.removed]
-            before = (f"{fold.container}.{fold.removed[0] - 1}" if fold.container else str(fold.removed[0] - 1),)
+            removed = [(fold.block(number),) for number in fold.removed]
+            before = (fold.block(fold.removed[0] - 1),)
             after = units.index(before) if before in units else None
             base, fixed = chain.base - shorter.starts[0], chain.fixed - shorter.fixed
             found = None if after is None else stretched(whole, after, len(removed), base=base, fixed=fixed)
@@ -119,16 +107,12 @@ class BlockTrials:
     def _first(self, folds: Sequence[Fold] | None) -> Trial:
         """The estimate without recomputation, which finds the blocks."""
         steps = self._steps({}, folds)
-        self.units = units_of(memory_of(steps[-1]).timeline, steps[-1].modules.keys() & self._names(folds))
+        names = full_names(self.folds if folds is None else folds, self._blocks)
+        self.units = units_of(memory_of(steps[-1]).timeline, steps[-1].modules.keys() & names.keys())
         if not self.units:
             raise CountError(f"{self._estimator.caller}: none of the blocks ran: {', '.join(self._blocks)}")
         self._work = [sum(steps[-1].modules[block].forward.flops for block in unit) for unit in self.units]
-        unchanged: list[Policy] = ["none"] * len(self.units)
-        return self._trial(unchanged, steps)
-
-    def _names(self, folds: Sequence[Fold] | None) -> set[str]:
-        """The blocks' names in the folded model."""
-        return set(full_names(self.folds if folds is None else folds, self._blocks))
+        return self._trial(["none"] * len(self.units), steps)
 
     def _trial(self, choices: Sequence[Policy], steps: Sequence[Profile]) -> Trial:
         try:
@@ -147,7 +131,6 @@ class BlockTrials:
         )
 
     def _recomputed(self, profile: Profile) -> list[tuple[Cell, ...]]:
-        """What each unit recomputes."""
         owner = {block: index for index, unit in enumerate(self.units) for block in unit}
         cells: list[list[Cell]] = [[] for _ in self.units]
         for cell in profile.cells:
@@ -157,7 +140,6 @@ class BlockTrials:
         return [tuple(some) for some in cells]
 
     def _steps(self, policies: Mapping[str, Policy], folds: Sequence[Fold] | None) -> list[Profile]:
-        """The profiles of the steps of an estimate."""
         steps: list[Profile] = []
         self._estimator.watch = steps.append
         profile = self.estimate(policies, folds)
@@ -178,12 +160,6 @@ def memory_of(profile: Profile) -> Memory:
     return profile.memory
 
 
-def _pairs(kinds: Sequence[int], before: Policy, choice: Policy) -> Iterator[Key]:
-    """The keys of all blocks with this choice, after this one."""
-    for index, kind in enumerate(kinds):
-        yield (kinds[index - 1], kind, before, choice) if index else (None, kind, None, choice)
-
-
 def _next_choices(kinds: Sequence[int], wanted: set[Key], ends: set[Policy]) -> tuple[Policy, ...]:
     """Choices that show many of the keys that are wanted, and one of the last block's that are."""
     left = set(wanted)
@@ -192,10 +168,10 @@ def _next_choices(kinds: Sequence[int], wanted: set[Key], ends: set[Policy]) -> 
         following = kinds[index + 1] if index + 1 < len(kinds) else None
         gains: dict[Policy, tuple[bool, int]] = {}
         for choice in POLICIES:
-            key: Key = (kinds[index - 1], kind, choices[-1], choice) if index else (None, kind, None, choice)
+            key = key_of(kinds, index, choices[-1] if choices else None, choice)
             onward = [(kind, following, choice, after) in left - {key} for after in POLICIES] if following is not None else [choice in ends]
             gains[choice] = key in left, sum(onward)
         best = max(POLICIES, key=gains.__getitem__)
-        left.discard((kinds[index - 1], kind, choices[-1], best) if index else (None, kind, None, best))
         choices.append(best)
+        left.discard(keys_of(kinds, choices)[-1])
     return tuple(choices)

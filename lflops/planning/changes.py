@@ -17,8 +17,7 @@ from lflops.errors import CountError
 
 __all__ = ["Changes", "checkpointed", "recomputable"]
 
-SCALE = 2.0
-"""What the adapter's result is multiplied by: alpha over rank. Its value changes neither work nor memory."""
+SCALE = 2.0  # what the adapter's result is multiplied by: alpha over rank. Its value changes neither work nor memory.
 
 
 class Adapted(nn.Module):
@@ -37,11 +36,7 @@ class Adapted(nn.Module):
 
 
 def add_adapters(caller: str, model: nn.Module, rank: int) -> None:
-    """Freeze a model, and give each linear layer of its blocks an adapter.
-
-    Raises:
-        CountError: The blocks have no linear layer.
-    """
+    """Freeze a model, and give each linear layer of its blocks an adapter; without any, a `CountError`."""
     model.requires_grad_(requires_grad=False)
     found = 0
     for block in blocks_in(model).values():
@@ -55,11 +50,7 @@ def add_adapters(caller: str, model: nn.Module, rank: int) -> None:
 
 
 def recomputable(caller: str, model: nn.Module) -> dict[str, nn.Module]:
-    """The blocks that a model may recompute: those that are made of modules. A single operator would save nothing.
-
-    Raises:
-        CountError: There is none.
-    """
+    """The blocks that are made of modules, as a single operator would save nothing by recomputing; without any, a `CountError`."""
     blocks = {name: block for name, block in blocks_in(model).items() if next(block.children(), None) is not None}
     if not blocks:
         raise CountError(
@@ -100,36 +91,21 @@ MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What is changed.
+    """What is changed."""
 
-    Attributes:
-        dtype: Of parameters and floating arguments, by torch's word; `None` leaves them.
-        precision: `bf16-mixed` or `16-mixed` for autocast; `None` for none.
-        adapter_rank: Of low-rank adapters; `None` for none.
-        policy: What every block recomputes.
-    """
-
-    dtype: str | None = None
-    precision: str | None = None
-    adapter_rank: int | None = None
-    policy: Policy = "none"
+    dtype: str | None = None  # of parameters and floating arguments, by torch's word; `None` leaves them
+    precision: str | None = None  # `bf16-mixed` or `16-mixed` for autocast; `None` for none
+    adapter_rank: int | None = None  # of low-rank adapters; `None` for none
+    policy: Policy = "none"  # what every block recomputes
 
     def __post_init__(self) -> None:
-        """Check the words.
-
-        Raises:
-            CountError: One of them is unknown.
-        """
+        """Raise a `CountError` for an unknown word."""
         for name, value, known in (("dtype", self.dtype, DTYPES), ("precision", self.precision, MIXED), ("ac", self.policy, POLICIES)):
             if value is not None and value not in known:
                 raise CountError(f"{name}={value!r}: give one of {', '.join(known)}{', best' if name == 'ac' else ''}")
 
     def applied(self, caller: str, subject: Subject) -> Subject:
-        """The subject, its model changed.
-
-        Raises:
-            CountError: The model has no blocks to change.
-        """
+        """The subject, its model changed; a `CountError` where the model has no blocks to change."""
         if self.dtype is not None:
             dtype = DTYPES[self.dtype]
             subject = subject._replace(
@@ -153,7 +129,6 @@ class Changes:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Arguments with their floating tensors in a dtype."""
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, Mapping):

@@ -10,11 +10,8 @@ from lflops.analyze.memory.block_chain import Chain
 
 __all__ = ["Fold", "folded", "folds_of", "full_names", "stretched"]
 
-KEPT = 6
-"""Blocks of a run in a folded model: in the middle there are two with neighbours like themselves."""
-
-WORTHWHILE = 10
-"""Shorter runs are not folded."""
+KEPT = 6  # blocks of a run in a folded model: in the middle there are two with neighbours like themselves
+WORTHWHILE = 10  # shorter runs are not folded
 
 
 class Fold(NamedTuple):
@@ -24,6 +21,10 @@ class Fold(NamedTuple):
     first: int
     length: int
     kept: int = KEPT
+
+    def block(self, number: int) -> str:
+        """The name of the container's block with this number."""
+        return f"{self.container}.{number}" if self.container else str(number)
 
     @property
     def removed(self) -> range:
@@ -64,12 +65,7 @@ def folded(model: nn.Module, folds: Sequence[Fold]) -> Iterator[None]:
 
 
 def full_names(folds: Sequence[Fold], blocks: Sequence[str]) -> dict[str, str]:
-    """From the name of each block in the folded model to its name in the whole one.
-
-    Args:
-        folds: What is folded.
-        blocks: Those of the whole model.
-    """
+    """From the name of each block in the folded model to its name in the whole one, which has `blocks`."""
     removed = _removed(folds)
     names = {}
     for block in blocks:
@@ -82,14 +78,9 @@ def full_names(folds: Sequence[Fold], blocks: Sequence[str]) -> dict[str, str]:
 
 
 def stretched(chain: Chain, after: int, copies: int, *, base: int, fixed: int) -> Chain | None:
-    """The chain with more blocks between two equal ones; `None` if those two did not run the same operators.
+    """The chain with copies of block `after` behind it; `None` if it and the next one did not run the same operators.
 
-    Args:
-        chain: Of the folded model.
-        after: The block that the copies follow.
-        copies: How many there are.
-        base: What each adds to what is alive before the first block.
-        fixed: What each adds to the most that is alive outside of the blocks.
+    Each copy adds `base` to what is alive before the first block, and `fixed` to the most that is alive outside of the blocks.
     """
     if chain.kinds[after] != chain.kinds[after + 1]:
         return None

@@ -24,8 +24,7 @@ _KINDS = (
 """What a name has in it, without all that is no letter; the first that is found decides."""
 
 
-_SHARE = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
-"""Of these a rank keeps its own share."""
+_SHARE = frozenset({"all_gather", "reduce_scatter", "all_to_all"})  # of these a rank keeps its own share
 
 
 @functools.lru_cache(1 << 12)

@@ -104,7 +104,6 @@ def _content(path: Path) -> bytes:
 
 
 def _checked(text: bytes) -> Profile:
-    """The profile in a text, after all checks."""
     fields = _decoded(text, dict[str, Raw])
     if "schema_version" not in fields and "traceEvents" in fields:
         raise ProfileError(_TRACE)

@@ -422,7 +422,6 @@ class Profile(Struct, frozen=True, kw_only=True):
         save(self, path)
 
     def _nonzero_cells(self, phase: PhaseQuery, metric: Metric) -> Iterator[tuple[str, str, int]]:
-        """Module, operator and value of each cell that has one."""
         phases = _phases(phase, metric)
         return ((cell.module, cell.operator, value) for cell in self.cells if cell.phase in phases and (value := getattr(cell, metric)))
 
@@ -437,7 +436,6 @@ _HOLDS_WEIGHTS = "NonDynamicallyQuantizableLinear"
 
 
 def _phases(phase: PhaseQuery, metric: Metric) -> tuple[Phase, ...]:
-    """The phases that a query is about."""
     if metric not in get_args(Metric):
         raise ValueError(f"metric={metric!r}: give one of {', '.join(get_args(Metric))}")
     if phase is None or phase == "all":

@@ -5,6 +5,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
+from lflops.profile.series import grouped
+
 __all__ = ["added_up", "ancestry", "children", "fold_repeats", "patterns", "spelled_out"]
 
 Item = TypeVar("Item")
@@ -33,9 +35,7 @@ def patterns(modules: Mapping[str, tuple[str, Hashable]], below: Mapping[str, Se
     A module repeats where the sibling before or after it has a number too and is the same. The 48 blocks of a stack do; the first and the
     third layer of a `Sequential` do not. A star stands for all numbers there are; where it does not, they are listed: `layers.{0-2,4}.mlp`.
 
-    Args:
-        modules: By name its class, and what else makes two siblings the same.
-        below: What `children` returns, where it is already known.
+    `modules` has by name its class, and what else makes two siblings the same; `below` what `children` returns, where it is known.
     """
     below = below or children(modules)
     found = {"": ""}
@@ -81,29 +81,26 @@ def _ranges(numbers: Sequence[int]) -> str:
 def fold_repeats(
     items: Iterable[Item], key: Callable[[Item], tuple[str, *tuple[Hashable, ...]]], patterns: Mapping[str, str]
 ) -> list[tuple[str, list[Item]]]:
-    """Group items of repeated modules, as the 48 layers of a stack.
+    """Group items of repeated modules, as the 48 layers of a stack: labels and items, in the order of the first items.
+
+    The label is the names' pattern where the group has all modules of that pattern; else their own names, spelled out.
 
     Args:
         items: Anything that belongs to a module.
         key: The module's name, then all else that has to be equal within a group.
         patterns: What the function of that name returns; a name that it has not stands for itself.
-
-    Returns:
-        A label and the items of each group, in the order of their first items. The label is the names' pattern where the group has all
-        modules of that pattern; else their own names, spelled out.
     """
-    groups: defaultdict[tuple[str, tuple[Hashable, ...]], list[Item]] = defaultdict(list)
-    for item in items:
-        values = key(item)
-        groups[patterns.get(values[0], values[0]), values[1:]].append(item)
-
     modules = Counter(patterns.values())
+
+    def place(item: Item) -> tuple[Hashable, ...]:
+        name, *rest = key(item)
+        return patterns.get(name, name), *rest
 
     def label(pattern: str, group: Sequence[Item]) -> str:
         names = dict.fromkeys(key(item)[0] for item in group)
         return pattern if 1 < len(names) == modules[pattern] else spelled_out(names)
 
-    return [(label(pattern, group), group) for (pattern, _), group in groups.items()]
+    return [(label(str(pattern), group), group) for (pattern, *_), group in grouped(items, place).items()]
 
 
 def added_up(values: Mapping[str, float], patterns: Mapping[str, str]) -> dict[str, float]:

@@ -58,8 +58,7 @@ def notes_with(code: str, notes: Iterable[Note]) -> Iterator[Note]:
     return (note for note in notes if note.code == code)
 
 
-_FAR = 2
-"""Beyond this factor the modules' times are no measure any more."""
+_FAR = 2  # beyond this factor the modules' times are no measure any more
 
 
 def are_times_far_off(notes: Iterable[Note]) -> bool:
@@ -83,7 +82,6 @@ class _Words(string.Formatter):
     """
 
     def format_field(self, value: float | str | None, format_spec: str) -> str:
-        """The value in words."""
         if isinstance(value, str):
             return value
         if format_spec in _UNITS:

@@ -1,11 +1,27 @@
-"""Series of numbers: a sum in which some may be unknown, and a long series made short without losing its extremes."""
+"""Series: a sum in which some may be unknown, sums by field, groups by key, and a long series made short without losing its extremes."""
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-__all__ = ["extremes", "sum_known"]
+__all__ = ["extremes", "grouped", "sum_known", "sums"]
 
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 Number = TypeVar("Number", int, float)
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The items by a key, in the order of the first ones."""
+    groups: defaultdict[Key, list[Item]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return dict(groups)
+
+
+def sums(items: Sequence[object], *fields: str) -> dict[str, int]:
+    """The sum of each field over all items."""
+    return {field: sum(getattr(item, field) for item in items) for field in fields}
 
 
 def sum_known(values: Iterable[Number | None]) -> Number | None:
@@ -17,10 +33,7 @@ def sum_known(values: Iterable[Number | None]) -> Number | None:
 def extremes(values: Sequence[int], most: int, keep: Iterable[int] = ()) -> list[int]:
     """Indices of a series to keep: all of them, or the minimum and the maximum of each of equal buckets.
 
-    Args:
-        values: In their order.
-        most: The most indices to keep.
-        keep: Indices that are always kept, in addition to the first and the last.
+    There are `most` at the most. The first, the last and those of `keep` are always among them.
     """
     if len(values) <= most:
         return list(range(len(values)))

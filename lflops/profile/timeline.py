@@ -10,8 +10,7 @@ from lflops.profile.records import Count
 
 __all__ = ["MOST_RANKS", "ModuleSlice", "OwnTime", "StepTimeline", "TimedWork", "longest", "nested"]
 
-MOST_RANKS = 8
-"""A merged profile has the timelines of so many ranks, the first ones."""
+MOST_RANKS = 8  # a merged profile has the timelines of so many ranks, the first ones
 
 MOST_SLICES, MOST_WORK = 2_000, 1_500
 """A timeline has so many slices of modules, operators and kernels at most, each the longest of their kind."""
@@ -71,14 +70,10 @@ class OwnTime(NamedTuple):
 
 
 def nested(stretches: Iterable[OwnTime], lane: int = 0) -> Iterator[ModuleSlice]:
-    """Slices of modules, each around those of the modules below it.
+    """Slices of modules, each around those of the modules below it, of the stretches of one thread in the order of time.
 
     A slice ends where its module is followed by one that is not below it. So two calls of a module in a row are one slice. In backward, the
     engine's own time between two nodes ends none.
-
-    Args:
-        stretches: Of one thread, in the order of time.
-        lane: That of the slices.
     """
     open_slices: list[tuple[OwnTime, int]] = []  # each with its depth, the outermost first
     for stretch in _without_engine(stretches):

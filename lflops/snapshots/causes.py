@@ -30,58 +30,38 @@ CauseCode = Literal[
 ]
 
 EVALUATION = ("validation_step", "test_step", "validate", "evaluate", "evaluation", "evaluation_step", "eval_step", "valid_step")
-LEAST_SHARE = 0.1
-"""Of what is alive: less does not name the cause."""
+LEAST_SHARE = 0.1  # of what is alive: less does not name the cause
 
 HUGE_SHARE = 0.2
-MANY = 3
-"""Forward passes whose results are still there: two may be pipelining, or a graph that was kept by accident."""
+MANY = 3  # forward passes whose results are still there: two may be pipelining, or a graph that was kept by accident
 
 
 class Cause(Struct, frozen=True, kw_only=True):
-    """One cause.
-
-    Attributes:
-        bytes: What it explains: that much would be free without it.
-        count: How many passes, tensors or pieces it is about.
-        line: The line of code that made most of it; empty where unknown.
-    """
+    """One cause."""
 
     code: CauseCode
-    bytes: int
-    count: int = 0
-    line: str = ""
+    bytes: int  # what it explains: that much would be free without it
+    count: int = 0  # how many passes, tensors or pieces it is about
+    line: str = ""  # the line of code that made most of it; empty where unknown
 
 
 class _Case(NamedTuple):
-    """What the rules look at.
-
-    Attributes:
-        failed: Bytes that were asked for in vain, 0 where memory did not run out.
-        unused: Reserved bytes that no tensor has.
-        total: Bytes of the device that the process could have; `None` is unknown.
-    """
+    """What the rules look at."""
 
     peak: Peak
     categories: Mapping[int, Category]
-    failed: int
-    unused: int
-    total: int | None
+    failed: int  # bytes that were asked for in vain, 0 where memory did not run out
+    unused: int  # reserved bytes that no tensor has
+    total: int | None  # bytes of the device that the process could have; `None` is unknown
 
     def of(self, category: Category) -> list[Alive]:
-        """What is alive of a category."""
         return [each for place, each in enumerate(self.peak.alive) if self.categories[place] == category]
 
 
 def causes_of(peak: Peak, parameter_sizes: frozenset[int], total: int | None = None) -> tuple[Cause, ...]:
-    """The causes, the one to look at first first.
+    """The causes, the one to look at first first; the sizes and the total, which a process sees of the device, are in bytes.
 
     A particular one, a leak for instance, goes before the largest category where it explains a tenth of the memory and the failed request.
-
-    Args:
-        peak: The moment.
-        parameter_sizes: Bytes of the parameters.
-        total: The device's memory that a process sees.
     """
     categories = {place: category_of(each, parameter_sizes) for place, each in enumerate(peak.alive)}
     failed = peak.ran_out.size if peak.ran_out is not None else 0
@@ -94,7 +74,6 @@ def causes_of(peak: Peak, parameter_sizes: frozenset[int], total: int | None = N
 
 
 def _general(case: _Case) -> Iterator[Cause]:
-    """The largest categories."""
     codes: Mapping[Category, CauseCode] = {
         "parameters": "parameters",
         "gradients": "gradients",
@@ -107,7 +86,7 @@ def _general(case: _Case) -> Iterator[Cause]:
     for category, code in codes.items():
         held = case.of(category)
         if held:
-            yield Cause(code=code, bytes=sum(each.bytes for each in held), count=len(held), line=_main_line(held))
+            yield _held(code, held)
 
 
 def _other_process(case: _Case) -> Cause | None:
@@ -119,8 +98,7 @@ def _other_process(case: _Case) -> Cause | None:
     return Cause(code="other_process", bytes=elsewhere) if elsewhere > OUTSIDE_ALLOCATOR else None
 
 
-OUTSIDE_ALLOCATOR = 3 * 2**30
-"""Bytes that a process may have besides the allocator: CUDA's context, NCCL's buffers, libraries."""
+OUTSIDE_ALLOCATOR = 3 * 2**30  # bytes that a process may have besides the allocator: CUDA's context, NCCL's buffers, libraries
 
 
 def _fragmentation(case: _Case) -> Cause | None:
@@ -136,27 +114,19 @@ def _kept_passes(case: _Case) -> Cause | None:
     passes = len({each.passes_ago for each in old})
     if not old:
         return None
-    nbytes = sum(each.bytes for each in old)
     if passes < MANY:
-        return Cause(code="retained_graph", bytes=nbytes, count=passes, line=_main_line(old))
+        return _held("retained_graph", old, passes)
     stacks = Counter(each.stack for each in old)
     now = {each.stack for each in case.of("activations") if not each.passes_ago}
     # Of a whole graph most of what one pass makes is kept; of results kept in a list only one line's.
     whole = len(stacks) > 2 or 1 < len(stacks) >= len(now)
-    return Cause(code="kept_graphs" if whole else "kept_results", bytes=nbytes, count=passes, line=_main_line(old))
+    return _held("kept_graphs" if whole else "kept_results", old, passes)
 
 
 def _validation_graph(case: _Case) -> Cause | None:
     """Activations that a validation keeps for a backward that never comes."""
     held = [each for each in case.of("activations") if _is_evaluation(each)]
-    if not held:
-        return None
-    return Cause(
-        code="validation_graph",
-        bytes=sum(each.bytes for each in held),
-        count=len({each.passes_ago for each in held}),
-        line=_main_line(held),
-    )
+    return _held("validation_graph", held, len({each.passes_ago for each in held})) if held else None
 
 
 def _is_evaluation(alive: Alive) -> bool:
@@ -172,7 +142,7 @@ def _kept_gradients(case: _Case) -> Cause | None:
 def _model_copy(case: _Case) -> Cause | None:
     """A second model: an EMA, a reference, a deep copy."""
     held = case.of("copy")
-    return Cause(code="model_copy", bytes=sum(each.bytes for each in held), count=len(held), line=_main_line(held)) if held else None
+    return _held("model_copy", held) if held else None
 
 
 def _huge_tensor(case: _Case) -> Cause | None:
@@ -187,12 +157,12 @@ def _huge_tensor(case: _Case) -> Cause | None:
     return None
 
 
-def _main_line(held: list[Alive]) -> str:
-    """The line with the most bytes."""
+def _held(code: CauseCode, held: list[Alive], count: int | None = None) -> Cause:
+    """A cause that explains some allocations, with the line that made the most bytes of them."""
     lines: Counter[str] = Counter()
     for each in held:
         lines[line_of(each.stack)] += each.bytes
-    return lines.most_common(1)[0][0] if lines else ""
+    return Cause(code=code, bytes=lines.total(), count=len(held) if count is None else count, line=lines.most_common(1)[0][0])
 
 
 _RULES: tuple[Callable[[_Case], Cause | None], ...] = (

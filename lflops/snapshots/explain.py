@@ -14,48 +14,31 @@ __all__ = ["ExplainedMemory", "explain"]
 
 
 class ExplainedMemory(Struct, frozen=True, kw_only=True):
-    """The memory of a device at the moment when it ran out, else when the most was allocated.
-
-    Attributes:
-        ran_out: Whether a request failed.
-        failed_bytes: What it asked for; `None` where none failed.
-        failed_line: The line of code that asked.
-        missing_bytes: How much more the device had to have free; `None` where that is unknown.
-        requested_bytes: Asked for by all that is alive.
-        reserved_bytes: In the allocator's segments.
-        unused_bytes: Reserved, and no tensor's: cached blocks, fragments and rounding.
-        largest_unused_bytes: The largest free block in the end.
-        device_free_bytes: What the device had left when the request failed; `None` is unknown.
-        named_share: Of the requested bytes, those with a category or a line of code.
-        causes: The one to look at first first.
-    """
+    """The memory of a device at the moment when it ran out, else when the most was allocated."""
 
     device: int
-    ran_out: bool
-    failed_bytes: int | None
-    failed_line: str
-    missing_bytes: int | None
-    requested_bytes: int
-    reserved_bytes: int
-    unused_bytes: int
-    largest_unused_bytes: int
-    device_free_bytes: int | None
+    ran_out: bool  # whether a request failed
+    failed_bytes: int | None  # what it asked for; `None` where none failed
+    failed_line: str  # the line of code that asked
+    missing_bytes: int | None  # how much more the device had to have free; `None` where that is unknown
+    requested_bytes: int  # asked for by all that is alive
+    reserved_bytes: int  # in the allocator's segments
+    unused_bytes: int  # reserved, and no tensor's: cached blocks, fragments and rounding
+    largest_unused_bytes: int  # the largest free block in the end
+    device_free_bytes: int | None  # what the device had left when the request failed; `None` is unknown
     forward_passes: int
     optimizer_steps: int
-    named_share: float
+    named_share: float  # of the requested bytes, those with a category or a line of code
     by_category: Mapping[Category, int]
     holders: tuple[StackHolder, ...]
-    causes: tuple[Cause, ...]
+    causes: tuple[Cause, ...]  # the one to look at first first
     settings: str
 
 
 def explain(snapshot: Snapshot, chip: Hardware | None = None, total: int | None = None) -> ExplainedMemory:
-    """Explain a snapshot.
+    """Explain a snapshot of one device.
 
-    Args:
-        snapshot: Of one device.
-        chip: The device; with its memory another process's share is known.
-        total: The device's memory that a process sees, where that is known better than by the chip.
+    With the chip's memory, or the `total` that a process sees where that is known better, another process's share is known.
     """
     peak = peak_of(snapshot)
     if total is None and chip is not None:

@@ -20,12 +20,7 @@ LIBRARIES = ("site-packages/", "dist-packages/", "lib/python", "<frozen", "torch
 
 
 class StackHolder(Struct, frozen=True, kw_only=True):
-    """Allocations of one category that one line of code made.
-
-    Attributes:
-        line: `file:line function`; empty where the stack is unknown.
-        count: How many allocations.
-    """
+    """Allocations of one category that one line of code made, as `file:line function`; empty where the stack is unknown."""
 
     category: Category
     line: str
@@ -57,10 +52,6 @@ def _copies(stack: Stack, functions: set[str]) -> bool:
 def _backward(stack: Stack, _functions: set[str]) -> bool:
     """Without a Python stack, or within autograd's."""
     return not stack or any("autograd" in frame.file or "torch::autograd" in frame.function for frame in stack)
-
-
-def _parameters(stack: Stack, _functions: set[str]) -> bool:
-    return any(_makes_parameters(frame) for frame in stack)
 
 
 def _makes_parameters(frame: Frame) -> bool:
@@ -95,7 +86,7 @@ _RULES: tuple[tuple[Category, Callable[[Stack, set[str]], bool]], ...] = (
     ("optimizer_state", lambda stack, functions: is_optimizer(stack) and "_init_group" in functions),
     ("temporary", lambda stack, _: is_optimizer(stack)),
     ("activations", lambda stack, functions: "forward" in functions or any("nn/functional.py" in frame.file for frame in stack)),
-    ("parameters", _parameters),
+    ("parameters", lambda stack, _: any(map(_makes_parameters, stack))),
     ("temporary", _backward),
 )
 """The first that holds."""

@@ -8,41 +8,27 @@ __all__ = ["FREED", "Alive", "Peak", "is_forward", "is_optimizer", "peak_of"]
 
 OPTIMIZER = "torch/optim/"
 FREED = ("free_requested", "free")
-RECOMPUTES = ("recompute_fn", "unpack_hook", "backward")
-"""Functions of `torch.utils.checkpoint` that run in backward."""
+_GROWS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+RECOMPUTES = ("recompute_fn", "unpack_hook", "backward")  # functions of `torch.utils.checkpoint` that run in backward
 
 
 class Alive(NamedTuple):
-    """An allocation that is alive at the moment.
+    """An allocation that is alive at the moment."""
 
-    Attributes:
-        bytes: What was asked for.
-        stack: The code that allocated it.
-        passes_ago: How many forward passes have begun since; `None` where it is older than the trace.
-        steps_ago: How many optimizer steps have ended since; `None` where it is older than the trace.
-    """
-
-    bytes: int
-    stack: Stack
-    passes_ago: int | None = None
-    steps_ago: int | None = None
+    bytes: int  # what was asked for
+    stack: Stack  # the code that allocated it
+    passes_ago: int | None = None  # how many forward passes have begun since; `None` where it is older than the trace
+    steps_ago: int | None = None  # how many optimizer steps have ended since; `None` where it is older than the trace
 
 
 class Peak(NamedTuple):
-    """What is alive at the moment.
+    """What is alive at the moment."""
 
-    Attributes:
-        ran_out: The request that failed; `None` where memory did not run out.
-        passes: How many forward passes have begun in the trace before the moment.
-        steps: How many optimizer steps have ended there.
-        reserved: Bytes in segments then.
-    """
-
-    ran_out: Entry | None
+    ran_out: Entry | None  # the request that failed; `None` where memory did not run out
     alive: tuple[Alive, ...]
-    passes: int
-    steps: int
-    reserved: int
+    passes: int  # how many forward passes have begun in the trace before the moment
+    steps: int  # how many optimizer steps have ended there
+    reserved: int  # bytes in segments then
 
     @property
     def bytes(self) -> int:
@@ -61,7 +47,7 @@ def peak_of(snapshot: Snapshot) -> Peak:
             alive.pop(entry.address, None)
         elif entry.action in FREED:
             alive[entry.address] = (entry.size, entry.stack)
-        reserved += _segment_change(entry)
+        reserved -= _GROWS.get(entry.action, 0) * entry.size
     births, now = _births(snapshot.trace[: at + 1])
     held = []
     for address, (size, stack) in alive.items():
@@ -91,13 +77,6 @@ def _moment(trace: tuple[Entry, ...], at_end: int) -> int:
     return moment
 
 
-def _segment_change(entry: Entry) -> int:
-    """What going back over an entry adds to the reserved bytes."""
-    if entry.action in ("segment_alloc", "segment_map"):
-        return -entry.size
-    return entry.size if entry.action in ("segment_free", "segment_unmap") else 0
-
-
 class _Birth(NamedTuple):
     """How many forward passes had begun, and optimizer steps ended, at an allocation."""
 
@@ -118,7 +97,8 @@ def _births(trace: tuple[Entry, ...]) -> tuple[dict[int, _Birth], _Birth]:
     for entry in trace:
         if entry.action not in ("alloc", "oom"):
             continue
-        if not _recomputes(entry.stack):
+        in_backward = (frame.function for frame in entry.stack if frame.file.endswith("torch/utils/checkpoint.py"))
+        if not any(function in RECOMPUTES for function in in_backward):
             begins, optimizes = is_forward(entry.stack), is_optimizer(entry.stack)
             passes += begins and not in_forward
             steps += in_optimizer and not optimizes
@@ -136,8 +116,3 @@ def is_forward(stack: Stack) -> bool:
 def is_optimizer(stack: Stack) -> bool:
     """Whether an optimizer is running."""
     return any(OPTIMIZER in frame.file and "swa_utils" not in frame.file for frame in stack)
-
-
-def _recomputes(stack: Stack) -> bool:
-    """Whether backward runs a checkpointed forward again."""
-    return any(frame.file.endswith("torch/utils/checkpoint.py") and frame.function in RECOMPUTES for frame in stack)

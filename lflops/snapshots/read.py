@@ -14,24 +14,22 @@ __all__ = ["Block", "Entry", "Frame", "Snapshot", "read_snapshot", "snapshot_of"
 LARGEST_FILE = 8 * 2**30
 
 
+_DAMAGED = (ArithmeticError, AttributeError, EOFError, ImportError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
+"""What pickle raises of a file that is none, or damaged."""
+
+
 class _PlainUnpickler(pickle.Unpickler):
     """An unpickler that looks nothing up: no class, no function, no object from elsewhere."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        """Refuse a global by its name."""
         raise pickle.UnpicklingError(f"has {module}.{name}")
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        """Refuse an object that is stored elsewhere."""
         raise pickle.UnpicklingError(f"has an object that is stored elsewhere, {str(pid)[:60]!r}")
 
 
 def load_plain(path: str | PathLike[str]) -> Any:
-    """What a pickle holds, where that is plain.
-
-    Raises:
-        ProfileError: The file cannot be read, is no pickle, or has anything but containers, texts and numbers.
-    """
+    """What a pickle holds. A `ProfileError` if it cannot be read, or has anything but containers, texts and numbers."""
     path = Path(path)
     try:
         if not path.is_file():
@@ -49,22 +47,11 @@ def load_plain(path: str | PathLike[str]) -> Any:
             plain = "only plain containers, texts and numbers are read, because a pickle can run code"
             raise ProfileError(f"{path}: {error}: {plain}") from None
         raise ProfileError(f"{path}: is no pickle: {error}") from None
-    except (
-        ArithmeticError,
-        AttributeError,
-        EOFError,
-        ImportError,
-        LookupError,
-        MemoryError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except _DAMAGED as error:
         raise ProfileError(f"{path}: is no pickle, or a damaged one: {type(error).__name__}") from None
 
 
-MOST_PARTS = 50_000_000
-"""Blocks, entries and frames of one file: a small pickle can name one list a billion times."""
+MOST_PARTS = 50_000_000  # blocks, entries and frames of one file: a small pickle can name one list a billion times
 
 
 class Frame(NamedTuple):
@@ -79,45 +66,30 @@ Stack = tuple[Frame, ...]
 
 
 class Block(NamedTuple):
-    """A part of a segment.
-
-    Attributes:
-        requested: Bytes that were asked for.
-        state: `active_allocated`, `active_awaiting_free` or `inactive`.
-        stack: The code that allocated it, the innermost line first; empty where it is unknown.
-    """
+    """A part of a segment."""
 
     address: int
     size: int
-    requested: int
-    state: str
-    stack: Stack
+    requested: int  # bytes that were asked for
+    state: str  # `active_allocated`, `active_awaiting_free` or `inactive`
+    stack: Stack  # the code that allocated it, the innermost line first; empty where it is unknown
 
 
 class Segment(NamedTuple):
     """Memory that the allocator got from the device."""
 
-    address: int
     size: int
-    stream: int
-    expandable: bool
     blocks: tuple[Block, ...]
 
 
 class Entry(NamedTuple):
-    """Something that the allocator did.
+    """Something that the allocator did."""
 
-    Attributes:
-        action: Torch's word: `alloc`, `free_requested`, `free_completed`, `segment_alloc`, `segment_free`, `oom`, …
-        device_free: Of an `oom`, the bytes that the device had left.
-    """
-
-    action: str
+    action: str  # Torch's word: `alloc`, `free_requested`, `free_completed`, `segment_alloc`, `segment_free`, `oom`, …
     address: int
     size: int
-    stream: int
     stack: Stack
-    device_free: int | None
+    device_free: int | None  # of an `oom`, the bytes that the device had left
 
 
 class Snapshot(NamedTuple):
@@ -130,14 +102,9 @@ class Snapshot(NamedTuple):
 
 
 def read_snapshot(path: str | PathLike[str], device: int | None = None) -> Snapshot:
-    """The snapshot in a file.
+    """The snapshot in a file that `torch.cuda.memory._dump_snapshot` wrote; a `ProfileError` if it is none, or is not plain.
 
-    Args:
-        path: A file that `torch.cuda.memory._dump_snapshot` wrote.
-        device: Of which device; `None` is the one that ran out of memory, else the one with the most reserved.
-
-    Raises:
-        ProfileError: The file cannot be read, is no snapshot, or has anything in it that is not plain.
+    Without a device it is that of the one that ran out of memory, else of the one with the most reserved.
     """
     content = load_plain(path)
     try:
@@ -147,11 +114,7 @@ def read_snapshot(path: str | PathLike[str], device: int | None = None) -> Snaps
 
 
 def snapshot_of(content: Any, device: int | None = None) -> Snapshot:
-    """The snapshot in torch's containers.
-
-    Raises:
-        ProfileError: They are no snapshot; the message names the place.
-    """
+    """The snapshot in torch's containers; a `ProfileError` that names the place where they are none."""
     reader = _Reader()
     if isinstance(content, list):  # older: segments alone
         content = {"segments": content}
@@ -162,13 +125,15 @@ def snapshot_of(content: Any, device: int | None = None) -> Snapshot:
     if device is None:
         device = _fullest(segments, traces)
     settings = content.get("allocator_settings")
+    given = settings if isinstance(settings, Mapping) else {}
+    text = given.get("PYTORCH_ALLOC_CONF", given.get("PYTORCH_CUDA_ALLOC_CONF", ""))
     return Snapshot(
         device=device,
         segments=tuple(
             reader.segment(each, f"segments[{place}]") for place, each in enumerate(segments) if each.get("device", 0) == device
         ),
         trace=tuple(reader.entries(traces[device], f"device_traces[{device}]")) if device < len(traces) else (),
-        settings=_settings(settings) if isinstance(settings, Mapping) else "",
+        settings=text if isinstance(text, str) else "",
     )
 
 
@@ -185,11 +150,6 @@ def _fullest(segments: Iterable[Mapping[str, Any]], traces: list[Any]) -> int:
     return max(reserved, key=lambda each: reserved[each], default=0)
 
 
-def _settings(settings: Mapping[str, Any]) -> str:
-    text = settings.get("PYTORCH_ALLOC_CONF", settings.get("PYTORCH_CUDA_ALLOC_CONF", ""))
-    return text if isinstance(text, str) else ""
-
-
 class _Reader:
     """Checks each value, and counts the parts."""
 
@@ -198,7 +158,6 @@ class _Reader:
         self._stacks: dict[int, tuple[Any, Stack]] = {}  # torch's pickles share them
 
     def mapping(self, value: Any, place: str) -> Mapping[str, Any]:
-        """A dictionary."""
         self._parts += 1
         if self._parts > MOST_PARTS:
             raise ProfileError(f"{place}: has more than {MOST_PARTS:,} parts")
@@ -207,21 +166,17 @@ class _Reader:
         return value
 
     def listed(self, value: Any, place: str) -> list[Any]:
-        """A list."""
         if not isinstance(value, list | tuple):
             raise ProfileError(f"{place} is {_described(value)}: a list is taken")
         return list(value)
 
     def segment(self, value: Mapping[str, Any], place: str) -> Segment:
-        """One segment and its blocks."""
-        blocks, address = [], _number(value, "address", place)
-        at = address
+        blocks, at = [], _number(value, "address", place)
         for index, each in enumerate(self.listed(value.get("blocks", []), f"{place}.blocks")):
             block = self.block(self.mapping(each, f"{place}.blocks[{index}]"), at, f"{place}.blocks[{index}]")
             blocks.append(block)
             at = block.address + block.size
-        size = _number(value, "total_size", place)
-        return Segment(address, size, _number(value, "stream", place, 0), value.get("is_expandable") is True, tuple(blocks))
+        return Segment(_number(value, "total_size", place), tuple(blocks))
 
     def block(self, value: Mapping[str, Any], at: int, place: str) -> Block:
         """One block; older snapshots leave its address to be added up."""
@@ -235,7 +190,6 @@ class _Reader:
         return Block(_number(value, "address", place, at), size, requested, state, self.stack(frames, f"{place}.frames"))
 
     def entries(self, trace: Any, place: str) -> Iterable[Entry]:
-        """The trace of one device."""
         for index, each in enumerate(self.listed(trace, place)):
             at = f"{place}[{index}]"
             entry = self.mapping(each, at)
@@ -246,13 +200,11 @@ class _Reader:
                 action,
                 _number(entry, "addr", at, 0),
                 _number(entry, "size", at, 0),
-                _number(entry, "stream", at, 0),
                 self.stack(entry.get("frames", ()), f"{at}.frames"),
                 _number(entry, "device_free", at) if "device_free" in entry else None,
             )
 
     def stack(self, frames: Any, place: str) -> Stack:
-        """The lines of code."""
         known = self._stacks.get(id(frames))
         if known is not None and known[0] is frames:
             return known[1]

@@ -13,22 +13,15 @@ __all__ = ["Instant", "timeline_of"]
 
 
 class Instant(NamedTuple):
-    """What is alive after an entry of the trace.
+    """What is alive after an entry of the trace."""
 
-    Attributes:
-        at: The entry's number.
-        action: The allocator's word for what it did.
-        line: The line of code that asked for it; empty where the stack is unknown.
-        is_peak: Whether memory ran out here, else whether the most was alive here.
-    """
-
-    at: int
-    action: str
-    line: str
+    at: int  # the entry's number
+    action: str  # the allocator's word for what it did
+    line: str  # the line of code that asked for it; empty where the stack is unknown
     phase: Phase
     live: int
     by_category: Mapping[Category, int]
-    is_peak: bool
+    is_peak: bool  # whether memory ran out here, else whether the most was alive here
 
 
 def timeline_of(snapshot: Snapshot, parameter_sizes: frozenset[int], most: int) -> list[Instant]:

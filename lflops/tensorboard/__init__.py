@@ -11,7 +11,6 @@ __all__ = ["log"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load `log`."""
     if name == "log":
         with needed_by("lflops.tensorboard.log"):
             from lflops.tensorboard.events import log

@@ -20,8 +20,7 @@ from lflops.tensorboard.payload_event import PLUGIN, packed
 
 __all__ = ["log", "summary_of"]
 
-_RGBA = 4
-"""The channels of a picture, as TensorBoard counts them."""
+_RGBA = 4  # the channels of a picture, as TensorBoard counts them
 
 
 def log(writer: Any, profile: Profile, step: int, *, tag: str | None = None, figures: bool = True) -> None:

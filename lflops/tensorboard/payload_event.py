@@ -10,19 +10,15 @@ from lflops.report.payload.columns import VERSION
 
 __all__ = ["LARGEST", "PLUGIN", "head", "inflated", "metadata_problem", "packed", "unpacked"]
 
-PLUGIN = "lflops"
-"""The name under which TensorBoard stores our summaries."""
-
-LARGEST = 1 << 26
-"""Bytes of a payload: one of 20,000 modules has a tenth of them. What inflates to more is refused."""
+PLUGIN = "lflops"  # the name under which TensorBoard stores our summaries
+LARGEST = 1 << 26  # bytes of a payload: one of 20,000 modules has a tenth of them. What inflates to more is refused.
 
 _FOREIGN = "is no summary of lflops"
 _DAMAGED = "is unreadable: it is not deflated, or damaged"
 _CUT = "is unreadable: its end is missing"
 _START = re.compile(rb'\{"lflops":\s*(\d{1,9})')
 _HEAD = b'{"lflops":%d,"head":' % VERSION
-_BEGINNING = 1 << 16
-"""Bytes of a payload that are inflated for a list of windows: its head is shorter."""
+_BEGINNING = 1 << 16  # bytes of a payload that are inflated for a list of windows: its head is shorter
 _WORDS = ("when", "kind", "device", "strategy", "dtype")
 _NUMBERS = ("step", "ranks")
 
@@ -38,31 +34,15 @@ def metadata_problem(content: bytes) -> str:
 
 
 def unpacked(value: object) -> bytes:
-    """The payload that a value of a summary is.
-
-    Raises:
-        ValueError: It is none; the message says why.
-    """
+    """The payload that a value of a summary is; a `ValueError` says why it is none."""
     payload = inflated(value)
-    start = _START.match(payload)
-    if problem := _version_problem(start[1].decode()) if start else _FOREIGN:
-        raise ValueError(problem)
+    _check_start(payload)
     return payload
 
 
 def inflated(value: object) -> bytes:
-    """The text that a value of a summary is.
-
-    Raises:
-        ValueError: It is damaged, or too large; the message says why.
-    """
-    if not isinstance(value, bytes):
-        raise ValueError(_FOREIGN)  # noqa: TRY004 - of what was written, not of an argument
-    inflating = zlib.decompressobj()
-    try:
-        text = inflating.decompress(value, LARGEST)
-    except zlib.error:
-        raise ValueError(_DAMAGED) from None
+    """The text that a value of a summary is; a `ValueError` says if it is damaged, or too large."""
+    text, inflating = _begin(value, LARGEST)
     if not inflating.eof:
         more = inflating.unconsumed_tail
         raise ValueError(f"inflates to more than {LARGEST} bytes" if more else _CUT)
@@ -72,26 +52,34 @@ def inflated(value: object) -> bytes:
 def head(value: object) -> dict[str, Any]:
     """What a list of windows shows of a summary's value; only its beginning is inflated. Values of another type are left out.
 
-    Raises:
-        ValueError: It begins as no payload does, or is damaged there; the message says why.
+    A `ValueError` says why it begins as no payload does, or is damaged there.
     """
-    if not isinstance(value, bytes):
-        raise ValueError(_FOREIGN)  # noqa: TRY004 - of what was written, not of an argument
-    inflating = zlib.decompressobj()
-    try:
-        beginning = inflating.decompress(value, _BEGINNING)
-    except zlib.error:
-        raise ValueError(_DAMAGED) from None
+    beginning, inflating = _begin(value, _BEGINNING)
     if not inflating.eof and not inflating.unconsumed_tail and len(beginning) < _BEGINNING:
         raise ValueError(_CUT)
-    start = _START.match(beginning)
-    if problem := _version_problem(start[1].decode()) if start else _FOREIGN:
-        raise ValueError(problem)
+    _check_start(beginning)
     try:
         given, _ = json.JSONDecoder(parse_int=float).raw_decode(beginning.removeprefix(_HEAD).decode(errors="replace"))
     except (ValueError, RecursionError):
         return {}
     return _known(given) if beginning.startswith(_HEAD) and isinstance(given, dict) else {}
+
+
+def _begin(value: object, most: int) -> tuple[bytes, Any]:
+    """The first bytes of a text, and what inflates the others."""
+    if not isinstance(value, bytes):
+        raise ValueError(_FOREIGN)  # noqa: TRY004 - of what was written, not of an argument
+    inflating = zlib.decompressobj()
+    try:
+        return inflating.decompress(value, most), inflating
+    except zlib.error:
+        raise ValueError(_DAMAGED) from None
+
+
+def _check_start(payload: bytes) -> None:
+    start = _START.match(payload)
+    if problem := _version_problem(start[1].decode()) if start else _FOREIGN:
+        raise ValueError(problem)
 
 
 def _known(given: dict[str, Any]) -> dict[str, Any]:

@@ -25,14 +25,9 @@ __all__ = ["Tab", "opened"]
 _ENTRY, _STYLE = "/entry/tensorboard.js", "/shell/style.css"
 """Of the page: its script, which has all that it imports, and its style sheet."""
 
-_ALL = 1_000_000
-"""Steps of a summary: as many as TensorBoard has kept."""
-
-_CHUNK = 1 << 20
-"""Bytes of a trace that are sent at once."""
-
-_PARTS = 2
-"""What is logged of a window: its payload, and its timeline if it has one."""
+_ALL = 1_000_000  # steps of a summary: as many as TensorBoard has kept
+_CHUNK = 1 << 20  # bytes of a trace that are sent at once
+_PARTS = 2  # what is logged of a window: its payload, and its timeline if it has one
 
 _NOT_FOUND = "TensorBoard keeps no such window"
 
@@ -48,11 +43,7 @@ class _Status(NamedTuple):
 
 
 class Tab(TBPlugin):  # type: ignore[misc]
-    """A dynamic plugin of TensorBoard.
-
-    Args:
-        context: TensorBoard's, with its data.
-    """
+    """A dynamic plugin of TensorBoard."""
 
     plugin_name = PLUGIN
 
@@ -242,17 +233,10 @@ class Opened(NamedTuple):
 
 
 def opened(payload: bytes, index: str, run: Path, logdir: Path) -> Opened:
-    """The trace, to be read and closed.
+    """The trace that a payload names under this index, as it is reached from the run's folder: to be read and closed.
 
-    Args:
-        payload: It names its traces as they are reached from the run's folder.
-        index: Which of them, counted from 0.
-        run: The run's folder.
-        logdir: TensorBoard's.
-
-    Raises:
-        LookupError: The payload names no such trace, or it does not exist.
-        ValueError: It is no trace, or it is elsewhere, directly or through a link. The messages say so.
+    A `LookupError` says that the payload names no such trace, or that it does not exist; a `ValueError` that it is no trace, or that it is
+    elsewhere, directly or through a link.
     """
     file = _named(payload, index)
     try:

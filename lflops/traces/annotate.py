@@ -12,25 +12,17 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from lflops.errors import ProfileError
 from lflops.profile.model import Profile
 from lflops.profile.records import Call, Phase
-from lflops.traces.files import written_whole
+from lflops.traces.files import as_trace, write_head, written_whole
 from lflops.traces.timestamps import microseconds
 
 __all__ = ["MODULE", "PROCESS", "TRACKS", "Calls", "annotate", "pack"]
 
-PROCESS = "lflops modules"
-"""What the rows of modules are called in a viewer."""
-
-PROCESS_ID = 10_000_000
-"""Larger than any that Linux gives."""
-
-MODULE = "lflops_module"
-"""The category of their slices."""
-
-MEMORY = b'"[memory]"'
-"""The name of the events that say what is allocated."""
+PROCESS = "lflops modules"  # what the rows of modules are called in a viewer
+PROCESS_ID = 10_000_000  # larger than any that Linux gives
+MODULE = "lflops_module"  # the category of their slices
+MEMORY = b'"[memory]"'  # the name of the events that say what is allocated
 
 TRACKS: tuple[Phase, ...] = ("forward", "recompute", "backward")
 """One for each of these on each thread."""
@@ -51,33 +43,22 @@ class _Memory(Struct):
 
 
 def annotate(trace: Path, calls: Calls, into: Path, *, profile: Profile | None = None) -> None:
-    """Write the trace with the calls in it, packed, whole or not at all.
+    """Write the trace, which is as torch wrote it and unpacked, with the calls in it: packed, whole or not at all.
 
-    Args:
-        trace: As torch wrote it, unpacked.
-        calls: While it was recorded.
-        into: The packed file; its folder is there.
-        profile: What says how much a call computes. Without it, or where a row is not in it, a slice has its name alone.
-
-    Raises:
-        ProfileError: The trace is not one of torch's; the message names the file.
+    The profile says how much a call computes. Without it, or where a row is not in it, a slice has its name alone. A `ProfileError` names a
+    trace that is not one of torch's.
     """
     text = trace.read_bytes()
-    try:
+    with as_trace(trace):
         parts = msgspec.json.decode(text, type=dict[str, Raw])
         base = msgspec.json.decode(parts.get("baseTimeNanoseconds", Raw(b"0")), type=int)
         events = parts.pop("traceEvents", Raw(b"null"))
         count = len(msgspec.json.decode(events, type=list[Raw]))
         curves = list(_memory(events)) if MEMORY in text else []
-    except msgspec.MsgspecError as error:
-        raise ProfileError(f"{trace}: is no trace as torch.profiler writes them: {error}") from error
     added = msgspec.json.encode([*_names(calls.calls), *_slices(calls, base, profile), *curves])
     parts.setdefault("distributedInfo", Raw(msgspec.json.encode({"rank": calls.rank, "world_size": calls.world_size})))
     with written_whole(into) as file:
-        file.write(b"{\n")
-        for key, value in parts.items():
-            file.write(b"%b: %b,\n" % (msgspec.json.encode(key), value))
-        file.write(b'"traceEvents": ')
+        write_head(file, parts)
         file.write(memoryview(events)[:-1])  # without the bracket behind the last
         file.write((b",\n" if count else b"") + added[1:] + b"}\n")
 

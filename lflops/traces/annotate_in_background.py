@@ -1,23 +1,29 @@
-"""Starts `program` in its own process, and ensures that the trace is there in the end."""
+"""Annotates a recorded trace in its own process, without torch, so that training goes on; the trace is there in the end.
 
+The process runs `python -m lflops.traces.annotate_in_background TRACE CALLS INTO [PROFILE]`.
+"""
+
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from lflops.errors import ProfileError
+from lflops.profile.json_file import load
 from lflops.profile.records import Call
-from lflops.traces.annotate import Calls, pack
-from lflops.traces.annotate_main import NO_COPY
+from lflops.traces.annotate import Calls, annotate, pack
+from lflops.traces.convert import compat, is_wanted
 
-__all__ = ["AnnotationProcess"]
+__all__ = ["AnnotationProcess", "main"]
 
-LONGEST = 60.0
-"""Seconds that the end of a training waits for a trace to be annotated."""
+NO_COPY = 2  # the exit status where only the copy for torch-tb-profiler is missing
+LONGEST = 60.0  # seconds that the end of a training waits for a trace to be annotated
 
 
 class AnnotationProcess:
@@ -26,14 +32,10 @@ class AnnotationProcess:
     Args:
         trace: As torch wrote it; it is taken away when the packed one is there.
         into: The packed one.
-        calls: What was called while it was recorded.
-        batches: In how many batches.
-        rank: Of the process that was traced.
-        world_size: How many there are.
+        calls: What was called while it was recorded, in so many `batches`.
         profile: The file that says how much a call computes, if there is one.
 
     Attributes:
-        into: The packed one.
         lacks: What there is not, where `finish` says why.
     """
 
@@ -48,7 +50,6 @@ class AnnotationProcess:
         world_size: int = 1,
         profile: Path | None = None,
     ) -> None:
-        """Write the calls next to the trace, and start."""
         self._trace, self.into = trace, into
         self.lacks = "the modules"
         self._told = trace.with_name(f"{trace.name}.calls")
@@ -59,7 +60,7 @@ class AnnotationProcess:
         home = str(Path(__file__).parents[2])
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own program, on our own files
-                [sys.executable, "-m", "lflops.traces.annotate_main", *(str(path.absolute()) for path in paths)],
+                [sys.executable, "-m", "lflops.traces.annotate_in_background", *(str(path.absolute()) for path in paths)],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -76,13 +77,9 @@ class AnnotationProcess:
         return self._process.poll() is not None
 
     def finish(self, seconds: float | None = None) -> str | None:
-        """Wait for it, so long at most, and pack the trace as it is where it failed.
+        """Wait for it so long at most, by default `LONGEST`, and pack the trace unannotated where it failed.
 
-        Args:
-            seconds: `LONGEST` unless given.
-
-        Returns:
-            Why it is not annotated, or not copied, or not yet; `None` where it is.
+        Tells why it is not annotated, or not copied, or not yet; `None` where it is.
         """
         seconds = LONGEST if seconds is None else seconds
         try:
@@ -109,3 +106,35 @@ class AnnotationProcess:
         self._said.close()
         if not self.is_done:
             threading.Thread(target=self._process.wait, name=f"lflops: {self.into.name}", daemon=True).start()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Annotate a trace, pack it as it is where that fails, and copy it for torch-tb-profiler where that is installed.
+
+    What it read is taken away. The status is 0, or 1 where the trace is there but not annotated, or `NO_COPY`; the reason is on stderr.
+    """
+    trace, told, into = map(Path, arguments[:3])
+    failure: Exception | None = None
+    status = 0
+    try:
+        calls = msgspec.json.decode(told.read_bytes(), type=Calls)
+        annotate(trace, calls, into, profile=load(arguments[3]) if len(arguments) > 3 else None)
+    except (ProfileError, msgspec.MsgspecError, OSError) as error:
+        failure, status = error, 1
+        pack(trace, into)
+    trace.unlink()
+    told.unlink(missing_ok=True)
+    try:
+        if is_wanted():
+            compat(into)
+    except (ProfileError, OSError) as error:
+        failure, status = failure or error, status or NO_COPY
+    if failure is not None:
+        sys.stderr.write(f"{failure}\n")
+    return status
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(OSError):
+        os.nice(10)  # here and not in `main`, which may be called in a process that has more to do
+    sys.exit(main(sys.argv[1:]))

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw, Struct
 
-from lflops.errors import ProfileError
 from lflops.traces.annotate import MODULE, TRACKS
-from lflops.traces.files import read, written_whole
+from lflops.traces.files import as_trace, read, write_head, written_whole
 from lflops.traces.recorded import NODE, STEP
 from lflops.traces.timestamps import ZERO, span
 
@@ -61,8 +60,6 @@ class _Call(NamedTuple):
 
 
 class _Timed(Struct):
-    """The times of an event."""
-
     ts: Raw = ZERO
     dur: Raw = ZERO
 
@@ -99,37 +96,26 @@ def place(trace: Path) -> Path:
 
 
 def compat(trace: Path) -> Path:
-    """Write the copy of one trace, packed, whole or not at all.
+    """Write the copy of one trace, packed or not, with the modules if it is annotated: packed, whole or not at all. Tell its place.
 
-    Args:
-        trace: As torch.profiler wrote it, packed or not; where it is annotated the copy has the modules.
-
-    Returns:
-        The copy.
-
-    Raises:
-        ProfileError: The trace cannot be read; the message names it.
+    A `ProfileError` names a trace that cannot be read.
     """
     parts: dict[str, Raw] = read(trace, dict[str, Raw])
     parts.pop("Framework", None)  # a name of Lightning's here turns the modules off
     into = place(trace)
-    try:
+    with as_trace(trace):
         events = msgspec.json.decode(parts.pop("traceEvents", Raw(b"null")), type=list[Raw])
         into.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(into) as file:
-            file.write(b"{\n")
-            for key, value in parts.items():
-                file.write(b"%b: %b,\n" % (msgspec.json.encode(key), value))
             # Behind all else, for 0.4.3 puts what it adds before the last bracket; the modules first, for of two events with the same
             # times the first is the outer one.
-            file.write(b'"traceEvents": [\n')
+            write_head(file, parts)
+            file.write(b"[\n")
             separator = b""
             for event in itertools.chain(_modules(events), map(_relabelled, events)):
                 file.write(separator + msgspec.json.encode(event))
                 separator = b",\n"
             file.write(b"\n]}\n")
-    except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
-        raise ProfileError(f"{trace}: is no trace as torch.profiler writes them: {error}") from error
     return into
 
 

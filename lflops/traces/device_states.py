@@ -10,6 +10,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from lflops.profile.collective_names import is_collective_kernel
+from lflops.profile.series import sums
 from lflops.stretches import Stretches, joined, length, outside, shares
 from lflops.traces.recorded import DeviceWork
 
@@ -17,22 +18,14 @@ __all__ = ["DeviceTimeline", "Timeline", "communicates", "idle_stretches", "stat
 
 
 class DeviceTimeline(Struct, frozen=True, kw_only=True):
-    """Nanoseconds of a device in each state; the first four add up to the window.
-
-    Attributes:
-        computing: A kernel ran that is no communication, or a fill.
-        exposed_communication: It communicated and computed nothing.
-        exposed_copies: It copied, and neither computed nor communicated.
-        idle: None of these.
-        communication, copies: All of it, exposed or not.
-    """
+    """Nanoseconds of a device in each state; the first four add up to the window."""
 
     window: int
-    computing: int
-    exposed_communication: int
-    exposed_copies: int
-    idle: int
-    communication: int
+    computing: int  # a kernel ran that is no communication, or a fill
+    exposed_communication: int  # it communicated and computed nothing
+    exposed_copies: int  # it copied, and neither computed nor communicated
+    idle: int  # none of these
+    communication: int  # all of it, exposed or not
     copies: int
 
     @property
@@ -100,5 +93,4 @@ def idle_stretches(found: Timeline) -> Stretches:
 
 def total(timelines: Iterable[DeviceTimeline]) -> DeviceTimeline:
     """The nanoseconds of several devices together."""
-    rows = list(timelines)
-    return DeviceTimeline(**{name: sum(getattr(row, name) for row in rows) for name in DeviceTimeline.__struct_fields__})
+    return DeviceTimeline(**sums(list(timelines), *DeviceTimeline.__struct_fields__))

@@ -17,16 +17,13 @@ import msgspec
 from msgspec import Struct
 
 from lflops.errors import ProfileError
-from lflops.traces.files import rank_in_name
+from lflops.traces.files import as_trace, rank_in_name
 
 __all__ = ["Header", "TraceStream"]
 
 _PIECE = 1 << 22
-_LONGEST = 1 << 26
-"""Bytes of the longest event, header or trailer that is read."""
-
-_LARGEST = 1 << 33
-"""Bytes of the largest file, unpacked."""
+_LONGEST = 1 << 26  # bytes of the longest event, header or trailer that is read
+_LARGEST = 1 << 33  # bytes of the largest file, unpacked
 
 _GZIP = b"\x1f\x8b"
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -64,19 +61,10 @@ class Header(Struct, frozen=True):
         return rank_in_name(path) if told is None else told
 
 
-class _BrokenError(Exception):
-    """What is wrong with the text."""
-
-
 class TraceStream(Generic[_Event]):
-    """One trace file.
+    """One trace file, packed or not, which its first bytes show.
 
-    Args:
-        path: The file; packed or not is seen from its first bytes.
-        kind: The type of an event.
-
-    Attributes:
-        header: What the trace says of itself; complete when all events have been read.
+    What the trace says of itself is in `header`, complete when all events have been read.
     """
 
     def __init__(self, path: Path, kind: type[_Event]) -> None:
@@ -86,21 +74,15 @@ class TraceStream(Generic[_Event]):
         self._read = 0
 
     def portions(self) -> Iterator[list[_Event]]:
-        """The events, some thousands at a time.
-
-        Raises:
-            ProfileError: The file cannot be read, or is no trace; the message names the file.
-        """
+        """The events, some thousands at a time; a `ProfileError` names a file that cannot be read, or is no trace."""
         try:
-            with self._path.open("rb") as raw:
+            with as_trace(self._path), self._path.open("rb") as raw:
                 packed = raw.read(2) == _GZIP
                 raw.seek(0)
                 yield from self._portions(gzip.GzipFile(fileobj=raw) if packed else raw)
         except (OSError, EOFError, zlib.error) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise ProfileError(f"{self._path}: cannot be read: {reason}") from error
-        except (_BrokenError, msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise ProfileError(f"{self._path}: is no trace as torch.profiler writes them: {error}") from error
 
     def _portions(self, file: gzip.GzipFile | BufferedReader) -> Iterator[list[_Event]]:
         head, rest = self._head(file)
@@ -123,9 +105,9 @@ class TraceStream(Generic[_Event]):
                     yield self._decoder.decode(b"[" + text[: end - 1])
                 break
             if not piece:
-                raise _BrokenError("the text ends before the list of events does, so the file is truncated")
+                raise ValueError("the text ends before the list of events does, so the file is truncated")
             if len(text) > _LONGEST:
-                raise _BrokenError(f"after {self._read - len(text)} bytes comes no whole event, so the file is damaged")
+                raise ValueError(f"after {self._read - len(text)} bytes comes no whole event, so the file is damaged")
             rest, missing = text, len(text)
         if head:
             tail = text[end - 1 :] + file.read(_LONGEST)
@@ -150,14 +132,14 @@ class TraceStream(Generic[_Event]):
             if len(text) > _LONGEST or text.lstrip()[:1] != b"{":
                 break
         if not text.strip():
-            raise _BrokenError("the file is empty")
-        raise _BrokenError('it has no list of events, "traceEvents"')
+            raise ValueError("the file is empty")
+        raise ValueError('it has no list of events, "traceEvents"')
 
     def _piece(self, file: gzip.GzipFile | BufferedReader, size: int) -> bytes:
         piece = file.read(size)
         self._read += len(piece)
         if self._read > _LARGEST:
-            raise _BrokenError(f"it has more than {_LARGEST >> 30} GiB of text; record fewer steps")
+            raise ValueError(f"it has more than {_LARGEST >> 30} GiB of text; record fewer steps")
         return piece
 
     def _leading(self, text: bytes) -> tuple[list[_Event], bytes] | None:

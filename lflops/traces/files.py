@@ -3,15 +3,16 @@
 import contextlib
 import gzip
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
 from lflops.errors import ProfileError
 
-__all__ = ["is_trace", "rank_in_name", "read", "traces_in", "written_whole"]
+__all__ = ["as_trace", "is_trace", "rank_in_name", "read", "traces_in", "write_head", "written_whole"]
 
 _BEGIN = 1 << 16
 _RANK = re.compile(r"_(\d+)\.(?:.*\.)?pt\.trace\.json(\.gz)?$")
@@ -20,11 +21,7 @@ _TRACE = re.compile(r"\.pt\.trace\.json(\.gz)?$")
 
 
 def traces_in(folder: Path) -> list[Path]:
-    """The traces of a folder, by their names.
-
-    Raises:
-        ProfileError: There is none.
-    """
+    """The traces of a folder, by their names; a `ProfileError` where there is none."""
     if not folder.is_dir():
         raise ProfileError(f"{folder}: is no folder: give the one that has the traces of a window")
     found = sorted(path for path in folder.iterdir() if _TRACE.search(path.name))
@@ -53,17 +50,30 @@ def is_trace(path: Path) -> bool:
     return begin[:2] == b"\x1f\x8b" or begin.lstrip()[:1] == b"[" or b'"traceEvents"' in begin
 
 
-def read(path: Path, kind: Any) -> Any:
-    """What is in a trace, packed or not, as a value of that type.
-
-    Raises:
-        ProfileError: It cannot be read; the message names it.
-    """
+@contextlib.contextmanager
+def as_trace(path: Path) -> Iterator[None]:
+    """A context for what is read of a trace: a `ProfileError` names the file that is none."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return msgspec.json.decode(file.read(), type=kind)
-    except (msgspec.MsgspecError, OSError, EOFError) as error:
+        yield
+    except (msgspec.MsgspecError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise ProfileError(f"{path}: is no trace as torch.profiler writes them: {error}") from error
+
+
+def read(path: Path, kind: Any) -> Any:
+    """What is in a trace, packed or not, as a value of that type; a `ProfileError` names a file that cannot be read."""
+    try:
+        with as_trace(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return msgspec.json.decode(file.read(), type=kind)
+    except (OSError, EOFError) as error:
+        raise ProfileError(f"{path}: is no trace as torch.profiler writes them: {error}") from error
+
+
+def write_head(file: gzip.GzipFile, parts: Mapping[str, Raw]) -> None:
+    """All of a trace but its events, which begin behind this."""
+    file.write(b"{\n")
+    for key, value in parts.items():
+        file.write(b"%b: %b,\n" % (msgspec.json.encode(key), value))
+    file.write(b'"traceEvents": ')
 
 
 @contextlib.contextmanager

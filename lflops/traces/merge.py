@@ -11,15 +11,13 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from lflops.errors import ProfileError
 from lflops.traces.event_stream import Header
-from lflops.traces.files import read, traces_in, written_whole
+from lflops.traces.files import as_trace, read, traces_in, written_whole
 from lflops.traces.timestamps import ZERO, microseconds, span
 
 __all__ = ["MERGED", "MergedTraces", "merge"]
 
-MERGED = "merged.trace.json.gz"
-"""Its name is none that readers of single traces look for."""
+MERGED = "merged.trace.json.gz"  # its name is none that readers of single traces look for
 
 
 class MergedTraces(Struct, frozen=True, kw_only=True):
@@ -54,16 +52,10 @@ class _Content(Struct):
 
 
 def merge(folder: Path, into: Path | None = None) -> MergedTraces:
-    """Write the traces of a folder as one, packed, whole or not at all.
+    """Write the traces of a folder, which are of one window, as one, packed, whole or not at all; `None` writes it next to them.
 
-    Times are those of each rank's clock: between machines they differ as much as these clocks do.
-
-    Args:
-        folder: Has the traces of one window, `*.pt.trace.json` or the same packed.
-        into: The file; `None` is `merged.trace.json.gz` next to them.
-
-    Raises:
-        ProfileError: There is no trace, or one of them cannot be read; the message names it.
+    Times are those of each rank's clock: between machines they differ as much as these clocks do. A `ProfileError` names a trace that
+    cannot be read, or the folder without any.
     """
     headers = [(path, read(path, Header)) for path in traces_in(folder)]
     sources = [_Source(path, header.rank(path), header.base) for path, header in headers]
@@ -85,43 +77,35 @@ def merge(folder: Path, into: Path | None = None) -> MergedTraces:
 def _moved(source: _Source, index: int, base: int, numbers: Iterator[int]) -> Iterator[bytes]:
     """The events of one trace in the common time, with numbers of processes and arrows that no other trace has."""
     label = source.path.name if source.rank is None else f"rank {source.rank}"
-    shift = source.base - base
     processes: dict[Any, int] = {}
     names: dict[Any, str] = {}
     for raw in read(source.path, _Content).events:
-        event = _read(raw, _Event, source.path)
+        with as_trace(source.path):
+            event = msgspec.json.decode(raw, type=_Event)
+            whole = msgspec.json.decode(raw, type=dict[str, Raw])
+            times = _times(event, source.base - base)
         process = event.pid
         if process not in processes:
             processes[process] = next(numbers)
         if event.ph == "M" and event.name in {"process_name", "process_sort_index"}:
             names |= {process: name} if (name := (event.args or {}).get("name")) else {}
             continue
-        changed: dict[str, Any] = {"pid": processes[process], **_times(event, shift, source.path)}
+        changed: dict[str, Any] = {"pid": processes[process], **times}
         for arrow, number in (("id", event.id), ("bind_id", event.bind_id)):
             if number is not UNSET:
                 changed[arrow] = number + (index << 32) if isinstance(number, int) else f"{index}.{number}"
-        yield msgspec.json.encode(_read(raw, dict[str, Raw], source.path) | changed)
+        yield msgspec.json.encode(whole | changed)
     for process, number in processes.items():
         yield _about("process_name", number, name=f"{label}: {names.get(process, process) or 'all of it'}")
         yield _about("process_sort_index", number, sort_index=number)
 
 
-def _times(event: _Event, shift: int, path: Path) -> dict[str, Raw]:
+def _times(event: _Event, shift: int) -> dict[str, Raw]:
     """Its times on a clock that begins so many nanoseconds earlier."""
     if not shift or event.ts is UNSET:
         return {}
-    try:
-        start, end = span(event.ts, ZERO if event.dur is UNSET else event.dur)
-    except ValueError as error:
-        raise ProfileError(f"{path}: is no trace as torch.profiler writes them: {error}") from error
+    start, end = span(event.ts, ZERO if event.dur is UNSET else event.dur)
     return {"ts": microseconds(start + shift)} | ({} if event.dur is UNSET else {"dur": microseconds(end - start)})
-
-
-def _read(raw: Raw, kind: Any, path: Path) -> Any:
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except msgspec.MsgspecError as error:
-        raise ProfileError(f"{path}: is no trace as torch.profiler writes them: {error}") from error
 
 
 def _about(what: str, process: int, **values: Any) -> bytes:

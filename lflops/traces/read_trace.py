@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct, field
 
-from lflops.errors import ProfileError
 from lflops.traces.annotate import MODULE
 from lflops.traces.event_stream import TraceStream
+from lflops.traces.files import as_trace
 from lflops.traces.recorded import STEP, Collective, DeviceWork, Inputs, MemoryPeak, OperatorCall, RecordedTrace, RuntimeCall, Span
 from lflops.traces.timestamps import ZERO, span
 
@@ -85,8 +85,6 @@ class _WorkArgs(_CollectiveArgs, gc=False):
     stream: int | None = None
     correlation: int = 0
     external: int = field(default=0, name="External id")
-    bytes: int | float | None = None
-    graph: int = field(default=0, name="graph id")
 
 
 class _RuntimeArgs(Struct, gc=False):
@@ -129,29 +127,21 @@ def _described(name: str, args: _OperatorArgs) -> Collective | None:
 
 
 def read_trace(path: Path) -> RecordedTrace:
-    """Read one file, packed or not.
-
-    Raises:
-        ProfileError: It cannot be read, or is no trace; the message names the file.
-    """
+    """Read one file, packed or not; a `ProfileError` names a file that cannot be read, or is no trace."""
     stream = TraceStream(path, _Event)
     reader = _Reader()
-    try:
+    with as_trace(path):
         for events in stream.portions():
             reader.add(events)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise ProfileError(f"{path}: is no trace as torch.profiler writes them: {error}") from error
-    if not reader.events:
-        raise ProfileError(f"{path}: is no trace as torch.profiler writes them: it has no events")
+        if not reader.events:
+            raise ValueError("it has no events")
     header = stream.header
-    names = {device.id: device.name for device in header.devices if device.name}
     return RecordedTrace(
         file=str(path),
-        base=header.base,
         rank=header.rank(path),
         world_size=header.distributed.world_size if header.distributed else None,
         groups=header.distributed.groups if header.distributed else None,
-        devices=names,
+        devices={device.id: device.name for device in header.devices if device.name},
         work=tuple(reader.work),
         runtime=tuple(reader.runtime),
         operators=tuple(reader.operators),
@@ -161,7 +151,6 @@ def read_trace(path: Path) -> RecordedTrace:
         negative=reader.negative,
         unread=dict(reader.unread),
         events=reader.events,
-        threads=len(reader.threads),
         first=reader.first or 0,
         last=reader.last or 0,
     )
@@ -180,7 +169,7 @@ class _Reader:
         self.events = 0
         self.has_stack = False
         self.negative = 0
-        self.threads: dict[tuple[Any, Any], int] = {}
+        self._threads: dict[tuple[Any, Any], int] = {}
         self.first: int | None = None
         self.last: int | None = None
         self._names: dict[str, str] = {}
@@ -205,7 +194,6 @@ class _Reader:
         }
 
     def add(self, events: list[_Event]) -> None:
-        """Take some thousands of events."""
         self.events += len(events)
         takers = self._takers
         for event in events:
@@ -224,7 +212,7 @@ class _Reader:
         return self._names.setdefault(name, name)
 
     def _thread(self, event: _Event) -> int:
-        return self.threads.setdefault((event.pid, event.tid), len(self.threads))
+        return self._threads.setdefault((event.pid, event.tid), len(self._threads))
 
     def _times(self, event: _Event) -> tuple[int, int]:
         """Start and end; an event of negative length, which a clock that is set back makes, has none."""
@@ -247,10 +235,7 @@ class _Reader:
         start, end = self._times(event)
         device = args.device if args.device is not None else event.pid if isinstance(event.pid, int) else 0
         stream = args.stream if args.stream is not None else event.tid if isinstance(event.tid, int) else 0
-        moved = None if args.bytes is None else int(args.bytes)
-        found = DeviceWork(kind, self._name(event), device, stream, start, end, args.correlation, args.external)
-        found.bytes, found.graph, found.collective = moved, args.graph, args.value()
-        self.work.append(found)
+        self.work.append(DeviceWork(kind, self._name(event), device, stream, start, end, args.correlation, args.external, args.value()))
 
     def _runtime(self, event: _Event) -> None:
         start, end = self._on_host(event)

@@ -24,14 +24,7 @@ class Collective(Struct, frozen=True, gc=False):
 
 
 class DeviceWork(Struct, gc=False):
-    """One kernel, copy or fill.
-
-    Attributes:
-        correlation: The number of the runtime call that launched it.
-        external: The number of the operator that launched it, in traces that tell it; 0 is none.
-        bytes: What a copy or a fill moved.
-        graph: The number of the CUDA graph that it was launched with; 0 is none.
-    """
+    """One kernel, copy or fill."""
 
     kind: Literal["kernel", "copy", "fill"]
     name: str
@@ -39,10 +32,8 @@ class DeviceWork(Struct, gc=False):
     stream: int
     start: int
     end: int
-    correlation: int
-    external: int
-    bytes: int | None = None
-    graph: int = 0
+    correlation: int  # the number of the runtime call that launched it
+    external: int  # the number of the operator that launched it, in traces that tell it; 0 is none
     collective: Collective | None = None
 
 
@@ -65,32 +56,23 @@ class Inputs(NamedTuple):
 
 
 class OperatorCall(Struct, gc=False):
-    """A call of an operator on the host.
-
-    Attributes:
-        inputs: `None` where shapes were not recorded.
-        sequence: Of a node of backward, and of the operator that it is the backward of; -1 is none.
-        forward_thread: Of a node of backward: torch's number of the thread of its forward; 0 is none.
-    """
+    """A call of an operator on the host."""
 
     name: str
     thread: int
     start: int
     end: int
     external: int
-    inputs: Inputs | None = None
-    sequence: int = -1
-    forward_thread: int = 0
+    inputs: Inputs | None = None  # `None` where shapes were not recorded
+    sequence: int = -1  # of a node of backward, and of the operator that it is the backward of; -1 is none
+    forward_thread: int = 0  # of a node of backward: torch's number of the thread of its forward; 0 is none
     collective: Collective | None = None
 
 
 class Span(Struct, gc=False):
     """A stretch of time on a thread that somebody named.
 
-    Attributes:
-        kind: A step of the profiler, a scope of `record_function`, a module frame of `with_stack`, or a module slice of lflops.
-        phase: Of a slice of lflops.
-        collective: Of the scope of a collective, where it tells its message.
+    A step of the profiler, a scope of `record_function`, a module frame of `with_stack`, or a module slice of lflops.
     """
 
     kind: Literal["step", "scope", "module", "slice"]
@@ -98,8 +80,8 @@ class Span(Struct, gc=False):
     thread: int
     start: int
     end: int
-    phase: str = "forward"
-    collective: Collective | None = None
+    phase: str = "forward"  # of a slice of lflops
+    collective: Collective | None = None  # of the scope of a collective, where it tells its message
 
 
 class MemoryPeak(Struct, frozen=True):
@@ -110,34 +92,21 @@ class MemoryPeak(Struct, frozen=True):
 
 
 class RecordedTrace(Struct, frozen=True, kw_only=True):
-    """One file, read.
-
-    Attributes:
-        base: Nanoseconds since 1970 to which all times are relative.
-        rank: From the file; `None` where it does not tell.
-        groups: How many process groups there are; `None` where it does not tell.
-        devices: The names by the devices' numbers.
-        has_stack: Whether Python's frames were recorded.
-        negative: How many events had a negative length; they are taken as 0 ns long.
-        unread: Events of a kind that nothing here knows, by category.
-        first, last: The recording's first and last moment on the host; both 0 without an event.
-    """
+    """One file, read."""
 
     file: str
-    base: int
-    rank: int | None
+    rank: int | None  # from the file; `None` where it does not tell
     world_size: int | None
-    groups: int | None
-    devices: Mapping[int, str]
+    groups: int | None  # how many process groups there are; `None` where it does not tell
+    devices: Mapping[int, str]  # the names by the devices' numbers
     work: tuple[DeviceWork, ...]
     runtime: tuple[RuntimeCall, ...]
     operators: tuple[OperatorCall, ...]
     spans: tuple[Span, ...]
     memory: Mapping[int, MemoryPeak]
-    has_stack: bool
-    negative: int
-    unread: Mapping[str, int]
+    has_stack: bool  # whether Python's frames were recorded
+    negative: int  # how many events had a negative length; they are taken as 0 ns long
+    unread: Mapping[str, int]  # events of a kind that nothing here knows, by category
     events: int
-    threads: int
-    first: int
+    first: int  # the recording's first and last moment on the host; both 0 without an event
     last: int

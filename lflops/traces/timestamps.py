@@ -13,21 +13,14 @@ __all__ = ["ZERO", "microseconds", "span"]
 ZERO = Raw(b"0.000")
 
 _EXACT = Context(prec=60)
-_LARGEST = Decimal(10) ** 18
-"""Microseconds: 30 000 years."""
+_LARGEST = Decimal(10) ** 18  # microseconds: 30 000 years
 
 
 def span(ts: Raw, dur: Raw = ZERO) -> tuple[int, int]:
-    """Start and end of an event in nanoseconds.
+    """Start and end of an event in nanoseconds, from the JSON texts of its `ts` and `dur`; without `dur` it has no length.
 
-    Fractions of a nanosecond are rounded at both ends, so that an event inside of another one stays inside.
-
-    Args:
-        ts: The JSON text of the event's `ts`, and so the next.
-        dur: An event without one has no length.
-
-    Raises:
-        ValueError: One of them is no number of microseconds.
+    Fractions of a nanosecond are rounded at both ends, so that an event inside of another one stays inside. A `ValueError` says which of
+    them is no number of microseconds.
     """
     start, length = _as_kineto_writes(bytes(ts)), _as_kineto_writes(bytes(dur))
     if start is not None and length is not None:

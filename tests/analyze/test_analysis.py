@@ -20,7 +20,7 @@ from tests.support.terminal import printed
 
 MADE_ONCE = {
     *("step_times", "utilization_at", "budget", "roofline_overview", "children", "identical_subtrees", "totals", "unsharded_macs"),
-    *("is_staged", "operator_rows", "uncounted_operators", "peak_moment", "holders", "fold_storages", "imbalance", "slowest_first"),
+    *("operator_rows", "uncounted_operators", "peak_moment", "holders", "fold_storages", "imbalance", "slowest_first"),
 }
 """Functions that derive something from a profile, each behind a property of `Analysis`."""
 

@@ -205,8 +205,9 @@ def drawn_screen(arguments: tuple[str, ...], width: int, folder: Path) -> str:
     """
     given = [str(folder / each) if (folder / each).is_file() else each for each in arguments]
     written = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    estimated = patch("lflops.cli.estimate._estimated", lambda *_, **__: (_estimated(), None))
-    with patch.dict(os.environ, {"COLUMNS": str(width)}), redirect_stdout(written), estimated:
+    built = patch("lflops.cli.estimate._maker", lambda *_, **__: None)
+    estimated = patch("lflops.collect.estimate.estimate.Estimator.run", lambda *_: _estimated())
+    with patch.dict(os.environ, {"COLUMNS": str(width)}), redirect_stdout(written), built, estimated:
         status = main(given)
         written.flush()
     assert status in {0, 1}, f"{arguments} ended with {status}"

@@ -20,10 +20,9 @@ from lflops.collect.model.module_tree import ModuleTree
 from lflops.errors import ProfileError
 from lflops.profile.model import Profile
 from lflops.profile.records import Call
-from lflops.traces import annotate_main as program
+from lflops.traces import annotate_in_background as program
 from lflops.traces.annotate import PROCESS, PROCESS_ID, Calls, annotate, pack
-from lflops.traces.annotate_in_background import AnnotationProcess
-from lflops.traces.annotate_main import main
+from lflops.traces.annotate_in_background import AnnotationProcess, main
 from tests.support.quarters import exact
 from tests.support.small_models import Block, Projections, sequence, up
 
@@ -231,7 +230,7 @@ def test_the_program_is_nicer_than_the_training(tmp_path: Path, alone: None) -> 
     """By 10, from its beginning on; at most 19, which is all there is. Here it waits for the calls, which come through a pipe."""
     trace, told = written(tmp_path), tmp_path / "calls"
     os.mkfifo(told)
-    command = [sys.executable, "-m", "lflops.traces.annotate_main", trace, told, tmp_path / "out.gz"]
+    command = [sys.executable, "-m", "lflops.traces.annotate_in_background", trace, told, tmp_path / "out.gz"]
     with subprocess.Popen(command) as process:
         with told.open("wb") as pipe:  # as soon as the program opens it as well
             niceness = os.getpriority(os.PRIO_PROCESS, process.pid)
@@ -242,7 +241,7 @@ def test_the_program_is_nicer_than_the_training(tmp_path: Path, alone: None) -> 
 
 def test_the_program_loads_no_torch() -> None:
     """A process that annotates takes no more than it needs."""
-    code = "import sys, lflops.traces.annotate_main, lflops.traces.annotate_in_background; print('torch' in sys.modules)"
+    code = "import sys, lflops.traces.annotate_in_background; print('torch' in sys.modules)"
     assert "False" == subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 

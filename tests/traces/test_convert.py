@@ -9,7 +9,7 @@ import pytest
 
 from lflops.cli.main import main
 from lflops.errors import ProfileError
-from lflops.traces import annotate_main as program
+from lflops.traces import annotate_in_background as program
 from lflops.traces.annotate import PROCESS_ID
 from lflops.traces.convert import compat, place
 

@@ -10,38 +10,27 @@ from lflops.analyze.compare.diff import Diff, ModuleDiff
 from lflops.analyze.compare.module_pair import Change
 from lflops.analyze.compare.significance import CHANGED, LEAST_SHARE, Timing
 from lflops.profile.module_names import spelled_out
-from lflops.profile.series import sum_known
+from lflops.profile.series import grouped, sum_known
 
 __all__ = ["BatchChange", "Cause", "batch_change", "causes"]
 
 CauseKind = Literal["slower", "faster", "work", "added", "removed", "phase"]
 
-_OF_MODULES = frozenset({"forward", "backward", "recompute"})
-"""Phases that the modules' times show more exactly."""
+_OF_MODULES = frozenset({"forward", "backward", "recompute"})  # phases that the modules' times show more exactly
 _SAME_RATIO = 0.02
 """Two ratios of work that differ by less are the same: a batch of twice the size does not do twice the work of the loss."""
 
 
 class Cause(Struct, frozen=True, kw_only=True):
-    """A change of the step's time, or one that may be.
+    """A change of the step's time, or one that may be."""
 
-    Attributes:
-        kind: A phase or a module that is slower or faster, a module that does other work, or one that was added or removed.
-        name: Of the phase or the module, with `*` for the numbers of what repeats; the class where modules of several names are together.
-        modules: How many modules it is about; 0 for a phase.
-        seconds: What a step lost by it; a gain is negative, `None` is unknown.
-        ratio: Of a time, after over before; of other work its MACs, or its FLOPs where it has no MACs. `None` is unknown.
-        low: The lower end of the interval of a time's ratio.
-        high: Its upper end.
-    """
-
-    kind: CauseKind
-    name: str
-    modules: int
-    seconds: float | None
-    ratio: float | None = None
-    low: float | None = None
-    high: float | None = None
+    kind: CauseKind  # a phase or a module that is slower or faster, a module that does other work, or one that was added or removed
+    name: str  # of the phase or the module, with `*` for the numbers of what repeats; the class of modules of several names
+    modules: int  # how many modules it is about; 0 for a phase
+    seconds: float | None  # what a step lost by it; a gain is negative, `None` is unknown
+    ratio: float | None = None  # of a time; of other work of its MACs, or of its FLOPs where it has no MACs. `None` is unknown.
+    low: float | None = None  # the lower end of the interval of a time's ratio
+    high: float | None = None  # its upper end
 
 
 class BatchChange(Struct, frozen=True, kw_only=True):
@@ -132,12 +121,15 @@ def _uppermost(modules: Iterable[ModuleDiff]) -> list[ModuleDiff]:
 
 def _grouped(diff: Diff, changed: Sequence[tuple[CauseKind, ModuleDiff]]) -> Iterator[tuple[CauseKind, str, list[ModuleDiff]]]:
     """Those of one pattern are one. So are modules of a class that came, went, or do other work without any products, as dropouts."""
-    groups: dict[tuple[CauseKind, str], list[ModuleDiff]] = {}
-    for kind, module in changed:
+
+    def group(change: tuple[CauseKind, ModuleDiff]) -> tuple[CauseKind, str]:
+        kind, module = change
         by_class = kind in ("added", "removed") or (kind == "work" and not module.own.macs.differs)
-        groups.setdefault((kind, module.kind if by_class and module.kind else module.pattern), []).append(module)
+        return kind, module.kind if by_class and module.kind else module.pattern
+
     sizes = Counter(module.pattern for module in diff.modules)
-    for (kind, _), modules in groups.items():
+    for (kind, _), changes in grouped(changed, group).items():
+        modules = [module for _, module in changes]
         pattern, *others = {module.pattern for module in modules}
         is_whole = len(modules) == sizes[pattern]
         label = modules[0].kind if others else pattern if is_whole else spelled_out(module.name for module in modules)

@@ -32,41 +32,25 @@ _WORK = ("macs", "flops", "bytes_moved")
 
 
 class RunFigures(Struct, frozen=True, kw_only=True):
-    """The figures of a whole run. `None` is unknown.
+    """The figures of a whole run. `None` is unknown."""
 
-    Attributes:
-        facts: The circumstances that two runs can differ in.
-        counted: Whether its work is known.
-        phases_ran: The phases in which anything ran.
-        step: Of the clean steps.
-        phases: Of each phase of these steps.
-        mfu: A share of 1.
-        samples_per_second: Of the clean steps. So is `tokens_per_second`.
-        peak_bytes: The most bytes alive.
-        has_reliable_times: Whether the profile does not warn that its modules' times are no measure.
-        cpu_lost: The share of the CPU time that it was ready to use and other processes took; `None` also on a GPU, whose time is another.
-    """
-
-    facts: Mapping[str, Fact]
+    facts: Mapping[str, Fact]  # the circumstances that two runs can differ in
     counted: bool
-    phases_ran: tuple[Phase, ...]
-    step: Measured | None
+    phases_ran: tuple[Phase, ...]  # the phases in which anything ran
+    step: Measured | None  # of the clean steps. So are `phases`, `samples_per_second` and `tokens_per_second`.
     phases: Mapping[str, Measured]
     mfu: float | None
     samples_per_second: float | None
     tokens_per_second: float | None
     peak_bytes: int | None
-    has_reliable_times: bool = True
-    cpu_lost: float | None = None
+    has_reliable_times: bool = True  # whether the profile does not warn that its modules' times are no measure
+    cpu_lost: float | None = None  # the share of its CPU time that other processes took; `None` also on a GPU, whose time is another
 
 
 class ComparedRun(NamedTuple):
-    """What a comparison needs of one run.
+    """What a comparison needs of one run: its figures, and the names and classes of its modules in the model's order.
 
     Attributes:
-        figures: Of the run.
-        names: Of its modules, in the model's order.
-        kinds: Their classes.
         columns: Lists with a value for each module, by the names of the payload's columns: `parameters`, `own_parameters`, `peak_bytes`,
             and for each phase `forward.macs` and so on. `TIMED` phases also have `forward.seconds`, `.error` in seconds, and `.calls`. A
             time with calls and without seconds is unknown, or of recompute within backward; without both there is none. Own figures of a
@@ -82,8 +66,7 @@ class ComparedRun(NamedTuple):
     def from_tables(cls, figures: RunFigures, tables: Mapping[str, Any]) -> "ComparedRun":
         """Read back what the payload has, where a column of one value is that value, and a large count a text of its digits.
 
-        Raises:
-            ValueError: A column is missing or has other values, or the names are no tree of modules.
+        A `ValueError` says which column is missing or has other values, or that the names are no tree of modules.
         """
         names = convert(tables.get("name"), list[str])
         known = set(names)

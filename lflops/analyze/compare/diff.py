@@ -1,6 +1,6 @@
 """Two runs of a model, module by module: what changed in their work, and in the time that the same work takes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Literal, NamedTuple
 
@@ -12,9 +12,9 @@ from lflops.analyze.compare.module_pair import Change, ModuleFigures, ModulePair
 from lflops.analyze.compare.significance import CHANGED, CommonFactor, Judge, Measured, Timing, Verdict, judge_of, judge_of_steps
 from lflops.profile.json_file import load
 from lflops.profile.model import Profile
-from lflops.profile.records import PHASES, Phase
+from lflops.profile.records import PHASES
 
-__all__ = ["Comparison", "Diff", "ModuleDiff", "Side", "compare", "diff"]
+__all__ = ["Comparison", "Diff", "ModuleDiff", "compare", "diff"]
 
 Side = Literal["before", "after"]
 
@@ -141,7 +141,10 @@ def compare(before: ComparedRun, after: ComparedRun) -> Comparison:
     """Compare two runs, as `diff` does."""
     first, second = before.figures, after.figures
     nodes = matched(before, after)
-    phases = _shared(first.phases_ran, second.phases_ran)
+    shared = {*first.phases_ran} & {*second.phases_ran}
+    if "backward" in shared:  # that only one of them recomputes is a change
+        shared.add("recompute")
+    phases = tuple(phase for phase in PHASES if phase in shared)
     left, right = SharedPhases(before, phases), SharedPhases(after, phases)
     pairs = [
         ModulePair(ModuleSide(left, one.rows) if one else None, ModuleSide(right, other.rows) if other else None) for one, other in nodes
@@ -151,14 +154,21 @@ def compare(before: ComparedRun, after: ComparedRun) -> Comparison:
     lost = first.cpu_lost or 0.0, second.cpu_lost or 0.0
     judge = None if unreliable else _judge(pairs, first.step, lost)
 
+    names = dict.fromkeys([*first.phases, *second.phases])
+    of_steps = judge_of_steps(judge, first.step, times=len(names), lost=lost)
+    facts: dict[str, tuple[Fact, Fact]] = {name: (value, second.facts.get(name)) for name, value in first.facts.items()}
+    if first.counted and second.counted:
+        one, other = (", ".join(phase for phase in run.phases_ran if phase != "recompute") for run in (first, second))
+        facts["phases"] = one, other
+
     def change(figure: str) -> Change:
         return Change(before=getattr(first, figure), after=getattr(second, figure))
 
     compared = Diff(
-        facts={name: (one, other) for name, one, other in _facts(first, second) if one != other},
+        facts={name: pair for name, pair in facts.items() if pair[0] != pair[1]},
         whole=judge.whole if judge else None,
         step=judge_of_steps(None, first.step, times=1, lost=lost).timing(first.step, second.step),
-        phases=_phases(first, second, judge, lost),
+        phases={name: of_steps.timing(first.phases.get(name), second.phases.get(name)) for name in names},
         mfu=change("mfu"),
         samples_per_second=change("samples_per_second"),
         tokens_per_second=change("tokens_per_second"),
@@ -171,7 +181,6 @@ def compare(before: ComparedRun, after: ComparedRun) -> Comparison:
 
 
 def _judge(pairs: Sequence[ModulePair], step: Measured | None, lost: tuple[float, float]) -> Judge | None:
-    """The judge of the modules' times, from the own times of modules that did the same work."""
     times = [pair.times(own=True) for pair in pairs if pair.same_work(own=True)]
     known = [(first, second) for first, second in times if first and second]
     root = pairs[0].times(own=False)[0]
@@ -207,24 +216,3 @@ def _modules(
 def _lost(time: Timing) -> float:
     """The seconds that a time lost or gained, if it changed by more than noise."""
     return time.lost if time.verdict in CHANGED and time.lost is not None else 0.0
-
-
-def _phases(before: RunFigures, after: RunFigures, judge: Judge | None, lost: tuple[float, float]) -> dict[str, Timing]:
-    names = dict.fromkeys([*before.phases, *after.phases])
-    of_steps = judge_of_steps(judge, before.step, times=len(names), lost=lost)
-    return {name: of_steps.timing(before.phases.get(name), after.phases.get(name)) for name in names}
-
-
-def _shared(before: Sequence[Phase], after: Sequence[Phase]) -> tuple[Phase, ...]:
-    """The phases of both. If both go backward and only one of them recomputes, that is a change, so recompute is among them."""
-    shared = {*before} & {*after}
-    if "backward" in shared:
-        shared.add("recompute")
-    return tuple(phase for phase in PHASES if phase in shared)
-
-
-def _facts(before: RunFigures, after: RunFigures) -> Iterator[tuple[str, Fact, Fact]]:
-    yield from ((fact, value, after.facts.get(fact)) for fact, value in before.facts.items())
-    if before.counted and after.counted:
-        one, other = (", ".join(phase for phase in run.phases_ran if phase != "recompute") for run in (before, after))
-        yield "phases", one, other

@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lflops.analyze.compare.compared_run import ComparedRun
+from lflops.profile.series import grouped
 
 __all__ = ["ModuleNode", "Pair", "matched"]
 
@@ -15,25 +16,15 @@ _Key = Callable[["ModuleNode"], Hashable]
 
 @dataclass(eq=False)
 class ModuleNode:
-    """A module in a run's tree, together with the modules that wrap it: from outside they are one module.
+    """A module in a run's tree, together with the modules that wrap it: from outside they are one module."""
 
-    Attributes:
-        name: Of the outermost.
-        rows: Of all of them as positions in the run's columns, the outermost first.
-        label: The last part of its name.
-        kind: The class of the innermost, that which is wrapped.
-        children: The modules below the innermost.
-        build: A number that is the same for two nodes, of either run, with the same classes all the way down.
-        work: A number that is the same for two nodes with the same parameters and MACs of forward, too.
-    """
-
-    name: str
-    rows: list[int]
-    label: str
-    kind: str
-    children: list["ModuleNode"] = field(default_factory=list)
-    build: int = 0
-    work: int = 0
+    name: str  # of the outermost
+    rows: list[int]  # of all of them as positions in the run's columns, the outermost first
+    label: str  # the last part of its name
+    kind: str  # the class of the innermost, that which is wrapped
+    children: list["ModuleNode"] = field(default_factory=list)  # the modules below the innermost
+    build: int = 0  # a number that is the same for two nodes, of either run, with the same classes all the way down
+    work: int = 0  # a number that is the same for two nodes with the same parameters and MACs of forward, too
 
     def walk(self) -> Iterator["ModuleNode"]:
         """Itself and every node below it, in the model's order."""
@@ -79,17 +70,12 @@ def matched(before: ComparedRun, after: ComparedRun) -> tuple[Pair, ...]:
 
 
 class _Partners:
-    """The pairs so far.
-
-    Attributes:
-        of: A node's partner, for nodes of either run.
-    """
+    """The pairs so far: `of` has each node's partner, for nodes of either run."""
 
     def __init__(self) -> None:
         self.of: dict[ModuleNode, ModuleNode] = {}
 
     def pair(self, before: ModuleNode, after: ModuleNode) -> None:
-        """Pair two nodes, and the nodes below them."""
         waiting = [(before, after)]
         while waiting:
             one, other = waiting.pop()
@@ -104,12 +90,10 @@ class _Partners:
                 waiting += pairs
 
     def single(self, nodes: Iterable[ModuleNode]) -> Iterator[ModuleNode]:
-        """The nodes without a partner."""
         return (node for node in nodes if node not in self.of)
 
 
 def _root(run: ComparedRun) -> ModuleNode:
-    """The tree of a run, without its wrappers."""
     nodes: dict[str, ModuleNode] = {}
     for row in sorted(
         range(len(run.names)), key=lambda row: run.names[row].count(".") + bool(run.names[row])
@@ -158,7 +142,6 @@ def _shared(one: ModuleNode, other: ModuleNode) -> int:
 
 
 def _number(run: ComparedRun, root: ModuleNode, numbers: dict[Hashable, int]) -> None:
-    """Set `build` and `work` of all nodes."""
     parameters, macs = run.columns["own_parameters"], run.columns["forward.own_macs"]
     for node in reversed(list(root.walk())):
         figures = tuple((parameters[row], macs[row] or 0) for row in node.rows if parameters[row] or macs[row])
@@ -168,19 +151,11 @@ def _number(run: ComparedRun, root: ModuleNode, numbers: dict[Hashable, int]) ->
 
 def _same(left: Sequence[ModuleNode], right: Sequence[ModuleNode], key: _Key, *, as_many: bool) -> Iterator[tuple[ModuleNode, ModuleNode]]:
     """The nodes with the same key, in order. With `as_many` both sides must have as many, or the pairs would be a guess."""
-    ours, theirs = _grouped(left, key), _grouped(right, key)
-    for each, nodes in ours.items():
+    theirs = grouped(right, key)
+    for each, nodes in grouped(left, key).items():
         others = theirs.get(each, [])
-        if not as_many or len(nodes) == len(others):
+        if each is not None and (not as_many or len(nodes) == len(others)):
             yield from zip(nodes, others, strict=False)
-
-
-def _grouped(nodes: Iterable[ModuleNode], key: _Key) -> dict[Hashable, list[ModuleNode]]:
-    groups: dict[Hashable, list[ModuleNode]] = {}
-    for node in nodes:
-        if (each := key(node)) is not None:
-            groups.setdefault(each, []).append(node)
-    return groups
 
 
 _KEYS: tuple[tuple[_Key, bool], ...] = (

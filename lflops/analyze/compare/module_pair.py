@@ -33,12 +33,7 @@ class Change(Struct, frozen=True, kw_only=True, gc=False):
 class ModuleFigures(Struct, frozen=True, kw_only=True):
     """Work of the phases that both runs have, together, and the time of forward, backward and recompute.
 
-    Attributes:
-        macs: Multiply-accumulates of contractions.
-        flops: 2 x MACs and everything else.
-        bytes_moved: The least traffic.
-        parameters: Distinct ones.
-        time: Judged where MACs and FLOPs of each of these phases are the same; where the MACs differ it is compared a MAC, and not judged.
+    The time is judged where MACs and FLOPs of each of these phases are the same; where the MACs differ it is compared a MAC, not judged.
     """
 
     macs: Change
@@ -54,12 +49,7 @@ class ModuleFigures(Struct, frozen=True, kw_only=True):
 
 
 class SharedPhases:
-    """A run's columns in the phases that both runs have, each summed or collected once for all modules.
-
-    Args:
-        run: The run.
-        phases: Those that both runs have.
-    """
+    """A run's columns in the phases that both runs have, each summed or collected once for all modules."""
 
     def __init__(self, run: ComparedRun, phases: Sequence[Phase]) -> None:
         timed = [phase for phase in phases if phase in TIMED]
@@ -90,16 +80,10 @@ class SharedPhases:
 
 
 class ModuleSide(NamedTuple):
-    """A module in one of the runs.
+    """A module in one of the runs."""
 
-    Attributes:
-        of: The run.
-        rows: Of the module and the modules that it wraps, the outermost first, as positions in the run's columns. What is inclusive is that
-            of the first.
-    """
-
-    of: SharedPhases
-    rows: Sequence[int]
+    of: SharedPhases  # the run
+    rows: Sequence[int]  # of it and of what it wraps, the outermost first, as positions in columns. Inclusive is that of the first.
 
     def work(self, field: str) -> int | None:
         """A count of all phases, as `macs` or `own_macs`."""

@@ -11,34 +11,21 @@ __all__ = ["Limit", "limits"]
 
 
 class Limit(Struct, frozen=True, kw_only=True):
-    """One limit and its result.
+    """One limit and its result."""
 
-    Attributes:
-        name: Of the figure.
-        allowed: The most, or of MFU the least.
-        found: The run's figure.
-        broken: `None` where it is unknown.
-        doubt: Why no one can tell whether it is broken, where the figure is known.
-    """
-
-    name: Literal["max_regress", "min_mfu", "max_memory"]
-    allowed: float
-    found: float | None
-    broken: bool | None
-    doubt: Doubt | None = None
+    name: Literal["max_regress", "min_mfu", "max_memory"]  # of the figure
+    allowed: float  # the most, or of MFU the least
+    found: float | None  # the run's figure
+    broken: bool | None  # `None` where it is unknown
+    doubt: Doubt | None = None  # why no one can tell whether it is broken, where the figure is known
 
 
 def limits(
     diff: Diff, *, max_regress: float | None = None, min_mfu: float | None = None, max_memory: float | None = None
 ) -> tuple[Limit, ...]:
-    """Check the second run against the given limits.
+    """Check the second run against the given limits: shares of 1, and the most bytes alive at once.
 
-    Args:
-        diff: The run and the one before.
-        max_regress: How much longer a step may take, as a share of what it took. A step that is longer within the noise breaks nothing;
-            a slower machine does, unless other processes made it slow.
-        min_mfu: The least MFU, a share of 1.
-        max_memory: The most bytes alive at once.
+    A step that is longer within the noise does not break `max_regress`; a slower machine does, unless other processes made it slow.
     """
     step, mfu, peak = diff.step, diff.mfu.after, diff.peak_bytes.after
     made = []

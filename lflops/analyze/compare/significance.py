@@ -26,6 +26,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops.profile.records import Spread
+from lflops.profile.series import sum_known
 
 __all__ = [
     "CHANGED",
@@ -46,18 +47,13 @@ __all__ = [
 
 LEAST_CHANGE = 0.03
 """The least change of a time: two runs of the same code place their tensors differently in memory, which is worth some per cent."""
-LEAST_SHARE = 0.005
-"""The least change of a time as a share of the step."""
-LARGE = 0.9
-"""The share of the time that the large modules have together: their ratios make the common factor."""
-LEAST_MODULES = 3
-"""With fewer modules, a slower module cannot be distinguished from a slower machine."""
+LEAST_SHARE = 0.005  # the least change of a time as a share of the step
+LARGE = 0.9  # the share of the time that the large modules have together: their ratios make the common factor
+LEAST_MODULES = 3  # with fewer modules, a slower module cannot be distinguished from a slower machine
 LEAST_IN_COMMON = 1 / 3
 """The least share of the modules' time in modules with the same work. A few shared layers say nothing about a run."""
-WIDEST = 2.0
-"""The widest interval that says anything: from half of the ratio to twice of it."""
-CHANCE = 0.001
-"""The probability that any interval misses, in a comparison of two runs of the same code."""
+WIDEST = 2.0  # the widest interval that says anything: from half of the ratio to twice of it
+CHANCE = 0.001  # the probability that any interval misses, in a comparison of two runs of the same code
 
 LOST_COUNTS = 3.0
 """Threads wait for the one that lost its CPU. So a step is longer by up to this power of what a lost share makes of the CPU time."""
@@ -120,34 +116,18 @@ class Measured(NamedTuple):
 
 
 class Judge(NamedTuple):
-    """What the times of two runs are judged by.
+    """What the times of two runs are judged by."""
 
-    Attributes:
-        whole: The common factor that is taken out; `None` is nothing.
-        large: Seconds before: a time of at least these is a large one.
-        least_error: The lower bound of the error of a large time's ratio.
-        least_error_of_small: The same of a small one.
-        reach: Half the width of an interval, in errors.
-        step: Seconds before of the step, which changes are shares of.
-        lost: The shares of the CPU's time that other processes took, before and after.
-    """
-
-    whole: CommonFactor | None
-    large: float
-    least_error: float
-    least_error_of_small: float
-    reach: float
-    step: float
-    lost: tuple[float, float] = (0.0, 0.0)
+    whole: CommonFactor | None  # the common factor that is taken out; `None` is nothing
+    large: float  # seconds before: a time of at least these is a large one
+    least_error: float  # the lower bound of the error of a large time's ratio
+    least_error_of_small: float  # the same of a small one
+    reach: float  # half the width of an interval, in errors
+    step: float  # seconds before of the step, which changes are shares of
+    lost: tuple[float, float] = (0.0, 0.0)  # the shares of the CPU's time that other processes took, before and after
 
     def timing(self, before: Measured | None, after: Measured | None, explained: float = 0.0) -> Timing:
-        """Judge a time, if both sides and their errors are known.
-
-        Args:
-            before: In the first run.
-            after: In the second.
-            explained: Seconds of the change that modules below explain.
-        """
+        """Judge a time, if both sides and their errors are known; `explained` are the seconds of the change that modules below explain."""
         given = unjudged(before, after)
         error = _error_of_ratio(before, after)
         if not given.before or not given.after or not given.ratio or error is None:
@@ -206,14 +186,8 @@ def total(parts: Sequence[tuple[float | None, float | None]]) -> Measured | None
     """The sum of several times, seconds and errors; `None` where one of them is unknown, or there is none."""
     if not parts:
         return None
-    seconds: float = 0.0
-    errors: float | None = 0.0
-    for each, error in parts:
-        if each is None:
-            return None
-        seconds += each
-        errors = None if errors is None or error is None else errors + error
-    return Measured(seconds, errors)
+    seconds, error = (sum_known(each) for each in zip(*parts, strict=True))
+    return None if seconds is None else Measured(seconds, error)
 
 
 def unjudged(before: Measured | None, after: Measured | None, macs: float | None = None) -> Timing:
@@ -228,12 +202,8 @@ def judge_of(
 ) -> Judge | None:
     """Compute the common factor and the errors; `None` where too few modules, or too little of the time, can be compared.
 
-    Args:
-        pairs: Each module's own time before and after, of those that did the same work.
-        modules: Seconds of all modules before.
-        step: Of the step before.
-        times: How many will be judged.
-        lost: As in `Judge`.
+    `pairs` are each module's own time before and after, of those that did the same work; `modules` and `step` are seconds before, of all
+    modules and of the step. So many `times` will be judged.
     """
     known = [
         _Ratio(before.seconds, math.log(after.seconds / before.seconds), error)

@@ -17,39 +17,28 @@ from lflops.profile.model import Moment
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import Phase
 
-__all__ = ["Chain", "Key", "Reading", "Terms", "Trial", "chain_of", "keys_of", "read", "settled_by", "units_of"]
+__all__ = ["Chain", "Key", "Trial", "chain_of", "key_of", "keys_of", "read", "settled_by", "units_of"]
 
 Key = tuple[int | None, int, str | None, str]
 """The kinds of a block's predecessor and of the block, then their choices; `None` before the first block."""
 
 
 class Reading(Struct, frozen=True, kw_only=True):
-    """What one estimate's timeline shows of each block. All are bytes.
+    """What one estimate's timeline shows of each block. All are bytes."""
 
-    Attributes:
-        starts: Alive before the forward of each block, and after that of the last one.
-        forward: The most alive in the forward of each block, beyond its start.
-        entered: Alive before the backward of each block, beyond the start of the next one; `None` for a block without backward.
-        backward: The most alive in the backward of each block, beyond what was alive before it.
-        head: The most alive between forward and backward of the blocks, beyond the last start.
-        fixed: The most alive before the first block and after the backward of all.
-        kinds: Blocks with the same number ran the same operators, kept the same bytes and had the same highest points.
-    """
-
-    starts: tuple[int, ...]
-    forward: tuple[int, ...]
-    entered: tuple[int | None, ...]
-    backward: tuple[int, ...]
-    head: int
-    fixed: int
-    kinds: tuple[int, ...]
+    starts: tuple[int, ...]  # alive before the forward of each block, and after that of the last one
+    forward: tuple[int, ...]  # the most alive in the forward of each block, beyond its start
+    entered: tuple[int | None, ...]  # alive before each block's backward, beyond the next start; `None` without a backward
+    backward: tuple[int, ...]  # the most alive in the backward of each block, beyond what was alive before it
+    head: int  # the most alive between forward and backward of the blocks, beyond the last start
+    fixed: int  # the most alive before the first block and after the backward of all
+    kinds: tuple[int, ...]  # blocks with the same number ran the same operators, kept as many bytes and had the same highest points
 
 
 class Trial(Struct, frozen=True, kw_only=True):
     """One estimate: the choice of each block, the FLOPs and the time of what it recomputed, and what the timeline shows.
 
-    Attributes:
-        times: In femtoseconds, so that equal sums are equal; `None` where no chip is known.
+    Times are in femtoseconds, so that equal sums are equal; `None` where no chip is known.
     """
 
     choices: tuple[str, ...]
@@ -69,27 +58,19 @@ class Terms(Struct, frozen=True, kw_only=True):
 class Chain(Struct, frozen=True, kw_only=True):
     """The peak of a step as a function of the choice of each block.
 
-    Attributes:
-        kinds: Of the blocks, in their order.
-        base: Bytes alive before the first block.
-        fixed: The most alive outside of the blocks.
-        offsets: What is alive before the backward of each block besides the blocks' own, such as gradients of the later ones.
-        heads: The most alive between forward and backward, beyond the last start, by the choice of the last block.
-        settled: By the choice of the first block, what is alive from the end of forward on beyond the starts. A variable of the model may
-            hold the first block's input until then. If the block recomputes, it holds the input further.
-        flops: Recomputed beyond what the first estimate does, by kind and choice.
-        times: The same in femtoseconds; empty where no chip is known.
+    A variable of the model may hold the first block's input until the end of forward. If the block recomputes, it holds the input further:
+    what the first block's choice so settles is alive from then on beyond the starts.
     """
 
-    kinds: tuple[int, ...]
-    base: int
-    fixed: int
-    offsets: tuple[int, ...]
+    kinds: tuple[int, ...]  # of the blocks, in their order
+    base: int  # bytes alive before the first block
+    fixed: int  # the most alive outside of the blocks
+    offsets: tuple[int, ...]  # what is alive before the backward of each block besides the blocks' own, such as gradients of the later ones
     terms: dict[Key, Terms]
-    heads: dict[str, int]
-    settled: dict[str, int]
-    flops: dict[tuple[int, str], int]
-    times: dict[tuple[int, str], int]
+    heads: dict[str, int]  # the most alive between forward and backward, beyond the last start, by the choice of the last block
+    settled: dict[str, int]  # by the choice of the first block, in bytes
+    flops: dict[tuple[int, str], int]  # recomputed beyond what the first estimate does, by kind and choice
+    times: dict[tuple[int, str], int]  # the same in femtoseconds; empty where no chip is known
 
     @property
     def costs(self) -> dict[tuple[int, str], int]:
@@ -98,7 +79,7 @@ class Chain(Struct, frozen=True, kw_only=True):
 
     def at(self, index: int, before: str | None, choice: str) -> tuple[int, int, int | None]:
         """What a block adds, its highest point in forward beyond its start, and that in backward beyond the next start as settled."""
-        terms = self.terms[_key(self.kinds, index, before, choice)]
+        terms = self.terms[key_of(self.kinds, index, before, choice)]
         return terms.grows, terms.forward, None if terms.backward is None else self.offsets[index] + terms.backward
 
     def peak(self, choices: Sequence[str]) -> int:
@@ -131,15 +112,9 @@ def units_of(timeline: Sequence[Moment], blocks: Iterable[str]) -> list[tuple[st
 
 
 def read(timeline: Sequence[Moment], units: Sequence[tuple[str, ...]], work: Sequence[int]) -> Reading:
-    """What a timeline shows of blocks.
+    """What the timeline of a step shows of blocks, which are in the order of their forward; a `ValueError` where none has a backward.
 
-    Args:
-        timeline: Of a step, every operator of it.
-        units: The blocks in the order of their forward.
-        work: FLOPs of each forward: blocks that differ in them are of different kinds.
-
-    Raises:
-        ValueError: No block has a backward.
+    `work` has the FLOPs of each forward: blocks that differ in them are of different kinds.
     """
     named = {str(index): unit for index, unit in enumerate(units)}
     forward, backward = (_spans(timeline, named, phases) for phases in (("forward",), ("backward", "recompute")))
@@ -160,6 +135,7 @@ def read(timeline: Sequence[Moment], units: Sequence[tuple[str, ...]], work: Seq
         (flops, _trace(timeline, span), _operators(timeline, turn), beyond)
         for flops, span, turn, beyond in zip(work, ahead, behind, most, strict=True)
     ]
+    numbers: dict[Hashable, int] = {}
     return Reading(
         starts=tuple(starts),
         forward=tuple(_highest(timeline, *span) - start for span, start in zip(pairwise(begins), starts, strict=False)),
@@ -167,13 +143,13 @@ def read(timeline: Sequence[Moment], units: Sequence[tuple[str, ...]], work: Seq
         backward=most,
         head=_highest(timeline, end, turns[0]) - starts[-1],
         fixed=max(_highest(timeline, 0, begins[0]), _highest(timeline, after, len(timeline))),
-        kinds=_kinds(traces),
+        kinds=tuple(numbers.setdefault(trace, len(numbers)) for trace in traces),
     )
 
 
 def keys_of(kinds: Sequence[int], choices: Sequence[str]) -> list[Key]:
     """The keys that an estimate with these choices shows."""
-    return [_key(kinds, index, choices[index - 1] if index else None, choice) for index, choice in enumerate(choices)]
+    return [key_of(kinds, index, choices[index - 1] if index else None, choice) for index, choice in enumerate(choices)]
 
 
 def chain_of(trials: Sequence[Trial]) -> Chain:
@@ -218,7 +194,8 @@ def settled_by(trial: Trial, plain: Reading) -> int | None:
     return None
 
 
-def _key(kinds: Sequence[int], index: int, before: str | None, choice: str) -> Key:
+def key_of(kinds: Sequence[int], index: int, before: str | None, choice: str) -> Key:
+    """The key of the block at this place, with its choice and that of the block before it."""
     return (kinds[index - 1] if index else None, kinds[index], before if index else None, choice)
 
 
@@ -251,8 +228,3 @@ def _trace(timeline: Sequence[Moment], span: tuple[int, int]) -> tuple[Hashable,
 def _operators(timeline: Sequence[Moment], span: tuple[int, int] | None) -> tuple[str, ...]:
     """The operators of a span. What others share may be freed in it: bytes of equal blocks differ, their highest point does not."""
     return () if span is None else tuple(moment.operator for moment in timeline[slice(*span)])
-
-
-def _kinds(traces: Sequence[Hashable]) -> tuple[int, ...]:
-    numbers: dict[Hashable, int] = {}
-    return tuple(numbers.setdefault(trace, len(numbers)) for trace in traces)

@@ -7,8 +7,7 @@ from lflops.analyze.memory.block_chain import Chain
 
 __all__ = ["cheapest_choice", "lowest_peak"]
 
-MOST_STATES = 4096
-"""Partial choices that are followed at once. Of more, one in each of equal steps of bytes is followed."""
+MOST_STATES = 4096  # partial choices that are followed at once. Of more, one in each of equal steps of bytes is followed.
 
 
 class _State(NamedTuple):
@@ -22,18 +21,10 @@ class _State(NamedTuple):
 
 
 def cheapest_choice(chain: Chain, choices: Sequence[str], budget: int) -> tuple[str, ...] | None:
-    """The choice of each block with the least cost whose peak is within the budget; of equal ones the one with the fewest changes.
+    """The choice of each block with the least cost whose peak is within the budget of bytes; of equal ones that with the fewest changes.
 
     The bytes of a moment depend on the choices before it by the start alone. So of two partial choices with the same last block, the
-    one that has more bytes and costs more is dropped.
-
-    Args:
-        chain: The blocks.
-        choices: What each may be.
-        budget: In bytes.
-
-    Returns:
-        `None` where no choice is within the budget.
+    one that has more bytes and costs more is dropped. `None` where no choice is within the budget.
     """
     if chain.fixed > budget:
         return None

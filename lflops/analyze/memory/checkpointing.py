@@ -1,13 +1,16 @@
-"""The blocks of a model, its repeated parts, and the memory that a step would need with them checkpointed."""
+"""The blocks of a model, its repeated parts, what checkpointing each saves, and what else would lower the peak of a step's memory."""
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from msgspec import Struct
 
-from lflops.profile.model import Profile
+from lflops.profile.model import Memory, Moment, Profile
 from lflops.profile.module_names import ancestry
+from lflops.profile.series import grouped
 
-__all__ = ["Checkpointed", "blocks_of", "checkpointed"]
+__all__ = ["Checkpointed", "Saving", "blocks_of", "checkpointed", "savings"]
 
 
 def blocks_of(profile: Profile) -> list[str]:
@@ -19,25 +22,17 @@ def blocks_of(profile: Profile) -> list[str]:
 class Checkpointed(Struct, frozen=True, kw_only=True):
     """Activation checkpointing of one block.
 
-    Attributes:
-        module: The block's row.
-        saved_bytes: Its activations that are alive at the peak: the most that can be saved. Its output stays where a later operator needs
-            it, and all its activations exist while it is recomputed.
-        macs: MACs that run once more, those of its forward.
-        flops: FLOPs that do.
+    Its output stays where a later operator needs it, and all its activations exist while it is recomputed.
     """
 
     module: str
-    saved_bytes: int
-    macs: int
+    saved_bytes: int  # its activations that are alive at the peak: the most that can be saved
+    macs: int  # those that run once more, which are its forward's. So are `flops`.
     flops: int
 
 
 def checkpointed(profile: Profile) -> tuple[Checkpointed, ...]:
-    """Each block by itself, those that save the most first; none where memory was not counted, or nothing went backward.
-
-    A block is a module that its container numbers, outside of any other.
-    """
+    """Each block by itself, those that save the most first; none where memory was not counted, or nothing went backward."""
     if profile.memory is None or all(cell.phase != "backward" for cell in profile.cells):
         return ()
     below: dict[str, int] = defaultdict(int)
@@ -51,3 +46,42 @@ def checkpointed(profile: Profile) -> tuple[Checkpointed, ...]:
         if below.get(block)
     ]
     return tuple(sorted(blocks, key=lambda each: -each.saved_bytes))
+
+
+class Saving(Struct, frozen=True, kw_only=True):
+    """One way to lower the peak.
+
+    Checkpoint a block or the blocks of one place; free gradients before the forward; an optimizer that updates in place.
+    """
+
+    kind: Literal["checkpoint", "gradients", "fused_optimizer"]
+    module: str  # the block, repeated ones as their pattern; empty for all others
+    modules: int  # how many blocks
+    bytes: int  # the most that it saves; another moment may then be the peak
+    macs: int  # MACs that a step does besides
+
+
+def savings(
+    memory: Memory | None, reached: Moment | None, checkpointed: Sequence[Checkpointed], patterns: Mapping[str, str]
+) -> tuple[Saving, ...]:
+    """The ways that are known, those that save the most first; `reached` is the operator that reached the peak."""
+    if memory is None:
+        return ()
+    found = list(_checkpoints(checkpointed, patterns))
+    gradients, temporary = (memory.by_category.get(name, 0) for name in ("gradients", "temporary"))
+    if reached is not None and reached.phase == "forward" and gradients:
+        found.append(Saving(kind="gradients", module="", modules=0, bytes=gradients, macs=0))
+    if reached is not None and reached.phase == "optimizer" and temporary:
+        found.append(Saving(kind="fused_optimizer", module="", modules=0, bytes=temporary, macs=0))
+    return tuple(sorted(found, key=lambda saving: -saving.bytes))
+
+
+def _checkpoints(checkpointed: Sequence[Checkpointed], patterns: Mapping[str, str]) -> list[Saving]:
+    """The blocks of one place together: while one of them is recomputed, its activations exist, so the largest saves nothing."""
+    made = []
+    for pattern, blocks in grouped(checkpointed, lambda block: patterns.get(block.module, block.module)).items():
+        together = sum(block.saved_bytes for block in blocks)
+        saved = together - max(block.saved_bytes for block in blocks) if len(blocks) > 1 else together
+        name = pattern if len(blocks) > 1 else blocks[0].module
+        made.append(Saving(kind="checkpoint", module=name, modules=len(blocks), bytes=saved, macs=sum(block.macs for block in blocks)))
+    return [saving for saving in made if saving.bytes]

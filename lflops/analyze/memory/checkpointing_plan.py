@@ -117,7 +117,6 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
         return "\n".join(lines) + "\n"
 
     def _recomputed(self, policy: str) -> str:
-        """How many blocks recompute under an alternative."""
         if policy != "best":
             return "0" if policy == "none" else str(len(self.policies))
         numbers = {each: sum(chosen == each for chosen in self.policies.values()) for each in POLICIES[1:]}

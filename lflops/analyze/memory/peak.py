@@ -57,7 +57,6 @@ def holders(memory: Memory, patterns: Mapping[str, str]) -> tuple[Holder, ...]:
 
 
 def _folded(memory: Memory, patterns: Mapping[str, str]) -> list[tuple[str, list[tuple[str, int]]]]:
-    """The bytes by module, as `fold_repeats` has them."""
     return fold_repeats(((module, nbytes) for module, nbytes in memory.by_module.items() if nbytes), lambda item: item[:1], patterns)
 
 

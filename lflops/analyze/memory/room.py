@@ -30,8 +30,7 @@ NCCL_BYTES = 1_600_000_000
 """Buffers of one NCCL communicator after an all-reduce (https://github.com/NVIDIA/nccl/issues/864). They grow with the channels: fewer on
 PCIe, more where ranks also send to each other."""
 
-FRAGMENTATION = 0.05
-"""Share of the peak that the allocator reserves besides, where it was not simulated."""
+FRAGMENTATION = 0.05  # share of the peak that the allocator reserves besides, where it was not simulated
 
 TIGHT = 0.05
 """A step that leaves a smaller share than this of the usable memory is tight: a longer batch or another version may not fit."""
@@ -40,40 +39,24 @@ _HOPPER = ("H100", "H200", "H800", "H20", "GH200")
 
 
 class Room(Struct, frozen=True, kw_only=True):
-    """What a step needs of a chip's memory, and whether that fits. The parts add up to `needed_bytes`.
+    """What a step needs of a chip's memory, and whether that fits. The parts add up to `needed_bytes`."""
 
-    Attributes:
-        verdict: `tight` leaves less than 5 % of the usable memory.
-        chip: The chip's name.
-        usable_bytes: What a process sees as the device's memory.
-        tensor_bytes: The peak of live tensors.
-        fragmentation_bytes: What the allocator reserves besides: simulated, or a share of the peak.
-        fragmentation_simulated: Whether the allocator was simulated.
-        context_bytes: The driver's, for this process; 0 for a chip that is not NVIDIA's, whose share is unknown.
-        workspace_bytes: cuBLAS's.
-        collective_bytes: NCCL's; 0 on one rank.
-    """
-
-    verdict: Verdict
-    chip: str
-    usable_bytes: int
+    verdict: Verdict  # `tight` leaves less than 5 % of the usable memory
+    chip: str  # the chip's name
+    usable_bytes: int  # what a process sees as the device's memory
     needed_bytes: int
-    tensor_bytes: int
-    fragmentation_bytes: int
-    fragmentation_simulated: bool
-    context_bytes: int
-    workspace_bytes: int
-    collective_bytes: int
+    tensor_bytes: int  # the peak of live tensors
+    fragmentation_bytes: int  # what the allocator reserves besides: simulated, or a share of the peak
+    fragmentation_simulated: bool  # whether the allocator was simulated
+    context_bytes: int  # the driver's, for this process; 0 for a chip that is not NVIDIA's, whose share is unknown
+    workspace_bytes: int  # cuBLAS's
+    collective_bytes: int  # NCCL's; 0 on one rank
 
 
 def room(tensor_bytes: int, chip: Hardware | None, *, ranks: int = 1, reserved_bytes: int | None = None) -> Room | None:
-    """The room for so many bytes of tensors on a chip; `None` where the chip's memory is unknown.
+    """The room for a peak of live tensors on a chip; `None` where the chip's memory is unknown.
 
-    Args:
-        tensor_bytes: The peak of live tensors.
-        chip: The chip.
-        ranks: How many exchange data; from two on NCCL has buffers.
-        reserved_bytes: What the allocator reserves, where it was simulated.
+    From two ranks on NCCL has buffers. What the allocator reserves is given where it was simulated.
     """
     if chip is None or chip.memory_bytes is None:
         return None

@@ -24,78 +24,47 @@ STRATEGIES: tuple[Strategy, ...] = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3, FSDP2")
 
 
 class Sharded(Struct, frozen=True, kw_only=True):
-    """The peak of one rank. The parts are those of that moment and add up to `total_bytes`.
-
-    Attributes:
-        phase: When the peak is reached.
-        parameter_bytes: The rank's own.
-        gradient_bytes: The rank's own, in parts after they are reduced.
-        optimizer_state_bytes: The rank's own.
-        gathered_bytes: Whole parameters and gradients of the blocks at work, and the buffers of their collectives.
-        rest_bytes: Activations, temporary and other tensors.
-        room: Whether that fits on the chip; `None` without one.
-    """
+    """The peak of one rank. The parts are those of that moment and add up to `total_bytes`."""
 
     strategy: Strategy
     ranks: int
-    phase: Phase
+    phase: Phase  # when the peak is reached
     total_bytes: int
-    parameter_bytes: int
-    gradient_bytes: int
-    optimizer_state_bytes: int
-    gathered_bytes: int
-    rest_bytes: int
-    room: Room | None = None
+    parameter_bytes: int  # the rank's own
+    gradient_bytes: int  # the rank's own, in parts after they are reduced
+    optimizer_state_bytes: int  # the rank's own
+    gathered_bytes: int  # whole parameters and gradients of the blocks at work, and the buffers of their collectives
+    rest_bytes: int  # activations, temporary and other tensors
+    room: Room | None = None  # whether that fits on the chip; `None` without one
 
 
 class _Moment(NamedTuple):
-    """What is alive in the step of one rank, unsharded.
-
-    Attributes:
-        more: Bytes alive for a part of the operator, besides those by category.
-        root_gradients: Bytes of the gradients that modules outside of blocks have by now.
-        is_in_block: Whether a block is at work.
-    """
+    """What is alive in the step of one rank, unsharded."""
 
     phase: Phase
     live: ByCategory
-    more: int
-    root_gradients: int
-    is_in_block: bool
+    more: int  # bytes alive for a part of the operator, besides those by category
+    root_gradients: int  # bytes of the gradients that modules outside of blocks have by now
+    is_in_block: bool  # whether a block is at work
 
 
 class _Sizes(NamedTuple):
-    """Bytes of the unsharded model.
-
-    Attributes:
-        block: The largest block's parameters.
-        block_gradients: Those of them that are trained.
-        rest: Parameters outside of all blocks.
-        rest_gradients: Those of them that are trained.
-        state: The optimizer's, once it has all of it.
-    """
+    """Bytes of the unsharded model."""
 
     parameters: int
     gradients: int
-    block: int
-    block_gradients: int
-    rest: int
-    rest_gradients: int
-    state: int
+    block: int  # the largest block's parameters
+    block_gradients: int  # those of them that are trained
+    rest: int  # parameters outside of all blocks
+    rest_gradients: int  # those of them that are trained
+    state: int  # the optimizer's, once it has all of it
 
 
 def sharded(profile: Profile, ranks: int, chip: Hardware | None = None) -> tuple[Sharded, ...]:
     """Each strategy's peak over a number of data-parallel ranks; none where live memory by operator is unknown.
 
     Uneven parts are rounded up. FSDP2 is taken to shard each block and the rest, to prefetch one block, and to reshard after forward.
-
-    Args:
-        profile: Of a step of one rank, not sharded.
-        ranks: How many ranks.
-        chip: What it is to fit on.
-
-    Raises:
-        ValueError: There are no ranks, or the model is sharded already.
+    A `ValueError` where there are no ranks, or the model is sharded already.
     """
     if ranks < 1:
         raise ValueError(f"ranks={ranks}: give at least 1")
@@ -114,7 +83,6 @@ def sharded(profile: Profile, ranks: int, chip: Hardware | None = None) -> tuple
 
 
 def _moments(profile: Profile) -> Iterator[_Moment]:
-    """Each operator of the timeline."""
     if profile.memory is None:
         return
     blocks = set(blocks_of(profile))

@@ -15,33 +15,20 @@ TIMED_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimize
 
 
 class BusyModules(Struct, frozen=True, kw_only=True):
-    """The modules at one place of the model, without the modules below them.
-
-    Attributes:
-        pattern: Their name, with `*` for the numbers of what repeats.
-        name: The same; where only some at that place have a time, the names of these.
-        kind: Their class.
-        modules: How many there are.
-        seconds: Total time of all of them in a step.
-        macs: Of forward and backward, of all of them.
-    """
+    """The modules at one place of the model, without the modules below them."""
 
     pattern: str
-    name: str
+    name: str  # the pattern; where only some at that place have a time, the names of these
     kind: str
     modules: int
-    seconds: float
-    macs: int
+    seconds: float  # total time of all of them in a step
+    macs: int  # of forward and backward, of all of them
 
 
 def total_seconds(module: ModuleProfile, *, own: bool = False) -> float | None:
     """Forward, backward and recompute, and the optimizer where it is known. `None` where no phase has a time.
 
-    A phase whose time is unknown is left out, so that it does not hide the others.
-
-    Args:
-        module: With its times.
-        own: Without the modules below it.
+    A phase whose time is unknown is left out, so that it does not hide the others. `own` is without the modules below it.
     """
     works = [module.work(phase) for phase in TIMED_PHASES]
     known = [spread.median for work in works if (spread := work.own_seconds if own else work.seconds) is not None]
@@ -51,13 +38,7 @@ def total_seconds(module: ModuleProfile, *, own: bool = False) -> float | None:
 def busiest(
     profile: Profile, patterns: Mapping[str, str], communicating: Mapping[tuple[str, str], float] | None = None
 ) -> tuple[BusyModules, ...]:
-    """All places with a time, the one with the most time first.
-
-    Args:
-        profile: With times of modules.
-        patterns: Each module's name with `*` for the numbers of what repeats.
-        communicating: Seconds by module and pass that are no work of the module.
-    """
+    """All places with a time, the one with the most time first; seconds of communication are no work of the module."""
     without: defaultdict[str, float] = defaultdict(float)
     for (name, _), seconds in (communicating or {}).items():
         without[name] += seconds

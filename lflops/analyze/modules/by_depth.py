@@ -1,51 +1,37 @@
 """Parameters, work and time by class of module, depth by depth."""
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Literal
 
 from msgspec import Struct
 
 from lflops.profile.model import ModuleProfile, Profile
-from lflops.profile.series import sum_known
+from lflops.profile.series import grouped, sum_known
 
 __all__ = ["Kind", "by_depth", "most"]
 
 
 class Kind(Struct, frozen=True, kw_only=True):
-    """All modules of one class at one depth, each with what is below it; no module is in another one of the same depth.
-
-    Attributes:
-        kind: The class's name.
-        modules: How many there are.
-        parameters: What this rank holds of them.
-        macs: In forward.
-        seconds: In forward, the medians added up; `None` where one that ran has none, or none ran.
-    """
+    """All modules of one class at one depth, each with what is below it; no module is in another one of the same depth."""
 
     kind: str
     modules: int
-    parameters: int
-    macs: int
-    seconds: float | None
+    parameters: int  # what this rank holds of them
+    macs: int  # in forward
+    seconds: float | None  # in forward, the medians added up; `None` where one that ran has none, or none ran
 
 
 def by_depth(profile: Profile, depth: int = -1) -> tuple[tuple[Kind, ...], ...]:
     """The classes at depth 0, which is the root alone, at depth 1, and so on, in the model's order.
 
-    Args:
-        profile: What to add up.
-        depth: The last depth; -1, and anything deeper than the model, is the innermost.
-
-    Raises:
-        ValueError: There is no such depth.
+    The last depth is `depth`; -1, and anything deeper than the model, is the innermost. Less is a `ValueError`.
     """
     if depth < -1:
         raise ValueError(f"depth={depth!r}: give -1 for all depths, 0 for the model alone, or how many to go below it")
-    levels: dict[int, dict[str, list[ModuleProfile]]] = {}
-    for module in profile.modules.values():
-        if depth == -1 or module.depth <= depth:
-            levels.setdefault(module.depth, {}).setdefault(module.kind, []).append(module)
-    return tuple(tuple(_kind(kind, modules) for kind, modules in levels[level].items()) for level in sorted(levels))
+    levels = grouped((module for module in profile.modules.values() if depth == -1 or module.depth <= depth), attrgetter("depth"))
+    kinds = (grouped(levels[level], attrgetter("kind")) for level in sorted(levels))
+    return tuple(tuple(_kind(kind, modules) for kind, modules in by_kind.items()) for by_kind in kinds)
 
 
 def most(kinds: Iterable[Kind], metric: Literal["parameters", "macs", "seconds"], number: int) -> dict[str, float]:

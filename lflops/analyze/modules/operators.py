@@ -2,8 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, islice
-from operator import add, attrgetter
+from itertools import islice
+from operator import add, attrgetter, itemgetter
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -11,12 +11,12 @@ from msgspec import Struct
 from lflops.analyze.modules.tree import WorkCounts, share_of
 from lflops.analyze.speed.step_times import traced_seconds
 from lflops.profile.model import PHASES, Cell, Phase, Profile
+from lflops.profile.series import grouped, sums
 
 __all__ = ["MODULES", "Operator", "OperatorRow", "UncountedOperator", "operator_rows", "operators", "uncounted_operators"]
 
 
-MODULES = 20
-"""The most modules listed for an operator in a phase: those in which it did the most."""
+MODULES = 20  # the most modules listed for an operator in a phase: those in which it did the most
 
 
 class Operator(Struct, frozen=True, kw_only=True):
@@ -28,33 +28,22 @@ class Operator(Struct, frozen=True, kw_only=True):
 
 
 class OperatorRow(Struct, frozen=True, kw_only=True):
-    """One operator in one phase and dtype, or in all of them.
-
-    Attributes:
-        phase: `None` is all of them.
-        dtypes: One where there is a phase; none of what has no formula.
-        figures: Calls and bytes alone where there is no formula: then they are in no total.
-        is_counted: Whether there is one.
-        share: As in `Operator`, of its phase; `None` also where it is not counted.
-        modules: How many modules ran it.
-        by_module: The modules in which it did the most, at most 20, without what is below them, the most first.
-    """
+    """One operator in one phase and dtype, or in all of them."""
 
     operator: str
-    phase: Phase | None
-    dtypes: tuple[str, ...]
-    figures: WorkCounts
-    is_counted: bool
-    share: float | None
-    modules: int
-    by_module: Mapping[str, WorkCounts]
+    phase: Phase | None  # `None` is all of them
+    dtypes: tuple[str, ...]  # one where there is a phase; none of what has no formula
+    figures: WorkCounts  # calls and bytes alone where there is no formula: then they are in no total
+    is_counted: bool  # whether there is one
+    share: float | None  # as in `Operator`, of its phase; `None` also where it is not counted
+    modules: int  # how many modules ran it
+    by_module: Mapping[str, WorkCounts]  # the modules in which it did the most, at most 20, without what is below them, the most first
 
 
 class UncountedOperator(Struct, frozen=True, kw_only=True):
     """An operator that is in no total: what it did in all modules and phases.
 
-    Attributes:
-        seconds: Its own seconds in a step, from a trace: on the device where one was recorded; `None` without a trace of it.
+    Its own seconds in a step are from a trace: on the device where one was recorded; `None` without a trace of it.
     """
 
     operator: str
@@ -65,16 +54,12 @@ class UncountedOperator(Struct, frozen=True, kw_only=True):
 
 
 class _Found(NamedTuple):
-    """What some cells did: fields of `OperatorRow`."""
-
     figures: WorkCounts
     modules: int
     by_module: Mapping[str, WorkCounts]
 
 
 class _Sum(NamedTuple):
-    """The counts of several cells of a module."""
-
     module: str
     calls: int
     macs: int
@@ -85,15 +70,12 @@ class _Sum(NamedTuple):
 
 def operators(profile: Profile, phase: Phase | None = "forward") -> tuple[Operator, ...]:
     """The operators of a phase, or of all of them, the most first: by MACs, then by FLOPs, then by bytes."""
-    phases = PHASES if phase is None else (phase,)
-    sums: dict[str, WorkCounts] = {}
-    for cell in profile.cells:
-        if cell.phase in phases:
-            counts = WorkCounts(**{field: getattr(cell, field) for field in WorkCounts.__struct_fields__})
-            sums[cell.operator] = sums.get(cell.operator, WorkCounts()) + counts
+    cells = grouped((cell for cell in profile.cells if phase is None or cell.phase == phase), attrgetter("operator"))
+    figures = {name: WorkCounts(**sums(found, *WorkCounts.__struct_fields__)) for name, found in cells.items()}
     metric, total = _total(profile, phase)
     rows = [
-        Operator(operator=name, figures=counts, share=getattr(counts, metric) / total if total else None) for name, counts in sums.items()
+        Operator(operator=name, figures=counts, share=getattr(counts, metric) / total if total else None)
+        for name, counts in figures.items()
     ]
     return tuple(sorted(rows, key=lambda row: _most(row.figures)))
 
@@ -136,18 +118,15 @@ def _calls_in_two_phases(cells: Sequence[Cell]) -> dict[tuple[str, str], int]:
 def uncounted_operators(profile: Profile) -> tuple[UncountedOperator, ...]:
     """The operators that ran without a formula, those that moved the most bytes first."""
     seconds = traced_seconds(profile, own=True)
-    rows = []
-    for operator, group in groupby(sorted(profile.uncounted, key=lambda entry: entry.operator), key=lambda entry: entry.operator):
-        entries = list(group)
-        rows.append(
-            UncountedOperator(
-                operator=operator,
-                modules=tuple(dict.fromkeys(entry.module for entry in entries)),
-                calls=sum(entry.calls for entry in entries),
-                bytes=sum(entry.bytes for entry in entries),
-                seconds=seconds.get(operator),
-            )
+    rows = (
+        UncountedOperator(
+            operator=operator,
+            modules=tuple(dict.fromkeys(entry.module for entry in entries)),
+            seconds=seconds.get(operator),
+            **sums(entries, "calls", "bytes"),
         )
+        for operator, entries in sorted(grouped(profile.uncounted, attrgetter("operator")).items())
+    )
     return tuple(sorted(rows, key=lambda row: -row.bytes))
 
 
@@ -157,12 +136,7 @@ _MOST_OF = attrgetter("macs", "flops", "bytes_moved")
 
 
 def _rows(profile: Profile, cells: Sequence[Cell], twice: Mapping[tuple[str, str], int], *, is_counted: bool) -> Iterator[OperatorRow]:
-    kinds: defaultdict[tuple[str, Phase, str], list[Cell]] = defaultdict(list)
-    for key, cell in zip(map(attrgetter("operator", "phase", "dtype"), cells), cells, strict=True):
-        kinds[key].append(cell)
-    of_operators: defaultdict[str, list[tuple[Phase, str]]] = defaultdict(list)
-    for operator, phase, dtype in kinds:
-        of_operators[operator].append((phase, dtype))
+    kinds: dict[tuple[str, Phase, str], list[Cell]] = grouped(cells, attrgetter("operator", "phase", "dtype"))
     in_two_phases = {operator for operator, _ in twice}
     totals = {phase: _total(profile, phase) for phase in (None, *PHASES)}
 
@@ -171,7 +145,8 @@ def _rows(profile: Profile, cells: Sequence[Cell], twice: Mapping[tuple[str, str
         share = getattr(found.figures, metric) / total if is_counted and total else None
         return OperatorRow(operator=operator, phase=phase, dtypes=dtypes, is_counted=is_counted, share=share, **found._asdict())
 
-    for operator, where in of_operators.items():
+    for operator, rows in grouped(kinds, itemgetter(0)).items():
+        where = [(phase, dtype) for _, phase, dtype in rows]
         found = {each: _found(_together(kinds[operator, *each])) for each in where}
         if len(where) == 1 and operator not in in_two_phases:
             everywhere = found[where[0]]
@@ -200,9 +175,7 @@ def _together(cells: Sequence[Cell], twice: Mapping[tuple[str, str], int] | None
 def _found(sums: Sequence[Cell | _Sum]) -> _Found:
     """The total, and the modules with the most of it. Layers repeat, so few of the counts are different."""
     fields = WorkCounts.__struct_fields__
-    alike: defaultdict[tuple[int, ...], list[Cell | _Sum]] = defaultdict(list)
-    for counts, each in zip(map(_COUNTS_OF, sums), sums, strict=True):
-        alike[counts].append(each)
+    alike: dict[tuple[int, ...], list[Cell | _Sum]] = grouped(sums, _COUNTS_OF)
     ranked = sorted(alike.items(), key=lambda item: _MOST_OF(item[1][0]), reverse=True)
     first = islice(((each.module, counts) for counts, group in ranked for each in group), MODULES)
     total = [sum(counts[place] * len(group) for counts, group in ranked) for place in range(len(fields))]
@@ -214,7 +187,6 @@ def _found(sums: Sequence[Cell | _Sum]) -> _Found:
 
 
 def _total(profile: Profile, phase: Phase | None) -> tuple[str, int]:
-    """The metric that shares of a phase are of, and its total."""
     metric = share_of(profile, phase)
     return metric, sum(getattr(profile.modules[""].work(each), metric) for each in (PHASES if phase is None else (phase,)))
 

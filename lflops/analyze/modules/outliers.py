@@ -5,7 +5,6 @@ A module is accused where its excess is above the threshold, the noise, and what
 
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -14,6 +13,7 @@ from msgspec import Struct
 from lflops.profile.model import Profile
 from lflops.profile.notes import are_times_far_off
 from lflops.profile.records import Phase
+from lflops.profile.series import grouped
 
 __all__ = ["Doubt", "Outlier", "Outliers", "explaining", "outliers"]
 
@@ -23,33 +23,21 @@ times that had to be scaled too much."""
 
 _PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
 _LEAST_MODULES = 3
-_LEAST_STEPS = 5
-"""The fewest hooked steps that a module is accused by."""
+_LEAST_STEPS = 5  # the fewest hooked steps that a module is accused by
 _LEAST_RATIO = 1.2
-_LEAST_SHARE = 0.02
-"""The least excess, as a share of the step."""
-_BUSY = 0.05
-"""The share of CPU time that other processes took, from which they are why times vary."""
-_REACH = 4.0
-"""How many of its errors an excess has to be: chance is beyond that once in 30,000 modules."""
-_MOST_OF = 0.7
-"""A module below explains an outlier if it has this share of its excess."""
+_LEAST_SHARE = 0.02  # the least excess, as a share of the step
+_BUSY = 0.05  # the share of CPU time that other processes took, from which they are why times vary
+_REACH = 4.0  # how many of its errors an excess has to be: chance is beyond that once in 30,000 modules
+_MOST_OF = 0.7  # a module below explains an outlier if it has this share of its excess
 
 
 class Outlier(Struct, frozen=True, kw_only=True):
-    """A module that is slower than its repeats.
-
-    Attributes:
-        module: Its name.
-        others: How many others do the same work at its place.
-        seconds: Of forward and backward, with all below it.
-        usual_seconds: The median of all at its place.
-    """
+    """A module that is slower than its repeats."""
 
     module: str
-    others: int
-    seconds: float
-    usual_seconds: float
+    others: int  # how many others do the same work at its place
+    seconds: float  # of forward and backward, with all below it
+    usual_seconds: float  # the median of all at its place
 
     @property
     def excess(self) -> float:
@@ -73,19 +61,12 @@ def outliers(
 ) -> Outliers:
     """The outliers; of a block and a part of it that explains it, the part.
 
-    Args:
-        profile: With times.
-        patterns: Each module's name with `*` for the numbers of what repeats.
-        identical: A number for each module, the same for modules that do the same work.
-        below: The names directly below each module.
-        step: Seconds of a clean step; `None` is unknown, and nothing is found.
+    `identical` has a number for each module, the same for modules that do the same work, and `below` the names directly below each.
+    `step` are the seconds of a clean step: without them nothing is found.
     """
     if not step:
         return Outliers()
-    groups: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
-    for name, pattern in patterns.items():
-        if pattern != name:
-            groups[pattern, identical[name]].append(name)
+    groups = grouped((name for name in patterns if patterns[name] != name), lambda name: (patterns[name], identical[name]))
     lost = statistics.median(profile.cpu_lost_shares or [0.0])
     far_off: Doubt | None = "scaled" if are_times_far_off(profile.notes) else None
     found: dict[str, Outlier] = {}
@@ -143,12 +124,7 @@ def _doubt(steps: int, *, is_noise: bool, lost: float, share: float) -> Doubt | 
 
 
 def explaining(excesses: Mapping[str, float], below: Mapping[str, Sequence[str]]) -> list[str]:
-    """Of modules and parts of them, the uppermost ones, or the parts that explain these.
-
-    Args:
-        excesses: What each of the modules takes too long.
-        below: The names directly below each module.
-    """
+    """Of modules, by what each takes too long, and parts of them the uppermost ones, or the parts that explain these."""
     return list(dict.fromkeys(_deepest(name, excesses, below) for name in excesses if name.rpartition(".")[0] not in excesses))
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from lflops.analyze.speed.roofline import Bound, Over, Part, Point, Total, point_of
 from lflops.profile.model import COUNTS, PHASES, ModuleProfile, Profile
 from lflops.profile.module_names import fold_repeats
-from lflops.profile.series import sum_known
+from lflops.profile.series import sum_known, sums
 
 __all__ = ["Repeats", "fold_parts", "identical_subtrees"]
 
@@ -36,12 +36,7 @@ _WORST_FIRST: tuple[Over, ...] = ("error", "cache_unknown", "compiled", "cache")
 
 
 def identical_subtrees(profile: Profile, below: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """A number for each module; two modules have the same where their counts are equal, and the labels and counts of all below them.
-
-    Args:
-        profile: The modules.
-        below: The names directly below each name.
-    """
+    """A number for each module; two modules have the same where their counts are equal, and the labels and counts of all below them."""
     numbers: dict[str, int] = {}
     seen: dict[Any, int] = {}
     for name in sorted(profile.modules, key=len, reverse=True):  # longer names first: children before their parents
@@ -56,11 +51,9 @@ def _counts(module: ModuleProfile) -> tuple[Any, ...]:
 
 
 class Repeats(NamedTuple):
-    """The parts of modules that repeat at one place and did the same work.
+    """The parts of modules that repeat at one place and did the same work, in the model's order.
 
-    Attributes:
-        label: The names' pattern, or the name of the only one.
-        parts: One of each, in the model's order.
+    Their label is the names' pattern, or the name of the only one.
     """
 
     label: str
@@ -84,9 +77,7 @@ class Repeats(NamedTuple):
             return point_of(first)
         over = {part.over for part in self.parts}
         total = Total(
-            calls=sum(part.total.calls for part in self.parts),
-            flops=sum(part.total.flops for part in self.parts),
-            bytes_moved=sum(part.total.bytes_moved for part in self.parts),
+            **sums([part.total for part in self.parts], "calls", "flops", "bytes_moved"),
             seconds=self.roof_seconds,
             bound=max(_BOUNDS, key=lambda bound: sum(part.roof_seconds or 0.0 for part in self.parts if part.total.bound == bound)),
             costs=(),
@@ -103,10 +94,5 @@ _MODULE_AND_WORK = attrgetter("module", "phase", "total.flops", "total.bytes_mov
 
 
 def fold_parts(parts: Iterable[Part], patterns: Mapping[str, str]) -> Iterator[Repeats]:
-    """Group the parts of modules that repeat at one place and did the same work, in the order of the first ones.
-
-    Args:
-        parts: Of modules.
-        patterns: Each module's name with `*` for the numbers of what repeats.
-    """
+    """Group the parts of modules that repeat at one place and did the same work, in the order of the first ones."""
     return starmap(Repeats, fold_repeats(parts, _MODULE_AND_WORK, patterns))

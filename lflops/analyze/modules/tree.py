@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from lflops.analyze.modules.busiest import TIMED_PHASES
 from lflops.analyze.modules.repeats import identical_subtrees
-from lflops.profile.model import PHASES, ModuleProfile, Phase, Profile
+from lflops.profile.model import PHASES, ModuleProfile, Phase, Profile, Work
 from lflops.profile.module_names import children
 from lflops.profile.records import Spread
 
-__all__ = ["SORT_KEYS", "Repeat", "Row", "WorkCounts", "flat", "has_times", "share_of", "totals", "tree", "walk"]
+__all__ = ["SORT_KEYS", "Repeat", "Row", "WorkCounts", "flat", "has_times", "share_of", "totals", "tree", "unsharded_macs", "walk"]
 
 
 class WorkCounts(Struct, frozen=True, kw_only=True, gc=False):
@@ -45,42 +45,28 @@ class Repeat(Struct, frozen=True, kw_only=True):
 class Row(Struct, frozen=True, kw_only=True):
     """One module, or a run of identical siblings: then every count is that of ONE of them, and a time is the mean of all.
 
-    Attributes:
-        name: The dotted path; of the first one where the row is a run.
-        label: Its last part.
-        names: Every module that the row represents, within the row above.
-        repeat: The run, `None` where the row is a single module.
-        depth: 0 for the root.
-        own: Whether the figures and the parameters are the module's own, without what is below it.
-        calls: How often it was called in forward.
-        trainable_parameters: `None` where only the inclusive number is known. So is `parameter_bytes`.
-        phases: The work of each phase.
-        seconds: The median time of each phase; `None` where it is unknown. Where rows are folded, the mean over all the modules that
-            this one represents: for a layer in a run of 12 identical blocks, over all 12.
-        share: This row's part of the root's MACs in the phase asked for, or of its FLOPs where the root has no MACs in it; `None`
-            where it has neither. `share_of` says which.
-        time_share: Its part of the root's time in that phase.
-        children: The rows below, where there is a tree.
+    For a layer in a run of 12 identical blocks that is the mean over all 12. The shares are of the root's MACs in the phase asked for, or
+    of its FLOPs where the root has no MACs in it, as `share_of` says, and of its time.
     """
 
-    name: str
-    label: str
-    names: tuple[str, ...]
-    repeat: Repeat | None
-    depth: int
-    own: bool
+    name: str  # the dotted path; of the first one where the row is a run
+    label: str  # its last part
+    names: tuple[str, ...]  # every module that the row represents, within the row above
+    repeat: Repeat | None  # the run, `None` where the row is a single module
+    depth: int  # 0 for the root
+    own: bool  # whether figures and parameters are without what is below it
     kind: str
-    calls: int
+    calls: int  # how often it was called in forward
     compiled: bool
     owner: str | None
     parameters: int
-    trainable_parameters: int | None
+    trainable_parameters: int | None  # `None` where only the inclusive number is known. So is `parameter_bytes`.
     parameter_bytes: int | None
-    phases: Mapping[Phase, WorkCounts]
-    seconds: Mapping[Phase, float | None]
+    phases: Mapping[Phase, WorkCounts]  # the work of each phase
+    seconds: Mapping[Phase, float | None]  # the median time of each phase; `None` where it is unknown
     share: float | None
     time_share: float | None
-    children: tuple["Row", ...] = ()
+    children: tuple["Row", ...] = ()  # the rows below, where there is a tree
 
     @property
     def times(self) -> int:
@@ -116,8 +102,7 @@ _ORDERS: dict[str, Callable[[Row, Phase | None], Any]] = {
     "time": lambda row, phase: (row.time(phase) is None, -(row.time(phase) or 0) * row.times),
 }
 
-SORT_KEYS = tuple(_ORDERS)
-"""Sort keys of rows: the name, or a metric, largest first."""
+SORT_KEYS = tuple(_ORDERS)  # sort keys of rows: the name, or a metric, largest first
 
 _COUNTS = WorkCounts.__struct_fields__
 
@@ -141,7 +126,7 @@ def tree(
         sort: One of `SORT_KEYS`, among siblings; `None` keeps the model's order. A run is sorted by the sum of its modules.
         phase: What `share` and `sort` are about; `None` is all the phases together.
         below: What `children` returns, where it is already known.
-        groups: What `identical_subtrees` returns, where it is already known.
+        groups: What `identical_subtrees` returns, likewise.
 
     Raises:
         ValueError: `depth`, `sort` or `phase` is invalid.
@@ -176,16 +161,7 @@ def walk(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def flat(profile: Profile, *, sort: str | None = None, phase: Phase | None = "forward") -> tuple[Row, ...]:
-    """Every module by its own work, the most first.
-
-    Args:
-        profile: What to show.
-        sort: One of `SORT_KEYS`; `None` is by MACs.
-        phase: What `share` and `sort` are about; `None` is all the phases together.
-
-    Raises:
-        ValueError: `sort` or `phase` is invalid.
-    """
+    """Every module by its own work; `sort` is by MACs unless given. It and the phase are as in `tree`, and raise the same."""
     _check_sort(profile, sort, phase)
     return _sorted([_row(profile, (name,), (name,), own=True, phase=phase) for name in profile.modules], sort or "macs", phase)
 
@@ -193,6 +169,19 @@ def flat(profile: Profile, *, sort: str | None = None, phase: Phase | None = "fo
 def totals(profile: Profile) -> dict[Phase, WorkCounts]:
     """The work of each phase, over all modules."""
     return _by_phase(profile.modules[""], own=False)
+
+
+def unsharded_macs(profile: Profile) -> dict[str, int | None]:
+    """The model's MACs in each phase that has any; empty where this rank does all of them.
+
+    A phase is `None` where they are unknown: the ranks are known to share a batch, or each to hold a part of the parameters.
+    """
+    root, tensor_parallel = profile.modules[""], profile.run.tensor_parallel_size
+    works: dict[str, Work] = {phase: work for phase in PHASES if (work := root.work(phase)).macs or work.logical_macs}
+    logical: dict[str, int | None] = {phase: work.logical_macs for phase, work in works.items()}
+    is_sharded = root.local_parameters != root.parameters or tensor_parallel not in {None, 1}
+    differs = any(macs is not None and macs != works[phase].macs for phase, macs in logical.items())
+    return logical if differs or (is_sharded and None in logical.values()) else {}
 
 
 def share_of(profile: Profile, phase: Phase | None) -> Literal["macs", "flops"]:

@@ -7,34 +7,24 @@ from msgspec import Struct
 from lflops.hardware.chips import Hardware
 from lflops.profile.collective_names import bus_factor, collective_kind
 from lflops.profile.model import Communication, Profile
-from lflops.profile.series import sum_known
+from lflops.profile.series import grouped, sum_known
 
 __all__ = ["Collective", "communication"]
 
 
 class Collective(Struct, frozen=True, kw_only=True):
-    """All calls of one kind in one group, a step. `None` is unknown.
+    """All calls of one kind in one group, a step. `None` is unknown."""
 
-    Attributes:
-        kind: As `all_reduce`.
-        bytes: Of all messages, each the larger of what a rank sends and receives.
-        seconds: Of one rank, and the waiting for other ranks is part of them.
-        exposed_seconds: Of these, in which nothing was computed.
-        transfer_seconds: The least of the ranks that traced, call by call of a module; `None` where fewer than two traced.
-        bus_bytes_per_second: What a link carries, as in NVIDIA's nccl-tests. It rests on `transfer_seconds`, or else on `seconds`.
-        link_share: That over what the link between the chips of a host gives; `None` where ranks are on several hosts too.
-    """
-
-    kind: str
+    kind: str  # as `all_reduce`
     group: str
     group_size: int | None
     calls: int
-    bytes: int
-    seconds: float | None
-    exposed_seconds: float | None
-    transfer_seconds: float | None
-    bus_bytes_per_second: float | None
-    link_share: float | None
+    bytes: int  # of all messages, each the larger of what a rank sends and receives
+    seconds: float | None  # of one rank, and the waiting for other ranks is part of them
+    exposed_seconds: float | None  # of these, in which nothing was computed
+    transfer_seconds: float | None  # the least of the ranks that traced, call by call of a module; `None` where fewer than two traced
+    bus_bytes_per_second: float | None  # what a link carries, as in nccl-tests, by `transfer_seconds` or else by `seconds`
+    link_share: float | None  # that over what the link between the chips of a host gives; `None` where ranks are on several hosts too
 
     @property
     def holds_waiting(self) -> bool:
@@ -43,22 +33,14 @@ class Collective(Struct, frozen=True, kw_only=True):
 
 
 def communication(profile: Profile, chip: Hardware | None) -> tuple[Collective, ...]:
-    """The collectives, those that take longest first; where times are unknown, those with the most bytes.
-
-    Args:
-        profile: Of one rank or of several. The figures are one rank's.
-        chip: What the bandwidth is compared with.
-    """
-    groups: dict[tuple[str, str, int | None], list[Communication]] = {}
-    for each in profile.communication:
-        groups.setdefault((collective_kind(each.collective), each.group, each.group_size), []).append(each)
+    """The collectives of one rank, those that take longest first; where times are unknown, those with the most bytes."""
+    groups = grouped(profile.communication, lambda each: (collective_kind(each.collective), each.group, each.group_size))
     link = chip.link_bytes_per_second if chip is not None and _on_one_host(profile) else None
     rows = [_collective(*key, calls, link) for key, calls in groups.items()]
     return tuple(sorted(rows, key=lambda row: (-(row.seconds or 0.0), -row.bytes)))
 
 
 def _on_one_host(profile: Profile) -> bool:
-    """Whether all ranks are known to be."""
     hosts = {rank.host for rank in profile.ranks}
     return len(hosts) == 1 and None not in hosts
 

@@ -6,27 +6,26 @@ wait for each other within a phase, clean steps do not show which was slow in it
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lflops.analyze.ranks.causes import Cause, cause_of
 from lflops.analyze.ranks.stragglers import Verdict, costs, judge
 from lflops.profile.model import Profile
 from lflops.profile.records import PHASES, Rank, RankComparison, RankExcess, RankWait
+from lflops.profile.series import grouped
 
 __all__ = ["ENOUGH", "Imbalance", "Row", "culprits", "imbalance", "slowest_first"]
 
-WORTH_SAYING = 0.01
-"""Of the step: what costs less is dropped."""
+Cause = Literal["work", "thread", "preempted"]
+"""Why a rank takes longer: more work, another thread of its process, or the system, which gave its core to somebody else."""
 
-MOST_OF = 0.6
-"""Of what several modules cost: one that costs so much is named alone."""
-
-ENOUGH = 6
-"""Steps to accuse a rank by."""
+WORTH_SAYING = 0.01  # of the step: what costs less is dropped
+MOST_OF = 0.6  # of what several modules cost: one that costs so much is named alone
+ENOUGH = 6  # steps to accuse a rank by
 
 MUCH = 0.1
 """Of the step: what costs so much in each hooked step needs fewer; and ranks of which none is slow take turns if they lose so much."""
@@ -34,17 +33,13 @@ MUCH = 0.1
 MANY_STEPS, MANY_STEPS_COST, FEW_STEPS_COST = 50, 0.015, 0.04
 """From so many clean steps on a culprit may cost so little of the step; before, no less than the last."""
 
-RECENT = (64, 32)
-"""Clean steps at the end that are looked at by themselves."""
-
-MOST_STEPS_OF = 0.8
-"""Of the steps from the one on at which a delay begins."""
-
-CORRELATED = 0.5
-"""Lateness with lengths: from here on the one comes of the other."""
-
-BUSY = 0.05
-"""Of the step: a rank that waits so long for its core is on a machine that runs more than the training."""
+RECENT = (64, 32)  # clean steps at the end that are looked at by themselves
+MOST_STEPS_OF = 0.8  # of the steps from the one on at which a delay begins
+CORRELATED = 0.5  # lateness with lengths: from here on the one comes of the other
+BUSY = 0.05  # of the step: a rank that waits so long for its core is on a machine that runs more than the training
+MORE_WORK = 1.15  # times the others' work: from here on it is a cause
+AS_MUCH_LONGER = 1.5  # times what more work explains: a rank that takes longer than that is slow too
+EXPLAINED = 0.5  # of the seconds that a rank is late
 
 _BLIND = frozenset({"forward", "backward"})
 _OF_NO_WORK = frozenset({"data", "transfer", "clip", "optimizer", "other"})
@@ -180,7 +175,6 @@ def _of_clean(clean: RankComparison, ranks: int) -> tuple[Row, ...]:
 
 
 def _worth(rows: Iterable[Row], clean: RankComparison) -> tuple[Row, ...]:
-    """What is not too little for so few steps."""
     if clean.steps >= MANY_STEPS:  # bursts have been held against chance
         return tuple(row for row in rows if row.pattern == "burst" or row.seconds_lost >= MANY_STEPS_COST * clean.seconds)
     return tuple(row for row in rows if row.seconds_lost >= FEW_STEPS_COST * clean.seconds)
@@ -222,11 +216,37 @@ def _with_module(row: Row, by_module: Sequence[Row]) -> Row:
 
 
 def _with_cause(row: Row, profile: Profile) -> Row:
-    cause, work_ratio = (None, None) if row.phase in _OF_NO_WORK else cause_of(profile, row.slow_rank, row.ratio)
+    cause, work_ratio = (None, None) if row.phase in _OF_NO_WORK else _cause_of(profile, row.slow_rank, row.ratio)
     if cause == "preempted" and row.module:  # that would be in no single place
         cause = None
     row = replace(row, cause=cause, work_ratio=work_ratio)
     return row if cause in {None, "work"} else replace(row, module="", phase="all", modules=1)
+
+
+def _cause_of(profile: Profile, rank: int, ratio: float | None) -> tuple[Cause | None, float | None]:
+    """The cause, as far as one is known, and for more work how many times that of the others.
+
+    `ratio` is the rank's time to the others'; `None` where that is not the same in all steps.
+    """
+    compared = profile.clean_comparison
+    activity = next((each for each in compared.activity if each.rank == rank), None) if compared else None
+    work = _work_ratio({each.rank: each.macs for each in profile.ranks}, rank)
+    if work is None or work < MORE_WORK:
+        work = None if activity is None else activity.units_ratio
+    if work is not None and work >= MORE_WORK and (ratio is None or ratio <= AS_MUCH_LONGER * work):
+        return "work", work
+    if activity is None or not activity.late:
+        return None, None
+    if activity.other_threads is not None and activity.other_threads >= EXPLAINED * activity.late:
+        return "thread", None
+    return ("preempted" if (activity.waited or 0.0) >= EXPLAINED * activity.late else None), None
+
+
+def _work_ratio(macs: Mapping[int, int | None], rank: int) -> float | None:
+    """The rank's MACs to the median of the others'."""
+    mine, others = macs.get(rank), [each for other, each in macs.items() if other != rank and each is not None]
+    usual = statistics.median(others) if others else 0
+    return mine / usual if mine is not None and usual else None
 
 
 def _is_somewhere(row: Row) -> bool:
@@ -243,9 +263,7 @@ def culprits(compared: RankComparison, ranks: int) -> tuple[Row, ...]:
 
     One after the other: what the worst one explains of a rank's lateness is not explained once more by another.
     """
-    by_rank: dict[int, list[RankExcess]] = {}
-    for each in compared.excesses:
-        by_rank.setdefault(each.rank, []).append(each)
+    by_rank = grouped(compared.excesses, attrgetter("rank"))
     rows = [row for excesses in by_rank.values() for row in _of_rank(excesses, compared, ranks)]
     return tuple(sorted(rows, key=lambda row: -row.seconds_lost))
 
@@ -309,10 +327,7 @@ def _row(each: RankExcess, verdict: Verdict, compared: RankComparison) -> Row:
 
 
 def slowest_first(profile: Profile, found: Imbalance) -> tuple[int, ...]:
-    """The ranks by their cost as culprits; then by how long others waited for them; then by their time beyond the median rank's.
-
-    Ranks without a report come last.
-    """
+    """The ranks by their cost as culprits, then by how long others waited for them, their excess and their step; unreported ones last."""
     cost, waited, beyond = (defaultdict[int, float](float) for _ in range(3))
     for row in found.rows:
         cost[row.slow_rank] += row.seconds_lost

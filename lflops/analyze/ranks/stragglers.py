@@ -12,60 +12,30 @@ from lflops.profile.records import RankComparison, RankExcess
 
 __all__ = ["Verdict", "costs", "judge"]
 
-ROBUST = 1.4826
-"""Median absolute deviations to a standard deviation."""
-
-OF_MEDIAN = 1.2533
-"""Standard errors of a mean to that of a median."""
-
-NEARLY_ALL = 0.8
-"""Of the steps: in so many a steady excess is there."""
-
-THERE = 0.3
-"""Of the median: an excess of so much is there."""
-
-SIGMAS = 4.0
-"""Standard errors that a steady excess is beyond 0."""
-
-SIGMAS_OF_RANKS = 4.0
-"""Standard deviations of the other ranks beyond the largest that so many ranks reach by chance."""
-
-LEAST_BURSTS, MOST_BURSTS = 0.01, 0.9
-"""Of the steps: the share in which bursts come."""
+ROBUST = 1.4826  # median absolute deviations to a standard deviation
+OF_MEDIAN = 1.2533  # standard errors of a mean to that of a median
+NEARLY_ALL = 0.8  # of the steps: in so many a steady excess is there
+THERE = 0.3  # of the median: an excess of so much is there
+SIGMAS = 4.0  # standard errors that a steady excess is beyond 0
+SIGMAS_OF_RANKS = 4.0  # standard deviations of the other ranks beyond the largest that so many ranks reach by chance
+LEAST_BURSTS, MOST_BURSTS = 0.01, 0.9  # of the steps: the share in which bursts come
 
 FEWEST_BURSTS = 3
 
-FAR_ABOVE = 2.0
-"""Times the largest excess in the other steps, and their median difference in either direction."""
-
-BY_CHANCE = 0.01
-"""Bursts that a run may have by chance, over all ranks and places."""
-
-LEAST_EXPOSED = 0.02
-"""Of the step: a shorter place is hit by chance as often as one of this length."""
-
-JOLT_RATIO = 2**-0.5
-"""Each size of `RankComparison.jolts` to the one before."""
-
-LEAST_BURST = 0.01
-"""Of the step: what is smaller is no burst."""
-
-EVEN = 0.4
-"""Of the median burst: the smallest one has at least so much."""
+FAR_ABOVE = 2.0  # times the largest excess in the other steps, and their median difference in either direction
+BY_CHANCE = 0.01  # bursts that a run may have by chance, over all ranks and places
+LEAST_EXPOSED = 0.02  # of the step: a shorter place is hit by chance as often as one of this length
+JOLT_RATIO = 2**-0.5  # each size of `RankComparison.jolts` to the one before
+LEAST_BURST = 0.01  # of the step: what is smaller is no burst
+EVEN = 0.4  # of the median burst: the smallest one has at least so much
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """An excess that is more than noise.
+    """An excess that is more than noise."""
 
-    Attributes:
-        pattern: `steady` is in nearly every step, `burst` in some of them.
-        seconds: What it costs a step: the median of a steady one, so that one slow step of the machine is not its fault; else the mean.
-        steps: In how many steps it is there.
-    """
-
-    pattern: Literal["steady", "burst"]
-    seconds: float
-    steps: int
+    pattern: Literal["steady", "burst"]  # `steady` is in nearly every step, `burst` in some of them
+    seconds: float  # what it costs a step: the median of a steady one, so that one slow step of the machine is not its fault; else the mean
+    steps: int  # in how many steps it is there
 
 
 def costs(excess: RankExcess) -> list[float]:
@@ -74,13 +44,7 @@ def costs(excess: RankExcess) -> list[float]:
 
 
 def judge(excess: RankExcess, compared: RankComparison, ranks: int) -> Verdict | None:
-    """The verdict; `None` where the excess can be noise.
-
-    Args:
-        excess: The evidence.
-        compared: What it is part of.
-        ranks: How many ranks were compared: the slowest of many is slow by chance.
-    """
+    """The verdict; `None` where the excess can be noise: the slowest of many `ranks` is slow by chance."""
     lost = costs(excess)
     if _is_steady(excess, ranks):
         there = sum(each >= THERE * statistics.median(excess.excess) for each in excess.excess)

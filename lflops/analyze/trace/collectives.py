@@ -6,75 +6,53 @@ NVIDIA's nccl-tests. With n ranks the factor of an all-reduce is 2 (n - 1) / n. 
 """
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from lflops.analyze.trace.host_walk import HostWalk
-from lflops.analyze.trace.operator_inputs import BYTES
+from lflops.analyze.trace.operator_cost import BYTES
 from lflops.profile.collective_names import bus_factor, collective_kind
+from lflops.profile.series import grouped
 from lflops.stretches import Stretches, joined, length, outside
 from lflops.traces.device_states import communicates
 from lflops.traces.recorded import Collective, DeviceWork, RecordedTrace
 
 __all__ = ["CollectiveTimes", "Occurrence", "collectives", "occurrences"]
 
-_SIZES = {
-    "double": 8,
-    "float": 4,
-    "half": 2,
-    "bfloat16": 2,
-    "long": 8,
-    "int": 4,
-    "short": 2,
-    "char": 1,
-    "byte": 1,
-    "bool": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-}
+_SIZES = {"double": 8, "long": 8, "float": 4, "int": 4, "half": 2, "bfloat16": 2, "short": 2} | dict.fromkeys(
+    ("char", "byte", "bool", "float8_e4m3fn", "float8_e5m2"), 1
+)
 """Bytes of an element, by the names that collectives have for types."""
 
 _OF_RESULT = frozenset({"all_gather", "gather"})
 
 
 class Occurrence(NamedTuple):
-    """One call of a collective, as one rank ran it.
-
-    Attributes:
-        step: The step that launched it; empty where there is none.
-        bytes: Of the message: of the larger of input and result, over all ranks; `None` is unknown.
-    """
+    """One call of a collective, as one rank ran it."""
 
     kind: str
     group: str
     group_size: int | None
-    step: str
+    step: str  # the step that launched it; empty where there is none
     start: int
     end: int
-    bytes: int | None
+    bytes: int | None  # of the message: of the larger of input and result, over all ranks; `None` is unknown
 
 
 class CollectiveTimes(Struct, frozen=True, kw_only=True):
-    """All calls of one kind in one group; nanoseconds. `None` is unknown.
-
-    Attributes:
-        group: The ranks, or else the group's name; empty where the trace does not tell.
-        exposed: Time in which nothing was computed. What runs at the same time as another collective is in both rows.
-        bytes: Of all messages.
-        algorithmic_bytes_per_second: `bytes` over the time.
-        bus_bytes_per_second: What a link carried for that.
-    """
+    """All calls of one kind in one group; nanoseconds. `None` is unknown."""
 
     kind: str
-    group: str
+    group: str  # the ranks, or else the group's name; empty where the trace does not tell
     group_size: int | None
     calls: int
     device: int
-    exposed: int
-    bytes: int | None
-    algorithmic_bytes_per_second: float | None
-    bus_bytes_per_second: float | None
+    exposed: int  # time in which nothing was computed. What runs at the same time as another collective is in both rows.
+    bytes: int | None  # of all messages
+    algorithmic_bytes_per_second: float | None  # `bytes` over the time
+    bus_bytes_per_second: float | None  # what a link carried for that
 
 
 def occurrences(work: Iterable[DeviceWork], walk: HostWalk, trace: RecordedTrace) -> tuple[Occurrence, ...]:
@@ -103,7 +81,6 @@ def _occurrence(work: DeviceWork, walk: HostWalk, steps: Sequence[tuple[int, int
 
 
 def _bytes(kind: str, about: Collective | None) -> int | None:
-    """The message's bytes."""
     if about is None:
         return None
     size = _SIZES.get(about.dtype.lower(), BYTES.get(about.dtype))
@@ -117,9 +94,7 @@ def _bytes(kind: str, about: Collective | None) -> int | None:
 
 def collectives(found: Sequence[Occurrence], computing: Stretches) -> tuple[CollectiveTimes, ...]:
     """By kind and group, the most time first."""
-    groups: dict[tuple[str, str, int | None], list[Occurrence]] = {}
-    for each in found:
-        groups.setdefault((each.kind, each.group, each.group_size), []).append(each)
+    groups: dict[tuple[str, str, int | None], list[Occurrence]] = grouped(found, attrgetter("kind", "group", "group_size"))
     rows = []
     for (kind, group, size), calls in groups.items():
         device = sum(each.end - each.start for each in calls)

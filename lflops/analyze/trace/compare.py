@@ -28,23 +28,15 @@ class TimeChange(Struct, frozen=True, kw_only=True):
 
 
 class TraceDiff(Struct, frozen=True, kw_only=True):
-    """What changed from one trace to another. The lists have what changed most first.
+    """What changed from one trace to another. The lists have what changed most first."""
 
-    Attributes:
-        per_step: Whether times are of a step.
-        window: Of a step, or of the whole window.
-        step: Median and quartiles before and after, in seconds; `None` without steps.
-        is_beyond_noise: Whether the quartile ranges of the steps do not overlap; `None` with fewer than two steps.
-        hardware: The devices' names before and after.
-    """
-
-    per_step: bool
-    window: TimeChange
-    step: tuple[Spread | None, Spread | None]
-    is_beyond_noise: bool | None
+    per_step: bool  # whether times are of a step
+    window: TimeChange  # of a step, or of the whole window
+    step: tuple[Spread | None, Spread | None]  # median and quartiles before and after, in seconds; `None` without steps
+    is_beyond_noise: bool | None  # whether the quartile ranges of the steps do not overlap; `None` with fewer than two steps
     mfu: tuple[float | None, float | None]
     allocated_bytes: tuple[int | None, int | None]
-    hardware: tuple[str, str]
+    hardware: tuple[str, str]  # the devices' names before and after
     states: tuple[TimeChange, ...]
     idle: tuple[TimeChange, ...]
     categories: tuple[TimeChange, ...]
@@ -109,7 +101,6 @@ def _mfu(summary: TraceSummary) -> float | None:
 
 
 def _allocated(summary: TraceSummary) -> int | None:
-    """The largest peak of a device's allocator."""
     return max((each.memory.allocated for each in summary.devices if each.memory is not None), default=None)
 
 

@@ -21,15 +21,7 @@ _OperatorKey = tuple[str, Inputs | None]
 
 @dataclass(slots=True)
 class OperatorSums:
-    """All calls of an operator with one set of inputs; times in nanoseconds, inclusive and its own.
-
-    Attributes:
-        counted_calls: Calls whose cost counts: those within an operator that is counted itself are its parts.
-        counted_device: The device's time of these, inclusive.
-        uncounted_device: Its own device time in no operator that is counted.
-        has_operators: Whether it called another operator.
-        has_tf32: Whether a kernel of its counted calls is named after TF32, which inputs of fp32 do not tell.
-    """
+    """All calls of an operator with one set of inputs; times in nanoseconds, inclusive and its own."""
 
     name: str
     inputs: Inputs | None
@@ -39,11 +31,11 @@ class OperatorSums:
     device: int = 0
     own_device: int = 0
     kernels: int = 0
-    counted_calls: int = 0
-    counted_device: int = 0
-    uncounted_device: int = 0
-    has_operators: bool = False
-    has_tf32: bool = False
+    counted_calls: int = 0  # calls whose cost counts: those within an operator that is counted itself are its parts
+    counted_device: int = 0  # the device's time of these, inclusive
+    uncounted_device: int = 0  # its own device time in no operator that is counted
+    has_operators: bool = False  # whether it called another operator
+    has_tf32: bool = False  # whether a kernel of its counted calls is named after TF32, which inputs of fp32 do not tell
 
 
 @dataclass(slots=True)
@@ -99,36 +91,26 @@ class HostWalk:
 
 @dataclass(slots=True)
 class _Open:
-    """What has begun and not ended.
-
-    Attributes:
-        around: The innermost operator, this one included.
-        is_double: Whether one of the same name is around it.
-        children: Nanoseconds of the operators directly within.
-        module: The innermost module; in backward the one whose forward made the node.
-    """
+    """What has begun and not ended."""
 
     end: int
     start: int
     operator: OperatorSums | None = None
     span: SpanSums | None = None
     collective: Collective | None = None
-    around: "_Open | None" = None
+    around: "_Open | None" = None  # the innermost operator, this one included
     is_counted: bool = False
     is_within_counted: bool = False
-    is_double: bool = False
+    is_double: bool = False  # whether one of the same name is around it
     is_backward: bool = False
-    children: int = 0
-    module: str | None = None
+    children: int = 0  # nanoseconds of the operators directly within
+    module: str | None = None  # the innermost module; in backward the one whose forward made the node
 
 
 def walk(trace: RecordedTrace, work: Iterable[DeviceWork], is_counted: Callable[[OperatorCall], bool]) -> HostWalk:
-    """Go through what each thread did.
+    """Go through what each thread did, for some work of the device.
 
-    Args:
-        trace: The calls and spans of the host.
-        work: The device's work that is looked for.
-        is_counted: Whether an operator has a cost. Operators within one that has are its parts, and not counted again.
+    `is_counted` tells whether an operator has a cost. Operators within one that has are its parts, and not counted again.
     """
     found = HostWalk()
     nanoseconds: Counter[int] = Counter()
@@ -228,7 +210,6 @@ class _Walker:
     open_names: Counter[str] = field(default_factory=Counter)
 
     def thread(self, items: Sequence[_Item]) -> None:
-        """Go through what one thread did; the items are sorted."""
         stack: list[_Open] = []
         for item in items:
             while stack and stack[-1].end <= item.start:

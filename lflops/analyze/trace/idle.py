@@ -48,11 +48,9 @@ _LOADERS = ("enumerate(DataLoader)#", "enumerate(DataPipe)#", "[pl][profile][_Tr
 
 
 class LaunchDelays(Struct, frozen=True, kw_only=True):
-    """From the beginning of launch calls to the beginning of their work, in nanoseconds.
+    """From the beginning of launch calls to the beginning of their work, of all work with a recorded launch; in nanoseconds.
 
-    Attributes:
-        shorter_than_launch: How many kernels ran shorter than the call that launched them took.
-        calls: How many pieces of work have a recorded launch.
+    `shorter_than_launch` kernels ran shorter than the call that launched them took.
     """
 
     calls: int
@@ -64,11 +62,7 @@ class LaunchDelays(Struct, frozen=True, kw_only=True):
 
 
 class QueueDepth(Struct, frozen=True, kw_only=True):
-    """Work that had been launched and had not started: over the window, by time.
-
-    Attributes:
-        empty: Nanoseconds in which nothing was queued.
-    """
+    """Work that had been launched and had not started, over the window by time; for `empty` nanoseconds there was none."""
 
     mean: float
     largest: int
@@ -79,13 +73,9 @@ _Launch = Callable[[DeviceWork], RuntimeCall | None]
 
 
 def idle_by_cause(idle: Stretches, work: Sequence[DeviceWork], launch_of: _Launch, trace: RecordedTrace) -> dict[Cause, int]:
-    """Nanoseconds of the idle stretches by cause; together they are all of the idle time.
+    """Nanoseconds of one device's idle stretches by cause; together they are all of the idle time.
 
-    Args:
-        idle: Of one device, sorted.
-        work: Of the same device, sorted by start.
-        launch_of: The call that launched a piece of work.
-        trace: What the host did.
+    `work` is of the same device, and sorted by start as the stretches are; `launch_of` has the call that launched a piece of it.
     """
     causes: Counter[Cause] = Counter()
     pieces: defaultdict[int, Stretches] = defaultdict(list)

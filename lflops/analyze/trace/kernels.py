@@ -3,12 +3,14 @@
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from msgspec import Struct
 
 from lflops.analyze.trace.categories import CATEGORIES, Category, category_of_kernel, precision_by_name, tensor_cores_by_name
 from lflops.analyze.trace.host_walk import HostWalk
-from lflops.analyze.trace.operator_inputs import precision_of
+from lflops.analyze.trace.operator_cost import precision_of
+from lflops.profile.series import grouped
 from lflops.traces.device_states import communicates
 from lflops.traces.recorded import DeviceWork
 
@@ -16,11 +18,9 @@ __all__ = ["CategoryTimes", "KernelTimes", "PrecisionTimes", "by_category", "by_
 
 
 class KernelTimes(Struct, frozen=True, kw_only=True):
-    """All calls of one kernel; nanoseconds.
+    """All calls of one kernel, in nanoseconds, and the operators that launched it, those with the most time first.
 
-    Attributes:
-        tensor_cores: Whether it runs on tensor or matrix cores; `None` where its name does not tell.
-        operators: The operators that launched it, those with the most time first.
+    Whether it runs on tensor or matrix cores is `None` where its name does not tell.
     """
 
     name: str
@@ -43,11 +43,9 @@ class CategoryTimes(Struct, frozen=True, kw_only=True):
 
 
 class PrecisionTimes(Struct, frozen=True, kw_only=True):
-    """The computing kernels of one precision; nanoseconds.
+    """The computing kernels of one precision, which is `None` where neither the inputs nor the names tell; nanoseconds.
 
-    Attributes:
-        precision: `None` where neither the inputs nor the names tell.
-        tensor_cores: Of these, kernels whose names tell that they run on tensor or matrix cores.
+    In `tensor_cores` are those whose names tell that they run on tensor or matrix cores.
     """
 
     precision: str | None
@@ -75,10 +73,7 @@ def _precision(walk: HostWalk, work: DeviceWork) -> str | None:
 
 def kernels(work: Iterable[DeviceWork], walk: HostWalk) -> tuple[KernelTimes, ...]:
     """The kernels by name, those with the most time first."""
-    grouped: defaultdict[str, list[DeviceWork]] = defaultdict(list)
-    for each in work:
-        grouped[each.name].append(each)
-    rows = [_kernel(name, found, walk) for name, found in grouped.items()]
+    rows = [_kernel(name, found, walk) for name, found in grouped(work, attrgetter("name")).items()]
     return tuple(sorted(rows, key=lambda row: (-row.device, row.name)))
 
 
@@ -109,26 +104,25 @@ def _kernel(name: str, found: Sequence[DeviceWork], walk: HostWalk) -> KernelTim
 
 def by_category(work: Iterable[DeviceWork], walk: HostWalk) -> tuple[CategoryTimes, ...]:
     """The work by category, the most time first."""
-    times: dict[Category, list[int]] = {category: [0, 0] for category in CATEGORIES}
-    for each in work:
-        sums = times[_category(walk, each)]
-        sums[0] += each.end - each.start
-        sums[1] += 1
-    rows = (CategoryTimes(category=category, device=device, calls=calls) for category, (device, calls) in times.items() if calls)
+    groups = grouped(work, lambda each: _category(walk, each))
+    rows = (
+        CategoryTimes(category=category, device=sum(each.end - each.start for each in groups[category]), calls=len(groups[category]))
+        for category in CATEGORIES
+        if category in groups
+    )
     return tuple(sorted(rows, key=lambda row: -row.device))
 
 
 def by_precision(work: Iterable[DeviceWork], walk: HostWalk) -> tuple[PrecisionTimes, ...]:
     """The kernels by precision, the most time first; copies, fills and communication are left out."""
-    times: defaultdict[str | None, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for each in work:
-        if each.kind == "kernel" and _category(walk, each) != "communication":
-            sums = times[_precision(walk, each)]
-            sums[0] += each.end - each.start
-            sums[1] += 1
-            sums[2] += each.end - each.start if tensor_cores_by_name(each.name) else 0
+    computing = (each for each in work if each.kind == "kernel" and _category(walk, each) != "communication")
     rows = (
-        PrecisionTimes(precision=precision, device=device, calls=calls, tensor_cores=cores)
-        for precision, (device, calls, cores) in times.items()
+        PrecisionTimes(
+            precision=precision,
+            device=sum(each.end - each.start for each in found),
+            calls=len(found),
+            tensor_cores=sum(each.end - each.start for each in found if tensor_cores_by_name(each.name)),
+        )
+        for precision, found in grouped(computing, lambda each: _precision(walk, each)).items()
     )
     return tuple(sorted(rows, key=lambda row: -row.device))

@@ -9,7 +9,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from lflops.analyze.trace.host_walk import HostWalk, SpanSums
+from lflops.analyze.trace.host_walk import HostWalk
+from lflops.profile.series import grouped, sums
 
 __all__ = ["SpanTimes", "span_times"]
 
@@ -17,44 +18,29 @@ _NUMBER = re.compile(r"(?<![A-Za-z])\d+")
 
 
 class SpanTimes(Struct, frozen=True, kw_only=True):
-    """Modules or scopes of one name but for its numbers; nanoseconds.
-
-    Attributes:
-        name: With a star in place of each number, where there are several.
-        phase: As lflops names it; forward also stands for what has none.
-        instances: How many different names it stands for.
-        device: Of the kernels that were launched inside, with all below it.
-        own_device: The same without what is below it.
-        host: Inclusive.
-    """
+    """Modules or scopes of one name but for its numbers; nanoseconds."""
 
     kind: Literal["module", "scope"]
-    name: str
-    phase: str
-    instances: int
+    name: str  # with a star in place of each number, where there are several
+    phase: str  # as lflops names it; forward also stands for what has none
+    instances: int  # how many different names it stands for
     calls: int
-    device: int
-    own_device: int
-    host: int
+    device: int  # of the kernels that were launched inside, with all below it
+    own_device: int  # the same without what is below it
+    host: int  # inclusive
 
 
 def span_times(walk: HostWalk, kind: Literal["module", "scope"]) -> tuple[SpanTimes, ...]:
     """The modules or the scopes, the most of the device's time first, or of the host's."""
-    groups: dict[tuple[str, str], list[SpanSums]] = {}
-    for sums in walk.spans.values():
-        if sums.kind == kind:
-            groups.setdefault((_NUMBER.sub("*", sums.name), sums.phase), []).append(sums)
+    spans = (each for each in walk.spans.values() if each.kind == kind)
     rows = (
         SpanTimes(
             kind=kind,
             name=pattern if len(found) > 1 else found[0].name,
             phase=phase,
             instances=len(found),
-            calls=sum(each.calls for each in found),
-            device=sum(each.device for each in found),
-            own_device=sum(each.own_device for each in found),
-            host=sum(each.host for each in found),
+            **sums(found, "calls", "device", "own_device", "host"),
         )
-        for (pattern, phase), found in groups.items()
+        for (pattern, phase), found in grouped(spans, lambda each: (_NUMBER.sub("*", each.name), each.phase)).items()
     )
     return tuple(sorted(rows, key=lambda row: (-row.device, -row.host, row.name)))

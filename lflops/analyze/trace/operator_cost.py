@@ -10,19 +10,79 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+import msgspec
+
 from lflops.analyze.trace.categories import category_of_operator
-from lflops.analyze.trace.operator_inputs import BYTES, Argument, arguments, is_complex, is_floating
 from lflops.formulas.conventions import PER_INPUT, PER_OUTPUT
 from lflops.formulas.places import PLACES
 from lflops.formulas.table import FORMULAS, Cost, Formula, Shape, load_families
 from lflops.traces.recorded import Inputs
 
-__all__ = ["TracedCost", "cost_of"]
+__all__ = ["BYTES", "TracedCost", "arguments", "cost_of", "precision_of"]
 
 load_families()
 
-_LARGEST = 1 << 48
-"""A dimension over it is none of a tensor's."""
+_DTYPES = {
+    "double": ("fp64", 8),
+    "float": ("fp32", 4),
+    "c10::Half": ("fp16", 2),
+    "c10::BFloat16": ("bf16", 2),
+    "c10::Float8_e4m3fn": ("fp8", 1),
+    "c10::Float8_e5m2": ("fp8", 1),
+    "c10::Float8_e4m3fnuz": ("fp8", 1),
+    "c10::Float8_e5m2fnuz": ("fp8", 1),
+    "c10::complex<float>": ("fp32", 8),
+    "c10::complex<double>": ("fp64", 16),
+}
+_INTEGERS = {"long int": 8, "long": 8, "int": 4, "short": 2, "short int": 2, "signed char": 1, "unsigned char": 1, "bool": 1, "char": 1}
+
+BYTES = {name: size for name, (_, size) in _DTYPES.items()} | _INTEGERS
+"""Of an element, by the type's name in traces."""
+
+
+class Argument(NamedTuple):
+    """One argument of a call."""
+
+    shape: Any  # of a tensor; of a list of tensors, their shapes; `None` where it is no tensor
+    type: str  # the element type's name; of a list of tensors, that of the first
+    value: str  # of all else, as text; empty where there is none, or it was not recorded
+
+
+@functools.lru_cache(1 << 16)
+def arguments(inputs: Inputs) -> tuple[Argument, ...] | None:
+    """The arguments in the schema's order; `None` where the text is none of torch's."""
+    try:
+        shapes = msgspec.json.decode(inputs.shapes, type=list[Any])
+        types = msgspec.json.decode(inputs.types, type=list[Any])
+        values = msgspec.json.decode(inputs.values, type=list[Any])
+    except msgspec.MsgspecError:
+        return None
+    found = []
+    for place, shape in enumerate(shapes):
+        kind = types[place] if place < len(types) else ""
+        value = values[place] if place < len(values) else ""
+        is_tensor = kind in BYTES or kind == "TensorList" or (kind not in ("", "Scalar", "ScalarList", "GenericList") and bool(shape))
+        of_first = kind[0] if isinstance(kind, list) and kind else kind
+        found.append(Argument(_shape(shape) if is_tensor or isinstance(kind, list) else None, str(of_first), str(value)))
+    return tuple(found)
+
+
+def _shape(value: Any) -> Any:
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        return [tuple(each) for each in value]
+    return tuple(value) if isinstance(value, list) else None
+
+
+@functools.lru_cache(1 << 16)
+def precision_of(inputs: Inputs | None) -> str | None:
+    """The precision of the first floating tensor, as `hardware.DTYPES` call it."""
+    for argument in (arguments(inputs) or ()) if inputs is not None else ():
+        if argument.shape is not None and argument.type in _DTYPES:
+            return _DTYPES[argument.type][0]
+    return None
+
+
+_LARGEST = 1 << 48  # a dimension over it is none of a tensor's
 
 
 def _names(text: str) -> frozenset[str]:
@@ -41,26 +101,17 @@ _SAME_AS_FIRST = _names(
 )
 """Operators with a result of the first input's shape and type."""
 
-_UNREAD = frozenset({"fill_", "zero_", "copy_"})
-"""Of these the first argument is written and not read."""
+_UNREAD = frozenset({"fill_", "zero_", "copy_"})  # of these the first argument is written and not read
 
 
 class TracedCost(NamedTuple):
-    """One call.
+    """One call."""
 
-    Attributes:
-        macs: Multiply-accumulates; what is computed once more is not in them.
-        executed_macs: Without what a mask leaves out, and with what is computed once more.
-        flops: 2 x `macs`, with what is computed once more and what is no multiply-accumulate.
-        bytes_moved: Inputs read once and the result written once; `None` is unknown.
-        recompute_macs: What is computed once more, with what a mask leaves out.
-    """
-
-    macs: int
-    executed_macs: int
-    flops: int
-    bytes_moved: int | None
-    recompute_macs: int = 0
+    macs: int  # Multiply-accumulates; what is computed once more is not in them
+    executed_macs: int  # without what a mask leaves out, and with what is computed once more
+    flops: int  # 2 x `macs`, with what is computed once more and what is no multiply-accumulate
+    bytes_moved: int | None  # inputs read once and the result written once; `None` is unknown
+    recompute_macs: int = 0  # what is computed once more, with what a mask leaves out
 
     @property
     def executed_flops(self) -> int:
@@ -120,7 +171,7 @@ def _by_formula(name: str, function: Formula, given: Sequence[Argument], *, has_
         elif each.default is each.empty:
             raise _Unknown
     found = function(*values, **named)
-    if any(is_complex(argument.type) for argument in given):
+    if any("complex" in argument.type.lower() for argument in given):
         raise _Unknown
     return _traced(found if isinstance(found, Cost) else Cost(found), _bytes(given, out))
 
@@ -208,7 +259,6 @@ def _bytes(given: Sequence[Argument], out: Shape | None) -> int | None:
 
 
 def _read(given: Sequence[Argument]) -> int | None:
-    """Bytes of all tensors among the arguments."""
     tensors = [argument for argument in given if argument.shape is not None]
     if any(argument.type not in BYTES or (argument.shape and isinstance(argument.shape[0], tuple)) for argument in tensors):
         return None
@@ -222,7 +272,7 @@ def _by_convention(base: str, given: Sequence[Argument]) -> TracedCost | None:
     if first is None:
         return None
     if plain in PER_INPUT:
-        flops = PER_INPUT[plain] * prod(first.shape) if is_floating(first.type) else 0
+        flops = PER_INPUT[plain] * prod(first.shape) if first.type in _DTYPES else 0
         return TracedCost(0, 0, flops, _bytes(given, first.shape) if base in _SAME_AS_FIRST else None)
     if base in _SAME_AS_FIRST:
         read = _read(given[1:] if base in _UNREAD else given)
@@ -236,16 +286,15 @@ def _pointwise(base: str, given: Sequence[Argument], first: Argument) -> TracedC
     plain = base.rstrip("_")
     tensors = [argument for argument in given if argument.shape is not None]
     out: Shape = first.shape if base.endswith("_") else functools.reduce(_broadcast, (argument.shape for argument in tensors))
-    same = [BYTES[argument.type] for argument in tensors if argument.shape == out and is_floating(argument.type)]
+    same = [BYTES[argument.type] for argument in tensors if argument.shape == out and argument.type in _DTYPES]
     size = 1 if plain in _COMPARING else max(same, default=BYTES[first.type])
-    floating = any(is_floating(argument.type) for argument in tensors) and plain not in _COMPARING | _SELECTING
+    floating = any(argument.type in _DTYPES for argument in tensors) and plain not in _COMPARING | _SELECTING
     flops = PER_OUTPUT.get(plain, 1) * prod(out) if floating else 0
     read = _read(given)
     return TracedCost(0, 0, flops, None if read is None else read + prod(out) * size)
 
 
 def _broadcast(a: Shape, b: Shape) -> Shape:
-    """The shape of what is computed of two tensors element by element."""
     longest = max(len(a), len(b))
     pairs = zip((1,) * (longest - len(a)) + a, (1,) * (longest - len(b)) + b, strict=True)
     return tuple(second if one == 1 else one for one, second in pairs)

@@ -1,14 +1,15 @@
 """The operators of a trace: times, calls, and by the shapes of their inputs what they computed and how near to the chip's roof."""
 
+from operator import attrgetter
 from typing import Any, Literal
 
 from msgspec import Struct
 
 from lflops.analyze.trace.categories import Category, category_of_operator
 from lflops.analyze.trace.host_walk import HostWalk, OperatorSums
-from lflops.analyze.trace.operator_cost import TracedCost, cost_of
-from lflops.analyze.trace.operator_inputs import arguments, precision_of
+from lflops.analyze.trace.operator_cost import TracedCost, arguments, cost_of, precision_of
 from lflops.hardware.chips import Hardware
+from lflops.profile.series import grouped, sums
 
 __all__ = ["MULTIPLYING", "OperatorTimes", "ShapeTimes", "Uncounted", "operators", "precision", "shapes", "uncounted"]
 
@@ -29,36 +30,23 @@ class OperatorTimes(Struct, frozen=True, kw_only=True):
 
 
 class ShapeTimes(Struct, frozen=True, kw_only=True):
-    """All counted calls of one operator with inputs of one set of shapes. `None` is unknown.
-
-    Attributes:
-        shapes: Of each input; of a list of tensors, a list; of what is no tensor, `None`.
-        types: Of the elements, by torch's names.
-        precision: As `hardware.DTYPES` call it; TF32 where a kernel's name says so.
-        calls: The number of calls; calls inside of another counted operator are that one's.
-        device: Nanoseconds of the device, with all below it.
-        macs, flops, bytes_moved: Of all calls; `flops` without what a mask leaves out.
-        flops_per_second: Of the device's time.
-        roof_seconds: What the chip needs at least for the FLOPs at its peak, or for the bytes at its bandwidth.
-        bound: Which of the two takes longer.
-        share: `roof_seconds` over the device's time; over 1 where data stayed in a cache.
-    """
+    """All counted calls of one operator with inputs of one set of shapes. `None` is unknown."""
 
     name: str
     category: Category
-    shapes: tuple[Any, ...]
-    types: tuple[str, ...]
-    precision: str | None
-    calls: int
-    device: int
-    macs: int
+    shapes: tuple[Any, ...]  # of each input; of a list of tensors, a list; of what is no tensor, `None`
+    types: tuple[str, ...]  # of the elements, by torch's names
+    precision: str | None  # as `hardware.DTYPES` call it; TF32 where a kernel's name says so
+    calls: int  # the number of calls; calls inside of another counted operator are that one's
+    device: int  # nanoseconds of the device, with all below it
+    macs: int  # of all calls; `flops` without what a mask leaves out
     flops: int
     bytes_moved: int | None
     intensity: float | None
-    flops_per_second: float | None
-    roof_seconds: float | None
-    bound: Literal["compute", "memory"] | None
-    share: float | None
+    flops_per_second: float | None  # of the device's time
+    roof_seconds: float | None  # what the chip needs at least for the FLOPs at its peak, or for the bytes at its bandwidth
+    bound: Literal["compute", "memory"] | None  # which of the two takes longer
+    share: float | None  # `roof_seconds` over the device's time; over 1 where data stayed in a cache
 
 
 class Uncounted(Struct, frozen=True, kw_only=True):
@@ -71,53 +59,43 @@ class Uncounted(Struct, frozen=True, kw_only=True):
 
 def operators(walk: HostWalk) -> tuple[OperatorTimes, ...]:
     """By name, the most self time first: the device's, or the host's where no device worked."""
-    named: dict[str, list[OperatorSums]] = {}
-    for sums in walk.operators.values():
-        named.setdefault(sums.name, []).append(sums)
+    times = "calls", "host", "own_host", "device", "own_device"
     rows = [
-        OperatorTimes(
-            name=name,
-            category=category_of_operator(name),
-            calls=sum(each.calls for each in found),
-            host=sum(each.host for each in found),
-            own_host=sum(each.own_host for each in found),
-            device=sum(each.device for each in found),
-            own_device=sum(each.own_device for each in found),
-        )
-        for name, found in named.items()
+        OperatorTimes(name=name, category=category_of_operator(name), **sums(found, *times))
+        for name, found in grouped(walk.operators.values(), attrgetter("name")).items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.own_device, -row.own_host, row.name)))
 
 
 def shapes(walk: HostWalk, chip: Hardware | None) -> tuple[ShapeTimes, ...]:
     """The counted operators by their inputs, the most of the device's time first, or the most FLOPs."""
-    counted = ((sums, cost_of(sums.name, sums.inputs)) for sums in walk.operators.values() if sums.counted_calls)
-    rows = [_shape(sums, cost, chip) for sums, cost in counted if cost is not None]
+    counted = ((each, cost_of(each.name, each.inputs)) for each in walk.operators.values() if each.counted_calls)
+    rows = [_shape(each, cost, chip) for each, cost in counted if cost is not None]
     return tuple(sorted(rows, key=lambda row: (-row.device, -row.flops, row.name)))
 
 
-def precision(sums: OperatorSums) -> str | None:
+def precision(operator: OperatorSums) -> str | None:
     """The precision that an operator multiplies in."""
-    by_inputs = precision_of(sums.inputs)
-    return "tf32" if by_inputs == "fp32" and sums.has_tf32 else by_inputs
+    by_inputs = precision_of(operator.inputs)
+    return "tf32" if by_inputs == "fp32" and operator.has_tf32 else by_inputs
 
 
-def _shape(sums: OperatorSums, cost: TracedCost, chip: Hardware | None) -> ShapeTimes:
-    calls, seconds = sums.counted_calls, sums.counted_device / 1e9
+def _shape(operator: OperatorSums, cost: TracedCost, chip: Hardware | None) -> ShapeTimes:
+    calls, seconds = operator.counted_calls, operator.counted_device / 1e9
     flops = cost.executed_flops * calls
     moved = None if cost.bytes_moved is None else cost.bytes_moved * calls
-    dtype = precision(sums)
+    dtype = precision(operator)
     compute, memory = _roof(flops, moved, dtype, chip)
     roof = None if compute is None or memory is None else max(compute, memory)
-    given = arguments(sums.inputs) if sums.inputs is not None else None
+    given = (arguments(operator.inputs) if operator.inputs is not None else None) or ()
     return ShapeTimes(
-        name=sums.name,
-        category=category_of_operator(sums.name),
-        shapes=tuple(argument.shape for argument in given or ()),
-        types=tuple(argument.type for argument in given or ()),
+        name=operator.name,
+        category=category_of_operator(operator.name),
+        shapes=tuple(argument.shape for argument in given),
+        types=tuple(argument.type for argument in given),
         precision=dtype,
         calls=calls,
-        device=sums.counted_device,
+        device=operator.counted_device,
         macs=cost.macs * calls,
         flops=flops,
         bytes_moved=moved,
@@ -130,7 +108,6 @@ def _shape(sums: OperatorSums, cost: TracedCost, chip: Hardware | None) -> Shape
 
 
 def _roof(flops: int, moved: int | None, dtype: str | None, chip: Hardware | None) -> tuple[float | None, float | None]:
-    """Seconds at the peak and at the bandwidth."""
     if chip is None:
         return None, None
     peak = chip.peak_flops_per_second.get(dtype or "")
@@ -141,13 +118,16 @@ def _roof(flops: int, moved: int | None, dtype: str | None, chip: Hardware | Non
 
 def uncounted(walk: HostWalk) -> tuple[Uncounted, ...]:
     """Operators that multiply and are in no total, the most time first."""
-    has_device = any(sums.device for sums in walk.operators.values())
-    rows: dict[str, list[OperatorSums]] = {}
-    for sums in walk.operators.values():
-        is_leaf = not sums.has_operators and not sums.counted_calls
-        missing = sums.uncounted_device if has_device else is_leaf and cost_of(sums.name, sums.inputs) is None
-        if missing and category_of_operator(sums.name) in MULTIPLYING:
-            rows.setdefault(sums.name, []).append(sums)
+    has_device = any(each.device for each in walk.operators.values())
+
+    def is_missing(operator: OperatorSums) -> bool:
+        if category_of_operator(operator.name) not in MULTIPLYING:
+            return False
+        if has_device:
+            return operator.uncounted_device > 0
+        return not operator.has_operators and not operator.counted_calls and cost_of(operator.name, operator.inputs) is None
+
+    rows = grouped(filter(is_missing, walk.operators.values()), attrgetter("name"))
     found = (
         Uncounted(name=name, calls=sum(each.calls for each in group), own_device=sum(each.uncounted_device for each in group))
         for name, group in rows.items()

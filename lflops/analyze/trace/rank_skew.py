@@ -14,36 +14,26 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from lflops.analyze.trace.collectives import Occurrence
+from lflops.profile.series import grouped
 
 __all__ = ["CollectiveSkew", "RankSkew", "rank_skew"]
 
 
 class CollectiveSkew(Struct, frozen=True, kw_only=True):
-    """All calls of one kind in one group that at least two of the ranks recorded; nanoseconds.
-
-    Attributes:
-        transfer: The shortest kernels of all calls.
-        waiting: What each rank waited in addition.
-        skew_median, skew_longest: Between the first and the last arrival at a call.
-        last: How often each rank came last.
-    """
+    """All calls of one kind in one group that at least two of the ranks recorded; nanoseconds."""
 
     kind: str
     group: str
     calls: int
-    transfer: int
-    waiting: Mapping[int, int]
-    skew_median: int
+    transfer: int  # the shortest kernels of all calls
+    waiting: Mapping[int, int]  # what each rank waited in addition
+    skew_median: int  # between the first and the last arrival at a call
     skew_longest: int
-    last: Mapping[int, int]
+    last: Mapping[int, int]  # how often each rank came last
 
 
 class RankSkew(Struct, frozen=True, kw_only=True):
-    """The same over all collectives.
-
-    Attributes:
-        unmatched: Calls that only one rank recorded.
-    """
+    """The same over all collectives; only one rank recorded the `unmatched` calls."""
 
     ranks: tuple[int, ...]
     collectives: tuple[CollectiveSkew, ...]
@@ -67,14 +57,9 @@ def rank_skew(by_rank: Mapping[int, Sequence[Occurrence]]) -> RankSkew | None:
             place = each.kind, each.group, each.step
             calls[*place, numbers[place]][rank] = each.end - each.start
             numbers[place] += 1
-    groups: defaultdict[tuple[str, str], list[dict[int, int]]] = defaultdict(list)
-    unmatched = 0
-    for (kind, group, _, _), times in calls.items():
-        if len(times) > 1:
-            groups[kind, group].append(times)
-        else:
-            unmatched += 1
-    rows = tuple(sorted((_skew(*key, found) for key, found in groups.items()), key=lambda row: -sum(row.waiting.values())))
+    matched = [(key, times) for key, times in calls.items() if len(times) > 1]
+    skews = (_skew(*place, [times for _, times in found]) for place, found in grouped(matched, lambda each: each[0][:2]).items())
+    rows = tuple(sorted(skews, key=lambda row: -sum(row.waiting.values())))
     ranks = tuple(sorted(by_rank))
     return RankSkew(
         ranks=ranks,
@@ -82,7 +67,7 @@ def rank_skew(by_rank: Mapping[int, Sequence[Occurrence]]) -> RankSkew | None:
         transfer=sum(row.transfer for row in rows),
         waiting={rank: sum(row.waiting.get(rank, 0) for row in rows) for rank in ranks},
         last={rank: sum(row.last.get(rank, 0) for row in rows) for rank in ranks},
-        unmatched=unmatched,
+        unmatched=len(calls) - len(matched),
     )
 
 

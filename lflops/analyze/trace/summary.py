@@ -1,7 +1,7 @@
 """All that is known of one trace, as one value."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -18,6 +18,7 @@ from lflops.analyze.trace.timeline import StepTimes, StreamTimes, steps, streams
 from lflops.analyze.trace.utilization import TraceUtilization, utilization
 from lflops.hardware.chips import Hardware, lookup, named
 from lflops.profile.records import Spread
+from lflops.profile.series import grouped
 from lflops.stretches import joined
 from lflops.traces.device_states import DeviceTimeline, communicates, idle_stretches, states, timeline, total
 from lflops.traces.recorded import DeviceWork, MemoryPeak, RecordedTrace
@@ -44,51 +45,36 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
 
 
 class TraceSummary(Struct, frozen=True, kw_only=True):
-    """What a trace says. All times are whole nanoseconds, unless they are a `Spread`, which is seconds.
-
-    Attributes:
-        events: How many events the file has.
-        recorded: From the first moment on the host to the last.
-        before_device: From the first step's beginning, or the recording's, to the first work of a device; `None` without a device.
-        device: The states of all devices together; `None` without a device.
-        idle: The idle nanoseconds of all devices by what they were lost to.
-        step: Median and quartiles of the steps; `None` without a step.
-        shapes: The operators whose inputs tell what they computed, by these inputs.
-        hardware: The chip that they are judged by.
-        left_out: What ran before the window.
-        has_stack: Whether Python's frames were recorded, which takes the host's time.
-        negative: How many events had a negative length; they are taken as 0 ns long.
-        unread: Events of kinds that nothing here knows, by category.
-    """
+    """What a trace says. All times are whole nanoseconds, unless they are a `Spread`, which is seconds."""
 
     file: str
     rank: int | None
     world_size: int | None
-    events: int
-    recorded: int
-    before_device: int | None
-    device: DeviceTimeline | None
-    idle: Mapping[Cause, int]
+    events: int  # how many events the file has
+    recorded: int  # from the first moment on the host to the last
+    before_device: int | None  # from the first step's beginning, or the recording's, to the first work of a device; `None` without a device
+    device: DeviceTimeline | None  # the states of all devices together; `None` without a device
+    idle: Mapping[Cause, int]  # the idle nanoseconds of all devices by what they were lost to
     launches: LaunchDelays | None
     devices: tuple[DeviceSummary, ...]
     streams: tuple[StreamTimes, ...]
     steps: tuple[StepTimes, ...]
-    step: Spread | None
+    step: Spread | None  # median and quartiles of the steps; `None` without a step
     categories: tuple[CategoryTimes, ...]
     precisions: tuple[PrecisionTimes, ...]
     kernels: tuple[KernelTimes, ...]
     operators: tuple[OperatorTimes, ...]
-    shapes: tuple[ShapeTimes, ...]
+    shapes: tuple[ShapeTimes, ...]  # the operators whose inputs tell what they computed, by these inputs
     uncounted: tuple[Uncounted, ...]
     utilization: TraceUtilization | None
-    hardware: Hardware | None
+    hardware: Hardware | None  # the chip that they are judged by
     collectives: tuple[CollectiveTimes, ...]
     modules: tuple[SpanTimes, ...]
     scopes: tuple[SpanTimes, ...]
-    left_out: LeftOut
-    has_stack: bool
-    negative: int
-    unread: Mapping[str, int]
+    left_out: LeftOut  # what ran before the window
+    has_stack: bool  # whether Python's frames were recorded, which takes the host's time
+    negative: int  # how many events had a negative length; they are taken as 0 ns long
+    unread: Mapping[str, int]  # events of kinds that nothing here knows, by category
 
 
 class _Window(NamedTuple):
@@ -102,22 +88,14 @@ class _Window(NamedTuple):
 
 
 class TraceSummaries(Struct, frozen=True, kw_only=True):
-    """Several traces.
-
-    Attributes:
-        ranks: How ranks wait for each other; `None` where the traces are not of different ranks.
-    """
+    """Several traces, and how ranks wait for each other; `None` where the traces are not of different ranks."""
 
     traces: tuple[TraceSummary, ...]
     ranks: RankSkew | None
 
 
 def summarise_all(traces: Iterable[RecordedTrace], hardware: Hardware | str | None = None) -> TraceSummaries:
-    """Analyse traces one after the other, and together where they are of different ranks.
-
-    Raises:
-        HardwareError: The table does not have the name that is given.
-    """
+    """Analyse traces one after the other as `summarise` does, and together where they are of different ranks."""
     analysed = [_analysed(trace, hardware) for trace in traces]
     by_rank = {summary.rank: found for summary, found in analysed if summary.rank is not None}
     skew = rank_skew(by_rank) if len(by_rank) == len(analysed) else None
@@ -125,20 +103,11 @@ def summarise_all(traces: Iterable[RecordedTrace], hardware: Hardware | str | No
 
 
 def summarise(trace: RecordedTrace, hardware: Hardware | str | None = None) -> TraceSummary:
-    """Analyse one trace.
-
-    Args:
-        trace: As it was read.
-        hardware: What a device can do, or its name in the table; `None` looks for the name that the trace has.
-
-    Raises:
-        HardwareError: The table does not have the name that is given.
-    """
+    """Analyse one trace on a chip, or on that of this name in the table; `None` looks for the name that the trace has."""
     return _analysed(trace, hardware)[0]
 
 
 def _analysed(trace: RecordedTrace, hardware: Hardware | str | None) -> tuple[TraceSummary, tuple[Occurrence, ...]]:
-    """The summary, and each collective."""
     chip = named(hardware) if isinstance(hardware, str) else hardware or _chip(trace)
     window = _window(trace)
     found = walk(trace, window.work, lambda call: cost_of(call.name, call.inputs) is not None)
@@ -184,20 +153,16 @@ def _analysed(trace: RecordedTrace, hardware: Hardware | str | None) -> tuple[Tr
 def _device(trace: RecordedTrace, window: _Window, device: int, found: HostWalk) -> DeviceSummary:
     work = window.by_device[device]
     between = states(work, window.start, window.end)
+    # Where one device worked and the allocator knows one, by another number, it is that one.
+    only = next(iter(trace.memory.values())) if len(window.by_device) == len(trace.memory) == 1 else None
     return DeviceSummary(
         device=device,
         name=_name(trace, device),
         timeline=timeline(between),
         idle=idle_by_cause(idle_stretches(between), work, found.call, trace),
         queue=queue_depth(work, found.call, window.start, window.end),
-        memory=_memory(trace, device, len(window.by_device)),
+        memory=trace.memory.get(device, only),
     )
-
-
-def _memory(trace: RecordedTrace, device: int, devices: int) -> MemoryPeak | None:
-    """The device's peak. Where one device worked and the allocator knows one, by another number, it is that one."""
-    only = next(iter(trace.memory.values())) if devices == len(trace.memory) == 1 else None
-    return trace.memory.get(device, only)
 
 
 def _window(trace: RecordedTrace) -> _Window:
@@ -205,9 +170,7 @@ def _window(trace: RecordedTrace) -> _Window:
     known = [work for work in trace.work if work.correlation in launched] or list(trace.work)
     start, end = min((work.start for work in known), default=0), max((work.end for work in trace.work), default=0)
     inside = [work for work in trace.work if (work.end > start and work.start < end) or work.start == work.end == start]
-    by_device: defaultdict[int, list[DeviceWork]] = defaultdict(list)
-    for work in sorted(inside, key=lambda work: (work.device, work.start)):
-        by_device[work.device].append(work)
+    by_device = grouped(sorted(inside, key=attrgetter("device", "start")), attrgetter("device"))
     before = [work for work in trace.work if work.end <= start and work.start < start]
     left_out = LeftOut(calls=len(before), device=sum(work.end - work.start for work in before))
     return _Window(start, end, by_device, inside, left_out)

@@ -1,12 +1,13 @@
 """The steps of a trace, and what ran on each stream."""
 
-from collections import defaultdict
 from collections.abc import Iterable
+from operator import attrgetter
 
 from msgspec import Struct
 
 from lflops.analyze.trace.host_walk import HostWalk
-from lflops.stretches import joined, length, within
+from lflops.profile.series import grouped
+from lflops.stretches import joined, shares
 from lflops.traces.device_states import DeviceTimeline, states, timeline, total
 from lflops.traces.recorded import DeviceWork, RecordedTrace
 
@@ -25,15 +26,13 @@ class StreamTimes(Struct, frozen=True, kw_only=True):
 
 def streams(work: Iterable[DeviceWork], start: int, end: int) -> tuple[StreamTimes, ...]:
     """What ran on each stream between two moments, the busiest first."""
-    by_stream: dict[tuple[int, int], list[DeviceWork]] = {}
-    for each in work:
-        if each.end > start and each.start < end:
-            by_stream.setdefault((each.device, each.stream), []).append(each)
+    inside = (each for each in work if each.end > start and each.start < end)
+    by_stream: dict[tuple[int, int], list[DeviceWork]] = grouped(inside, attrgetter("device", "stream"))
     rows = (
         StreamTimes(
             device=device,
             stream=stream,
-            busy=length(within(joined((each.start, each.end) for each in found), [(start, end)])),
+            busy=shares(joined((each.start, each.end) for each in found), [(start, end)])[0],
             kernels=sum(each.kind == "kernel" for each in found),
             copies=sum(each.kind == "copy" for each in found),
         )
@@ -45,8 +44,7 @@ def streams(work: Iterable[DeviceWork], start: int, end: int) -> tuple[StreamTim
 class StepTimes(Struct, frozen=True, kw_only=True):
     """One step of the profiler: from its beginning on the host to the next step's, and what the device did in that time.
 
-    Attributes:
-        device: The states of one device; of several devices, of all of them together; `None` without a device.
+    Of several devices it has the states of all of them together; `None` without a device.
     """
 
     name: str
@@ -76,9 +74,7 @@ def steps(trace: RecordedTrace, walk: HostWalk) -> tuple[StepTimes, ...]:
     else:
         end = max([last.end, *launched])
     ends = [*(span.start for span in spans[1:]), end]
-    by_device: defaultdict[int, list[DeviceWork]] = defaultdict(list)
-    for work in trace.work:
-        by_device[work.device].append(work)
+    by_device: dict[int, list[DeviceWork]] = grouped(trace.work, attrgetter("device"))
     return tuple(
         StepTimes(
             name=span.name,

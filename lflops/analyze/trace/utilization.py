@@ -14,41 +14,22 @@ __all__ = ["TraceUtilization", "utilization"]
 
 
 class TraceUtilization(Struct, frozen=True, kw_only=True):
-    """`None` is unknown.
+    """`None` is unknown."""
 
-    Attributes:
-        seconds: Of all steps, or of the window where there are none; times the number of devices.
-        steps: How many steps; 0 is the window.
-        macs: Multiply-accumulates that were launched in this time, those of recompute left out.
-        mfu: 2 x MACs over `seconds` and the peak of `precision`, without what activation checkpointing computes again.
-        hfu: The same with that, and with what fused attention computes again.
-        executed: What the device did: `hfu` without what masks leave out, each precision at its own peak.
-        precision: The one that most MACs are of.
-        hardware: The chip's name.
-    """
-
-    seconds: float
-    steps: int
-    macs: int
+    seconds: float  # of all steps, or of the window where there are none; times the number of devices
+    steps: int  # how many steps; 0 is the window
+    macs: int  # Multiply-accumulates that were launched in this time, those of recompute left out
     flops_per_second: float | None
-    mfu: float | None
-    hfu: float | None
-    executed: float | None
-    precision: str | None
+    mfu: float | None  # 2 x MACs over `seconds` and the peak of `precision`, without what activation checkpointing computes again
+    hfu: float | None  # the same with that, and with what fused attention computes again
+    executed: float | None  # what the device did: `hfu` without what masks leave out, each precision at its own peak
+    precision: str | None  # the one that most MACs are of
     peak_flops_per_second: float | None
-    hardware: str | None
+    hardware: str | None  # the chip's name
 
 
 def utilization(walk: HostWalk, steps: Sequence[StepTimes], window: int, devices: int, chip: Hardware | None) -> TraceUtilization | None:
-    """The utilization; `None` where nothing that multiplies was counted.
-
-    Args:
-        walk: What the host did.
-        steps: The steps; without any the window counts.
-        window: Nanoseconds.
-        devices: How many devices worked.
-        chip: What each device can do.
-    """
+    """Of the steps, or without any of the window in nanoseconds; `None` where nothing that multiplies was counted."""
     macs: dict[str | None, int] = {}
     executed: dict[str | None, int] = {}
     first = again = 0

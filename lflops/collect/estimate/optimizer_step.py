@@ -41,7 +41,7 @@ class Stepper:
     """Makes the steps of an optimizer."""
 
     def __init__(self, caller: str, make: MakesOptimizer, model: nn.Module, *, chip: Hardware | None, grad_scaler: bool) -> None:
-        self._asker = caller
+        self._caller = caller
         self._optimizer = _made(caller, make, model)
         self._scaler = torch.amp.GradScaler(HOST.type) if grad_scaler else None
         kind, notes = type(self._optimizer).__name__, []
@@ -65,7 +65,7 @@ class Stepper:
         """
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
-        with values_refused(self._asker, step_of=self._optimizer):
+        with values_refused(self._caller, step_of=self._optimizer):
             self._optimizer.step()
         if self._scaler is not None:
             self._scaler.update()

@@ -6,11 +6,16 @@ Counted is the full square of scores, as the field does; executed is what a caus
 so it multiplies queries and keys a second time: that is recompute. The softmax follows the convention for softmax.
 """
 
+import functools
+from collections.abc import Callable
 from enum import IntEnum
 from math import prod
+from typing import Any, TypeVar
 
 from lflops.formulas.attention.scores import Scores, Window, dense
-from lflops.formulas.table import Cost, Shape, formula
+from lflops.formulas.table import Cost, Shape, adapted, formula
+
+_ScoresOf = TypeVar("_ScoresOf", bound=Callable[..., Scores])
 
 SOFTMAX, SOFTMAX_BACKWARD, SOFTMAX_FROM_SUM = 5, 4, 2
 """Operations a score: of softmax, of its gradient, and of the exponential with the sums already known."""
@@ -41,49 +46,66 @@ def attention_backward_of_scores(scores: Scores, width: int, value_width: int) -
     return Cost(scores.all * each, scores.seen * each, scores.all * SOFTMAX_BACKWARD, again, is_upper_bound=not scores.known)
 
 
-def attention(query: Shape, key: Shape, value: Shape, mask: Mask) -> Cost:
-    """Scores, then their weighted sums: Q x K and P x V."""
-    return attention_of_scores(dense(query, key, mask.window()), query[-1], value[-1])
+def attention_formula(
+    *operators: str,
+    backward: str = "",
+    leading: str = "grad",
+    writes_first: str = "",
+    reads: str = "",
+    forward_only: str = "",
+    backward_only: str = "",
+) -> Callable[[_ScoresOf], _ScoresOf]:
+    """Enter the formulas of a fused attention and of its gradients, from a function that tells which scores it has.
+
+    The function takes queries, keys and values first, whose last dimensions are their widths.
+
+    Args:
+        operators: As in `formula`.
+        writes_first: As in `formula`, of forward.
+        reads: As in `formula`.
+        backward: The operators of the gradients, as words.
+        leading: What these take first.
+        forward_only: Keywords that they do not have.
+        backward_only: Keywords that only they have.
+    """
+
+    def enter(scores: _ScoresOf) -> _ScoresOf:
+        @functools.wraps(scores)
+        def forward(query: Shape, key: Shape, value: Shape, **given: Any) -> Cost:
+            return attention_of_scores(scores(query, key, value, **given), query[-1], value[-1])
+
+        @functools.wraps(scores)
+        def gradients(query: Shape, key: Shape, value: Shape, **given: Any) -> Cost:
+            return attention_backward_of_scores(scores(query, key, value, **given), query[-1], value[-1])
+
+        formula(*operators, writes_first=writes_first, reads=reads)(adapted(forward, without=backward_only))
+        of_both = " ".join(name for name in reads.split() if name not in forward_only.split())
+        formula(*backward.split(), reads=of_both)(adapted(gradients, leading, without=forward_only))
+        return scores
+
+    return enter
 
 
-def attention_backward(query: Shape, key: Shape, value: Shape, mask: Mask) -> Cost:
-    """Two products for the gradients of V and P, two for those of Q and K; and Q x K once more."""
-    return attention_backward_of_scores(dense(query, key, mask.window()), query[-1], value[-1])
-
-
-@formula(
+@attention_formula(
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_fused_attention_overrideable",
     "_scaled_dot_product_attention_math_for_mps",
+    backward="""
+        _scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_efficient_attention_backward
+        _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_fused_attention_overrideable_backward
+    """,
 )
-def scaled_dot_product(query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Cost:
+def scaled_dot_product(query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Scores:
     """What `scaled_dot_product_attention` picks from."""
-    return attention(query, key, value, Mask.FROM_FIRST if is_causal else Mask.NONE)
+    return dense(query, key, (Mask.FROM_FIRST if is_causal else Mask.NONE).window())
 
 
-@formula(
-    "_scaled_dot_product_flash_attention_for_cpu_backward",
-    "_scaled_dot_product_efficient_attention_backward",
-    "_scaled_dot_product_cudnn_attention_backward",
-    "_scaled_dot_product_fused_attention_overrideable_backward",
-)
-def scaled_dot_product_backward(grad: Shape, query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Cost:
-    """The gradients of the above."""
-    return attention_backward(query, key, value, Mask.FROM_FIRST if is_causal else Mask.NONE)
-
-
-@formula("_scaled_dot_product_flash_attention")
-def scaled_dot_product_flash(query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Cost:
+@attention_formula("_scaled_dot_product_flash_attention", backward="_scaled_dot_product_flash_attention_backward")
+def scaled_dot_product_flash(query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Scores:
     """One more that it picks from; this one's causal mask aligns the ends."""
-    return attention(query, key, value, Mask.FROM_LAST if is_causal else Mask.NONE)
-
-
-@formula("_scaled_dot_product_flash_attention_backward")
-def scaled_dot_product_flash_backward(grad: Shape, query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Cost:
-    """The gradients of the above."""
-    return attention_backward(query, key, value, Mask.FROM_LAST if is_causal else Mask.NONE)
+    return dense(query, key, (Mask.FROM_LAST if is_causal else Mask.NONE).window())
 
 
 @formula("_native_multi_head_attention")
@@ -91,7 +113,7 @@ def native_attention(query: Shape, key: Shape, value: Shape, embed_dim: int, num
     """Three projections, attention, and the projection out; a bias after each."""
     width = embed_dim
     queries, keys = prod(query[:-1]), prod(key[:-1])
-    inner = attention(_by_head(query, num_head), _by_head(key, num_head), _by_head(value, num_head), Mask.NONE)
+    inner = attention_of_scores(dense(_by_head(query, num_head), _by_head(key, num_head)), query[-1] // num_head, value[-1] // num_head)
     macs = (2 * queries + 2 * keys) * width * width
     return Cost(macs + inner.macs, other_flops=inner.other_flops + (2 * queries + 2 * keys) * width)
 

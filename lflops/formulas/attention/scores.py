@@ -17,17 +17,11 @@ Known = Values | Shape | None
 
 
 class Window(NamedTuple):
-    """The keys that a query sees, by their distance from its own place among them.
+    """The keys that a query sees, by their distance from its own place among them."""
 
-    Attributes:
-        before: How many keys before its place; `None` for all of them.
-        after: The same after it.
-        from_last: Whether the last query's place is at the last key; else the first query's is at the first key.
-    """
-
-    before: int | None = None
-    after: int | None = None
-    from_last: bool = False
+    before: int | None = None  # how many keys before its place; `None` for all of them
+    after: int | None = None  # the same after it
+    from_last: bool = False  # whether the last query's place is at the last key; else the first query's is at the first key
 
     @classmethod
     def of(cls, before: int | None, after: int | None, *, causal: bool, from_last: bool) -> "Window":
@@ -40,53 +34,31 @@ ALL = Window()
 
 
 class Sequences(NamedTuple):
-    """The lengths of sequences.
+    """The lengths of sequences."""
 
-    Attributes:
-        queries: By sequence.
-        keys: By sequence.
-        known: Whether they are; else they are those of which nothing takes more.
-    """
-
-    queries: Sequence[int]
-    keys: Sequence[int]
-    known: bool = True
+    queries: Sequence[int]  # by sequence
+    keys: Sequence[int]  # by sequence
+    known: bool = True  # whether they are; else they are those of which nothing takes more
 
 
 class Scores(NamedTuple):
-    """Scores of all heads.
+    """Scores of all heads."""
 
-    Attributes:
-        all: Of the full squares.
-        seen: Those that the window leaves.
-        known: Whether the lengths are known; else there are at most so many.
-    """
-
-    all: int
-    seen: int
-    known: bool = True
+    all: int  # of the full squares
+    seen: int  # those that the window leaves
+    known: bool = True  # whether the lengths are known; else there are at most so many
 
 
 class Packing(NamedTuple):
-    """What kernels are given of sequences of several lengths.
+    """What kernels are given of sequences of several lengths."""
 
-    Attributes:
-        queries: Where each sequence begins among the queries, and where the last one ends.
-        keys: The same among the keys.
-        longest_query: At least the length of the longest sequence of queries.
-        longest_key: The same of keys.
-        used_keys: How many of its keys each sequence uses.
-        pages: The shape of the table of pages, where keys are in pages: [sequences, pages].
-        used_queries: How many of its queries each sequence has.
-    """
-
-    queries: Known = None
-    keys: Known = None
-    longest_query: int | None = None
-    longest_key: int | None = None
-    used_keys: Known = None
-    pages: Shape | None = None
-    used_queries: Known = None
+    queries: Known = None  # where each sequence begins among the queries, and where the last one ends
+    keys: Known = None  # the same among the keys
+    longest_query: int | None = None  # at least the length of the longest sequence of queries
+    longest_key: int | None = None  # the same of keys
+    used_keys: Known = None  # how many of its keys each sequence uses
+    pages: Shape | None = None  # the shape of the table of pages, where keys are in pages: [sequences, pages]
+    used_queries: Known = None  # how many of its queries each sequence has
 
 
 def sequences(query: Shape, key: Shape, packing: Packing) -> Sequences:
@@ -111,11 +83,7 @@ def sequences(query: Shape, key: Shape, packing: Packing) -> Sequences:
 
 
 def scores_of(lengths: Sequences, heads: int, window: Window = ALL) -> Scores:
-    """Scores of so many heads, each over all sequences.
-
-    Raises:
-        ValueError: The queries are of more or fewer sequences than the keys.
-    """
+    """Scores of so many heads, each over all sequences; a `ValueError` where these are not as many of queries as of keys."""
     pairs = list(zip(lengths.queries, lengths.keys, strict=not (unknown := not lengths.known)))
     whole = sum(queries * keys for queries, keys in pairs)
     if window.before is None and window.after is None:
@@ -150,7 +118,6 @@ def _staircase(steps: int, top: int) -> int:
 
 
 def _lengths(shape: Shape, offsets: Known, longest: int | None) -> tuple[list[int], bool]:
-    """The lengths, and whether they are known."""
     if offsets is None:
         return [shape[1]] * shape[0], True
     if isinstance(offsets, Values):

@@ -2,7 +2,7 @@
 
 from math import prod
 
-from lflops.formulas.table import Cost, Shape, formula
+from lflops.formulas.table import Cost, Shape, formula, per_element
 
 UPDATES = {"adam": 10, "lamb": 14, "lars": 8, "momentum": 3, "rmsprop": 7, "adagrad": 6, "lion": 7, "ademamix": 15}
 """Operations an element of one optimizer's update, as the same update costs operator by operator; one more for a decay."""
@@ -40,22 +40,12 @@ def unpack_four_bits(a: Shape, *, shape: Shape) -> Cost:
     return Cost(other_flops=prod(shape))
 
 
-@formula("bitsandbytes::dequantize_blockwise", "bitsandbytes::int8_vectorwise_dequant")
-def unpack(a: Shape) -> Cost:
-    """A scale an element."""
-    return Cost(other_flops=prod(a))
-
-
-@formula("bitsandbytes::quantize_4bit", "bitsandbytes::quantize_blockwise", "bitsandbytes::int8_vectorwise_quant")
-def pack(a: Shape) -> Cost:
-    """The largest of a block, and a scale an element."""
-    return Cost(other_flops=2 * prod(a))
-
-
-@formula("bitsandbytes::int8_double_quant")
-def pack_twice(a: Shape) -> Cost:
-    """By rows, and by columns."""
-    return Cost(other_flops=4 * prod(a))
+for operators, operations in {
+    "dequantize_blockwise int8_vectorwise_dequant": 1,  # a scale
+    "quantize_4bit quantize_blockwise int8_vectorwise_quant": 2,  # the largest of a block, and a scale
+    "int8_double_quant": 4,  # by rows, and by columns
+}.items():
+    formula(*(f"bitsandbytes::{name}" for name in operators.split()))(per_element(operations))
 
 
 @formula("bitsandbytes::int8_mm_dequant")

@@ -3,7 +3,7 @@
 from itertools import pairwise
 from math import prod
 
-from lflops.formulas.table import Cost, Shape, Values, formula
+from lflops.formulas.table import Cost, Shape, Values, formula, per_element
 
 Offsets = Values | Shape
 
@@ -41,54 +41,21 @@ def vectors_by_jagged_backward(grad: Shape, v: Shape, a: Shape) -> int:
     return 2 * prod(a)
 
 
-@formula("fbgemm::jagged_softmax", "fbgemm::jagged_softmax_forward")
-def jagged_softmax(values: Shape) -> Cost:
-    """By the convention for softmax."""
-    return Cost(other_flops=5 * prod(values))
-
-
-@formula("fbgemm::jagged_softmax_backward")
-def jagged_softmax_backward(grad: Shape) -> Cost:
-    """By the convention for its gradient."""
-    return Cost(other_flops=4 * prod(grad))
-
-
-@formula(
-    "fbgemm::jagged_dense_elementwise_add_jagged_output",
-    "fbgemm::jagged_dense_elementwise_mul",
-    "fbgemm::jagged_dense_elementwise_mul_forward",
-)
-def elementwise(values: Shape) -> Cost:
-    """One operation an element of the jagged tensor."""
-    return Cost(other_flops=prod(values))
-
-
-@formula("fbgemm::jagged_dense_elementwise_mul_backward")
-def elementwise_backward(grad: Shape) -> Cost:
-    """One for each of the two gradients."""
-    return Cost(other_flops=2 * prod(grad))
+for operators, operations in {
+    "jagged_softmax jagged_softmax_forward": 5,  # by the convention for softmax, and for its gradient
+    "jagged_softmax_backward": 4,
+    "jagged_dense_elementwise_add_jagged_output jagged_dense_elementwise_mul jagged_dense_elementwise_mul_forward": 1,
+    "jagged_dense_elementwise_mul_backward": 2,  # one for each of the two gradients
+    "jagged_to_padded_dense jagged_to_padded_dense_forward jagged_to_padded_dense_backward dense_to_jagged dense_to_jagged_forward": 0,
+    "jagged_index_select_2d_forward jagged_slice_forward stacked_jagged_2d_to_dense_forward bounds_check_indices": 0,
+}.items():
+    formula(*(f"fbgemm::{name}" for name in operators.split()))(per_element(operations))
 
 
 @formula("fbgemm::jagged_dense_elementwise_add")
 def elementwise_to_dense(values: Shape, *, y: Shape) -> Cost:
     """One operation an element of the dense tensor."""
     return Cost(other_flops=prod(y))
-
-
-@formula(
-    "fbgemm::jagged_to_padded_dense",
-    "fbgemm::jagged_to_padded_dense_forward",
-    "fbgemm::jagged_to_padded_dense_backward",
-    "fbgemm::dense_to_jagged",
-    "fbgemm::dense_to_jagged_forward",
-    "fbgemm::jagged_index_select_2d_forward",
-    "fbgemm::jagged_slice_forward",
-    "fbgemm::stacked_jagged_2d_to_dense_forward",
-    "fbgemm::bounds_check_indices",
-)
-def moved(values: Shape) -> Cost:
-    """Bytes alone."""
-    return Cost()
 
 
 @formula(

@@ -7,10 +7,9 @@ C (2). The chunked scan is products of matrices, and MACs: within a chunk each p
 
 from math import prod
 
-from lflops.formulas.table import Cost, Shape, formula, function_formula
+from lflops.formulas.table import Cost, Shape, formula, function_formula, per_element
 
-SCAN, STATES = 8, 6
-"""Operations a state and step: of a scan; of what its backward does again to have the states."""
+SCAN, STATES = 8, 6  # operations a state and step: of a scan; of what its backward does again to have the states
 
 
 @function_formula("selective_scan_cuda:fwd")
@@ -137,13 +136,5 @@ def decay_gradient(x: Shape, dt: Shape, decay: Shape, grad: Shape) -> Cost:
     return Cost(recompute=Cost(_by_pairs(x, dt)))
 
 
-@function_formula(f"{SSD}_chunk_cumsum_fwd", f"{SSD}_state_passing_fwd", again_in_backward=True)
-def recurrence(x: Shape) -> Cost:
-    """A product and a sum an element."""
-    return Cost(other_flops=2 * prod(x))
-
-
-@function_formula(f"{SSD}_chunk_cumsum_bwd", f"{SSD}_state_passing_bwd", f"{SSD}_chunk_scan_bwd_dz")
-def recurrence_backward(x: Shape) -> Cost:
-    """Twice that."""
-    return Cost(other_flops=4 * prod(x))
+function_formula(f"{SSD}_chunk_cumsum_fwd", f"{SSD}_state_passing_fwd", again_in_backward=True)(per_element(2))  # a product and a sum
+function_formula(f"{SSD}_chunk_cumsum_bwd", f"{SSD}_state_passing_bwd", f"{SSD}_chunk_scan_bwd_dz")(per_element(4))

@@ -46,27 +46,17 @@ def on_lists(applier: object, kernel: Any, flag: object, tensors: Sequence[Shape
     return Cost(other_flops=prod(tensors[0]) * KERNELS[known](arguments))
 
 
-def _elements(optimizer: Any) -> int:
-    groups = optimizer.param_groups
-    return sum(prod(parameter.shape) for group in groups for parameter in group["params"] if parameter.grad is not None)
+def _on_host(operations: int) -> Callable[[Any], Cost]:
+    """A step of all parameters that have a gradient, and one operation an element more where any decays."""
+
+    def step(optimizer: Any) -> Cost:
+        groups = optimizer.param_groups
+        elements = sum(prod(parameter.shape) for group in groups for parameter in group["params"] if parameter.grad is not None)
+        return Cost(other_flops=elements * (operations + any(group.get("weight_decay") for group in groups)))
+
+    return step
 
 
-@function_formula("deepspeed.ops.adam.cpu_adam:DeepSpeedCPUAdam.step")
-def adam_on_host(optimizer: Any) -> Cost:
-    """A step of all parameters that have a gradient."""
-    decays = any(group.get("weight_decay") for group in optimizer.param_groups)
-    return Cost(other_flops=_elements(optimizer) * (10 + decays))
-
-
-@function_formula("deepspeed.ops.adagrad.cpu_adagrad:DeepSpeedCPUAdagrad.step")
-def adagrad_on_host(optimizer: Any) -> Cost:
-    """A step of all parameters that have a gradient."""
-    decays = any(group.get("weight_decay") for group in optimizer.param_groups)
-    return Cost(other_flops=_elements(optimizer) * (6 + decays))
-
-
-@function_formula("deepspeed.ops.lion.cpu_lion:DeepSpeedCPULion.step")
-def lion_on_host(optimizer: Any) -> Cost:
-    """A step of all parameters that have a gradient."""
-    decays = any(group.get("weight_decay") for group in optimizer.param_groups)
-    return Cost(other_flops=_elements(optimizer) * (7 + decays))
+function_formula("deepspeed.ops.adam.cpu_adam:DeepSpeedCPUAdam.step")(_on_host(10))
+function_formula("deepspeed.ops.adagrad.cpu_adagrad:DeepSpeedCPUAdagrad.step")(_on_host(6))
+function_formula("deepspeed.ops.lion.cpu_lion:DeepSpeedCPULion.step")(_on_host(7))

@@ -2,8 +2,9 @@
 
 from math import prod
 
-from lflops.formulas.attention.fused import Mask, attention
-from lflops.formulas.table import Cost, Shape, formula
+from lflops.formulas.attention.fused import attention_formula, scaled_dot_product
+from lflops.formulas.attention.scores import Scores
+from lflops.formulas.table import Cost, Shape, formula, per_element
 
 
 @formula(
@@ -28,10 +29,10 @@ def half_sparse_linear(x: Shape, *, out: Shape, bias: Shape | None = None) -> Co
     return Cost(prod(x) * out[-1] // 2, other_flops=prod(out) * (2 + (bias is not None)))
 
 
-@formula("torchao::qscaled_dot_product")
-def quantized_attention(query: Shape, key: Shape, value: Shape, *, is_causal: bool = False) -> Cost:
+@attention_formula("torchao::qscaled_dot_product")
+def quantized_attention(query: Shape, key: Shape, value: Shape, *, is_causal: bool = False) -> Scores:
     """[batch, heads, length, width], quantized."""
-    return attention(query, key, value, Mask.FROM_FIRST if is_causal else Mask.NONE)
+    return scaled_dot_product(query, key, value, is_causal=is_causal)
 
 
 @formula("torchao::_scaled_embedding_bag")
@@ -40,7 +41,6 @@ def scaled_embedding_bag(weight: Shape, indices: Shape) -> Cost:
     return Cost(other_flops=2 * prod(indices) * weight[-1])
 
 
-@formula("torchao::da8w4_linear_prepack_cpu", "torchao::float8_linear_prepack_cpu", "torchao::to_sparse_semi_structured_cutlass_sm9x_f8")
-def prepack(weight: Shape) -> Cost:
-    """Bytes alone."""
-    return Cost()
+formula("torchao::da8w4_linear_prepack_cpu", "torchao::float8_linear_prepack_cpu", "torchao::to_sparse_semi_structured_cutlass_sm9x_f8")(
+    per_element(0)
+)

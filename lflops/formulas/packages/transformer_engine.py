@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from lflops.formulas.attention.packed import kernel_attention, kernel_attention_backward
-from lflops.formulas.attention.scores import Packing, Window
-from lflops.formulas.table import Cost, Shape, Values, function_formula
+from lflops.formulas.attention.fused import attention_backward_of_scores, attention_of_scores
+from lflops.formulas.attention.packed import kernel_scores
+from lflops.formulas.attention.scores import Packing, Scores, Window
+from lflops.formulas.table import Cost, Shape, Values, function_formula, per_element
 
 TEX = "transformer_engine_torch:"
-PAIR = 2
-"""Sides of a window; every tensor of queries has more dimensions, and every tensor of offsets fewer."""
+PAIR = 2  # sides of a window; every tensor of queries has more dimensions, and every tensor of offsets fewer
 
 
 def _matrix(shape: Shape, *, transposed: bool) -> tuple[int, int]:
@@ -57,46 +57,15 @@ def layer_norm(x: Shape, weight: Shape, bias: Shape | None) -> Cost:
     return Cost(other_flops=prod(x) * (6 + (bias is not None)))
 
 
-@function_formula(f"{TEX}layernorm_bwd")
-def layer_norm_backward(grad: Shape, x: Shape) -> Cost:
-    """Twice the forward."""
-    return Cost(other_flops=prod(x) * 14)
-
-
-@function_formula(f"{TEX}rmsnorm_fwd")
-def rms_norm(x: Shape) -> Cost:
-    """By the convention for a root mean square."""
-    return Cost(other_flops=prod(x) * 4)
-
-
-@function_formula(f"{TEX}rmsnorm_bwd")
-def rms_norm_backward(grad: Shape, x: Shape) -> Cost:
-    """Twice the forward."""
-    return Cost(other_flops=prod(x) * 8)
-
-
-@function_formula(f"{TEX}rmsnorm_bwd_add")
-def rms_norm_backward_add(grad: Shape, x: Shape) -> Cost:
-    """The same, and an addition."""
-    return Cost(other_flops=prod(x) * 9)
-
-
-@function_formula(*(f"{TEX}{name}" for name in ("gelu", "relu", "silu", "qgelu", "srelu")))
-def activation(x: Shape) -> Cost:
-    """One operation an element."""
-    return Cost(other_flops=prod(x))
-
-
-@function_formula(*(f"{TEX}{name}" for name in ("dgelu", "drelu", "dsilu", "dqgelu", "dsrelu")))
-def activation_backward(grad: Shape, x: Shape) -> Cost:
-    """One operation an element."""
-    return Cost(other_flops=prod(x))
-
-
-@function_formula(*(f"{TEX}{name}" for name in ("swiglu", "geglu", "reglu", "qgeglu", "sreglu")))
-def gated(x: Shape) -> Cost:
-    """An activation of one half, times the other."""
-    return Cost(other_flops=prod(x))
+for functions, operations in {
+    "layernorm_bwd": 14,  # twice the forward, with a bias
+    "rmsnorm_fwd": 4,
+    "rmsnorm_bwd": 8,
+    "rmsnorm_bwd_add": 9,
+    "gelu relu silu qgelu srelu dgelu drelu dsilu dqgelu dsrelu": 1,
+    "swiglu geglu reglu qgeglu sreglu": 1,  # an activation of one half, times the other
+}.items():
+    function_formula(*(TEX + name for name in functions.split()))(per_element(operations))
 
 
 @function_formula(*(f"{TEX}{name}" for name in ("dswiglu", "dgeglu", "dreglu", "dqgeglu", "dsreglu")))
@@ -105,8 +74,8 @@ def gated_backward(grad: Shape, x: Shape) -> Cost:
     return Cost(other_flops=2 * prod(x))
 
 
-def _attention(given: Sequence[Any]) -> tuple[Shape, Shape, Shape, Packing, Window]:
-    """From the arguments: releases differ in their order, but not in that of offsets, of queries, keys and values, and of lengths."""
+def _attention(given: Sequence[Any]) -> tuple[Scores, int, int]:
+    """Scores and widths: releases order the arguments differently, but not offsets, not queries, keys and values, and not lengths."""
     tuples = [each for each in given if isinstance(each, tuple)]
     offsets = [each for each in tuples if isinstance(each, Values) or len(each) == 1]
     query, key, value = [each for each in tuples if not isinstance(each, Values) and len(each) > PAIR][:3]
@@ -116,7 +85,8 @@ def _attention(given: Sequence[Any]) -> tuple[Shape, Shape, Shape, Packing, Wind
     causal, last = "CAUSAL" in mask, "BOTTOM_RIGHT" in mask
     longest_query, longest_key = [each for each in given if isinstance(each, int) and not isinstance(each, bool)][:2]
     window = Window.of(before, after, causal=causal, from_last=last or not causal)
-    return _packed(query), _packed(key), _packed(value), Packing(offsets[0], offsets[1], longest_query, longest_key), window
+    packing = Packing(offsets[0], offsets[1], longest_query, longest_key)
+    return kernel_scores(_packed(query), _packed(key), packing, window), query[-1], value[-1]
 
 
 def _packed(shape: Shape) -> Shape:
@@ -127,10 +97,10 @@ def _packed(shape: Shape) -> Shape:
 @function_formula(f"{TEX}fused_attn_fwd", reads="*")
 def fused_attention(*given: Any) -> Cost:
     """Queries, keys and values in any layout, by the lengths that the offsets tell."""
-    return kernel_attention(*_attention(given))
+    return attention_of_scores(*_attention(given))
 
 
 @function_formula(f"{TEX}fused_attn_bwd", reads="*")
 def fused_attention_backward(*given: Any) -> Cost:
     """The gradients of the above."""
-    return kernel_attention_backward(*_attention(given))
+    return attention_backward_of_scores(*_attention(given))

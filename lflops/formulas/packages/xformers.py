@@ -5,10 +5,10 @@ Newer releases call ATen's memory-efficient attention for CUTLASS. A batch of he
 
 from math import prod
 
-from lflops.formulas.attention.fused import Mask
-from lflops.formulas.attention.packed import kernel_attention, kernel_attention_backward
-from lflops.formulas.attention.scores import Known, Packing, Window
-from lflops.formulas.table import Cost, Shape, formula
+from lflops.formulas.attention.fused import Mask, attention_formula
+from lflops.formulas.attention.packed import kernel_scores
+from lflops.formulas.attention.scores import Known, Packing, Scores, Window
+from lflops.formulas.table import Shape
 
 
 def _heads(shape: Shape, *, packed: bool) -> Shape:
@@ -18,15 +18,22 @@ def _heads(shape: Shape, *, packed: bool) -> Shape:
     return (*length[:leading], prod(length[leading:-1]), length[-1])
 
 
-@formula("xformers_flash::flash_fwd", "xformers_flash3::flash_fwd", reads="cu_seqlens_q cu_seqlens_k seqused_k")
-def flash_forward(
+@attention_formula(
+    "xformers_flash::flash_fwd",
+    "xformers_flash3::flash_fwd",
+    backward="xformers_flash::flash_bwd",
+    leading="grads_share_storage grad",
+    reads="cu_seqlens_q cu_seqlens_k seqused_k",
+    forward_only="seqused_k block_tables block_table",
+)
+def flash(
     query: Shape,
     key: Shape,
     value: Shape,
     *,
     cu_seqlens_q: Known,
     cu_seqlens_k: Known,
-    seqused_k: Known,
+    seqused_k: Known = None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     is_causal: bool,
@@ -34,42 +41,27 @@ def flash_forward(
     window_right: int,
     block_tables: Shape | None = None,
     block_table: Shape | None = None,
-) -> Cost:
+) -> Scores:
     """Flash attention 2 and 3."""
     packed = cu_seqlens_q is not None
     pages = block_tables or block_table
-    q, k, v = (_heads(each, packed=packed and pages is None) for each in (query, key, value))
+    q, k = (_heads(each, packed=packed and pages is None) for each in (query, key))
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, pages)
-    return kernel_attention(q, k, v, packing, Window.of(window_left, window_right, causal=is_causal, from_last=True))
-
-
-@formula("xformers_flash::flash_bwd", reads="cu_seqlens_q cu_seqlens_k")
-def flash_backward(
-    grads_share_storage: bool,  # noqa: FBT001 - as the operator has it
-    grad: Shape,
-    query: Shape,
-    key: Shape,
-    value: Shape,
-    *,
-    cu_seqlens_q: Known,
-    cu_seqlens_k: Known,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    is_causal: bool,
-    window_left: int,
-    window_right: int,
-) -> Cost:
-    """The gradients of the above."""
-    q, k, v = (_heads(each, packed=cu_seqlens_q is not None) for each in (query, key, value))
-    packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return kernel_attention_backward(q, k, v, packing, Window.of(window_left, window_right, causal=is_causal, from_last=True))
+    return kernel_scores(q, k, packing, Window.of(window_left, window_right, causal=is_causal, from_last=True))
 
 
 CUTLASS, CK = (f"xformers::efficient_attention_{{}}_{kind}" for kind in ("cutlass", "ck"))
 
 
-@formula(CUTLASS.format("forward"), CK.format("forward"), reads="seqstart_q seqstart_k seqlen_k")
-def efficient_forward(
+@attention_formula(
+    CUTLASS.format("forward"),
+    CK.format("forward"),
+    backward=f"{CUTLASS} {CK}".format("backward", "backward"),
+    reads="seqstart_q seqstart_k seqlen_k",
+    forward_only="seqlen_k",
+    backward_only="max_seqlen_k",
+)
+def efficient(
     query: Shape,
     key: Shape,
     value: Shape,
@@ -77,31 +69,12 @@ def efficient_forward(
     seqstart_q: Known,
     seqstart_k: Known,
     max_seqlen_q: int | None,
+    max_seqlen_k: int | None = None,
     custom_mask_type: int,
     seqlen_k: Known = None,
     window_size: int | None = None,
-) -> Cost:
+) -> Scores:
     """Memory-efficient attention."""
-    q, k, v = (_heads(each, packed=seqstart_q is not None) for each in (query, key, value))
+    q, k = (_heads(each, packed=seqstart_q is not None) for each in (query, key))
     window = Mask(custom_mask_type).window(window_size - 1 if window_size else None)
-    return kernel_attention(q, k, v, Packing(seqstart_q, seqstart_k, max_seqlen_q, None, seqlen_k), window)
-
-
-@formula("xformers::efficient_attention_backward_cutlass", "xformers::efficient_attention_backward_ck", reads="seqstart_q seqstart_k")
-def efficient_backward(
-    grad: Shape,
-    query: Shape,
-    key: Shape,
-    value: Shape,
-    *,
-    seqstart_q: Known,
-    seqstart_k: Known,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    custom_mask_type: int,
-    window_size: int | None = None,
-) -> Cost:
-    """The gradients of the above."""
-    q, k, v = (_heads(each, packed=seqstart_q is not None) for each in (query, key, value))
-    window = Mask(custom_mask_type).window(window_size - 1 if window_size else None)
-    return kernel_attention_backward(q, k, v, Packing(seqstart_q, seqstart_k, max_seqlen_q, max_seqlen_k), window)
+    return kernel_scores(q, k, Packing(seqstart_q, seqstart_k, max_seqlen_q, max_seqlen_k, seqlen_k), window)

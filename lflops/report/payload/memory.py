@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.memory.savings import Saving
+from lflops.analyze.memory.checkpointing import Saving
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Memory, Moment, Profile
 from lflops.profile.records import ByCategory, Phase

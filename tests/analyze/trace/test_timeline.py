@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lflops.analyze.trace.summary import summarise
 from lflops.analyze.trace.timeline import DeviceTimeline, states, timeline
-from lflops.stretches import joined, length, outside, within
+from lflops.stretches import joined, length, outside, shares
 from lflops.traces.recorded import DeviceWork
 from tests.support.traces_by_hand import BACKWARD, TraceByHand, small_gpu_trace
 
@@ -60,12 +60,12 @@ SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda sp
 
 @given(SPANS, SPANS)
 def test_stretches_are_sets_of_moments(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> None:
-    """Joined, within and outside are union, intersection and difference."""
+    """Joined, shares and outside are union, the sizes of intersection and difference, and difference."""
     ours, others = ({moment for start, end in spans for moment in range(start, end)} for spans in (first, second))
     union, more = joined(first), joined(second)
     assert ours == {moment for start, end in union for moment in range(start, end)}
     assert all(end < start for (_, end), (start, _) in pairwise(union))
-    assert (len(ours - others), len(ours & others)) == (length(outside(union, more)), length(within(union, more)))
+    assert (len(ours - others), len(ours & others)) == (length(outside(union, more)), shares(union, more)[0])
 
 
 def test_work_launched_before_the_recording_is_in_no_window(tmp_path: Path) -> None:
