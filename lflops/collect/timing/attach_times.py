@@ -1,5 +1,6 @@
 """A counted profile and timed passes of the same call, as one profile."""
 
+import dataclasses
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,9 +17,6 @@ from lflops.profile.steps import Step, is_disturbed
 
 __all__ = ["attach_module_times", "with_times"]
 
-PARTS = ("forward", "backward")
-"""What a clean pass times as one."""
-
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
 
 WORTH_SAYING = 0.05
@@ -34,17 +32,24 @@ def attach_module_times(
     a factor of each rank's own would be taken for a slow rank.
     """
     clean = [step for step in profile.steps if step.is_clean]
-    known = {part: [seconds for step in clean if (seconds := _part(step, part)) is not None] for part in PARTS}
+    of_hooks = [step for step in profile.steps if step.kind == "hooked"]
+    waits_apart = len(of_hooks) == len(hooked) and all(step.waiting is not None for step in (*clean, *of_hooks))
+    known: defaultdict[str, list[float]] = defaultdict(list)
+    for step in clean:
+        for part, seconds in _parts(step, waits_apart=waits_apart).items():
+            known[part].append(seconds)
     # A step without the part has none of its seconds: so modules add up to the summed clean steps.
-    means = {part: sum(seconds) / len(clean) for part, seconds in known.items() if seconds}
+    means = {part: sum(seconds) / len(clean) for part, seconds in known.items()}
     usual = {part: statistics.median(known[part]) * len(known[part]) / len(clean) for part in means}
     ignored = frozenset(note.subject for note in profile.notes if note.code == "ignored")
-    times = scale_to_clean(hooked, usual, overhead, ignored, means)
+    apart = [_with_wait_apart(parts, step.waiting or 0.0) for parts, step in zip(hooked, of_hooks, strict=True)] if waits_apart else hooked
+    times = scale_to_clean(apart, usual, overhead, ignored, means)
     timed = with_times(profile, times)
-    hooked_steps = [step for step in profile.steps if step.kind == "hooked" and not is_disturbed(step.marks)]
-    slow, undisturbed = _median(step.seconds for step in hooked_steps), _median(step.seconds for step in clean)
+    slow, undisturbed = _median(step.seconds for step in of_hooks if not is_disturbed(step.marks)), _median(step.seconds for step in clean)
     run = replace(timed.run, observer_ratio=slow / undisturbed if slow is not None and undisturbed else None)
-    far: Mapping[str, float] = {part: factor for part, factor in times.factors.items() if abs(factor - 1) > WORTH_SAYING}
+    far: Mapping[str, float] = {
+        part: factor for part, factor in times.factors.items() if part != "waiting" and abs(factor - 1) > WORTH_SAYING
+    }
     notes = (*timed.notes, Note(code="time_scaled", subject="", values=far)) if far else timed.notes
     return replace(timed, run=run, notes=notes), tuple(map(_own_seconds, hooked))
 
@@ -77,12 +82,24 @@ def with_times(profile: Profile, times: ScaledTimes) -> Profile:
     return replace(profile, modules=modules, notes=tuple(notes))
 
 
-def _part(step: Step, part: str) -> float | None:
-    """Generation has two parts, prefill and decode, which together are forward."""
-    if part == "forward" and part not in step.phases:
-        generating = [step.phases[name] for name in ("prefill", "decode") if name in step.phases]
-        return sum(generating) if generating else None
-    return step.phases.get(part)
+def _with_wait_apart(parts: Mapping[str, PassTimes], seconds: float) -> dict[str, PassTimes]:
+    """The parts of a hooked step with the wait for other ranks as one more: how late they are says nothing about the modules."""
+    root, backward = ModulePhase("", "backward"), parts.get("backward", PassTimes())
+    waited, own = min(seconds, backward.own.get(root, 0.0)), defaultdict(float, backward.own)
+    own[root] -= waited
+    return {**parts, "backward": dataclasses.replace(backward, own=own), "waiting": PassTimes(own=defaultdict(float, {root: waited}))}
+
+
+def _parts(step: Step, *, waits_apart: bool) -> dict[str, float]:
+    """What a clean pass times as one. Generation has two parts, prefill and decode, which together are forward."""
+    parts = {part: step.phases[part] for part in ("forward", "backward") if part in step.phases}
+    generating = [step.phases[name] for name in ("prefill", "decode") if name in step.phases]
+    if generating and "forward" not in parts:
+        parts["forward"] = sum(generating)
+    if waits_apart and "backward" in parts:
+        parts["waiting"] = step.waiting or 0.0
+        parts["backward"] -= parts["waiting"]
+    return parts
 
 
 def _median(values: Iterable[float | None]) -> float | None:
