@@ -88,7 +88,7 @@ def causes(
     kept = [each for each in found if each.seconds is None or each.seconds >= _WORTH * times.mean]
     kept.sort(key=lambda each: (each.seconds is not None, -(each.seconds or 0.0)))
     if busiest and (not kept or (budget is None and not is_rough)):
-        most = busiest[0]
+        most = next((each for each in busiest if each.pattern), busiest[0])  # the model itself is another cause
         kept.append(Cause(kind="busiest", seconds=most.seconds, module=most.name, value=most.kind, is_rest=bool(kept)))
     return tuple(kept)
 
