@@ -1,6 +1,6 @@
-"""Is the right rank named with the default schedule, and the right cause? Delays of many kinds, in loops of four kinds over gloo.
+"""Is the right rank named with the default schedule, and the right cause? Delays of many kinds, in five loops over gloo.
 
-python benchmarks/ranks_planted.py [--ranks 2] [--loops plain lightning] [--kinds forward data] [--repeat 1] [--minutes 20]
+python benchmarks/ranks_planted.py [--ranks 2 4] [--loops plain lightning] [--kinds forward data] [--repeat 1] [--minutes 20]
 
 All processes share this machine's cores. Most of the model's work is sleep, as in `ranks.py`, and so are most delays.
 Each training is a line in the log, and those that the log has are not run again.
@@ -57,6 +57,10 @@ STEADY = {
     f"{place}{often}": (place, every) for place in PLACES for often, every in EVERY.items() if not often or place in ("forward", "data")
 }
 KINDS = (*STEADY, "forward late", "contention", "thread", "gc", "longer", "turns", "lengths", "none")
+
+
+ALIKE = frozenset({"turns", "lengths", "none"})
+"""Kinds in which no rank is slower than the others."""
 
 
 class Case(NamedTuple):
@@ -261,8 +265,9 @@ def engines(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
     return monitor
 
 
-def units(batch: Tensor) -> dict[str, int]:
+def units(batch: Tensor | dict[str, Tensor]) -> dict[str, int]:
     """Of a batch of rows of some length."""
+    batch = batch["x"] if isinstance(batch, dict) else batch
     return {"samples": len(batch), "tokens": batch.numel() // WIDTH}
 
 
@@ -315,6 +320,60 @@ def lightning(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
     return monitor
 
 
+def hugging_face(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
+    """The Trainer of transformers."""
+    from transformers import Trainer, TrainingArguments
+
+    from lflops.huggingface import FlopsCallback
+
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Model(plant)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            plant.begin()
+            return {"loss": self.net(x).square().mean()}
+
+    class Planted(Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            loss = super().compute_loss(*args, **kwargs)
+            plant.at("outside")
+            return loss
+
+    model, collated = WithLoss(), lengths_of(case)
+    data = Batches(steps * ROWS * case.ranks, lambda: plant.at("data"))
+    callback = FlopsCallback(log=said.append, on_error="raise", html=False, dirpath=tempfile.mkdtemp(), units=units)
+    arguments = TrainingArguments(
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=ROWS,
+        max_steps=steps,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+    )
+    trainer = Planted(
+        model,
+        arguments,
+        train_dataset=data,
+        data_collator=lambda rows: {"x": collated(rows)},
+        optimizers=(optimizer_of(model, plant), None),
+        callbacks=[callback],
+    )
+    clip = trainer.accelerator.clip_grad_norm_
+
+    def clipped(*args: Any, **kwargs: Any) -> Any:
+        plant.at("clip")
+        return clip(*args, **kwargs)
+
+    trainer.accelerator.clip_grad_norm_ = clipped
+    trainer.train()
+    return callback
+
+
 class Said(logging.Handler):
     """Keeps what is logged."""
 
@@ -326,7 +385,13 @@ class Said(logging.Handler):
         self.said.append(record.getMessage())
 
 
-LOOPS: dict[str, Callable[..., Any]] = {"plain": plain, "fabric": engines, "accelerate": engines, "lightning": lightning}
+LOOPS: dict[str, Callable[..., Any]] = {
+    "plain": plain,
+    "fabric": engines,
+    "accelerate": engines,
+    "lightning": lightning,
+    "transformers": hugging_face,
+}
 
 
 def train(case: Case) -> Outcome | None:
@@ -357,7 +422,7 @@ def train(case: Case) -> Outcome | None:
 
 def is_right(case: Case, outcome: Outcome) -> bool:
     """Whether rank, place and cause come first, no module but the right one; where ranks are alike, whether none is named."""
-    if case.kind in {"none", "turns", "lengths"}:
+    if case.kind in ALIKE:
         expected = {"none": {None}, "turns": {"turns"}, "lengths": {"lengths", None}}[case.kind]
         return outcome.named is None and outcome.turns in expected
     if outcome.named is None or outcome.named[2] != case.slow_rank:
@@ -384,12 +449,13 @@ def contended(case: Case) -> subprocess.Popen[bytes] | None:
     return subprocess.Popen([sys.executable, "-c", "while True: pass"])
 
 
-def cases(loops: Sequence[str], kinds: Sequence[str], ranks: int, repeat: int) -> Iterator[Case]:
-    """Every kind in every loop."""
-    for number in range(repeat):
-        for kind in kinds:
-            for index, loop in enumerate(loops):
-                yield Case(loop, kind, ranks, (number + index + 1) % ranks, number)
+def cases(given: argparse.Namespace) -> Iterator[Case]:
+    """Every kind in every loop, first with the fewest ranks."""
+    for ranks in given.ranks:
+        for number in range(given.repeat):
+            for kind in given.kinds:
+                for index, loop in enumerate(given.loops):
+                    yield Case(loop, kind, ranks, (number + index + 1) % ranks, number)
 
 
 def costs() -> Iterator[str]:
@@ -428,11 +494,14 @@ def results(given: argparse.Namespace, log: Path) -> list[tuple[Case, Outcome]]:
     """Those that the log has, and those that are still to be had in the time that is given."""
     lines = log.read_text().splitlines() if log.exists() else []
     known = {Case(*case): Outcome(named and tuple(named), *rest) for case, (named, *rest) in map(json.loads, lines)}
-    until, group, found = time.monotonic() + 60 * given.minutes, None, []
+    until, group, members, found = time.monotonic() + 60 * given.minutes, None, 0, []
     with log.open("a") as file:
-        for case in cases(given.loops, given.kinds, given.ranks, given.repeat):
+        for case in cases(given):
             if case not in known and time.monotonic() < until:
-                group = group or Ranks(given.ranks)
+                if group is not None and members != case.ranks:
+                    group.end()
+                    group = None
+                group, members = group or Ranks(case.ranks), case.ranks
                 try:
                     known[case] = group.run(train, case)[0]
                 except Exception as error:  # noqa: BLE001 - of a process that ended, or of the training
@@ -453,7 +522,7 @@ def results(given: argparse.Namespace, log: Path) -> list[tuple[Case, Outcome]]:
 def main() -> None:
     """Train, and write the table."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--loops", nargs="+", default=list(LOOPS))
     parser.add_argument("--kinds", nargs="+", default=list(KINDS))
     parser.add_argument("--repeat", type=int, default=1)
@@ -462,26 +531,32 @@ def main() -> None:
     given = parser.parse_args()
     busy = os.getloadavg()[0]
     found = results(given, given.log or Path(tempfile.gettempdir()) / "lflops-ranks-planted.jsonl")
+    columns = [(ranks, loop) for ranks in given.ranks for loop in given.loops]
     lines = [
-        f"{given.ranks} gloo ranks, default schedule. Blocks of {3e3 * NAP:.0f} ms, most of it sleep. {DELAY * 1e3:.0f} ms are planted,",
+        f"{' and '.join(map(str, given.ranks))} gloo ranks, default schedule. Blocks of {3e3 * NAP:.0f} ms, most of it sleep. {DELAY * 1e3:.0f} ms are planted,",
         f"{RARE * 1e3:.0f} in every 50th step.",
         f"All processes share this machine's cores with other programs: its load was {busy:.0f} when the table was made.",
         "A training is right if its first row has the rank and the phase or the cause, and where ranks are alike, if no rank is named.",
         "",
-        f"| planted | {' | '.join(given.loops)} |",
-        f"|---|{'--:|' * len(given.loops)}",
+        f"| planted | {' | '.join(f'{loop}, {ranks}' for ranks, loop in columns)} |",
+        f"|---|{'--:|' * len(columns)}",
     ]
     for kind in given.kinds:
         cells = []
-        for loop in given.loops:
-            of_cell = [is_right(case, outcome) for case, outcome in found if (case.loop, case.kind) == (loop, kind)]
+        for column in columns:
+            of_cell = [is_right(case, outcome) for case, outcome in found if (case.ranks, case.loop) == column and case.kind == kind]
             cells.append(f"{sum(of_cell)} of {len(of_cell)}" if of_cell else "–")
         lines.append(f"| {kind} | {' | '.join(cells)} |")
-    lines += ["", "Missed:", ""]
+    planted, alike = ([is_right(*each) for each in found if (each[0].kind in ALIKE) == are] for are in (False, True))
+    lines += [
+        "",
+        f"{sum(planted)} of {len(planted)} planted ranks are right; {sum(alike)} of {len(alike)} trainings of equal ranks. Missed:",
+        "",
+    ]
     for case, outcome in found:
         if not is_right(case, outcome):
             lines.append(
-                f"- {case.loop}, {case.kind}, rank {case.slow_rank}: {outcome.named or outcome.turns or 'nobody'}, {outcome.cause}"
+                f"- {case.loop}, {case.kind}, rank {case.slow_rank} of {case.ranks}: {outcome.named or outcome.turns or 'nobody'}, {outcome.cause}"
             )
     lines += ["", *costs()]
     record("ranks_planted.py", "A slow rank, with the default schedule", lines)
