@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -533,8 +533,8 @@ def main() -> None:
     found = results(given, given.log or Path(tempfile.gettempdir()) / "lflops-ranks-planted.jsonl")
     columns = [(ranks, loop) for ranks in given.ranks for loop in given.loops]
     lines = [
-        f"{' and '.join(map(str, given.ranks))} gloo ranks, default schedule. Blocks of {3e3 * NAP:.0f} ms, most of it sleep. {DELAY * 1e3:.0f} ms are planted,",
-        f"{RARE * 1e3:.0f} in every 50th step.",
+        f"{' and '.join(map(str, given.ranks))} gloo ranks, default schedule. Blocks of {3e3 * NAP:.0f} ms, most of it sleep.",
+        f"{DELAY * 1e3:.0f} ms are planted, {RARE * 1e3:.0f} in every 50th step.",
         f"All processes share this machine's cores with other programs: its load was {busy:.0f} when the table was made.",
         "A training is right if its first row has the rank and the phase or the cause, and where ranks are alike, if no rank is named.",
         "",
@@ -555,9 +555,8 @@ def main() -> None:
     ]
     for case, outcome in found:
         if not is_right(case, outcome):
-            lines.append(
-                f"- {case.loop}, {case.kind}, rank {case.slow_rank} of {case.ranks}: {outcome.named or outcome.turns or 'nobody'}, {outcome.cause}"
-            )
+            named = outcome.named or outcome.turns or "nobody"
+            lines.append(f"- {case.loop}, {case.kind}, rank {case.slow_rank} of {case.ranks}: {named}, {outcome.cause}")
     lines += ["", *costs()]
     record("ranks_planted.py", "A slow rank, with the default schedule", lines)
 
