@@ -91,9 +91,7 @@ class ComparedRun(NamedTuple):
 
 def module_patterns(run: ComparedRun) -> dict[str, str]:
     """Each module's name with `*` for the numbers of what repeats, as `Profile.patterns` has it."""
-    containers = {name.rpartition(".")[0] for name in run.names if name}
-    rows = zip(run.names, run.kinds, run.columns["parameters"], strict=True)
-    return patterns({name: (kind, None if name in containers else parameters) for name, kind, parameters in rows})
+    return patterns(dict(zip(run.names, zip(run.kinds, run.columns["parameters"], strict=True), strict=True)))
 
 
 def compared_run(profile: Profile) -> ComparedRun:
