@@ -46,7 +46,7 @@ def solve_triangular(a: Shape, b: Shape, *, out: Shape, unitriangular: bool = Fa
 
 @formula("triangular_solve")
 def triangular_solve(b: Shape, a: Shape, *, out: Sequence[Shape], unitriangular: bool = False) -> Cost:
-    """The same by its old name."""
+    """`solve_triangular` by its old name."""
     return solve_triangular(a, b, out=out[0], unitriangular=unitriangular)
 
 

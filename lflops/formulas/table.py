@@ -90,9 +90,9 @@ def formula(*operators: str, writes_first: str = "", reads: str = "") -> Callabl
         of_each: dict[str, Formula] = dict.fromkeys(operators, function)
         if writes_first:
             of_each[writes_first] = adapted(function, "result")
-        for operator, its in of_each.items():
+        for operator, entered in of_each.items():
             name = operator if "::" in operator else f"aten::{operator}"
-            FORMULAS[name] = its
+            FORMULAS[name] = entered
             READS[name] = frozenset(reads.split())
         return function
 
