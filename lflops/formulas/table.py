@@ -109,7 +109,7 @@ def adapted(function: Formula, leading: str = "", *, without: str = "") -> Formu
 
     signature = inspect.signature(function)
     rest = [each for name, each in signature.parameters.items() if name not in without.split()]
-    shifted.__name__ = "_after_".join([function.__name__, *leading.split()])
+    shifted.__name__ = "_without_".join(["_after_".join([function.__name__, *leading.split()]), *without.split()])
     vars(shifted)["__signature__"] = signature.replace(parameters=[*first, *rest])
     return shifted
 
