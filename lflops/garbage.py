@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterator
 from typing import Any
 
-__all__ = ["SearchTimeout", "alive", "uncollected"]
+__all__ = ["SearchTimeout", "alive", "gc_paused"]
 
 LONGEST, CHUNK = 1.0, 100_000
 """Seconds that a search takes at most, and how many objects are looked at between two looks at the clock: about 2 ms."""
@@ -34,7 +34,7 @@ def alive(kinds: Collection[type]) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """No garbage collection meanwhile."""
     with contextlib.ExitStack() as undo:
         if gc.isenabled():

@@ -104,6 +104,6 @@ class Plan:
 
 
 def _less(length: int, excess: int, least: int, times: int = 1) -> tuple[int, int]:
-    """Shorten a part, which is there so many times, by what is too much, and tell what is left of that."""
+    """Shorten a part that occurs `times` times; return its new length and the excess that remains."""
     cut = min(-(-excess // times), length - least)
     return length - cut, max(excess - times * cut, 0)

@@ -1,4 +1,4 @@
-"""The shell. Exit status 0 is fine, 1 a limit that was set and is broken, 2 wrong usage or an unreadable file: one line says which."""
+"""The command line. Exit status 0 is fine, 1 a limit that was set and is broken, 2 wrong usage or an unreadable file, in one line."""
 
 import os
 import sys

@@ -2,7 +2,7 @@
 
 from math import prod
 
-from lflops.formulas.table import Cost, Shape, formula
+from lflops.formulas.table import Cost, Shape, adapted, formula
 
 Mask = tuple[bool, bool, bool]
 """Which gradients a backward gives: of the input, of the weight, of the bias."""
@@ -50,14 +50,11 @@ def transposed_convolution(x: Shape, weight: Shape, *, out: Shape, bias: Shape |
 
 
 @formula("convolution_backward", "convolution_backward_overrideable")
-def convolution_backward(grad: Shape, x: Shape, weight: Shape, *, transposed: bool, output_mask: Mask) -> Cost:
+def convolution_backward(grad: Shape, x: Shape, weight: Shape, *, output_mask: Mask, transposed: bool = False) -> Cost:
     """The forward's MACs once for each gradient asked for: of the input, of the weight. The bias costs a sum and no product."""
     positions = prod((x if transposed else grad)[2:])
     of_input, of_weight, of_bias = output_mask
     return Cost(x[0] * positions * prod(weight) * (of_input + of_weight), other_flops=prod(grad) if of_bias else 0)
 
 
-@formula("_slow_conv2d_backward")
-def slow_convolution_backward(grad: Shape, x: Shape, weight: Shape, *, output_mask: Mask) -> Cost:
-    """The same for the kernel that the CPU falls back to."""
-    return convolution_backward(grad, x, weight, transposed=False, output_mask=output_mask)
+formula("_slow_conv2d_backward")(adapted(convolution_backward, without="transposed"))  # what the CPU falls back to

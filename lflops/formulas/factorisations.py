@@ -17,11 +17,11 @@ of sweeps. What LAPACK does in blocks may be a few per cent more.
 | singular values | 2 m n² + 2 n³; with thin vectors 6 m n² + 20 n³; with all 4 m² n + 22 n³ |
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import prod
 
-from lflops.formulas.table import Cost, Shape, formula
+from lflops.formulas.table import Cost, Formula, Shape, formula
 
 _THIRD = Fraction(1, 3)
 
@@ -35,11 +35,6 @@ def _tall(shape: Shape) -> tuple[int, int]:
     return max(shape[-2:]), min(shape[-2:])
 
 
-def _sides(b: Shape, n: int) -> int:
-    """Right-hand sides of all matrices of a batch: columns of [..., n, k], or of n numbers each."""
-    return prod(b) // n if n else 0
-
-
 @formula("linalg_solve_triangular")
 def solve_triangular(a: Shape, b: Shape, *, out: Shape, unitriangular: bool = False) -> Cost:
     """[n, n] with k right-hand sides: n (n - 1) / 2 multiplications, as many subtractions and n divisions for each of them.
@@ -51,14 +46,29 @@ def solve_triangular(a: Shape, b: Shape, *, out: Shape, unitriangular: bool = Fa
 
 @formula("triangular_solve")
 def triangular_solve(b: Shape, a: Shape, *, out: Sequence[Shape], unitriangular: bool = False) -> Cost:
-    """The same by its old name."""
+    """`solve_triangular` by its old name."""
     return solve_triangular(a, b, out=out[0], unitriangular=unitriangular)
 
 
-@formula("linalg_cholesky_ex", "cholesky", "linalg_ldl_factor_ex")
-def cholesky(a: Shape) -> Cost:
-    """Half of an LU."""
-    return _each(a[:-2], a[-1] ** 3 * _THIRD)
+def _cubic(operations: Fraction | int) -> Formula:
+    """The formula of n³ times so many operations for each matrix."""
+
+    def cost(a: Shape) -> Cost:
+        return _each(a[:-2], operations * a[-1] ** 3)
+
+    cost.__name__ = f"{operations}_cubed"
+    return cost
+
+
+_CUBIC: Mapping[str, Fraction | int] = {
+    "linalg_cholesky_ex cholesky linalg_ldl_factor_ex": _THIRD,  # half of an LU
+    "linalg_inv_ex": 2,  # an LU, and n right-hand sides
+    "cholesky_inverse": 2 * _THIRD,  # from the factor
+    "linalg_eig": 25,  # Hessenberg, then implicit QR steps, with the vectors
+    "_linalg_eigvals": 10,  # without them
+}
+for operators, operations in _CUBIC.items():
+    formula(*operators.split())(_cubic(operations))
 
 
 @formula("linalg_lu", "linalg_lu_factor_ex", "_linalg_det", "_linalg_slogdet")
@@ -68,23 +78,10 @@ def lu(a: Shape) -> Cost:
     return _each(a[:-2], m * n**2 - n**3 * _THIRD)
 
 
-@formula("linalg_inv_ex")
-def inverse(a: Shape) -> Cost:
-    """An LU, and n right-hand sides."""
-    return _each(a[:-2], 2 * a[-1] ** 3)
-
-
-@formula("cholesky_inverse")
-def cholesky_inverse(a: Shape) -> Cost:
-    """From the factor."""
-    return _each(a[:-2], 2 * a[-1] ** 3 * _THIRD)
-
-
 @formula("_linalg_solve_ex")
 def solve(a: Shape, b: Shape, *, out: Sequence[Shape]) -> Cost:
-    """An LU and two triangles for each side."""
-    n = a[-1]
-    return Cost(other_flops=lu(a).other_flops + 2 * n * n * _sides(out[0], n))
+    """An LU and two triangles for each side: of columns of [..., n, k], or of n numbers each."""
+    return Cost(other_flops=lu(a).other_flops + 2 * prod(out[0]) * a[-1])
 
 
 @formula("_cholesky_solve_helper", "cholesky_solve")
@@ -147,18 +144,6 @@ def least_squares(a: Shape, b: Shape) -> Cost:
 def symmetric_eigenvalues(a: Shape, *, compute_v: bool = True) -> Cost:
     """Tridiagonal, then implicit QR steps."""
     return _each(a[:-2], 9 * a[-1] ** 3 if compute_v else 4 * a[-1] ** 3 * _THIRD)
-
-
-@formula("linalg_eig")
-def eigenvectors(a: Shape) -> Cost:
-    """Hessenberg, then implicit QR steps, with the vectors."""
-    return _each(a[:-2], 25 * a[-1] ** 3)
-
-
-@formula("_linalg_eigvals")
-def eigenvalues(a: Shape) -> Cost:
-    """The same without the vectors."""
-    return _each(a[:-2], 10 * a[-1] ** 3)
 
 
 @formula("_linalg_svd")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
-from lflops.formulas.table import Cost, Shape, formula
+from lflops.formulas.table import Cost, Shape, adapted, formula
 
 
 @formula("_cdist_forward", "_euclidean_dist")
@@ -14,11 +14,7 @@ def cdist(x: Shape, y: Shape) -> Cost:
     return Cost(pairs * x[-1], other_flops=pairs * (x[-1] + 1))
 
 
-@formula("_cdist_backward")
-def cdist_backward(grad: Shape, x: Shape, y: Shape) -> Cost:
-    """Each pair of rows once: a difference, scaled and added to the gradient."""
-    pairs = (prod(x[:-2]) or 1) * x[-2] * y[-2]
-    return Cost(pairs * x[-1], other_flops=pairs * (x[-1] + 1))
+formula("_cdist_backward")(adapted(cdist, "grad"))  # a difference, scaled and added to the gradient
 
 
 @formula("_pdist_forward")
@@ -28,10 +24,7 @@ def pdist(x: Shape) -> Cost:
     return Cost(pairs * x[1], other_flops=pairs * (x[1] + 1))
 
 
-@formula("_pdist_backward")
-def pdist_backward(grad: Shape, x: Shape) -> Cost:
-    """The same: a difference, scaled and added to the gradient."""
-    return pdist(x)
+formula("_pdist_backward")(adapted(pdist, "grad"))
 
 
 @formula("_trilinear")

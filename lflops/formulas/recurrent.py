@@ -6,7 +6,7 @@ What is not a product costs what it costs operator by operator: an addition for 
 from collections.abc import Sequence
 from math import prod
 
-from lflops.formulas.table import Cost, Shape, formula
+from lflops.formulas.table import Cost, Shape, formula, per_element
 
 GATES = (2, 2, 13, 10)
 """Operations a hidden unit and step without products and biases, by torch's number for relu, tanh, LSTM, GRU."""
@@ -74,10 +74,7 @@ def fused_gru_cell(gates: Shape) -> Cost:
     return Cost(other_flops=prod(gates) // 3 * GATES[3])
 
 
-@formula("_thnn_fused_gru_cell_backward")
-def fused_gru_cell_backward(grad: Shape) -> Cost:
-    """As much: [batch, hidden]."""
-    return Cost(other_flops=prod(grad) * GATES[3])
+formula("_thnn_fused_gru_cell_backward")(per_element(GATES[3]))  # as much: [batch, hidden]
 
 
 @formula("_lstm_mps")

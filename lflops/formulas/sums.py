@@ -3,7 +3,7 @@
 from math import prod
 from typing import Any
 
-from lflops.formulas.table import Cost, Shape, formula
+from lflops.formulas.table import Cost, Shape, adapted, formula
 
 
 @formula("quantized_max_pool1d", "quantized::max_pool1d")
@@ -68,10 +68,7 @@ def nll_loss(x: Shape, target: Shape) -> Cost:
     return Cost(other_flops=prod(target))
 
 
-@formula("nll_loss_backward", "nll_loss2d_backward")
-def nll_loss_backward(grad: Shape, x: Shape, target: Shape) -> Cost:
-    """One element a target; all others are zero."""
-    return Cost(other_flops=prod(target))
+formula("nll_loss_backward", "nll_loss2d_backward")(adapted(nll_loss, "grad"))  # one element a target; all others are zero
 
 
 @formula("grid_sampler_2d", "grid_sampler_3d")

@@ -90,9 +90,9 @@ def formula(*operators: str, writes_first: str = "", reads: str = "") -> Callabl
         of_each: dict[str, Formula] = dict.fromkeys(operators, function)
         if writes_first:
             of_each[writes_first] = adapted(function, "result")
-        for operator, its in of_each.items():
+        for operator, entered in of_each.items():
             name = operator if "::" in operator else f"aten::{operator}"
-            FORMULAS[name] = its
+            FORMULAS[name] = entered
             READS[name] = frozenset(reads.split())
         return function
 
@@ -109,7 +109,7 @@ def adapted(function: Formula, leading: str = "", *, without: str = "") -> Formu
 
     signature = inspect.signature(function)
     rest = [each for name, each in signature.parameters.items() if name not in without.split()]
-    shifted.__name__ = "_after_".join([function.__name__, *leading.split()])
+    shifted.__name__ = "_without_".join(["_after_".join([function.__name__, *leading.split()]), *without.split()])
     vars(shifted)["__signature__"] = signature.replace(parameters=[*first, *rest])
     return shifted
 

@@ -138,7 +138,7 @@ def _chosen(trials: BlockTrials, chain: Chain, budget: int, *, by_room: bool) ->
     choices = _choice(chain, allowed)
     for _ in range(1 + REPAIRS):
         profile = trials.estimate(policies_of(trials.units, choices))
-        beyond = _beyond(profile, budget, by_room=by_room)
+        beyond = _bytes_over_budget(profile, budget, by_room=by_room)
         allowed -= beyond
         following = _choice(chain, allowed)
         if beyond <= 0 or following == choices:
@@ -164,7 +164,7 @@ def _choice(chain: Chain, budget: int) -> tuple[Policy, ...]:
     return cast("tuple[Policy, ...]", found)
 
 
-def _beyond(profile: Profile, budget: int, *, by_room: bool) -> int:
+def _bytes_over_budget(profile: Profile, budget: int, *, by_room: bool) -> int:
     needs = room_for(profile, profile.run.hardware) if by_room else None
     if needs is None:
         return memory_of(profile).peak_bytes - budget

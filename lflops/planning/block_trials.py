@@ -22,13 +22,7 @@ FEMTO = 1e-15  # seconds are whole numbers of these while costs are compared, so
 
 
 class BlockTrials:
-    """Estimates of one model, by an estimator that goes backward and its started `run`; `make` makes the subject.
-
-    Attributes:
-        made: How many estimates were made.
-        folds: The runs of equal blocks that are worth folding, once an estimate was made.
-        units: The blocks that make one choice, of the chain that was found last.
-    """
+    """Estimates of one model, by an estimator that goes backward and its started `run`; `make` makes the subject."""
 
     def __init__(self, estimator: Estimator, run: Callable[[Callable[[], Subject]], Profile], make: Callable[[], Subject]) -> None:
         self._estimator = estimator
@@ -37,9 +31,9 @@ class BlockTrials:
         self._blocks: list[str] = []
         self._work: list[int] = []
         self._whole: Trial | None = None
-        self.made = 0
-        self.folds: list[Fold] = []
-        self.units: list[tuple[str, ...]] = []
+        self.made = 0  # estimates
+        self.folds: list[Fold] = []  # the runs of equal blocks that are worth folding, once an estimate was made
+        self.units: list[tuple[str, ...]] = []  # the blocks that make one choice, of the chain that was found last
 
     def estimate(self, policies: Mapping[str, Policy], folds: Sequence[Fold] | None = ()) -> Profile:
         """The step with these policies by block; the others recompute nothing. `folds` are left out; `None` is all that is worth it."""

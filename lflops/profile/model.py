@@ -407,9 +407,7 @@ class Profile(Struct, frozen=True, kw_only=True):
         Args:
             below: The names directly below each name, where they are already known.
         """
-        containers = {name.rpartition(".")[0] for name in self.modules if name}
-        same = {name: (each.kind, None if name in containers else each.parameters) for name, each in self.modules.items()}
-        return patterns(same, below)
+        return patterns({name: (each.kind, each.parameters) for name, each in self.modules.items()}, below)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the JSON file, whole or not at all.

@@ -29,15 +29,18 @@ def children(names: Iterable[str]) -> dict[str, list[str]]:
     return below
 
 
-def patterns(modules: Mapping[str, tuple[str, Hashable]], below: Mapping[str, Sequence[str]] | None = None) -> dict[str, str]:
+def patterns(modules: Mapping[str, tuple[str, int | None]], below: Mapping[str, Sequence[str]] | None = None) -> dict[str, str]:
     """Each name with `*` for the numbers of what repeats, as `layers.*.mlp.0`; modules of one class at the same place have the same.
 
     A module repeats where the sibling before or after it has a number too and is the same. The 48 blocks of a stack do; the first and the
     third layer of a `Sequential` do not. A star stands for all numbers there are; where it does not, they are listed: `layers.{0-2,4}.mlp`.
 
-    `modules` has by name its class, and what else makes two siblings the same; `below` what `children` returns, where it is known.
+    Siblings are the same where they have one class; those without any module below them also need as many parameters.
+
+    `modules` has by name its class and parameters; `below` what `children` returns, where it is known.
     """
     below = below or children(modules)
+    same = {name: (kind, None if below[name] else parameters) for name, (kind, parameters) in modules.items()}
     found = {"": ""}
     waiting = [[""]]
     for parents in waiting:
@@ -46,10 +49,7 @@ def patterns(modules: Mapping[str, tuple[str, Hashable]], below: Mapping[str, Se
         for parent in parents:
             numbered = {each for each in below[parent] if each.rpartition(".")[2].isdecimal()}
             repeated = {
-                each
-                for pair in pairwise(below[parent])
-                if numbered.issuperset(pair) and modules[pair[0]] == modules[pair[1]]
-                for each in pair
+                each for pair in pairwise(below[parent]) if numbered.issuperset(pair) and same[pair[0]] == same[pair[1]] for each in pair
             }
             numbers += len(numbered)
             for each in below[parent]:

@@ -32,19 +32,12 @@ class Note(Struct, frozen=True, kw_only=True):
 
 
 class Kind(NamedTuple):
-    """What all notes of one code have in common.
+    """What all notes of one code have in common."""
 
-    Attributes:
-        sentence: A template for `_Words`, or a function where the sentence's form depends on the values.
-        cause: Why there is such a note, for the documentation.
-        remedy: What the reader can do, for the documentation.
-        values: The type of each value, by its name; `*` stands for names that depend on the run.
-    """
-
-    sentence: str | Callable[[Note], str]
-    cause: str
-    remedy: str = "none."
-    values: Mapping[str, type] = MappingProxyType({})
+    sentence: str | Callable[[Note], str]  # a template for `_Words`, or a function where the sentence's form depends on the values
+    cause: str  # why there is such a note, for the documentation
+    remedy: str = "none."  # what the reader can do, for the documentation
+    values: Mapping[str, type] = MappingProxyType({})  # the type of each value, by its name; `*` stands for names that depend on the run
 
 
 def sentence(note: Note) -> str:

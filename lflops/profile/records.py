@@ -110,22 +110,15 @@ class TracedOperator(Struct, frozen=True, kw_only=True):
 
 
 class Call(NamedTuple):
-    """A module or a user's scope from entry to exit; in backward, consecutive nodes of one row.
-
-    Attributes:
-        start: Nanoseconds since 1970, as `end`.
-        device: Nanoseconds of the kernels launched inside it; 0 without a device.
-        innermost: Whether no other call is inside it.
-        thread: The number of its thread; 0 is the training thread.
-    """
+    """A module or a user's scope from entry to exit; in backward, consecutive nodes of one row."""
 
     row: str
     phase: Phase
-    start: int
+    start: int  # nanoseconds since 1970, as `end`
     end: int
-    device: int
-    innermost: bool
-    thread: int
+    device: int  # nanoseconds of the kernels launched inside it; 0 without a device
+    innermost: bool  # whether no other call is inside it
+    thread: int  # the number of its thread; 0 is the training thread
 
 
 class CompiledKernel(Struct, frozen=True, kw_only=True, gc=False):

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from lflops.snapshots.holders import Category, category_of, line_of
+from lflops.snapshots.holders import CATEGORIES, Category, category_of, line_of
 from lflops.snapshots.peak import Alive, Peak
 
 __all__ = ["Cause", "CauseCode", "causes_of"]
@@ -74,19 +74,9 @@ def causes_of(peak: Peak, parameter_sizes: frozenset[int], total: int | None = N
 
 
 def _general(case: _Case) -> Iterator[Cause]:
-    codes: Mapping[Category, CauseCode] = {
-        "parameters": "parameters",
-        "gradients": "gradients",
-        "optimizer_state": "optimizer_state",
-        "activations": "activations",
-        "temporary": "temporary",
-        "other": "kept_results",
-        "unknown": "unknown",
-    }
-    for category, code in codes.items():
-        held = case.of(category)
-        if held:
-            yield _held(code, held)
+    for category in CATEGORIES:
+        if category != "copy" and (held := case.of(category)):
+            yield _held("kept_results" if category == "other" else category, held)
 
 
 def _other_process(case: _Case) -> Cause | None:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from lflops.garbage import uncollected
+from lflops.garbage import gc_paused
 from tests.support.quarters import exact
 
 
 def allocated(begin: Callable[[], Callable[[], object]], folder: Path, steps: int = 2) -> list[int]:
     """The peak in each of some steps, by torch's profiler, of the bytes that were given out under it; `begin` makes what makes a step."""
     gc.collect()  # garbage of earlier tests is not to go meanwhile: it would count as given back
-    with uncollected(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with gc_paused(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step = begin()
         for place in range(steps):
             with record_function(f"step {place}"):

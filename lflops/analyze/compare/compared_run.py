@@ -15,7 +15,7 @@ from lflops.profile.module_names import patterns
 from lflops.profile.notes import are_times_far_off
 from lflops.profile.records import PHASES, Phase
 
-__all__ = ["TIMED", "ComparedRun", "Fact", "RunFigures", "compared_run", "module_patterns", "peak", "run_figures", "time_columns"]
+__all__ = ["TIMED", "ComparedRun", "Fact", "RunFigures", "compared_run", "module_patterns", "run_figures", "time_columns"]
 
 TIMED: tuple[Phase, ...] = ("forward", "backward", "recompute")
 """The phases whose times are compared."""
@@ -91,9 +91,7 @@ class ComparedRun(NamedTuple):
 
 def module_patterns(run: ComparedRun) -> dict[str, str]:
     """Each module's name with `*` for the numbers of what repeats, as `Profile.patterns` has it."""
-    containers = {name.rpartition(".")[0] for name in run.names if name}
-    rows = zip(run.names, run.kinds, run.columns["parameters"], strict=True)
-    return patterns({name: (kind, None if name in containers else parameters) for name, kind, parameters in rows})
+    return patterns(dict(zip(run.names, zip(run.kinds, run.columns["parameters"], strict=True), strict=True)))
 
 
 def compared_run(profile: Profile) -> ComparedRun:
@@ -122,7 +120,7 @@ def run_figures(profile: Profile, times: StepTimes, mfu: float | None) -> RunFig
         mfu=mfu,
         samples_per_second=times.samples_per_second,
         tokens_per_second=times.tokens_per_second,
-        peak_bytes=peak(profile),
+        peak_bytes=profile.memory.peak_bytes if profile.memory else profile.modules[""].peak_bytes,
         has_reliable_times=not are_times_far_off(profile.notes),
         cpu_lost=statistics.fmean(lost) if lost else None,
     )
@@ -140,11 +138,6 @@ def time_columns(profile: Profile) -> dict[str, list[Any]]:
             columns[f"{phase}.{own}error"] = [None if time is None else time.error for time in times]
             columns[f"{phase}.{own}calls"] = list(map(attrgetter(f"{own}calls"), works))
     return columns
-
-
-def peak(profile: Profile) -> int | None:
-    """The most bytes alive."""
-    return profile.memory.peak_bytes if profile.memory else profile.modules[""].peak_bytes
 
 
 def _named(phase: Phase, fields: Iterable[str]) -> list[str]:

@@ -35,6 +35,8 @@ class ModuleNode:
             waiting.extend(reversed(node.children))
 
 
+_Partners = dict[ModuleNode, ModuleNode]  # by node, of either run
+
 Pair = tuple[ModuleNode | None, ModuleNode | None]
 """The same module before and after; `None` where it was added or removed."""
 
@@ -60,37 +62,33 @@ def matched(before: ComparedRun, after: ComparedRun) -> tuple[Pair, ...]:
     numbers: dict[Hashable, int] = {}
     _number(before, one, numbers)
     _number(after, other, numbers)
-    partners = _Partners()
-    partners.pair(one, other)
-    left, right = [list(partners.single(root.walk())) for root in (one, other)]
+    partners: _Partners = {}
+    _pair(partners, one, other)
+    left, right = (_single(partners, root.walk()) for root in (one, other))
     for pair in _same(left, right, lambda node: (node.label, node.work), as_many=True):
-        if not any(node in partners.of for node in pair):
-            partners.pair(*pair)
-    return (*((node, partners.of.get(node)) for node in one.walk()), *((None, node) for node in partners.single(other.walk())))
+        if not any(node in partners for node in pair):
+            _pair(partners, *pair)
+    return (*((node, partners.get(node)) for node in one.walk()), *((None, node) for node in _single(partners, other.walk())))
 
 
-class _Partners:
-    """The pairs so far: `of` has each node's partner, for nodes of either run."""
+def _pair(partners: _Partners, before: ModuleNode, after: ModuleNode) -> None:
+    """Pair two nodes, and the nodes below them."""
+    waiting = [(before, after)]
+    while waiting:
+        one, other = waiting.pop()
+        partners[one], partners[other] = other, one
+        for key, as_many in _KEYS:
+            left, right = _single(partners, one.children), _single(partners, other.children)
+            if not left or not right:
+                break
+            pairs = list(_same(left, right, key, as_many=as_many))
+            for first, second in pairs:
+                partners[first], partners[second] = second, first
+            waiting += pairs
 
-    def __init__(self) -> None:
-        self.of: dict[ModuleNode, ModuleNode] = {}
 
-    def pair(self, before: ModuleNode, after: ModuleNode) -> None:
-        waiting = [(before, after)]
-        while waiting:
-            one, other = waiting.pop()
-            self.of[one], self.of[other] = other, one
-            for key, as_many in _KEYS:
-                left, right = list(self.single(one.children)), list(self.single(other.children))
-                if not left or not right:
-                    break
-                pairs = list(_same(left, right, key, as_many=as_many))
-                for first, second in pairs:
-                    self.of[first], self.of[second] = second, first
-                waiting += pairs
-
-    def single(self, nodes: Iterable[ModuleNode]) -> Iterator[ModuleNode]:
-        return (node for node in nodes if node not in self.of)
+def _single(partners: _Partners, nodes: Iterable[ModuleNode]) -> list[ModuleNode]:
+    return [node for node in nodes if node not in partners]
 
 
 def _root(run: ComparedRun) -> ModuleNode:

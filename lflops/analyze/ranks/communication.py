@@ -35,14 +35,10 @@ class Collective(Struct, frozen=True, kw_only=True):
 def communication(profile: Profile, chip: Hardware | None) -> tuple[Collective, ...]:
     """The collectives of one rank, those that take longest first; where times are unknown, those with the most bytes."""
     groups = grouped(profile.communication, lambda each: (collective_kind(each.collective), each.group, each.group_size))
-    link = chip.link_bytes_per_second if chip is not None and _on_one_host(profile) else None
+    hosts = {rank.host for rank in profile.ranks}
+    link = chip.link_bytes_per_second if chip is not None and len(hosts) == 1 and None not in hosts else None
     rows = [_collective(*key, calls, link) for key, calls in groups.items()]
     return tuple(sorted(rows, key=lambda row: (-(row.seconds or 0.0), -row.bytes)))
-
-
-def _on_one_host(profile: Profile) -> bool:
-    hosts = {rank.host for rank in profile.ranks}
-    return len(hosts) == 1 and None not in hosts
 
 
 def _collective(kind: str, group: str, size: int | None, calls: Sequence[Communication], link: float | None) -> Collective:

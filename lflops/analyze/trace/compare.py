@@ -1,12 +1,14 @@
 """Two traces compared: the step, the device's states, what idle time was lost to, and where the device's time went."""
 
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 
 from msgspec import Struct
 
 from lflops.analyze.compare.regression_limits import Limit
 from lflops.analyze.trace.summary import TraceSummary
 from lflops.profile.records import Spread
+from lflops.profile.series import grouped
 from lflops.traces.device_states import DeviceTimeline, total
 
 __all__ = ["TimeChange", "TraceDiff", "compare", "trace_limits"]
@@ -52,7 +54,10 @@ def compare(before: TraceSummary, after: TraceSummary) -> TraceDiff:
     timelines = [_timeline(each, per_step=per_step) for each in pair]
 
     def changes(*groups: Iterable[tuple[str, int]]) -> tuple[TimeChange, ...]:
-        first, second = ({name: time / part for name, time in _sums(group).items()} for group, part in zip(groups, parts, strict=True))
+        named = [grouped(group, itemgetter(0)) for group in groups]
+        first, second = (
+            {name: sum(time for _, time in rows) / part for name, rows in found.items()} for found, part in zip(named, parts, strict=True)
+        )
         rows = (TimeChange(name=name, before=first.get(name, 0.0), after=second.get(name, 0.0)) for name in first | second)
         return tuple(sorted((row for row in rows if row.before or row.after), key=lambda row: (-abs(row.change), row.name)))
 
@@ -87,13 +92,6 @@ def _timeline(summary: TraceSummary, *, per_step: bool) -> Mapping[str, int]:
         return {name: getattr(whole, name) for name in ("window", *_STATES)}
     window = sum(step.end - step.start for step in summary.steps) if per_step else summary.recorded
     return dict.fromkeys(_STATES, 0) | {"window": window}
-
-
-def _sums(rows: Iterable[tuple[str, int]]) -> dict[str, int]:
-    sums: dict[str, int] = {}
-    for name, time in rows:
-        sums[name] = sums.get(name, 0) + time
-    return sums
 
 
 def _mfu(summary: TraceSummary) -> float | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lflops.analyze.trace.categories import precision_by_name
+from lflops.profile.series import grouped
 from lflops.traces.recorded import NODE, Collective, DeviceWork, Inputs, OperatorCall, RecordedTrace, RuntimeCall, Span
 
 __all__ = ["HostWalk", "OperatorSums", "SpanSums", "walk"]
@@ -175,12 +176,9 @@ _Item = Span | OperatorCall | RuntimeCall
 
 def _by_thread(trace: RecordedTrace, wanted: Mapping[int, int]) -> dict[int, list[_Item]]:
     """What each thread did, the outer ones first; of the runtime's calls those that launched something."""
-    by_thread: defaultdict[int, list[_Item]] = defaultdict(list)
     places = _slice_threads(trace)
     all_items: list[_Item] = [*trace.spans, *trace.operators, *(call for call in trace.runtime if call.correlation in wanted)]
-    for item in sorted(all_items, key=lambda item: (item.start, -item.end)):
-        by_thread[places.get(item.thread, item.thread)].append(item)
-    return by_thread
+    return grouped(sorted(all_items, key=lambda item: (item.start, -item.end)), lambda item: places.get(item.thread, item.thread))
 
 
 def _slice_threads(trace: RecordedTrace) -> dict[int, int]:

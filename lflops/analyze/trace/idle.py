@@ -22,21 +22,18 @@ from lflops.traces.recorded import DeviceWork, RecordedTrace, RuntimeCall
 __all__ = ["CAUSES", "Cause", "LaunchDelays", "QueueDepth", "idle_by_cause", "launch_delays", "queue_depth"]
 
 Cause = Literal[
-    "data_loader", "synchronising", "allocating", "launching", "operators", "python", "launch_latency", "queued", "not_recorded"
+    "data_loader",  # the thread was inside the data loader
+    "synchronising",  # it waited for the device, or had just been woken
+    "allocating",  # it asked the driver for memory, or gave it back
+    "launching",  # it was in another call of the device's library
+    "operators",  # it was in an operator, and in no such call
+    "python",  # in none of these
+    "launch_latency",  # the next work was launched after the idle time began, and had not started yet
+    "queued",  # it had been launched before the device became idle: the device's own gap, or a wait for another stream
+    "not_recorded",  # the trace does not tell what launched the next work
 ]
+"""What an idle moment is lost to."""
 CAUSES: tuple[Cause, ...] = get_args(Cause)
-"""What an idle moment is lost to.
-
-* `data_loader`: the thread was inside the data loader.
-* `synchronising`: it waited for the device, or had just been woken.
-* `allocating`: it asked the driver for memory, or gave it back.
-* `launching`: it was in another call of the device's library.
-* `operators`: it was in an operator, and in no such call.
-* `python`: in none of these.
-* `launch_latency`: the next work was launched after the idle time began, and had not started yet.
-* `queued`: the next work had been launched before the device became idle: the device's own gap, or a wait for another stream.
-* `not_recorded`: the trace does not tell what launched the next work.
-"""
 
 _AT: tuple[Cause, ...] = ("synchronising", "data_loader", "allocating", "launching", "operators", "python")
 """What a thread is at; a moment belongs to the first that it is at."""

@@ -33,7 +33,7 @@ from lflops.collect.timing.scale_to_clean import spreads_of
 from lflops.collect.timing.stamps import inclusive
 from lflops.collect.torch_private.autograd import hear_profilers, hear_profilers_no_more, profiler_is_recording
 from lflops.collect.torch_private.dispatch_modes import without_modes
-from lflops.garbage import SearchTimeout, alive, uncollected
+from lflops.garbage import SearchTimeout, alive, gc_paused
 from lflops.profile.records import Call, ModulePhase, Phase, Spread, Trace
 from lflops.profile.timeline import StepTimeline
 
@@ -173,7 +173,7 @@ class Tracer:
             `error` say why, and the recording has no file.
         """
         call_each([self._hooks.close, partial(self._end_step, whole=whole)])
-        with uncollected():  # several objects for each event
+        with gc_paused():  # several objects for each event
             recorder = self._stop_recording()
             if recorder is None:
                 return None

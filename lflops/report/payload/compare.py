@@ -11,7 +11,7 @@ from lflops.analyze.compare.compared_run import TIMED, ComparedRun, Fact, RunFig
 from lflops.analyze.compare.diff import Comparison, compare
 from lflops.analyze.compare.module_pair import Change, ModuleSide
 from lflops.analyze.compare.significance import CommonFactor, Timing
-from lflops.garbage import uncollected
+from lflops.garbage import gc_paused
 from lflops.profile.model import Profile
 from lflops.report.lines.diff import headline, is_news
 from lflops.report.payload.columns import Columns, Value, column, exact
@@ -85,7 +85,7 @@ def compared_windows(before: bytes, after: bytes) -> bytes:
         ValueError: One of them does not have what a comparison needs. The message says so.
     """
     try:
-        with uncollected():
+        with gc_paused():
             return json.encode(_shown(compare(_read(before), _read(after))))
     except (DecodeError, ValueError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"lack what a comparison needs: {error}") from None

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops.analyze.analysis import Analysis
-from lflops.garbage import uncollected
+from lflops.garbage import gc_paused
 from lflops.profile.model import Profile
 from lflops.report.lines.report import Report, report_of
 from lflops.report.payload.columns import VERSION, Columns
@@ -91,7 +91,7 @@ def payload(analysis: Analysis, folder: Path | None = None) -> Payload:
     """
     made = _MADE.get(analysis)
     if made is None:
-        with uncollected():
+        with gc_paused():
             made = _MADE[analysis] = _made(analysis)
     return replace(made, traces=_traces(analysis.profile, folder))
 
