@@ -179,7 +179,7 @@ def _by_module(
 
 
 def _of_phases(profile: Profile, times: StepTimes) -> _StepParts:
-    """The phases of the clean steps, and the own seconds of modules. What they communicate in is a part of its own."""
+    """The phases of the clean steps, and the own seconds of modules. The time in which they communicate is a separate part."""
     parts, own = times.parts, _by_pass({(name, phase): work.own_seconds for name, phase, work in _works(profile)})
     for (name, when), seconds in communicating(profile, times).items():
         cut = min(seconds, parts.get(when, 0.0))

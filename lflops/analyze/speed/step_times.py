@@ -127,7 +127,7 @@ def _rate(steps: Sequence[Step], units: Sequence[int | None], usual: int | None)
 def communicating(profile: Profile, times: StepTimes) -> dict[tuple[str, str], float]:
     """Seconds a step that a module communicates or waits for other ranks in, and computes nothing: by module, and `forward` or `backward`.
 
-    They are a part of its own time. Under DDP they are the end of backward, in every clean step. Else they are what collectives on the host
+    Its own time contains them. Under DDP they are the end of backward, in every clean step. Else they are what collectives on the host
     took in the traced steps. On a device the budget has them from its trace.
     """
     if times.waiting and times.waiting >= WORTH_SAYING * (times.mean or 0.0):

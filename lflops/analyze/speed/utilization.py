@@ -46,7 +46,7 @@ class Utilization(Struct, frozen=True, kw_only=True):
 
     @property
     def is_peak_too_low(self) -> bool:
-        """Whether the step, or its modules together, multiplied faster than the peak allows. Then MFU is too high, whatever it says."""
+        """Whether the step, or its modules together, multiplied faster than the peak allows. Then MFU is too high."""
         if self.budget is None or self.executed is None:
             return (self.mfu or 0.0) > 1
         taken = sum(self.budget.parts.get(part, 0.0) for part in ("useful", "recompute"))
