@@ -41,11 +41,7 @@ OUTSIDE = ModulePhase("", "other")
 class CountAndTime:
     """Counts and times everything that runs inside of a `with`. `profile` is there when it is left.
 
-    Args:
-        model: What is run.
-        ignore: Names or classes of modules whose own work and time are left out.
-        clock: The clock of the stamps; `None` is that of the model's device.
-        overhead: What hooks and modes take outside of the stamps; `None` measures it.
+    Without a clock it is that of the model's device. Without an overhead, what hooks and modes take outside of the stamps is measured.
     """
 
     def __init__(self, model: nn.Module, *, ignore: Ignored = (), clock: Clock | None = None, overhead: HookOverhead | None = None) -> None:

@@ -6,16 +6,16 @@ from math import prod
 from typing import Any, cast
 
 from msgspec.structs import replace
-from torch import Tensor, nn
+from torch import Tensor
 
 from lflops.analyze.memory.block_chain import Chain
 from lflops.analyze.memory.cheapest_choice import cheapest_choice, lowest_peak
 from lflops.analyze.memory.checkpointing_plan import POLICIES, Alternative, CheckpointingPlan, Policy
 from lflops.analyze.memory.room import TIGHT, room, room_for
-from lflops.collect.estimate.estimate import Estimator, Model, Subject, built
+from lflops.collect.estimate.estimate import Estimator, Model, Subject, built, checked_model
 from lflops.collect.estimate.mesh import checked_mesh
 from lflops.collect.estimate.optimizer_step import MakesOptimizer
-from lflops.collect.inputs.arguments import check_arguments, check_module, check_pass, describe
+from lflops.collect.inputs.arguments import describe
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.errors import CountError
 from lflops.hardware.chips import Hardware, named
@@ -65,17 +65,10 @@ def best_checkpointing(
     """
     caller = "best_checkpointing"
     args = (args,) if isinstance(args, Tensor) else args
-    if isinstance(model, nn.Module):
-        check_arguments(caller, model, args, kwargs, loss, backward=True)
-    elif isinstance(model, type) or not callable(model):
-        check_module(caller, model, may_build=True)
-    check_pass(caller, args, kwargs, loss, backward=True)
-    if mesh and isinstance(model, nn.Module):
-        raise CountError(f"{caller}: mesh={describe(mesh)} divides the model: give a function that builds it")
+    held = checked_model(caller, model, args, kwargs, loss, backward=True, mesh=mesh)
     estimator = Estimator(
         caller=caller, backward=True, optimizer=optimizer, hardware=hardware, mesh=checked_mesh(caller, mesh), round_to=round_to
     )
-    held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
     make = partial(built, model) if mesh else cache(partial(built, model))  # what is sharded is built for each estimate
     return search(
         estimator, lambda: Subject(make(), args, dict(kwargs or {}), loss), memory_bytes, held=(*held, *tensors_in((args, kwargs)))

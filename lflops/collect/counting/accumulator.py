@@ -21,7 +21,7 @@ from lflops.collect.counting.sharded_tensors import PartialTensors, logical_cost
 from lflops.collect.counting.totals import DenseMasks, Totals, Transfers
 from lflops.collect.counting.traffic import bytes_moved, collective_of, is_deferred, size, tensors_of
 from lflops.collect.inputs.tensors import tensors_in
-from lflops.collect.operator_costs.dense_masks import masked_scores
+from lflops.collect.operator_costs.attention_masks import masked_scores
 from lflops.collect.torch_private.autograd import current_node, node_name
 from lflops.profile.records import ModulePhase, Phase
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 # Each file registers its costs when it is imported.
-from lflops.collect.operator_costs import flex, quantized_convolution  # noqa: F401
+from lflops.collect.operator_costs import attention_masks, quantized_convolution  # noqa: F401
 from lflops.collect.operator_costs.table import CallCost, all_formulas, formula_of
 from lflops.collect.torch_private.operators import (
     OpOverload,

@@ -35,7 +35,7 @@ from lflops.hardware.chips import Hardware, is_gpu, named
 from lflops.profile.model import Profile, Reserved
 from lflops.profile.notes import Note
 
-__all__ = ["Estimator", "Model", "Subject", "batch_of", "built", "estimate", "subject_of"]
+__all__ = ["Estimator", "Model", "Subject", "batch_of", "built", "checked_model", "estimate", "subject_of"]
 
 Progress = Callable[[int, int | None], object]
 """Called with the finished operators and their total, which is `None` while unknown; once more at the end, with the total."""
@@ -95,27 +95,28 @@ def estimate(
     """
     args = (args,) if isinstance(args, Tensor) else args
     _check_step(step, loss, mesh, backward=backward, grad_scaler=grad_scaler)
-    _check(model, args, kwargs, loss, mesh, backward=backward, stepped=optimizer is not None and step is None)
+    held = checked_model("estimate", model, args, kwargs, loss, backward=backward, mesh=mesh)
+    if optimizer is not None and step is None and not backward:
+        raise CountError("estimate: optimizer is given, but backward=False: give backward=True as well")
     ranks = checked_mesh("estimate", mesh)
     how: dict[str, Any] = {"mesh": ranks, "rank": checked_rank("estimate", rank, ranks), "hardware": hardware, "round_to": round_to}
     how |= {"allocator": allocator, "backward": backward or step is not None, "optimizer": optimizer, "grad_scaler": grad_scaler}
     estimator = Estimator(caller="estimate", progress=progress, **how)
-    held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
     return estimator.run(
         lambda: Subject(built(model), args, dict(kwargs or {}), loss, step=step), held=(*held, *tensors_in((args, kwargs)))
     )
 
 
-def _check(model: Any, args: Any, kwargs: Any, loss: Any, mesh: Any, *, backward: Any, stepped: bool) -> None:
+def checked_model(caller: str, model: Any, args: Any, kwargs: Any, loss: Any, *, backward: Any, mesh: Any = None) -> list[Tensor]:
+    """Check a module, or a function that builds one, and what it is called with. Returns the tensors that exist already."""
     if isinstance(model, nn.Module):
-        check_arguments("estimate", model, args, kwargs, loss, backward=backward)
+        check_arguments(caller, model, args, kwargs, loss, backward=backward)
     elif isinstance(model, type) or not callable(model):
-        check_module("estimate", model, may_build=True)
-    check_pass("estimate", args, kwargs, loss, backward=backward)
-    if stepped and not backward:
-        raise CountError("estimate: optimizer is given, but backward=False: give backward=True as well")
+        check_module(caller, model, may_build=True)
+    check_pass(caller, args, kwargs, loss, backward=backward)
     if mesh and isinstance(model, nn.Module):
-        raise CountError(f"estimate: mesh={describe(mesh)} divides the model: give a function that builds it")
+        raise CountError(f"{caller}: mesh={describe(mesh)} divides the model: give a function that builds it")
+    return [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
 
 
 def _check_step(step: Any, loss: Any, mesh: Any, *, backward: Any, grad_scaler: Any) -> None:

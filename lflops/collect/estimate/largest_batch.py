@@ -4,11 +4,11 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from lflops.collect.estimate.estimate import Estimator, Model, Subject, batch_of, built
+from lflops.collect.estimate.estimate import Estimator, Model, Subject, batch_of, built, checked_model
 from lflops.collect.estimate.optimizer_step import MakesOptimizer
-from lflops.collect.inputs.arguments import check_arguments, check_module, describe
+from lflops.collect.inputs.arguments import describe
 from lflops.errors import CountError
 from lflops.hardware.chips import Hardware
 
@@ -57,12 +57,8 @@ def largest_batch(
     """
     _check(make_args, memory_bytes)
     training = loss is not None or optimizer is not None
-    if isinstance(model, nn.Module):
-        check_arguments("largest_batch", model, (), None, loss, backward=training)
-    elif isinstance(model, type) or not callable(model):
-        check_module("largest_batch", model, may_build=True)
+    held = checked_model("largest_batch", model, (), None, loss, backward=training)
     estimator = Estimator(caller="largest_batch", backward=training, optimizer=optimizer, hardware=hardware, round_to=round_to)
-    held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
     once = cache(partial(built, model))
 
     def subject(samples: int) -> Subject:

@@ -58,17 +58,10 @@ class CompiledTimes:
     device: list[dict[ModulePhase, dict[ModulePhase, float]]]  # the same of the device
 
 
-class _Owner(NamedTuple):
-    row: str | None
-    phase: Phase
-    share: float
-
-
 @dataclass(slots=True)
 class _Kernel:
     """A kernel's part in one module and phase."""
 
-    modules: int
     calls: int = 0
     host: float = 0.0
     device: float = 0.0
@@ -117,29 +110,20 @@ class _Sums:
         calls, at = _matched([_OF_GRAPH.sub("", event.name) for event in region.events], graph.calls), region.start
         for event, call in zip(region.events, calls, strict=True):
             self._all["device"] += event.device
-            if call is None:
-                self._unassigned["host"] += event.end - event.start
-                self._unassigned["device"] += event.device
-                before = event.start - at
-                if before > 0:
-                    self._unassigned["host"] += before
-            else:
-                self._call(region, call, _owners(call, region.running, rows), event.end - at, event.device)
+            self._call(region, call, rows, event.end - (min(at, event.start) if call is None else at), event.device)
             at = event.end
         self._unassigned["host"] += region.end - at
         launched = {id(call) for event, call in zip(region.events, calls, strict=True) if call is not None and event.device}
         without = [call for call in graph.calls if id(call) not in launched]
         for (_, took), call in zip(region.kernels, _matched([name for name, _ in region.kernels], without, by_name=True), strict=True):
             self._all["device"] += took
-            if call is None:
-                self._unassigned["device"] += took
-            else:
-                self._call(region, call, _owners(call, region.running, rows), 0, took)
+            self._call(region, call, rows, 0, took)
 
-    def _call(self, region: Region, call: KernelCall, owners: Sequence[_Owner], host: int, device: int) -> None:
-        modules = len({row for row, _, _ in owners})
-        for row, phase, share in owners:
-            if row is None:
+    def _call(self, region: Region, call: KernelCall | None, rows: Sequence[str | None], host: int, device: int) -> None:
+        owners = _owners(call, region.running, rows)
+        modules = len({row for row, _ in owners})
+        for (row, phase), share in owners.items():
+            if row is None or call is None:
                 self._unassigned["host"] += host * share
                 self._unassigned["device"] += device * share
                 continue
@@ -147,7 +131,7 @@ class _Sums:
             for sums, took in ((self._host, host), (self._device, device)):
                 by_module = sums[region.batch].setdefault(region.running, {})
                 by_module[key] = by_module.get(key, 0.0) + took * share
-            kernel = self._kernels.setdefault((call.name, key, modules), _Kernel(modules))
+            kernel = self._kernels.setdefault((call.name, key, modules), _Kernel())
             kernel.calls += 1
             kernel.host += host * share
             kernel.device += device * share
@@ -198,16 +182,16 @@ def _matched(names: Sequence[str], calls: Sequence[KernelCall], *, by_name: bool
     return matched
 
 
-def _owners(call: KernelCall, running: ModulePhase, rows: Sequence[str | None]) -> list[_Owner]:
-    """The rows and phases that a call's time belongs to. Code of the compiled function itself is the running module's.
+def _owners(call: KernelCall | None, running: ModulePhase, rows: Sequence[str | None]) -> Mapping[tuple[str | None, Phase], float]:
+    """The rows and phases that a call's time belongs to, with their shares. Code of the compiled function is the running module's.
 
     A graph of forward may have nodes of backward: the compiler computes ahead what saves memory. They run in forward.
     """
-    if not call.shares:
-        return [_Owner(None, running.phase, 1.0)]
+    if call is None or not call.shares:
+        return {(None, running.phase): 1.0}
     owners: defaultdict[tuple[str | None, Phase], float] = defaultdict(float)
     for module, is_of_forward, share in call.shares:
         row = running.row if module < 0 else rows[module]
         phase: Phase = "recompute" if running.phase == "backward" and is_of_forward else running.phase
         owners[row, phase] += share
-    return [_Owner(row, phase, share) for (row, phase), share in owners.items()]
+    return owners

@@ -37,12 +37,8 @@ def shared_store(name: str, rank: int, *, timeout: float) -> Any:
     That is the group's own, on another connection: one answers one caller at a time, and the group must not wait for what a thread of ours
     asks. Where that cannot be had the first rank opens one, and says in the group's where it is.
 
-    To be called by all ranks at a point where none of them trains, and in no other way: no collective is run.
-
-    Args:
-        name: Of what it is for. No two may have the same in one group.
-        rank: This one.
-        timeout: Seconds that a rank waits, at most, where the group's store has no other connection, or refuses one.
+    To be called by all ranks at a point where none of them trains, and in no other way: no collective is run. No two stores of a group
+    have the same name. A rank waits `timeout` seconds, at most, where the group's store has or allows no other connection.
     """
     group = group_store()
     if group is None:

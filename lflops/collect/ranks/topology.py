@@ -51,23 +51,13 @@ def topology_of(
     world_size: int,
     rank: int,
     *,
-    function: Function | None = None,
-    mesh: Any = None,
-    model: nn.Module | None = None,
-    sampler: Mapping[str, int] | None = None,
+    function: Function | None = None,  # a rank to its coordinates, as `{"data": 0, "tensor": 1}`; no other source is asked then
+    mesh: Any = None,  # the strategy's, its dimensions named as `("data_parallel", "tensor_parallel")`
+    model: nn.Module | None = None,  # its parameters may be spread over meshes
+    sampler: Mapping[str, int] | None = None,  # `num_replicas` and `rank`: over how many ranks batches are distributed
     node: str | None = None,
 ) -> Topology:
-    """Ask each source in turn; a later one fills what the earlier ones leave unknown.
-
-    Args:
-        world_size: How many ranks there are.
-        rank: This one.
-        function: A rank to its coordinates, as `{"data": 0, "tensor": 1}`. Where it is given, no other source is asked.
-        mesh: The device mesh of the strategy, its dimensions named as `("data_parallel", "tensor_parallel")`.
-        model: Its parameters may be spread over meshes.
-        sampler: `num_replicas` and `rank` of the sampler: over how many ranks batches are distributed.
-        node: Where this rank runs.
-    """
+    """Ask each source in turn; a later one fills what the earlier ones leave unknown."""
     if function is not None:
         asked = _asked(function, world_size)
         sizes = {kind: len({each[kind] for each in asked.values()}) for kind in asked[0]}

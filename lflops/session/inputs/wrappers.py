@@ -70,11 +70,8 @@ class _Wrapper:
 def wrap(undo: Undo, owner: Any, name: str, around: Callable[..., Any]) -> None:
     """Wrap a method of one object, until `undo` is closed. Nothing but an attribute of this instance is set: no class, no module.
 
-    Args:
-        undo: Takes the wrapper off; one that somebody else has wrapped since stays below theirs, and goes on to call the method.
-        owner: The object.
-        name: Of the method.
-        around: Is called with the method and what the caller gives.
+    `around` is called with the method and what the caller gives. A wrapper that somebody else has wrapped since stays below theirs, and
+    goes on to call the method.
     """
     wrapper = _Wrapper(owner, name, around)
     undo.add(_unwrap, owner, name, wrapper)
