@@ -209,15 +209,25 @@ def test_ranks_that_lightning_starts_by_running_the_script_again_leave_a_trace_e
         shows_both_ranks(tmp_path, copies)
 
 
+REDUCED = ("c10d::allreduce_", "gloo:all_reduce")
+"""What launches an all-reduce, and what runs it."""
+
+
 def takes_what_gloo_took(profile: Profile) -> None:
-    """The seconds of the all-reduce are those of gloo's events in the first rank's trace, of two batches; the least is of either rank."""
+    """The seconds of the all-reduce are those of gloo's events in the first rank's trace, of two batches; the least is of either rank.
+
+    Each is the first behind a launch. On a busy machine Kineto misses a launch now and then: nobody knows whose the event is then.
+    """
     assert profile.trace is not None
-    took = []
+    took, seen = [], []
     for file in profile.trace.files.values():
         events = json.loads(gzip.decompress(Path(file).read_bytes()))["traceEvents"]
-        took.append(sum(event["dur"] for event in events if event["name"] == "gloo:all_reduce") / 1e6 / 2)
+        launches, ran = (sorted((each["ts"], each["dur"]) for each in events if each["name"] == name) for name in REDUCED)
+        behind = {next((each for each in ran if each[0] >= at), (0.0, 0.0)) for at, _ in launches}
+        took.append(sum(seconds for _, seconds in behind) / 1e6 / 2)
+        seen.append((launches, ran))
     (reduced,) = profile.communication
-    assert (pytest.approx(took[0], rel=1e-4), pytest.approx(min(took), rel=1e-4)) == (reduced.seconds, reduced.least_seconds)
+    assert (pytest.approx(took[0], rel=1e-4), pytest.approx(min(took), rel=1e-4)) == (reduced.seconds, reduced.least_seconds), seen
     assert reduced.exposed_seconds is not None
     assert 0 <= reduced.exposed_seconds <= took[0] * (1 + 1e-9)  # summed in another order
 

@@ -35,11 +35,16 @@ def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str])
 
 
 def _timed(rows: Sequence[Communication], seconds: Mapping[tuple[ModulePhase, str], tuple[float, float]]) -> tuple[Communication, ...]:
-    """The collectives with their times. Two of one kind in one place share kernels that cannot be distinguished: unknown."""
+    """The collectives with their times. Two of one kind in one place share kernels that cannot be distinguished: unknown.
+
+    Where one collective alone has a kind, all of the kind is its: a trace may see its launch a little before or after its module.
+    """
     places = [{(ModulePhase(row.module, row.phase), kind) for kind in _kernels_of(row.collective)} for row in rows]
     counted = set().union(*places)
+    kinds = Counter(kind for row in rows for kind in _kernels_of(row.collective))
     for each in places:
         each |= {(OTHER, kind) for place, kind in each if place == ROOTS_BACKWARD and (OTHER, kind) not in counted}
+        each |= {key for key in seconds if {key[1]} == {kind for _, kind in each} and kinds[key[1]] == 1}
     number = Counter(place for each in places for place in each)
     timed = []
     for row, each in zip(rows, places, strict=True):

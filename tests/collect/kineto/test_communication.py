@@ -98,6 +98,17 @@ def test_two_of_a_kind_in_one_place_stay_unknown() -> None:
     assert [None, None] == [each.seconds for each in found]
 
 
+def test_a_kind_that_one_collective_alone_has_is_its_in_any_place() -> None:
+    """Of two steps one launch was seen in another module; with a second collective of the kind that would be anyone's."""
+    seconds = {(ModulePhase("", "backward"), "all_reduce"): (2e-3, 1e-3), (ModulePhase("body", "backward"), "all_reduce"): (3e-3, 1e-3)}
+
+    def found(*rows: Communication) -> list[float | None]:
+        return [each.seconds for each in with_trace(replace(small_profile(), communication=rows), recording(seconds), {}).communication]
+
+    assert [5e-3, None] == found(row("c10d::allreduce_"), row("c10d::broadcast_"))
+    assert [2e-3, None] == found(row("c10d::allreduce_"), row("c10d::allreduce_", phase="forward"))
+
+
 def test_what_the_engine_calls_last_is_the_root_s_backward() -> None:
     """A trace has it after the last node, which is `other`; so a count of `other` keeps what is its own."""
     sums = row("c10d::_reduce_scatter_base_"), row("c10d::_reduce_scatter_base_", phase="other")
