@@ -10,12 +10,13 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
+from msgspec import Struct
 from torch import Tensor
 
 from lflops.allocator.simulation import Request
 from lflops.collect.counting.cpu_kernels import rounded_up
 from lflops.collect.counting.traffic import tensors_of
-from lflops.collect.torch_private.tensors import FakeTensor, local_part, storage_key
+from lflops.collect.torch_private.tensors import PLAIN, FakeTensor, local_part, storage_key
 from lflops.profile.model import Allocation, Memory, Moment
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import CATEGORIES, ByCategory, Phase
@@ -78,7 +79,7 @@ BORN_IN: dict[Phase, str] = {
 }
 
 
-class Birth(NamedTuple):
+class Birth(Struct, frozen=True, gc=False):
     """What is known of a storage when it is first seen."""
 
     nbytes: int
@@ -90,6 +91,14 @@ class Birth(NamedTuple):
 
 Survivors = list[tuple[int, weakref.ref[Any], Birth]]
 """Keys and storages that a step made, and that were alive at its end. None is kept alive."""
+
+
+class _Followed(weakref.ref[Any]):
+    """A storage that is alive; of several classes the one that makes the fewest objects for each."""
+
+    __slots__ = ("key", "serial")
+    key: int
+    serial: int
 
 
 class _Replaced(NamedTuple):
@@ -131,7 +140,7 @@ class LiveMemory:
         self._round_to = round_to
         self._births: list[Birth] = []
         self._events: list[int] = []
-        self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
+        self._alive: dict[int, _Followed] = {}
         self._live = 0
         self._peak = 0
         self._peak_event = 0
@@ -233,7 +242,8 @@ class LiveMemory:
             storage = reference()
             if storage is None or not storage.nbytes():
                 del self._resized[key]
-                self._die(key, reference)
+                if key in self._alive:
+                    self._die(self._alive[key])
                 if self._log is not None:
                     self._log.freed(key)
 
@@ -259,7 +269,7 @@ class LiveMemory:
             found = storage_of(tensor)
             alive = self._alive.get(found[1]) if found else None
             if alive is not None:
-                self._relabelled[alive[0]] = category
+                self._relabelled[alive.serial] = category
 
     def stop(self) -> None:
         """Stop following storages."""
@@ -267,9 +277,9 @@ class LiveMemory:
             self._keep_both(self._replaced)
         if self._survivors is not None:
             labels = self._relabelled
-            alive = ((key, kept, serial) for key, (serial, kept) in self._alive.items())
             # An optimizer's parameters lead to its state.
-            self._survivors[:] = [(key, kept, self._births[each]) for key, kept, each in alive if labels.get(each) != "optimizer_state"]
+            alive = [each for each in self._alive.values() if labels.get(each.serial) != "optimizer_state"]
+            self._survivors[:] = [(each.key, each, self._births[each.serial]) for each in alive]
         self._alive.clear()
 
     def peak_of_rows(self) -> dict[str, int]:
@@ -308,12 +318,11 @@ class LiveMemory:
 
     def _bear(self, tensor: Tensor, category: str, operator: str, row: str, phase: Phase) -> None:
         found = storage_of(tensor)
-        if found is None:
+        if found is None or found[1] in self._alive:
             return
         storage, key = found
-        if key not in self._alive:
-            birth = Birth(rounded_up(storage.nbytes(), self._round_to), category, operator, row, phase)
-            self._bear_storage(storage, key, birth, fake=tensor.is_meta or type(tensor) is FakeTensor)
+        birth = Birth(rounded_up(storage.nbytes(), self._round_to), category, operator, row, phase)
+        self._bear_storage(storage, key, birth, fake=tensor.is_meta or type(tensor) is FakeTensor)
 
     def _bear_storage(self, storage: Any, key: int, birth: Birth, *, fake: bool) -> None:
         nbytes = birth.nbytes
@@ -323,7 +332,8 @@ class LiveMemory:
             self._log.allocated(storage, key, storage.nbytes())
         serial = len(self._births)
         self._births.append(birth)
-        self._alive[key] = (serial, weakref.ref(storage, partial(self._die, key)))
+        followed = self._alive[key] = _Followed(storage, self._die)
+        followed.key, followed.serial = key, serial
         self._events.append(serial)
         if fake:
             self._fake.add(serial)
@@ -331,15 +341,14 @@ class LiveMemory:
         if self._live > self._peak:
             self._peak, self._peak_event, self._peak_index = self._live, len(self._events), max(len(self._moments) - 1, 0)
 
-    def _die(self, key: int, _reference: object) -> None:
-        alive = self._alive.pop(key, None)
-        if alive is not None:
-            if self._replaced is not None and self._replaced.key == key:
-                self._events.insert(self._replaced.place, ~alive[0])
+    def _die(self, storage: _Followed) -> None:
+        if self._alive.pop(storage.key, None) is not None:
+            if self._replaced is not None and self._replaced.key == storage.key:
+                self._events.insert(self._replaced.place, ~storage.serial)
                 self._replaced = None
             else:
-                self._events.append(~alive[0])
-            self._live -= self._births[alive[0]].nbytes
+                self._events.append(~storage.serial)
+            self._live -= self._births[storage.serial].nbytes
 
     def _timeline(self) -> tuple[list[Moment], dict[str, int]]:
         """The moments that are kept, each with the live bytes by final category; and the most of each category."""
@@ -384,6 +393,6 @@ class LiveMemory:
 def storage_of(tensor: Tensor) -> tuple[Any, int] | None:
     """The storage of this rank's part of a tensor, and its key; `None` if the tensor has no storage."""
     try:
-        return storage_key(local_part(tensor))
+        return storage_key(tensor if type(tensor) in PLAIN else local_part(tensor))
     except (NotImplementedError, RuntimeError, ValueError):  # a sparse tensor has none, a lazy one has none yet
         return None

@@ -128,7 +128,7 @@ class PartialTensors:
         is_partial = collective.startswith(SCATTER) or (not collective.startswith(GATHER) and self.in_any((args, kwargs)))
         if not is_partial and not collective:
             return  # a tensor that is written in place stays partial
-        written = [args[position] if position < len(args) else kwargs.get(name) for name, position in operator.written]
+        written = [args[position] if position < len(args) else kwargs.get(name) for name, position in operator.written.items()]
         for tensor in tensors_of((out, *written)):
             self._mark(tensor, is_partial=is_partial)
 
