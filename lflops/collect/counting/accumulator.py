@@ -40,7 +40,6 @@ SHAPED = (*PLAIN, FakeTensor)
 """Classes of tensors that have nothing but a shape that a cost may depend on."""
 NUMBERS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
 """Classes of all other arguments that calls of one cost may have."""
-STRIDED = torch.strided
 CostOfCall = tuple[Cost, int, "torch.dtype | None"]
 """Cost, bytes moved, dtype."""
 COLLECTIVE, UNCOUNTED = Kind.COLLECTIVE, Kind.UNCOUNTED
@@ -204,7 +203,7 @@ class OperatorAccumulator:
 
     def record(self, call: Call) -> None:
         """Add one call."""
-        totals, kind = self._totals(), call.operator.kind
+        totals, kind = self._local.totals or self._totals(), call.operator.kind
         if kind is not COLLECTIVE and call.phase == "backward" and in_communication_hook():
             call = replace(call, row="", phase="other")
             totals.calls_in_hooks += 1
@@ -289,10 +288,10 @@ class OperatorAccumulator:
         return row if phase != "optimizer" or self._step is None else self._step.last
 
     def _owners(self) -> StepOwners | None:
-        optimizer = self.scopes.optimizer
-        if optimizer is not None and (self._step is None or self._step.optimizer is not optimizer):
-            self._step = self._begin_step(optimizer)
-        return None if optimizer is None else self._step
+        optimizer, step = self.scopes.optimizer, self._step
+        if optimizer is not None and (step is None or step.optimizer is not optimizer):
+            step = self._step = self._begin_step(optimizer)
+        return None if optimizer is None else step
 
     def _begin_step(self, optimizer: Optimizer) -> StepOwners:
         """Look the owners up anew for each step, because each backward makes new gradients."""
@@ -313,13 +312,17 @@ def _signature(values: Iterable[Any], places: dict[int, int]) -> tuple[Any, ...]
     found: list[Any] = []
     for value in values:
         kind = type(value)
-        if kind in SHAPED and value.layout is STRIDED:
+        if kind in SHAPED:
             place = places.get(id(value))
-            if place is None:
-                places[id(value)] = len(places)
-                found += (value.shape, value.is_contiguous() or value.stride(), value.dtype)
-            else:
+            if place is not None:
                 found.append(place)
+                continue
+            places[id(value)] = len(places)
+            found += (value.shape, value.dtype)
+            if not value.is_contiguous():
+                if value.layout is not torch.strided:
+                    raise TypeError(value.layout)
+                found.append(value.stride())
         elif kind in NUMBERS:
             found.append(value)
         elif kind is list or kind is tuple:

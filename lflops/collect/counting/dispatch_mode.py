@@ -101,13 +101,12 @@ class CountingMode(TorchDispatchMode):
             _refuse_real_parameters(args)
         if (self._fake and is_tracing()) or (self._partial_tensors.active and self._counter.infers_shapes(args, kwargs)):
             return function(*args, **kwargs)
-        return self._count(self._operator(function), function, args, kwargs)
-
-    def _operator(self, function: Any) -> Operator:
         known = self._operators.get(id(function))  # its own hash is written in Python
-        if known is None:
-            known = self._operators[id(function)] = (function, Operator(function))
-        return known[1]
+        return self._count(known[1] if known is not None else self._new_operator(function), function, args, kwargs)
+
+    def _new_operator(self, function: Any) -> Operator:
+        self._operators[id(function)] = (function, operator := Operator(function))
+        return operator
 
     def _count(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
         if operator.is_control_flow and not self._fake and not is_tracing():
@@ -131,6 +130,8 @@ class CountingMode(TorchDispatchMode):
         """Run an operator on sharded tensors. It arrives a second time, and is then left to DTensor."""
         if self._counter.in_sharded_operator:
             return NotImplemented
+        known = self._operators.get(id(function))
+        operator = known[1] if known is not None else self._new_operator(function)
 
         def run() -> Any:
             push_mode(self)
@@ -139,7 +140,7 @@ class CountingMode(TorchDispatchMode):
             finally:
                 pop_mode(self)
 
-        return self._counter.run_sharded(self._operator(function), function, run, args, kwargs)
+        return self._counter.run_sharded(operator, function, run, args, kwargs)
 
     def _run_control_flow(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Run `torch.cond` or a loop, and see the operators of what it calls."""

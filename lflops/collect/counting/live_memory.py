@@ -3,6 +3,7 @@
 The same allocations and frees, of several steps, are requests for the simulation of the caching allocator.
 """
 
+import contextlib
 import heapq
 import weakref
 from collections import Counter, defaultdict
@@ -94,7 +95,7 @@ Survivors = list[tuple[int, weakref.ref[Any], Birth]]
 
 
 class _Followed(weakref.ref[Any]):
-    """A storage that is alive; of several classes the one that makes the fewest objects for each."""
+    """A storage that is followed: one object for each."""
 
     __slots__ = ("key", "serial")
     key: int
@@ -141,6 +142,7 @@ class LiveMemory:
         self._births: list[Birth] = []
         self._events: list[int] = []
         self._alive: dict[int, _Followed] = {}
+        self._dead: list[_Followed] = []  # filled without a line of ours: Python drops an interrupt in a callback
         self._live = 0
         self._peak = 0
         self._peak_event = 0
@@ -168,6 +170,8 @@ class LiveMemory:
 
     def before(self, operator: str, row: str, phase: Phase) -> None:
         """Record the live bytes before an operator runs."""
+        if self._dead:
+            self._see_deaths()
         if self._resized:
             self._drop_emptied()
         if self._replaced is not None:
@@ -191,6 +195,7 @@ class LiveMemory:
         is taken to be freed before the sum is allocated. If something else keeps the term, autograd does not write over it, and both
         are alive.
         """
+        self._see_deaths()
         before, (_, sum_key), (_, term_key) = self._live, storage_key(out), storage_key(term)
         if sum_key in self._alive or term_key not in self._alive or out.untyped_storage().nbytes() != term.untyped_storage().nbytes():
             self.after(operator, row, phase, out)
@@ -214,6 +219,7 @@ class LiveMemory:
 
     def scratch(self, operator: str, row: str, phase: Phase, nbytes: int) -> None:
         """Record bytes that a kernel allocated besides its results, and freed before it returned."""
+        self._see_deaths()
         nbytes = rounded_up(nbytes, self._round_to)
         serial, live = len(self._births), self._live + nbytes
         self._births.append(Birth(nbytes, "temporary", operator, row, phase))
@@ -249,6 +255,7 @@ class LiveMemory:
 
     def add_earlier(self, tensors: Iterable[tuple[Tensor, str]], category: str) -> None:
         """Add tensors, each with its row, that are found late but have existed from the beginning."""
+        self._see_deaths()
         before, peak, peak_event, peak_index = self._events, self._peak, self._peak_event, self._peak_index
         self._events = []
         for tensor, row in tensors:
@@ -265,6 +272,7 @@ class LiveMemory:
 
     def relabel(self, tensors: Iterable[Tensor], category: str) -> None:
         """Change the category of storages that are still alive."""
+        self._see_deaths()
         for tensor in tensors:
             found = storage_of(tensor)
             alive = self._alive.get(found[1]) if found else None
@@ -273,6 +281,7 @@ class LiveMemory:
 
     def stop(self) -> None:
         """Stop following storages."""
+        self._see_deaths()
         if self._replaced is not None:
             self._keep_both(self._replaced)
         if self._survivors is not None:
@@ -317,29 +326,35 @@ class LiveMemory:
         )
 
     def _bear(self, tensor: Tensor, category: str, operator: str, row: str, phase: Phase) -> None:
+        if self._dead:
+            self._see_deaths()
         found = storage_of(tensor)
         if found is None or found[1] in self._alive:
             return
         storage, key = found
-        birth = Birth(rounded_up(storage.nbytes(), self._round_to), category, operator, row, phase)
-        self._bear_storage(storage, key, birth, fake=tensor.is_meta or type(tensor) is FakeTensor)
+        nbytes = storage.nbytes()
+        if nbytes:
+            birth = Birth(-(-nbytes // self._round_to) * self._round_to, category, operator, row, phase)
+            self._bear_storage(storage, key, birth, fake=tensor.is_meta or type(tensor) is FakeTensor)
 
     def _bear_storage(self, storage: Any, key: int, birth: Birth, *, fake: bool) -> None:
-        nbytes = birth.nbytes
-        if not nbytes:
-            return
         if self._log is not None:
             self._log.allocated(storage, key, storage.nbytes())
         serial = len(self._births)
         self._births.append(birth)
-        followed = self._alive[key] = _Followed(storage, self._die)
+        followed = self._alive[key] = _Followed(storage, self._dead.append)
         followed.key, followed.serial = key, serial
         self._events.append(serial)
         if fake:
             self._fake.add(serial)
-        self._live += nbytes
+        self._live += birth.nbytes
         if self._live > self._peak:
             self._peak, self._peak_event, self._peak_index = self._live, len(self._events), max(len(self._moments) - 1, 0)
+
+    def _see_deaths(self) -> None:
+        with contextlib.suppress(IndexError):  # another thread may have taken the last one
+            while self._dead:
+                self._die(self._dead.pop(0))
 
     def _die(self, storage: _Followed) -> None:
         if self._alive.pop(storage.key, None) is not None:

@@ -144,12 +144,9 @@ class PartialTensors:
             return
         storage, key = found
         if is_partial:
-            self._storages.setdefault(key, weakref.ref(storage, partial(self._forget, key)))
+            self._storages.setdefault(key, weakref.ref(storage, partial(self._storages.pop, key)))
         else:
             self._storages.pop(key, None)
-
-    def _forget(self, key: int, _reference: object) -> None:
-        self._storages.pop(key, None)
 
 
 def _is_partial(tensor: Any) -> bool:
