@@ -27,8 +27,9 @@ from torch.optim import Optimizer
 
 from lflops.boundary import Guard, Undo, unguarded
 from lflops.collect.attribution.autograd_segments import AutogradSegments, Claims
-from lflops.collect.attribution.frames import ThreadLocal, TrackedFrame, caller, checkpoint_is_running, is_running
+from lflops.collect.attribution.frames import ThreadLocal, TrackedFrame
 from lflops.collect.attribution.hooks import LISTENERS, install_hooks
+from lflops.collect.attribution.python_stack import caller, checkpoint_is_running, is_running
 from lflops.collect.inputs.tensors import nodes_of, tensors_in
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.torch_private.autograd import (
@@ -54,7 +55,6 @@ class ModuleTracker:
     """
 
     def __init__(self, tree: ModuleTree, *, phase: Phase = "other", follow: Callable[[], Callable[[], None]] | None = None) -> None:
-        """Touch nothing yet."""
         self.tree = tree
         self.ambiguous = 0
         self._phase = phase

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lflops.boundary import Guard, unguarded
-from lflops.collect.attribution.communication_hooks import in_communication_hook
 from lflops.collect.attribution.module_tracker import ModuleTracker
+from lflops.collect.attribution.python_stack import in_communication_hook
 from lflops.collect.counting.compiled_regions import CompiledRegions
 from lflops.collect.counting.live_memory import LONGEST_TIMELINE, AllocationLog, LiveMemory, Survivors
 from lflops.collect.counting.operators import FOREACH, Kind, Operator, first_tensor

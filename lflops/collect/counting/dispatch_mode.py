@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lflops.collect.attribution.gradient_sums import sums_gradients
+from lflops.collect.attribution.python_stack import sums_gradients
 from lflops.collect.counting.accumulator import Call, OperatorAccumulator
 from lflops.collect.counting.compiled_regions import row_of_region
 from lflops.collect.counting.cpu_kernels import SCRATCH

@@ -76,22 +76,7 @@ class Operator:
         written: The position of each argument that it writes to, by name.
     """
 
-    __slots__ = (
-        "cost",
-        "fills",
-        "has_nested_kernel",
-        "is_control_flow",
-        "is_pure",
-        "kind",
-        "known_as",
-        "makes_storage",
-        "name",
-        "waits",
-        "written",
-    )
-
     def __init__(self, function: Any) -> None:
-        """Look the operator up in the tables, then in the convention."""
         qualified = qualified_name(function).split(".")[0]
         namespace, _, name = qualified.rpartition("::")
         self.known_as = name if namespace in LIKE_ATEN else f"{namespace}::{name}"
