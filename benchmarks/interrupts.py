@@ -122,7 +122,7 @@ def in_lightning() -> None:
 
 def on_ranks() -> None:
     """The first of two ranks of DDP; the other one is a child that is ended with it."""
-    folder = tempfile.mkdtemp()
+    folder, hook = tempfile.mkdtemp(), sys.excepthook
     other = os.fork()
     rank = int(other == 0)
     if rank:
@@ -141,6 +141,7 @@ def on_ranks() -> None:
         os.kill(other, signal.SIGKILL)
         os.waitpid(other, 0)
         distributed.destroy_process_group()
+        sys.excepthook = hook  # torch's, since the group was made
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -203,9 +204,10 @@ def main() -> int:
         if given.only not in {None, name}:
             continue
         begun = time.monotonic()
-        warm, cold = ([each for each in lines if given.within in each[0]] for lines in lines_in_a_child(train))
-        if name == "ranks":
-            warm = [each for each in warm if each not in done]
+        once = name == "ranks"  # the other rank is forked, and after a backward pass torch's threads are no more in a fork
+        warm, cold = ([each for each in lines if given.within in each[0]] for lines in lines_in_a_child(train, once=once))
+        if once:
+            cold = [each for each in cold if each not in done]
         done |= {*warm, *cold}
         outcomes: list[Outcome] = []
         for places, fresh in ((warm, False), (cold, True)):
