@@ -193,7 +193,8 @@ def alone(run: Run, test: str) -> Run:
     if "{xml}" not in " ".join(run.command):
         return run
     module = run.name.removesuffix(".py").replace("/", ".")
-    classes, _, name = test.removeprefix(module).lstrip(".").partition("::")
+    # pytest names a test from its root, which may be above the folder
+    classes, _, name = test.partition(module)[2].lstrip(".").partition("::")
     inside = "::".join(filter(None, (*classes.split("."), name)))
     return pytest_of(run.suite, run.folder / run.name, run.folder, run.watched, f"{run.name}::{inside}")
 

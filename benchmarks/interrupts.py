@@ -1,6 +1,8 @@
 """Ctrl-C at every line of lflops that runs inside of a training: nothing of ours is left, and the same exception arrives.
 
-python benchmarks/interrupts.py [--only plain|lightning|ranks] [--every N]
+python benchmarks/interrupts.py [--only plain|lightning|ranks] [--every N [--from I]] [--minutes M]
+
+Slices: `--every 40 --from 0`, `--every 40 --from 1` and so on try other lines each, all over the package.
 """
 
 import argparse
@@ -120,7 +122,7 @@ def in_lightning() -> None:
 
 def on_ranks() -> None:
     """The first of two ranks of DDP; the other one is a child that is ended with it."""
-    folder = tempfile.mkdtemp()
+    folder, hook = tempfile.mkdtemp(), sys.excepthook
     other = os.fork()
     rank = int(other == 0)
     if rank:
@@ -139,6 +141,7 @@ def on_ranks() -> None:
         os.kill(other, signal.SIGKILL)
         os.waitpid(other, 0)
         distributed.destroy_process_group()
+        sys.excepthook = hook  # torch's, since the group was made
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -185,6 +188,8 @@ def main() -> int:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--only", choices=TRAININGS)
     asked.add_argument("--every", type=int, default=1, help="take one line of so many")
+    asked.add_argument("--from", type=int, default=0, dest="first", help="and begin with this one")
+    asked.add_argument("--minutes", type=float, default=float("inf"), help="end each training's lines after so long")
     asked.add_argument("--within", default="", help="only lines of files whose name has this, as session/")
     given = asked.parse_args()
     warnings.simplefilter("ignore")
@@ -199,14 +204,17 @@ def main() -> int:
         if given.only not in {None, name}:
             continue
         begun = time.monotonic()
-        warm, cold = ([each for each in lines if given.within in each[0]] for lines in lines_in_a_child(train))
-        if name == "ranks":
-            warm = [each for each in warm if each not in done]
+        once = name == "ranks"  # the other rank is forked, and after a backward pass torch's threads are no more in a fork
+        warm, cold = ([each for each in lines if given.within in each[0]] for lines in lines_in_a_child(train, once=once))
+        if once:
+            cold = [each for each in cold if each not in done]
         done |= {*warm, *cold}
         outcomes: list[Outcome] = []
         for places, fresh in ((warm, False), (cold, True)):
-            for outcome in interrupt_each(train, places[:: given.every], fresh=fresh, look_at=look_at_all):
+            for outcome in interrupt_each(train, places[given.first :: given.every], fresh=fresh, look_at=look_at_all):
                 outcomes.append(outcome)
+                if time.monotonic() - begun > 60 * given.minutes:
+                    break
                 if outcome.left or outcome.came_out not in EXPECTED[name]:
                     print(f"  {outcome}", file=sys.stderr, flush=True)
         others = [each for each in outcomes if each.came_out not in EXPECTED[name] | {"(not reached)"}]

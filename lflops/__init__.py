@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lflops.analyze.ranks.imbalance import imbalance
     from lflops.analyze.speed.roofline import roofline
     from lflops.analyze.speed.utilization import utilization
-    from lflops.collect.attribution.user_scopes import scope
+    from lflops.collect.attribution.hooks import scope
     from lflops.collect.calibration.calibrate import calibrate
     from lflops.collect.count import count, counting
     from lflops.collect.estimate.estimate import estimate
@@ -84,7 +84,7 @@ _HOMES = {
     "merge": "lflops.merging.merge",
     "monitor": "lflops.loops.monitor",
     "roofline": "lflops.analyze.speed.roofline",
-    "scope": "lflops.collect.attribution.user_scopes",
+    "scope": "lflops.collect.attribution.hooks",
     "utilization": "lflops.analyze.speed.utilization",
 }
 

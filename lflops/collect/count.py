@@ -28,6 +28,7 @@ from lflops.collect.torch_private.modules import compilations
 from lflops.collect.torch_private.self_check import check
 from lflops.collect.torch_private.tensors import only_shapes_run, without_overrides
 from lflops.errors import CountError
+from lflops.garbage import gc_paused
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.profile.records import Phase
@@ -173,9 +174,10 @@ class Counting:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._undo.close()
-        self._label()
-        self._resolved = self._resolve()
-        self._profile = self._assemble(partial=kind is not None)
+        with gc_paused():  # several objects for each operator
+            self._label()
+            self._resolved = self._resolve()
+            self._profile = self._assemble(partial=kind is not None)
         del self._tree, self._scopes, self._counter, self._batch  # what was counted may be freed while the profile is read
         _warn_of_failures(self._profile)
 

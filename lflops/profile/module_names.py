@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ __all__ = ["added_up", "ancestry", "children", "fold_repeats", "patterns", "spel
 Item = TypeVar("Item")
 
 
+@lru_cache(1 << 16)
 def ancestry(name: str) -> tuple[str, ...]:
     """A row's name and those of all the rows above it, itself first, the root last."""
     names = [name]

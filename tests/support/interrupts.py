@@ -77,14 +77,19 @@ def lines_of(train: Train) -> list[Place]:
     return list(seen)
 
 
-def lines_in_a_child(train: Train) -> tuple[list[Place], list[Place]]:
-    """The lines of a training in a process that trained before, and those that only the first one in a process runs."""
+def lines_in_a_child(train: Train, *, once: bool = False) -> tuple[list[Place], list[Place]]:
+    """The lines of a training in a process that trained before, and those that only the first one in a process runs.
+
+    Args:
+        train: The training.
+        once: Whether a process can train but once, so that all lines are the first one's.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         os.close(reading)
         with os.fdopen(writing, "w") as pipe:
-            json.dump([lines_of(train), lines_of(train)], pipe)
+            json.dump([lines_of(train), [] if once else lines_of(train)], pipe)
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:

@@ -18,7 +18,6 @@ class AutogradSegments:
     """
 
     def __init__(self, start: int) -> None:
-        """Begin with no boundary, and nothing known of what was built before `start`."""
         self.lasting = False
         self._starts: list[int] = []
         self._rows: list[str] = []
@@ -56,7 +55,6 @@ class Claims:
     """
 
     def __init__(self) -> None:
-        """Claim nothing yet."""
         self._claimed: list[dict[Any, Any]] = []
 
     def claim(self, nodes: Iterable[Any], segments: AutogradSegments) -> None:

@@ -1,7 +1,5 @@
 """The stack of modules and scopes that a thread has entered and not yet left, and what else is known of the thread."""
 
-import inspect
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -10,16 +8,11 @@ from types import FrameType
 from typing import TypeVar
 
 from torch.optim import Optimizer
-from torch.utils import checkpoint
 
 from lflops.collect.attribution.autograd_segments import AutogradSegments
 from lflops.collect.torch_private.autograd import NO_BACKWARD
 
-__all__ = ["Frame", "FrameStack", "ThreadLocal", "ThreadState", "TrackedFrame", "caller", "checkpoint_is_running", "is_running"]
-
-
-_AROUND_HOOKS = ("lflops/boundary.py", "lflops/collect/count_and_time.py", "torch/_dynamo/eval_frame.py")
-"""Files whose functions may stand between torch's call of a hook and `ModuleTracker`."""
+__all__ = ["Frame", "FrameStack", "ThreadLocal", "ThreadState", "TrackedFrame"]
 
 
 @dataclass(slots=True)
@@ -86,7 +79,6 @@ class ThreadState:
     """
 
     def __init__(self) -> None:
-        """Begin a thread: nothing entered, no node built."""
         self.stack: FrameStack[TrackedFrame] = FrameStack()
         self.segments: AutogradSegments | None = None
         self.calls: Counter[str] = Counter()
@@ -102,33 +94,4 @@ class ThreadLocal(threading.local):
     """Each thread's own."""
 
     def __init__(self) -> None:
-        """Begin a thread."""
         self.state = ThreadState()
-
-
-def caller() -> FrameType | None:
-    """The Python frame that called a hook of ours, past the guard around it."""
-    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - in half the time of `inspect.currentframe`
-    while frame is not None and frame.f_code.co_filename.endswith(_AROUND_HOOKS):
-        frame = frame.f_back
-    return frame
-
-
-def is_running(caller: FrameType | None) -> bool:
-    """Whether the Python frame is on this thread's stack; taken to be so where there is none to look for."""
-    if caller is None:
-        return True
-    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - as `inspect.currentframe`, in half the time, for every operator
-    while frame is not None and frame is not caller:
-        frame = frame.f_back
-    return frame is not None
-
-
-def checkpoint_is_running() -> bool:
-    """Whether torch's activation checkpointing is on this thread's Python stack, above the backward that is running."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
-        if frame.f_code.co_filename == checkpoint.__file__:
-            return True
-        frame = frame.f_back
-    return False

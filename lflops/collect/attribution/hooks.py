@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
@@ -32,6 +33,7 @@ __all__ = [
     "hook_optimizer",
     "hook_optimizers",
     "install_hooks",
+    "scope",
 ]
 
 
@@ -113,6 +115,31 @@ def install_hooks(undo: Undo, listener: ModuleListener, steps: OptimizerListener
         register_optimizer_step_post_hook(ends)
     undo.add(_forget, listener)
     LISTENERS.append(listener)
+
+
+@contextlib.contextmanager
+def scope(name: str) -> Iterator[None]:
+    """Name a part of a step that is no module: it becomes a row under the module that is running.
+
+    Under `torch.compiler.is_compiling()`, and where nothing is being profiled, it does nothing.
+
+    Raises:
+        ValueError: The name is empty or has a dot in it.
+    """
+    if not isinstance(name, str) or not name or "." in name:  # type: ignore[redundant-expr,unused-ignore]
+        raise ValueError(f"scope: name={name!r} cannot be: give a name without dots")
+    if torch.compiler.is_compiling():
+        yield
+        return
+    listeners = [each for each in LISTENERS if each.follows_this_thread()]
+    key = id(listeners)
+    for each in listeners:
+        each.enter_scope(key, name)
+    try:
+        yield
+    finally:
+        for each in listeners:
+            each.leave_scope(key)
 
 
 def _forget(listener: ModuleListener) -> None:

@@ -27,8 +27,9 @@ from torch.optim import Optimizer
 
 from lflops.boundary import Guard, Undo, unguarded
 from lflops.collect.attribution.autograd_segments import AutogradSegments, Claims
-from lflops.collect.attribution.frames import ThreadLocal, TrackedFrame, caller, checkpoint_is_running, is_running
+from lflops.collect.attribution.frames import ThreadLocal, TrackedFrame
 from lflops.collect.attribution.hooks import LISTENERS, install_hooks
+from lflops.collect.attribution.python_stack import caller, checkpoint_is_running, is_running
 from lflops.collect.inputs.tensors import nodes_of, tensors_in
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.torch_private.autograd import (
@@ -54,13 +55,11 @@ class ModuleTracker:
     """
 
     def __init__(self, tree: ModuleTree, *, phase: Phase = "other", follow: Callable[[], Callable[[], None]] | None = None) -> None:
-        """Touch nothing yet."""
         self.tree = tree
         self.ambiguous = 0
         self._phase = phase
         self._follow = follow
         self._round = 0
-        self._has_stepped = False
         self._local = ThreadLocal()
         self._threads: list[AutogradSegments] = []  # the first thread's own comes first: `start` sees to it
         self._calls: list[Counter[str]] = []
@@ -95,10 +94,10 @@ class ModuleTracker:
 
     def current(self, operands: Any = ()) -> tuple[str, Phase]:
         """The row and the phase of the operator that this thread is about to run on these operands."""
-        backward = backward_id()
-        top = self._top(backward)
+        backward, state = backward_id(), self._local.state
+        top = self._top(backward) if state.stack else None
         phase: Phase
-        if self.optimizer is not None:
+        if state.steps and self.optimizer is not None:
             row, phase = "", "optimizer"
         elif top is not None:
             if backward != NO_BACKWARD:
@@ -108,9 +107,9 @@ class ModuleTracker:
             return self._in_backward(backward)
         else:
             row, phase = "", self._outside(operands)
-        if self._local.state.detour:
+        if state.detour:
             self._segments().extend(next_sequence_number(), row)
-            self._local.state.detour = False
+            state.detour = False
         return row, phase
 
     def between(self) -> tuple[str, Phase]:
@@ -126,8 +125,6 @@ class ModuleTracker:
     @property
     def optimizer(self) -> Optimizer | None:
         """The optimizer whose own work is running; the closure of its step is not its work."""
-        if not self._has_stepped:  # on any thread: every operator asks
-            return None
         steps = self._local.state.steps
         return steps[-1][0] if steps and steps[-1][1] == backward_id() else None
 
@@ -179,7 +176,6 @@ class ModuleTracker:
     def enter_step(self, optimizer: Optimizer) -> None:
         """An optimizer's own work begins on this thread."""
         self._local.state.steps.append((optimizer, backward_id()))
-        self._has_stepped = True
 
     def leave_step(self, optimizer: Optimizer) -> None:
         """It ends; steps above it on the stack were left by an exception."""

@@ -2,17 +2,19 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lflops.boundary import Guard, unguarded
-from lflops.collect.attribution.communication_hooks import in_communication_hook
 from lflops.collect.attribution.module_tracker import ModuleTracker
+from lflops.collect.attribution.python_stack import in_communication_hook
 from lflops.collect.counting.compiled_regions import CompiledRegions
 from lflops.collect.counting.live_memory import LONGEST_TIMELINE, AllocationLog, LiveMemory, Survivors
 from lflops.collect.counting.operators import FOREACH, Kind, Operator, first_tensor
@@ -23,6 +25,8 @@ from lflops.collect.counting.traffic import bytes_moved, collective_of, is_defer
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.collect.operator_costs.attention_masks import masked_scores
 from lflops.collect.torch_private.autograd import current_node, node_name
+from lflops.collect.torch_private.tensors import PLAIN, FakeTensor
+from lflops.formulas.table import Cost
 from lflops.profile.records import ModulePhase, Phase
 
 __all__ = ["Call", "Extent", "OperatorAccumulator"]
@@ -32,6 +36,12 @@ WHOLLY_OPERATORS = frozenset(f"torch_nn::_linear_cross_entropy_batch_chunked{kin
 """Operators that are known to compute nothing but by the operators inside of them."""
 REPEATED_IN_BACKWARD = frozenset({"torch_nn::_linear_cross_entropy_batch_chunked_no_reduction"})
 """Operators whose backward makes forward's products again, because those are too large to be kept."""
+SHAPED = (*PLAIN, FakeTensor)
+"""Classes of tensors that have nothing but a shape that a cost may depend on."""
+NUMBERS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
+"""Classes of all other arguments that calls of one cost may have."""
+CostOfCall = tuple[Cost, int, "torch.dtype | None"]
+"""Cost, bytes moved, dtype."""
 COLLECTIVE, UNCOUNTED = Kind.COLLECTIVE, Kind.UNCOUNTED
 """Aliases, because looking a member up on an enumeration is slow, and every operator asks."""
 
@@ -70,7 +80,7 @@ class Extent:
     survivors: Survivors | None = None
 
 
-class Call(NamedTuple):
+class Call(Struct, frozen=True):
     """One finished call of an operator."""
 
     operator: Operator
@@ -107,6 +117,7 @@ class OperatorAccumulator:
         self._threads: list[Totals] = []
         self._step: StepOwners | None = None
         self._optimizers: dict[int, Optimizer] = {}
+        self._costs: dict[Any, CostOfCall] = {}
         self._repeated: dict[str, Counter[Any]] = {}  # operator to products that its backward makes again
         self.regions: CompiledRegions | None = None
         self.partial_tensors = PartialTensors(scopes.tree)
@@ -169,7 +180,7 @@ class OperatorAccumulator:
             totals.merge(inside)
             totals.counted_inside[name] += name not in WHOLLY_OPERATORS
         else:
-            _add_uncounted(totals, call._replace(out=out))
+            _add_uncounted(totals, replace(call, out=out))
         return out
 
     def _is_repeated(self, operator: Operator, args: Any) -> bool:
@@ -192,10 +203,9 @@ class OperatorAccumulator:
 
     def record(self, call: Call) -> None:
         """Add one call."""
-        totals = self._totals()
-        kind = call.operator.kind
+        totals, kind = self._local.totals or self._totals(), call.operator.kind
         if kind is not COLLECTIVE and call.phase == "backward" and in_communication_hook():
-            call = call._replace(row="", phase="other")
+            call = replace(call, row="", phase="other")
             totals.calls_in_hooks += 1
         if kind is COLLECTIVE:
             collective, group, group_size, payload = collective_of(call.operator.name, call.args, call.kwargs, call.out)
@@ -217,10 +227,9 @@ class OperatorAccumulator:
             waits.add(ModulePhase("", phase))
 
     def _add(self, totals: Totals, call: Call, row: str) -> None:
-        operator, _, phase, args, kwargs, out = call
+        operator, phase, args, kwargs = call.operator, call.phase, call.args, call.kwargs
         try:
-            cost = operator.cost(args, kwargs, out)
-            moved = bytes_moved(operator, args, kwargs, out) if self.counts_traffic else 0
+            cost, moved, dtype = self._cost(operator, args, kwargs, call.out)
         except Exception as error:  # noqa: BLE001 - a user's formula must not stop the run that it counts
             totals.failures[operator.name] = f"{type(error).__name__}: {error}"
             _add_uncounted(totals, call)
@@ -229,28 +238,42 @@ class OperatorAccumulator:
             self._local.products[_shapes(operator, args)] += 1
         if cost.macs and self._repeated and phase == "backward" and self._is_repeated(operator, args):
             phase = "recompute"
-        dtype = _dtype(args, out) if cost.macs else _dtype(out, args)
         totals.add((row, operator.name, phase, dtype), cost, moved)
         if cost.recompute is not None:
             totals.add((row, operator.name, "recompute", dtype), cost.recompute, 0)
         if cost.is_upper_bound:
             totals.upper_bounds[operator.name] += 1
-        if phase == "forward" and (scores := masked_scores(operator.name, args, kwargs)) is not None:
+        if phase == "forward" and cost.macs and (scores := masked_scores(operator.name, args, kwargs)) is not None:
             totals.dense_masks[operator.name].add(DenseMasks(1, *scores))
         if cost.macs and self.partial_tensors.active and not self._local.sharded_on and self.partial_tensors.in_any((args, kwargs)):
             totals.add_unknown_logical(row, phase, cost)
 
+    def _cost(self, operator: Operator, args: Any, kwargs: Any, out: Any) -> CostOfCall:
+        key = None
+        if operator.is_pure:
+            try:
+                key = (operator, _signature((*args, *kwargs, *kwargs.values(), out), {}))
+                if (known := self._costs.get(key)) is not None:
+                    return known
+            except (RuntimeError, TypeError):  # a nested tensor has no shape
+                key = None
+        cost = operator.cost(args, kwargs, out)
+        moved = bytes_moved(operator, args, kwargs, out) if self.counts_traffic else 0
+        found = cost, moved, _dtype(args, out) if cost.macs else _dtype(out, args)
+        if key is not None:
+            self._costs[key] = found
+        return found
+
     def _add_step(self, totals: Totals, call: Call) -> None:
         """Add a call inside an optimizer's step to the row that owns the parameter; a call on lists counts for each element."""
-        owners = self._owners()
-        operator, _, phase, args, kwargs, out = call
+        owners, operator, args, out = self._owners(), call.operator, call.args, call.out
         if owners is None:
             self._add(totals, call, call.row)
         elif args and isinstance(args[0], list) and operator.name.startswith((FOREACH, FUSED)):
             for index, row in enumerate(owners.each(args[0], out)):
                 part = [_element(each, index) for each in args]
-                keywords = {name: _element(each, index) for name, each in kwargs.items()}
-                self._add(totals, Call(operator, row, phase, part, keywords, _element(out, index)), row)
+                keywords = {name: _element(each, index) for name, each in call.kwargs.items()}
+                self._add(totals, replace(call, row=row, args=part, kwargs=keywords, out=_element(out, index)), row)
         else:
             self._add(totals, call, owners.one(args))
 
@@ -265,10 +288,10 @@ class OperatorAccumulator:
         return row if phase != "optimizer" or self._step is None else self._step.last
 
     def _owners(self) -> StepOwners | None:
-        optimizer = self.scopes.optimizer
-        if optimizer is not None and (self._step is None or self._step.optimizer is not optimizer):
-            self._step = self._begin_step(optimizer)
-        return None if optimizer is None else self._step
+        optimizer, step = self.scopes.optimizer, self._step
+        if optimizer is not None and (step is None or step.optimizer is not optimizer):
+            step = self._step = self._begin_step(optimizer)
+        return None if optimizer is None else step
 
     def _begin_step(self, optimizer: Optimizer) -> StepOwners:
         """Look the owners up anew for each step, because each backward makes new gradients."""
@@ -278,6 +301,35 @@ class OperatorAccumulator:
             self.memory.relabel(owners.gradients(), "gradients")
             self.memory.add_earlier(owners.states(), "optimizer_state")
         return owners
+
+
+def _signature(values: Iterable[Any], places: dict[int, int]) -> tuple[Any, ...]:
+    """What calls alike have in common: the shapes of tensors, which of these are the same one, and all other values themselves.
+
+    Raises:
+        TypeError: A value is none that is known to decide nothing else. None is kept alive.
+    """
+    found: list[Any] = []
+    for value in values:
+        kind = type(value)
+        if kind in SHAPED:
+            place = places.get(id(value))
+            if place is not None:
+                found.append(place)
+                continue
+            places[id(value)] = len(places)
+            found += (value.shape, value.dtype)
+            if not value.is_contiguous():
+                if value.layout is not torch.strided:
+                    raise TypeError(value.layout)
+                found.append(value.stride())
+        elif kind in NUMBERS:
+            found.append(value)
+        elif kind is list or kind is tuple:
+            found.append(_signature(value, places))
+        else:
+            raise TypeError(kind)
+    return tuple(found)
 
 
 def _shapes(operator: Operator, args: Any) -> tuple[Any, ...]:
@@ -292,7 +344,7 @@ def _add_uncounted(totals: Totals, call: Call) -> None:
 
 def _dtype(first: Any, second: Any) -> torch.dtype | None:
     """The dtype of the first tensor: pass the operands of a contraction first, the results of any other operator."""
-    tensor = first if isinstance(first, Tensor) else first_tensor((first, second))
+    tensor = first_tensor((first, second))
     return None if tensor is None else tensor.dtype
 
 

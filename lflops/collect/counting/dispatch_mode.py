@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lflops.collect.attribution.gradient_sums import sums_gradients
+from lflops.collect.attribution.python_stack import sums_gradients
 from lflops.collect.counting.accumulator import Call, OperatorAccumulator
 from lflops.collect.counting.compiled_regions import row_of_region
 from lflops.collect.counting.cpu_kernels import SCRATCH
@@ -23,7 +23,7 @@ from lflops.collect.torch_private.dispatch_modes import (
     route_higher_order_operators,
 )
 from lflops.collect.torch_private.modules import never_compiled
-from lflops.collect.torch_private.operators import HigherOrderOperator, decompose, nested_kernel, python_kernel, run_kernel
+from lflops.collect.torch_private.operators import decompose, nested_kernel, python_kernel, run_kernel
 from lflops.collect.torch_private.tensors import NEEDS_VALUES, PLAIN, FakeTensor
 from lflops.profile.records import Phase
 
@@ -32,8 +32,6 @@ __all__ = ["CountingMode", "OperatorCounter", "RealParameterError"]
 FREE, DECOMPOSED, UNCOUNTED = Kind.FREE, Kind.DECOMPOSED, Kind.UNCOUNTED
 """Aliases, because looking a member up on an enumeration is slow, and every operator asks."""
 
-CONTROL_FLOW = frozenset({"cond", "while_loop", "while_loop_stack_output", "map_impl", "scan", "associative_scan"})
-"""Operators that call functions: branches, and bodies of loops."""
 DECIDES = frozenset({"cond", "while_loop", "while_loop_stack_output"})
 """Those of which values decide what they call, and how often."""
 
@@ -75,8 +73,7 @@ class CountingMode(TorchDispatchMode):
         self._fake = counter.fake
         self._operators = known_operators()
         self.is_off = False
-        # Not bound: a mode that referred to itself would keep the model until garbage is collected.
-        self._before, self._after = counter.guard(CountingMode._before_operator), counter.guard(CountingMode._after_operator)
+        self._fail = counter.guard(_raise)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -102,17 +99,18 @@ class CountingMode(TorchDispatchMode):
                 return self._run_sharded(function, args, kwargs) if any(map(is_sharded, types)) else NotImplemented
         if self._fake:
             _refuse_real_parameters(args)
-        elif isinstance(function, HigherOrderOperator) and function.name() in CONTROL_FLOW and not is_tracing():
-            return self._run_control_flow(function, args, kwargs)
         if (self._fake and is_tracing()) or (self._partial_tensors.active and self._counter.infers_shapes(args, kwargs)):
             return function(*args, **kwargs)
-        return self._count(function, args, kwargs)
-
-    def _count(self, function: Any, args: Any, kwargs: Any) -> Any:
         known = self._operators.get(id(function))  # its own hash is written in Python
-        if known is None:
-            known = self._add_operator(function)
-        operator = known[1]
+        return self._count(known[1] if known is not None else self._new_operator(function), function, args, kwargs)
+
+    def _new_operator(self, function: Any) -> Operator:
+        self._operators[id(function)] = (function, operator := Operator(function))
+        return operator
+
+    def _count(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
+        if operator.is_control_flow and not self._fake and not is_tracing():
+            return self._run_control_flow(function, args, kwargs)
         if operator.kind is DECOMPOSED or (operator.has_nested_kernel and nested_kernel(function, args)):
             push_mode(self)
             try:
@@ -128,15 +126,12 @@ class CountingMode(TorchDispatchMode):
             phase = "recompute"
         self._counter.record(Call(operator, row, phase, args, kwargs, out))
 
-    def _add_operator(self, function: Any) -> tuple[Any, Operator]:
-        known = self._operators[id(function)] = (function, Operator(function))
-        return known
-
     def _run_sharded(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on sharded tensors. It arrives a second time, and is then left to DTensor."""
-        operator = (self._operators.get(id(function)) or self._add_operator(function))[1]
         if self._counter.in_sharded_operator:
             return NotImplemented
+        known = self._operators.get(id(function))
+        operator = known[1] if known is not None else self._new_operator(function)
 
         def run() -> Any:
             push_mode(self)
@@ -171,48 +166,54 @@ class CountingMode(TorchDispatchMode):
         return out
 
     def _run(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
-        place = self._before(self, operator, args)
+        try:
+            place = self._before(operator, args)
+        except BaseException as error:  # noqa: BLE001 - the guard raises it, or has ended the count
+            place = self._fail(error)
         if place is None:
             return function(*args, **kwargs)
         kernel = python_kernel(function, args, kwargs) if operator.kind is UNCOUNTED else None
         out = function(*args, **kwargs) if kernel is None else self._run_inside(operator, function, kernel, args, kwargs)
-        self._after(self, Call(operator, place[0], place[1], args, kwargs, out), runs_inside=kernel is not None)
+        try:
+            self._after(Call(operator, *place, args, kwargs, out), runs_inside=kernel is not None)
+        except BaseException as error:  # noqa: BLE001 - the same
+            self._fail(error)
         return out
 
-    def _before_operator(self, operator: Operator, args: Any) -> tuple[str, Phase] | None:
+    def _before(self, operator: Operator, args: Any) -> tuple[str, Phase] | None:
         """The row and the phase of an operator that is about to run; `None` if nothing is to be reported of it."""
-        row, phase = self._scopes.current(args)
+        place = self._scopes.current(args)
         if operator.waits:
-            self._counter.wait(row, phase)
+            self._counter.wait(*place)
         if operator.kind is FREE and not operator.makes_storage:
-            if phase == "optimizer":
+            if place[1] == "optimizer":
                 self._counter.see_view(args)
             return None
         if self._memory is not None:
-            self._memory.before(operator.name, row_of_region(row), phase)
-        return row, phase
+            self._memory.before(operator.name, row_of_region(place[0]), place[1])
+        return place
 
-    def _after_operator(self, call: Call, *, runs_inside: bool) -> None:
+    def _after(self, call: Call, *, runs_inside: bool) -> None:
         """Report an operator that has run."""
-        operator, row, _, args, kwargs, out = call
-        if self._partial_tensors.active and not self._counter.in_sharded_operator:
-            self._partial_tensors.follow(operator, row, args, kwargs, out)
+        operator, counter = call.operator, self._counter
+        if self._partial_tensors.active and not counter.in_sharded_operator:
+            self._partial_tensors.follow(operator, call.row, call.args, call.kwargs, call.out)
         if operator.kind is not FREE and not runs_inside:
-            self._counter.record(call)
-        if self._memory is not None:
-            self._see_storages(self._memory, call._replace(row=row_of_region(row)))
+            counter.record(call)
+        if self._memory is not None and (operator.makes_storage or operator.fills):
+            self._see_storages(self._memory, call)
 
     def _see_storages(self, memory: LiveMemory, call: Call) -> None:
         """Report the storages that an operator allocated."""
-        operator, row, phase, args, kwargs, out = call
-        if phase == "backward" and operator.name == ADD and not self._counter.in_sharded_operator and sums_gradients(args, kwargs):
-            memory.after_sum(operator.name, row, phase, out, args[0])
-        elif operator.makes_storage:
-            memory.after(operator.name, self._counter.owner(row, phase), phase, out)
-            if self._counter.scratch and (scratch := SCRATCH.get(operator.name)) is not None:
-                memory.scratch(operator.name, row, phase, scratch(args))
-        elif operator.fills:
-            memory.filled(operator.name, row, phase, tensors_of((kwargs["out"],)))
+        name, row, phase, args = call.operator.name, row_of_region(call.row), call.phase, call.args
+        if not call.operator.makes_storage:
+            memory.filled(name, row, phase, tensors_of((call.kwargs["out"],)))
+        elif phase == "backward" and name == ADD and not self._counter.in_sharded_operator and sums_gradients(args, call.kwargs):
+            memory.after_sum(name, row, phase, call.out, args[0])
+        else:
+            memory.after(name, self._counter.owner(row, phase), phase, call.out)
+            if self._counter.scratch and (scratch := SCRATCH.get(name)) is not None:
+                memory.scratch(name, row, phase, scratch(args))
 
     def _run_inside(self, operator: Operator, function: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator that is written in Python, and see the operators that it calls."""
@@ -230,6 +231,10 @@ class CountingMode(TorchDispatchMode):
 
         row, phase = self._scopes.current(args)
         return self._counter.run_inside(Call(operator, row, phase, args, kwargs, None), run)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 def _refuse_real_parameters(args: Any) -> None:

@@ -3,6 +3,7 @@
 The same allocations and frees, of several steps, are requests for the simulation of the caching allocator.
 """
 
+import contextlib
 import heapq
 import weakref
 from collections import Counter, defaultdict
@@ -10,12 +11,13 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
+from msgspec import Struct
 from torch import Tensor
 
 from lflops.allocator.simulation import Request
 from lflops.collect.counting.cpu_kernels import rounded_up
 from lflops.collect.counting.traffic import tensors_of
-from lflops.collect.torch_private.tensors import FakeTensor, local_part, storage_key
+from lflops.collect.torch_private.tensors import PLAIN, FakeTensor, local_part, storage_key
 from lflops.profile.model import Allocation, Memory, Moment
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import CATEGORIES, ByCategory, Phase
@@ -78,7 +80,7 @@ BORN_IN: dict[Phase, str] = {
 }
 
 
-class Birth(NamedTuple):
+class Birth(Struct, frozen=True, gc=False):
     """What is known of a storage when it is first seen."""
 
     nbytes: int
@@ -90,6 +92,14 @@ class Birth(NamedTuple):
 
 Survivors = list[tuple[int, weakref.ref[Any], Birth]]
 """Keys and storages that a step made, and that were alive at its end. None is kept alive."""
+
+
+class _Followed(weakref.ref[Any]):
+    """A storage that is followed: one object for each."""
+
+    __slots__ = ("key", "serial")
+    key: int
+    serial: int
 
 
 class _Replaced(NamedTuple):
@@ -131,7 +141,8 @@ class LiveMemory:
         self._round_to = round_to
         self._births: list[Birth] = []
         self._events: list[int] = []
-        self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
+        self._alive: dict[int, _Followed] = {}
+        self._dead: list[_Followed] = []  # filled without a line of ours: Python drops an interrupt in a callback
         self._live = 0
         self._peak = 0
         self._peak_event = 0
@@ -159,6 +170,8 @@ class LiveMemory:
 
     def before(self, operator: str, row: str, phase: Phase) -> None:
         """Record the live bytes before an operator runs."""
+        if self._dead:
+            self._see_deaths()
         if self._resized:
             self._drop_emptied()
         if self._replaced is not None:
@@ -182,6 +195,7 @@ class LiveMemory:
         is taken to be freed before the sum is allocated. If something else keeps the term, autograd does not write over it, and both
         are alive.
         """
+        self._see_deaths()
         before, (_, sum_key), (_, term_key) = self._live, storage_key(out), storage_key(term)
         if sum_key in self._alive or term_key not in self._alive or out.untyped_storage().nbytes() != term.untyped_storage().nbytes():
             self.after(operator, row, phase, out)
@@ -205,6 +219,7 @@ class LiveMemory:
 
     def scratch(self, operator: str, row: str, phase: Phase, nbytes: int) -> None:
         """Record bytes that a kernel allocated besides its results, and freed before it returned."""
+        self._see_deaths()
         nbytes = rounded_up(nbytes, self._round_to)
         serial, live = len(self._births), self._live + nbytes
         self._births.append(Birth(nbytes, "temporary", operator, row, phase))
@@ -233,12 +248,14 @@ class LiveMemory:
             storage = reference()
             if storage is None or not storage.nbytes():
                 del self._resized[key]
-                self._die(key, reference)
+                if key in self._alive:
+                    self._die(self._alive[key])
                 if self._log is not None:
                     self._log.freed(key)
 
     def add_earlier(self, tensors: Iterable[tuple[Tensor, str]], category: str) -> None:
         """Add tensors, each with its row, that are found late but have existed from the beginning."""
+        self._see_deaths()
         before, peak, peak_event, peak_index = self._events, self._peak, self._peak_event, self._peak_index
         self._events = []
         for tensor, row in tensors:
@@ -255,21 +272,23 @@ class LiveMemory:
 
     def relabel(self, tensors: Iterable[Tensor], category: str) -> None:
         """Change the category of storages that are still alive."""
+        self._see_deaths()
         for tensor in tensors:
             found = storage_of(tensor)
             alive = self._alive.get(found[1]) if found else None
             if alive is not None:
-                self._relabelled[alive[0]] = category
+                self._relabelled[alive.serial] = category
 
     def stop(self) -> None:
         """Stop following storages."""
+        self._see_deaths()
         if self._replaced is not None:
             self._keep_both(self._replaced)
         if self._survivors is not None:
             labels = self._relabelled
-            alive = ((key, kept, serial) for key, (serial, kept) in self._alive.items())
             # An optimizer's parameters lead to its state.
-            self._survivors[:] = [(key, kept, self._births[each]) for key, kept, each in alive if labels.get(each) != "optimizer_state"]
+            alive = [each for each in self._alive.values() if labels.get(each.serial) != "optimizer_state"]
+            self._survivors[:] = [(each.key, each, self._births[each.serial]) for each in alive]
         self._alive.clear()
 
     def peak_of_rows(self) -> dict[str, int]:
@@ -307,39 +326,44 @@ class LiveMemory:
         )
 
     def _bear(self, tensor: Tensor, category: str, operator: str, row: str, phase: Phase) -> None:
+        if self._dead:
+            self._see_deaths()
         found = storage_of(tensor)
-        if found is None:
+        if found is None or found[1] in self._alive:
             return
         storage, key = found
-        if key not in self._alive:
-            birth = Birth(rounded_up(storage.nbytes(), self._round_to), category, operator, row, phase)
+        nbytes = storage.nbytes()
+        if nbytes:
+            birth = Birth(-(-nbytes // self._round_to) * self._round_to, category, operator, row, phase)
             self._bear_storage(storage, key, birth, fake=tensor.is_meta or type(tensor) is FakeTensor)
 
     def _bear_storage(self, storage: Any, key: int, birth: Birth, *, fake: bool) -> None:
-        nbytes = birth.nbytes
-        if not nbytes:
-            return
         if self._log is not None:
             self._log.allocated(storage, key, storage.nbytes())
         serial = len(self._births)
         self._births.append(birth)
-        self._alive[key] = (serial, weakref.ref(storage, partial(self._die, key)))
+        followed = self._alive[key] = _Followed(storage, self._dead.append)
+        followed.key, followed.serial = key, serial
         self._events.append(serial)
         if fake:
             self._fake.add(serial)
-        self._live += nbytes
+        self._live += birth.nbytes
         if self._live > self._peak:
             self._peak, self._peak_event, self._peak_index = self._live, len(self._events), max(len(self._moments) - 1, 0)
 
-    def _die(self, key: int, _reference: object) -> None:
-        alive = self._alive.pop(key, None)
-        if alive is not None:
-            if self._replaced is not None and self._replaced.key == key:
-                self._events.insert(self._replaced.place, ~alive[0])
+    def _see_deaths(self) -> None:
+        with contextlib.suppress(IndexError):  # another thread may have taken the last one
+            while self._dead:
+                self._die(self._dead.pop(0))
+
+    def _die(self, storage: _Followed) -> None:
+        if self._alive.pop(storage.key, None) is not None:
+            if self._replaced is not None and self._replaced.key == storage.key:
+                self._events.insert(self._replaced.place, ~storage.serial)
                 self._replaced = None
             else:
-                self._events.append(~alive[0])
-            self._live -= self._births[alive[0]].nbytes
+                self._events.append(~storage.serial)
+            self._live -= self._births[storage.serial].nbytes
 
     def _timeline(self) -> tuple[list[Moment], dict[str, int]]:
         """The moments that are kept, each with the live bytes by final category; and the most of each category."""
@@ -384,6 +408,6 @@ class LiveMemory:
 def storage_of(tensor: Tensor) -> tuple[Any, int] | None:
     """The storage of this rank's part of a tensor, and its key; `None` if the tensor has no storage."""
     try:
-        return storage_key(local_part(tensor))
+        return storage_key(tensor if type(tensor) in PLAIN else local_part(tensor))
     except (NotImplementedError, RuntimeError, ValueError):  # a sparse tensor has none, a lazy one has none yet
         return None

@@ -1,6 +1,7 @@
 """Operators: the kind and the cost function of each, looked up once."""
 
 from enum import Enum, auto
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -8,8 +9,9 @@ from torch import Tensor
 
 # Each file registers its costs when it is imported.
 from lflops.collect.operator_costs import attention_masks, quantized_convolution  # noqa: F401
-from lflops.collect.operator_costs.table import CallCost, all_formulas, formula_of
+from lflops.collect.operator_costs.table import CallCost, all_formulas, formula_of, is_pure
 from lflops.collect.torch_private.operators import (
+    HigherOrderOperator,
     OpOverload,
     decomposes,
     has_nested_kernel,
@@ -41,6 +43,9 @@ WRAPS = "_wrap_tensor_autograd"
 LIFTS = frozenset({"lift", "lift_fresh"})
 """Operators by which memory that no operator made arrives: from `torch.tensor`, or a loaded array."""
 
+CONTROL_FLOW = frozenset({"cond", "while_loop", "while_loop_stack_output", "map_impl", "scan", "associative_scan"})
+"""Operators that call functions: branches, and bodies of loops."""
+
 NOTHING = Cost()
 
 
@@ -62,30 +67,31 @@ class Operator:
         known_as: The name in the tables: with its namespace unless that is one of `LIKE_ATEN`.
         kind: How a call is counted.
         cost: The cost of a call, from its arguments and result.
+        is_pure: Whether shapes and numbers determine the cost, so that calls alike in these cost the same.
         makes_storage: Whether results are new memory.
         fills: Whether it writes to storages that have got their memory without an operator.
+        is_control_flow: Whether it calls functions: branches, or bodies of loops.
         has_nested_kernel: Whether its kernel for nested tensors calls other operators.
         waits: Whether ranks wait for each other in it, and nothing is carried.
-        written: Names and positions of the arguments that it writes to.
+        written: The position of each argument that it writes to, by name.
     """
 
-    __slots__ = ("cost", "fills", "has_nested_kernel", "kind", "known_as", "makes_storage", "name", "waits", "written")
-
     def __init__(self, function: Any) -> None:
-        """Look the operator up in the tables, then in the convention."""
         qualified = qualified_name(function).split(".")[0]
         namespace, _, name = qualified.rpartition("::")
         self.known_as = name if namespace in LIKE_ATEN else f"{namespace}::{name}"
         self.name = name if namespace in ("aten", "") else qualified
         self.waits = namespace in COLLECTIVES and name in AWAITED
-        self.written = written_arguments(function) if isinstance(function, OpOverload) else ()
+        self.written = dict(written_arguments(function)) if isinstance(function, OpOverload) else {}
         no_work = namespace in NAMESPACES_WITHOUT_WORK  # such as asking for the device of a fake tensor
         makes = not isinstance(function, OpOverload) or self.known_as in LIFTS or makes_storage(function)
         self.makes_storage = makes and not no_work and name != WRAPS
         self.fills = qualified == GATHERS
+        self.is_control_flow = isinstance(function, HigherOrderOperator) and name in CONTROL_FLOW
         views = bool(getattr(function, "is_view", False))
         self.has_nested_kernel = isinstance(function, OpOverload) and not no_work and not views and has_nested_kernel(function)
         formula = formula_of(function)
+        self.is_pure = formula is None or is_pure(function)
         self.cost: CallCost = formula or _nothing
         self.kind = Kind.COUNTED
         if formula is not None:
@@ -106,7 +112,8 @@ class Operator:
         """A function that is no operator, which is counted by a formula, or listed."""
         made = cls.__new__(cls)
         made.name = made.known_as = name
-        made.written, made.makes_storage, made.has_nested_kernel, made.fills, made.waits = (), True, False, False, False
+        made.written, made.makes_storage = {}, True
+        made.has_nested_kernel = made.is_control_flow = made.is_pure = made.fills = made.waits = False
         made.kind = Kind.UNCOUNTED if cost is None else Kind.COUNTED
         made.cost = cost or _nothing
         return made
@@ -129,7 +136,9 @@ def first_tensor(value: Any) -> Tensor | None:
     if isinstance(value, Tensor):
         return value
     if isinstance(value, list | tuple):
-        return next((found for found in map(first_tensor, value) if found is not None), None)
+        for each in value:
+            if (found := first_tensor(each)) is not None:
+                return found
     return None
 
 
@@ -170,9 +179,14 @@ def _floating_elements(tensor: Tensor | None) -> int:
     return tensor.numel() if tensor is not None and (tensor.dtype.is_floating_point or tensor.dtype.is_complex) else 0
 
 
+@lru_cache
+def _flops(number: int) -> Cost:
+    return Cost(other_flops=number)
+
+
 def _per_output(operations: int) -> CallCost:
     def cost(_args: Any, _kwargs: Any, out: Any) -> Cost:
-        return Cost(0, None, operations * _floating_elements(out if isinstance(out, Tensor) else first_tensor(out)))
+        return _flops(operations * _floating_elements(out if isinstance(out, Tensor) else first_tensor(out)))
 
     return cost
 
@@ -181,7 +195,7 @@ def _per_input(operations: int) -> CallCost:
     def cost(args: Any, _kwargs: Any, _out: Any) -> Cost:
         first = args[0] if args else None
         if isinstance(first, list | tuple):
-            return Cost(other_flops=operations * sum(map(_floating_elements, first)))
-        return Cost(other_flops=operations * _floating_elements(first))
+            return _flops(operations * sum(map(_floating_elements, first)))
+        return _flops(operations * _floating_elements(first))
 
     return cost

@@ -84,9 +84,10 @@ class StepOwners:
     def _register(self) -> None:
         self._states = len(self.optimizer.state)
         for parameter in self._parameters():
-            self._add(parameter, self._tree.owner(parameter))
+            row = self._tree.owner(parameter)
+            self._add(parameter, row)
             if parameter.grad is not None:
-                self._add(parameter.grad, self._tree.owner(parameter))
+                self._add(parameter.grad, row)
         for tensor, row in self.states():
             self._add(tensor, row)
 

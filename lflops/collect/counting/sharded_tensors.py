@@ -128,7 +128,7 @@ class PartialTensors:
         is_partial = collective.startswith(SCATTER) or (not collective.startswith(GATHER) and self.in_any((args, kwargs)))
         if not is_partial and not collective:
             return  # a tensor that is written in place stays partial
-        written = [args[position] if position < len(args) else kwargs.get(name) for name, position in operator.written]
+        written = [args[position] if position < len(args) else kwargs.get(name) for name, position in operator.written.items()]
         for tensor in tensors_of((out, *written)):
             self._mark(tensor, is_partial=is_partial)
 
@@ -144,12 +144,9 @@ class PartialTensors:
             return
         storage, key = found
         if is_partial:
-            self._storages.setdefault(key, weakref.ref(storage, partial(self._forget, key)))
+            self._storages.setdefault(key, weakref.ref(storage, partial(self._storages.pop, key)))
         else:
             self._storages.pop(key, None)
-
-    def _forget(self, key: int, _reference: object) -> None:
-        self._storages.pop(key, None)
 
 
 def _is_partial(tensor: Any) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from msgspec import Struct
 
 from lflops.formulas.table import Cost
 from lflops.profile.notes import Note
@@ -23,8 +24,7 @@ CollectiveKey = tuple[str, Phase, str, str, "int | None"]
 """Row, phase, collective, process group, the group's size."""
 
 
-@dataclass(slots=True)
-class Counts:
+class Counts(Struct, gc=False):
     """The sums of several calls; the fields are the `COUNTS` of a profile."""
 
     calls: int = 0
@@ -44,8 +44,7 @@ class Counts:
         self.comm_bytes += other.comm_bytes
 
 
-@dataclass(slots=True)
-class Transfers:
+class Transfers(Struct, gc=False):
     """Calls and their bytes: the payload of a collective, the tensors of an uncounted operator."""
 
     calls: int = 0

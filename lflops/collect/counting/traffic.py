@@ -15,7 +15,7 @@ from torch import Tensor, distributed
 
 from lflops.collect.counting.operators import Operator
 from lflops.collect.torch_private.distributed import group_named
-from lflops.collect.torch_private.tensors import sparse_parts
+from lflops.collect.torch_private.tensors import PLAIN, sparse_parts
 
 __all__ = ["Collective", "bytes_moved", "collective_of", "is_deferred", "size", "tensors_of"]
 
@@ -62,19 +62,11 @@ def bytes_moved(operator: Operator, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def _moved(operator: Operator, packet: str, args: Any, kwargs: Any, out: Any) -> int:
-    unread = UNREAD.get(packet)
-    given: dict[int, Tensor] = {}
-    for position, arg in enumerate(args):
-        if position == unread:
-            continue
-        if isinstance(arg, Tensor):
-            given[id(arg)] = arg
-        elif isinstance(arg, list | tuple):
-            given.update((id(each), each) for each in tensors_of(arg))
-    for name, value in kwargs.items():
-        if not any(name == out_name for out_name, _ in operator.written):
-            given.update((id(each), each) for each in tensors_of((value,)))
-    read = sum(map(size, given.values()))
+    given = list(args)
+    if packet:
+        del given[UNREAD[packet] : UNREAD[packet] + 1]
+    given += [value for name, value in kwargs.items() if name not in operator.written]
+    read = sum(map(size, {id(each): each for each in tensors_of(given)}.values()))
     if packet in SCATTERED:
         written: int = SCATTERED[packet](args) * args[0].element_size()
         adds = packet in ADDS or (packet in ADDS_IF_ASKED and len(args) > 3 and args[3])
@@ -90,12 +82,11 @@ def _moved(operator: Operator, packet: str, args: Any, kwargs: Any, out: Any) ->
 def size(tensor: Tensor) -> int:
     """Bytes of the distinct elements of a tensor."""
     if tensor.layout is torch.strided and tensor.is_contiguous():
-        nbytes: int = tensor.nbytes
-        return nbytes
+        return tensor.nbytes
     if tensor.layout is not torch.strided or tensor.is_nested:
         parts = _sparse_parts(tensor)
         return sum(map(size, parts)) if parts else tensor.numel() * tensor.element_size()
-    distinct: int = tensor.nbytes
+    distinct = tensor.nbytes
     for extent, stride in zip(tensor.shape, tensor.stride(), strict=True):
         if not stride and extent:
             distinct //= extent
@@ -110,7 +101,7 @@ def _written(operator: Operator, args: Any, kwargs: Any, out: Any) -> int:
         return sum(map(size, returned))
     # A fused optimizer writes gradients only where it has to unscale them.
     unwritten = "grads" if operator.known_as.startswith("_fused_") and kwargs.get("grad_scale") is None else ""
-    written = [args[at] if at < len(args) else kwargs.get(name) for name, at in operator.written if name != unwritten]
+    written = [args[at] if at < len(args) else kwargs.get(name) for name, at in operator.written.items() if name != unwritten]
     return sum(map(size, tensors_of(written)))
 
 
@@ -131,12 +122,12 @@ def _indexed(x: Tensor, indices: Any, values: Tensor) -> int:
 
 def tensors_of(values: Any) -> list[Tensor]:
     """The tensors among arguments or results, in lists too."""
-    found = []
+    found: list[Tensor] = []
     for value in values:
-        if isinstance(value, Tensor):
+        if type(value) in PLAIN or isinstance(value, Tensor):
             found.append(value)
-        elif isinstance(value, list | tuple):
-            found.extend(tensors_of(value))
+        elif isinstance(value, (list, tuple)):
+            found += tensors_of(value)
     return found
 
 

@@ -25,7 +25,7 @@ from lflops.collect.torch_private.tensors import FakeTensor, local_part, stored_
 from lflops.errors import CountError
 from lflops.formulas.table import FORMULAS, READS, Cost, Formula, SparseShape, Values
 
-__all__ = ["CallCost", "all_formulas", "cost_of_call", "formula_of", "known", "register_formula", "shapes", "values_of"]
+__all__ = ["CallCost", "all_formulas", "cost_of_call", "formula_of", "is_pure", "known", "register_formula", "shapes", "values_of"]
 
 SPARSE = frozenset((torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
 """Layouts that store only some of the elements."""
@@ -95,6 +95,13 @@ def formula_of(operator: Any) -> CallCost | None:
     if packet in FORMULAS:
         return bind(FORMULAS[packet], operator)
     return _COSTS.get(packet)
+
+
+def is_pure(operator: Any) -> bool:
+    """Whether the operator's cost is that of a formula of ours that reads no numbers."""
+    name = qualified_name(operator)
+    packet = name.split(".")[0]
+    return packet in FORMULAS and not READS[packet] and name not in _USERS and packet not in _USERS
 
 
 def shapes(value: Any) -> Any:

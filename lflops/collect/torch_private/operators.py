@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lflops.collect.torch_private.known_torch import known_torch
+from lflops.collect.torch_private.tensors import PLAIN
 
 with known_torch():
     from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -72,7 +73,7 @@ def decompose(operator: OpOverload, args: Any, kwargs: Any) -> Any:
 def nested_kernel(operator: OpOverload, args: Any) -> Any:
     """The dispatch key of the kernel that calls other operators on nested tensors; `None` if no argument is one."""
     for each in args:
-        if isinstance(each, Tensor) and each.is_nested and each.layout is torch.strided:
+        if type(each) in PLAIN and each.is_nested and each.layout is torch.strided:
             return next((key for key in NESTED.get(each.device.type, ()) if _has_kernel(operator, key)), None)
     return None
 
