@@ -203,7 +203,7 @@ CULPRITS: dict[str, tuple[Culprit, list[str]]] = {
     "patches the call of modules": (patch(nn.Module, "__call__"), ["class Module", "torch.nn.Module.__call__"]),
     "patches the forward of a class": (patch(nn.Linear, "forward"), ["class Linear", "torch.nn.Linear.forward"]),
     "patches the model's class": (patch(Patient, "forward"), ["class Patient"]),
-    "patches an optimizer": (patch(torch.optim.AdamW, "step"), ["torch.optim.AdamW.step"]),
+    "patches an optimizer": (patch(torch.optim.SGD, "step"), ["torch.optim.SGD.step"]),
     "patches all optimizers": (patch(torch.optim.Optimizer, "profile_hook_step"), ["torch.optim.Optimizer.profile_hook_step"]),
     "patches an ATen packet": (patch(torch.ops.aten, "mm"), ["torch.ops.aten.mm"]),
     "patches backward": (patch(torch.autograd, "backward"), ["torch.autograd.backward"]),
