@@ -67,7 +67,7 @@ class Operator:
         known_as: The name in the tables: with its namespace unless that is one of `LIKE_ATEN`.
         kind: How a call is counted.
         cost: The cost of a call, from its arguments and result.
-        is_pure: Whether shapes and numbers determine the cost, so that calls alike in these cost the same.
+        is_pure: Whether shapes and numbers determine the cost, so that calls in which these are equal cost the same.
         makes_storage: Whether results are new memory.
         fills: Whether it writes to storages that have got their memory without an operator.
         is_control_flow: Whether it calls functions: branches, or bodies of loops.
