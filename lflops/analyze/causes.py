@@ -24,6 +24,7 @@ from lflops.profile.series import grouped
 __all__ = ["Cause", "causes"]
 
 _WORTH = 0.02  # of the step: what costs less is no cause
+_LEAST = {"outside": 0.05, "no_products": 0.05}  # the same for what every model has some of
 _LEAST_MODULES = 3
 _LEAST_RATIO = 1.5
 _MORE_CALLS = 2
@@ -81,11 +82,15 @@ def causes(
     ]
     in_modules += [replace(each, is_rough=is_rough) for each in by_evidence]
     exchanged = sum(communicating(profile, times).values())
-    parts = _parts(times, budget, exchanged, in_modules, {} if is_rough else patterns)
+    parts = list(_parts(times, budget, exchanged, in_modules, {} if is_rough else patterns))
+    if budget is None and is_rough:
+        own = {"forward": times.phases.get("forward", 0.0), "backward": times.phases.get("backward", 0.0) - exchanged}
+        parts += (Cause(kind=f"all_{name}", seconds=max(seconds, 0.0)) for name, seconds in own.items())
+        in_modules = []  # they are in these
     found = [*_threads(profile), *late, *_without([*in_modules, *parts], late)]
     if budget is None and not is_rough:
         found += _without_products(busiest, {patterns.get(each.module, "") for each in in_modules})
-    kept = [each for each in found if each.seconds is None or each.seconds >= _WORTH * times.mean]
+    kept = [each for each in found if each.seconds is None or each.seconds >= _LEAST.get(each.kind, _WORTH) * times.mean]
     kept.sort(key=lambda each: (each.seconds is not None, -(each.seconds or 0.0)))
     if busiest and (not kept or (budget is None and not is_rough)):
         most = next((each for each in busiest if each.pattern), busiest[0])  # the model itself is another cause
@@ -103,7 +108,8 @@ def _threads(profile: Profile) -> Iterator[Cause]:
 def _of_ranks(imbalance: Imbalance, mean: float) -> Iterator[Cause]:
     if imbalance.worst_share is not None:
         worst = imbalance.rows[0]
-        yield Cause(kind="rank", seconds=mean * imbalance.worst_share, module=worst.module, value=worst.slow_rank, phase=worst.phase)
+        seconds = min(worst.seconds_lost, mean)
+        yield Cause(kind="rank", seconds=seconds, module=worst.module, value=worst.slow_rank, phase=worst.phase)
 
 
 def _without(found: Iterable[Cause], late: Iterable[Cause]) -> list[Cause]:

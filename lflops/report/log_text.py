@@ -11,7 +11,7 @@ from lflops.profile.model import Profile
 from lflops.report.lines.diff import headline
 from lflops.report.lines.layout import speed_lines, verdict_lines
 from lflops.report.lines.report import Report, report_of, uncounted
-from lflops.report.lines.text import counted, plain, shortened_name
+from lflops.report.lines.text import counted, itself_of, plain, shortened_name
 
 __all__ = ["log_text"]
 
@@ -82,7 +82,7 @@ def _modules(analysis: Analysis) -> Iterator[tuple[str, str]]:
 def _named(each: BusyModules) -> str:
     """The name, its number and its class. What is cut off is the beginning of a long name."""
     if not each.name:
-        return f"{plain(each.kind) or 'the model'} itself, outside its layers"
+        return itself_of(each.kind)
     after = f"{f' ×{each.modules}' if each.modules > 1 else ''}  {plain(each.kind)}"
     return f"{shortened_name(plain(each.name), max(_NAME - len(after), _LEAST_NAME))}{after}"
 

@@ -85,7 +85,7 @@ def communication_on_host(events: Sequence[Event]) -> dict[int, Communicated]:
     awaited = joined((event.start, event.end) for event in events if _namespace(event) in WITH_COLLECTIVES)
     operators = (event for event in events if not event.is_named and _namespace(event) not in {None, *AUTOGRAD})
     computed = outside(joined((event.start, event.end) for event in operators), awaited)
-    found = {}
+    found, covered = {}, 0
     for event in ran:
         if not launches or launches[0].start > event.start:
             continue  # launched before the recording began
@@ -94,7 +94,8 @@ def communication_on_host(events: Sequence[Event]) -> dict[int, Communicated]:
             launch = launches[0]
         while launches.popleft() is not launch:
             pass
-        exposed = length(outside([(event.start, event.end)], computed))
+        alone = max(event.start, covered), max(event.end, covered)  # two that wait at once wait for one time
+        exposed, covered = length(outside([alone], computed)), alone[1]
         found[launch.start] = Communicated(collective_kind(launch.name), event.end - event.start, exposed)
     return found
 

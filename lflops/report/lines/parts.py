@@ -19,6 +19,8 @@ class _Words(NamedTuple):
     advice: str
 
 
+_MEASURE_AGAIN = "Time more steps by module (active=8 in the schedule), on a machine that does nothing else"
+
 _WORDS: Mapping[str, _Words] = {
     "useful": _Words("useful matrix multiplication", "Multiply in a lower precision"),
     "recompute": _Words("recomputed matrix multiplication", "Checkpoint fewer layers, if memory allows it"),
@@ -27,7 +29,7 @@ _WORDS: Mapping[str, _Words] = {
     "data": _Words("waiting for data", "Give the DataLoader more workers, persistent_workers=True, or cheaper transforms"),
     "transfer": _Words("copying batches to the device", "Give the DataLoader pin_memory=True, or the batch smaller dtypes"),
     "clip": _Words("gradient clipping", "Clip gradients with foreach=True, or less often"),
-    "optimizer": _Words("optimizer work", "Give the optimizer fused=True or foreach=True, or use larger batches"),
+    "optimizer": _Words("optimizer work", "Give the optimizer fused=True, or use larger batches"),
     "other": _Words(
         "outside all phases: logging, callbacks, metrics, zeroing gradients", "Log less often, and keep .item() out of the step"
     ),
@@ -35,13 +37,15 @@ _WORDS: Mapping[str, _Words] = {
     "sync": _Words("waiting for other ranks in Lightning's own collectives", "Log with sync_dist=True less often"),
     "communication": _Words(
         "communication, or waiting for other ranks, while nothing is computed",
-        "Communicate in larger buckets, less often (gradient accumulation), or on a faster link",
+        "Communicate less often (gradient accumulation), in larger messages, or on a faster link",
     ),
     "copy": _Words("copies that overlap with nothing", "Copy from pinned memory with non_blocking=True"),
     "idle": _Words(
         "idle time of the device",
         "Give the device fewer and larger kernels (torch.compile), no .item(), and batches from more workers",
     ),
+    "all_forward": _Words("forward, and no one can say in which module", _MEASURE_AGAIN),
+    "all_backward": _Words("backward, and no one can say in which module", _MEASURE_AGAIN),
     "forward": _Words("forward outside of the layers", "Count ignored modules, and name the rest with lflops.scope"),
     "backward": _Words("backward outside of the layers", "Count ignored modules, and name the rest with lflops.scope"),
 }

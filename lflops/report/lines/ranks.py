@@ -25,7 +25,7 @@ _OUTSIDE = {
     "transfer": "transfer",
     "clip": "clipping",
     "optimizer": "the optimizer",
-    "other": "what is outside of modules",
+    "other": "other work outside of modules",
     "sync": "Lightning's own collectives",
 }
 """The phases of a step that are in no module."""
@@ -47,7 +47,8 @@ def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
         yield "all ranks", f"{units.count(sum(macs))} MACs forward and backward{uneven}"
     yield from _imbalance(analysis)
     yield from _communication(analysis)
-    yield from _labelled("waiting", map(_waiting, analysis.imbalance.waits[:_WORST]))
+    if analysis.imbalance.too_few_steps is None:
+        yield from _labelled("waiting", map(_waiting, analysis.imbalance.waits[:_WORST]))
     yield from _by_rank(listed, {"data wait by rank": lambda rank: rank.data, "CPU time by rank": lambda rank: rank.cpu})
 
 
@@ -127,8 +128,10 @@ def slowest_rank(analysis: Analysis) -> Iterator[tuple[float, str]]:
         rank = f"Rank {worst.slow_rank}{_hosts(analysis).get(worst.slow_rank, '')}"
         where = "everything" if worst.phase == "all" else _where(worst.module, worst.phase)
         why = f"it is slow in {where}" if worst.cause is None else _cause(worst)
-        cost = f"{units.percent(share)} of the step ({units.duration(share * (analysis.step_times.mean or 0.0))})"
-        yield share, f"{rank} makes the other ranks wait for {cost}: {why}."
+        seconds = min(worst.seconds_lost, analysis.step_times.mean or 0.0)
+        cost = f"{units.percent(analysis.step_times.share(seconds))} of the step ({units.duration(seconds)})"
+        others = "the other ranks" if len(analysis.profile.ranks) > 2 else "the other rank"
+        yield share, f"{rank} makes {others} wait for {cost}: {why}."
 
 
 def _sentence(row: Row, hosts: Mapping[int, str]) -> str:
@@ -196,7 +199,7 @@ def _where(module: str, phase: str) -> str:
     if not module and phase in _OUTSIDE:
         return _OUTSIDE[phase]
     if phase == "wait":
-        return "the wait at the end of backward"
+        return "the exchange of gradients at the end of backward"
     own = module or "the model's own"
     return plain(f"{own} {phase}")
 

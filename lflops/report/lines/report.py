@@ -20,7 +20,7 @@ from lflops.profile.module_names import added_up, fold_repeats
 from lflops.profile.notes import are_times_far_off, sentence
 from lflops.report.lines.parts import advice, label_of, what_it_is
 from lflops.report.lines.ranks import ranks
-from lflops.report.lines.text import counted, plain
+from lflops.report.lines.text import counted, plain, plus_minus
 from lflops.report.lines.verdict import Verdict, verdict
 
 __all__ = ["Fact", "Part", "Report", "report_of", "uncounted"]
@@ -45,6 +45,7 @@ _KINDS = {
 }
 _LISTED = 12
 _LEADING_MODULES = 3
+_FASTER = 0.9  # timing modules makes no step faster
 _PARTS_OF_FORWARD = ("prefill", "decode")
 
 
@@ -184,7 +185,8 @@ def _speed(analysis: Analysis) -> Iterator[Fact]:
         factor = _TEXT["factor"](times.cpu_seconds.median / times.seconds.median if times.seconds.median else None)
         yield _fact("CPU time", times.cpu_seconds.median, "s", f"{factor} the time of the median {one}{in_kernel}")
     if run.observer_ratio is not None:
-        remark = f"{several} timed by module over undisturbed {several}"
+        faster = "; something else slowed the undisturbed ones" if run.observer_ratio < _FASTER else ""
+        remark = f"{several} timed by module over undisturbed {several}{faster}"
         yield _fact("observer", run.observer_ratio, "factor", remark, label="cost of timing")
 
 
@@ -192,9 +194,9 @@ def _rests_on(analysis: Analysis, one: str, several: str) -> str:
     times, numbers = analysis.step_times, [step.index for step in analysis.profile.steps if step.is_clean and step.seconds is not None]
     if times.seconds is None or times.steps == 1:
         return f"of one undisturbed {one}"
-    spread = f" ± {units.percent(times.spread)}" if times.spread is not None else ""
-    which = f", {min(numbers):,} to {max(numbers):,}" if one == "step" else ""
-    return f"mean of {units.count(times.steps)} {several}{which}; median {units.duration(times.seconds.median)}{spread}"
+    spread = f" ± {plus_minus(times.spread)}" if times.spread is not None else ""
+    which = f"of the {several} {min(numbers):,} to {max(numbers):,}" if one == "step" else several
+    return f"mean of {units.count(times.steps)} {which}; median {units.duration(times.seconds.median)}{spread}"
 
 
 def _phases(times: StepTimes, one: str) -> Iterator[Fact]:

@@ -4,7 +4,7 @@ import re
 
 from lflops import units
 
-__all__ = ["counted", "plain", "shortened", "shortened_name"]
+__all__ = ["counted", "itself_of", "plain", "plus_minus", "shortened", "shortened_name"]
 
 _NUMBER = re.compile(r"…[*{\d]")
 """What is left of a name that was cut before a number."""
@@ -30,6 +30,16 @@ def shortened_name(name: str, width: int) -> str:
         parts = parts[1:]
         name = f"…{'.'.join(parts)}"
     return shortened(name, width)
+
+
+def itself_of(kind: str) -> str:
+    """What is in no module below the root, by the root's class. Several models are in a `ModuleDict`, which is nobody's."""
+    return "the code around the models" if kind == "ModuleDict" else f"{plain(kind) or 'the model'} itself, outside its layers"
+
+
+def plus_minus(spread: float) -> str:
+    """How far steps are from the median, as a share of it; no step can be shorter than nothing."""
+    return units.percent(spread) if spread <= 1 else "more than 100 %"
 
 
 def counted(number: int, noun: str) -> str:

@@ -1,5 +1,6 @@
 """What a reader acts on: how fast a step is, why it is no faster, what to do next, and how far to trust that."""
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from lflops.analyze.modules.outliers import Doubt
 from lflops.profile.notes import are_times_far_off, notes_with
 from lflops.report.lines.parts import advice, what_it_is
 from lflops.report.lines.ranks import slowest_rank
-from lflops.report.lines.text import counted, plain
+from lflops.report.lines.text import counted, itself_of, plain, plus_minus
 
 __all__ = ["Verdict", "verdict"]
 
@@ -22,6 +23,10 @@ _UNSTEADY = 0.1
 """Of the median step: a mean or a quartile that is farther off is worth a word."""
 _WIDE = 0.3
 """Of the median step: steps whose quartile is farther off are unsteady."""
+_BURST = 5
+"""Times as long as in the other steps."""
+_VERY_BUSY = 0.2
+"""From so much on the verdict itself says so."""
 _BUSY = 0.05
 """Of the CPU time that was asked for: from so much on, what other processes had is worth a word."""
 _REMEASURE = "Measure the peak again on an idle machine: lflops hardware --measure"
@@ -74,7 +79,7 @@ def _said(analysis: Analysis) -> Iterator[str]:
         if analysis.profile.is_counted:
             yield from _planned(analysis)
         return
-    took = f"A {one} takes {units.duration(times.mean)}"
+    took = f"A {one} takes {units.duration(times.mean)}{' on this busy machine' if _lost(analysis) >= _VERY_BUSY else ''}"
     if reached.mfu is None:
         yield f"{took}."
         return
@@ -126,7 +131,7 @@ def _told(analysis: Analysis, cause: Cause) -> _Told | None:
         return None if worst is None else _Told(worst, "Look at that rank's machine, data and code: the view Ranks has its phases")
     share = None if cause.seconds is None else analysis.step_times.share(cause.seconds)
     one = "step" if analysis.profile.run.kind == "training" else "pass"
-    itself = f"{plain(analysis.profile.modules[''].kind) or 'the script'} itself, outside its layers"
+    itself = itself_of(analysis.profile.modules[""].kind)
     setting = _Setting(
         cost=f"{'roughly ' if cause.is_rough else ''}{units.percent(share)} of the {one} ({units.duration(cause.seconds)})",
         where=plain(cause.module) or itself,
@@ -135,11 +140,21 @@ def _told(analysis: Analysis, cause: Cause) -> _Told | None:
     )
     if cause.kind in _TELL:
         return _TELL[cause.kind](cause, setting)
-    mostly = f", mostly in {plain(cause.module)}" if cause.module else ""
+    mostly = f", mostly in {plain(cause.module)}" if cause.module else _in_bursts(analysis, cause.kind)
     what = what_it_is(analysis.profile, analysis.budget, cause.kind)
     return _Told(
         f"{setting.cost} is {'otherwise ' if cause.is_rest else ''}{what}{mostly}.", advice(analysis.profile, cause.kind, cause.module)
     )
+
+
+def _in_bursts(analysis: Analysis, phase: str) -> str:
+    """As `: 63.5 ms in 1 of 5 steps, else 600 µs`, where a phase is long in some steps and short in most."""
+    known = sorted(step.phases.get(phase, 0.0) for step in analysis.profile.steps if step.is_clean and step.seconds is not None)
+    long = [seconds for seconds in known if seconds > known[-1] / 2]
+    short = known[: len(known) - len(long)]
+    if not long or len(short) < len(long) or statistics.mean(long) < _BURST * statistics.mean(short):
+        return ""
+    return f": {units.duration(statistics.mean(long))} in {len(long)} of {len(known)} steps, else {units.duration(statistics.mean(short))}"
 
 
 def _threads(cause: Cause, _: _Setting) -> _Told:
@@ -165,14 +180,14 @@ def _dtype(cause: Cause, at: _Setting) -> _Told:
 
 
 def _outside(_: Cause, at: _Setting) -> _Told:
-    keep = "Keep .item(), images, prints and loops in Python out of training_step and forward"
-    return _Told(f"{at.cost[0].upper()}{at.cost[1:]} is {at.itself}.", f"{keep}, and name their parts with lflops.scope")
+    keep = "Keep .item(), images, prints and loops in Python out of training_step and forward, if there are any"
+    return _Told(f"{at.cost[0].upper()}{at.cost[1:]} is {at.itself}.", f"{keep}; name the parts of them with lflops.scope")
 
 
 def _no_products(cause: Cause, at: _Setting) -> _Told:
     kind = f" ({plain(str(cause.value))})" if cause.value else ""
     return _Told(
-        f"{at.cost} is {at.where}{kind} itself, without matrix products.",
+        f"{at.cost} is in {at.where}{kind} itself, in operators that multiply no matrices.",
         f"Fuse the operators of {at.where}, for example with torch.compile",
     )
 
@@ -220,25 +235,29 @@ def _trust(analysis: Analysis, doubts: int) -> Iterator[str]:
         yield f"{counted(doubts, 'note')} below"
 
 
+def _lost(analysis: Analysis) -> float:
+    """What share of the CPU time that the process needed others took, while modules were timed."""
+    return statistics.median(analysis.profile.cpu_lost_shares or [0.0])
+
+
 def _steadiness(analysis: Analysis) -> Iterator[str]:
     """How many steps, how much they vary, and what disturbed them."""
     profile, times = analysis.profile, analysis.step_times
     one, several = ("step", "steps") if profile.run.kind == "training" else ("pass", "passes")
     if times.seconds is not None and times.mean is not None:
         median = times.seconds.median
-        spread = f" ± {units.percent(times.spread)}" if times.steps > 1 and times.spread is not None else ""
-        yield f"{units.count(times.steps)} undisturbed {one if times.steps == 1 else several}{spread}"
+        spread = f" ± {plus_minus(times.spread)}" if times.steps > 1 and times.spread is not None else ""
+        quiet = "undisturbed " if _lost(analysis) < _VERY_BUSY else ""
+        yield f"{units.count(times.steps)} {quiet}{one if times.steps == 1 else several}{spread}"
         if median and (abs(times.mean - median) > _UNSTEADY * median or (times.spread or 0.0) > _WIDE):
             yield f"unsteady: the longest took {units.duration(times.longest)}, the median {units.duration(median)}"
-    lost = statistics.median(profile.cpu_lost_shares or [0.0])
-    if lost >= _BUSY:
-        had = f"other processes had {units.percent(lost, digits=0)} of the CPU time that was asked for"
-        yield f"this machine was busy: while modules were timed, {had}"
+    if (lost := _lost(analysis)) >= _BUSY:
+        yield f"this machine was busy: other processes took {units.percent(lost, digits=0)} of the CPU time that this one needed"
     if analysis.outliers_doubt and not analysis.outliers:
         yield f"cannot tell whether a module is slow among its equals: {_DOUBT[analysis.outliers_doubt]}"
     if are_times_far_off(profile.notes):
-        ratio = profile.run.observer_ratio
-        why = "" if ratio is None else f": {several} timed by module took {ratio:.2f} times as long as undisturbed ones"
-        yield f"times of modules are no measure here{why}"
+        factors = [float(value) for note in notes_with("time_scaled", profile.notes) for value in note.values.values()]
+        worst = max(factors, key=lambda factor: abs(math.log(factor)) if factor > 0 else math.inf)
+        yield f"times of modules are no measure here: other {several} took {worst:.2f} times as long as those timed by module"
     elif factors := [float(value) for note in notes_with("time_scaled", profile.notes) for value in note.values.values()]:
         yield f"module times are rough (± {units.percent(max(abs(factor - 1) for factor in factors), digits=0)})"

@@ -157,6 +157,14 @@ def test_a_reduce_scatter_that_waits_for_its_turn_keeps_it() -> None:
     assert {11: ("reduce_scatter", 40), 13: ("all_reduce", 33)} == {start: (each.kind, each.nanoseconds) for start, each in found.items()}
 
 
+def test_two_that_wait_at_once_are_exposed_for_one_time() -> None:
+    """Both run from 40 to 60 ns, in which nothing is computed: 20 ns, and no more of the second one's 25 ns than the 5 behind."""
+    launches = [operator("c10d::allreduce_", 35, 36, key=0), operator("c10d::allreduce_", 36, 37, key=0)]
+    ran = [on_host("gloo:all_reduce", 40, 60), on_host("gloo:all_reduce", 40, 65)]
+    found = communication_on_host([step(0, 100), *launches, *ran])
+    assert [(20, 20), (25, 5)] == [(each.nanoseconds, each.exposed) for each in found.values()]
+
+
 def test_a_launch_whose_event_was_missed_takes_no_other_s_time() -> None:
     """The recording has no event of the broadcast, so the all-reduce stays the all-reduce's."""
     missed = operator("c10d::broadcast_", 11, 12, key=0)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from lflops.analyze.analysis import analyze
@@ -126,6 +127,43 @@ def test_times_that_are_far_off_name_no_module() -> None:
     assert "times of modules are no measure here" in found.trust
 
 
+def test_times_that_are_far_off_name_the_phase_where_no_peak_is_known() -> None:
+    """Of 60 ms the optimizer has 20, and forward 40, though no one can say which module has them. Nothing else is said of modules."""
+    note = Note(code="time_scaled", subject="", values={"forward": 0.25, "backward": 2.0})
+    given = replace(blocks({"blocks.2.fc": 26.0}, {"forward": 40, "optimizer": 20}, hardware=None), notes=(note,))
+    found = report_of(analyze(given)).verdict
+    forward = "66.7 % of the step (40.0 ms) is forward, and no one can say in which module."
+    assert (forward, "33.3 % of the step (20.0 ms) is optimizer work.") == found.why
+    assert "other steps took 0.25 times as long as those timed by module" in found.trust
+
+
+@pytest.mark.parametrize(
+    ("waits", "said"),
+    [
+        ((60.0, 0.5, 0.5, 60.0, 0.5), "60.0 % of the step (24.3 ms) is waiting for data: 60.0 ms in 2 of 5 steps, else 500 µs."),
+        ((20.0, 30.0, 22.0, 28.0, 21.5), "60.0 % of the step (24.3 ms) is waiting for data."),
+    ],
+)
+def test_a_wait_in_some_steps_is_said_as_such(waits: tuple[float, ...], said: str) -> None:
+    """16.2 ms of forward in each step, and 24.3 of waiting in the mean."""
+    steps = [
+        Step(index=n, kind="clean", seconds=(wait + 16.2) * 1e-3, phases={"data": wait * 1e-3, "forward": 16.2e-3})
+        for n, wait in enumerate(waits)
+    ]
+    given = replace(blocks({}, {"data": 24.3, "forward": 16.2}, hardware=None), steps=tuple(steps))
+    assert said == report_of(analyze(given)).verdict.why[0]
+
+
+def test_a_busy_machine_is_in_the_verdict() -> None:
+    """Others took 30 ms for each 70 ms that the process had."""
+    given = blocks({}, {"data": 24, "forward": 16}, hardware=None)
+    busy = [Step(index=9, kind="hooked", seconds=0.1, phases={}, cpu_user=0.07, cpu_system=0.0, cpu_lost=0.03)]
+    found = report_of(analyze(replace(given, steps=(*given.steps, *busy)))).verdict
+    assert found.said == "A step takes 40.0 ms on this busy machine."
+    assert "other processes took 30 % of the CPU time that this one needed" in found.trust
+    assert "undisturbed" not in found.trust
+
+
 def test_without_a_peak_the_time_and_the_wait_are_named() -> None:
     """40 ms a step, 24 of them the wait."""
     said, why = told(blocks({}, {"data": 24, "forward": 16}, hardware=None))
@@ -141,7 +179,7 @@ def test_where_nothing_stands_out_the_busiest_modules_are_named() -> None:
 
 def test_modules_without_products_are_named_where_no_peak_is_known() -> None:
     """The norms take as long as the products, 8 of 16 ms."""
-    why = "50.0 % of the step (8.00 ms) is blocks.*.norm (LayerNorm) itself, without matrix products."
+    why = "50.0 % of the step (8.00 ms) is in blocks.*.norm (LayerNorm) itself, in operators that multiply no matrices."
     most = (
         "The most time is in blocks.*.fc (Linear), 50.0 % of the step (8.00 ms): without a known peak no one can say how fast it could be."
     )
