@@ -36,6 +36,7 @@ MANY_STEPS, MANY_STEPS_COST, FEW_STEPS_COST = 50, 0.015, 0.04
 RECENT = (64, 32)  # clean steps at the end that are looked at by themselves
 MOST_STEPS_OF = 0.8  # of the steps from the one on at which a delay begins
 CORRELATED = 0.5  # lateness with lengths: from here on the one comes of the other
+MOST_OF_A_TURN = 1.2  # times its share of the steps that a rank may be late in, where ranks take turns
 BUSY = 0.05  # of the step: a rank that waits so long for its core is on a machine that runs more than the training
 MORE_WORK = 1.15  # times the others' work: from here on it is a cause
 AS_MUCH_LONGER = 1.5  # times what more work explains: a rank that takes longer than that is slow too
@@ -127,7 +128,10 @@ def imbalance(profile: Profile) -> Imbalance:
         return Imbalance()
     rows = [row for row in (_with_cause(row, profile) for row in _rows(hooked, clean, ranks)) if _is_somewhere(row)]
     lost = None if shown.lost_seconds is None or not shown.seconds else min(shown.lost_seconds / shown.seconds, 1.0)
-    turns = not rows and sees_all and clean is not None and (clean.usual_lost_seconds or 0.0) >= MUCH * clean.seconds
+    loses = sees_all and clean is not None and (clean.usual_lost_seconds or 0.0) >= MUCH * clean.seconds
+    # The usual step loses much, and each of these ranks is late in no more of them than its turn: none is the slow one.
+    turns = loses and all(row.pattern == "burst" and (row.slow_steps or 0) * ranks <= MOST_OF_A_TURN * (row.steps or 0) for row in rows)
+    rows = [] if turns else rows
     is_busy = not rows and clean is not None and (clean.waited or 0.0) >= BUSY * clean.seconds
     is_known = shown.from_quartiles or shown.steps >= ENOUGH or rows
     return Imbalance(

@@ -126,6 +126,19 @@ def test_ranks_that_take_turns_are_not_accused() -> None:
         assert pytest.approx(10 / 43.5, rel=0.03) == result.lost_share
 
 
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+def test_of_several_that_take_turns_none_is_accused(ranks: int) -> None:
+    """Each is 10 ms late once in so many steps, so each step is. One of them that is late alone is still named."""
+
+    def turn(rank: int) -> Plant:
+        return lambda step: 10e-3 * (step % ranks == rank)
+
+    result = lflops.imbalance(given(shared(120, {(rank, "forward"): turn(rank) for rank in range(ranks)}, ranks=ranks), ranks=ranks))
+    assert ((), True) == (result.rows, result.take_turns)
+    alone = lflops.imbalance(given(shared(120, {(1, "forward"): turn(1)}, ranks=ranks), ranks=ranks))
+    assert ([(1, "forward")], False) == ([(row.slow_rank, row.phase) for row in alone.rows], alone.take_turns)
+
+
 def test_on_a_busy_machine_nobody_takes_turns() -> None:
     """The same delays, where each rank waited 5 ms a step for its core."""
     turns: dict[tuple[int, str], Plant] = {(0, "forward"): every(2), (1, "forward"): lambda step: 10e-3 * (step % 2)}
