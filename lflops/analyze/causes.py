@@ -94,7 +94,8 @@ def causes(
     kept.sort(key=lambda each: (each.seconds is not None, -(each.seconds or 0.0)))
     if busiest and (not kept or (budget is None and not is_rough)):
         most = next((each for each in busiest if each.pattern), busiest[0])  # the model itself is another cause
-        kept.append(Cause(kind="busiest", seconds=most.seconds, module=most.name, value=most.kind, is_rest=bool(kept)))
+        if all(most.pattern != each.module or not most.pattern for each in kept):
+            kept.append(Cause(kind="busiest", seconds=most.seconds, module=most.name, value=most.kind, is_rest=bool(kept)))
     return tuple(kept)
 
 
