@@ -21,7 +21,7 @@ from lflops.analyze.speed.fused_bytes import Fusion, fusion
 from lflops.analyze.speed.lower_bound import LowerBound, lower_bound
 from lflops.analyze.speed.peaks import chip_of
 from lflops.analyze.speed.roofline import Overview, Part, Roofline, module_parts, roofline, roofline_overview
-from lflops.analyze.speed.step_times import StepTimes, communicating, step_times
+from lflops.analyze.speed.step_times import StepTimes, step_times
 from lflops.analyze.speed.utilization import Utilization, utilization_at
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Moment, Phase, Profile
@@ -114,7 +114,7 @@ class Analysis:
     @cached_property
     def busiest(self) -> tuple[BusyModules, ...]:
         """The modules with the most own time, repeated ones together, the first one with the most."""
-        return busiest(self.profile, self.patterns, communicating(self.profile, self.step_times))
+        return busiest(self.profile, self.patterns, self.step_times.communicating)
 
     @property
     def outliers(self) -> tuple[Outlier, ...]:

@@ -15,10 +15,11 @@ from lflops.analyze.modules.busiest import BusyModules, total_seconds
 from lflops.analyze.modules.outliers import Outlier, explaining
 from lflops.analyze.ranks.imbalance import Imbalance
 from lflops.analyze.speed.budget import IN_MODULES, Budget
-from lflops.analyze.speed.step_times import StepTimes, communicating
+from lflops.analyze.speed.step_times import StepTimes
 from lflops.profile.model import Profile
 from lflops.profile.module_names import added_up, ancestry
 from lflops.profile.notes import are_times_far_off
+from lflops.profile.records import PASSES, step_phase
 from lflops.profile.series import grouped
 
 __all__ = ["Cause", "causes"]
@@ -29,7 +30,6 @@ _LEAST_MODULES = 3
 _LEAST_RATIO = 1.5
 _MORE_CALLS = 2
 _MOSTLY = 0.6  # a part is mostly in a module that has this share of it
-_IN_MODEL = frozenset({"forward", "backward"})
 _WIDTH = {"float64": 64, "float32": 32, "tf32": 32, "bfloat16": 16, "float16": 16}
 
 
@@ -81,7 +81,7 @@ def causes(
         if each.module not in known
     ]
     in_modules += [replace(each, is_rough=is_rough) for each in by_evidence]
-    exchanged = sum(communicating(profile, times).values())
+    exchanged = sum(times.communicating.values())
     parts = list(_parts(times, budget, exchanged, in_modules, {} if is_rough else patterns))
     if budget is None and is_rough:
         own = {"forward": times.phases.get("forward", 0.0), "backward": times.phases.get("backward", 0.0) - exchanged}
@@ -94,7 +94,7 @@ def causes(
     kept.sort(key=lambda each: (each.seconds is not None, -(each.seconds or 0.0)))
     if busiest and (not kept or (budget is None and not is_rough)):
         most = next((each for each in busiest if each.pattern), busiest[0])  # the model itself is another cause
-        if all(most.pattern != each.module or not most.pattern for each in kept):
+        if not most.pattern or most.pattern not in {each.module for each in kept}:
             kept.append(Cause(kind="busiest", seconds=most.seconds, module=most.name, value=most.kind, is_rest=bool(kept)))
     return tuple(kept)
 
@@ -117,8 +117,8 @@ def _without(found: Iterable[Cause], late: Iterable[Cause]) -> list[Cause]:
     """The causes without what a slow rank has of them: of the part that it is slow in, and what is left of the waiting for it."""
     causes = list(found)
     for each in late:
-        phase, left = "backward" if each.phase == "recompute" else each.phase, each.seconds or 0.0
-        own = phase if phase not in _IN_MODEL else "below_roof" if each.module else "outside"
+        phase, left = step_phase(each.phase), each.seconds or 0.0
+        own = phase if phase not in PASSES else "below_roof" if each.module else "outside"
         for kind in (own, "communication"):
             for at, cause in enumerate(causes):
                 if cause.kind == kind and (cut := min(left, cause.seconds or 0.0)):
@@ -185,7 +185,7 @@ def _outside(profile: Profile, times: StepTimes, budget: Budget | None, below: M
         own = budget.modules.get("", {}).get("below_roof", 0.0)
         yield Cause(kind="outside", seconds=(own + budget.parts.get("forward", 0.0)) * budget.seconds)
     elif root.forward.seconds is not None and not root.forward.own_macs:
-        elsewhere = sum(seconds for (name, _), seconds in communicating(profile, times).items() if not name)
+        elsewhere = sum(seconds for (name, _), seconds in times.communicating.items() if not name)
         own_seconds = max((total_seconds(root, own=True) or 0.0) - elsewhere, 0.0)
         around = max(times.phases.get("forward", 0.0) - root.forward.seconds.median, 0.0)
         yield Cause(kind="outside", seconds=own_seconds + around)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from lflops.merging.rank_comparison import compare_ranks
 from lflops.merging.rank_table import Place, RankTable, Series, median_of_others, table_of
-from lflops.profile.records import RankActivity, RankComparison, RankExcess
+from lflops.profile.records import RankActivity, RankComparison, RankExcess, step_phase
 from lflops.profile.steps import Step
 
 __all__ = ["MOST_STEPS", "CleanSteps", "waits_at_end"]
@@ -118,7 +118,7 @@ def _seconds(row: "array[float]", *, splits: bool) -> dict[Place, float]:
 
 def _awaited(waits: Iterable[Place], *, splits: bool) -> set[Place]:
     """The phases of the step in which ranks wait for each other. Of backward it may be the end alone."""
-    phases = {Place("", "backward" if place.phase == "recompute" else place.phase) for place in waits}
+    phases = {Place("", step_phase(place.phase)) for place in waits}
     if splits and waits_at_end(waits):
         phases.discard(Place("", "backward"))
         phases.add(Place("", WAIT))
@@ -127,7 +127,7 @@ def _awaited(waits: Iterable[Place], *, splits: bool) -> set[Place]:
 
 def waits_at_end(waits: Iterable[Place]) -> bool:
     """Whether ranks wait in backward at its end alone, as under DDP."""
-    return not any(place.row and place.phase in {"backward", "recompute"} for place in waits)
+    return not any(place.row and step_phase(place.phase) == "backward" for place in waits)
 
 
 def _busy(table: RankTable, rank: int) -> list[float]:

@@ -17,7 +17,7 @@ from lflops.merging.rows import MergedRows, ranges
 from lflops.merging.steps import MergedSteps, RankSteps
 from lflops.profile.model import SCHEMA_VERSION, Communication, Memory, ModuleProfile, Profile, Run
 from lflops.profile.notes import Note
-from lflops.profile.records import PHASES, Count, Phase, Rank, Seconds, Trace
+from lflops.profile.records import PASSES, PHASES, Count, Rank, Seconds, Spread, Trace, step_phase
 from lflops.profile.steps import Step, is_disturbed
 from lflops.profile.timeline import MOST_RANKS, StepTimeline
 
@@ -190,7 +190,7 @@ def _told(briefs: Iterable[Brief], waits: Collection[Place]) -> tuple[dict[int, 
     There are few clean steps in a window, so the hooked ones, in which the hooks cost all ranks the same, are compared with them.
     """
     told, clean = {}, CleanSteps()
-    steps = MergedSteps({_step_phase(place.phase) for place in waits}, at_end=waits_at_end(waits))
+    steps = MergedSteps({step_phase(place.phase) for place in waits}, at_end=waits_at_end(waits))
     for brief in briefs:
         compared = (step for step in brief.steps if step.kind in {"clean", "hooked"} and not is_disturbed(step.marks))
         clean.add(brief.rank, compared, ranks=brief.run.world_size)
@@ -219,22 +219,24 @@ def _fitted(modules: Mapping[str, ModuleProfile], steps: Iterable[Step], *, at_e
         at_end: Whether ranks wait at the end of backward alone: then the difference is waiting, which is the root's own.
     """
     clean, fitted = [step for step in steps if step.is_clean], dict(modules)
-    parts: Mapping[str, tuple[Phase, ...]] = {"forward": ("forward",), "backward": ("backward", "recompute")}
-    for part, phases in parts.items():
+    for part, phases in PASSES.items():
         known = [step.phases[part] for step in clean if part in step.phases]
         total = sum(spread.median for phase in phases if (spread := modules[""].work(phase).seconds) is not None)
-        own, moved = modules[""].backward.own_seconds, 0.0
         if not known or not total:
             continue
+        run, own, moved = sum(known) / len(clean), modules[""].backward.own_seconds, 0.0
         if at_end and part == "backward" and own is not None:
-            moved = max(sum(known) / len(clean) - total, -own.median)
-        factor = sum(known) / len(clean) / (total + moved) if total + moved else 1.0
+            moved = max(run - total, -own.median)
+        factor = run / (total + moved) if total + moved else 1.0
+
+        def fit(spread: Spread | None, shift: float, factor: float = factor) -> Spread | None:
+            return None if spread is None else spread.shifted(shift).times(factor)
+
         for row, module in fitted.items():
             works: dict[str, Any] = {}
             for phase in phases:
                 work, shift = module.work(phase), 0.0 if row or phase != "backward" else moved
-                times = (None if each is None else each.shifted(shift).times(factor) for each in (work.seconds, work.own_seconds))
-                works[phase] = replace(work, **dict(zip(("seconds", "own_seconds"), times, strict=True)))
+                works[phase] = replace(work, seconds=fit(work.seconds, shift), own_seconds=fit(work.own_seconds, shift))
             fitted[row] = replace(module, **works)
     return fitted
 
@@ -272,11 +274,6 @@ def _with_least_seconds(
 def _same_on_all_ranks(each: Communication) -> tuple[object, ...]:
     """What a collective is known by; groups have other names on each rank."""
     return each.module, each.phase, each.collective, each.group_size, each.calls, each.bytes
-
-
-def _step_phase(phase: str) -> str:
-    """The phase of a step that a phase of the count runs in."""
-    return "backward" if phase == "recompute" else phase
 
 
 def _own_work(modules: Mapping[str, ModuleProfile]) -> dict[Place, OwnWork]:

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from lflops import units
 
-__all__ = ["NOTES", "Note", "are_times_far_off", "notes_with", "sentence"]
+__all__ = ["NOTES", "Note", "are_times_far_off", "notes_with", "sentence", "time_factors"]
 
 
 class Note(Struct, frozen=True, kw_only=True):
@@ -56,8 +56,12 @@ _FAR = 2  # beyond this factor the modules' times are no measure any more
 
 def are_times_far_off(notes: Iterable[Note]) -> bool:
     """Whether the modules' times had to be scaled so much that they are no measure of anything."""
-    factors = [value for note in notes_with("time_scaled", notes) for value in note.values.values() if not isinstance(value, str)]
-    return any(not 1 / _FAR <= value <= _FAR for value in factors)
+    return any(not 1 / _FAR <= factor <= _FAR for factor in time_factors(notes))
+
+
+def time_factors(notes: Iterable[Note]) -> list[float]:
+    """The factors that the modules' times were scaled by."""
+    return [value for note in notes_with("time_scaled", notes) for value in note.values.values() if not isinstance(value, str)]
 
 
 _UNITS: Mapping[str, Callable[[float | None], str]] = {

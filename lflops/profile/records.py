@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 __all__ = [
     "CATEGORIES",
+    "PASSES",
     "PHASES",
     "ByCategory",
     "Call",
@@ -28,10 +29,18 @@ __all__ = [
     "Spread",
     "Trace",
     "TracedOperator",
+    "step_phase",
 ]
 
 Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer", "other")
+PASSES: Mapping[str, tuple[Phase, ...]] = {"forward": ("forward",), "backward": ("backward", "recompute")}
+"""The phases whose work is done in each pass over the model."""
+
+
+def step_phase(phase: str) -> str:
+    """The phase of a step that a phase of the count runs in."""
+    return "backward" if phase == "recompute" else phase
 
 
 class ModulePhase(NamedTuple):

@@ -9,7 +9,7 @@ from lflops.analyze.analysis import analyze
 from lflops.analyze.causes import causes
 from lflops.analyze.ranks.imbalance import Imbalance, Row
 from lflops.analyze.speed.budget import budget
-from lflops.analyze.speed.step_times import communicating, step_times
+from lflops.analyze.speed.step_times import step_times
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Communication, Profile
 from lflops.profile.records import Phase, Trace
@@ -80,7 +80,7 @@ def test_collectives_within_modules_are_no_work_of_theirs() -> None:
         return replace(waiting(), communication=rows, trace=Trace(files={}))
 
     assert pytest.approx({"below_roof": 0.2, "communication": 1.0, "optimizer": 1.0, "outside": 1.5}) == found(exchanged(0.5))
-    assert {("linear", "forward"): 0.5, ("linear", "backward"): 0.75} == communicating(exchanged(2.0), step_times(exchanged(2.0)))
+    assert {("linear", "forward"): 0.5, ("linear", "backward"): 0.75} == step_times(exchanged(2.0)).communicating
     times = analyze(replace(exchanged(0.5), run=replace(exchanged(0.5).run, hardware=None)))
     assert {"linear": 0.5, "Model": 1.5} == {each.name or each.kind: pytest.approx(each.seconds) for each in times.busiest}
     assert [pytest.approx(1.0)] == [each.seconds for each in times.causes if each.kind == "communication"]

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from lflops.analyze.ranks.stragglers import Verdict, costs, judge
 from lflops.profile.model import Profile
-from lflops.profile.records import PHASES, Rank, RankComparison, RankExcess, RankWait
+from lflops.profile.records import PHASES, Rank, RankComparison, RankExcess, RankWait, step_phase
 from lflops.profile.series import grouped
 
 __all__ = ["ENOUGH", "Imbalance", "Row", "culprits", "imbalance", "slowest_first"]
@@ -156,8 +156,8 @@ def _rows(hooked: RankComparison | None, clean: RankComparison | None, ranks: in
         row
         for row in by_module
         if _is_enough(row, hooked)
-        and (_step_phase(row.phase) in clean.awaited or (hooked is not None and hooked.steps >= ENOUGH))
-        and not any(each.slow_rank == row.slow_rank and _step_phase(each.phase) in {_step_phase(row.phase), "all"} for each in rows)
+        and (step_phase(row.phase) in clean.awaited or (hooked is not None and hooked.steps >= ENOUGH))
+        and not any(each.slow_rank == row.slow_rank and step_phase(each.phase) in {step_phase(row.phase), "all"} for each in rows)
     ]
     return sorted([*rows, *of_hooked], key=lambda row: -row.seconds_lost)
 
@@ -212,7 +212,7 @@ def _with_module(row: Row, by_module: Sequence[Row]) -> Row:
     """The row with the module that hooked steps name for the same rank and phase, if that explains most of it."""
     typical = row.seconds_lost * (row.steps or 1) / (row.slow_steps or 1)  # in the steps in which it is there
     for each in by_module:
-        same = each.slow_rank == row.slow_rank and (_step_phase(each.phase) == row.phase or row.phase == "all" == each.phase)
+        same = each.slow_rank == row.slow_rank and (step_phase(each.phase) == row.phase or row.phase == "all" == each.phase)
         if same and each.phase in PHASES[:3] and each.seconds - each.usual >= MOST_OF * typical:
             of_module = {name: getattr(each, name) for name in ("module", "phase", "modules")}
             return replace(row, **of_module, **({"seconds": each.seconds, "usual": each.usual} if each.pattern == row.pattern else {}))
@@ -256,10 +256,6 @@ def _work_ratio(macs: Mapping[int, int | None], rank: int) -> float | None:
 def _is_somewhere(row: Row) -> bool:
     """Whether it is in a place, always there, or has a cause of the rank's own; other bursts in no place are the machine's."""
     return row.phase != "all" or row.pattern == "steady" or row.cause in {"work", "thread"}
-
-
-def _step_phase(phase: str) -> str:
-    return "backward" if phase == "recompute" else phase
 
 
 def culprits(compared: RankComparison, ranks: int) -> tuple[Row, ...]:

@@ -20,21 +20,20 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from lflops.analyze.speed.peaks import peak_of
-from lflops.analyze.speed.step_times import StepTimes, communicating
+from lflops.analyze.speed.step_times import StepTimes
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile, Work
 from lflops.profile.module_names import ancestry
-from lflops.profile.records import PHASES, Phase, Spread
+from lflops.profile.records import PASSES, PHASES, Phase, Spread, step_phase
 
 __all__ = ["IN_MODULES", "Budget", "budget"]
 
 IN_MODULES = ("useful", "recompute", "memory_bound", "below_roof")
 """The parts of a module's own time, in this order."""
 
-# The phases whose work is done in each pass: a fused backward's second product has no separate time. `_BOTH` is used where forward and
-# backward cannot be separated.
+# Work is divided by pass: a fused backward's second product has no separate time. `_BOTH` is used where forward and backward cannot be
+# separated.
 _BOTH = ""
-_PASSES: Mapping[str, tuple[Phase, ...]] = {"forward": ("forward",), "backward": ("backward", "recompute"), _BOTH: ()}
 _NOISE = 1e-9
 """Share of a step that is rounding error of sums of floats."""
 
@@ -141,16 +140,15 @@ def _needs(profile: Profile, chip: Hardware, share: float) -> dict[tuple[str, st
     """Of each module's own operators by pass; `None` where a peak is unknown."""
     needs: dict[tuple[str, str], _Need] = {}
     bandwidth = chip.bandwidth_bytes_per_second
-    passes = {phase: name for name, phases in _PASSES.items() for phase in phases}
     for cell in profile.cells:
-        if cell.phase not in passes:
+        if (when := step_phase(cell.phase)) not in PASSES:
             continue
         peak = peak_of(cell.dtype, profile.run, chip)
         if cell.executed_macs and peak is None:
             return None
         compute = 2 * cell.executed_macs * share / peak if peak else 0.0
         moving = cell.bytes_moved * share / bandwidth if bandwidth else 0.0
-        key, beyond = (cell.module, passes[cell.phase]), max(moving - compute, 0.0)
+        key, beyond = (cell.module, when), max(moving - compute, 0.0)
         needed = _Need(0.0, compute, beyond) if cell.phase == "recompute" else _Need(compute, 0.0, beyond)
         needs[key] = needs.get(key, _Need()) + needed
     return needs
@@ -163,7 +161,7 @@ def _by_module(
 
     A module without a time, as those within a compiled one, ran in that of the nearest above it that has one.
     """
-    times = {module: took for (module, when), took in own.items() if when == name and name in _PASSES}
+    times = {module: took for (module, when), took in own.items() if when == name and name in {*PASSES, _BOTH}}
     needed: defaultdict[str | None, _Need] = defaultdict(_Need)
     for (module, when), need in needs.items():
         if name in {when, _BOTH}:
@@ -181,7 +179,7 @@ def _by_module(
 def _of_phases(profile: Profile, times: StepTimes) -> _StepParts:
     """The phases of the clean steps, and the own seconds of modules. The time in which they communicate is a separate part."""
     parts, own = times.parts, _by_pass({(name, phase): work.own_seconds for name, phase, work in _works(profile)})
-    for (name, when), seconds in communicating(profile, times).items():
+    for (name, when), seconds in times.communicating.items():
         cut = min(seconds, parts.get(when, 0.0))
         parts |= {when: parts.get(when, 0.0) - cut, "communication": parts.get("communication", 0.0) + cut}
         if (name, when) in own:
@@ -214,9 +212,8 @@ def _works(profile: Profile) -> Iterator[tuple[str, Phase, Work]]:
 
 def _by_pass(spreads: Mapping[tuple[str, Phase], Spread | None]) -> dict[tuple[str, str], float]:
     """Medians by module, those of the phases of one pass added up; the unknown left out."""
-    passes: Mapping[str, str] = {phase: name for name, phases in _PASSES.items() for phase in phases}
     seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
     for (name, phase), spread in spreads.items():
         if spread is not None:
-            seconds[name, passes.get(phase, phase)] += spread.median
+            seconds[name, step_phase(phase)] += spread.median
     return dict(seconds)

@@ -10,16 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from lflops.profile.model import ModuleProfile, Profile
-from lflops.profile.records import Phase, Spread
+from lflops.profile.records import PASSES, Spread, step_phase
 from lflops.profile.series import sum_known
 from lflops.profile.steps import Step
 
-__all__ = ["WORTH_SAYING", "StepTimes", "communicating", "step_times", "traced_seconds"]
+__all__ = ["StepTimes", "step_times", "traced_seconds"]
 
 _WITHIN_FORWARD = frozenset({"prefill", "decode"})
-_PASSES: Mapping[Phase, str] = {"forward": "forward", "backward": "backward", "recompute": "backward"}
-WORTH_SAYING = 0.001
-"""Of a step: waiting for less is how long a look at the clock takes."""
+_LEAST_WAIT = 0.001
+"""Of a step: less is how long a look at the clock takes."""
 _NOISE = 1e-9
 """Share of a step that is rounding error of sums of floats."""
 
@@ -34,7 +33,8 @@ class StepTimes(Struct, frozen=True, kw_only=True):
         longest: Of the longest one.
         phases: Of each recorded phase the same as `mean`, in the order of the steps; a step without the phase has 0 seconds of it.
         host_phases: Of each, the seconds that the host was in it, where `phases` are the device's.
-        waiting: Mean seconds at the end of backward in which gradients are exchanged, and other ranks awaited; `None` with one rank.
+        waiting: Mean seconds at the end of backward in which gradients are exchanged, and other ranks awaited; `None` where that is not so.
+        communicating: Of each module's own time, by module and pass, the seconds in which it exchanges or waits and computes nothing.
         spreads: Of each recorded phase the median and quartiles, of the steps that have it. They do not add up.
         samples_per_second: Samples of all clean steps over their time; of several ranks, of all of them together.
         tokens_per_second: The same for tokens.
@@ -49,6 +49,7 @@ class StepTimes(Struct, frozen=True, kw_only=True):
     phases: Mapping[str, float]
     host_phases: Mapping[str, float] = {}
     waiting: float | None = None
+    communicating: Mapping[tuple[str, str], float] = {}
     spreads: Mapping[str, Spread] = {}
     samples_per_second: float | None
     tokens_per_second: float | None
@@ -85,16 +86,19 @@ def step_times(profile: Profile) -> StepTimes:
     """
     steps = [step for step in profile.steps if step.is_clean and step.seconds is not None]
     alone = len(profile.ranks) < 2  # with several ranks the steps have the samples of all, the run those of one
-    waiting = sum_known(step.waiting for step in steps)
+    mean = sum(step.seconds or 0.0 for step in steps) / len(steps) if steps else None
+    waited = sum_known(step.waiting for step in steps)
+    waiting = waited / len(steps) if waited and mean and waited >= _LEAST_WAIT * mean * len(steps) else None
     cpu = [step.cpu_user + step.cpu_system for step in steps if step.cpu_user is not None and step.cpu_system is not None]
     return StepTimes(
         steps=len(steps),
         seconds=Spread.of(step.seconds for step in steps if step.seconds is not None),
-        mean=sum(step.seconds or 0.0 for step in steps) / len(steps) if steps else None,
+        mean=mean,
         longest=max((step.seconds or 0.0 for step in steps), default=None),
         phases=_means([step.phases for step in steps]),
         host_phases=_means([step.host_phases for step in steps]),
-        waiting=None if waiting is None or not steps else waiting / len(steps),
+        waiting=waiting,
+        communicating={("", "backward"): waiting} if waiting else _in_collectives(profile),
         spreads=_spreads(step.phases for step in steps),
         samples_per_second=_rate(steps, [step.samples for step in steps], profile.run.samples_per_step if alone else None),
         tokens_per_second=_rate(steps, [step.tokens for step in steps], profile.run.tokens_per_step if alone else None),
@@ -124,25 +128,19 @@ def _rate(steps: Sequence[Step], units: Sequence[int | None], usual: int | None)
     return sum(n for n, _ in summed) / together if together else None
 
 
-def communicating(profile: Profile, times: StepTimes) -> dict[tuple[str, str], float]:
-    """Seconds a step that a module communicates or waits for other ranks in, and computes nothing: by module, and `forward` or `backward`.
-
-    Its own time contains them. Under DDP they are the end of backward, in every clean step. Else they are what collectives on the host
-    took in the traced steps. On a device the budget has them from its trace.
-    """
-    if times.waiting and times.waiting >= WORTH_SAYING * (times.mean or 0.0):
-        return {("", "backward"): times.waiting}
+def _in_collectives(profile: Profile) -> dict[tuple[str, str], float]:
+    """What collectives on the host took in the traced steps, as far as modules have so much time. On a device the budget has it."""
     if profile.trace is None or profile.trace.device_compute_seconds is not None:
         return {}
     found = defaultdict[tuple[str, str], float](float)
     for each in profile.communication:
-        if each.phase in _PASSES and each.exposed_seconds:
-            found[each.module, _PASSES[each.phase]] += each.exposed_seconds
+        if (when := step_phase(each.phase)) in PASSES and each.exposed_seconds:
+            found[each.module, when] += each.exposed_seconds
     return {(name, when): min(seconds, _own_seconds(profile.modules[name], when)) for (name, when), seconds in found.items()}
 
 
 def _own_seconds(module: ModuleProfile, when: str) -> float:
-    spreads = [module.work(phase).own_seconds for phase, of in _PASSES.items() if of == when]
+    spreads = [module.work(phase).own_seconds for phase in PASSES[when]]
     return sum(spread.median for spread in spreads if spread is not None)
 
 

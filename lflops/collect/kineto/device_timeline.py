@@ -2,6 +2,7 @@
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Literal
 
 from msgspec.structs import asdict
@@ -89,15 +90,19 @@ def communication_on_host(events: Sequence[Event]) -> dict[int, Communicated]:
     for event in ran:
         if not launches or launches[0].start > event.start:
             continue  # launched before the recording began
-        launch = next((each for each in launches if each.start > event.start or collective_kind(event.name) in _run_as(each)), launches[0])
-        if launch.start > event.start:  # none of its kind
-            launch = launches[0]
+        launch = _launch_of(event, launches)
         while launches.popleft() is not launch:
             pass
         alone = max(event.start, covered), max(event.end, covered)  # two that wait at once wait for one time
         exposed, covered = length(outside([alone], computed)), alone[1]
         found[launch.start] = Communicated(collective_kind(launch.name), event.end - event.start, exposed)
     return found
+
+
+def _launch_of(event: Event, launches: Sequence[Event]) -> Event:
+    """Of those before it the first of its kind; without one, the first."""
+    before = takewhile(lambda launch: launch.start <= event.start, launches)
+    return next((launch for launch in before if collective_kind(event.name) in _run_as(launch)), launches[0])
 
 
 def _run_as(launch: Event) -> set[str]:

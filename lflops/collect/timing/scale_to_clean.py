@@ -106,5 +106,5 @@ def spreads_of(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePhas
     spreads = {key: spread for key, seconds in ran.items() if (spread := Spread.of(seconds)) is not None}
     for key, spread in spreads.items():
         if (often := spread.n / len(passes)) < 1:
-            spreads[key] = Spread(median=spread.median * often, low=spread.low * often, high=spread.high * often, n=spread.n)
+            spreads[key] = spread.times(often)
     return spreads

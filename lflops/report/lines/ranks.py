@@ -119,19 +119,18 @@ def _hosts(analysis: Analysis) -> dict[int, str]:
     return {rank: plain(f" on {host}") for rank, host in hosts.items()} if len(set(hosts.values())) > 1 else {}
 
 
-def slowest_rank(analysis: Analysis) -> Iterator[tuple[float, str]]:
-    """The share of the step that the worst culprit costs, and a sentence about it; nothing if the share is small."""
+def slowest_rank(analysis: Analysis, seconds: float) -> str | None:
+    """A sentence about the worst culprit, which costs a step so many seconds; `None` if its share is small."""
     found = analysis.imbalance
-    share = found.worst_share
-    if share is not None and share >= _MUCH and analysis.step_times.seconds is not None:
-        worst = found.rows[0]
-        rank = f"Rank {worst.slow_rank}{_hosts(analysis).get(worst.slow_rank, '')}"
-        where = "everything" if worst.phase == "all" else _where(worst.module, worst.phase)
-        why = f"it is slow in {where}" if worst.cause is None else _cause(worst)
-        seconds = min(worst.seconds_lost, analysis.step_times.mean or 0.0)
-        cost = f"{units.percent(analysis.step_times.share(seconds))} of the step ({units.duration(seconds)})"
-        others = "the other ranks" if len(analysis.profile.ranks) > 2 else "the other rank"
-        yield share, f"{rank} makes {others} wait for {cost}: {why}."
+    if found.worst_share is None or found.worst_share < _MUCH:
+        return None
+    worst = found.rows[0]
+    rank = f"Rank {worst.slow_rank}{_hosts(analysis).get(worst.slow_rank, '')}"
+    where = "everything" if worst.phase == "all" else _where(worst.module, worst.phase)
+    why = f"it is slow in {where}" if worst.cause is None else _cause(worst)
+    cost = f"{units.percent(analysis.step_times.share(seconds))} of the step ({units.duration(seconds)})"
+    others = "the other ranks" if len(analysis.profile.ranks) > 2 else "the other rank"
+    return f"{rank} makes {others} wait for {cost}: {why}."
 
 
 def _sentence(row: Row, hosts: Mapping[int, str]) -> str:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.speed.budget import IN_MODULES, Budget
-from lflops.analyze.speed.step_times import WORTH_SAYING, StepTimes
+from lflops.analyze.speed.step_times import StepTimes
 from lflops.analyze.speed.utilization import MODEL_PHASES, Utilization
 from lflops.profile.model import PHASES, ModuleProfile, Profile, Run
 from lflops.profile.module_names import added_up, fold_repeats
@@ -206,7 +206,7 @@ def _phases(times: StepTimes, one: str) -> Iterator[Fact]:
         for part in _PARTS_OF_FORWARD if name == "forward" else ():
             if part in times.phases:
                 yield _phase(times, part, times.phases[part], of=name)
-        if name == "backward" and times.waiting and times.waiting >= WORTH_SAYING * (times.mean or 0.0):
+        if name == "backward" and times.waiting:
             yield _fact("waiting", times.waiting, "s", "for gradients of other ranks", of=name, share=times.share(times.waiting))
 
 

@@ -11,7 +11,7 @@ from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.causes import Cause
 from lflops.analyze.modules.outliers import Doubt
-from lflops.profile.notes import are_times_far_off, notes_with
+from lflops.profile.notes import are_times_far_off, time_factors
 from lflops.report.lines.parts import advice, what_it_is
 from lflops.report.lines.ranks import slowest_rank
 from lflops.report.lines.text import counted, itself_of, plain, plus_minus
@@ -127,7 +127,7 @@ class _Setting(NamedTuple):
 def _told(analysis: Analysis, cause: Cause) -> _Told | None:
     """The cause in words; `None` where it is not worth a sentence."""
     if cause.kind == "rank":
-        worst = next((text for _, text in slowest_rank(analysis)), None)
+        worst = slowest_rank(analysis, cause.seconds or 0.0)
         return None if worst is None else _Told(worst, "Look at that rank's machine, data and code: the view Ranks has its phases")
     share = None if cause.seconds is None else analysis.step_times.share(cause.seconds)
     one = "step" if analysis.profile.run.kind == "training" else "pass"
@@ -255,9 +255,9 @@ def _steadiness(analysis: Analysis) -> Iterator[str]:
         yield f"this machine was busy: other processes took {units.percent(lost, digits=0)} of the CPU time that this one needed"
     if analysis.outliers_doubt and not analysis.outliers:
         yield f"cannot tell whether a module is slow among its equals: {_DOUBT[analysis.outliers_doubt]}"
+    factors = time_factors(profile.notes)
     if are_times_far_off(profile.notes):
-        factors = [float(value) for note in notes_with("time_scaled", profile.notes) for value in note.values.values()]
         worst = max(factors, key=lambda factor: abs(math.log(factor)) if factor > 0 else math.inf)
         yield f"times of modules are no measure here: other {several} took {worst:.2f} times as long as those timed by module"
-    elif factors := [float(value) for note in notes_with("time_scaled", profile.notes) for value in note.values.values()]:
+    elif factors:
         yield f"module times are rough (± {units.percent(max(abs(factor - 1) for factor in factors), digits=0)})"
