@@ -11,8 +11,8 @@ from torch import nn
 
 from lflops.collect.kineto.tracer import Activity
 from lflops.collect.ranks.store import shared_store
-from lflops.deepspeed.config import arguments_of
 from lflops.errors import LflopsError
+from lflops.extras import needed
 from lflops.hardware.chips import Hardware
 from lflops.lightning.compat import Base, MisconfigurationException
 from lflops.lightning.phase_hooks import HearsPhases, TrainerPhases, phases_of
@@ -135,7 +135,7 @@ class FlopsMonitor(Base, HearsPhases):
         Raises:
             CountError: The section is missing, or has a key or a value that DeepSpeed does not take.
         """
-        arguments, enabled = arguments_of(config)
+        arguments, enabled = needed("arguments_of", "from_deepspeed")(config)
         monitor = cls(**arguments)
         monitor._enabled = enabled
         return monitor

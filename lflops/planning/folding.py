@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from lflops.analyze.memory.block_chain import Chain
+from lflops.planning.block_chain import Chain
 
 __all__ = ["Fold", "folded", "folds_of", "full_names", "stretched"]
 

@@ -17,10 +17,9 @@ from lflops.profile.model import Profile
 from lflops.report.payload.compare import compared_pairs
 from lflops.report.payload.page_script import page_script
 from lflops.report.payload.payload import payload
-from lflops.report.payload.snapshot import SnapshotShown
 from lflops.report.payload.timeline import timeline
 
-__all__ = ["document", "page", "save", "snapshot_page", "write"]
+__all__ = ["document", "page", "page_of_data", "save", "write"]
 
 _ROOT = '<div id="root"><noscript>This page draws itself with JavaScript.</noscript></div>'
 
@@ -46,9 +45,9 @@ def page(*analyses: Analysis, names: Sequence[str] = ()) -> str:
     return document(title, "\n".join([_ROOT, *data]), script=script)
 
 
-def snapshot_page(shown: SnapshotShown) -> str:
-    """The file's text for a snapshot of CUDA's memory."""
-    return document(f"memory of {shown.title}", "\n".join([_ROOT, _data("data", shown)]), script=page_script("entry/snapshot"))
+def page_of_data(title: str, value: Any, entry: str) -> str:
+    """The file's text for any value that a script of `page/entry/` draws."""
+    return document(title, "\n".join([_ROOT, _data("data", value)]), script=page_script(entry))
 
 
 def save(analysis: Analysis, path: Path) -> None:

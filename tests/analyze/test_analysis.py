@@ -9,8 +9,8 @@ from typing import Any
 
 import lflops
 from lflops.analyze.analysis import Analysis, analyze
-from lflops.report.deepspeed_text.summary import summary
-from lflops.report.figures.pictures import pictures
+from lflops.deepspeed.text.summary import summary
+from lflops.figures.pictures import pictures
 from lflops.report.payload.payload import payload
 from lflops.report.terminal.memory import render_memory
 from lflops.report.terminal.modules import render

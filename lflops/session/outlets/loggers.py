@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lflops.analyze.analysis import Analysis
+from lflops.extras import offered
 from lflops.profile.model import ModuleProfile, Phase, Profile
 from lflops.report import html as page
-from lflops.report.deepspeed_text.summary import summary
 from lflops.report.lines.ranks import slow_ranks
 from lflops.report.lines.report import report_of
 from lflops.report.log_text import log_text
@@ -176,7 +176,9 @@ class Outlets:
 
     def _long_text(self, analysis: Analysis, *, detailed: bool) -> str:
         asked = self._settings
-        return summary(analysis, module_depth=asked.module_depth, top_modules=asked.top_modules, detailed=detailed, fold=True)
+        for summary in offered("summary", "the summary"):
+            return str(summary(analysis, module_depth=asked.module_depth, top_modules=asked.top_modules, detailed=detailed, fold=True))
+        return log_text(analysis, None)
 
 
 class ModuleCurves:

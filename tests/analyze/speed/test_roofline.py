@@ -13,10 +13,10 @@ import lflops
 from lflops.analyze.analysis import analyze
 from lflops.analyze.speed.roofline import Ceiling, Point, Roofline, roofline
 from lflops.cli.main import main
+from lflops.figures.roofline import roofline_figure, save
 from lflops.hardware.chips import Hardware, lookup
 from lflops.profile.model import Profile
 from lflops.profile.records import PHASES, Phase, Trace, TracedOperator
-from lflops.report.figures.roofline import roofline_figure, save
 from tests.support.compiled_profiles import compiled_profile
 from tests.support.profile_builders import cell, clocked, product, profile, run, small_profile
 
