@@ -24,11 +24,10 @@ from lflops.analyze.speed.roofline import Overview, Part, Roofline, module_parts
 from lflops.analyze.speed.step_times import StepTimes, step_times
 from lflops.analyze.speed.utilization import Utilization, utilization_at
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import Moment, Phase, Profile
+from lflops.profile.model import Moment, Profile
 from lflops.profile.module_names import children
 from lflops.profile.notes import notes_with
-
-__all__ = ["Analysis", "analyze"]
+from lflops.profile.records import Phase
 
 
 @dataclass(frozen=True, eq=False)

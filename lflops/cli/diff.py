@@ -16,8 +16,6 @@ from lflops.report.lines.diff import headline
 from lflops.report.terminal.diff import render_diff
 from lflops.traces.files import is_trace
 
-__all__ = ["diff"]
-
 _BYTES = {"B": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)}
 _BYTES |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
 _UNKNOWN = {

@@ -25,8 +25,6 @@ from lflops.report.terminal.memory import render_checkpointed, render_memory, re
 from lflops.report.terminal.modules import render
 from lflops.report.terminal.roofline import render_lower_bound
 
-__all__ = ["bytes_of", "estimate"]
-
 
 def estimate(
     target: Annotated[

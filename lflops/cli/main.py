@@ -19,8 +19,6 @@ from lflops.errors import LflopsError
 from lflops.extras import offered
 from lflops.profile.json_schema import json_schema
 
-__all__ = ["app", "main"]
-
 
 def schema() -> None:
     """Print the JSON schema of a profile's file."""

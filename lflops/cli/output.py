@@ -14,8 +14,6 @@ from rich.console import Console, RenderableType
 from lflops.extras import needed
 from lflops.profile.model import Profile
 
-__all__ = ["UsageError", "draw", "name_file", "save_memory", "write_json", "write_lines"]
-
 WIDTH = 120  # of what is not a terminal, unless COLUMNS says another
 
 # What typer raises on wrong usage: it exports no other of these by name, and which package they live in depends on its version.

@@ -12,8 +12,6 @@ from lflops.profile.json_file import load
 from lflops.report.terminal.roofline import render_roofline
 from lflops.traces.files import is_trace
 
-__all__ = ["roofline"]
-
 
 def roofline(
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A profile's JSON file, or a trace.")] = None,

@@ -25,8 +25,6 @@ from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.profile.steps import Step
 
-__all__ = ["FlopsProfiler", "get_model_profile", "with_engine_facts"]
-
 _FORWARDS_BACK = 2.0
 _EXPERTS = "ep_size_"
 """What DeepSpeed's groups of experts are called, before their size."""

@@ -7,8 +7,6 @@ from matplotlib.figure import Figure
 
 from lflops.profile.records import Phase
 
-__all__ = ["CATEGORIES", "PHASES", "QUIET", "TEXT", "drawn_on"]
-
 TEXT, QUIET, LINE = "#1c2430", "#5b6674", "#d8dde4"
 
 PHASES: Mapping[Phase, str] = {

@@ -16,8 +16,6 @@ from lflops.figures.design import CATEGORIES, PHASES, QUIET, TEXT, drawn_on
 from lflops.profile.model import Memory, Moment, Profile
 from lflops.profile.records import ByCategory, Phase
 
-__all__ = ["memory_figure", "save_memory_figure"]
-
 _BAND = (1.02, 1.07)
 """Where the phases are, in heights of the axes."""
 _TICKS = 6

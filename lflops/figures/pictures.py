@@ -11,8 +11,6 @@ from lflops.analyze.analysis import Analysis
 from lflops.figures.memory import memory_figure
 from lflops.figures.roofline import roofline_figure
 
-__all__ = ["Picture", "pictures"]
-
 
 class Picture(NamedTuple):
     """A figure as a PNG file; its width and height are in pixels."""

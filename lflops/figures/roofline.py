@@ -17,8 +17,6 @@ from lflops.analyze.modules.repeats import fold_parts
 from lflops.analyze.speed.roofline import Ceiling, Overview, Point
 from lflops.figures.design import PHASES, QUIET, TEXT, drawn_on
 
-__all__ = ["FORMATS", "roofline_figure", "save_roofline_figure"]
-
 FORMATS = ("svg", "png", "pdf")
 
 _NAMED = 8

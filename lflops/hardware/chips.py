@@ -17,8 +17,6 @@ from pathlib import Path
 from lflops.errors import HardwareError
 from lflops.hardware.table_file import DTYPES, VARIABLE, Row, append, own_file, rows_in
 
-__all__ = ["DTYPES", "Hardware", "check_new", "chips", "hint", "is_gpu", "lookup", "named", "names", "save", "unknown", "vendor_of"]
-
 GPU_VENDORS = {"NVIDIA": {"nvidia", "tesla", "geforce"}, "AMD": {"amd", "instinct"}}
 """Vendors of GPUs, with the words of their names that only some drivers and people write."""
 _VENDORS = set[str]().union(*GPU_VENDORS.values())

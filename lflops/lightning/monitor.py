@@ -23,8 +23,6 @@ from lflops.session.inputs.settings import DEFAULT_SCHEDULE, Settings
 from lflops.session.run import MonitoredRun
 from lflops.session.session import Session
 
-__all__ = ["FlopsMonitor"]
-
 _RUNS = itertools.count()
 """Numbers the runs on several ranks, of all monitors in the process: a process group outlives them, and what they left in its store."""
 

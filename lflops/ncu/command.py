@@ -17,8 +17,6 @@ from lflops.profile.model import Profile
 from lflops.report.lines.text import plain, shortened
 from lflops.report.terminal.tables import FittedTable, text
 
-__all__ = ["render_ncu", "show_kernels"]
-
 _KERNEL = 36
 
 

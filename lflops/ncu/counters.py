@@ -18,8 +18,6 @@ from lflops.errors import LflopsError
 from lflops.hardware.chips import Hardware
 from lflops.profile.series import sum_known
 
-__all__ = ["METRICS", "Kernel", "Traffic", "command", "read"]
-
 SECTOR_BYTES = 32
 
 _OPERATION = "smsp__sass_thread_inst_executed_op_{}{}_pred_on.sum"

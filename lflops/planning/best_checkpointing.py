@@ -23,8 +23,6 @@ from lflops.planning.cheapest_choice import cheapest_choice, lowest_peak
 from lflops.planning.checkpointing_plan import Alternative, CheckpointingPlan
 from lflops.profile.model import Profile
 
-__all__ = ["best_checkpointing", "search"]
-
 REPAIRS = 3  # how often the budget of the search is lowered by what an estimate needs beyond it
 
 EXACT = 0.001

@@ -17,8 +17,6 @@ from lflops.profile.model import Moment
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import Phase
 
-__all__ = ["Chain", "Key", "Trial", "chain_of", "key_of", "keys_of", "read", "settled_by", "units_of"]
-
 Key = tuple[int | None, int, str | None, str]
 """The kinds of a block's predecessor and of the block, then their choices; `None` before the first block."""
 

@@ -15,8 +15,6 @@ from lflops.planning.folding import Fold, folded, folds_of, full_names, stretche
 from lflops.profile.model import Cell, Memory, Profile
 from lflops.profile.module_names import ancestry
 
-__all__ = ["FEMTO", "BlockTrials", "memory_of", "policies_of"]
-
 FEMTO = 1e-15  # seconds are whole numbers of these while costs are compared, so that equal sums are equal
 
 

@@ -5,8 +5,6 @@ from typing import NamedTuple
 
 from lflops.planning.block_chain import Chain
 
-__all__ = ["cheapest_choice", "lowest_peak"]
-
 MOST_STATES = 4096  # partial choices that are followed at once. Of more, one in each of equal steps of bytes is followed.
 
 

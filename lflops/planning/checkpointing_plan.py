@@ -9,8 +9,6 @@ from lflops import units
 from lflops.collect.estimate.changes import KEPT, POLICIES, Policy
 from lflops.profile.model import Profile
 
-__all__ = ["Alternative", "CheckpointingPlan"]
-
 _HEADS = ("recomputed", "peak", "saved", "FLOPs more", "of the step's", "time more")
 
 

@@ -8,8 +8,6 @@ from torch import nn
 
 from lflops.planning.block_chain import Chain
 
-__all__ = ["Fold", "folded", "folds_of", "full_names", "stretched"]
-
 KEPT = 6  # blocks of a run in a folded model: in the middle there are two with neighbours like themselves
 WORTHWHILE = 10  # shorter runs are not folded
 

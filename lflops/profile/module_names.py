@@ -8,8 +8,6 @@ from typing import TypeVar
 
 from lflops.profile.series import grouped
 
-__all__ = ["added_up", "ancestry", "children", "fold_repeats", "patterns", "spelled_out"]
-
 Item = TypeVar("Item")
 
 

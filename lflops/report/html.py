@@ -19,8 +19,6 @@ from lflops.report.payload.page_script import page_script
 from lflops.report.payload.payload import payload
 from lflops.report.payload.timeline import timeline
 
-__all__ = ["document", "page", "page_of_data", "save", "write"]
-
 _ROOT = '<div id="root"><noscript>This page draws itself with JavaScript.</noscript></div>'
 
 

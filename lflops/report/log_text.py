@@ -13,8 +13,6 @@ from lflops.report.lines.layout import speed_lines, verdict_lines
 from lflops.report.lines.report import Report, report_of, uncounted
 from lflops.report.lines.text import counted, itself_of, plain, shortened_name
 
-__all__ = ["log_text"]
-
 _MARGIN = 16
 _MODULES = 5
 _NAME, _LEAST_NAME = 60, 30

@@ -9,8 +9,6 @@ from msgspec import Struct
 from lflops.snapshots.holders import CATEGORIES, Category, category_of, line_of
 from lflops.snapshots.peak import Alive, Peak
 
-__all__ = ["Cause", "CauseCode", "causes_of"]
-
 CauseCode = Literal[
     "other_process",
     "fragmentation",

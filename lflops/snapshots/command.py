@@ -14,8 +14,6 @@ from lflops.snapshots.explain import explain, explained_lines
 from lflops.snapshots.page import snapshot_shown
 from lflops.snapshots.read import read_snapshot
 
-__all__ = ["add_commands"]
-
 
 def add_commands(app: typer.Typer) -> None:
     """`lflops memory`."""

@@ -13,8 +13,6 @@ from lflops.snapshots.holders import CATEGORIES, Category, StackHolder, category
 from lflops.snapshots.peak import peak_of
 from lflops.snapshots.read import Snapshot, snapshot_of
 
-__all__ = ["ExplainedMemory", "cause_line", "explain", "explain_snapshot", "explained_lines", "remedies"]
-
 
 class ExplainedMemory(Struct, frozen=True, kw_only=True):
     """The memory of a device at the moment when it ran out, else when the most was allocated."""

@@ -8,8 +8,6 @@ from msgspec import Struct
 from lflops.snapshots.peak import Alive, is_optimizer
 from lflops.snapshots.read import Frame, Stack
 
-__all__ = ["CATEGORIES", "Category", "StackHolder", "category_of", "holders_of", "line_of", "sizes_of_parameters"]
-
 Category = Literal["parameters", "gradients", "optimizer_state", "activations", "temporary", "copy", "other", "unknown"]
 CATEGORIES: tuple[Category, ...] = ("parameters", "gradients", "optimizer_state", "activations", "temporary", "copy", "other", "unknown")
 

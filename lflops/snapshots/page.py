@@ -13,8 +13,6 @@ from lflops.snapshots.peak import Alive, peak_of
 from lflops.snapshots.read import Snapshot, Stack
 from lflops.snapshots.timeline import timeline_of
 
-__all__ = ["SnapshotShown", "snapshot_shown"]
-
 _HOLDERS = 400
 
 

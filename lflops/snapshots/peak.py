@@ -4,8 +4,6 @@ from typing import NamedTuple
 
 from lflops.snapshots.read import Entry, Snapshot, Stack
 
-__all__ = ["FREED", "Alive", "Peak", "is_forward", "is_optimizer", "peak_of"]
-
 OPTIMIZER = "torch/optim/"
 FREED = ("free_requested", "free")
 _GROWS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}

@@ -9,8 +9,6 @@ from lflops.snapshots.holders import CATEGORIES, Category, category_of, line_of
 from lflops.snapshots.peak import FREED, Alive, is_forward, is_optimizer
 from lflops.snapshots.read import Entry, Snapshot
 
-__all__ = ["Instant", "timeline_of"]
-
 
 class Instant(NamedTuple):
     """What is alive after an entry of the trace."""

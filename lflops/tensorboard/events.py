@@ -18,8 +18,6 @@ from lflops.report.payload.payload import payload
 from lflops.report.payload.timeline import timeline
 from lflops.tensorboard.payload_event import PLUGIN, packed
 
-__all__ = ["log", "summary_of"]
-
 _RGBA = 4  # the channels of a picture, as TensorBoard counts them
 
 

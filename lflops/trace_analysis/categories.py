@@ -10,8 +10,6 @@ from typing import Literal, get_args
 from lflops.traces.device_states import communicates
 from lflops.traces.recorded import DeviceWork
 
-__all__ = ["CATEGORIES", "Category", "category_of_kernel", "category_of_operator", "precision_by_name", "tensor_cores_by_name"]
-
 Category = Literal[
     "gemm",
     "convolution",

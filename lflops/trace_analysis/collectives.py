@@ -19,8 +19,6 @@ from lflops.trace_analysis.operator_cost import BYTES
 from lflops.traces.device_states import communicates
 from lflops.traces.recorded import Collective, DeviceWork, RecordedTrace
 
-__all__ = ["CollectiveTimes", "Occurrence", "collectives", "occurrences"]
-
 _SIZES = {"double": 8, "long": 8, "float": 4, "int": 4, "half": 2, "bfloat16": 2, "short": 2} | dict.fromkeys(
     ("char", "byte", "bool", "float8_e4m3fn", "float8_e5m2"), 1
 )

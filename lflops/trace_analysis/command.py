@@ -21,8 +21,6 @@ from lflops.trace_analysis.terminal import render_ranks, render_trace, render_tr
 from lflops.traces.convert import compat as copy_of
 from lflops.traces.files import traces_in
 
-__all__ = ["add_commands", "diff_traces", "show_trace_roofline"]
-
 _UNKNOWN = {
     "max_regress": "cannot be checked: each trace needs two steps at least",
     "min_mfu": "cannot be checked: the second trace has no MFU, as its shapes or the peak of its chip are unknown",

@@ -11,8 +11,6 @@ from lflops.profile.series import grouped
 from lflops.trace_analysis.summary import TraceSummary
 from lflops.traces.device_states import DeviceTimeline, total
 
-__all__ = ["TimeChange", "TraceDiff", "compare", "trace_limits"]
-
 _STATES = ("computing", "exposed_communication", "exposed_copies", "idle")
 
 

@@ -11,8 +11,6 @@ from lflops.report.terminal.tables import FittedTable, margin, text
 from lflops.trace_analysis.compare import TimeChange, TraceDiff
 from lflops.trace_analysis.sentences import CAUSES, STATES, kernel_name
 
-__all__ = ["render_trace_diff", "trace_headline"]
-
 _NAME = 28
 _LISTED = 3
 _SMALL = 0.01

@@ -19,8 +19,6 @@ from msgspec import Struct
 from lflops.errors import ProfileError
 from lflops.traces.files import as_trace, rank_in_name
 
-__all__ = ["Header", "TraceStream"]
-
 _PIECE = 1 << 22
 _LONGEST = 1 << 26  # bytes of the longest event, header or trailer that is read
 _LARGEST = 1 << 33  # bytes of the largest file, unpacked

@@ -15,8 +15,6 @@ from lflops.profile.series import grouped
 from lflops.trace_analysis.categories import precision_by_name
 from lflops.traces.recorded import NODE, Collective, DeviceWork, Inputs, OperatorCall, RecordedTrace, RuntimeCall, Span
 
-__all__ = ["HostWalk", "OperatorSums", "SpanSums", "walk"]
-
 _OperatorKey = tuple[str, Inputs | None]
 
 

@@ -19,8 +19,6 @@ from msgspec import Struct
 from lflops.stretches import Stretches, joined, shares
 from lflops.traces.recorded import DeviceWork, RecordedTrace, RuntimeCall
 
-__all__ = ["CAUSES", "Cause", "LaunchDelays", "QueueDepth", "idle_by_cause", "launch_delays", "queue_depth"]
-
 Cause = Literal[
     "data_loader",  # the thread was inside the data loader
     "synchronising",  # it waited for the device, or had just been woken

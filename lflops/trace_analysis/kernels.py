@@ -14,8 +14,6 @@ from lflops.trace_analysis.operator_cost import precision_of
 from lflops.traces.device_states import communicates
 from lflops.traces.recorded import DeviceWork
 
-__all__ = ["CategoryTimes", "KernelTimes", "PrecisionTimes", "by_category", "by_precision", "kernels"]
-
 
 class KernelTimes(Struct, frozen=True, kw_only=True):
     """All calls of one kernel, in nanoseconds, and the operators that launched it, those with the most time first.

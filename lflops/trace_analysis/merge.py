@@ -15,8 +15,6 @@ from lflops.trace_analysis.event_stream import Header
 from lflops.traces.files import as_trace, read, traces_in, written_whole
 from lflops.traces.timestamps import ZERO, microseconds, span
 
-__all__ = ["MERGED", "MergedTraces", "merge"]
-
 MERGED = "merged.trace.json.gz"  # its name is none that readers of single traces look for
 
 

@@ -12,8 +12,6 @@ from msgspec import Struct
 from lflops.profile.series import grouped, sums
 from lflops.trace_analysis.host_walk import HostWalk
 
-__all__ = ["SpanTimes", "span_times"]
-
 _NUMBER = re.compile(r"(?<![A-Za-z])\d+")
 
 

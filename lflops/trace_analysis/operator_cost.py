@@ -18,8 +18,6 @@ from lflops.formulas.table import FORMULAS, Cost, Formula, Shape, load_families
 from lflops.trace_analysis.categories import category_of_operator
 from lflops.traces.recorded import Inputs
 
-__all__ = ["BYTES", "TracedCost", "arguments", "cost_of", "precision_of"]
-
 load_families()
 
 _DTYPES = {

@@ -11,8 +11,6 @@ from lflops.trace_analysis.categories import Category, category_of_operator
 from lflops.trace_analysis.host_walk import HostWalk, OperatorSums
 from lflops.trace_analysis.operator_cost import TracedCost, arguments, cost_of, precision_of
 
-__all__ = ["MULTIPLYING", "OperatorTimes", "ShapeTimes", "Uncounted", "operators", "precision", "shapes", "uncounted"]
-
 MULTIPLYING: frozenset[Category] = frozenset({"gemm", "convolution", "attention"})
 """Categories of operators whose work is multiply-accumulates."""
 

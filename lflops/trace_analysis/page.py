@@ -12,8 +12,6 @@ from lflops.trace_analysis.sentences import CAUSES, STATES, facts, nanoseconds, 
 from lflops.trace_analysis.summary import TraceSummaries, TraceSummary
 from lflops.trace_analysis.tables import TraceTable, ranks_tables, tables
 
-__all__ = ["trace_page"]
-
 _LISTED = 200
 """Rows of a table. All of a trace's kernels would be a page that no browser opens."""
 

@@ -16,8 +16,6 @@ from msgspec import Struct
 from lflops.profile.series import grouped
 from lflops.trace_analysis.collectives import Occurrence
 
-__all__ = ["CollectiveSkew", "RankSkew", "rank_skew"]
-
 
 class CollectiveSkew(Struct, frozen=True, kw_only=True):
     """All calls of one kind in one group that at least two of the ranks recorded; nanoseconds."""

@@ -15,8 +15,6 @@ from lflops.traces.files import as_trace
 from lflops.traces.recorded import STEP, Collective, DeviceWork, Inputs, MemoryPeak, OperatorCall, RecordedTrace, RuntimeCall, Span
 from lflops.traces.timestamps import ZERO, span
 
-__all__ = ["read_trace"]
-
 _FRAME = "nn.Module: "
 _COLLECTIVE = "nccl:"
 _NOTHING = Raw(b"{}")

@@ -12,21 +12,7 @@ from lflops.trace_analysis.idle import Cause
 from lflops.trace_analysis.operators import ShapeTimes
 from lflops.trace_analysis.rank_skew import RankSkew
 from lflops.trace_analysis.summary import TraceSummary
-from lflops.trace_analysis.timeline import DeviceTimeline
-
-__all__ = [
-    "CAUSES",
-    "STATES",
-    "facts",
-    "kernel_name",
-    "launches",
-    "nanoseconds",
-    "ranks_verdict",
-    "remarks",
-    "shapes_text",
-    "share",
-    "verdict",
-]
+from lflops.traces.device_states import DeviceTimeline
 
 STATES: Mapping[str, str] = {
     "computing": "computing",

@@ -23,8 +23,6 @@ from lflops.trace_analysis.utilization import TraceUtilization, utilization
 from lflops.traces.device_states import DeviceTimeline, communicates, idle_stretches, states, timeline, total
 from lflops.traces.recorded import DeviceWork, MemoryPeak, RecordedTrace
 
-__all__ = ["DeviceSummary", "LeftOut", "TraceSummaries", "TraceSummary", "summarise", "summarise_all"]
-
 
 class LeftOut(Struct, frozen=True, kw_only=True):
     """Work that was launched before the recording began, and ran before the first work that was launched in it."""

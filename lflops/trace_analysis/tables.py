@@ -11,9 +11,7 @@ from lflops.trace_analysis.operators import ShapeTimes
 from lflops.trace_analysis.rank_skew import RankSkew
 from lflops.trace_analysis.sentences import CAUSES, STATES, kernel_name, launches, nanoseconds, shapes_text, share
 from lflops.trace_analysis.summary import TraceSummary
-from lflops.trace_analysis.timeline import DeviceTimeline
-
-__all__ = ["TraceTable", "ranks_tables", "shapes_table", "tables"]
+from lflops.traces.device_states import DeviceTimeline
 
 _OPERATOR = 24
 

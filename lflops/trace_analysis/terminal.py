@@ -9,8 +9,6 @@ from lflops.trace_analysis.sentences import facts, ranks_verdict, remarks, verdi
 from lflops.trace_analysis.summary import TraceSummary
 from lflops.trace_analysis.tables import TraceTable, ranks_tables, shapes_table, tables
 
-__all__ = ["render_ranks", "render_trace", "render_trace_roofline"]
-
 _NAME = 28
 _OVER = 1.05
 

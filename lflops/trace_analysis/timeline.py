@@ -11,8 +11,6 @@ from lflops.trace_analysis.host_walk import HostWalk
 from lflops.traces.device_states import DeviceTimeline, states, timeline, total
 from lflops.traces.recorded import DeviceWork, RecordedTrace
 
-__all__ = ["DeviceTimeline", "StepTimes", "StreamTimes", "states", "steps", "streams", "timeline"]
-
 
 class StreamTimes(Struct, frozen=True, kw_only=True):
     """What ran on one stream of a device, in nanoseconds and numbers; `busy` is less than the sum where kernels of a stream overlap."""

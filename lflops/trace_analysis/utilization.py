@@ -10,8 +10,6 @@ from lflops.trace_analysis.operator_cost import cost_of
 from lflops.trace_analysis.operators import precision
 from lflops.trace_analysis.timeline import StepTimes
 
-__all__ = ["TraceUtilization", "utilization"]
-
 
 class TraceUtilization(Struct, frozen=True, kw_only=True):
     """`None` is unknown."""

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from lflops.stretches import joined, length, outside, shares
 from lflops.trace_analysis.summary import summarise
-from lflops.trace_analysis.timeline import DeviceTimeline, states, timeline
+from lflops.trace_analysis.timeline import states, timeline
+from lflops.traces.device_states import DeviceTimeline
 from lflops.traces.recorded import DeviceWork
 from tests.support.traces_by_hand import BACKWARD, TraceByHand, small_gpu_trace
 

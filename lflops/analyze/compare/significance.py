@@ -28,23 +28,6 @@ from msgspec.structs import replace
 from lflops.profile.records import Spread
 from lflops.profile.series import sum_known
 
-__all__ = [
-    "CHANGED",
-    "LEAST_SHARE",
-    "CommonFactor",
-    "Doubt",
-    "Judge",
-    "Measured",
-    "Timing",
-    "Verdict",
-    "judge_of",
-    "judge_of_steps",
-    "measured",
-    "slowed_by",
-    "total",
-    "unjudged",
-]
-
 LEAST_CHANGE = 0.03
 """The least change of a time: two runs of the same code place their tensors differently in memory, which is worth some per cent."""
 LEAST_SHARE = 0.005  # the least change of a time as a share of the step

@@ -17,8 +17,6 @@ from lflops.profile.model import Profile
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import ByCategory, Phase
 
-__all__ = ["STRATEGIES", "Sharded", "Strategy", "sharded"]
-
 Strategy = Literal["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3, FSDP2"]
 STRATEGIES: tuple[Strategy, ...] = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3, FSDP2")
 

@@ -9,8 +9,6 @@ from msgspec import Struct
 from lflops.profile.model import ModuleProfile, Profile
 from lflops.profile.series import grouped, sum_known
 
-__all__ = ["Kind", "by_depth", "most"]
-
 
 class Kind(Struct, frozen=True, kw_only=True):
     """All modules of one class at one depth, each with what is below it; no module is in another one of the same depth."""

@@ -11,11 +11,9 @@ from msgspec.structs import replace
 
 from lflops.analyze.modules.busiest import TIMED_PHASES
 from lflops.analyze.modules.repeats import identical_subtrees
-from lflops.profile.model import PHASES, ModuleProfile, Phase, Profile, Work
+from lflops.profile.model import ModuleProfile, Profile, Work
 from lflops.profile.module_names import children
-from lflops.profile.records import Spread
-
-__all__ = ["SORT_KEYS", "Repeat", "Row", "WorkCounts", "flat", "has_times", "share_of", "totals", "tree", "unsharded_macs", "walk"]
+from lflops.profile.records import PHASES, Phase, Spread
 
 
 class WorkCounts(Struct, frozen=True, kw_only=True, gc=False):

@@ -26,8 +26,6 @@ from lflops.profile.model import Profile, Work
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import PASSES, PHASES, Phase, Spread, step_phase
 
-__all__ = ["IN_MODULES", "Budget", "budget"]
-
 IN_MODULES = ("useful", "recompute", "memory_bound", "below_roof")
 """The parts of a module's own time, in this order."""
 

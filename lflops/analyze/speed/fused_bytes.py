@@ -10,8 +10,6 @@ from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, ModulePhase, Phase
 from lflops.profile.series import sum_known
 
-__all__ = ["Fusion", "bytes_as_compiled", "bytes_with_below", "fusion"]
-
 
 class Fusion(Struct, frozen=True, kw_only=True):
     """What fusion saves in one phase of a step, over the modules that have kernels of compiled code.

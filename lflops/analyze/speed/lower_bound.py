@@ -11,8 +11,6 @@ from lflops.profile.model import Profile
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, Phase
 
-__all__ = ["LowerBound", "lower_bound"]
-
 
 class LowerBound(Struct, frozen=True, kw_only=True):
     """Lower bounds in seconds.

@@ -22,21 +22,6 @@ from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, ModulePhase, Phase
 from lflops.profile.series import sum_known
 
-__all__ = [
-    "Bound",
-    "Ceiling",
-    "Over",
-    "Overview",
-    "Part",
-    "Point",
-    "Roofline",
-    "Total",
-    "module_parts",
-    "point_of",
-    "roofline",
-    "roofline_overview",
-]
-
 Bound = Literal["compute", "memory"]
 
 Over = Literal["cache", "compiled", "cache_unknown", "error"]

@@ -14,8 +14,6 @@ from lflops.profile.records import PASSES, Spread, step_phase
 from lflops.profile.series import sum_known
 from lflops.profile.steps import Step
 
-__all__ = ["StepTimes", "step_times", "traced_seconds"]
-
 _WITHIN_FORWARD = frozenset({"prefill", "decode"})
 _LEAST_WAIT = 0.001
 """Of a step: less is how long a look at the clock takes."""

@@ -12,8 +12,6 @@ from lflops.profile.model import Profile
 from lflops.profile.records import Phase
 from lflops.profile.series import sum_known
 
-__all__ = ["MODEL_PHASES", "Utilization", "utilization", "utilization_at"]
-
 MODEL_PHASES: tuple[Phase, ...] = ("forward", "backward")
 """The phases whose MACs count for MFU."""
 _HARDWARE: tuple[Phase, ...] = (*MODEL_PHASES, "recompute")

@@ -12,8 +12,6 @@ from torch.optim import Optimizer
 from lflops.collect.attribution.autograd_segments import AutogradSegments
 from lflops.collect.torch_private.autograd import NO_BACKWARD
 
-__all__ = ["Frame", "FrameStack", "ThreadLocal", "ThreadState", "TrackedFrame"]
-
 
 @dataclass(slots=True)
 class Frame:

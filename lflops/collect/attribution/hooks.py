@@ -24,18 +24,6 @@ from lflops.collect.model.compile_guard import uncompiled, unremark_hooks
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.torch_private.modules import HiddenHooks, compiles_its_hooks, never_compiled, remove_hook
 
-__all__ = [
-    "LISTENERS",
-    "ModuleListener",
-    "OptimizerListener",
-    "after_each_call",
-    "hook_model",
-    "hook_optimizer",
-    "hook_optimizers",
-    "install_hooks",
-    "scope",
-]
-
 
 class ModuleListener(Protocol):
     """Follows the modules and scopes of one thread, and of the threads that it starts.

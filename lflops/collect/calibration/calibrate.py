@@ -28,8 +28,6 @@ from lflops.hardware.chips import Hardware, lookup, named
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["calibrate", "forget", "hardware_of", "measure"]
-
 METHOD = 2
 """Counted up when figures are measured in another way, so that older ones are not taken for new."""
 

@@ -29,8 +29,6 @@ from lflops.profile.notes import Note
 from lflops.profile.records import PHASES, ModulePhase
 from lflops.profile.series import sum_known
 
-__all__ = ["CountedPass", "build_profile"]
-
 LONGEST_DETAIL = 200
 """Characters of a module's `extra_repr`."""
 

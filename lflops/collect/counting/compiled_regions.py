@@ -27,8 +27,6 @@ from lflops.profile.records import Phase
 if TYPE_CHECKING:
     from lflops.collect.torch_private.dynamo import CapturedGraph, CompiledCode
 
-__all__ = ["SEES_ALL", "CompiledRegions", "GivenTensor", "RegionCall", "number_of_region", "row_of_region"]
-
 MARK = "\0"
 SEES_ALL = frozenset({"eager", "aot_eager", "aot_eager_decomp_partition"})
 """Backends that generate no kernels: the dispatch mode sees all of their operators."""

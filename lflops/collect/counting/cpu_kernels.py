@@ -15,8 +15,6 @@ from torch import Tensor
 from lflops.collect.torch_private.distributed import wait_operator
 from lflops.collect.torch_private.operators import OpOverload
 
-__all__ = ["LSTM_LAYER", "SCRATCH", "corrected", "rounded_up"]
-
 LSTM_LAYER: Any = torch.ops.aten.mkldnn_rnn_layer.default
 """One layer in one direction, by oneDNN."""
 

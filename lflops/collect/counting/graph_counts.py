@@ -30,8 +30,6 @@ from lflops.collect.torch_private.operators import HigherOrderOperator
 from lflops.collect.torch_private.tensors import fake_mode
 from lflops.profile.notes import Note
 
-__all__ = ["GraphCount", "UncountableError", "count_graph", "resolve"]
-
 COMPILED = "torch.compile"
 """The name under which a graph of unknown work is listed."""
 PHASES_OF_BACKWARD = frozenset({"backward", "recompute"})

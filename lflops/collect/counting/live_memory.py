@@ -23,8 +23,6 @@ from lflops.profile.module_names import ancestry
 from lflops.profile.records import CATEGORIES, ByCategory, Phase
 from lflops.profile.series import extremes
 
-__all__ = ["LONGEST_TIMELINE", "AllocationLog", "LiveMemory", "Survivors", "storage_of"]
-
 
 class AllocationLog:
     """Requests to the allocator. A storage that outlives a step is one allocation; nothing is kept alive.

@@ -13,9 +13,6 @@ from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, Phase
 from lflops.profile.series import sum_known
 
-__all__ = ["CellKey", "CollectiveKey", "Counts", "Resolved", "Totals", "Transfers", "UncountedKey"]
-
-
 CellKey = tuple[str, str, Phase, "torch.dtype | None"]
 """Row, operator, phase, dtype."""
 UncountedKey = tuple[str, str, Phase]

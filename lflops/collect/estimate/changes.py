@@ -14,8 +14,6 @@ from lflops.collect.estimate.estimate import Subject
 from lflops.collect.model.module_tree import blocks_in
 from lflops.errors import CountError
 
-__all__ = ["KEPT", "POLICIES", "Changes", "Policy", "checkpointed", "recomputable"]
-
 Policy = Literal["none", "selective", "full"]
 
 POLICIES: tuple[Policy, ...] = ("none", "selective", "full")

@@ -26,8 +26,6 @@ from lflops.collect.model.module_tree import ModuleTree
 from lflops.profile.records import Call, ModulePhase, TracedOperator
 from lflops.traces.recorded import NODE, STEP
 
-__all__ = ["LAUNCHES", "NODE", "NO_OPERATORS", "STEP", "Communicated", "Event", "Joined", "join", "read", "steps_of"]
-
 REGION = "## Call CompiledFxGraph "
 """Begins the names of the runs of compiled graphs; the graph's key follows."""
 

@@ -12,8 +12,6 @@ from lflops.report.lines.report import report_of
 from lflops.report.lines.text import counted, plain
 from lflops.report.lines.trace import traced
 
-__all__ = ["extra_lines"]
-
 _OF_SPEED = frozenset({"CPU time", "observer", "MFU", "HFU", "executed"})
 _SHOWN_ELSEWHERE = frozenset({"generated", "experts", "backward_assumed"})
 """Codes of notes."""

@@ -10,8 +10,6 @@ from lflops.profile.model import Profile
 from lflops.report.lines.text import plain
 from lflops.units import UNKNOWN
 
-__all__ = ["aggregated", "detailed"]
-
 _LEGEND = """\
 Behind a module's name: its params, MACs and fwd latency, each with its share of the whole model's; its fwd FLOPS; what torch prints of it.
 The modules below it are included. What is left beyond their sum is the module's own: functions that its forward calls itself.

@@ -20,8 +20,6 @@ from lflops.report.lines.layout import verdict_lines
 from lflops.report.lines.report import report_of
 from lflops.units import UNKNOWN
 
-__all__ = ["summary"]
-
 _NOTATIONS = """\
 Notations:
 dp: data parallel, mp: model parallel; params: parameters, shared ones once; MACs: multiply-accumulates of contractions;

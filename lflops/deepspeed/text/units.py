@@ -6,8 +6,6 @@ is a dash, and what is not 0 does not read as 0.
 
 from lflops.units import UNKNOWN
 
-__all__ = ["duration", "flops", "macs", "number", "params", "percent", "rate"]
-
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"), (1.0, ""), (1e-3, "m"), (1e-6, "u"))
 
 

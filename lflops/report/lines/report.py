@@ -15,15 +15,14 @@ from lflops.analyze.analysis import Analysis
 from lflops.analyze.speed.budget import IN_MODULES, Budget
 from lflops.analyze.speed.step_times import StepTimes
 from lflops.analyze.speed.utilization import MODEL_PHASES, Utilization
-from lflops.profile.model import PHASES, ModuleProfile, Profile, Run
+from lflops.profile.model import ModuleProfile, Profile, Run
 from lflops.profile.module_names import added_up, fold_repeats
 from lflops.profile.notes import are_times_far_off, sentence
+from lflops.profile.records import PHASES
 from lflops.report.lines.parts import advice, label_of, what_it_is
 from lflops.report.lines.ranks import ranks
 from lflops.report.lines.text import counted, plain, plus_minus
 from lflops.report.lines.verdict import Verdict, verdict
-
-__all__ = ["Fact", "Part", "Report", "report_of", "uncounted"]
 
 Unit = Literal["s", "share", "of peak", "FLOP/s", "/s", "bytes", "count", "factor", "text"]
 

@@ -16,8 +16,6 @@ from lflops.report.lines.parts import advice, what_it_is
 from lflops.report.lines.ranks import slowest_rank
 from lflops.report.lines.text import counted, itself_of, plain, plus_minus
 
-__all__ = ["Verdict", "verdict"]
-
 _CAUSES, _NEXT = 3, 2
 _UNSTEADY = 0.1
 """Of the median step: a mean or a quartile that is farther off is worth a word."""

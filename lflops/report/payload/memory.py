@@ -15,8 +15,6 @@ from lflops.profile.series import extremes
 from lflops.report.lines.text import plain
 from lflops.report.payload.columns import Columns, Value, exact, lists
 
-__all__ = ["POINTS", "LiveMemoryShown", "MemoryShown", "chip_memory", "memory"]
-
 POINTS: Final = 2_000
 """The most points that are drawn."""
 

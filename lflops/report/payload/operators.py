@@ -6,12 +6,10 @@ from msgspec import Struct
 
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.operators import OperatorRow
-from lflops.profile.model import PHASES, Profile
-from lflops.profile.records import CompiledCode, Trace, TracedOperator
+from lflops.profile.model import Profile
+from lflops.profile.records import PHASES, CompiledCode, Trace, TracedOperator
 from lflops.report.lines.trace import per_batch
 from lflops.report.payload.columns import Columns, column
-
-__all__ = ["KERNELS", "Kernels", "Operators", "operators"]
 
 KERNELS = 1000
 """Kernels of compiled code that the page has room for."""

@@ -7,8 +7,6 @@ import posixpath
 import re
 from pathlib import Path
 
-__all__ = ["page_script"]
-
 _PAGE = Path(__file__).parents[2] / "page"
 _IMPORT = re.compile(r'^import\s*(\{[^}]*\})\s*from\s*"(\.\.?/[\w/.]+)\.js";', re.MULTILINE)
 _RENAMED = re.compile(r"(\w+)\s+as\s+(\w+)")

@@ -19,8 +19,6 @@ from lflops.report.payload.operators import Operators, operators
 from lflops.report.payload.ranks import RanksShown, ranks
 from lflops.report.payload.roofline import Roofs, roofs
 
-__all__ = ["Payload", "payload"]
-
 
 class TraceFile(Struct, frozen=True, kw_only=True):
     """The trace of one rank."""

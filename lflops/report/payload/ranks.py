@@ -7,8 +7,6 @@ from lflops.profile.records import Spread
 from lflops.report.lines.ranks import ranks as lines
 from lflops.report.payload.columns import Columns, Value, exact
 
-__all__ = ["RanksShown", "ranks"]
-
 
 class RanksShown(Struct, frozen=True, kw_only=True):
     """The ranks of a run.

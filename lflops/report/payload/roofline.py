@@ -12,8 +12,6 @@ from lflops.analyze.speed.roofline import Ceiling, Part, Point, point_of
 from lflops.report.lines.roofline import OVER, saved_by_fusion, why_no_roof
 from lflops.report.payload.columns import Columns, column
 
-__all__ = ["MOST", "Points", "Roofs", "roofs"]
-
 Timed = TypeVar("Timed", Part, Repeats, Point)
 
 MOST = 2000

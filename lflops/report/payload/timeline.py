@@ -14,8 +14,6 @@ from lflops.profile.timeline import ModuleSlice, StepTimeline
 from lflops.report.payload.columns import Columns
 from lflops.report.payload.memory import MemoryShown
 
-__all__ = ["TimelineShown", "timeline"]
-
 
 class RankTimeline(Struct, frozen=True, kw_only=True):
     """One step of one rank; times are nanoseconds since it began.

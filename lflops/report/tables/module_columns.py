@@ -8,9 +8,7 @@ from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.busiest import TIMED_PHASES
 from lflops.analyze.modules.tree import Row
-from lflops.profile.model import Phase
-
-__all__ = ["ModuleColumn", "ModuleLine", "module_columns", "module_lines"]
+from lflops.profile.records import Phase
 
 _SHORT: dict[Phase | None, str] = {
     "forward": "fwd",

@@ -12,8 +12,6 @@ from lflops.analyze.compare.significance import CHANGED
 from lflops.report.lines.diff import headline, interval, module_name, reason, signed
 from lflops.report.terminal.tables import MARGIN, FittedTable, margin, prose, text
 
-__all__ = ["render_diff"]
-
 _LONG_NAME = 40
 
 

@@ -13,8 +13,6 @@ from lflops.report.lines.layout import speed_lines, verdict_lines
 from lflops.report.lines.report import Part, report_of
 from lflops.report.terminal.tables import MARGIN, FittedTable, margin, prose, text
 
-__all__ = ["header"]
-
 
 def header(analysis: Analysis) -> Group:
     """The lines, as one block."""

@@ -9,13 +9,11 @@ from rich.text import Text
 
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.tree import Row
-from lflops.profile.model import Phase
+from lflops.profile.records import Phase
 from lflops.report.lines.text import counted, plain, shortened_name
 from lflops.report.tables.module_columns import ModuleColumn, ModuleLine, module_columns, module_lines
 from lflops.report.terminal.header import header
 from lflops.report.terminal.tables import figure, prose
-
-__all__ = ["render"]
 
 _GAP = 2
 _NAME = 36

@@ -15,8 +15,6 @@ from lflops.report.lines.roofline import OVER, saved_by_fusion
 from lflops.report.lines.text import counted, plain
 from lflops.report.terminal.tables import FittedTable, margin, prose, text
 
-__all__ = ["render_lower_bound", "render_roofline"]
-
 _NAME = 26
 _LISTED = 10
 _SHORT = {"forward": "fwd", "backward": "bwd", "recompute": "recomp", "optimizer": "optim", "other": "other", "all": "all"}

@@ -12,8 +12,6 @@ from rich.text import Text
 from lflops import units
 from lflops.report.lines.text import plain, shortened, shortened_name
 
-__all__ = ["MARGIN", "FittedTable", "figure", "margin", "prose", "text"]
-
 MARGIN = 16
 """Width of the labels in the lines above a table."""
 

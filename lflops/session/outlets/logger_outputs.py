@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from lflops.analyze.analysis import Analysis
 from lflops.extras import offered
-from lflops.profile.model import PHASES, Profile
+from lflops.profile.model import Profile
+from lflops.profile.records import PHASES
 from lflops.profile.series import sum_known
 
 __all__ = ["LONGEST_TEXT", "OUTPUTS", "Output"]

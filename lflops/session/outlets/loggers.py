@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from lflops.analyze.analysis import Analysis
 from lflops.extras import offered
-from lflops.profile.model import ModuleProfile, Phase, Profile
+from lflops.profile.model import ModuleProfile, Profile
+from lflops.profile.records import Phase
 from lflops.report import html as page
 from lflops.report.lines.ranks import slow_ranks
 from lflops.report.lines.report import report_of
