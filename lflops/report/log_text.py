@@ -7,6 +7,7 @@ from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.compare.diff import diff
 from lflops.analyze.modules.busiest import BusyModules
+from lflops.analyze.speed.utilization import flops_per_second
 from lflops.profile.model import Profile
 from lflops.report.lines.diff import headline
 from lflops.report.lines.layout import speed_lines, verdict_lines
@@ -68,7 +69,7 @@ def _modules(analysis: Analysis) -> Iterator[tuple[str, str]]:
     named = [(_named(each), each) for each in listed]
     width = max(len(name) for name, _ in named)
     for name, each in named:
-        rate = f"  {units.rate(2 * each.macs / each.seconds, 'FLOP/s')}" if each.macs else ""
+        rate = f"  {units.rate(flops_per_second(each.macs, each.seconds), 'FLOP/s')}" if each.macs else ""
         share = units.percent(times.share(each.seconds))
         yield "most time", f"{name:<{width}}  {units.duration(each.seconds):>8}  {share:>6}{rate}"
     if others:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from lflops.analyze.speed.utilization import flops_per_second, of_peak
 from lflops.hardware.chips import Hardware
 from lflops.trace_analysis.host_walk import HostWalk
 from lflops.trace_analysis.operator_cost import cost_of
@@ -46,7 +47,7 @@ def utilization(walk: HostWalk, steps: Sequence[StepTimes], window: int, devices
     seconds = (sum(step.end - step.start for step in steps) if steps else window) / 1e9 * max(devices, 1)
     most = max(macs, key=lambda dtype: macs[dtype])
     peaks = {dtype: chip.peak_flops_per_second.get(dtype or "") if chip else None for dtype in macs}
-    rate = 2 * first / seconds if seconds else None
+    rate = flops_per_second(first, seconds)
     peak = peaks[most]
     needed = [2 * executed[dtype] / each if each else None for dtype, each in peaks.items()]
     known = [each for each in needed if each is not None]
@@ -55,8 +56,8 @@ def utilization(walk: HostWalk, steps: Sequence[StepTimes], window: int, devices
         steps=len(steps),
         macs=first,
         flops_per_second=rate,
-        mfu=None if rate is None or peak is None else rate / peak,
-        hfu=None if rate is None or peak is None else (rate + 2 * again / seconds) / peak,
+        mfu=of_peak(rate, peak),
+        hfu=of_peak(flops_per_second(first + again, seconds), peak),
         executed=sum(known) / seconds if len(known) == len(needed) and seconds else None,
         precision=most,
         peak_flops_per_second=peak,

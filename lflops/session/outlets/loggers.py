@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lflops.analyze.analysis import Analysis
+from lflops.analyze.speed.utilization import flops_per_second
 from lflops.extras import offered
 from lflops.profile.model import ModuleProfile, Profile
 from lflops.profile.records import Phase
@@ -217,7 +218,8 @@ def module_scalars(profile: Profile, patterns: Mapping[str, str], names: Iterabl
             if seconds:
                 scalars[f"{phase}_ms", label] = sum(seconds) * 1e3
                 total += sum(seconds)
-        if total and profile.is_counted:
-            macs = sum(sum(map(attrgetter(f"{phase}.own_macs"), rows)) for phase in LEARNING)
-            scalars["tflops", label] = 2 * macs / total / 1e12
+        macs = sum(sum(map(attrgetter(f"{phase}.own_macs"), rows)) for phase in LEARNING)
+        rate = flops_per_second(macs, total) if profile.is_counted else None
+        if rate is not None:
+            scalars["tflops", label] = rate / 1e12
     return scalars

@@ -13,7 +13,7 @@ import lflops
 from lflops.analyze.analysis import analyze
 from lflops.analyze.speed.roofline import Ceiling, Point, Roofline, roofline
 from lflops.cli.main import main
-from lflops.figures.roofline import roofline_figure, save
+from lflops.figures.roofline import roofline_figure, save_roofline_figure
 from lflops.hardware.chips import Hardware, lookup
 from lflops.profile.model import Profile
 from lflops.profile.records import PHASES, Phase, Trace, TracedOperator
@@ -267,7 +267,7 @@ def test_the_shell_writes_json(file: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(("ending", "begins"), [("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
 def test_a_figure_is_written_in_the_format_of_its_name(ending: str, begins: bytes, tmp_path: Path) -> None:
     """Each begins as its kind does."""
-    save(analyze(blocks(TIMED)).roofline_overview, tmp_path / f"roof.{ending}", {})
+    save_roofline_figure(analyze(blocks(TIMED)).roofline_overview, tmp_path / f"roof.{ending}", {})
     assert (tmp_path / f"roof.{ending}").read_bytes().startswith(begins)
 
 
