@@ -20,7 +20,7 @@ from lflops.analyze.speed.budget import Budget
 from lflops.analyze.speed.fused_bytes import Fusion, fusion
 from lflops.analyze.speed.lower_bound import LowerBound, lower_bound
 from lflops.analyze.speed.peaks import chip_of
-from lflops.analyze.speed.roofline import Overview, Part, Roofline, module_parts, roofline, roofline_overview
+from lflops.analyze.speed.roofline import LazyRoofline
 from lflops.analyze.speed.step_times import StepTimes, step_times
 from lflops.analyze.speed.utilization import Utilization, utilization_at
 from lflops.hardware.chips import Hardware
@@ -55,19 +55,9 @@ class Analysis:
         return self.utilization.budget
 
     @cached_property
-    def roofline(self) -> Roofline:
-        """The roofline with a point for each module and cell."""
-        return roofline(self.profile, self.chip)
-
-    @cached_property
-    def roofline_overview(self) -> Overview:
-        """The roofline of operators and of modules' own work."""
-        return roofline_overview(self.profile, self.chip)
-
-    @cached_property
-    def module_parts(self) -> tuple[Part, ...]:
-        """The modules below the roofline, each with all below it."""
-        return module_parts(self.profile, self.chip)
+    def roofline(self) -> LazyRoofline:
+        """Modules and operators below the roofs of the chip."""
+        return LazyRoofline(self.profile, self.chip)
 
     @cached_property
     def fusion(self) -> tuple[Fusion, ...]:

@@ -56,8 +56,8 @@ def _show_profile(file: Path, hardware: str | None, top: int, figure: Path | Non
     if figure is not None:
         save = needed("save_roofline_figure", "a figure")
         try:
-            save(analysis.roofline_overview, figure, analysis.patterns)
+            save(analysis.roofline, figure, analysis.patterns)
         except ValueError as error:
             raise UsageError(f"figure={error}") from error
-    write_json(analysis.roofline) if as_json else draw(render_roofline(analysis, top=top))
+    write_json(analysis.roofline.points()) if as_json else draw(render_roofline(analysis, top=top))
     name_file(figure, as_json=as_json)

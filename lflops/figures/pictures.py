@@ -23,7 +23,7 @@ class Picture(NamedTuple):
 
 def pictures(analysis: Analysis) -> Iterator[Picture]:
     """The roofline, where the chip's peak is known; and live memory, where it was counted."""
-    profile, roofline = analysis.profile, analysis.roofline_overview
+    profile, roofline = analysis.profile, analysis.roofline
     if roofline.ceilings:
         yield _drawn("roofline", roofline_figure(roofline, analysis.patterns))
     if profile.memory is not None and profile.memory.timeline:

@@ -14,7 +14,7 @@ from matplotlib.transforms import Bbox
 
 from lflops import units
 from lflops.analyze.modules.repeats import fold_parts
-from lflops.analyze.speed.roofline import Ceiling, Overview, Point
+from lflops.analyze.speed.roofline import Ceiling, LazyRoofline, Point
 from lflops.figures.design import PHASES, QUIET, TEXT, drawn_on
 
 FORMATS = ("svg", "png", "pdf")
@@ -30,7 +30,7 @@ _SHORT = {"forward": "fwd", "backward": "bwd", "recompute": "recomp", "optimizer
 _DECADE = 10.0
 
 
-def save_roofline_figure(roofline: Overview, path: Path, patterns: Mapping[str, str]) -> None:
+def save_roofline_figure(roofline: LazyRoofline, path: Path, patterns: Mapping[str, str]) -> None:
     """Write the figure, in the format that the name ends with.
 
     Raises:
@@ -41,7 +41,7 @@ def save_roofline_figure(roofline: Overview, path: Path, patterns: Mapping[str, 
     roofline_figure(roofline, patterns).savefig(path, bbox_inches="tight")
 
 
-def roofline_figure(roofline: Overview, patterns: Mapping[str, str]) -> Figure:
+def roofline_figure(roofline: LazyRoofline, patterns: Mapping[str, str]) -> Figure:
     """Modules without what is below them, an area for their seconds; where none was timed, operators on the roof that they could reach."""
     figure, axes = drawn_on(9, 6)
     points = [repeats.point for repeats in fold_parts(roofline.own, patterns)]

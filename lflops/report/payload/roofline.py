@@ -78,7 +78,7 @@ class _PointRow(NamedTuple):
 
 def roofs(analysis: Analysis) -> Roofs | None:
     """The view; `None` where nothing was counted."""
-    profile, overview = analysis.profile, analysis.roofline_overview
+    profile, overview = analysis.profile, analysis.roofline
     if not profile.is_counted or not overview.own:
         return None
     rows = {name: row for row, name in enumerate(profile.modules)}

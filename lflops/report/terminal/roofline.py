@@ -28,9 +28,9 @@ def render_roofline(analysis: Analysis, *, top: int) -> RenderableType:
         analysis: Of the profile.
         top: How many modules, and how many operators.
     """
-    folded = [(_module(repeats), repeats.point) for repeats in fold_parts(analysis.module_parts, analysis.patterns)]
+    folded = [(_module(repeats), repeats.point) for repeats in fold_parts(analysis.roofline.modules, analysis.patterns)]
     modules = sorted(folded, key=lambda named: (-(named[1].seconds_to_win or 0.0), -(named[1].roof_seconds or 0.0)))
-    overview = analysis.roofline_overview
+    overview = analysis.roofline
     operators = sorted(
         overview.operators,
         key=lambda point: (-(point.seconds_to_win or 0.0), -(point.roof_seconds or 0.0), -point.flops, -point.bytes_moved),
