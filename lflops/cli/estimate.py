@@ -63,7 +63,7 @@ def estimate(
         ),
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="What each of N data-parallel ranks needs under DDP, ZeRO and FSDP2.")
+        int | None, typer.Option(metavar="N", min=1, help="What each of N ranks needs under ZeRO 1 to 3, by arithmetic.")
     ] = None,
     fsdp: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="As one of N ranks on which FSDP2 shards each block and the rest.")

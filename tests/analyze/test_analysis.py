@@ -75,5 +75,5 @@ def test_the_public_functions_agree_with_it() -> None:
     profile = small_profile()
     analysis = analyze(profile, "A100 SXM 80GB")
     assert lflops.utilization(profile, "A100 SXM 80GB") == analysis.utilization
-    assert lflops.roofline(profile, "A100 SXM 80GB") == analysis.roofline
+    assert lflops.roofline(profile, "A100 SXM 80GB") == analysis.roofline.points()
     assert lflops.imbalance(profile) == analysis.imbalance
