@@ -60,29 +60,18 @@ class Traffic(Struct, frozen=True, kw_only=True):
 
 
 class Kernel(Struct, frozen=True, kw_only=True):
-    """The launches of one kernel in one module, or of all of them.
+    """The launches of one kernel in one module, or of all of them."""
 
-    Attributes:
-        name: As `ncu` says it; empty of all of them.
-        module: The row whose name the innermost NVTX range that is a row's bears; `None` where none does.
-        launches: How many there were.
-        flops_by_dtype: By the names of `hardware.DTYPES`.
-        levels: `dram`, `l2` and `l1`, those that were asked for.
-        seconds: Their time; `None` where it was not asked for.
-        roof_seconds: What they take at the roof of the hardware that is given.
-        bound: Which side that is; so are `share` of the roof, and the `flops_per_second` achieved.
-    """
-
-    name: str
-    module: str | None
-    launches: int
+    name: str  # as `ncu` says it; empty of all of them
+    module: str | None  # the row whose name the innermost NVTX range that is a row's bears; `None` where none does
+    launches: int  # how many there were
     flops: float
-    flops_by_dtype: Mapping[str, float]
-    levels: Mapping[str, Traffic]
-    seconds: float | None
+    flops_by_dtype: Mapping[str, float]  # by the names of `hardware.DTYPES`
+    levels: Mapping[str, Traffic]  # `dram`, `l2` and `l1`, those that were asked for
+    seconds: float | None  # their time; `None` where it was not asked for
     flops_per_second: float | None
-    roof_seconds: float | None
-    bound: Bound | None
+    roof_seconds: float | None  # what they take at the roof of the hardware that is given
+    bound: Bound | None  # which side that is; so are `share` of the roof, and the `flops_per_second` achieved
     share: float | None
 
 

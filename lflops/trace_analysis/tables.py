@@ -17,20 +17,13 @@ _OPERATOR = 24
 
 
 class TraceTable(NamedTuple):
-    """One table.
-
-    Attributes:
-        names: One a row.
-        columns: The cells of each row, by heading.
-        notes: Lines below it.
-        total: How many rows there are, where only some are listed.
-    """
+    """One table."""
 
     heading: str
-    names: Sequence[str]
-    columns: Mapping[str, Sequence[str]]
-    notes: tuple[str, ...] = ()
-    total: int | None = None
+    names: Sequence[str]  # one a row
+    columns: Mapping[str, Sequence[str]]  # the cells of each row, by heading
+    notes: tuple[str, ...] = ()  # lines below it
+    total: int | None = None  # how many rows there are, where only some are listed
 
     @property
     def left_out(self) -> int:

@@ -49,17 +49,11 @@ CHANGED: frozenset[Verdict | None] = frozenset({"slower", "faster"})
 
 
 class CommonFactor(Struct, frozen=True, kw_only=True):
-    """How much slower or faster the whole run is.
+    """How much slower or faster the whole run is."""
 
-    Attributes:
-        ratio: The median of after / before, over large modules that did the same work.
-        modules: How many these are.
-        error: The relative error of the ratio.
-    """
-
-    ratio: float
-    modules: int
-    error: float
+    ratio: float  # the median of after / before, over large modules that did the same work
+    modules: int  # how many these are
+    error: float  # the relative error of the ratio
 
 
 class Timing(Struct, frozen=True, kw_only=True):

@@ -12,18 +12,12 @@ from lflops.profile.series import sum_known
 
 
 class Fusion(Struct, frozen=True, kw_only=True):
-    """What fusion saves in one phase of a step, over the modules that have kernels of compiled code.
-
-    Attributes:
-        bytes_moved: Of the operators as dispatched.
-        fused_bytes: What the kernels read and write, as the compiler counts it.
-        unknown_modules: How many modules have a kernel of unknown bytes. They are in neither figure.
-    """
+    """What fusion saves in one phase of a step, over the modules that have kernels of compiled code."""
 
     phase: Phase
-    bytes_moved: int
-    fused_bytes: int
-    unknown_modules: int
+    bytes_moved: int  # of the operators as dispatched
+    fused_bytes: int  # what the kernels read and write, as the compiler counts it
+    unknown_modules: int  # how many modules have a kernel of unknown bytes; they are in neither figure
 
 
 def bytes_as_compiled(profile: Profile) -> Mapping[ModulePhase, int | None]:

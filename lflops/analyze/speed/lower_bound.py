@@ -13,21 +13,13 @@ from lflops.profile.records import PHASES, Phase
 
 
 class LowerBound(Struct, frozen=True, kw_only=True):
-    """Lower bounds in seconds.
+    """Lower bounds in seconds."""
 
-    Attributes:
-        hardware: The chip's name.
-        seconds: Of a step.
-        by_phase: The same by phase, those that ran.
-        by_module: Row to seconds of it and all below, over all phases.
-        unknown: Contractions in a dtype whose peak is not known: they count by their bytes.
-    """
-
-    hardware: str
-    seconds: float
-    by_phase: Mapping[Phase, float]
-    by_module: Mapping[str, float]
-    unknown: tuple[str, ...]
+    hardware: str  # the chip's name
+    seconds: float  # of a step
+    by_phase: Mapping[Phase, float]  # the same by phase, those that ran
+    by_module: Mapping[str, float]  # row to seconds of it and all below, over all phases
+    unknown: tuple[str, ...]  # contractions in a dtype whose peak is not known: they count by their bytes
 
 
 def lower_bound(profile: Profile, hardware: Hardware | None = None) -> LowerBound | None:

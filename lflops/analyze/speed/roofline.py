@@ -230,20 +230,15 @@ def _above(names: Iterable[str]) -> set[str]:
 
 
 class _Cost(NamedTuple):
-    """What a cell takes at the peak and at the bandwidth, in seconds; `None` is unknown.
-
-    Attributes:
-        is_cached: Whether what one call works on fits the chip's cache; `None` where that is unknown.
-        is_compiled: Whether it runs otherwise than it was counted.
-    """
+    """What a cell takes at the peak and at the bandwidth, in seconds; `None` is unknown."""
 
     calls: int
     flops: int
     bytes_moved: int
     compute: float | None
     memory: float | None
-    is_cached: bool | None
-    is_compiled: bool
+    is_cached: bool | None  # whether what one call works on fits the chip's cache; `None` where that is unknown
+    is_compiled: bool  # whether it runs otherwise than it was counted
 
     @property
     def seconds(self) -> float | None:
@@ -251,20 +246,14 @@ class _Cost(NamedTuple):
 
 
 class Total(NamedTuple):
-    """The sums over some cells.
-
-    Attributes:
-        seconds: At the roof; `None` is unknown.
-        bound: The side that most of these seconds are of.
-        costs: Of the cells, each with how many cells have it.
-    """
+    """The sums over some cells."""
 
     calls: int
     flops: int
     bytes_moved: int
-    seconds: float | None
-    bound: Bound
-    costs: Sequence[tuple[_Cost, int]]
+    seconds: float | None  # at the roof; `None` is unknown
+    bound: Bound  # the side that most of these seconds are of
+    costs: Sequence[tuple[_Cost, int]]  # of the cells, each with how many cells have it
 
 
 _WORK_OF_CELL = attrgetter("dtype", "calls", "macs", "executed_macs", "flops", "bytes_moved")
@@ -318,13 +307,9 @@ class _Costs:
 
 
 class Part(Struct, frozen=True, gc=False):
-    """Some cells together with their time, from which a point follows. The fields are those of `Point`.
+    """Some cells together with their time, from which a point follows. The fields are those of `Point`."""
 
-    Attributes:
-        total: The sums over the cells.
-    """
-
-    total: Total
+    total: Total  # the sums over the cells
     module: str
     phase: Phase | Literal["all"]
     operator: str | None = None

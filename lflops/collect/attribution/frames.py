@@ -15,13 +15,9 @@ from lflops.collect.torch_private.autograd import NO_BACKWARD
 
 @dataclass(slots=True)
 class Frame:
-    """Something entered and not yet left.
+    """Something entered and not yet left."""
 
-    Attributes:
-        key: The identity by which it is left.
-    """
-
-    key: int
+    key: int  # the identity by which it is left
 
 
 AnyFrame = TypeVar("AnyFrame", bound=Frame)

@@ -26,13 +26,9 @@ from lflops.collect.torch_private.modules import HiddenHooks, compiles_its_hooks
 
 
 class ModuleListener(Protocol):
-    """Follows the modules and scopes of one thread, and of the threads that it starts.
+    """Follows the modules and scopes of one thread, and of the threads that it starts."""
 
-    Attributes:
-        home: The thread on which the hooks were installed.
-    """
-
-    home: int
+    home: int  # the thread on which the hooks were installed
 
     @property
     def tree(self) -> ModuleTree:

@@ -35,19 +35,14 @@ LONGEST_DETAIL = 200
 
 @dataclass(frozen=True, kw_only=True)
 class CountedPass:
-    """Everything collected in one pass.
-
-    Attributes:
-        peaks: The most bytes alive while each row ran.
-        ignored: Rows whose own work is left out.
-    """
+    """Everything collected in one pass."""
 
     tree: ModuleTree
     calls: Counter[str]
     totals: Totals
     memory: Memory | None
-    peaks: Mapping[str, int] = field(default_factory=dict)
-    ignored: frozenset[str] = frozenset()
+    peaks: Mapping[str, int] = field(default_factory=dict)  # the most bytes alive while each row ran
+    ignored: frozenset[str] = frozenset()  # rows whose own work is left out
     notes: tuple[Note, ...] = ()
 
 

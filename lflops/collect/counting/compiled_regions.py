@@ -35,12 +35,7 @@ ONE_NODE = "CompiledFunctionBackward"
 
 
 class GivenTensor(NamedTuple):
-    """What is kept of a tensor that a graph was given.
-
-    Attributes:
-        values: A copy on the host, of a small tensor of integers or truth values; else `None`.
-        owner: The row that counts it, if it is a parameter of the tree.
-    """
+    """What is kept of a tensor that a graph was given."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -48,8 +43,8 @@ class GivenTensor(NamedTuple):
     device: torch.device
     requires_grad: bool
     is_leaf: bool
-    values: Tensor | None
-    owner: str | None
+    values: Tensor | None  # a copy on the host, of a small tensor of integers or truth values; else `None`
+    owner: str | None  # the row that counts it, if it is a parameter of the tree
 
 
 @dataclass

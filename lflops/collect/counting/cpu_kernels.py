@@ -26,19 +26,12 @@ Rule = Callable[[Tensor, Sequence[Any]], Tensor | None]
 
 
 class Correction(NamedTuple):
-    """How the fake results of some operators are corrected.
+    """How the fake results of some operators are corrected."""
 
-    Attributes:
-        operators: Names of ATen operators, separated by spaces. An overload that this torch does not have is ignored.
-        results: The indices of the corrected results.
-        rule: The correction.
-        reason: What the CPU's kernel does and the fake kernel does not.
-    """
-
-    operators: str
-    results: tuple[int, ...]
-    rule: Rule
-    reason: str
+    operators: str  # names of ATen operators, separated by spaces; an overload that this torch does not have is ignored
+    results: tuple[int, ...]  # the indices of the corrected results
+    rule: Rule  # the correction
+    reason: str  # what the CPU's kernel does and the fake kernel does not
 
 
 def corrected(function: OpOverload, args: Sequence[Any], out: Any) -> Any:

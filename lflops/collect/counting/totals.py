@@ -175,17 +175,12 @@ class Totals:
 
 @dataclass
 class Resolved:
-    """A step with its compiled graphs.
-
-    Attributes:
-        calls: Calls of modules inside of the graphs.
-        is_memory_known: Whether every allocation of the step was seen.
-    """
+    """A step with its compiled graphs."""
 
     totals: Totals
-    calls: Counter[str] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)  # calls of modules inside of the graphs
     notes: list[Note] = field(default_factory=list)
-    is_memory_known: bool = True
+    is_memory_known: bool = True  # whether every allocation of the step was seen
 
 
 def _merge(mine: defaultdict[Any, Any], theirs: dict[Any, Any]) -> None:

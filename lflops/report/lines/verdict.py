@@ -31,21 +31,13 @@ _REMEASURE = "Measure the peak again on an idle machine: lflops hardware --measu
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """The first lines of every drawing.
+    """The first lines of every drawing."""
 
-    Attributes:
-        said: How fast and how good the step is, or of a plan its least time and whether it fits.
-        why: What it is longer for, each with its cost, the most costly first.
-        next: What usually shortens that, in the same order.
-        trust: What the figures rest on, how steady they are, and what is unknown.
-        doubts: How many further remarks make them less reliable.
-    """
-
-    said: str
-    why: tuple[str, ...] = ()
-    next: tuple[str, ...] = ()
-    trust: str = ""
-    doubts: int = 0
+    said: str  # how fast and how good the step is, or of a plan its least time and whether it fits
+    why: tuple[str, ...] = ()  # what it is longer for, each with its cost, the most costly first
+    next: tuple[str, ...] = ()  # what usually shortens that, in the same order
+    trust: str = ""  # what the figures rest on, how steady they are, and what is unknown
+    doubts: int = 0  # how many further remarks make them less reliable
 
 
 def verdict(analysis: Analysis, doubts: int) -> Verdict:
@@ -107,19 +99,12 @@ class _Told(NamedTuple):
 
 
 class _Setting(NamedTuple):
-    """What the sentence about a cause needs besides it.
+    """What the sentence about a cause needs besides it."""
 
-    Attributes:
-        cost: As `59.3 % of the step (68.2 ms)`.
-        where: The cause's module.
-        others: Those that it is compared with.
-        itself: What the root is to a reader.
-    """
-
-    cost: str
-    where: str
-    others: str
-    itself: str
+    cost: str  # as `59.3 % of the step (68.2 ms)`
+    where: str  # the cause's module
+    others: str  # those that it is compared with
+    itself: str  # what the root is to a reader
 
 
 def _told(analysis: Analysis, cause: Cause) -> _Told | None:

@@ -47,23 +47,14 @@ class Points(Struct, frozen=True, kw_only=True):
 
 
 class Roofs(Struct, frozen=True, kw_only=True):
-    """A roofline.
+    """A roofline."""
 
-    Attributes:
-        ceilings: Those that points are judged by first.
-        why_unknown: Why the points have no roof, if they have none.
-        modules: Of each module by phase, without what is below it.
-        repeats: The same with the layers of a stack as one.
-        operators: By phase and dtype, over all modules; their times are unknown.
-        fusion: What compiled code moves in place of its operators' bytes, as a sentence; empty where that is unknown.
-    """
-
-    ceilings: tuple[Ceiling, ...]
-    why_unknown: str
-    modules: Points
-    repeats: Points
-    operators: Points
-    fusion: str
+    ceilings: tuple[Ceiling, ...]  # those that points are judged by first
+    why_unknown: str  # why the points have no roof, if they have none
+    modules: Points  # of each module by phase, without what is below it
+    repeats: Points  # the same with the layers of a stack as one
+    operators: Points  # by phase and dtype, over all modules; their times are unknown
+    fusion: str  # what compiled code moves in place of its operators' bytes, as a sentence; empty where that is unknown
 
 
 class _PointRow(NamedTuple):

@@ -21,17 +21,11 @@ _SHORT: dict[Phase | None, str] = {
 
 
 class ModuleLine(NamedTuple):
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        row: One module, or one of several equal ones.
-        times: How many modules the line stands for; its figures are those of all of them.
-        path: The whole name, with both ends of what repeats, as `layers.0…11.mlp`.
-    """
-
-    row: Row
-    times: int
-    path: str
+    row: Row  # one module, or one of several equal ones
+    times: int  # how many modules the line stands for; its figures are those of all of them
+    path: str  # the whole name, with both ends of what repeats, as `layers.0…11.mlp`
 
 
 class ModuleColumn(NamedTuple):
