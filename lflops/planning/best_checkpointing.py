@@ -17,9 +17,8 @@ from lflops.collect.inputs.arguments import describe
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.errors import CountError
 from lflops.hardware.chips import Hardware, named
-from lflops.planning.block_chain import Chain
+from lflops.planning.block_chain import Chain, cheapest_choice, lowest_peak
 from lflops.planning.block_trials import FEMTO, BlockTrials, memory_of, policies_of
-from lflops.planning.cheapest_choice import cheapest_choice, lowest_peak
 from lflops.planning.checkpointing_plan import Alternative, CheckpointingPlan
 from lflops.profile.model import Profile
 

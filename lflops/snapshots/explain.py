@@ -9,8 +9,7 @@ from lflops import units
 from lflops.hardware.chips import Hardware
 from lflops.report.lines.text import counted
 from lflops.snapshots.causes import Cause, CauseCode, causes_of
-from lflops.snapshots.holders import CATEGORIES, Category, StackHolder, category_of, holders_of, line_of, sizes_of_parameters
-from lflops.snapshots.peak import peak_of
+from lflops.snapshots.holders import CATEGORIES, Category, StackHolder, category_of, holders_of, line_of, peak_of, sizes_of_parameters
 from lflops.snapshots.read import Snapshot, snapshot_of
 
 

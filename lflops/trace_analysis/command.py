@@ -11,13 +11,12 @@ from lflops.cli.output import UsageError, draw, write_json
 from lflops.report.html import write
 from lflops.report.lines.text import counted
 from lflops.trace_analysis.compare import compare, trace_limits
-from lflops.trace_analysis.diff_terminal import render_trace_diff, trace_headline
 from lflops.trace_analysis.merge import MERGED
 from lflops.trace_analysis.merge import merge as merge_traces
 from lflops.trace_analysis.page import trace_page
 from lflops.trace_analysis.read_trace import read_trace
 from lflops.trace_analysis.summary import summarise, summarise_all
-from lflops.trace_analysis.terminal import render_ranks, render_trace, render_trace_roofline
+from lflops.trace_analysis.terminal import render_ranks, render_trace, render_trace_diff, render_trace_roofline, trace_headline
 from lflops.traces.convert import compat as copy_of
 from lflops.traces.files import traces_in
 

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from lflops.analyze.analysis import analyze
-from lflops.analyze.modules.by_depth import Kind, by_depth, most
 from lflops.deepspeed.text import units as short_units
+from lflops.deepspeed.text.modules import Kind, by_depth, most
 from lflops.deepspeed.text.summary import summary
 from lflops.hardware.chips import Hardware
 from lflops.merging.merge import merge

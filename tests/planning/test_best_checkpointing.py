@@ -13,9 +13,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import lflops
 from lflops.collect.estimate.changes import POLICIES, Policy, checkpointed, recomputable
 from lflops.collect.estimate.estimate import Estimator, Subject
-from lflops.planning.block_chain import Chain
+from lflops.planning.block_chain import Chain, cheapest_choice, lowest_peak
 from lflops.planning.block_trials import BlockTrials, memory_of, policies_of
-from lflops.planning.cheapest_choice import cheapest_choice, lowest_peak
 from lflops.planning.folding import Fold, folds_of
 
 ROWS, HIDDEN, FLOAT = 32, 8, 4
