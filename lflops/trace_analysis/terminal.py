@@ -23,18 +23,13 @@ def render_trace(summary: TraceSummary, *, top: int) -> RenderableType:
     blocks = [_header(summary), *map(_drawn, tables(summary, top))]
     below = list(remarks(summary))
     if below:
-        table = margin()
-        for label, value in below:
-            table.add_row(label, text(value))
-        blocks.append(table)
+        blocks.append(margin(below))
     return Group(*(part for block in blocks[:-1] for part in (block, "")), blocks[-1])
 
 
 def _header(summary: TraceSummary) -> RenderableType:
-    table = margin()
-    for label, value in facts(summary):
-        table.add_row(label, text(value))
-    return Group(*(text(sentence, "bold" if index == 0 else "") for index, sentence in enumerate(verdict(summary))), "", table)
+    sentences = (text(sentence, "bold" if index == 0 else "") for index, sentence in enumerate(verdict(summary)))
+    return Group(*sentences, "", margin(facts(summary)))
 
 
 def _drawn(table: TraceTable) -> RenderableType:
@@ -57,9 +52,7 @@ def render_trace_roofline(summary: TraceSummary, *, top: int) -> RenderableType:
     """The chip's roofs, and the operators of a trace below them, those first that would win the most time."""
     chip = summary.hardware
     rows = sorted(summary.shapes, key=lambda row: -(row.device / 1e9 - (row.roof_seconds or 0.0)) if row.roof_seconds is not None else 0.0)
-    table = margin()
-    for label, value in facts(summary):
-        table.add_row(label, text(value))
+    table = margin(facts(summary))
     if chip is None:
         table.add_row("roof", text("no roof is known: give --hardware NAME, one of lflops hardware", "yellow"))
     else:

@@ -88,7 +88,7 @@ def _made(analysis: Analysis) -> Payload:
     return Payload(
         lflops=VERSION,
         head=_head(analysis),
-        title=_title(profile),
+        title=", ".join([profile.modules[""].kind or "a script", profile.run.stage or profile.run.kind]),
         partial=profile.run.partial,
         has_timeline=bool(profile.timelines),
         peak_flops_per_second=analysis.utilization.peak_flops_per_second,
@@ -122,11 +122,6 @@ def _head(analysis: Analysis) -> Head:
         figures={name: float(value) for name in _FIGURES if (value := report.value(name)) is not None},
         ranges={name: (spread.low, spread.high) for name, spread in spreads.items() if spread is not None and spread.n > 1},
     )
-
-
-def _title(profile: Profile) -> str:
-    run = profile.run
-    return ", ".join([profile.modules[""].kind or "a script", run.stage or run.kind])
 
 
 def _traces(profile: Profile, folder: Path | None) -> tuple[TraceFile, ...]:

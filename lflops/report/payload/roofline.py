@@ -96,12 +96,7 @@ def roofs(analysis: Analysis) -> Roofs | None:
 
 def _longest(items: Sequence[Timed]) -> list[Timed]:
     """Those with the most time, or with the most time at their roofs."""
-    return nlargest(MOST, items, key=_time)
-
-
-def _time(item: Part | Repeats | Point) -> float:
-    seconds = item.seconds
-    return (item.roof_seconds if seconds is None else seconds) or 0.0
+    return nlargest(MOST, items, key=lambda item: (item.roof_seconds if item.seconds is None else item.seconds) or 0.0)
 
 
 def _points(kept: Sequence[_PointRow], number: int) -> Points:
