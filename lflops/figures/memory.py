@@ -69,11 +69,7 @@ def _mark_peak(axes: Axes, nbytes: int, at: float | None, last: float) -> None:
 def _areas(axes: Axes, memory: Memory, operators: Sequence[float], reached: int | None) -> None:
     """A stack of categories, the lasting ones below; of an older file, without categories, one area.
 
-    Args:
-        axes: Where they are drawn.
-        memory: What is.
-        operators: The places of its moments.
-        reached: The moment that reached the peak, which lies behind it; `None` is unknown.
+    `operators` are the places of the moments; the peak lies behind the moment that `reached` it, where that is known.
     """
     moments = memory.timeline
     parts = [moment.by_category for moment in moments if moment.by_category is not None]

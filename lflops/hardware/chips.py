@@ -116,16 +116,9 @@ def chips() -> Mapping[str, tuple[Hardware, ...]]:
 
 
 def save(name: str, measured: Hardware) -> Path:
-    """Add measured figures to the user's table of chips.
+    """Add what `lflops.calibrate` returned to the user's table of chips, and return the table's path.
 
-    If no table has the device, its own name finds them too, so that `hardware="auto"` does.
-
-    Args:
-        name: The name to save them under.
-        measured: What `lflops.calibrate` returned.
-
-    Returns:
-        The user's table.
+    If no table has the device, its own name finds the figures too, so that `hardware="auto"` does.
     """
     check_new(name)
     row = Row(

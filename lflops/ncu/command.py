@@ -58,12 +58,7 @@ def _measured(log: Path, gpu_time: float | None, profile: Profile | None, hardwa
 
 
 def render_ncu(measured: Measured, *, top: int) -> RenderableType:
-    """All kernels together, then the top ones.
-
-    Args:
-        measured: What Nsight Compute counted.
-        top: How many kernels to list.
-    """
+    """All kernels together, then at most `top` of them."""
     kernels = (measured.total, *measured.kernels[:top])
     columns = {
         "launches": [units.count(kernel.launches) for kernel in kernels],

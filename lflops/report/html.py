@@ -23,12 +23,7 @@ _ROOT = '<div id="root"><noscript>This page draws itself with JavaScript.</noscr
 
 
 def page(*analyses: Analysis, names: Sequence[str] = ()) -> str:
-    """The file's text.
-
-    Args:
-        analyses: What it shows. Of several the last is shown first, compared with the one before it.
-        names: Of several profiles, as their files' names.
-    """
+    """The file's text. Of several analyses, with their files' names, the last is shown first, compared with the one before it."""
     shown = [payload(each) for each in analyses]
     profiles = [each.profile for each in analyses]
     chosen = [""] if len(profiles) == 1 else [_window(*each) for each in zip(profiles, names, strict=True)]
@@ -106,11 +101,8 @@ _DOCUMENT = """\
 def document(title: str, body: str, *, script: str = "", style: str = "") -> str:
     """The file's text.
 
-    Args:
-        title: As text; it is escaped here.
-        body: As HTML.
-        script: A module that draws the page. No other script runs, for any data.
-        style: What the page adds to the style sheet of all pages.
+    The title is text and escaped here; the body is HTML. The script is a module that draws the page: no other runs, for any data. The
+    style comes after the style sheet of all pages.
     """
     scripts = ""
     if script:

@@ -31,12 +31,7 @@ _Lines = Iterable[tuple[str, str]]
 
 
 def log_text(analysis: Analysis, before: Profile | None = None) -> str:
-    """The text of a window: labels, and behind each of them a line or more.
-
-    Args:
-        analysis: The window.
-        before: The one before it, which it is compared with.
-    """
+    """The text of a window, compared with the one before it: labels, and behind each of them a line or more."""
     report = report_of(analysis)
     parts: list[_Lines] = [
         verdict_lines(report),

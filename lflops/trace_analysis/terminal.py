@@ -103,13 +103,7 @@ def _signed(row: TimeChange) -> str:
 
 
 def render_trace_diff(diff: TraceDiff, limits: Iterable[Limit] = (), *, top: int) -> RenderableType:
-    """Two traces as text for a terminal.
-
-    Args:
-        diff: What changed.
-        limits: The limits that the second trace is checked against.
-        top: How many lines of a table.
-    """
+    """Two traces as text for a terminal, with the limits for the second one; tables have at most `top` rows."""
     first, *others = trace_headline(diff)
     table = margin()
     if diff.hardware[0] != diff.hardware[1]:

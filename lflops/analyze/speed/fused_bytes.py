@@ -41,12 +41,7 @@ def bytes_as_compiled(profile: Profile) -> Mapping[ModulePhase, int | None]:
 
 
 def bytes_with_below(profile: Profile, compiled: Mapping[ModulePhase, int | None]) -> Mapping[ModulePhase, int | None]:
-    """The same of each module with all below it. A module without a kernel has the bytes of its operators as dispatched.
-
-    Args:
-        profile: What was counted.
-        compiled: What `bytes_as_compiled` returns.
-    """
+    """What `bytes_as_compiled` returned, of each module with all below it; without a kernel, the bytes of its operators as dispatched."""
     parts: defaultdict[ModulePhase, list[int | None]] = defaultdict(list)
     for key in {ModulePhase(cell.module, cell.phase) for cell in profile.cells} | set(compiled):
         moved = compiled[key] if key in compiled else profile.modules[key.row].work(key.phase).own_bytes_moved

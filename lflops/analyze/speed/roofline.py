@@ -260,15 +260,7 @@ _WORK_OF_CELL = attrgetter("dtype", "calls", "macs", "executed_macs", "flops", "
 
 
 class _Costs:
-    """The costs of all cells. Layers repeat, so there are few different ones, and each is computed once.
-
-    Args:
-        profile: What was counted.
-        chip: What it ran on; `None` is unknown.
-
-    Attributes:
-        numbers: Of each cell, in their order, that of its cost.
-    """
+    """The costs of all cells, by the `numbers` of the cells. Layers repeat, so there are few different ones, and each is computed once."""
 
     def __init__(self, profile: Profile, chip: Hardware | None) -> None:
         bandwidth = chip.bandwidth_bytes_per_second if chip else None

@@ -29,11 +29,7 @@ class FrameStack(list[AnyFrame]):
     __slots__ = ()
 
     def cut(self, key: int) -> list[AnyFrame]:
-        """Remove the innermost frame of that key, and those above it, which were left by an exception without a hook.
-
-        Returns:
-            The removed frames, outermost first; none where no frame has the key.
-        """
+        """Remove the innermost frame of that key, and those above it, which were left by an exception without a hook; outermost first."""
         if self and self[-1].key == key:
             return [self.pop()]
         for position in reversed(range(len(self))):

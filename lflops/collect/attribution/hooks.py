@@ -71,13 +71,9 @@ LISTENERS: list[ModuleListener] = []
 
 
 def install_hooks(undo: Undo, listener: ModuleListener, steps: OptimizerListener | None = None, *, guard: Guard = unguarded) -> None:
-    """Call the listener for every module and scope, until `undo` is closed. What is compiled meanwhile is compiled without the hooks.
+    """Call the listener for every module and scope, and `steps` for optimizers, until `undo` is closed.
 
-    Args:
-        undo: Takes the hooks off.
-        listener: Its methods become the hooks.
-        steps: Is called for the steps of optimizers.
-        guard: Keeps our errors from the code that calls a module.
+    What is compiled meanwhile is compiled without the hooks. `guard` keeps our errors from the code that calls a module.
     """
     if listener.tree.compiled:
         unremark_hooks(undo)

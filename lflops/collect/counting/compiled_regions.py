@@ -95,12 +95,7 @@ def number_of_region(row: str) -> int | None:
 
 
 class CompiledRegions:
-    """Writes down the calls of compiled graphs on the threads that are counted.
-
-    Args:
-        scopes: Knows which row and phase is running.
-        guard: Keeps our errors from the code that calls compiled code.
-    """
+    """Writes down the calls of compiled graphs on the threads that are counted; `guard` keeps our errors from the code that calls them."""
 
     def __init__(self, scopes: ModuleTracker, guard: Guard = unguarded) -> None:
         self.calls: list[RegionCall] = []

@@ -35,13 +35,7 @@ class Correction(NamedTuple):
 
 
 def corrected(function: OpOverload, args: Sequence[Any], out: Any) -> Any:
-    """The results of an operator with the layout that the kernel gives them.
-
-    Args:
-        function: The operator.
-        args: Its positional arguments.
-        out: Its fake results. The fake mode is still active.
-    """
+    """The results of an operator with the layout that the kernel gives them; `out` are its fake ones, and the fake mode is still active."""
     correction = _TABLE.get(function)
     if correction is None:
         return out

@@ -103,13 +103,7 @@ class Totals:
         cell.bytes_moved += moved
 
     def add_logical(self, local: "Totals", key: ModulePhase, logical: Cost | None) -> None:
-        """Add the logical work of an operator on sharded tensors.
-
-        Args:
-            local: What this rank ran for it, which is in these totals already.
-            key: The row and phase of the operator.
-            logical: The cost on unsharded tensors; `None` where it is unknown.
-        """
+        """Add the logical work of an operator on sharded tensors: `local` is what this rank ran; `None` is an unknown cost."""
         local_macs: dict[ModulePhase, int] = defaultdict(int)
         for (row, _, phase, _), counts in local.cells.items():
             local_macs[ModulePhase(row, phase)] += counts.macs

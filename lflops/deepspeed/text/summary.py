@@ -251,12 +251,7 @@ _SHORT = {"forward": "fwd", "backward": "bwd", "optimizer": "step"}
 
 
 def extra_lines(analysis: Analysis, latencies: StepTimes) -> _Lines:
-    """Label and value of each line; a line without a label continues the one above.
-
-    Args:
-        analysis: What to show.
-        latencies: The times in DeepSpeed's lines.
-    """
+    """Label and value of each line; a line without a label continues the one above."""
     profile = analysis.profile
     yield from _further_work(analysis)
     yield from _generated(profile, latencies)

@@ -41,12 +41,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 
 def verdict(analysis: Analysis, doubts: int) -> Verdict:
-    """The verdict on a profile.
-
-    Args:
-        analysis: Of the profile.
-        doubts: How many of the report's remarks make its figures less reliable, besides those that the line of trust says itself.
-    """
+    """The verdict on a profile. So many remarks make its figures less reliable, besides those in the line of trust."""
     found = [(cause, each) for cause in analysis.causes if (each := _told(analysis, cause)) is not None]
     judged = [each for cause, each in found if cause.kind != "busiest"]
     told = [*judged[:_CAUSES], *(each for cause, each in found if cause.kind == "busiest")]

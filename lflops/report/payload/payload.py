@@ -65,12 +65,7 @@ class Payload(Struct, frozen=True, kw_only=True):
 
 
 def payload(analysis: Analysis, folder: Path | None = None) -> Payload:
-    """Everything that the page shows of a profile.
-
-    Args:
-        analysis: What is shown.
-        folder: The folder that paths of traces are relative to; `None` keeps the profile's paths.
-    """
+    """Everything that the page shows of a profile; paths of traces are relative to the folder, if one is given."""
     made = _MADE.get(analysis)
     if made is None:
         with gc_paused():

@@ -36,13 +36,7 @@ class ModuleColumn(NamedTuple):
 
 
 def module_lines(rows: Iterable[Row], times: int = 1, above: str = "") -> Iterator[ModuleLine]:
-    """A line for each row of a tree, each before those below it.
-
-    Args:
-        rows: Siblings.
-        times: How many modules the row above stands for.
-        above: The path of the row above.
-    """
+    """A line for each row of a tree, each before those below it; `times` is how many modules the row above stands for, `above` its path."""
     for row in rows:
         every = times * row.times
         path = row.name if row.own else f"{above}.{_last(row)}".strip(".")

@@ -22,12 +22,7 @@ _SIGNS: dict[Over, str] = {"cache": "c", "compiled": "t", "cache_unknown": "?", 
 
 
 def render_roofline(analysis: Analysis, *, top: int) -> RenderableType:
-    """The ceilings, the modules that would win the most seconds at their roof, and the operators that need the most.
-
-    Args:
-        analysis: Of the profile.
-        top: How many modules, and how many operators.
-    """
+    """The ceilings, and the `top` modules and operators that would win the most seconds at their roof, or need the most."""
     folded = [(_module(repeats), repeats.point) for repeats in fold_parts(analysis.roofline.modules, analysis.patterns)]
     modules = sorted(folded, key=lambda named: (-(named[1].seconds_to_win or 0.0), -(named[1].roof_seconds or 0.0)))
     overview = analysis.roofline
