@@ -56,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "analyze.compare": VALUE | {"analyze.speed"},
     "analyze.trace": VALUE | FORMULAS | {"traces", "analyze.compare"},
     "analyze": VALUE | ANALYSES - {"analyze"},
-    "collect.torch_private": {"errors", "garbage", "pypi:torch"},
+    "collect.torch_private": {"boundary", "errors", "garbage", "pypi:torch"},
     "collect.inputs": VALUE | {"pypi:torch", "collect.torch_private"},
     "collect.model": VALUE | {"pypi:torch", "collect.inputs", "collect.torch_private"},
     "collect.attribution": INSIDE - {"collect.attribution"},

@@ -9,13 +9,14 @@ from msgspec.structs import replace
 
 from lflops.boundary import Guard, Undo, call_each
 from lflops.collect.calibration.calibrate import hardware_of
-from lflops.collect.count import Counting
+from lflops.collect.count import Counting, ignored_rows
 from lflops.collect.counting.accumulator import Extent
 from lflops.collect.inputs.batch_reader import BatchReader
 from lflops.collect.model.module_tree import ModuleTree, parameter_sizes
 from lflops.collect.ranks.topology import Topology
 from lflops.collect.torch_private.dispatch_modes import passes_dynamo
 from lflops.collect.torch_private.modules import compilations
+from lflops.collect.torch_private.self_check import check
 from lflops.errors import CountError
 from lflops.merging.accumulation import sum_of_batches
 from lflops.profile.model import Profile, Run
@@ -39,7 +40,8 @@ class CountedSteps:
         self._topology = topology
         self._hardware = hardware_of(settings.hardware, training.device)
         self._root = training.root
-        Counting({"": self._root}, ignore=settings.ignore_modules)
+        check()
+        ignored_rows(ModuleTree({"": self._root}), settings.ignore_modules)
         if isinstance(settings.count, Profile):
             _check_same_model(settings.count, training)
         self._counted: dict[Hashable, Profile] = {}  # by the first batch's shapes, and its lengths where they decide its work
