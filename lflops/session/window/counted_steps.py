@@ -126,8 +126,9 @@ class CountedSteps:
         if isinstance(self._settings.count, Profile):
             return self.with_facts(self._settings.count)
         if self._nothing is None:
-            with torch.no_grad(), Counting({"": self._root}, extent=Extent(traffic=False, memory=False)) as nothing:
-                pass
+            nothing = Counting({"": self._root}, extent=Extent(traffic=False, memory=False))
+            with torch.no_grad(), nothing:
+                nothing.outside("other")  # a `pass` is no part of what Python leaves the `with` after
             profile = self.with_facts(nothing.profile)
             note = Note(code="not_counted", subject="" if self._can_count() else "compiled", values={})
             self._nothing = replace(profile, notes=(*profile.notes, note))
