@@ -33,8 +33,6 @@ from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.profile.records import Phase
 
-__all__ = ["Counting", "Ignored", "count", "counted", "counting", "ignored_rows"]
-
 Ignored = Iterable[str | type[nn.Module]]
 
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from lflops.collect.kineto.tracer import Activity
 from lflops.collect.ranks.store import shared_store
-from lflops.deepspeed.config import arguments_of
 from lflops.errors import LflopsError
+from lflops.extras import needed
 from lflops.hardware.chips import Hardware
 from lflops.lightning.compat import Base, MisconfigurationException
 from lflops.lightning.phase_hooks import HearsPhases, TrainerPhases, phases_of
@@ -22,8 +22,6 @@ from lflops.schedule import Schedule
 from lflops.session.inputs.settings import DEFAULT_SCHEDULE, Settings
 from lflops.session.run import MonitoredRun
 from lflops.session.session import Session
-
-__all__ = ["FlopsMonitor"]
 
 _RUNS = itertools.count()
 """Numbers the runs on several ranks, of all monitors in the process: a process group outlives them, and what they left in its store."""
@@ -135,7 +133,7 @@ class FlopsMonitor(Base, HearsPhases):
         Raises:
             CountError: The section is missing, or has a key or a value that DeepSpeed does not take.
         """
-        arguments, enabled = arguments_of(config)
+        arguments, enabled = needed("arguments_of", "from_deepspeed")(config)
         monitor = cls(**arguments)
         monitor._enabled = enabled
         return monitor

@@ -11,8 +11,6 @@ import torch
 
 from lflops.boundary import Undo
 
-__all__ = ["KeptGraphs", "force_eager", "uncompiled", "unremark_hooks"]
-
 _REMARK = r"Using `torch\.compile\(module\)` when there are global hooks"
 
 
