@@ -56,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "analyze.modules": VALUE | {"analyze.speed"},
     "analyze.compare": VALUE | {"analyze.speed"},
     "analyze": VALUE | ANALYSES - {"analyze"},
-    "collect.torch_private": {"errors", "garbage", "pypi:torch"},
+    "collect.torch_private": {"boundary", "errors", "garbage", "pypi:torch"},
     "collect.inputs": VALUE | {"pypi:torch", "collect.torch_private"},
     "collect.model": VALUE | {"pypi:torch", "collect.inputs", "collect.torch_private"},
     "collect.attribution": INSIDE - {"collect.attribution"},
