@@ -29,8 +29,6 @@ from lflops.session.window.step_clock import StepClock, TimedStep
 from lflops.session.window.traced_steps import TracedSteps
 from lflops.session.window.window import WANTED, Window
 
-__all__ = ["Session"]
-
 SHARE_EVERY = 50
 """Steps after which ranks share their clean steps, where the run has no curves."""
 
