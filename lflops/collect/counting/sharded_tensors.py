@@ -94,13 +94,10 @@ class PartialTensors:
 
     Args:
         tree: The modules whose parameters may be sharded.
-
-    Attributes:
-        active: Whether any sharded tensor has been seen. Until then there is nothing to follow.
     """
 
     def __init__(self, tree: ModuleTree) -> None:
-        self.active = False
+        self.active = False  # whether any sharded tensor has been seen. Until then there is nothing to follow
         self._tree = tree
         self._row: str | None = None
         self._storages: dict[int, weakref.ref[Any]] = {}

@@ -68,26 +68,16 @@ class Fact(Struct, frozen=True, kw_only=True):
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """A part of the step.
+    """A part of the step."""
 
-    Attributes:
-        name: Of the budget's part.
-        label: What readers see.
-        seconds: Of the mean clean step.
-        share: Of the summed clean steps.
-        text: Both.
-        what: What it is, as the rest of "20 % of the step is", and where.
-        advice: What usually shortens it.
-        modules: The modules that have the most of it, repeated ones as their pattern, with their shares of the step.
-    """
-
-    name: str
-    label: str
-    seconds: float
-    share: float
-    text: str
-    what: str
-    advice: str
+    name: str  # of the budget's part
+    label: str  # what readers see
+    seconds: float  # of the mean clean step
+    share: float  # of the summed clean steps
+    text: str  # both
+    what: str  # what it is, as the rest of "20 % of the step is", and where
+    advice: str  # what usually shortens it
+    # The modules that have the most of it, repeated ones as their pattern, with their shares of the step
     modules: tuple[tuple[str, float], ...] = ()
 
 
