@@ -291,8 +291,7 @@ class OperatorAccumulator:
 def _signature(values: Iterable[Any], places: dict[int, int]) -> tuple[Any, ...]:
     """What equal calls have in common: the shapes of tensors, which of these are the same one, and all other values themselves.
 
-    Raises:
-        TypeError: A value is none that is known to decide nothing else. None is kept alive.
+    A `TypeError` for a value that may decide something else. None is kept alive.
     """
     found: list[Any] = []
     for value in values:

@@ -51,11 +51,7 @@ class GraphCount:
 
 
 def count_graph(call: RegionCall, tree: ModuleTree, *, traffic: bool = True) -> GraphCount:
-    """Count what a call of a graph did.
-
-    Raises:
-        UncountableError: It cannot be known.
-    """
+    """Count what a call of a graph did; an `UncountableError` where that cannot be known."""
     if call.graph is None:
         raise UncountableError("it was compiled before lflops watched")
     if call.given is None:

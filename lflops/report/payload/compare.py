@@ -69,11 +69,7 @@ def compared_pairs(profiles: Sequence[Profile]) -> Iterator[tuple[int, int, Comp
 
 
 def compared_windows(before: bytes, after: bytes) -> bytes:
-    """Compare two payloads: JSON of a `ComparisonShown`.
-
-    Raises:
-        ValueError: One of them does not have what a comparison needs. The message says so.
-    """
+    """Compare two payloads: JSON of a `ComparisonShown`; a `ValueError` says what one of them lacks."""
     try:
         with gc_paused():
             return json.encode(_shown(compare(_read(before), _read(after))))
