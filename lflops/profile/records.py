@@ -207,7 +207,7 @@ class Trace(Struct, frozen=True, kw_only=True):
     compiled: CompiledCode | None = None
 
 
-class Rank(Struct, frozen=True, kw_only=True):
+class Rank(Struct, frozen=True, kw_only=True, gc=False):
     """One rank of the run, also one that did not report.
 
     Attributes:
