@@ -4,6 +4,7 @@ Clean steps have no times of modules, but there are many of them: a delay that c
 """
 
 import math
+import operator
 import statistics
 from array import array
 from collections import deque
@@ -25,6 +26,9 @@ MOST_ROWS, FEWEST_STEPS = 1 << 16, 16
 
 KEPT = 6
 """Excesses in a profile: each has two numbers for each step."""
+
+PARTS, FEWEST_OF_PART = 8, 4
+"""Of the steps, and of each part of them: whether something is there all through the run."""
 
 WAIT = "wait"
 _PHASES = ("data", "transfer", "forward", WAIT, "backward", "clip", "optimizer", "other", "sync")
@@ -159,12 +163,16 @@ def _activity(rank: int, beside: Mapping[str, Series], busy: Series) -> RankActi
         excess = sum(weight * (took - known) for weight, took, known in zip(weights, beside[name][rank], usual, strict=True))
         return excess / whole if whole and not math.isnan(excess) else None
 
+    waited = list(map(operator.sub, beside["waited"][rank], median_of_others(beside["waited"])[rank]))
+    number = len(waited) // PARTS
+    is_known = number >= FEWEST_OF_PART and not math.isnan(sum(waited))
     units = {each: statistics.fmean(steps) for each, steps in beside["units"].items()}
     usual = statistics.median(mean for each, mean in units.items() if each != rank)
     return RankActivity(
         rank=rank,
         late=sum(each * each for each in weights) / whole if whole else 0.0,
         waited=beyond("waited"),
+        waited_by_part=tuple(statistics.fmean(waited[n * number : (n + 1) * number]) for n in range(PARTS)) if is_known else (),
         other_threads=beyond("other_threads"),
         units_ratio=units[rank] / usual if usual and not math.isnan(units[rank] + usual) else None,
     )
