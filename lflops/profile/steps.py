@@ -24,7 +24,7 @@ def is_clean(kind: StepKind, marks: Collection[str]) -> bool:
     return kind == "clean" and not is_disturbed(marks)
 
 
-class Step(Struct, frozen=True, kw_only=True):
+class Step(Struct, frozen=True, kw_only=True, gc=False):
     """One optimizer step, as timed.
 
     Attributes:
