@@ -68,26 +68,19 @@ class ThreadTotals(threading.local):
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
-    """What to collect besides MACs and FLOPs, which are always counted.
-
-    Attributes:
-        fake: Whether the counted operators run on fake tensors. If not, fake tensors are someone's shape inference, and not counted.
-        round_to: The size of each tensor is rounded up to a multiple of so many bytes.
-        log: Where allocations and frees are written in their order.
-        moments: The most operators of the memory's timeline; of more the extremes are kept.
-        gradients: Memory for gradients that no module holds.
-        scratch: Whether the CPU's kernels run, whose scratch memory is known: it is not if fake tensors stand for another device's.
-        survivors: Storages that the last step left, and that the next one begins with. Without a list, none are looked for.
-    """
+    """What to collect besides MACs and FLOPs, which are always counted."""
 
     traffic: bool = True
     memory: bool = True
+    # Whether the counted operators run on fake tensors. If not, fake tensors are someone's shape inference, and not counted.
     fake: bool = False
-    round_to: int = 1
-    log: AllocationLog | None = None
-    moments: int = LONGEST_TIMELINE
-    gradients: tuple[Tensor, ...] = ()
+    round_to: int = 1  # the size of each tensor is rounded up to a multiple of so many bytes
+    log: AllocationLog | None = None  # where allocations and frees are written in their order
+    moments: int = LONGEST_TIMELINE  # the most operators of the memory's timeline; of more the extremes are kept
+    gradients: tuple[Tensor, ...] = ()  # memory for gradients that no module holds
+    # Whether the CPU's kernels run, whose scratch memory is known: it is not if fake tensors stand for another device's
     scratch: bool = True
+    # Storages that the last step left, and that the next one begins with. Without a list, none are looked for.
     survivors: Survivors | None = None
 
 
@@ -112,30 +105,24 @@ class OperatorAccumulator:
     Args:
         scopes: Knows which row and phase is running.
         extent: What to collect.
-
-    Attributes:
-        partial_tensors: The plain tensors that are parts of sharded ones.
-        counts_traffic: Whether bytes are counted.
-        regions: The calls of compiled graphs, where these are written down.
-        guard: Keeps errors of the modes from the code that they count.
     """
 
     def __init__(self, scopes: ModuleTracker, extent: Extent) -> None:
         self.scopes = scopes
-        self.guard: Guard = unguarded
+        self.guard: Guard = unguarded  # keeps errors of the modes from the code that they count
         self.memory = LiveMemory(extent.round_to, extent.log, extent.moments, extent.survivors) if extent.memory else None
         if self.memory is not None:
             self.memory.hold(extent.gradients, "gradients", "")
         self.fake, self.scratch = extent.fake, extent.scratch
-        self.counts_traffic = extent.traffic
+        self.counts_traffic = extent.traffic  # whether bytes are counted
         self._local = ThreadTotals()
         self._threads: list[Totals] = []
         self._step: StepOwners | None = None
         self._optimizers: dict[int, Optimizer] = {}
         self._costs: dict[Any, KnownCost] = {}
         self._repeated: dict[str, Counter[Any]] = {}  # operator to products that its backward makes again
-        self.regions: CompiledRegions | None = None
-        self.partial_tensors = PartialTensors(scopes.tree)
+        self.regions: CompiledRegions | None = None  # the calls of compiled graphs, where these are written down
+        self.partial_tensors = PartialTensors(scopes.tree)  # the plain tensors that are parts of sharded ones
 
     def total(self) -> Totals:
         """The sums of all threads."""
@@ -325,8 +312,7 @@ class OperatorAccumulator:
 def _signature(values: Iterable[Any], places: dict[int, int]) -> tuple[Any, ...]:
     """What equal calls have in common: the shapes of tensors, which of these are the same one, and all other values themselves.
 
-    Raises:
-        TypeError: A value is none that is known to decide nothing else. None is kept alive.
+    A `TypeError` for a value that may decide something else. None is kept alive.
     """
     found: list[Any] = []
     add = found.append

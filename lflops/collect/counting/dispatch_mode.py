@@ -235,11 +235,7 @@ def _raise(error: BaseException) -> None:
 
 
 def _refuse_real_parameters(args: Any) -> None:
-    """Check that no real tensor requires a gradient; other real tensors do no harm.
-
-    Raises:
-        RealParameterError: One does.
-    """
+    """Raise a `RealParameterError` for a real tensor that requires a gradient; other real tensors do no harm."""
     for each in args:
         if type(each) in PLAIN and each.requires_grad:
             raise RealParameterError

@@ -18,9 +18,6 @@ class StepOwners:
     Parameters, gradients and state are known by identity. Intermediate results are not. A step goes through its parameters in order, one by
     one or as lists. So an unknown tensor has the row of the last known one, and an unknown list the rows of the last known list of its
     length.
-
-    Attributes:
-        last: The row of the last operator.
     """
 
     def __init__(self, optimizer: Optimizer, tree: ModuleTree) -> None:
@@ -28,7 +25,7 @@ class StepOwners:
         self._tree = tree
         self._rows: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._states = 0
-        self.last = ""
+        self.last = ""  # the row of the last operator
         self._lists: dict[int, list[str]] = {}
         self._register()
 
