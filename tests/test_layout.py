@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "boundary": set(),
     "hardware": {"errors", "pypi:msgspec"},
     "profile": {"errors", "units", "hardware", "pypi:msgspec"},
+    "ledger": {"errors", "pypi:msgspec"},
     "merging": VALUE,
     "formulas": set(),
     "formulas.attention": {"formulas"},
@@ -70,7 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"collect.counting", "collect.operator_costs", "formulas", "collect.timing", "collect.ranks", "collect.calibration"},
     "collect.estimate": INSIDE | {"pypi:transformers", "allocator", "collect", "collect.counting", "collect.operator_costs", "formulas"},
     "planning": VALUE | {"pypi:torch", "analyze.memory", "analyze.speed", "collect.inputs", "collect.model", "collect.estimate"},
-    "report.lines": VALUE | ANALYSES | {"analyze.trace", "snapshots"},
+    "report.lines": VALUE | ANALYSES | {"analyze.trace", "ledger", "snapshots"},
     "report.tables": VALUE | ANALYSES | {"report.lines"},
     "report.terminal": VALUE | ANALYSES | {"analyze.trace", "report.lines", "report.tables", "pypi:rich"},
     "report.deepspeed_text": VALUE | ANALYSES | {"report.lines"},
@@ -87,17 +88,27 @@ SESSION = {"session", "session.inputs"}
 REPORT = {row for row in MAY_IMPORT if row.partition(".")[0] == "report"}
 MAY_IMPORT |= {
     # `collect` within a function only: the last tests hold that importing the shell loads no torch.
-    "cli": VALUE | ANALYSES | COLLECT | REPORT | {"analyze.trace", "planning", "snapshots", "traces", "pypi:typer", "pypi:rich"},
+    "cli": VALUE | ANALYSES | COLLECT | REPORT | {"analyze.trace", "ledger", "planning", "snapshots", "traces", "pypi:typer", "pypi:rich"},
     "session.inputs": VALUE | COLLECT | {"pypi:torch"},
     "session.window": VALUE | ANALYSES | COLLECT | {"pypi:torch", "formulas", "merging", "session.inputs", "report.lines", "traces"},
     "session.outlets": VALUE
     | ANALYSES
     | REPORT
-    | {"collect.inputs", "collect.torch_private", "pypi:torch", "pypi:wandb", "pypi:PIL", "session.inputs", "snapshots", "tensorboard"},
-    "session": VALUE | COLLECT | {"analyze", "pypi:torch", "merging", "session.inputs", "session.window", "session.outlets"},
-    "loops": VALUE | COLLECT | SESSION | {"pypi:torch", "session.outlets"},
-    "huggingface": {"errors", "profile", "loops", "session.inputs", "session.outlets", "pypi:transformers", "pypi:torch"},
-    "lightning": VALUE | COLLECT | SESSION | {"pypi:torch", "pypi:lightning", "pypi:pytorch_lightning", "deepspeed"},
+    | {
+        "collect.inputs",
+        "collect.torch_private",
+        "pypi:torch",
+        "pypi:wandb",
+        "pypi:PIL",
+        "session.inputs",
+        "ledger",
+        "snapshots",
+        "tensorboard",
+    },
+    "session": VALUE | COLLECT | {"analyze", "ledger", "pypi:torch", "merging", "session.inputs", "session.window", "session.outlets"},
+    "loops": VALUE | COLLECT | SESSION | {"ledger", "pypi:torch", "session.outlets"},
+    "huggingface": {"errors", "profile", "ledger", "loops", "session.inputs", "session.outlets", "pypi:transformers", "pypi:torch"},
+    "lightning": VALUE | COLLECT | SESSION | {"ledger", "pypi:torch", "pypi:lightning", "pypi:pytorch_lightning", "deepspeed"},
     "lightning.injection": {"errors", "schedule", "lightning"},
     "__main__": {"cli"},
 }

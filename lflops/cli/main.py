@@ -12,6 +12,7 @@ from lflops.cli.diff import diff
 from lflops.cli.estimate import estimate
 from lflops.cli.hardware import hardware
 from lflops.cli.html import html
+from lflops.cli.ledger import ledger
 from lflops.cli.memory import memory
 from lflops.cli.output import UsageError, write_json
 from lflops.cli.roofline import roofline
@@ -29,7 +30,7 @@ def schema() -> None:
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-for command in (show, diff, html, estimate, memory, roofline, hardware, schema):
+for command in (show, diff, html, estimate, memory, roofline, hardware, ledger, schema):
     app.command()(command)
 app.add_typer(trace, name="trace")
 

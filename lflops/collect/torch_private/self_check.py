@@ -267,7 +267,7 @@ def _of_tensors() -> dict[str, bool]:
 
 
 def _hears_compilations() -> bool:
-    listener = modules.Compilations(lambda: None)
+    listener = modules.Compilations(lambda: None, lambda: None)
     listener.listen(lambda function: function)
     was_heard = listener.listens
     listener.stop()
