@@ -68,11 +68,10 @@ class KeptGraphs:
             keep_graphs(id(self))
 
     def stop(self) -> None:
-        """End. It can be called again."""
-        if "torch._dynamo" in sys.modules:
-            from lflops.collect.torch_private.dynamo import release_graphs
-
-            release_graphs(id(self))
+        """End. It can be called again, also while the module is being loaded that would have kept them."""
+        release = getattr(sys.modules.get("lflops.collect.torch_private.dynamo"), "release_graphs", None)
+        if release is not None:
+            release(id(self))
 
     def __del__(self) -> None:  # of a count that was made and never entered
         self.stop()
