@@ -97,7 +97,7 @@ class Book:
         between, self._between = self._between, {}
         evidence = self._evidence(at, end)
         self._step_begin = at
-        step = StepSpent(phases, evidence, elements(end.shapes))
+        step = StepSpent(phases, sum(phases.values()), evidence, elements(end.shapes))
         if self.first_step is None:
             self.first_step = max(end.step - 1, 0)
         self.steps = end.step
@@ -109,10 +109,10 @@ class Book:
         for phase, spent in without(step, taken).items():
             self._add(f"training/{phase}", spent)
         self._add(category, sum(taken.values()))
-        for name, cause in INTERRUPTIONS.items():
-            if between.get(name, 0) > self._usual.tolerance:
+        for name in between.keys() & INTERRUPTIONS.keys():
+            if between[name] > self._usual.tolerance:
                 took = step.total + sum(between.values())
-                self._note_slow(end.step, at, took, Verdict(self._usual.median, between[name], {}, cause, name))
+                self._note_slow(end.step, at, took, Verdict(self._usual.median, between[name], {}, INTERRUPTIONS[name], name))
 
     def _judged(self, step: StepSpent, end: StepEnd, at: int) -> tuple[dict[str, int], str]:
         """What of a step was no training, by phase, and the category that it belongs to."""
@@ -136,10 +136,12 @@ class Book:
         if before is None:
             return Evidence(collecting=collecting)
         running = end.usage.ru_utime + end.usage.ru_stime - before.ru_utime - before.ru_stime
-        frozen = sum(max(min(stop, at) - max(start, self._step_begin), 0) for start, stop in self.freezes)
+        waiting = _waited(schedule_before, end.schedule)
+        if any(stop > self._step_begin and start < at for start, stop in self.freezes):  # of which only the end is known
+            waiting = max(at - self._step_begin - int(running * 1e9), waiting)
         return Evidence(
             collecting=collecting,
-            waiting=_waited(schedule_before, end.schedule) + frozen,
+            waiting=waiting,
             running=int(running * 1e9),
             faults=end.usage.ru_majflt - before.ru_majflt,
             retries=self._new_retries,

@@ -1,4 +1,4 @@
-"""Keeps the ledger of this process: a thread reads the training's marks ten times a second, and writes a line every two seconds.
+"""Keeps the ledger of this process: a thread reads the training's marks twice a second, and writes a line every four seconds.
 
 keeper = Keeper()
 keeper.start(folder)              # the account has every second since the process began
@@ -22,7 +22,7 @@ from lflops.ledger.segment import ENDING, Head, Row, Segment
 
 __all__ = ["Keeper"]
 
-LOOK, WRITE = 0.1, 2.0
+LOOK, WRITE = 0.5, 4.0
 """Seconds between two looks at the marks, and between two rows."""
 
 LATE = 50_000_000

@@ -36,13 +36,14 @@ class StepSpent(NamedTuple):
     """A step: nanoseconds by phase, with what was counted in it."""
 
     phases: Mapping[str, int]
+    total: int
     evidence: Evidence
     elements: int | None  # of its batch
 
     @property
-    def total(self) -> int:
-        """Nanoseconds of all phases."""
-        return sum(self.phases.values())
+    def net(self) -> int:
+        """Nanoseconds without those in which the thread waited for a core."""
+        return self.total - self.evidence.waiting
 
 
 class Verdict(NamedTuple):
@@ -68,8 +69,8 @@ class Usual:
         is_new_size = not recent.knows
         compared = self._all if is_new_size else recent
         verdict = None
-        if compared.knows and step.total - compared.median > compared.tolerance:
-            verdict = self._explained(step, compared, is_larger=is_new_size and compared.is_exceeded(step.elements))
+        if compared.knows and (cost := compared.cost_of(step)):
+            verdict = _explained(step, compared, cost, is_larger=is_new_size and compared.is_exceeded(step.elements))
         recent.add(step)
         self._all.add(step)
         if len(self._by_size) > MOST_SIZES:
@@ -80,35 +81,38 @@ class Usual:
         """What a step took longer by phase than the median of all so far; `None` without one."""
         if not self._all.steps:
             return None
-        return _excess(step, self._all, max(step.total - self._all.median, 0))
+        return _excess(step, self._all, max(step.total - self.median, 0))
 
     @property
     def tolerance(self) -> int:
         """Nanoseconds that a step may take longer."""
-        return self._all.tolerance if self._all.knows else LEAST
+        return self._all.totals.tolerance if self._all.knows else LEAST
 
     @property
     def median(self) -> int:
         """Nanoseconds of the usual step."""
-        return self._all.median
+        return self._all.totals.median
 
-    def _explained(self, step: StepSpent, recent: "_Recent", *, is_larger: bool) -> Verdict:
-        cost = step.total - recent.median
-        by_phase = _excess(step, recent, cost)
-        phase = max(by_phase, key=by_phase.__getitem__)
-        return Verdict(recent.median, cost, by_phase, _cause(step, recent, cost, phase, is_larger=is_larger), phase)
+
+def _explained(step: StepSpent, recent: "_Recent", cost: int, *, is_larger: bool) -> Verdict:
+    by_phase = _excess(step, recent, cost)
+    phase = max(by_phase, key=by_phase.__getitem__)
+    return Verdict(recent.totals.median, cost, by_phase, _cause(step, recent, cost, phase, is_larger=is_larger), phase)
 
 
 def _cause(step: StepSpent, recent: "_Recent", cost: int, phase: str, *, is_larger: bool) -> str:
     """The first cause that explains half of the cost."""
     more = Evidence(*(value - usual for value, usual in zip(step.evidence, recent.usual_evidence, strict=True)))
+    # A thread that computes more, or often waits for the disk, waits more often for a core as well, on a busy machine.
+    reads_disk = more.faults >= MANY_FAULTS and 2 * more.running < cost and phase != "data"
+    waits_anyway = reads_disk or (is_larger and 4 * more.running >= cost)
     causes = {
         "allocator_retry": more.retries > 0,
         "gc": 2 * more.collecting >= cost,
-        "not_scheduled": 2 * more.waiting >= cost,
+        "not_scheduled": 2 * more.waiting >= cost and not waits_anyway,
         "loader": phase == "data",
         "other_rank": phase in {"wait", "sync"},
-        "swap": more.faults >= MANY_FAULTS and 2 * more.running < cost,
+        "swap": reads_disk,
         "larger_batch": is_larger,
     }
     return next((cause for cause, is_it in causes.items() if is_it), "unknown")
@@ -131,30 +135,26 @@ class _Recent:
 
     def __init__(self) -> None:
         self.steps: deque[StepSpent] = deque()
-        self._totals: list[int] = []  # sorted
+        self.totals, self._net = _Times(), _Times()  # as they were, and without what the thread waited for a core
 
     def add(self, step: StepSpent) -> None:
         """Remember a step, and forget the oldest of many."""
-        if len(self.steps) == REMEMBERED:
-            del self._totals[bisect_left(self._totals, self.steps.popleft().total)]
+        oldest = self.steps.popleft() if len(self.steps) == REMEMBERED else None
         self.steps.append(step)
-        insort(self._totals, step.total)
+        self.totals.replace(None if oldest is None else oldest.total, step.total)
+        self._net.replace(None if oldest is None else oldest.net, step.net)
+
+    def cost_of(self, step: StepSpent) -> int:
+        """Nanoseconds that a slow step costs; 0 for one that is not slow.
+
+        Other processes let steps vary, which hides what else makes them slow. So a step may also be slow without its waits for a core.
+        """
+        return self.totals.beyond(step.total) or self._net.beyond(step.net)
 
     @property
     def knows(self) -> bool:
         """Whether there are enough to say what is usual."""
         return len(self.steps) >= FEWEST
-
-    @property
-    def median(self) -> int:
-        """Nanoseconds of the middle one; 0 where there is none."""
-        return self._totals[len(self._totals) // 2] if self._totals else 0
-
-    @property
-    def tolerance(self) -> int:
-        """How much more than the median is not yet slow: many steps that vary make it large."""
-        spread = self._totals[len(self._totals) * 4 // 5] - self.median
-        return max(LEAST, int(SHARE * self.median), SPREADS * spread)
 
     @property
     def usual_phases(self) -> dict[str, int]:
@@ -171,6 +171,31 @@ class _Recent:
         """Whether a batch is much larger than these are."""
         known = [step.elements for step in self.steps if step.elements is not None]
         return size is not None and bool(known) and size > MUCH_LARGER * statistics.median(known)
+
+
+class _Times(list[int]):
+    """Times of the last steps, sorted."""
+
+    def replace(self, oldest: int | None, newest: int) -> None:
+        """Forget one, if one is given, and remember another."""
+        if oldest is not None:
+            del self[bisect_left(self, oldest)]
+        insort(self, newest)
+
+    @property
+    def median(self) -> int:
+        """The middle one; 0 where there is none."""
+        return self[len(self) // 2] if self else 0
+
+    @property
+    def tolerance(self) -> int:
+        """How much more than the median is not yet slow: many steps that vary make it large."""
+        return max(LEAST, int(SHARE * self.median), SPREADS * (self[len(self) * 4 // 5] - self.median))
+
+    def beyond(self, time: int) -> int:
+        """How much more than the median, if that is more than the tolerance; else 0."""
+        excess = time - self.median
+        return excess if excess > self.tolerance else 0
 
 
 def without(step: StepSpent, taken: Mapping[str, int]) -> dict[str, int]:

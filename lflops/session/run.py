@@ -145,10 +145,11 @@ class MonitoredRun:
             sweep_modes()  # one that counted may have been taken off within a backward pass
         if (session := self.sessions[name]) is not None:
             with self.boundary:
-                if self._ledger is not None:
+                if self._ledger is None or session.is_plain:
+                    session.batch_begins(batch)
+                else:
                     self._ledger.enter("lflops")
-                session.batch_begins(batch)
-                if self._ledger is not None:
+                    session.batch_begins(batch)
                     self._ledger.leave_last("lflops")
 
     def batch_ends(self, name: str, batch: Any) -> None:
