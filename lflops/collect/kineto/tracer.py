@@ -221,6 +221,7 @@ class Tracer:
         if recorder is not None:
             self.refusal = "cut_off"
             if threading.get_ident() == self._log.home:  # on another thread torch knows nothing of ours, and Kineto ends it
+                self._end_step(whole=None)  # in their recording its end would be written into memory that ours no longer has
                 recorder.stop_trace()
             recorder.profiler = None  # a cycle within it would keep the events
 
