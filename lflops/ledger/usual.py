@@ -15,6 +15,9 @@ REMEMBERED, FEWEST = 64, 8
 LEAST, SHARE, SPREADS = 50_000_000, 0.25, 8
 """A slow step takes longer than usual by so many nanoseconds, by this share of the usual, and by so many times the spread."""
 
+LONG_WAIT = 250_000_000
+"""Nanoseconds without a core that make a step slow. Less is usual where programs share a machine."""
+
 MANY_FAULTS = 50
 """Pages that were read from disk in a step, from which on they explain its time."""
 
@@ -147,9 +150,11 @@ class _Recent:
     def cost_of(self, step: StepSpent) -> int:
         """Nanoseconds that a slow step costs; 0 for one that is not slow.
 
-        Other processes let steps vary, which hides what else makes them slow. So a step may also be slow without its waits for a core.
+        Other processes let steps vary, which hides what else makes them slow. So it has to be slow without its waits for a core, unless these
+        are long.
         """
-        return self.totals.beyond(step.total) or self._net.beyond(step.net)
+        cost, net = self.totals.beyond(step.total), self._net.beyond(step.net)
+        return (cost or net) if net or cost >= LONG_WAIT else 0
 
     @property
     def knows(self) -> bool:
