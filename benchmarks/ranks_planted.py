@@ -483,7 +483,7 @@ def costs() -> Iterator[str]:
     sizes = []
     for number in (100, 100_000):
         clean.add(0, (replace(values[-1], index=index) for index in range(number)), ranks=2)
-        sizes.append(sum(4 * len(row) for rows in clean._rows.values() for _, row in rows))  # noqa: SLF001 - what it holds
+        sizes.append(sum(len(row) for rows in clean._rows.values() for _, row in rows))  # noqa: SLF001 - what it holds
     (alone, _), (end, value), sent = taken[False], taken[True], len(msgpack.encode(values[-50:]))
     yield f"The end of a clean step takes {end * 1e6:.1f} µs, in a run of one rank {alone * 1e6:.1f}. To make a value of the step takes"
     yield f"{value * 1e6:.0f} µs, every 50 steps for all of them; a thread sends these as {sent / 1e3:.0f} kB."

@@ -6,6 +6,8 @@ Names are loaded when they are first used, so that importing the package costs n
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from lflops.extras import offered
+
 if TYPE_CHECKING:
     from lflops import hardware as hardware
     from lflops import tensorboard as tensorboard
@@ -72,12 +74,10 @@ _HOMES = {
     **dict.fromkeys(["count", "counting"], "lflops.collect.count"),
     "Cost": "lflops.formulas.table",
     "register_formula": "lflops.collect.operator_costs.table",
-    **dict.fromkeys(["FlopsProfiler", "get_model_profile"], "lflops.deepspeed.api"),
     "FlopsMonitor": "lflops.lightning.monitor",
     "Hardware": "lflops.hardware.chips",
     "Profile": "lflops.profile.model",
     "Schedule": "lflops.schedule",
-    "best_checkpointing": "lflops.planning.best_checkpointing",
     "calibrate": "lflops.collect.calibration.calibrate",
     "diff": "lflops.analyze.compare.diff",
     "imbalance": "lflops.analyze.ranks.imbalance",
@@ -106,10 +106,16 @@ def __getattr__(name: str) -> Any:
         return version("lflops")
     if name in _MODULES:
         return importlib.import_module(f"lflops.{name}")
-    if name not in _HOMES:
+    if name in _HOMES:
+        found = getattr(importlib.import_module(_HOMES[name]), name)
+    elif name in __all__:
+        found = next(offered(name, f"lflops.{name}"), None)
+    else:
+        found = None
+    if found is None:
         raise AttributeError(f"module 'lflops' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
-    return value
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

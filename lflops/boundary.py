@@ -14,8 +14,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["Boundary", "ExitBy", "Guard", "Undo", "call_each", "unguarded"]
-
 Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Makes a function of ours one that a training may call."""
 

@@ -21,8 +21,6 @@ from lflops.session.outlets.writer import loggers_of
 with needed_by("lflops.huggingface"):
     from transformers import TrainerCallback
 
-__all__ = ["FlopsCallback"]
-
 
 class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Tells where a training step's FLOPs, bytes and milliseconds go, as `FlopsMonitor` does under Lightning.

@@ -6,8 +6,6 @@ not 0 never reads as 0.
 
 from decimal import ROUND_HALF_UP, Context, Decimal
 
-__all__ = ["UNKNOWN", "count", "duration", "long_duration", "of_peak", "percent", "quantity", "rate", "size"]
-
 UNKNOWN = "–"
 
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E", "Z", "Y", "R", "Q")

@@ -9,8 +9,6 @@ from msgspec import Struct
 
 from lflops.errors import CountError
 
-__all__ = ["DEFAULT", "AllocatorSettings", "settings_of"]
-
 MIB = 2**20
 LEAST_SPLIT_MIB = 20
 INTERVALS = 16

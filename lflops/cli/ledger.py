@@ -9,8 +9,6 @@ from lflops.cli.output import write_json, write_lines
 from lflops.ledger.run import load_run
 from lflops.report.lines.ledger import ledger_lines
 
-__all__ = ["ledger"]
-
 
 def ledger(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, or one above it.")],

@@ -33,8 +33,6 @@ from lflops.profile.model import Profile
 from lflops.profile.records import ModulePhase
 from lflops.profile.steps import Step
 
-__all__ = ["CountAndTime"]
-
 OUTSIDE = ModulePhase("", "other")
 
 

@@ -5,8 +5,6 @@ from statistics import median
 
 from msgspec import Struct
 
-__all__ = ["CATEGORIES", "CAUSES", "Ledger", "SlowStep", "Span", "Start", "added", "group_of", "memory_growth"]
-
 CATEGORIES = {
     "start_up": "start-up",
     "warm_up": "warm-up",

@@ -8,8 +8,6 @@ from lflops.ledger.account import CATEGORIES, SlowStep
 from lflops.ledger.recorder import StepEnd
 from lflops.ledger.usual import Evidence, StepSpent, Usual, Verdict, elements, without
 
-__all__ = ["Book"]
-
 COLD = 2
 """So many steps at the beginning are the warm-up."""
 

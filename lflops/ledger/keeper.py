@@ -20,8 +20,6 @@ from lflops.ledger.recorder import Collections, Recorder, process_age, unknown
 from lflops.ledger.run import ledger_of
 from lflops.ledger.segment import ENDING, Head, Row, Segment
 
-__all__ = ["Keeper"]
-
 LOOK, WRITE = 0.5, 4.0
 """Seconds between two looks at the marks, and between two rows."""
 

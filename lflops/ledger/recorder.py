@@ -15,8 +15,6 @@ from functools import partial
 from resource import RUSAGE_THREAD, getrusage
 from typing import Any, NamedTuple
 
-__all__ = ["Collections", "Recorder", "StepEnd", "TrainPhases", "process_age"]
-
 OTHER = "other"
 """The phase of what is in no phase."""
 

@@ -10,8 +10,6 @@ from lflops.errors import ProfileError
 from lflops.ledger.account import Ledger, Span, Start, added
 from lflops.ledger.segment import ENDING, Segment, read_segment
 
-__all__ = ["ledger_of", "load_run", "starts_of_a_run"]
-
 ALIVE = 30.0
 """Seconds since the last row of a start without an end, within which its process may be running."""
 

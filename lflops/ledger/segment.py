@@ -15,8 +15,6 @@ from msgspec import Struct
 from lflops.errors import ProfileError
 from lflops.ledger.account import SlowStep
 
-__all__ = ["ENDING", "Head", "Row", "Segment", "coarser", "read_segment"]
-
 ENDING = ".ledger.jsonl"
 VERSION = 1
 MOST_LINES, MOST_SLOW = 1500, 200

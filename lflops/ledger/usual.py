@@ -7,8 +7,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["Evidence", "StepSpent", "Usual", "Verdict", "elements", "without"]
-
 REMEMBERED, FEWEST = 64, 8
 """Steps that tell what is usual, at most and at least."""
 
@@ -150,8 +148,8 @@ class _Recent:
     def cost_of(self, step: StepSpent) -> int:
         """Nanoseconds that a slow step costs; 0 for one that is not slow.
 
-        Other processes let steps vary, which hides what else makes them slow. So it has to be slow without its waits for a core, unless these
-        are long.
+        Other processes let steps vary, which hides what else makes them slow. So a step has to be slow without its waits for a core, unless
+        these are long.
         """
         cost, net = self.totals.beyond(step.total), self._net.beyond(step.net)
         return (cost or net) if net or cost >= LONG_WAIT else 0

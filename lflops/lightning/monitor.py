@@ -11,8 +11,8 @@ from torch import nn
 
 from lflops.collect.kineto.tracer import Activity
 from lflops.collect.ranks.store import shared_store
-from lflops.deepspeed.config import arguments_of
 from lflops.errors import LflopsError
+from lflops.extras import needed
 from lflops.hardware.chips import Hardware
 from lflops.ledger.account import Ledger
 from lflops.lightning.compat import Base, MisconfigurationException
@@ -23,8 +23,6 @@ from lflops.schedule import Schedule
 from lflops.session.inputs.settings import DEFAULT_SCHEDULE, Settings
 from lflops.session.run import MonitoredRun
 from lflops.session.session import Session
-
-__all__ = ["FlopsMonitor"]
 
 _RUNS = itertools.count()
 """Numbers the runs on several ranks, of all monitors in the process: a process group outlives them, and what they left in its store."""
@@ -138,7 +136,7 @@ class FlopsMonitor(Base, HearsPhases):
         Raises:
             CountError: The section is missing, or has a key or a value that DeepSpeed does not take.
         """
-        arguments, enabled = arguments_of(config)
+        arguments, enabled = needed("arguments_of", "from_deepspeed")(config)
         monitor = cls(**arguments)
         monitor._enabled = enabled
         return monitor

@@ -22,8 +22,6 @@ from lflops.collect.torch_private.autograd import after_backward
 from lflops.session.inputs.phases import RUN, Phases
 from lflops.session.inputs.wrappers import wrap
 
-__all__ = ["STEPS", "HearsPhases", "TrainerPhases", "phases_of"]
-
 SYNCHRONIZING = ("all_gather", "barrier", "broadcast", "reduce", "reduce_boolean_decision")
 """Of the strategy: Lightning's own collectives."""
 

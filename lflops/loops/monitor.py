@@ -30,8 +30,6 @@ from lflops.session.inputs.training import STAGES, Stage, Training
 from lflops.session.outlets.writer import loggers_of
 from lflops.session.run import MonitoredRun
 
-__all__ = ["LoopMonitor", "monitor"]
-
 Item = TypeVar("Item")
 
 WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "_FabricModule"}

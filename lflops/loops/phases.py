@@ -24,8 +24,6 @@ from lflops.collect.torch_private.autograd import after_backward
 from lflops.session.inputs.phases import RUN, Phases
 from lflops.session.inputs.wrappers import wrap
 
-__all__ = ["LoopPhases"]
-
 ENGINE_PHASES = {"backward": "backward", "clip_grad_norm_": "clip", "clip_grad_value_": "clip", "clip_gradients": "clip"}
 """Methods of a `Fabric` or an `Accelerator`, and the phase that each of them is."""
 

@@ -28,7 +28,7 @@ _SIZES = tuple(f"{of}_parallel_size" for of in ("data", "tensor", "pipeline", "e
 _OF_THE_RUN = ("kind", "stage", "window", "strategy", "accumulation", *_SIZES)
 
 
-class Brief(Struct, frozen=True, kw_only=True):
+class Brief(Struct, frozen=True, kw_only=True, gc=False):
     """What one rank reports in addition to its rows.
 
     Attributes:

@@ -6,12 +6,13 @@ beyond the others' median. What makes the rank late of that excess is what the o
 
 import bisect
 import heapq
+import operator
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from lflops.merging.rank_table import OUTSIDE, Place, RankTable, Series, median_of_others
+from lflops.merging.rank_table import OUTSIDE, Place, RankTable, Series, added_up, median_of_others
 from lflops.profile.records import RankComparison, RankExcess, RankWait
 
 __all__ = ["CANDIDATES", "OwnWork", "compare_ranks", "times_last"]
@@ -100,7 +101,7 @@ def compare_ranks(table: RankTable, work: Mapping[Place, OwnWork] | None = None,
         if (each := _everywhere(table, {place: usual[place] for place in usual if place not in estimated}, late, rank)) is not None
     ]
     if whole:
-        everywhere = [_whole_step(table, late, rank) for rank in late.ranks]
+        everywhere = _whole_steps(table, late)
     worst = heapq.nlargest(KEPT, [*everywhere, *found], key=lambda each: each.cost)
     beyond = {place: _beyond(table.seconds[place], usual[place]) for place in usual}
     jolts, jolted_seconds = _jolts(table, beyond)
@@ -136,9 +137,7 @@ def times_last(table: RankTable) -> Counter[int] | None:
     """In how many steps each rank was busy the longest; `None` where ranks have different modules, or single steps are unknown."""
     if table.staged or table.are_quartiles:
         return None
-    steps = zip(
-        *([sum(each) for each in zip(*(series[rank] for series in table.busy.values()), strict=True)] for rank in table.ranks), strict=True
-    )
+    steps = zip(*added_up(table.busy.values(), table.ranks).values(), strict=True)
     return Counter(table.ranks[step.index(max(step))] for step in steps)
 
 
@@ -148,7 +147,8 @@ class _Lateness:
     def __init__(self, table: RankTable) -> None:
         self._staged = median_of_others(table.waiting) if table.staged else None
         self._by_interval = {number: _beyond_others(series) for number, series in table.busy.items()}
-        self.ranks = list(table.ranks)[:CANDIDATES] if table.staged else _late_ranks(table.busy)
+        waited = {rank: statistics.fmean(seconds) for rank, seconds in table.waiting.items()}
+        self.ranks = sorted(heapq.nsmallest(CANDIDATES, waited, key=waited.__getitem__)) if table.staged else _late_ranks(table.busy)
 
     def of(self, rank: int, interval: int) -> Sequence[float]:
         """Seconds step by step, negative where the rank is early."""
@@ -158,7 +158,7 @@ class _Lateness:
         """The same over several intervals."""
         if self._staged is not None:
             return self._staged[rank]
-        return [sum(each) for each in zip(*(self._by_interval[number][rank] for number in intervals), strict=True)]
+        return tuple(map(sum, zip(*(self._by_interval[number][rank] for number in intervals), strict=True)))
 
 
 def _usual(table: RankTable, work: Mapping[Place, OwnWork]) -> tuple[dict[Place, Series], set[Place]]:
@@ -189,8 +189,8 @@ def _usual(table: RankTable, work: Mapping[Place, OwnWork]) -> tuple[dict[Place,
     return usual, estimated
 
 
-def _median_by_step(series: Iterable[Sequence[float]]) -> list[float]:
-    return [statistics.median(step) for step in zip(*series, strict=True)]
+def _median_by_step(series: Iterable[Sequence[float]]) -> tuple[float, ...]:
+    return tuple(map(statistics.median, zip(*series, strict=True)))
 
 
 def _in_places(table: RankTable, usual: Mapping[Place, Series], late: _Lateness) -> Iterator[_Excess]:
@@ -211,7 +211,7 @@ def _in_repeated(table: RankTable, late: _Lateness) -> Iterator[_Excess]:
                 yield _Excess(place, rank, series[rank], usual[rank], late.within(rank, intervals), intervals, modules)
 
 
-def _by_work(place: Place, alone: Mapping[Place, tuple[int, Sequence[float]]], work: Mapping[Place, OwnWork]) -> list[float] | None:
+def _by_work(place: Place, alone: Mapping[Place, tuple[int, Sequence[float]]], work: Mapping[Place, OwnWork]) -> tuple[float, ...] | None:
     """What the place would take at the rate of the other modules, by FLOPs or by bytes, whichever takes longer."""
     others = [other for other in alone if other != place and other in work]
     if place not in work or not others:
@@ -222,7 +222,7 @@ def _by_work(place: Place, alone: Mapping[Place, tuple[int, Sequence[float]]], w
         for mine, theirs in zip(work[place], map(sum, zip(*(work[each] for each in others), strict=True)), strict=True)
         if theirs
     ]
-    return [GENEROUS * max(shares) * seconds for seconds in took] if shares else None
+    return tuple(GENEROUS * max(shares) * seconds for seconds in took) if shares else None
 
 
 def _everywhere(table: RankTable, usual: Mapping[Place, Series], late: _Lateness, rank: int) -> _Excess | None:
@@ -247,10 +247,11 @@ def _everywhere(table: RankTable, usual: Mapping[Place, Series], late: _Lateness
     return _Excess(EVERYTHING, rank, took, total, late.within(rank, table.busy), tuple(table.busy))
 
 
-def _whole_step(table: RankTable, late: _Lateness, rank: int) -> _Excess:
-    """The rank in all that it does besides waiting."""
-    busy = {each: [sum(step) for step in zip(*(series[each] for series in table.busy.values()), strict=True)] for each in table.ranks}
-    return _Excess(EVERYTHING, rank, busy[rank], median_of_others(busy)[rank], late.within(rank, table.busy), tuple(table.busy))
+def _whole_steps(table: RankTable, late: _Lateness) -> list[_Excess]:
+    """The candidates in all that they do besides waiting."""
+    busy = added_up(table.busy.values(), table.ranks)
+    usual, intervals = median_of_others(busy), tuple(table.busy)
+    return [_Excess(EVERYTHING, rank, busy[rank], usual[rank], late.within(rank, intervals), intervals) for rank in late.ranks]
 
 
 def is_on_device(place: Place) -> bool:
@@ -261,11 +262,8 @@ def is_on_device(place: Place) -> bool:
 def _on_device(table: RankTable, places: Iterable[Place], *, everywhere: bool) -> Series:
     """Each rank's seconds in all of these that are on the device, or everywhere."""
     on_device = [table.seconds[place] for place in places if everywhere or is_on_device(place)]
-    return (
-        {rank: [sum(step) for step in zip(*(series[rank] for series in on_device), strict=True)] for rank in table.ranks}
-        if on_device
-        else {}
-    )
+    ranks = [rank for rank in table.ranks if all(rank in series for series in on_device)] if on_device else []
+    return added_up(on_device, ranks)
 
 
 def _weighted_median(values: Iterable[tuple[float, float]]) -> float:
@@ -318,7 +316,7 @@ def _waits(table: RankTable) -> Iterator[RankWait]:
                 module=place.row,
                 phase=place.phase,
                 for_rank=for_rank,
-                ranks=len(others),
+                ranks=table.having.get(place, len(ranks)) - 1,
                 seconds=seconds,
                 longest=waited[longest],
                 longest_rank=longest,
@@ -343,13 +341,13 @@ def _usual_mean(steps: Sequence[float]) -> float:
     return statistics.fmean([*others, second, second])
 
 
-def _beyond_others(series: Series) -> dict[int, list[float]]:
+def _beyond_others(series: Series) -> dict[int, tuple[float, ...]]:
     return _beyond(series, median_of_others(series))
 
 
-def _beyond(series: Series, usual: Series) -> dict[int, list[float]]:
+def _beyond(series: Series, usual: Series) -> dict[int, tuple[float, ...]]:
     """What each rank takes longer than usual, step by step."""
-    return {rank: [took - known for took, known in zip(series[rank], usual[rank], strict=True)] for rank in usual}
+    return {rank: tuple(map(operator.sub, series[rank], usual[rank])) for rank in usual}
 
 
 def _value(each: _Excess, beyond: Series, *, begins: bool) -> RankExcess:

@@ -11,10 +11,23 @@ late in it was slow in the interval before.
 import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-__all__ = ["OUTSIDE", "Place", "RankTable", "Repeated", "intervals_of", "median_of_others", "median_step", "repeated_places", "table_of"]
+__all__ = [
+    "OUTSIDE",
+    "Place",
+    "RankTable",
+    "Repeated",
+    "added_up",
+    "few_intervals",
+    "intervals_of",
+    "median_of_others",
+    "median_step",
+    "repeated_places",
+    "table_of",
+    "table_of_series",
+]
 
 BEFORE_MODULES = ("data", "transfer")
 AFTER_MODULES = ("clip", "optimizer", "other", "sync")
@@ -24,6 +37,9 @@ OUTSIDE = (*BEFORE_MODULES, *AFTER_MODULES)
 FEW = 17
 """Of so many ranks the median changes where one is left out."""
 
+MOST_INTERVALS, FEWEST_INTERVALS, MOST_SUMS = 64, 4, 1 << 17
+"""Intervals of a step, of many ranks fewer: so many sums of all ranks and intervals together, in each step."""
+
 
 class Place(NamedTuple):
     """A module in a phase, or a phase of the step outside of modules: `Place("", "data")`."""
@@ -32,8 +48,8 @@ class Place(NamedTuple):
     phase: str
 
 
-Series = Mapping[int, Sequence[float]]
-"""Seconds step by step, by rank."""
+Series = Mapping[int, tuple[float, ...]]
+"""Seconds step by step, by rank. Tuples of numbers cost Python's garbage collector nothing; of many ranks there are very many."""
 
 
 class Repeated(NamedTuple):
@@ -55,7 +71,7 @@ class RankTable:
     """Seconds of all ranks in the same steps.
 
     Attributes:
-        seconds: By place, of the ranks that have it.
+        seconds: By place, of the ranks that have it; of very many ranks only of those that are late, and of some others.
         repeated: The sum of places whose modules' names differ only in numbers, by the names' pattern.
         busy: By interval, a rank's seconds in all places of it where no rank waits.
         waiting: A rank's seconds in all places where ranks wait.
@@ -67,6 +83,7 @@ class RankTable:
         staged: Whether ranks have different modules.
         patterns: Each module's name with `*` for the numbers of what repeats.
         are_quartiles: Whether single steps are unknown, and there are quartiles in place of three steps.
+        having: How many ranks have each place, where `seconds` has not all of them.
     """
 
     seconds: Mapping[Place, Series]
@@ -74,13 +91,14 @@ class RankTable:
     busy: Mapping[int, Series]
     waiting: Series
     intervals: Mapping[Place, int]
-    waits: Collection[Place]
+    waits: frozenset[Place]
     step_seconds: float
     staged: bool
     patterns: Mapping[str, str] = field(default_factory=dict)
     are_quartiles: bool = False
     begins: Collection[Place] = frozenset()
     known_waits: Mapping[Place, Mapping[int, float]] = field(default_factory=dict)
+    having: Mapping[Place, int] = field(default_factory=dict)
 
     @property
     def ranks(self) -> Sequence[int]:
@@ -138,44 +156,70 @@ def table_of(
         patterns: Each module's name with `*` for the numbers of what repeats.
         are_quartiles: Whether these are quartiles in place of steps.
     """
-    waits, patterns = frozenset(waits), patterns or {}
-    places = list(dict.fromkeys(place for steps in times.values() for step in steps for place in step))
-    intervals = intervals_of(places, waits)
-    seconds: dict[Place, dict[int, list[float]]] = {place: {} for place in places}
-    busy: dict[int, dict[int, list[float]]] = {number: {} for number in set(intervals.values())}
-    waiting: dict[int, list[float]] = {}
+    seconds: dict[Place, dict[int, tuple[float, ...]]] = {place: {} for steps in times.values() for step in steps for place in step}
     for rank, steps in times.items():
-        waiting[rank] = [0.0] * len(steps)
-        for sums in busy.values():
-            sums[rank] = [0.0] * len(steps)
         for place in dict.fromkeys(place for step in steps for place in step):
-            seconds[place][rank] = series = [step.get(place, 0.0) for step in steps]
-            into = waiting[rank] if place in waits else busy[intervals[place]][rank]
-            into[:] = [total + value for total, value in zip(into, series, strict=True)]
+            seconds[place][rank] = tuple(step.get(place, 0.0) for step in steps)
+    table = table_of_series(seconds, {rank: len(steps) for rank, steps in times.items()}, waits)
+    return replace(
+        table,
+        repeated=_repeated(seconds, table.intervals, patterns or {}),
+        begins=frozenset(begins) - table.waits,
+        known_waits=known or {},
+        patterns=patterns or {},
+        are_quartiles=are_quartiles,
+    )
+
+
+def table_of_series(seconds: Mapping[Place, Series], ranks: Mapping[int, int], waits: Collection[Place]) -> RankTable:
+    """The table of places that do not repeat.
+
+    Args:
+        seconds: By place, of the ranks that have it.
+        ranks: How many steps each of them has.
+        waits: The places where ranks wait for each other.
+    """
+    waits = frozenset(waits)
+    intervals = intervals_of(seconds, waits)
+    nothing = {rank: (0.0,) * steps for rank, steps in ranks.items()}
+    busy = {number: dict(nothing) for number in set(intervals.values())}
+    waiting = dict(nothing)
+    for place, series in seconds.items():
+        sums = waiting if place in waits else busy[intervals[place]]
+        for rank, each in series.items():
+            sums[rank] = tuple(total + value for total, value in zip(sums[rank], each, strict=True))
     return RankTable(
         seconds=seconds,
-        repeated=_repeated(seconds, intervals, patterns),
+        repeated={},
         busy=busy,
         waiting=waiting,
         intervals=intervals,
         waits=waits,
-        begins=frozenset(begins) - waits,
-        known_waits=known or {},
         step_seconds=median_step([waiting, *busy.values()]),
-        staged=any(len(series) < len(times) for place, series in seconds.items() if place.row),
-        patterns=patterns,
-        are_quartiles=are_quartiles,
+        staged=any(len(series) < len(ranks) for place, series in seconds.items() if place.row),
     )
+
+
+def few_intervals(intervals: Mapping[Place, int], ranks: int) -> dict[Place, int]:
+    """The same, neighbours together where there are too many for so many ranks."""
+    number = max(intervals.values(), default=0) + 1
+    most = max(min(MOST_INTERVALS, MOST_SUMS // max(ranks, 1)), FEWEST_INTERVALS)
+    return {place: interval * most // number if number > most else interval for place, interval in intervals.items()}
 
 
 def _repeated(seconds: Mapping[Place, Series], intervals: Mapping[Place, int], patterns: Mapping[str, str]) -> dict[Place, Repeated]:
     found = {}
     for group, members in repeated_places(intervals, patterns).items():
         having = set.intersection(*(set(seconds[member]) for member in members))
-        sums = {rank: [sum(each) for each in zip(*(seconds[member][rank] for member in members), strict=True)] for rank in sorted(having)}
+        sums = added_up([seconds[member] for member in members], sorted(having))
         if len(sums) > 1:
             found[group] = Repeated(len(members), tuple({intervals[member] for member in members}), sums)
     return found
+
+
+def added_up(parts: Collection[Series], ranks: Iterable[int]) -> dict[int, tuple[float, ...]]:
+    """The sum of all parts, by rank."""
+    return {rank: tuple(map(sum, zip(*(part[rank] for part in parts), strict=True))) for rank in ranks}
 
 
 def median_step(parts: Sequence[Series]) -> float:
@@ -184,15 +228,15 @@ def median_step(parts: Sequence[Series]) -> float:
     return statistics.median(lengths) if lengths else 0.0
 
 
-def median_of_others(series: Series) -> dict[int, list[float]]:
+def median_of_others(series: Series) -> dict[int, tuple[float, ...]]:
     """Of each rank the median of the other ranks, step by step."""
     ranks = list(series)
     by_step = list(zip(*series.values(), strict=True))
     if len(ranks) > FEW:
-        medians = [statistics.median(step) for step in by_step]
+        medians = tuple(statistics.median(step) for step in by_step)
         return dict.fromkeys(ranks, medians)
     found: dict[int, list[float]] = defaultdict(list)
     for step in by_step:
         for index, rank in enumerate(ranks):
             found[rank].append(statistics.median((*step[:index], *step[index + 1 :])))
-    return dict(found)
+    return {rank: tuple(medians) for rank, medians in found.items()}

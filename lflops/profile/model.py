@@ -25,8 +25,6 @@ from lflops.profile.records import PHASES, ByCategory, Count, ModulePhase, Phase
 from lflops.profile.steps import Step
 from lflops.profile.timeline import StepTimeline
 
-__all__ = ["PHASES", "SCHEMA_VERSION", "Phase", "Profile", "Work"]
-
 PhaseQuery = Phase | Literal["all"] | None
 """A phase; `"all"` and `None` add the phases up."""
 
@@ -87,7 +85,7 @@ class DtypeShare(Struct, frozen=True, kw_only=True, gc=False):
     bytes: Count
 
 
-class ModuleProfile(Struct, frozen=True, kw_only=True):
+class ModuleProfile(Struct, frozen=True, kw_only=True, gc=False):
     """One row of the tree of names.
 
     Attributes:
@@ -153,7 +151,7 @@ class Uncounted(Struct, frozen=True, kw_only=True):
     bytes: Count
 
 
-class Communication(Struct, frozen=True, kw_only=True):
+class Communication(Struct, frozen=True, kw_only=True, gc=False):
     """One collective on one group. `bytes` is the larger of what a rank sends and receives.
 
     Attributes:
@@ -265,7 +263,7 @@ class Memory(Struct, frozen=True, kw_only=True):
         return self.peak_bytes <= memory_bytes * (1 - margin)
 
 
-class Run(Struct, frozen=True, kw_only=True):
+class Run(Struct, frozen=True, kw_only=True, gc=False):
     """What was profiled, where and how. `created` is in ISO 8601, UTC; `shapes` are the inputs'; `device_type` is torch's word.
 
     Attributes:

@@ -8,30 +8,6 @@ from typing import Annotated, Literal, NamedTuple, Self
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-__all__ = [
-    "CATEGORIES",
-    "PASSES",
-    "PHASES",
-    "ByCategory",
-    "Call",
-    "CompiledCode",
-    "CompiledKernel",
-    "Count",
-    "ModulePhase",
-    "Phase",
-    "Rank",
-    "RankActivity",
-    "RankComparison",
-    "RankExcess",
-    "RankStat",
-    "RankWait",
-    "Seconds",
-    "Spread",
-    "Trace",
-    "TracedOperator",
-    "step_phase",
-]
-
 Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer", "other")
 PASSES: Mapping[str, tuple[Phase, ...]] = {"forward": ("forward",), "backward": ("backward", "recompute")}
@@ -207,7 +183,7 @@ class Trace(Struct, frozen=True, kw_only=True):
     compiled: CompiledCode | None = None
 
 
-class Rank(Struct, frozen=True, kw_only=True):
+class Rank(Struct, frozen=True, kw_only=True, gc=False):
     """One rank of the run, also one that did not report.
 
     Attributes:
@@ -290,6 +266,7 @@ class RankActivity(Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         late: Seconds.
         waited: Seconds in which its thread was ready to run and the system had given its core to another one.
+        waited_by_part: The same in each eighth of the steps, each step with the same weight; `()` of few steps.
         other_threads: Seconds of the CPU in other threads of its process.
         units_ratio: Tokens of its batches, or samples, to those of the others.
     """
@@ -299,6 +276,7 @@ class RankActivity(Struct, frozen=True, kw_only=True, gc=False):
     waited: float | None = None
     other_threads: float | None = None
     units_ratio: Seconds | None = None
+    waited_by_part: tuple[float, ...] = ()
 
 
 class RankComparison(Struct, frozen=True, kw_only=True):

@@ -7,8 +7,6 @@ from msgspec import Struct
 
 from lflops.profile.records import Count, Seconds
 
-__all__ = ["DISTURBANCES", "Step", "StepKind", "is_clean", "is_disturbed"]
-
 StepKind = Literal["clean", "counted", "hooked", "traced"]
 """What lflops did in a step: nothing but reading the clock, or one of the others."""
 
@@ -26,7 +24,7 @@ def is_clean(kind: StepKind, marks: Collection[str]) -> bool:
     return kind == "clean" and not is_disturbed(marks)
 
 
-class Step(Struct, frozen=True, kw_only=True):
+class Step(Struct, frozen=True, kw_only=True, gc=False):
     """One optimizer step, as timed.
 
     Attributes:

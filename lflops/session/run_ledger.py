@@ -17,8 +17,6 @@ from lflops.ledger.recorder import TrainPhases
 from lflops.session.inputs.phases import RUN, Phases
 from lflops.session.inputs.training import Stage, Training
 
-__all__ = ["RunLedger"]
-
 
 class RunLedger:
     """Marks what one run does, from its set-up to its end."""

@@ -20,8 +20,6 @@ from lflops.profile.records import Call
 from lflops.traces.annotate import Calls, annotate, pack
 from lflops.traces.convert import compat, is_wanted
 
-__all__ = ["AnnotationProcess", "main"]
-
 NO_COPY = 2  # the exit status where only the copy for torch-tb-profiler is missing
 LONGEST = 60.0  # seconds that the end of a training waits for a trace to be annotated
 

@@ -49,8 +49,8 @@ def test_without_a_collective_at_its_end_a_steps_last_interval_goes_on_in_the_ne
 
 def test_a_rank_is_compared_with_the_median_of_the_others() -> None:
     """Of 1, 2, 3 and 9: without the first 3, without the last 2; of two ranks, the other."""
-    assert {0: [3.0], 1: [3.0], 2: [2.0], 3: [2.0]} == median_of_others({0: [1.0], 1: [2.0], 2: [3.0], 3: [9.0]})
-    assert {0: [9.0], 1: [1.0]} == median_of_others({0: [1.0], 1: [9.0]})
+    assert {0: (3.0,), 1: (3.0,), 2: (2.0,), 3: (2.0,)} == median_of_others({0: (1.0,), 1: (2.0,), 2: (3.0,), 3: (9.0,)})
+    assert {0: (9.0,), 1: (1.0,)} == median_of_others({0: (1.0,), 1: (9.0,)})
 
 
 def test_the_slow_rank_is_late_and_the_one_that_waits_is_not() -> None:

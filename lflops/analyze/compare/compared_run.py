@@ -15,8 +15,6 @@ from lflops.profile.module_names import patterns
 from lflops.profile.notes import are_times_far_off
 from lflops.profile.records import PHASES, Phase
 
-__all__ = ["TIMED", "ComparedRun", "Fact", "RunFigures", "compared_run", "module_patterns", "run_figures", "time_columns"]
-
 TIMED: tuple[Phase, ...] = ("forward", "backward", "recompute")
 """The phases whose times are compared."""
 

@@ -6,14 +6,14 @@ wait for each other within a phase, clean steps do not show which was slow in it
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lflops.analyze.ranks.stragglers import Verdict, costs, judge
+from lflops.analyze.ranks.stragglers import NEARLY_ALL, THERE, Verdict, costs, judge
 from lflops.profile.model import Profile
 from lflops.profile.records import PHASES, Rank, RankComparison, RankExcess, RankWait, step_phase
 from lflops.profile.series import grouped
@@ -127,6 +127,7 @@ def imbalance(profile: Profile) -> Imbalance:
     if shown is None:
         return Imbalance()
     rows = [row for row in (_with_cause(row, profile) for row in _rows(hooked, clean, ranks)) if _is_somewhere(row)]
+    rows += () if clean is None else _preempted(clean, {row.slow_rank for row in rows})
     lost = None if shown.lost_seconds is None or not shown.seconds else min(shown.lost_seconds / shown.seconds, 1.0)
     loses = sees_all and clean is not None and (clean.usual_lost_seconds or 0.0) >= MUCH * clean.seconds
     # The usual step loses much, and each of these ranks is late in no more of them than its turn: none is the slow one.
@@ -217,6 +218,34 @@ def _with_module(row: Row, by_module: Sequence[Row]) -> Row:
             of_module = {name: getattr(each, name) for name in ("module", "phase", "modules")}
             return replace(row, **of_module, **({"seconds": each.seconds, "usual": each.usual} if each.pattern == row.pattern else {}))
     return row
+
+
+def _preempted(clean: RankComparison, named: Collection[int]) -> Iterator[Row]:
+    """Ranks whose core is shared with another process all through the run.
+
+    That delays a step by much and another one not at all, so it is neither steady nor a burst. But the system counts it.
+    """
+    by_rank = {each.rank: each.waited_by_part for each in clean.activity}
+    for each in clean.excesses:
+        parts = by_rank.get(each.rank, ())
+        if each.phase != "all" or each.rank in named or not parts or clean.steps < MANY_STEPS:
+            continue
+        waited, late = statistics.fmean(parts), statistics.fmean(each.excess)
+        is_always_there = sum(part >= THERE * waited for part in parts) >= NEARLY_ALL * len(parts)
+        if min(waited, late) >= BUSY * clean.seconds and waited >= EXPLAINED * late and is_always_there:
+            yield Row(
+                module="",
+                phase="all",
+                modules=1,
+                slow_rank=each.rank,
+                seconds_lost=min(waited, late),
+                pattern="steady",
+                slow_steps=sum(seconds >= THERE * waited for seconds in each.excess),
+                steps=clean.steps,
+                seconds=each.seconds,
+                usual=each.usual,
+                cause="preempted",
+            )
 
 
 def _with_cause(row: Row, profile: Profile) -> Row:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from lflops.profile.records import RankComparison, RankExcess
 
-__all__ = ["Verdict", "costs", "judge"]
+__all__ = ["NEARLY_ALL", "THERE", "Verdict", "costs", "judge"]
 
 ROBUST = 1.4826  # median absolute deviations to a standard deviation
 OF_MEDIAN = 1.2533  # standard errors of a mean to that of a median

@@ -26,8 +26,6 @@ from lflops.profile.model import Profile, Work
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import PASSES, PHASES, Phase, Spread, step_phase
 
-__all__ = ["IN_MODULES", "Budget", "budget"]
-
 IN_MODULES = ("useful", "recompute", "memory_bound", "below_roof")
 """The parts of a module's own time, in this order."""
 
@@ -82,16 +80,9 @@ class _StepParts(NamedTuple):
 
 
 def budget(profile: Profile, chip: Hardware | None, times: StepTimes, *, share: float = 1.0) -> Budget | None:
-    """Divide a step: the mean clean step, whose phases are the first cut.
+    """Divide the mean clean step, whose phases are the first cut; `share` is the share of the counts that one rank did.
 
-    Args:
-        profile: What was counted, with the times of its modules.
-        chip: What the device can do.
-        times: Of the clean steps.
-        share: The share of the counts that one rank did.
-
-    Returns:
-        `None` where the time, or the peak of a dtype in which something was multiplied, is unknown, and where nothing was counted.
+    `None` where the time, or the peak of a dtype in which something was multiplied, is unknown, and where nothing was counted.
     """
     seconds = times.mean
     needs = _needs(profile, chip, share) if chip and profile.cells else None

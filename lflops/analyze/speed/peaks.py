@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from lflops.hardware.chips import Hardware, named
 from lflops.profile.model import Profile, Run
 
-__all__ = ["chip_of", "name_of_peak", "peak_of"]
-
 # The MACs of complex numbers are counted in reals.
 _PEAKS = {
     **dict.fromkeys(("float64", "complex128"), "fp64"),

@@ -14,8 +14,6 @@ from lflops.profile.records import PASSES, Spread, step_phase
 from lflops.profile.series import sum_known
 from lflops.profile.steps import Step
 
-__all__ = ["StepTimes", "step_times", "traced_seconds"]
-
 _WITHIN_FORWARD = frozenset({"prefill", "decode"})
 _LEAST_WAIT = 0.001
 """Of a step: less is how long a look at the clock takes."""
@@ -145,11 +143,9 @@ def _own_seconds(module: ModuleProfile, when: str) -> float:
 
 
 def traced_seconds(profile: Profile, *, own: bool = False) -> dict[str, float]:
-    """Seconds a step of each traced operator, all its calls together: on the device where one was recorded, else on the host.
+    """Seconds a step of all calls of each traced operator: on the device where one was recorded, else on the host; empty without a trace.
 
-    Args:
-        profile: With a trace, or without: then there are none.
-        own: Without the operators that it calls.
+    `own` leaves out the operators that it calls.
     """
     trace = profile.trace
     if trace is None or not trace.batches:

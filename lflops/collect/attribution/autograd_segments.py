@@ -6,8 +6,6 @@ from typing import Any
 
 from lflops.collect.torch_private.autograd import ACCUMULATES_GRADIENT, sequence_number
 
-__all__ = ["AutogradSegments", "Claims"]
-
 
 class AutogradSegments:
     """The numbering of one thread, divided at the boundaries of modules.

@@ -12,18 +12,12 @@ from torch.optim import Optimizer
 from lflops.collect.attribution.autograd_segments import AutogradSegments
 from lflops.collect.torch_private.autograd import NO_BACKWARD
 
-__all__ = ["Frame", "FrameStack", "ThreadLocal", "ThreadState", "TrackedFrame"]
-
 
 @dataclass(slots=True)
 class Frame:
-    """Something entered and not yet left.
+    """Something entered and not yet left."""
 
-    Attributes:
-        key: The identity by which it is left.
-    """
-
-    key: int
+    key: int  # the identity by which it is left
 
 
 AnyFrame = TypeVar("AnyFrame", bound=Frame)
@@ -35,11 +29,7 @@ class FrameStack(list[AnyFrame]):
     __slots__ = ()
 
     def cut(self, key: int) -> list[AnyFrame]:
-        """Remove the innermost frame of that key, and those above it, which were left by an exception without a hook.
-
-        Returns:
-            The removed frames, outermost first; none where no frame has the key.
-        """
+        """Remove the innermost frame of that key, and those above it, which were left by an exception without a hook; outermost first."""
         if self and self[-1].key == key:
             return [self.pop()]
         for position in reversed(range(len(self))):

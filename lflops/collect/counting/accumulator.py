@@ -29,8 +29,6 @@ from lflops.collect.torch_private.tensors import PLAIN, FakeTensor
 from lflops.formulas.table import Cost
 from lflops.profile.records import ModulePhase, Phase
 
-__all__ = ["Call", "Extent", "OperatorAccumulator"]
-
 FUSED = "_fused_"
 WHOLLY_OPERATORS = frozenset(f"torch_nn::_linear_cross_entropy_batch_chunked{kind}" for kind in ("", "_no_reduction"))
 """Operators that are known to compute nothing but by the operators inside of them."""

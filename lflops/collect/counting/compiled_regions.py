@@ -27,8 +27,6 @@ from lflops.profile.records import Phase
 if TYPE_CHECKING:
     from lflops.collect.torch_private.dynamo import CapturedGraph, CompiledCode
 
-__all__ = ["SEES_ALL", "CompiledRegions", "GivenTensor", "RegionCall", "number_of_region", "row_of_region"]
-
 MARK = "\0"
 SEES_ALL = frozenset({"eager", "aot_eager", "aot_eager_decomp_partition"})
 """Backends that generate no kernels: the dispatch mode sees all of their operators."""
@@ -37,12 +35,7 @@ ONE_NODE = "CompiledFunctionBackward"
 
 
 class GivenTensor(NamedTuple):
-    """What is kept of a tensor that a graph was given.
-
-    Attributes:
-        values: A copy on the host, of a small tensor of integers or truth values; else `None`.
-        owner: The row that counts it, if it is a parameter of the tree.
-    """
+    """What is kept of a tensor that a graph was given."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -50,8 +43,8 @@ class GivenTensor(NamedTuple):
     device: torch.device
     requires_grad: bool
     is_leaf: bool
-    values: Tensor | None
-    owner: str | None
+    values: Tensor | None  # a copy on the host, of a small tensor of integers or truth values; else `None`
+    owner: str | None  # the row that counts it, if it is a parameter of the tree
 
 
 @dataclass
@@ -102,12 +95,7 @@ def number_of_region(row: str) -> int | None:
 
 
 class CompiledRegions:
-    """Writes down the calls of compiled graphs on the threads that are counted.
-
-    Args:
-        scopes: Knows which row and phase is running.
-        guard: Keeps our errors from the code that calls compiled code.
-    """
+    """Writes down the calls of compiled graphs on the threads that are counted; `guard` keeps our errors from the code that calls them."""
 
     def __init__(self, scopes: ModuleTracker, guard: Guard = unguarded) -> None:
         self.calls: list[RegionCall] = []

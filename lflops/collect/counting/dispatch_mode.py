@@ -27,8 +27,6 @@ from lflops.collect.torch_private.operators import decompose, nested_kernel, pyt
 from lflops.collect.torch_private.tensors import NEEDS_VALUES, PLAIN, FakeTensor
 from lflops.profile.records import Phase
 
-__all__ = ["CountingMode", "OperatorCounter", "RealParameterError"]
-
 FREE, DECOMPOSED, UNCOUNTED = Kind.FREE, Kind.DECOMPOSED, Kind.UNCOUNTED
 """Aliases, because looking a member up on an enumeration is slow, and every operator asks."""
 

@@ -30,8 +30,6 @@ from lflops.collect.torch_private.operators import HigherOrderOperator
 from lflops.collect.torch_private.tensors import fake_mode
 from lflops.profile.notes import Note
 
-__all__ = ["GraphCount", "UncountableError", "count_graph", "resolve"]
-
 COMPILED = "torch.compile"
 """The name under which a graph of unknown work is listed."""
 PHASES_OF_BACKWARD = frozenset({"backward", "recompute"})
@@ -292,14 +290,7 @@ def _with_module(value: Any) -> Any:
 
 
 def resolve(totals: Totals, regions: Sequence[RegionCall], tree: ModuleTree, *, traffic: bool = True) -> Resolved:
-    """Count the graphs, and put them in the place of those of their operators that were seen.
-
-    Args:
-        totals: The step's sums, in which each call of a graph has a separate row.
-        regions: The calls.
-        tree: All rows.
-        traffic: Whether bytes are counted.
-    """
+    """Count the graphs, whose calls have a separate row each, and put them in the place of those of their operators that were seen."""
     outside, inside = _divided(totals)
     resolved = Resolved(outside)
     unknown: Counter[str] = Counter()

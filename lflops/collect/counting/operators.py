@@ -22,8 +22,6 @@ from lflops.collect.torch_private.operators import (
 from lflops.formulas.conventions import FREE, MOVES, PER_INPUT, PER_OUTPUT
 from lflops.formulas.table import Cost, load_families
 
-__all__ = ["Kind", "Operator", "first_tensor", "known_operators"]
-
 load_families()
 
 NAMESPACES_WITHOUT_WORK = frozenset({"prim", "profiler", "prims_guard", "debugprims", "inductor_guard"})

@@ -11,8 +11,6 @@ from lflops.collect.inputs.tensors import tensors_in
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.torch_private.tensors import local_part
 
-__all__ = ["StepOwners"]
-
 
 class StepOwners:
     """The rows that own the tensors of one optimizer step.

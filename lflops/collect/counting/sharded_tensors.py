@@ -21,8 +21,6 @@ from lflops.collect.torch_private.operators import decompose
 from lflops.collect.torch_private.tensors import PLAIN
 from lflops.formulas.table import Cost
 
-__all__ = ["PartialTensors", "is_sharded", "logical_cost"]
-
 GATHER = ("allgather", "gather")
 SCATTER = ("reducescatter", "scatter", "alltoall")
 

@@ -13,9 +13,6 @@ from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, Phase
 from lflops.profile.series import sum_known
 
-__all__ = ["CellKey", "CollectiveKey", "Counts", "Resolved", "Totals", "Transfers", "UncountedKey"]
-
-
 CellKey = tuple[str, str, Phase, "torch.dtype | None"]
 """Row, operator, phase, dtype."""
 UncountedKey = tuple[str, str, Phase]
@@ -106,13 +103,7 @@ class Totals:
         cell.bytes_moved += moved
 
     def add_logical(self, local: "Totals", key: ModulePhase, logical: Cost | None) -> None:
-        """Add the logical work of an operator on sharded tensors.
-
-        Args:
-            local: What this rank ran for it, which is in these totals already.
-            key: The row and phase of the operator.
-            logical: The cost on unsharded tensors; `None` where it is unknown.
-        """
+        """Add the logical work of an operator on sharded tensors: `local` is what this rank ran; `None` is an unknown cost."""
         local_macs: dict[ModulePhase, int] = defaultdict(int)
         for (row, _, phase, _), counts in local.cells.items():
             local_macs[ModulePhase(row, phase)] += counts.macs
@@ -178,17 +169,12 @@ class Totals:
 
 @dataclass
 class Resolved:
-    """A step with its compiled graphs.
-
-    Attributes:
-        calls: Calls of modules inside of the graphs.
-        is_memory_known: Whether every allocation of the step was seen.
-    """
+    """A step with its compiled graphs."""
 
     totals: Totals
-    calls: Counter[str] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)  # calls of modules inside of the graphs
     notes: list[Note] = field(default_factory=list)
-    is_memory_known: bool = True
+    is_memory_known: bool = True  # whether every allocation of the step was seen
 
 
 def _merge(mine: defaultdict[Any, Any], theirs: dict[Any, Any]) -> None:

@@ -41,6 +41,9 @@ EXIT_SECONDS = 1.0
 HEAD_START = 0.01
 """Seconds that a thread of ours leaves to the training's: two that begin together get in each other's way."""
 
+ANSWERS = 15.0
+"""Seconds that late ranks have, while the training goes on, to hand in times that they are asked for."""
+
 LAST_STEPS = 2.0
 """Seconds that the end waits for the last clean steps of other ranks, at most: they add little to those that are there."""
 
@@ -73,6 +76,7 @@ class Gather:
         self._pause = self._hurry.wait if pause is None else pause
         self._deadline = self._end = math.inf
         self._jobs: list[_Job] = []
+        self._offers: list[_Job] = []  # of times that this rank keeps
         self._shared = SharedSteps(self._store, rank, topology.world_size)
         self._sharing: _Job | None = None
         self._at_exit: weakref.finalize[[], Any] | None = None
@@ -85,13 +89,37 @@ class Gather:
         window = RankWindow(self._store, f"{profile.run.stage}/{profile.run.window}", topology)
         latest = self._clock() + WHILE_TRAINING * self._timeout
         if self._rank:
-            self._start(_Job(lambda: window.hand_in(report), instead=lambda: profile))
+            self._start(_Job(lambda: self._hand_in(window, report), instead=lambda: profile))
             return
 
-        def wait() -> None:
-            window.wait_for_all(self._pause, lambda: self._hurry.is_set() or self._clock() >= min(latest, self._deadline))
+        def is_over(latest: float) -> bool:
+            return self._hurry.is_set() or self._clock() >= min(latest, self._deadline)
 
-        self._start(_Job(lambda: self._shared.improve(window.collected(report)), wait=wait, instead=lambda: merge({0: profile})))
+        def wait() -> None:
+            window.wait_for_all(self._pause, lambda: is_over(latest))
+
+        def collect() -> Profile:
+            until = self._clock() + ANSWERS
+            return self._shared.improve(window.collected(report, self._pause, lambda: self._is_ending or is_over(until)))
+
+        self._start(_Job(collect, wait=wait, instead=lambda: merge({0: profile})))
+
+    def _hand_in(self, window: RankWindow, report: RankReport) -> None:
+        """Hand a report in. A rank that keeps its times waits on another thread to be asked for them, until the training ends."""
+        times = window.hand_in(report)
+        if times is not None and not self._is_ending:
+            kept = times
+
+            def wait() -> None:
+                window.answer(self._rank, kept, self._pause, lambda: self._is_ending)
+
+            self._offers = [offer for offer in self._offers if offer.is_running]
+            self._offers.append(offer := _Job(lambda: None, wait=wait))
+            offer.start()
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._deadline < math.inf
 
     def share(self, stage: str, steps: Iterable[Step]) -> None:
         """Hand in the clean steps of this rank since the last time; returns at once."""
@@ -197,7 +225,7 @@ class Gather:
 
     @property
     def _all_jobs(self) -> list["_Job"]:
-        return [*self._jobs, *([] if self._sharing is None else [self._sharing])]
+        return [*self._jobs, *self._offers, *([] if self._sharing is None else [self._sharing])]
 
     def _rest(self) -> None:
         """Where nothing is under way, the end of the process is no business of ours."""

@@ -1,4 +1,8 @@
-"""The times of all ranks as one table. Of a large model only the places that can tell who is slow leave torch; the others are summed."""
+"""The times of all ranks as one table. Of a large model only the places that can tell who is slow leave torch; the others are summed.
+
+Of very many ranks most keep their times, and hand in sums. These show which ranks are late, as exactly as the times would. Those ranks are
+asked for their times, which are compared with those of ranks drawn by lot.
+"""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -8,10 +12,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lflops.collect.ranks.report import PlacesOfTable, RankHeader
+from lflops.collect.ranks.report import PlacesOfTable, RankHeader, intervals_in
 from lflops.merging.rank_comparison import CANDIDATES
 from lflops.merging.rank_stats import known_waits
-from lflops.merging.rank_table import Place, RankTable, Repeated, Series, intervals_of, median_step, repeated_places
+from lflops.merging.rank_table import (
+    Place,
+    RankTable,
+    Repeated,
+    Series,
+    few_intervals,
+    intervals_of,
+    median_step,
+    repeated_places,
+)
 
 __all__ = ["RankTimes"]
 
@@ -23,7 +36,8 @@ MOST_VALUES = 400_000
 
 FEWEST_PLACES = 64
 
-MOST_INTERVALS = 64
+ASKED = CANDIDATES + 2
+"""Ranks at most that are asked for their times: the late ones, the one whose rows are shown, and the one whose times are."""
 
 RANKS_AT_ONCE = 32
 """Ranks whose times are summed together."""
@@ -36,32 +50,50 @@ class _Group:
     at: tuple[int, ...]
     places: PlacesOfTable
     ranks: list[int]
-    times: Tensor
+    sums: dict[int, bytes]  # of the ranks that keep their times
+    times: Tensor = field(init=False)
+    rows: dict[int, int] = field(init=False)  # of each rank whose times are there or to come
     columns: dict[Place, int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.columns = {place: column for column, place in enumerate(self.places.places)}
+        self.rows = {rank: row for row, rank in enumerate(rank for rank in self.ranks if rank not in self.sums)}
+        room = len(self.rows) + min(len(self.sums), ASKED)
+        self.times = torch.zeros(room, len(self.at) + 1, len(self.columns))
 
     def steps(self, common: AbstractSet[int]) -> Tensor:
         """The times in these steps; where those are all, without a copy."""
-        if common >= set(self.at):
-            return self.times[:, :-1]
-        return self.times[:, [index for index, at in enumerate(self.at) if at in common]]
+        times = self.times[: len(self.rows)]
+        return times[:, :-1] if common >= set(self.at) else times[:, self._indices(common)]
+
+    def sums_of(self, rank: int, common: AbstractSet[int]) -> Tensor:
+        """What a rank that keeps its times has handed in of these steps: steps x (intervals and waiting)."""
+        sums = torch.frombuffer(bytearray(self.sums[rank]), dtype=torch.float64).view(len(self.at), -1)
+        return sums if common >= set(self.at) else sums[self._indices(common)]
+
+    def _indices(self, common: AbstractSet[int]) -> list[int]:
+        return [index for index, at in enumerate(self.at) if at in common]
 
 
 class RankTimes:
     """Takes each rank's times once."""
 
     def __init__(self, heads: Sequence[RankHeader], tables: Mapping[str, PlacesOfTable]) -> None:
-        members: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
+        members: dict[tuple[str, tuple[int, ...]], list[RankHeader]] = defaultdict(list)
         for head in heads:
             if head.at:
-                members[head.brief.table, head.at].append(head.brief.rank)
+                members[head.brief.table, head.at].append(head)
         self.groups = [
-            _Group(at=at, places=tables[table], ranks=ranks, times=torch.zeros(len(ranks), len(at) + 1, len(tables[table].places)))
-            for (table, at), ranks in members.items()
+            _Group(
+                at=at,
+                places=tables[table],
+                ranks=[head.brief.rank for head in of_group],
+                sums={head.brief.rank: head.sums for head in of_group if head.sums},
+            )
+            for (table, at), of_group in members.items()
         ]
-        self._homes = {rank: (group, row) for group in self.groups for row, rank in enumerate(group.ranks)}
+        self._homes = {rank: group for group in self.groups for rank in group.ranks}
+        self.world = max((head.brief.run.world_size for head in heads), default=1)
         self.waits = {wait for places in tables.values() for wait in places.waits}  # where ranks wait for each other
         # Where collectives begin that are awaited elsewhere.
         self.begins = {begun for places in tables.values() for begun in places.begins}
@@ -77,54 +109,77 @@ class RankTimes:
     def add(self, rank: int, times: bytes) -> None:
         """Take a rank's, as they were packed."""
         if rank in self._homes and times:
-            group, row = self._homes[rank]
-            group.times[row] = torch.frombuffer(bytearray(times), dtype=torch.float32).view(len(group.at) + 1, -1)
+            group = self._homes[rank]
+            group.times[group.rows.setdefault(rank, len(group.rows))] = torch.frombuffer(bytearray(times), dtype=torch.float32).view(
+                len(group.at) + 1, -1
+            )
+
+    def has(self, rank: int) -> bool:
+        """Whether its times are there, or to come unasked."""
+        return rank in self._homes and rank in self._homes[rank].rows
 
     def of(self, rank: int) -> list[list[float]]:
-        """The times of one rank, as its profile has them: of each step, in each place."""
-        if rank not in self._homes:
+        """The times of one rank, as its profile has them: of each step, in each place. If it keeps them, those of one that did the same."""
+        group = self._homes.get(rank)
+        if group is None or not group.rows:
             return []
-        group, row = self._homes[rank]
+        row = group.rows.get(rank, 0)
         times: list[list[float]] = (group.times[row, :-1].double() * group.times[row, -1].double()).tolist()
         return times
 
+    def wanted(self) -> list[int]:
+        """The ranks to ask for their times: of those that keep them the late ones, and where rows or times may be shown of one."""
+        if not any(group.sums for group in self.groups) or (selection := self._selection({})) is None:
+            return []
+        shown = [group.ranks[0] for group in self.groups]
+        return [rank for rank in dict.fromkeys([*selection.candidates, *shown]) if rank in self._homes[rank].sums][:ASKED]
+
     def table(self, patterns: Mapping[str, str]) -> RankTable | None:
         """All ranks in the steps that they have in common, without disturbed ones if there are others; `None` where there are none."""
+        selection = self._selection(patterns)
+        return None if selection is None else selection.table()
+
+    def _selection(self, patterns: Mapping[str, str]) -> "_Selection | None":
         common = set.intersection(*(set(group.at) for group in self.groups)) if self.groups else set()
         if not common or len(self._homes) < 2:
             return None
-        common = common - self.disturbed or common
-        return _Selection(self, [group.steps(common) for group in self.groups], patterns).table()
+        return _Selection(self, common - self.disturbed or common, patterns)
 
 
 class _Selection:
     """Makes the table of those places that can tell who is slow."""
 
-    def __init__(self, times: RankTimes, steps: Sequence[Tensor], patterns: Mapping[str, str]) -> None:
+    def __init__(self, times: RankTimes, common: AbstractSet[int], patterns: Mapping[str, str]) -> None:
         self._groups, self._known, self._begins = times.groups, times.known, times.begins
-        self._steps, self._patterns = steps, patterns
+        self._steps, self._patterns = [group.steps(common) for group in self._groups], patterns
         self._waits = times.waits
         self._ranks = sorted(rank for group in self._groups for rank in group.ranks)
         self._having: dict[Place, tuple[int, ...]] = {}
         for index, group in enumerate(self._groups):
             for place in group.columns:
                 self._having[place] = (*self._having.get(place, ()), index)
-        self._intervals = _few(intervals_of(self._having, self._waits))
+        self._number = {place: sum(len(self._groups[index].ranks) for index in having) for place, having in self._having.items()}
+        self._staged = any(place.row and number < len(self._ranks) for place, number in self._number.items())
+        self._intervals = few_intervals(intervals_of(self._having, self._waits), times.world)
+        if any(group.sums and not self._sums_as(group, times.world) for group in self._groups):
+            self._intervals = dict.fromkeys(self._intervals, 0)
+        number = max(self._intervals.values(), default=0) + 1
+        self._rows = [rank for group in self._groups for rank in group.ranks]
+        sums = torch.cat([self._summed(group, steps, number, common) for group, steps in zip(self._groups, self._steps, strict=True)])
+        self._busy, self._waiting = sums[:, :, :number], sums[:, :, number]
+        late = (self._busy - self._busy.median(0).values).clamp(min=0).mean(1).sum(1)
+        if self._staged:  # ranks have different modules: the late one is the one that waits least
+            late = -self._waiting.mean(1)
+        self.candidates = [self._rows[row] for row in late.topk(min(CANDIDATES, len(late))).indices.tolist()]
 
     def table(self) -> RankTable:
-        number = max(self._intervals.values(), default=0) + 1
-        sums = [self._summed(group, times, number) for group, times in zip(self._groups, self._steps, strict=True)]
-        busy = torch.cat(sums)[:, :, :number]
-        late = (busy - busy.median(0).values).clamp(min=0).mean(1).sum(1)
-        slowest = set(late.topk(min(CANDIDATES, len(late))).indices.tolist())
-        ranks = [rank for group in self._groups for rank in group.ranks]
-        candidates = {ranks[row] for row in slowest}
+        candidates = set(self.candidates)
+        self._having = {
+            place: there for place, having in self._having.items() if (there := tuple(each for each in having if self._groups[each].rows))
+        }
         chosen = self._chosen(candidates)
-        waiting = self._series(torch.cat(sums)[:, :, number:], ranks)
-        of_intervals = {interval: self._series(busy[:, :, interval : interval + 1], ranks) for interval in range(number)}
-        staged = any(
-            place.row and sum(len(self._groups[index].ranks) for index in having) < len(ranks) for place, having in self._having.items()
-        )
+        waiting = self._series(self._waiting)
+        of_intervals = {interval: self._series(self._busy[:, :, interval]) for interval in range(self._busy.shape[2])}
         return RankTable(
             seconds={place: self._of(place) for place in self._having if place in chosen},
             repeated=self._repeated(candidates),
@@ -134,35 +189,53 @@ class _Selection:
             waits=frozenset(self._waits),
             begins=frozenset(self._begins - self._waits),
             step_seconds=median_step([waiting, *of_intervals.values()]),
-            staged=staged,
+            staged=self._staged,
             known_waits=self._known,
             patterns=self._patterns,
+            having={place: self._number[place] for place in chosen} if any(group.sums for group in self._groups) else {},
         )
 
-    def _summed(self, group: _Group, times: Tensor, intervals: int) -> Tensor:
+    def _sums_as(self, group: _Group, world: int) -> bool:
+        """Whether the intervals that the group's ranks have summed are those of all."""
+        own = intervals_in(group.places, world)
+        return all(own.get(place) == self._intervals.get(place) for place in group.columns) and (
+            max(own.values(), default=0) == max(self._intervals.values(), default=0)
+        )
+
+    def _summed(self, group: _Group, times: Tensor, intervals: int, common: AbstractSet[int]) -> Tensor:
         """Ranks x steps x intervals, and all waiting after the last interval."""
-        columns = torch.tensor([self._intervals.get(place, intervals) for place in group.columns])
-        sums = torch.zeros(*times.shape[:2], intervals + 1, dtype=torch.float64)
-        for start in range(0, len(times), RANKS_AT_ONCE):
-            some = slice(start, start + RANKS_AT_ONCE)
-            sums[some].index_add_(2, columns, times[some].double())
+        columns = torch.tensor([self._intervals.get(place, intervals) for place in group.columns], dtype=torch.long)
+        sums = torch.zeros(len(group.ranks), times.shape[1], intervals + 1, dtype=torch.float64)
+        whole = [row for row, rank in enumerate(group.ranks) if rank not in group.sums]  # in the order of their times
+        for start in range(0, len(whole), RANKS_AT_ONCE):
+            some = whole[start : start + RANKS_AT_ONCE]
+            of_some = torch.zeros(len(some), times.shape[1], intervals + 1, dtype=torch.float64)
+            sums[some] = of_some.index_add_(2, columns, times[start : start + len(some)].double())
+        for row, rank in enumerate(group.ranks):
+            if rank in group.sums:
+                handed_in = group.sums_of(rank, common)
+                sums[row, :, intervals] = handed_in[:, -1]
+                if handed_in.shape[1] == intervals + 1:
+                    sums[row, :, :intervals] = handed_in[:, :-1]
+                else:  # other intervals than the others': all of them together
+                    sums[row, :, 0] = handed_in[:, :-1].sum(1)
         return sums
 
-    def _series(self, sums: Tensor, ranks: Sequence[int]) -> Series:
-        by_rank = dict(zip(ranks, sums[:, :, 0].tolist(), strict=True))
+    def _series(self, sums: Tensor) -> Series:
+        by_rank = dict(zip(self._rows, map(tuple, sums.tolist()), strict=True))
         return {rank: by_rank[rank] for rank in self._ranks}
 
     def _of(self, place: Place) -> Series:
-        found: dict[int, list[float]] = {}
+        found: dict[int, tuple[float, ...]] = {}
         for index in self._having[place]:
             group = self._groups[index]
-            found |= zip(group.ranks, self._steps[index][:, :, group.columns[place]].double().tolist(), strict=True)
+            found |= zip(group.rows, map(tuple, self._steps[index][:, :, group.columns[place]].double().tolist()), strict=True)
         return {rank: found[rank] for rank in sorted(found)}
 
     def _chosen(self, candidates: set[int]) -> set[Place]:
         """The places in which a candidate takes longest beyond the others, and those that take longest, as many as there is room for."""
         steps = self._steps[0].shape[1]
-        room = max(MOST_VALUES // (len(self._ranks) * steps), FEWEST_PLACES)
+        room = max(MOST_VALUES // (sum(map(len, self._steps)) * steps), FEWEST_PLACES)
         if len(self._having) <= room:
             return set(self._having)
         beyond: dict[Place, float] = {}
@@ -171,7 +244,7 @@ class _Selection:
         for place, having in self._having.items():
             shared[having].append(place)
         for having, places in shared.items():
-            number = sum(len(self._groups[index].ranks) for index in having)
+            number = sum(len(self._steps[index]) for index in having)
             width = max(AT_ONCE // (number * steps), 1)
             for start in range(0, len(places), width):
                 some = places[start : start + width]
@@ -187,7 +260,7 @@ class _Selection:
         times = torch.cat(
             [self._steps[index][:, :, [group.columns[place] for place in places]] for index, group in zip(having, groups, strict=True)]
         )
-        rows = [row for row, rank in enumerate(rank for group in groups for rank in group.ranks) if rank in candidates]
+        rows = [row for row, rank in enumerate(rank for group in groups for rank in group.rows) if rank in candidates]
         usual = times.median(0).values
         excess = (times[rows] - usual).clamp(min=0).mean(1).amax(0) if rows else torch.zeros(len(places))
         return excess.tolist(), usual.mean(0).tolist()
@@ -196,12 +269,12 @@ class _Selection:
         """Modules that repeat, each kind summed: those kinds in which a candidate takes longest beyond the others."""
         found: dict[Place, Repeated] = {}
         for pattern, members in repeated_places(self._intervals, self._patterns).items():
-            having = set.intersection(*(set(self._having[member]) for member in members))
-            sums: dict[int, list[float]] = {}
+            having = set.intersection(*(set(self._having.get(member, ())) for member in members))
+            sums: dict[int, tuple[float, ...]] = {}
             for index in having:
                 group = self._groups[index]
                 columns = [group.columns[member] for member in members]
-                sums |= zip(group.ranks, _sum_of(self._steps[index], columns).tolist(), strict=True)
+                sums |= zip(group.rows, map(tuple, _sum_of(self._steps[index], columns).tolist()), strict=True)
             if len(sums) > 1 and (candidates & sums.keys()):
                 intervals = tuple({self._intervals[member] for member in members})
                 found[pattern] = Repeated(len(members), intervals, {rank: sums[rank] for rank in sorted(sums)})
@@ -211,9 +284,3 @@ class _Selection:
 def _sum_of(times: Tensor, columns: Sequence[int]) -> Tensor:
     """Ranks x steps, over some of the places; some ranks after the other, so that few are copied at once."""
     return torch.cat([some[:, :, columns].double().sum(2) for some in times.split(RANKS_AT_ONCE)])
-
-
-def _few(intervals: Mapping[Place, int]) -> dict[Place, int]:
-    """The same, neighbours together where there are too many."""
-    number = max(intervals.values(), default=0) + 1
-    return {place: interval * MOST_INTERVALS // number if number > MOST_INTERVALS else interval for place, interval in intervals.items()}

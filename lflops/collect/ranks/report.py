@@ -2,6 +2,9 @@
 
 What a thousand ranks have in common, the names of modules and all that was counted, is a separate blob, named by its content: one of them
 hands it in for all. What is left of each rank is its steps, and the times of its modules as a table of float32.
+
+Where ranks and modules are too many for one process, a rank keeps that table until it is asked for it. It hands in the sums between the
+collectives, which say how late it is.
 """
 
 import hashlib
@@ -18,12 +21,12 @@ from lflops.collect.timing.attach_times import with_times
 from lflops.collect.timing.scale_to_clean import ScaledTimes
 from lflops.merging.merge import Brief, brief_of
 from lflops.merging.rank_stats import begins_in, waiting_in, waits_in
-from lflops.merging.rank_table import OUTSIDE, Place
+from lflops.merging.rank_table import OUTSIDE, Place, few_intervals, intervals_of
 from lflops.profile.model import SCHEMA_VERSION, Cell, Communication, Memory, ModuleProfile, Profile, Uncounted
 from lflops.profile.records import PHASES, Count, ModulePhase, Phase, Seconds
 from lflops.profile.steps import is_disturbed
 
-__all__ = ["Packed", "PlacesOfTable", "RankHeader", "RankReport", "Table", "compress_head", "pack", "rows_in", "unpacked"]
+__all__ = ["Packed", "PlacesOfTable", "RankHeader", "RankReport", "Table", "compress_head", "intervals_in", "pack", "rows_in", "unpacked"]
 
 Part = TypeVar("Part")
 
@@ -63,7 +66,7 @@ class PlacesOfTable(Struct, frozen=True, kw_only=True):
     begins: tuple[Place, ...] = ()
 
 
-class RankHeader(Struct, frozen=True, kw_only=True):
+class RankHeader(Struct, frozen=True, kw_only=True, gc=False):
     """What is one rank's alone, without the times of its modules."""
 
     brief: Brief
@@ -72,6 +75,7 @@ class RankHeader(Struct, frozen=True, kw_only=True):
     memory: str | None  # the name of the blob that has its memory
     groups: tuple[str, ...]  # the names of the groups that its collectives ran on, which the table has numbers for
     waiting: Mapping[Count, Seconds | None]  # exposed seconds of collectives in each place where they are awaited, by the place's number
+    sums: bytes = b""  # where the rank keeps its times: float64 seconds, in each step those of each interval, then of all waiting
 
 
 class Packed(NamedTuple):
@@ -80,10 +84,17 @@ class Packed(NamedTuple):
     head: bytes
     shared: Mapping[str, bytes]
     times: bytes
+    keeps_times: bool = False
 
 
-def pack(report: RankReport) -> Packed:
-    """A report as bytes. Each hooked step of the profile has to have its times."""
+def pack(report: RankReport, *, ranks: int = 1, most_bytes: int | None = None) -> Packed:
+    """A report as bytes. Each hooked step of the profile has to have its times.
+
+    Args:
+        report: Of one rank.
+        ranks: How many there are.
+        most_bytes: Of times: where they have more, the rank keeps them.
+    """
     profile = report.profile
     hooked = [step for step in profile.steps if step.kind == "hooked"]
     steps: list[dict[Place, float]] = []
@@ -108,6 +119,8 @@ def pack(report: RankReport) -> Packed:
     name, blob = _named(table)
     remembered = None if profile.memory is None else _named(profile.memory)
     number = {place: index for index, place in enumerate(places)}
+    times = array("f", (step.get(place, 0.0) for step in (*steps, _scales(profile, steps)) for place in places) if steps else ())
+    keeps = most_bytes is not None and len(times) * times.itemsize > most_bytes
     head = RankHeader(
         brief=brief_of(report.rank, profile, table=name, node=report.node, coordinates=report.coordinates),
         at=at,
@@ -115,9 +128,27 @@ def pack(report: RankReport) -> Packed:
         memory=None if remembered is None else remembered[0],
         groups=groups,
         waiting={number[place]: seconds for place, seconds in waiting_in(profile).items() if place in number},
+        sums=_sums(table, times, len(steps), ranks) if keeps else b"",
     )
-    times = array("f", (step.get(place, 0.0) for step in (*steps, _scales(profile, steps)) for place in places) if steps else ())
-    return Packed(compress_head(head), {name: blob} | ({} if remembered is None else {remembered[0]: remembered[1]}), times.tobytes())
+    shared = {name: blob} | ({} if remembered is None else {remembered[0]: remembered[1]})
+    return Packed(compress_head(head), shared, times.tobytes(), keeps)
+
+
+def intervals_in(places: PlacesOfTable | Table, ranks: int) -> dict[Place, int]:
+    """The interval of each place of these where no rank waits, as a rank of so many sums them."""
+    return few_intervals(intervals_of(places.places, frozenset(places.waits)), ranks)
+
+
+def _sums(table: Table, times: Sequence[float], steps: int, ranks: int) -> bytes:
+    """`RankHeader.sums`."""
+    intervals = intervals_in(table, ranks)
+    number, width = max(intervals.values(), default=0) + 1, len(table.places)
+    columns = [intervals.get(place, number) for place in table.places]
+    sums = array("d", bytes(8 * steps * (number + 1)))
+    for step in range(steps):
+        for column, seconds in zip(columns, times[step * width : (step + 1) * width], strict=True):
+            sums[step * (number + 1) + column] += seconds
+    return sums.tobytes()
 
 
 def unpacked(blob: bytes, kind: type[Part]) -> Part:

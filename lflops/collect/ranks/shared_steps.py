@@ -6,7 +6,7 @@ from msgspec import msgpack
 from msgspec.structs import replace
 
 from lflops.collect.ranks.store import RankStore
-from lflops.merging.clean_steps import MOST_STEPS, CleanSteps
+from lflops.merging.clean_steps import CleanSteps, most_steps
 from lflops.merging.rank_stats import waits_in
 from lflops.merging.rank_table import Place
 from lflops.profile.model import Profile
@@ -36,7 +36,7 @@ class SharedSteps:
         """Take further steps of this rank. What is not sent in time is forgotten."""
         unsent = self._unsent.setdefault(stage, [])
         unsent.extend(steps)
-        del unsent[:-MOST_STEPS]
+        del unsent[: -most_steps(self._ranks)]
 
     def send(self) -> None:
         """Leave them for rank 0; on that, take what the others have left, and look at all of it now and then."""

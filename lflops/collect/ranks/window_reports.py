@@ -1,5 +1,11 @@
-"""One window's reports: what a rank hands in, and what rank 0 makes of those that are there."""
+"""One window's reports: what a rank hands in, and what rank 0 makes of those that are there.
 
+The times of modules are the large part. If they are too many, all ranks but some that are drawn by lot keep them until rank 0 has seen who
+is late, and asks. So nothing grows with ranks times modules, and a host that is lost takes no other's report with it.
+"""
+
+import random
+from array import array
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
@@ -20,6 +26,15 @@ COPIES = 2
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.2
 
+MOST_BYTES = 1 << 27
+"""Of all ranks' times together: up to here all of them are handed in."""
+
+BY_LOT = 128
+"""Ranks whose times are handed in anyway, for the others to be compared with."""
+
+LONGEST_UNASKED = 4.0
+"""Seconds between two looks whether this rank is asked: thousands of ranks look."""
+
 
 class RankWindow:
     """The keys of one window."""
@@ -29,12 +44,16 @@ class RankWindow:
         self._name = name
         self._topology = topology
 
-    def hand_in(self, report: RankReport) -> None:
-        """Leave a report for rank 0."""
+    def hand_in(self, report: RankReport) -> bytes | None:
+        """Leave a report for rank 0. Returns the times, where they are kept for `answer`."""
         if self._store.has(self._key("closed")) or self._store.has("left/0"):
             raise ConnectionError("the first rank does not wait for it any more")
         self._store.put(self._key("begun", report.rank), b"")
-        self.deliver(report.rank, pack(report))
+        world = self._topology.world_size
+        of_lot = report.rank in by_lot(world)
+        packed = pack(report, ranks=world, most_bytes=None if of_lot else MOST_BYTES // world)
+        self.deliver(report.rank, packed)
+        return packed.times if packed.keeps_times else None
 
     def deliver(self, rank: int, packed: Packed) -> None:
         """Upload the packed report; the completion counter is written last."""
@@ -42,9 +61,21 @@ class RankWindow:
         for name, blob in packed.shared.items():
             if store.add(self._key("copies", name)) <= COPIES:
                 store.put(self._key("shared", name), blob)
-        store.put(self._key("times", rank), packed.times)
+        if not packed.keeps_times:
+            store.put(self._key("times", rank), packed.times)
         store.put(self._key("head", rank), packed.head)
         store.add(self._key("told"))
+
+    def answer(self, rank: int, times: bytes, pause: Callable[[float], object], is_over: Callable[[], bool]) -> None:
+        """Wait until rank 0 says whose times it asks for, and hand in this rank's if it is one of them."""
+        seconds = FIRST_PAUSE
+        while not self._store.has(self._key("asked")):
+            if is_over() or self._store.has("left/0"):
+                return
+            pause(seconds)
+            seconds = min(2 * seconds, LONGEST_UNASKED)
+        if rank in array("i", self._store.get(self._key("asked"))) and not self._store.has(self._key("closed")):
+            self._store.put(self._key("times", rank), times)
 
     def wait_for_all(self, pause: Callable[[float], object], is_over: Callable[[], bool]) -> None:
         """Wait until every rank has reported or left, or until the timeout."""
@@ -56,8 +87,14 @@ class RankWindow:
             pause(seconds)
             seconds = min(2 * seconds, LONGEST_PAUSE)
 
-    def collected(self, report: RankReport) -> Profile:
-        """What the reports that are there make with rank 0's own. Of what all have in common one copy is looked at."""
+    def collected(self, report: RankReport, pause: Callable[[float], object], is_over: Callable[[], bool]) -> Profile:
+        """What the reports that are there make with rank 0's own. Of what all have in common one copy is looked at.
+
+        Args:
+            report: Rank 0's.
+            pause: Waits so many seconds.
+            is_over: Whether ranks that are asked for their times are waited for no longer.
+        """
         packed = pack(report)
 
         def blob(name: str) -> bytes:
@@ -67,8 +104,11 @@ class RankWindow:
         tables = {name: unpacked(blob(name), PlacesOfTable) for name in {each.brief.table for each in heads.values()}}
         times = RankTimes(list(heads.values()), tables)
         waits = {place for places in tables.values() for place in places.waits}
-        for rank in heads:
-            times.add(rank, self._store.take(self._key("times", rank)) if rank else packed.times)
+        times.add(report.rank, packed.times)
+        for rank, head in heads.items():
+            if rank != report.rank and not head.sums:
+                times.add(rank, self._store.take(self._key("times", rank)))
+        self._ask(times, pause, is_over)
 
         def rows_of(rank: int) -> Profile:
             return rows_in(unpacked(blob(heads[rank].brief.table), Table), heads[rank], times.of(rank)) if rank else report.profile
@@ -82,6 +122,21 @@ class RankWindow:
         profile = merged(briefs, rows_of, memory_of, times.table, waits, absent=absent)
         self._close(heads, packed.shared.keys())
         return profile
+
+    def _ask(self, times: RankTimes, pause: Callable[[float], object], is_over: Callable[[], bool]) -> None:
+        """Ask late ranks for the times that they keep, and take what comes."""
+        asked = times.wanted()
+        self._store.put(self._key("asked"), array("i", asked).tobytes())
+        seconds = FIRST_PAUSE
+        while asked:
+            for rank in asked:
+                if self._store.has(self._key("times", rank)):
+                    times.add(rank, self._store.take(self._key("times", rank)))
+            asked = [rank for rank in asked if not times.has(rank) and not self._store.has(f"left/{rank}")]
+            if not asked or is_over():
+                return
+            pause(seconds)
+            seconds = min(2 * seconds, LONGEST_PAUSE)
 
     def _heads(self, own: RankHeader, at_hand: AbstractSet[str]) -> dict[int, RankHeader]:
         """Of the ranks whose reports are there with all that they rest on. Their steps, of which there are many, are left for later."""
@@ -120,3 +175,8 @@ class RankWindow:
 
     def _key(self, what: str, whose: object = "") -> str:
         return f"{self._name}/{what}/{whose}"
+
+
+def by_lot(ranks: int) -> frozenset[int]:
+    """The ranks that hand in their times anyway, the same on all ranks: no part of a host or of a mesh is preferred."""
+    return frozenset(random.Random(ranks).sample(range(ranks), min(BY_LOT, ranks)))  # noqa: S311 - nothing is secret

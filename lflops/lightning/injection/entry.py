@@ -6,8 +6,6 @@ Where lflops is installed, every training runs this file, so it imports nothing 
 import os
 from typing import Any
 
-__all__ = ["monitors"]
-
 
 def monitors() -> list[Any]:
     """A monitor, if the variable `LFLOPS` asks for one.

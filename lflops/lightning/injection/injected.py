@@ -10,8 +10,6 @@ from lflops.lightning.compat import MisconfigurationException
 from lflops.lightning.monitor import FlopsMonitor
 from lflops.schedule import Schedule
 
-__all__ = ["InjectedMonitor", "arguments_of"]
-
 
 class InjectedMonitor(FlopsMonitor):
     """A monitor that was asked for from outside. If the script already has a `FlopsMonitor`, this one does nothing.

@@ -5,8 +5,6 @@ from collections.abc import Iterator, Sequence
 from lflops import units
 from lflops.report.lines.report import Fact, Report
 
-__all__ = ["speed_lines", "verdict_lines"]
-
 
 def verdict_lines(report: Report) -> Iterator[tuple[str, str]]:
     """Label and text: the verdict, why, what next, and how far to trust it."""

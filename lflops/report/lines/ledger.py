@@ -8,8 +8,6 @@ from lflops import units
 from lflops.ledger.account import CATEGORIES, CAUSES, Ledger, SlowStep, added, group_of, memory_growth
 from lflops.report.lines.text import counted
 
-__all__ = ["Loss", "end_lines", "ledger_lines", "losses"]
-
 LEAST_SHARE, LEAST = 0.01, 1.0
 """A loss costs this share of the run and so many seconds; less is not worth a line."""
 

@@ -16,8 +16,6 @@ from lflops.profile.model import Profile
 from lflops.report.lines.diff import headline, is_news
 from lflops.report.payload.columns import Columns, Value, column, exact
 
-__all__ = ["ComparisonShown", "RunShown", "compared_pairs", "compared_windows", "run_shown"]
-
 _WORK = ("macs", "flops", "bytes_moved", "parameters")
 _TIME = ("before", "after", "ratio", "per_mac", "low", "high", "lost", "verdict")
 

@@ -8,14 +8,14 @@ from msgspec import Struct
 from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.memory.checkpointing import Saving
+from lflops.analyze.memory.checkpointing import savings as savings_of
+from lflops.analyze.memory.peak import fold_storages
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Memory, Moment, Profile
 from lflops.profile.records import ByCategory, Phase
 from lflops.profile.series import extremes
 from lflops.report.lines.text import plain
 from lflops.report.payload.columns import Columns, Value, exact, lists
-
-__all__ = ["POINTS", "LiveMemoryShown", "MemoryShown", "chip_memory", "memory"]
 
 POINTS: Final = 2_000
 """The most points that are drawn."""
@@ -111,7 +111,9 @@ def memory(analysis: Analysis) -> MemoryShown | None:
         modules=lists(analysis.holders[:_HOLDERS], ("name", "modules", "bytes")),
         more=(len(analysis.holders[_HOLDERS:]), exact(sum(each.bytes for each in analysis.holders[_HOLDERS:]))),
         largest=len(counted.alive),
-        alive=lists(analysis.largest_storages, ("category", "operator", "module", "pattern", "phase", "number", "each_bytes")),
+        alive=lists(
+            fold_storages(counted, analysis.patterns), ("category", "operator", "module", "pattern", "phase", "number", "each_bytes")
+        ),
         savings=[(what, exact(nbytes), cost) for what, nbytes, cost in savings(analysis)],
     )
 
@@ -135,7 +137,7 @@ def _rank_of(profile: Profile, counted: Memory) -> int | None:
 
 def savings(analysis: Analysis) -> Iterator[tuple[str, int, str]]:
     """What to do, the bytes that it saves at the most, and its cost."""
-    for each in analysis.savings:
+    for each in savings_of(analysis.profile.memory, analysis.peak_moment, analysis.checkpointed, analysis.patterns):
         yield _what(each), each.bytes, _cost(each, analysis)
 
 

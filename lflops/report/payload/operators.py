@@ -5,13 +5,11 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.modules.operators import OperatorRow
-from lflops.profile.model import PHASES, Profile
-from lflops.profile.records import CompiledCode, Trace, TracedOperator
+from lflops.analyze.modules.operators import OperatorRow, operator_rows
+from lflops.profile.model import Profile
+from lflops.profile.records import PHASES, CompiledCode, Trace, TracedOperator
 from lflops.report.lines.trace import per_batch
 from lflops.report.payload.columns import Columns, column
-
-__all__ = ["KERNELS", "Kernels", "Operators", "operators"]
 
 KERNELS = 1000
 """Kernels of compiled code that the page has room for."""
@@ -63,8 +61,9 @@ class Operators(Struct, frozen=True, kw_only=True):
 def operators(analysis: Analysis) -> Operators | None:
     """The view; `None` where nothing was counted and nothing traced."""
     profile = analysis.profile
-    rows = analysis.operator_rows if profile.is_counted else ()
-    traced = _traced(profile.trace)
+    rows = operator_rows(profile) if profile.is_counted else ()
+    # Torch's own without `aten::`, as counts name them.
+    traced = {each.name.removeprefix(_OF_TORCH): each for each in profile.trace.operators} if profile.trace else {}
     traced_only = [name for name in traced if name not in {row.operator.removeprefix(_OF_TORCH) for row in rows}]
     kernels = None if profile.trace is None or profile.trace.compiled is None else _kernels(profile, profile.trace, profile.trace.compiled)
     if not rows and not traced_only and kernels is None:
@@ -114,11 +113,6 @@ def _within(profile: Profile, rows: Sequence[OperatorRow]) -> Columns:
     columns: Columns = {"row": [row for row, _, _ in listed], "module": [numbers[name] for _, name, _ in listed]}
     columns |= {field: column(getattr(counts, field) for _, _, counts in listed) for field in (*_ALWAYS, *_COUNTED)}
     return columns
-
-
-def _traced(trace: Trace | None) -> dict[str, TracedOperator]:
-    """By name, torch's own without `aten::`, as counts name them."""
-    return {} if trace is None else {each.name.removeprefix(_OF_TORCH): each for each in trace.operators}
 
 
 def _kernels(profile: Profile, trace: Trace, code: CompiledCode) -> Kernels | None:

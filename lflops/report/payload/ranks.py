@@ -3,11 +3,10 @@
 from msgspec import Struct
 
 from lflops.analyze.analysis import Analysis
+from lflops.analyze.ranks.imbalance import slowest_first
 from lflops.profile.records import Spread
 from lflops.report.lines.ranks import ranks as lines
 from lflops.report.payload.columns import Columns, Value, exact
-
-__all__ = ["RanksShown", "ranks"]
 
 
 class RanksShown(Struct, frozen=True, kw_only=True):
@@ -49,7 +48,7 @@ def ranks(analysis: Analysis) -> RanksShown | None:
             "peak_bytes": [exact(rank.peak_bytes) for rank in profile.ranks],
             "slowest": [rank.slowest for rank in profile.ranks],
         },
-        slowest_first=analysis.slowest_ranks,
+        slowest_first=slowest_first(profile, analysis.imbalance),
         compared=bool(profile.rank_stats),
         places={field: [exact(getattr(stat, field)) for stat in known] for field in ("module", "phase", "median", "spread", "waits")},
         seconds=[[(stat.by_rank or {}).get(rank.rank) for rank in profile.ranks] for stat in known],

@@ -14,25 +14,18 @@ from lflops.profile.timeline import ModuleSlice, StepTimeline
 from lflops.report.payload.columns import Columns
 from lflops.report.payload.memory import MemoryShown
 
-__all__ = ["TimelineShown", "timeline"]
-
 
 class RankTimeline(Struct, frozen=True, kw_only=True):
-    """One step of one rank; times are nanoseconds since it began.
-
-    Attributes:
-        names: Those of modules, operators and kernels, to which the columns `name` refer.
-        left_out: The number of slices, operators and kernels that are too short to be listed.
-    """
+    """One step of one rank; times are nanoseconds since it began."""
 
     rank: int
     source: str
     length: int
-    names: list[str]
+    names: list[str]  # those of modules, operators and kernels, to which the columns `name` refer
     slices: Columns
     operators: Columns
     kernels: Columns
-    left_out: tuple[int, int, int]
+    left_out: tuple[int, int, int]  # the number of slices, operators and kernels that are too short to be listed
 
 
 class TimelineShown(Struct, frozen=True, kw_only=True):

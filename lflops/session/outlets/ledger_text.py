@@ -6,8 +6,6 @@ from lflops.ledger.account import Ledger
 from lflops.report.lines.ledger import end_lines
 from lflops.session.outlets.paths import OutputPaths
 
-__all__ = ["log_ledger"]
-
 
 def log_ledger(ledger: Ledger, paths: OutputPaths | None, say: Callable[[str], None]) -> None:
     """Say where the run's time went, if anything in it is worth saying."""

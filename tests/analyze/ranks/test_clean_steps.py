@@ -212,6 +212,26 @@ def test_the_cause_is_named_with_its_evidence() -> None:
     assert "its batch has 3.1 × the work of the others'" in said(given(shared(30, plant), macs=(1000, 3100)))
 
 
+def test_a_rank_whose_core_is_shared_is_named_though_its_delays_are_neither_steady_nor_bursts() -> None:
+    """In two of three steps it waits up to 16 ms for its core, 5 on average; where both ranks are hit as often, none is named."""
+
+    def waited(rank: int, step: int) -> float:
+        return (0.0, 4e-3, 16e-3)[(7 * step + step // 5) % 3] * ((step + rank) % 2 or 0.5)
+
+    for unfair in (True, False):
+        alone = {rank: (lambda step, rank=rank: waited(rank, step)) for rank in ((1,) if unfair else (0, 1))}
+        plants: dict[tuple[int, str], Plant] = {(rank, "forward"): plant for rank, plant in alone.items()}
+        clean = shared(96, plants, thread_waited=lambda rank, step, alone=alone: alone.get(rank, nothing)(step))
+        found = lflops.imbalance(given(clean))
+        if not unfair:
+            assert () == found.rows
+            continue
+        (row,) = found.rows
+        assert ("", "all", 1, "preempted") == (row.module, row.phase, row.slow_rank, row.cause)
+        assert sum(waited(1, step) for step in range(96)) / 96 == pytest.approx(row.seconds_lost, rel=0.02)
+        assert "in no single place" in said(given(clean))
+
+
 def test_a_sleeper_is_not_excused_by_a_little_more_work() -> None:
     """It takes twice as long for 1.2 times the work."""
     row = first(given(shared(30, {(1, "forward"): every(1)}), macs=(1000, 1200)))
