@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from lflops.errors import CountError, HardwareError, LflopsError, ProfileError, ScheduleError
     from lflops.formulas.table import Cost
     from lflops.hardware.chips import Hardware
+    from lflops.ledger.account import Ledger
+    from lflops.ledger.run import load_run
     from lflops.lightning.monitor import FlopsMonitor
     from lflops.loops.monitor import monitor
     from lflops.merging.merge import merge
@@ -39,6 +41,7 @@ __all__ = [
     "FlopsProfiler",
     "Hardware",
     "HardwareError",
+    "Ledger",
     "LflopsError",
     "Profile",
     "ProfileError",
@@ -54,6 +57,7 @@ __all__ = [
     "imbalance",
     "largest_batch",
     "load",
+    "load_run",
     "measure",
     "merge",
     "monitor",
@@ -78,6 +82,8 @@ _HOMES = {
     "estimate": "lflops.collect.estimate.estimate",
     "largest_batch": "lflops.collect.estimate.largest_batch",
     "load": "lflops.profile.json_file",
+    "Ledger": "lflops.ledger.account",
+    "load_run": "lflops.ledger.run",
     "measure": "lflops.collect.measure",
     "merge": "lflops.merging.merge",
     "monitor": "lflops.loops.monitor",

@@ -43,6 +43,16 @@ def duration(value: float | None) -> str:
     return _three_digits(known, _SECONDS[-1:]) if abs(known) >= 1 else _three_digits(known.scaleb(9), _SECONDS)
 
 
+def long_duration(value: float | None) -> str:
+    """Seconds as people say them: `76.7 ms`, `47.1 s`, `13 min 20 s`, `2 h 13 min`. From a minute on the smaller unit is rounded down."""
+    known = _known(value)
+    if known is None or known < 60:
+        return duration(value)
+    minutes, seconds = divmod(int(known), 60)
+    hours, left = divmod(minutes, 60)
+    return f"{hours} h {left} min" if hours else f"{minutes} min {seconds} s"
+
+
 def percent(share: float | None, *, digits: int = 1) -> str:
     """A share of 1, as `41.5 %`."""
     known = _known(share)

@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "boundary": set(),
     "hardware": {"errors", "pypi:msgspec"},
     "profile": {"errors", "units", "hardware", "pypi:msgspec"},
+    "ledger": {"errors", "pypi:msgspec"},
     "merging": VALUE,
     "formulas": set(),
     "formulas.attention": {"formulas"},
@@ -69,7 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "collect": INSIDE
     | {"collect.counting", "collect.operator_costs", "formulas", "collect.timing", "collect.ranks", "collect.calibration"},
     "collect.estimate": INSIDE | {"pypi:transformers", "allocator", "collect", "collect.counting", "collect.operator_costs", "formulas"},
-    "report.lines": VALUE | ANALYSES,
+    "report.lines": VALUE | ANALYSES | {"ledger"},
     "report.tables": VALUE | ANALYSES | {"report.lines"},
     "report.terminal": VALUE | ANALYSES | {"report.lines", "report.tables", "pypi:rich"},
     "report.payload": VALUE | ANALYSES | {"report.lines"},
@@ -83,17 +84,17 @@ SESSION = {"session", "session.inputs"}
 REPORT = {row for row in MAY_IMPORT if row.partition(".")[0] == "report"}
 MAY_IMPORT |= {
     # `collect` within a function only: the last tests hold that importing the shell loads no torch.
-    "cli": VALUE | ANALYSES | COLLECT | REPORT | {"traces", "pypi:typer", "pypi:rich"},
+    "cli": VALUE | ANALYSES | COLLECT | REPORT | {"ledger", "traces", "pypi:typer", "pypi:rich"},
     "session.inputs": VALUE | COLLECT | {"pypi:torch"},
     "session.window": VALUE | ANALYSES | COLLECT | {"pypi:torch", "formulas", "merging", "session.inputs", "report.lines", "traces"},
     "session.outlets": VALUE
     | ANALYSES
     | REPORT
-    | {"collect.inputs", "collect.torch_private", "pypi:torch", "pypi:wandb", "pypi:PIL", "session.inputs", "tensorboard"},
-    "session": VALUE | COLLECT | {"analyze", "pypi:torch", "merging", "session.inputs", "session.window", "session.outlets"},
-    "loops": VALUE | COLLECT | SESSION | {"pypi:torch", "session.outlets"},
-    "huggingface": {"errors", "profile", "loops", "session.inputs", "session.outlets", "pypi:transformers", "pypi:torch"},
-    "lightning": VALUE | COLLECT | SESSION | {"pypi:torch", "pypi:lightning", "pypi:pytorch_lightning"},
+    | {"collect.inputs", "collect.torch_private", "pypi:torch", "pypi:wandb", "pypi:PIL", "ledger", "session.inputs", "tensorboard"},
+    "session": VALUE | COLLECT | {"analyze", "ledger", "pypi:torch", "merging", "session.inputs", "session.window", "session.outlets"},
+    "loops": VALUE | COLLECT | SESSION | {"ledger", "pypi:torch", "session.outlets"},
+    "huggingface": {"errors", "profile", "ledger", "loops", "session.inputs", "session.outlets", "pypi:transformers", "pypi:torch"},
+    "lightning": VALUE | COLLECT | SESSION | {"ledger", "pypi:torch", "pypi:lightning", "pypi:pytorch_lightning"},
     "lightning.injection": {"errors", "schedule", "lightning"},
     "__main__": {"cli"},
 }

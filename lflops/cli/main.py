@@ -12,6 +12,7 @@ from lflops.cli.diff import diff
 from lflops.cli.estimate import estimate
 from lflops.cli.hardware import hardware
 from lflops.cli.html import html
+from lflops.cli.ledger import ledger
 from lflops.cli.output import UsageError, write_json
 from lflops.cli.roofline import roofline
 from lflops.cli.show import show
@@ -26,7 +27,7 @@ def schema() -> None:
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-for command in (show, diff, html, estimate, roofline, hardware, schema):
+for command in (show, diff, html, estimate, roofline, hardware, ledger, schema):
     app.command()(command)
 for add_commands in offered("add_commands", "the shell"):
     add_commands(app)

@@ -174,6 +174,16 @@ class Session:
             self._step_clock.resume()
         self._step_clock.expect_plain(self._steps_until_due() if self._stage.learns and self._stage.accumulation() == 1 else 0)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether next to nothing is done as the next batch begins."""
+        return len(self._plain.steps) < self._plain.limit
+
+    @property
+    def touches_step(self) -> bool:
+        """Whether the step that is running is counted, timed by module or traced."""
+        return self._counts_step or self._hooked is not None or self._position.phase == "traced"
+
     def mark(self, mark: str) -> None:
         """Note what else happens in this step."""
         self._step_clock.mark(mark)

@@ -84,17 +84,19 @@ class Operator:
         self.cost: CallCost = formula or _nothing  # the cost of a call, from its arguments and result
         self.kind = Kind.COUNTED  # how a call is counted
         if formula is not None:
-            return
-        if no_work or self.known_as in FREE or views:
+            pass
+        elif no_work or self.known_as in FREE or views:
             self.kind = Kind.FREE
         elif decomposes(function):
             self.kind = Kind.DECOMPOSED
         elif namespace in COLLECTIVES:
             self.kind = Kind.FREE if self.waits or name == "_wrap_tensor_autograd" else Kind.COLLECTIVE
+        elif (convention := _convention(function, self.known_as)) is not None:
+            self.cost = convention
         else:
-            convention = _convention(function, self.known_as)
-            self.kind = Kind.UNCOUNTED if convention is None else Kind.COUNTED
-            self.cost = convention or _nothing
+            self.kind = Kind.UNCOUNTED
+        # Whether it runs as one kernel, which calls no other operator
+        self.runs_as_it_is = not (self.is_control_flow or self.has_nested_kernel or self.kind in (Kind.DECOMPOSED, Kind.UNCOUNTED))
 
     @classmethod
     def of_function(cls, name: str, cost: CallCost | None) -> "Operator":

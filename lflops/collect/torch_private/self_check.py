@@ -268,7 +268,7 @@ def _of_tensors() -> dict[str, bool]:
 
 
 def _hears_compilations() -> bool:
-    listener = modules.Compilations(lambda: None)
+    listener = modules.Compilations(lambda: None, lambda: None)
     with Undo() as undo:
         undo.add(listener.stop)
         listener.listen(lambda function: function)
