@@ -14,8 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Makes a function of ours one that a training may call."""
+Guard = Callable[[Callable[..., Any]], Callable[..., Any]]  # makes a function of ours one that a training may call
 
 
 def unguarded(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,8 +26,7 @@ from lflops.profile.notes import Note
 from lflops.profile.steps import Step
 
 _FORWARDS_BACK = 2.0
-_EXPERTS = "ep_size_"
-"""What DeepSpeed's groups of experts are called, before their size."""
+_EXPERTS = "ep_size_"  # what DeepSpeed's groups of experts are called, before their size
 
 
 def with_engine_facts(profile: Profile, model: nn.Module, engine: Any, recompute_fwd_factor: float) -> Profile:
@@ -86,8 +85,7 @@ def _experts(model: nn.Module, tensor_parallel: int) -> Note:
     return Note(code="experts", subject="", values=values)
 
 
-_REPEATS = 5
-"""Passes that are timed, and as many more that are divided over the modules: DeepSpeed takes one."""
+_REPEATS = 5  # passes that are timed, and as many more that are divided over the modules: DeepSpeed takes one
 
 _PROFILER = "FlopsProfiler"
 

@@ -5,8 +5,7 @@ Written from torch's schemas; `tests/formulas/test_places.py` compares it with t
 
 import re
 
-GEOMETRY = ("stride", "padding", "dilation", "output_padding", "groups")
-"""Arguments of convolutions that decide the shape of the result."""
+GEOMETRY = ("stride", "padding", "dilation", "output_padding", "groups")  # arguments of convolutions that decide the shape of the result
 
 
 def _places(text: str) -> dict[str, dict[str, int]]:

@@ -8,8 +8,7 @@ from math import prod
 
 from lflops.formulas.table import Cost, Shape, formula, per_element
 
-GATES = (2, 2, 13, 10)
-"""Operations a hidden unit and step without products and biases, by torch's number for relu, tanh, LSTM, GRU."""
+GATES = (2, 2, 13, 10)  # operations a hidden unit and step without products and biases, by torch's number for relu, tanh, LSTM, GRU
 
 
 def recurrent(x: Shape, weights: Sequence[Shape], *, cells: int, mode: int, hidden: int, times: int = 1) -> Cost:

@@ -41,8 +41,7 @@ _LEVELS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "l1": ("l1tex__t_bytes.sum", ("l1tex__t_sectors.sum",)),
 }
 
-METRICS = (*_LEVELS["dram"][1], *_SCALARS, *_TENSOR_CORES, _TIME, _LEVELS["l2"][0], _LEVELS["l1"][0])
-"""What to ask `ncu` for."""
+METRICS = (*_LEVELS["dram"][1], *_SCALARS, *_TENSOR_CORES, _TIME, _LEVELS["l2"][0], _LEVELS["l1"][0])  # what to ask `ncu` for
 
 _RANGES = "Push/Pop_Range"
 _RANGE = re.compile(r'<[^>]*>:(.*?):none(?::none)*"?')

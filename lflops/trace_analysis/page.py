@@ -12,8 +12,7 @@ from lflops.trace_analysis.sentences import CAUSES, STATES, facts, nanoseconds, 
 from lflops.trace_analysis.summary import TraceSummaries, TraceSummary
 from lflops.trace_analysis.tables import TraceTable, ranks_tables, tables
 
-_LISTED = 200
-"""Rows of a table. All of a trace's kernels would be a page that no browser opens."""
+_LISTED = 200  # rows of a table. All of a trace's kernels would be a page that no browser opens.
 
 _COLOURS: dict[str, str] = {
     "computing": "var(--part-useful)",

@@ -35,8 +35,7 @@ class ModuleNode:
 
 _Partners = dict[ModuleNode, ModuleNode]  # by node, of either run
 
-Pair = tuple[ModuleNode | None, ModuleNode | None]
-"""The same module before and after; `None` where it was added or removed."""
+Pair = tuple[ModuleNode | None, ModuleNode | None]  # the same module before and after; `None` where it was added or removed
 
 
 def matched(before: ComparedRun, after: ComparedRun) -> tuple[Pair, ...]:

@@ -34,8 +34,7 @@ WHOLLY_OPERATORS = frozenset(f"torch_nn::_linear_cross_entropy_batch_chunked{kin
 """Operators that are known to compute nothing but by the operators inside of them."""
 REPEATED_IN_BACKWARD = frozenset({"torch_nn::_linear_cross_entropy_batch_chunked_no_reduction"})
 """Operators whose backward makes forward's products again, because those are too large to be kept."""
-SHAPED = (*PLAIN, FakeTensor)
-"""Classes of tensors that have nothing but a shape that a cost may depend on."""
+SHAPED = (*PLAIN, FakeTensor)  # classes of tensors that have nothing but a shape that a cost may depend on
 NUMBERS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
 """Classes of all other arguments that calls of one cost may have."""
 

@@ -29,11 +29,8 @@ from lflops.collect.torch_private.tensors import NEEDS_VALUES, PLAIN, FakeTensor
 FREE, DECOMPOSED, UNCOUNTED = Kind.FREE, Kind.DECOMPOSED, Kind.UNCOUNTED
 """Aliases, because looking a member up on an enumeration is slow, and every operator asks."""
 
-DECIDES = frozenset({"cond", "while_loop", "while_loop_stack_output"})
-"""Those of which values decide what they call, and how often."""
-
-ADD = "add"
-"""The operator by which autograd adds up the gradients of a tensor that is used more than once."""
+DECIDES = frozenset({"cond", "while_loop", "while_loop_stack_output"})  # those of which values decide what they call, and how often
+ADD = "add"  # the operator by which autograd adds up the gradients of a tensor that is used more than once
 
 
 class RealParameterError(Exception):

@@ -19,8 +19,7 @@ from lflops.collect.torch_private.distributed import is_pipeline_vote, receive_o
 from lflops.collect.torch_private.operators import GROUPED_MM, OpOverload, written_arguments
 from lflops.collect.torch_private.tensors import NEEDS_VALUES, PLAIN, storage_key
 
-LARGEST = 1 << 20
-"""The most elements of a tensor whose values are kept."""
+LARGEST = 1 << 20  # the most elements of a tensor whose values are kept
 
 _MADE_OF_NUMBERS = frozenset(getattr(torch.ops.aten, name) for name in ("arange", "linspace", "logspace"))
 """Operators that make floating tensors whose values code may need, such as the rates of stochastic depth."""

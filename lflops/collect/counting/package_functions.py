@@ -45,8 +45,7 @@ class _Covered(threading.local):
 
 _LOCK = threading.RLock()
 _COVERED = _Covered()
-_COUNTS: list[object] = []
-"""The counts that are running."""
+_COUNTS: list[object] = []  # the counts that are running
 _undo = Undo()
 
 

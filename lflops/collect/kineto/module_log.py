@@ -30,8 +30,7 @@ from lflops.collect.torch_private.autograd import NO_BACKWARD, backward_id, next
 from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.profile.records import PHASES, Call, ModulePhase, Phase
 
-THREAD = "lflops: thread "
-"""Begins the name of the one event that ties a thread's log to its Kineto events."""
+THREAD = "lflops: thread "  # begins the name of the one event that ties a thread's log to its Kineto events
 
 SCOPE, OPTIMIZER, CLOSURE, LEAVE, STEP = "part:", "step of", "closure", "leave", "step"
 
@@ -119,8 +118,7 @@ class _Run:
     device: int = 0
 
 
-NODE = 0
-"""The key of autograd nodes: no object has it as its identity."""
+NODE = 0  # the key of autograd nodes: no object has it as its identity
 
 
 @dataclass(slots=True)

@@ -37,10 +37,8 @@ __all__ = [
 ]
 
 PREFIX = "__compiled_fn"
-MODULES = "nn_module_stack"
-"""The meta data of a node that has the modules around it."""
-RECOMPUTES_SOME = "_checkpoint_context_fn"
-"""Marks the graph of a checkpointed region whose user chooses what is recomputed."""
+MODULES = "nn_module_stack"  # the meta data of a node that has the modules around it
+RECOMPUTES_SOME = "_checkpoint_context_fn"  # marks the graph of a checkpointed region whose user chooses what is recomputed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,8 @@ from lflops.report.lines.text import counted, plain
 
 _WORST = 3
 _LISTED = 12
-_MUCH = 0.05
-"""Of the step: a rank that costs so much is in the first sentences."""
-
-_FACTOR = 10.0
-"""From this many times on, a factor is printed and not a share."""
+_MUCH = 0.05  # of the step: a rank that costs so much is in the first sentences
+_FACTOR = 10.0  # from this many times on, a factor is printed and not a share
 
 _OUTSIDE = {
     "data": "data loading",

@@ -17,8 +17,7 @@ from lflops.profile.series import extremes
 from lflops.report.lines.text import plain
 from lflops.report.payload.columns import Columns, Value, exact, lists
 
-POINTS: Final = 2_000
-"""The most points that are drawn."""
+POINTS: Final = 2_000  # the most points that are drawn
 
 
 class LiveMemoryShown(Struct, frozen=True, kw_only=True):

@@ -14,8 +14,7 @@ from lflops.report.payload.columns import Columns, column
 
 Timed = TypeVar("Timed", Part, Repeats, Point)
 
-MOST = 2000
-"""Points that a chart can show, and that the page has room for."""
+MOST = 2000  # points that a chart can show, and that the page has room for
 
 _FIGURES = {
     "flops": "flops",

@@ -24,8 +24,7 @@ _LATEX = {
     "–": "--",
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
 }
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""A name that begins so would be a formula to a spreadsheet."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a name that begins so would be a formula to a spreadsheet
 
 
 def markdown_table(analysis: Analysis, rows: Iterable[Row], phase: Phase | None) -> str:

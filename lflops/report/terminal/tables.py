@@ -12,8 +12,7 @@ from rich.text import Text
 from lflops import units
 from lflops.report.lines.text import plain, shortened, shortened_name
 
-MARGIN = 16
-"""Width of the labels in the lines above a table."""
+MARGIN = 16  # width of the labels in the lines above a table
 
 _WITH_UNIT = re.compile(r"(?<=\d) (?=(?:%|[nµm]?s|[KMGT]?i?B|[kMGTP]?(?:FLOP/s|B/s)?)(?:[^\w%]|$))|(?<=±) ")
 _GAP = 2
