@@ -41,14 +41,7 @@ def cudnn_rnn(x: Shape, weight: Sequence[Shape], *, mode: int, hidden_size: int,
 
 @formula("_cudnn_rnn_backward", "miopen_rnn_backward")
 def cudnn_rnn_backward(
-    x: Shape,
-    weight: Sequence[Shape],
-    *,
-    mode: int,
-    hidden_size: int,
-    num_layers: int,
-    bidirectional: bool,
-    output_mask: Sequence[bool],
+    x: Shape, weight: Sequence[Shape], *, mode: int, hidden_size: int, num_layers: int, bidirectional: bool, output_mask: Sequence[bool]
 ) -> Cost:
     """The gradients of the vectors always, those of the weights where they are asked for."""
     cells = num_layers * (1 + bidirectional)

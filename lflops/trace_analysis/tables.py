@@ -72,10 +72,7 @@ def _timeline(summary: TraceSummary, device: DeviceTimeline) -> TraceTable:
         columns["share" if len(rows) == 1 else f"share of {name}"] = [share(getattr(row, state), row.window) for state in STATES] + [
             "100 %"
         ]
-    hidden = (
-        ("communication", device.overlapped_communication, device.communication),
-        ("copies", device.overlapped_copies, device.copies),
-    )
+    hidden = (("communication", device.overlapped_communication, device.communication), ("copies", device.overlapped_copies, device.copies))
     notes = tuple(f"{label}: {nanoseconds(whole)} in all, {share(part, whole)} of it hidden" for label, part, whole in hidden if whole)
     return TraceTable("timeline", [*STATES.values(), "window"], columns, notes)
 

@@ -118,11 +118,7 @@ class LiveMemory:
     """
 
     def __init__(
-        self,
-        round_to: int = 1,
-        log: AllocationLog | None = None,
-        moments: int = LONGEST_TIMELINE,
-        survivors: Survivors | None = None,
+        self, round_to: int = 1, log: AllocationLog | None = None, moments: int = LONGEST_TIMELINE, survivors: Survivors | None = None
     ) -> None:
         self._longest = moments
         self._round_to = round_to

@@ -24,11 +24,7 @@ from lflops.hardware.chips import Hardware, vendor_of
 from lflops.profile.notes import Note
 
 ATTENTION = frozenset(
-    {
-        F.scaled_dot_product_attention,
-        torch.ops.aten.scaled_dot_product_attention,
-        torch.ops.aten.scaled_dot_product_attention.default,
-    }
+    {F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default}
 )
 """The functions and operators that stand for attention."""
 
