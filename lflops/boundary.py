@@ -112,7 +112,6 @@ class Undo:
         call_each([self._take_off_last] * len(self._parts))
 
     def __enter__(self) -> Self:
-        """Install parts."""
         return self
 
     def _ends(self) -> contextlib.ExitStack:

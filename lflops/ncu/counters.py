@@ -161,7 +161,6 @@ def _bytes(level: str, launches: Iterable[_Launch]) -> float | None:
 
 
 def _roof(by_dtype: Mapping[str, float], moved: float | None, chip: Hardware | None) -> tuple[float | None, Bound | None]:
-    """The larger of what the FLOPs and what the bytes take."""
     if chip is None or moved is None or not chip.bandwidth_bytes_per_second or not by_dtype.keys() <= chip.peak_flops_per_second.keys():
         return None, None
     compute = sum(flops / chip.peak_flops_per_second[dtype] for dtype, flops in by_dtype.items())

@@ -96,7 +96,6 @@ def _remarks(analysis: Analysis, report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _few(lines: list[str], most: int) -> list[str]:
-    """The first lines, and how many more there are."""
     kept = lines if len(lines) <= most else lines[: most - 1]
     left = len(lines) - len(kept)
     return [*kept, f"{left} more, see lflops show"] if left else kept

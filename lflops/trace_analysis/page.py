@@ -96,7 +96,6 @@ def _work(summary: TraceSummary) -> str:
 
 
 def _chart(title: str, parts: Mapping[str, int], labels: Mapping[str, str], colours: Mapping[str, str]) -> str:
-    """Parts of a whole as one bar, and its legend."""
     return f"<h2>{_text(title)}</h2>{_bar(parts, colours, labels)}{_legend(parts, sum(parts.values()), labels, colours)}"
 
 

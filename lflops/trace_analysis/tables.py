@@ -186,7 +186,6 @@ def shapes_table(found: Sequence[ShapeTimes], top: int, *, roof: bool = False) -
 
 
 def _spans(heading: str, found: Sequence[SpanTimes], top: int, *, has_device: bool) -> TraceTable:
-    """Modules or scopes, with all below them and without."""
     rows = found[:top]
     columns: dict[str, list[str]] = {}
     if has_device:

@@ -69,7 +69,6 @@ def matched(before: ComparedRun, after: ComparedRun) -> tuple[Pair, ...]:
 
 
 def _pair(partners: _Partners, before: ModuleNode, after: ModuleNode) -> None:
-    """Pair two nodes, and the nodes below them."""
     waiting = [(before, after)]
     while waiting:
         one, other = waiting.pop()

@@ -80,7 +80,6 @@ class CountingMode(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator and report it."""
         kwargs = kwargs or {}
         if self.is_off:
             return function(*args, **kwargs)
@@ -196,7 +195,6 @@ class CountingMode(TorchDispatchMode):
         return out
 
     def _see_storages(self, memory: LiveMemory, call: Call) -> None:
-        """Report the storages that an operator allocated."""
         counter, operator, row, phase = self._counter, call.operator, call.row, call.phase
         if counter.regions is not None:
             row = row_of_region(row)

@@ -266,7 +266,6 @@ class _Run:
 
 
 def _with_module(value: Any) -> Any:
-    """A module in place of a graph, for an operator that runs it itself."""
     if isinstance(value, CapturedGraph):
         return value.module()
     if isinstance(value, tuple | list):

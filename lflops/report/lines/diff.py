@@ -89,7 +89,6 @@ def _others(causes: Sequence[Cause]) -> Iterator[str]:
 
 
 def _whole(diff: Diff, found: Sequence[Cause]) -> Iterator[str]:
-    """What happened to all modules, as on a slower machine."""
     if diff.step.before is None or diff.step.after is None:
         return
     if diff.unreliable:

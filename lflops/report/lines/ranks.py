@@ -90,7 +90,6 @@ def slow_ranks(analysis: Analysis) -> dict[Hashable, str]:
 
 
 def _nobody(found: Imbalance, analysis: Analysis) -> str:
-    """Why no rank is named."""
     if found.too_few_steps is not None:
         return f"cannot tell: {counted(found.too_few_steps, 'step')} of all ranks to compare, and {ENOUGH} are needed"
     if found.busy_machine:

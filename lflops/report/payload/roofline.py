@@ -95,7 +95,6 @@ def _longest(items: Sequence[Timed]) -> list[Timed]:
 
 
 def _points(kept: Sequence[_PointRow], number: int) -> Points:
-    """The points that are kept of so many."""
     columns: Columns = {"phase": [each.point.phase for each in kept]}
     columns |= {field: column(getattr(each, field) for each in kept) for field in ("module", "label", "times", "has_below")}
     columns |= {name: column(getattr(each.point, field) for each in kept) for name, field in _FIGURES.items()}

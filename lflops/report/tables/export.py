@@ -69,7 +69,6 @@ def _times(value: float | None, factor: int) -> float | None:
 
 
 def _cells(analysis: Analysis, rows: Iterable[Row], phase: Phase | None) -> Iterator[list[str]]:
-    """The headings, then a line for each row: its path in place of an indent."""
     columns = module_columns(analysis, phase)
     yield ["module", "class", *(" ".join(column.heading.split()) for column in columns)]
     for line in module_lines(rows):
