@@ -99,15 +99,10 @@ class Call(Struct, frozen=True, gc=False):
 
 
 class OperatorAccumulator:
-    """Adds up the calls that the dispatch modes of all threads report, by row and phase.
-
-    Args:
-        scopes: Knows which row and phase is running.
-        extent: What to collect.
-    """
+    """Adds up the calls that the dispatch modes of all threads report, by row and phase."""
 
     def __init__(self, scopes: ModuleTracker, extent: Extent) -> None:
-        self.scopes = scopes
+        self.scopes = scopes  # knows which row and phase is running
         self.guard: Guard = unguarded  # keeps errors of the modes from the code that they count
         self.memory = LiveMemory(extent.round_to, extent.log, extent.moments, extent.survivors) if extent.memory else None
         if self.memory is not None:

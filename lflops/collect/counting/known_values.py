@@ -49,13 +49,8 @@ class KnownValues(TorchDispatchMode):
     supports_higher_order_operators = True  # as torch asks since 2.9
 
     def __init__(self, *, on_host: bool = True) -> None:
-        """Begin without known values.
-
-        Args:
-            on_host: Whether the CPU's kernels would run. On a chip the size of an LSTM's workspace is unknown.
-        """
         super().__init__()  # type: ignore[no-untyped-call]
-        self._on_host = on_host
+        self._on_host = on_host  # whether the CPU's kernels would run; on a chip the size of an LSTM's workspace is unknown
         route_higher_order_operators(type(self))
         self._receive = receive_operator()
         self._stale: dict[int, weakref.ref[Any]] = {}  # by storage key, while the storage is alive: keys are reused

@@ -132,12 +132,7 @@ class _ReplayFrame(Frame):
 
 
 class Replay:
-    """One thread's log, as time goes by.
-
-    Args:
-        segments: The numberings of threads by Kineto's number of the thread, complete but for that of this one.
-        own: This thread's, to be filled.
-    """
+    """One thread's log, as time goes by."""
 
     def __init__(
         self,
@@ -151,8 +146,8 @@ class Replay:
         self._tree = tree
         self._entries = entries
         self._thread = thread
-        self._segments = segments
-        self._own = own
+        self._segments = segments  # the numberings of threads by Kineto's number of the thread, complete but for that of this one
+        self._own = own  # this thread's, to be filled
         self._next = 0
         self._outside: Phase = "other"
         self._frames: FrameStack[_ReplayFrame] = FrameStack()

@@ -61,14 +61,7 @@ class FittedTable:
     """Names with their figures; where the width is too small the last columns are left out, never digits."""
 
     def __init__(self, heading: str, names: Sequence[str], columns: Mapping[str, Sequence[str]], *, room: int) -> None:
-        """Take the cells as text.
-
-        Args:
-            heading: Of the names.
-            names: One a row.
-            columns: Cells of each row, by heading.
-            room: Width of the names, as long as there is a column to leave out.
-        """
+        """Take cells of each row by heading; `room` is the width of the names, as long as there is a column to leave out."""
         self._heading, self._names, self._columns, self._room = heading, names, columns, room
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
