@@ -12,11 +12,8 @@ from lflops.report.lines.text import counted, plain
 
 _WORST = 3
 _LISTED = 12
-_MUCH = 0.05
-"""Of the step: a rank that costs so much is in the first sentences."""
-
-_FACTOR = 10.0
-"""From this many times on, a factor is printed and not a share."""
+_MUCH = 0.05  # of the step: a rank that costs so much is in the first sentences
+_FACTOR = 10.0  # from this many times on, a factor is printed and not a share
 
 _OUTSIDE = {
     "data": "data loading",
@@ -93,7 +90,6 @@ def slow_ranks(analysis: Analysis) -> dict[Hashable, str]:
 
 
 def _nobody(found: Imbalance, analysis: Analysis) -> str:
-    """Why no rank is named."""
     if found.too_few_steps is not None:
         return f"cannot tell: {counted(found.too_few_steps, 'step')} of all ranks to compare, and {ENOUGH} are needed"
     if found.busy_machine:
