@@ -17,6 +17,7 @@ from lflops.analyze.ranks.stragglers import NEARLY_ALL, THERE, Verdict, costs, j
 from lflops.profile.model import Profile
 from lflops.profile.records import PHASES, Rank, RankComparison, RankExcess, RankWait, step_phase
 from lflops.profile.series import grouped
+from lflops.profile.steps import EVENTS
 
 __all__ = ["ENOUGH", "Imbalance", "Row", "culprits", "imbalance", "slowest_first"]
 
@@ -43,7 +44,7 @@ AS_MUCH_LONGER = 1.5  # times what more work explains: a rank that takes longer 
 EXPLAINED = 0.5  # of the seconds that a rank is late
 
 _BLIND = frozenset({"forward", "backward"})
-_OF_NO_WORK = frozenset({"data", "transfer", "clip", "optimizer", "other"})
+_OF_NO_WORK = frozenset({"data", "transfer", "clip", "optimizer", "other", *EVENTS})
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -51,7 +52,7 @@ class Row(Struct, frozen=True, kw_only=True):
 
     Attributes:
         module: `""` is the root, and what is in no module; `layers.*.mlp` is several modules together.
-        phase: One of `PHASES`, `data`, `transfer`, `clip`; `all` is everything that the rank's device does.
+        phase: One of `PHASES`, `data`, `transfer`, `clip`, `validation`, `checkpoint`; `all` is everything that the rank's device does.
         modules: The number of modules.
         slow_rank: The rank.
         seconds_lost: What it costs a step, the mean over the steps.

@@ -26,6 +26,8 @@ _OUTSIDE = {
     "clip": "clipping",
     "optimizer": "the optimizer",
     "other": "other work outside of modules",
+    "validation": "validation",
+    "checkpoint": "saving checkpoints",
     "sync": "Lightning's own collectives",
 }
 """The phases of a step that are in no module."""
