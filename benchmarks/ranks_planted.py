@@ -59,7 +59,7 @@ STEADY = {
 EVENTS = {"validation": ("validation", 20), "logging": ("logging", 10)}
 """What the first rank, or a slow one, takes longer for between batches, and in every so manieth step."""
 
-KINDS = (*STEADY, "forward late", *EVENTS, "two", "contention", "thread", "gc", "longer", "expert", "turns", "lengths", "none")
+KINDS = (*STEADY, "forward late", *EVENTS, "two", "contention", "thread", "gc", "longer", "expert", "stages", "turns", "lengths", "none")
 
 
 COMPUTING = frozenset({"contention", "thread", "longer", "lengths"})
@@ -80,7 +80,7 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What is said first of the run: module, phase and rank, and the cause; whether ranks take turns; and what is said second."""
+    """What is said first of the run: module, phase and rank, and the cause; then why no rank is named, and what is said second."""
 
     named: tuple[str, str, int] | None
     cause: str | None
@@ -360,6 +360,32 @@ def lightning(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
     return monitor
 
 
+def pipeline(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
+    """Two stages, of which the slow rank's has three times as many blocks."""
+    model = nn.Sequential(*(Block(None) for _ in range(6 if plant.is_slow else 2)))
+    optimizer = optimizer_of(model, plant)
+    loader = loader_of(case, plant, steps)
+    with watched(model, optimizer, said, topology=lambda each: {"data": 0, "pipeline": each}) as monitor:
+        for batch in monitor.data(loader):
+            with monitor.step(batch):
+                hidden = torch.empty(ROWS, WIDTH) if rank() else model(batch)
+                if rank():
+                    distributed.recv(hidden, 0)
+                    loss = model(hidden.requires_grad_()).square().mean()
+                    with monitor.phase("backward"):
+                        loss.backward()
+                    distributed.send(hidden.grad, 0)
+                else:
+                    distributed.send(hidden.detach(), 1)
+                    gradient = torch.empty_like(hidden)
+                    distributed.recv(gradient, 1)
+                    with monitor.phase("backward"):
+                        hidden.backward(gradient)
+                optimizer.step()
+                optimizer.zero_grad()
+    return monitor
+
+
 def hugging_face(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
     """The Trainer of transformers."""
     from transformers import Trainer, TrainingArguments
@@ -456,7 +482,7 @@ def train(case: Case) -> Outcome | None:
     cores = os.sched_getaffinity(0)
     busy = contended(case) if case.kind == "contention" else None
     try:
-        monitor = LOOPS[case.loop](case, plant, steps, said)
+        monitor = (pipeline if case.kind == "stages" else LOOPS[case.loop])(case, plant, steps, said)
     finally:
         os.sched_setaffinity(0, cores)
         if busy is not None:
@@ -464,7 +490,7 @@ def train(case: Case) -> Outcome | None:
     if not monitor.profiles:
         return None
     found = lflops.imbalance(monitor.profiles[-1])
-    turns = "lengths" if found.lengths_differ else "turns" if found.take_turns else None
+    turns = "lengths" if found.lengths_differ else "turns" if found.take_turns else "busy" if found.busy_machine else None
     if not found.rows:
         return Outcome(None, None, turns)
     first, *others = found.rows
@@ -475,7 +501,7 @@ def train(case: Case) -> Outcome | None:
 def is_right(case: Case, outcome: Outcome) -> bool:
     """Whether rank, place and cause come first, no module but the right one; where ranks are alike, whether none is named."""
     if case.kind in ALIKE:
-        expected = {"none": {None}, "turns": {"turns"}, "lengths": {"lengths", None}}[case.kind]
+        expected = {"none": {None, "busy"}, "turns": {"turns"}, "lengths": {"lengths", "busy", None}}[case.kind]
         return outcome.named is None and outcome.turns in expected
     slow = 0 if case.kind == "logging" else case.slow_rank
     if outcome.named is None or outcome.named[2] != slow:
@@ -490,7 +516,7 @@ def is_right(case: Case, outcome: Outcome) -> bool:
     return outcome.named[1] in PHASES_OF.get(case.kind, PHASES_OF.get(place, {place})) and outcome.cause is None
 
 
-CAUSES = {"contention": "preempted", "thread": "thread", "longer": "work", "expert": "work"}
+CAUSES = {"contention": "preempted", "thread": "thread", "longer": "work", "expert": "work", "stages": "work"}
 PHASES_OF = {
     "outside": {"forward"},
     "clip": {"clip", "other"},
@@ -515,6 +541,8 @@ def cases(given: argparse.Namespace) -> Iterator[Case]:
         for number in range(given.repeat):
             for kind in given.kinds:
                 for index, loop in enumerate(given.loops):
+                    if kind == "stages" and (loop, ranks) != ("plain", 2):
+                        continue
                     yield Case(loop, kind, ranks, (number + index + 1) % ranks, number)
 
 
